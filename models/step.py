@@ -1,0 +1,108 @@
+"""One training step as a compiled program that reuses the memory of the state it is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import xform
+from models.config import TransformerConfig
+from models.optim import OptimConfig, optimizer, schedule
+from models.transformer import Transformer, abstract_transformer, next_token_loss
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["params", "opt_state", "step"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """All that a step changes: float32 parameters, the optimizer's state, updates done (int32)."""
+
+    params: nnx.State
+    opt_state: optax.OptState
+    step: jax.Array
+
+
+Metrics = dict[str, jax.Array]
+Step = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
+
+
+def init_state(model: TransformerConfig, optim: OptimConfig, seed: int) -> TrainState:
+    """The state before the first update; call it under `jax.eval_shape` for its shapes alone."""
+    params = nnx.state(Transformer(model, rngs=nnx.Rngs(seed)), nnx.Param)
+    return TrainState(params, optimizer(optim).init(params), jnp.zeros((), jnp.int32))
+
+
+def make_step(model: TransformerConfig, optim: OptimConfig) -> Step:
+    """The pure function of one update.
+
+    It maps a state and uint8 tokens `[accumulate, batch, window + 1]` to the next state and the
+    metrics `loss` (nats per token, before the update), `grad_norm` and `learning_rate`. Gradients
+    of the `accumulate` slices are summed one after another, so that only one slice's activations
+    are held.
+    """
+    graphdef, _ = nnx.split(abstract_transformer(model))
+    transform = optimizer(optim)
+
+    def gradient(params: nnx.State, tokens: jax.Array) -> tuple[jax.Array, nnx.State]:
+        merged = nnx.merge(graphdef, params)
+        return xform.flax.value_and_grad(next_token_loss)(merged, tokens.astype(jnp.int32))
+
+    def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
+        if tokens.shape[0] == 1:
+            loss, grads = gradient(state.params, tokens[0])
+        else:
+            zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+
+            def add(total: Any, slice_: jax.Array) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, total, gradient(state.params, slice_)), None
+
+            summed, _ = jax.lax.scan(add, zero, tokens)
+            loss, grads = jax.tree.map(lambda leaf: leaf / tokens.shape[0], summed)
+        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+        metrics = {
+            "loss": loss,
+            "grad_norm": optax.global_norm(grads),
+            "learning_rate": jnp.asarray(schedule(optim)(state.step), jnp.float32),
+        }
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(params, opt_state, state.step + 1), metrics
+
+    return step
+
+
+def make_evaluate(model: TransformerConfig) -> Callable[[nnx.State, jax.Array], jax.Array]:
+    """The jitted mean loss, nats per token, of uint8 tokens `[batch, window + 1]`."""
+    graphdef, _ = nnx.split(abstract_transformer(model))
+
+    @jax.jit
+    def evaluate(params: nnx.State, tokens: jax.Array) -> jax.Array:
+        return next_token_loss(nnx.merge(graphdef, params), tokens.astype(jnp.int32))
+
+    return evaluate
+
+
+def compile_step(step: Step, state: TrainState, tokens: jax.Array) -> jax.stages.Compiled:
+    """Compile `step` with the state donated, and see that XLA did reuse its memory.
+
+    Args:
+      step: what `make_step` returned.
+      state: the state, or its shapes.
+      tokens: a batch, or its shape.
+
+    Raises:
+      RuntimeError: the aliased bytes are below the bytes of parameters and optimizer state.
+    """
+    compiled = jax.jit(step, donate_argnums=0).lower(state, tokens).compile()
+    donated = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    aliased = compiled.memory_analysis().alias_size_in_bytes
+    if aliased < donated:
+        raise RuntimeError(f"the step reuses {aliased} bytes of the {donated} of its state")
+    return compiled

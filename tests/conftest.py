@@ -1,0 +1,39 @@
+import os
+from collections.abc import Iterator
+
+# Before JAX is imported: eight CPU devices, unless the caller chose a platform or a number.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    ).strip()
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import xform
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give docstring examples their three names.
+
+    A `doctest_namespace` fixture here would reach tests/ only; this hook reaches xform/ as well.
+    """
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.dtest is not None:
+            item.dtest.globs.update(jax=jax, jnp=jnp, xform=xform)
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """64-bit types, within one test."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def strict_promotion() -> Iterator[None]:
+    """No implicit dtype promotion, within one test: a rule must not widen what it is given."""
+    with jax.numpy_dtype_promotion("strict"):
+        yield

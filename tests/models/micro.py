@@ -1,0 +1,41 @@
+"""A model and a run that train in a second, for the tests of this folder."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from models.config import TransformerConfig
+from models.optim import OptimConfig
+from models.record import read_records
+from models.run import RunConfig
+
+TEXT = b"def square(x):\n    return x * x\n\n\nfor i in range(10):\n    print(square(i))\n" * 60
+SIZES = {"context": 16, "width": 32, "depth": 2, "heads": 4, "kv-heads": 2, "hidden": 48}
+SETTINGS = {**SIZES, "batch": 4, "eval-windows": 8, "warmup": 4}
+FLAGS = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
+MODEL = TransformerConfig(**{name.replace("-", "_"): size for name, size in SIZES.items()})
+
+
+def run(folder: Path, **changes: Any) -> RunConfig:
+    """A run of 12 steps in `folder`, on a text that is written there."""
+    text = folder / "text"
+    text.write_bytes(TEXT)
+    base = RunConfig(
+        model=MODEL,
+        optim=OptimConfig(steps=12, warmup=4),
+        out=folder / "run",
+        data=text,
+        batch=4,
+        eval_every=6,
+        eval_windows=8,
+        save_every=4,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def losses(out: Path) -> list[tuple[int, float | None, float | None]]:
+    """Step, loss and validation loss of every record of a run, to compare bit for bit."""
+    return [
+        (r["step"], r.get("loss"), r.get("validation_bits_per_byte"))
+        for r in read_records(out / "log.jsonl")
+    ]

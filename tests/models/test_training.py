@@ -1,0 +1,204 @@
+"""The step and the loop: donation, accumulation, traces, resuming, interrupts, damage."""
+
+import dataclasses
+import io
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import chex
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from models.errors import InputError
+from models.loop import Outcome, train
+from models.optim import OptimConfig
+from models.run import RunConfig
+from models.step import compile_step, init_state, make_step
+from tests.models.micro import MODEL, losses, run
+
+OPTIM = OptimConfig(steps=20, warmup=4)
+
+
+def quiet(config: RunConfig) -> Outcome:
+    return train(config, Console(file=io.StringIO()))
+
+
+def batch(accumulate: int, size: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    flat = rng.integers(0, 256, (8, MODEL.context + 1), dtype=np.uint8)
+    return flat.reshape(accumulate, size, -1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was left alone."""
+    folder = tmp_path_factory.mktemp("whole")
+    quiet(run(folder))
+    return folder
+
+
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def test_the_state_is_donated_to_the_step() -> None:
+    state = init_state(MODEL, OPTIM, seed=0)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    compiled = compile_step(make_step(MODEL, OPTIM), state, batch(1, 8))
+    assert held <= compiled.memory_analysis().alias_size_in_bytes <= 1.01 * held + 1024
+    compiled(state, batch(1, 8))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+
+
+def test_a_step_that_reuses_nothing_is_refused() -> None:
+    state = init_state(MODEL, OPTIM, seed=0)
+    step = make_step(MODEL, OPTIM)
+    with pytest.raises(RuntimeError, match="reuses 0 bytes"):
+        compile_step(lambda state, tokens: step(state, tokens)[1], state, batch(1, 8))
+
+
+def test_accumulation_equals_one_big_batch() -> None:
+    step = jax.jit(make_step(MODEL, OPTIM))
+    state = init_state(MODEL, OPTIM, seed=0)
+    big, big_metrics = step(state, batch(1, 8))
+    for accumulate, size in ((2, 4), (8, 1)):
+        summed, metrics = step(state, batch(accumulate, size))
+        chex.assert_trees_all_close(metrics, big_metrics, rtol=1e-5)
+        # Adam divides by the gradient's size, so that the smallest ones decide the tolerance.
+        chex.assert_trees_all_close(summed.params, big.params, rtol=1e-3, atol=2e-5)
+
+
+def test_a_step_is_traced_once() -> None:
+    step = jax.jit(chex.assert_max_traces(make_step(MODEL, OPTIM), n=1))
+    state = init_state(MODEL, OPTIM, seed=0)
+    for _ in range(3):
+        state, _ = step(state, batch(1, 8))
+
+
+def test_training_learns_and_logs_every_step(whole: Path) -> None:
+    records = losses(whole / "run")
+    assert [step for step, loss, _ in records if loss is not None] == list(range(1, 13))
+    judged = [bits for _, _, bits in records if bits is not None]
+    assert len(judged) == 3
+    assert judged[-1] < judged[0] - 0.3
+
+
+@pytest.mark.parametrize("background_saves", [True, False], ids=["background", "waiting"])
+def test_resuming_repeats_every_bit(whole: Path, copied: Path, background_saves: bool) -> None:
+    # As after a kill between step 8 and step 12: the log is ahead of the checkpoint.
+    shutil.rmtree(copied / "run" / "checkpoints" / "12")
+    outcome = quiet(run(copied, resume=True, background_saves=background_saves))
+    assert outcome.step == 12
+    assert losses(copied / "run") == losses(whole / "run")
+
+
+def test_a_time_limit_saves_and_can_be_resumed(whole: Path, tmp_path: Path) -> None:
+    assert quiet(run(tmp_path, max_seconds=0)).step == 1
+    quiet(run(tmp_path, resume=True))
+    assert losses(tmp_path / "run") == losses(whole / "run")
+
+
+def test_an_interrupt_saves_and_can_be_resumed(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import models.loop as loop
+
+    original = loop.train_batches
+
+    def interrupting(*args: object, **settings: object) -> Iterator[np.ndarray]:
+        iterator = original(*args, **settings)
+        take = iterator.__next__
+
+        class Interrupting:
+            count = 0
+
+            def __next__(self) -> np.ndarray:
+                self.count += 1
+                if self.count == 6:
+                    os.kill(os.getpid(), signal.SIGINT)
+                return take()
+
+            def get_state(self) -> dict[str, int]:
+                return iterator.get_state()
+
+        return Interrupting()
+
+    monkeypatch.setattr(loop, "train_batches", interrupting)
+    outcome = quiet(run(tmp_path))
+    assert (outcome.step, outcome.interrupted) == (6, True)
+    monkeypatch.undo()
+    quiet(run(tmp_path, resume=True))
+    assert losses(tmp_path / "run") == losses(whole / "run")
+
+
+def test_a_run_is_not_overwritten(copied: Path) -> None:
+    with pytest.raises(InputError, match="saved at step 12: continue it with --resume"):
+        quiet(run(copied))
+    with pytest.raises(InputError, match="no checkpoint to resume from"):
+        quiet(run(copied, resume=True, out=copied / "other"))
+    with pytest.raises(InputError, match="no checkpoint of step 7"):
+        quiet(run(copied, resume=True, resume_step=7))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model": dataclasses.replace(MODEL, hidden=64)}, "model hidden 48 is now 64"),
+        ({"model": dataclasses.replace(MODEL, scan=False)}, "model scan True is now False"),
+        ({"batch": 8}, "batch 4 is now 8"),
+        ({"seed": 1}, "seed 0 is now 1"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    copied: Path, changes: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(InputError, match=f"of another run: {complaint}"):
+        quiet(run(copied, resume=True, **changes))
+    assert sorted(p.name for p in (copied / "run" / "checkpoints").iterdir()) == ["12", "4", "8"]
+
+
+def test_other_text_is_refused(copied: Path) -> None:
+    config = run(copied, resume=True)
+    assert config.data is not None
+    config.data.write_bytes(b"other text " * 500)
+    with pytest.raises(InputError, match="of another run: data"):
+        quiet(config)
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, 1000)
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])
+def test_a_damaged_checkpoint_points_to_an_intact_one(copied: Path, damage: object) -> None:
+    checkpoints = copied / "run" / "checkpoints"
+    files = [p for p in (checkpoints / "12" / "state").rglob("*") if p.is_file()]
+    damage(max(files, key=lambda p: p.stat().st_size))
+    with pytest.raises(
+        InputError, match=r"damaged .*; step 8 is intact.* --resume-step 8"
+    ) as raised:
+        quiet(run(copied, resume=True))
+    assert "\n" not in str(raised.value)
+
+    quiet(run(copied, resume=True, resume_step=8))
+    names = sorted(p.name for p in checkpoints.iterdir())
+    assert names == ["12", "12.set-aside-0", "4", "8"]
+
+
+def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tmp_path: Path) -> None:
+    optim = OptimConfig(steps=12, warmup=0, learning_rate=1e30)
+    with pytest.raises(InputError, match="lower --learning-rate"):
+        quiet(run(tmp_path, optim=optim, save_every=1))

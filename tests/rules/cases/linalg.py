@@ -1,0 +1,102 @@
+"""Cases of `xform.rules.linalg`. LAPACK has no bfloat16."""
+
+import functools
+
+import numpy as np
+from jax import lax
+
+from xform.testing import Case
+
+RNG = np.random.default_rng(13)
+LA = lax.linalg
+
+
+def array(*shape):
+    return RNG.normal(size=shape)
+
+
+def well(*shape):
+    """Matrices far from singular."""
+    return 0.4 * array(*shape) + 2.0 * np.eye(*shape[-2:])
+
+
+def of_gram(f):
+    """`f` of a positive definite matrix, which stays one when its input moves."""
+
+    def fun(x):
+        n = x.ndim
+        dims = ((n - 1,), (n - 1,)), (tuple(range(n - 2)),) * 2
+        gram = lax.dot_general(x, lax.conj(x) if x.dtype.kind == "c" else x, dims)
+        return f(gram)
+
+    return fun
+
+
+def phased(*vectors):
+    """Squared moduli: the phase of a complex vector is a convention."""
+    return tuple(lax.square(lax.abs(v)) if v.dtype.kind == "c" else v for v in vectors)
+
+
+def eigh(x, **kwargs):
+    v, w = LA.eigh(x, **kwargs)
+    return (*phased(v), w)
+
+
+def svd(x, **kwargs):
+    u, s, v = LA.svd(x, full_matrices=False, **kwargs)
+    return (*phased(u, v), s)
+
+
+def solve(**kwargs):
+    return lambda a, b: LA.triangular_solve(a, b, **kwargs)
+
+
+def tridiagonal(low, middle, high, b):
+    return LA.tridiagonal_solve(low, middle, high, b)
+
+
+def lu(x):
+    return LA.lu(x)[0]
+
+
+def permuted(x):
+    lu, pivots, _ = LA.lu(x)
+    return lu * LA.lu_pivots_to_permutation(pivots, x.shape[-2])[:, None].astype(x.dtype)
+
+
+def qr(x, **kwargs):
+    return LA.qr(x, full_matrices=False, **kwargs)[:2]
+
+
+case = functools.partial(Case, bfloat16=False)
+values = lambda x: LA.svd(x, compute_uv=False)
+LEFT = {"left_side": True}
+
+CASES = [
+    case("triangular_solve", solve(**LEFT), (well(3, 3), array(3, 2)), complex=True),
+    case("triangular_solve", solve(lower=True), (well(3, 3), array(2, 3)), "lower", complex=True),
+    case("triangular_solve", solve(**LEFT, transpose_a=True), (well(3, 3), array(3, 2)), "T"),
+    case("triangular_solve", solve(lower=True, transpose_a=True, conjugate_a=True),
+         (well(3, 3), array(2, 3)), "adjoint", complex=True),
+    case("triangular_solve", solve(**LEFT, conjugate_a=True), (well(3, 3), array(3, 2)),
+         "conjugate", complex=True),
+    case("triangular_solve", solve(**LEFT, lower=True, unit_diagonal=True),
+         (well(2, 3, 3), array(2, 3, 2)), "unit diagonal, batch"),
+    case("triangular_solve", solve(**LEFT), (well(0, 3, 3), array(0, 3, 2)), "empty"),
+    case("tridiagonal_solve", tridiagonal, (array(4), 4 + array(4), array(4), array(4, 2))),
+    case("cholesky", of_gram(LA.cholesky), (well(3, 3),), complex=True),
+    case("cholesky", of_gram(LA.cholesky), (well(2, 3, 3),), "batch"),
+    case("lu", lu, (array(4, 4),), complex=True),
+    case("lu", lu, (array(5, 3),), "tall"),
+    case("lu", lu, (array(2, 3, 5),), "wide, batch"),
+    case("lu_pivots_to_permutation", permuted, (array(4, 4),)),
+    case("qr", qr, (array(4, 4),), complex=True),
+    case("qr", qr, (array(2, 5, 3),), "tall, batch", complex=True),
+    case("qr", qr, (array(3, 5),), "wide", complex=True),
+    case("eigh", of_gram(eigh), (well(4, 4),), complex=True),
+    case("eigh", of_gram(lambda x: eigh(x, lower=False)), (well(2, 3, 3),), "upper, batch"),
+    case("svd", svd, (array(4, 4),), complex=True),
+    case("svd", svd, (array(5, 3),), "tall", complex=True),
+    case("svd", svd, (array(2, 3, 5),), "wide, batch"),
+    case("svd", values, (array(5, 3),), "values", complex=True),
+]  # fmt: skip

@@ -1,0 +1,153 @@
+"""Elementwise primitives: one case each, then ties, kinks, shapes and parameters."""
+
+import numpy as np
+from jax import lax
+
+from xform.testing import Case
+
+X = np.array([0.3, -0.7, 1.4])
+P = np.array([0.4, 0.9, 2.3])  # positive
+U = np.array([-0.6, 0.2, 0.7])  # within (-1, 1)
+B = np.array([1.3, -0.8, 0.6])
+Z = np.array([0.3 - 0.4j, -0.7 + 0.2j, 1.4 + 1.1j])
+W = np.array([1.3 + 0.5j, -0.8 - 0.9j, 0.6 - 0.2j])
+ZERO = np.array([0.0, 2.0])
+EMPTY = np.zeros((0, 2))
+SCALAR = np.array(0.8)
+MATRIX = np.arange(6.0).reshape(2, 3) / 5 - 0.45
+HIGHEST = lax.AccuracyMode.HIGHEST
+
+
+def unary(name, x=X, fun=None, complex=True, **fields):
+    return Case(name, fun or getattr(lax, name), (x,), complex=complex, **fields)
+
+
+def real(name, *args, **fields):
+    return Case(name, getattr(lax, name), args, **fields)
+
+
+CASES = [
+    *(unary(n) for n in ("neg", "square", "exp", "exp2", "expm1", "logistic", "sin", "cos", "tan")),
+    *(unary(n) for n in ("sinh", "cosh", "tanh", "atan", "asinh")),
+    *(unary(n, P) for n in ("log", "log1p", "sqrt", "rsqrt")),
+    *(unary(n, U) for n in ("asin", "acos", "atanh")),
+    unary("acosh", 1 + P),
+    unary("cbrt", complex=False),
+    *(unary(n, complex=False) for n in ("erf", "erfc", "bessel_i0e", "bessel_i1e")),
+    unary("erf_inv", U, complex=False),
+    *(unary(n, P, complex=False) for n in ("lgamma", "digamma")),
+    unary("sin", EMPTY, label="empty"),
+    unary("tanh", SCALAR, label="scalar"),
+    *(
+        unary(n, P, lambda x, n=n: getattr(lax, n)(x, accuracy=HIGHEST), False, label="accurate")
+        for n in ("sin", "cos", "tan", "exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic")
+    ),
+    *(
+        unary(n, P, lambda x, n=n: getattr(lax, n)(x, accuracy=HIGHEST), False, label="accurate")
+        for n in ("sqrt", "rsqrt", "cbrt")
+    ),
+    # At 0 these have a limit that the formulas do not reach by themselves.
+    unary("bessel_i1e", np.array([0.0, 1e-20]), complex=False, label="zero", second=False),
+    Case("acosh", lax.acosh, (np.array([-2.0 + 0.5j, 0.3 - 2j]),), "left", bfloat16=False,
+         jax=False),  # JAX 0.10 has 1 / sqrt(x² - 1), of the other sign where x < 0
+    # Two inputs.
+    *(Case(n, getattr(lax, n), (X, B), complex=True) for n in ("add", "sub", "mul", "div")),
+    *(
+        Case(n, getattr(lax, n), (MATRIX, SCALAR), "scalar", complex=True)
+        for n in ("add", "sub", "mul", "div")
+    ),
+    *(
+        Case(n, getattr(lax, n), (SCALAR, MATRIX + 0.03), "scalar-left", complex=True)
+        for n in ("sub", "mul", "div")
+    ),
+    Case("mul", lax.mul, (MATRIX, np.array([[0.5], [-0.2]])), "broadcast"),
+    Case("mul", lambda x: lax.mul(x, x), (X,), "same"),
+    Case("add", lax.add, (EMPTY, EMPTY), "empty"),
+    Case("sub", lambda x: lax.sub(x, x.dtype.type(1)), (X,), "literal"),
+    real("rem", np.array([2.3, -2.3, 0.4]), np.array([0.7, 0.7, -0.9])),
+    real("atan2", X, B),
+    real("nextafter", X, B, jax=False, bfloat16=False, label="distance"),  # no rule in JAX 0.10
+    real("max", X, B),
+    real("min", X, B),
+    # A tie: half to each, which no difference shows.
+    real("max", np.array([1.0, 0.5]), np.array([1.0, 0.7]), label="tie", differences=False),
+    real("min", np.array([1.0, 0.5]), np.array([1.0, 0.7]), label="tie", differences=False),
+    Case("max", lambda x: lax.max(x, x.dtype.type(0)), (X,), "literal"),
+    Case("max", lax.max, (MATRIX, SCALAR), "scalar"),
+    real("clamp", np.array([-0.5, -0.5, -0.4]), X, np.array([0.5, 0.6, 0.9])),
+    real("clamp", np.array(-0.5), X, np.array(0.9), label="scalars"),
+    # At its bounds, and with bounds that cross.
+    real("clamp", np.array([0.3, 0.0]), np.array([0.3, 1.0]), np.array([2.0, 1.0]), label="bounds",
+         differences=False),
+    real("clamp", np.array(0.8), X, np.array(0.1), label="crossed"),
+    # Powers.
+    *(
+        Case("integer_pow", lambda x, n=n: lax.integer_pow(x, n), (X,), str(n), complex=True)
+        for n in (0, 1, 2, 3, -1, -3)
+    ),
+    *(
+        Case("integer_pow", lambda x, n=n: lax.integer_pow(x, n), (ZERO,), f"zero-{n}")
+        for n in (0, 1, 3)
+    ),
+    Case("pow", lax.pow, (P, B), complex=True),
+    Case("pow", lax.pow, (MATRIX + 1, SCALAR), "scalar-exponent"),
+    Case("pow", lax.pow, (SCALAR, MATRIX), "scalar-base"),
+    Case("pow", lax.pow, (X, np.array([3, -2, 0], np.int32)), "integer", complex=True),
+    Case("pow", lax.pow, (X, np.array(2, np.int32)), "integer-scalar"),
+    Case("pow", lambda x: lax.pow(x, np.int32(0)), (np.array([0.0, 1.0]),), "zero-zero",
+         jax=False),  # JAX's second derivative is nan
+    # 0^y has slope 0 in y > 0 and in 0 itself, by convention.
+    Case("pow", lax.pow, (np.array([0.0, 0.0]), np.array([2.0, 1.0])), "zero", second=False,
+         differences=False),
+    # Gamma, zeta and beta.
+    Case("polygamma", lambda x: lax.polygamma(lax.full_like(x, 1), x), (P,), bfloat16=False),
+    Case("zeta", lambda q: lax.zeta(lax.full_like(q, 2.5), q), (P,), bfloat16=False, jax=False),
+    Case("igamma", lambda x: lax.igamma(lax.full_like(x, 1.7), x), (P,)),
+    # JAX has no derivative of igamma_grad_a, of which our second derivatives are made.
+    Case("igamma", lax.igamma, (P, P[::-1] + 0.2), "shape", second=False, bfloat16=False),
+    Case("igammac", lambda x: lax.igammac(lax.full_like(x, 1.7), x), (P,)),
+    Case("igammac", lax.igammac, (P, P[::-1] + 0.2), "shape", second=False, bfloat16=False),
+    Case("igamma_grad_a", lambda x: lax.igamma_grad_a(lax.full_like(x, 1.7), x), (P,), jax=False,
+         bfloat16=False),
+    Case("regularized_incomplete_beta",
+         lambda x: lax.betainc(lax.full_like(x, 1.3), lax.full_like(x, 2.1), x),
+         (np.array([0.2, 0.5, 0.8]),)),
+    # Complex numbers.
+    Case("abs", lax.abs, (X,), complex=True),
+    Case("abs", lax.abs, (np.array([0.0, -0.0]),), "zero", differences=False),
+    Case("abs", lax.abs, (np.array([0j, 1 + 0j]),), "complex-zero", differences=False,
+         bfloat16=False, second=False),
+    Case("real", lax.real, (Z,), bfloat16=False),
+    Case("imag", lax.imag, (Z,), bfloat16=False),
+    Case("complex", lax.complex, (X, B), bfloat16=False),
+    Case("complex", lax.complex, (SCALAR, MATRIX), "scalar", bfloat16=False),
+    Case("conj", lambda z: lax.mul(lax.conj(z), z), (Z,), bfloat16=False),
+    Case("conj", lax.conj, (X,), "real", bfloat16=False),
+    Case("sign", lax.sign, (X,)),
+    Case("sign", lax.sign, (Z,), "complex", bfloat16=False, jax=False),  # zero in JAX 0.10
+    # Choices.
+    Case("select_n", lax.select_n, (np.array([True, False, True]), X, B), complex=True),
+    Case("select_n", lax.select_n, (np.array([2, 0, 1], np.int32), X, B, P), "three"),
+    Case("select_n", lax.select_n, (np.array(True), X, B), "scalar"),
+    Case("select_n", lax.select_n, (np.zeros((0, 2), bool), EMPTY, EMPTY), "empty"),
+    # Conversions.
+    Case("convert_element_type", lambda x: lax.convert_element_type(x, np.float32), (X,), "narrow",
+         differences=False, bfloat16=False),  # differences of float32 values
+    Case("convert_element_type", lambda x: lax.convert_element_type(x, np.complex128), (X,),
+         "complex", bfloat16=False),
+    Case("convert_element_type", lambda x: lax.mul(x, lax.convert_element_type(
+        lax.convert_element_type(x, np.int32), x.dtype)), (X,), "integer"),
+    Case("reduce_precision", lambda x: lax.reduce_precision(x, 11, 52), (X,), bfloat16=False),
+    # Slope 0 where they have one.
+    *(Case(n, getattr(lax, n), (X,)) for n in ("floor", "ceil", "round")),
+    Case("stop_gradient", lambda x: lax.mul(x, lax.stop_gradient(x)), (X,),
+         differences=False),  # that is what it is for
+]  # fmt: skip
+
+if hasattr(lax, "polynomial"):  # new in JAX 0.12
+    CASES += [
+        unary("log2", P),
+        unary("one_minus_square"),
+        Case("polynomial", lambda x, *c: lax.polynomial(x, c), (X, B, U, P), complex=True),
+        Case("polynomial", lambda x, c: lax.polynomial(x, [c]), (X, B), "constant"),
+    ]

@@ -1,0 +1,96 @@
+"""Cases of `xform.rules.window`."""
+
+import numpy as np
+from jax import lax
+
+from xform._jax import jax_primitives
+from xform.testing import Case
+
+RNG = np.random.default_rng(11)
+X = RNG.permutation(np.linspace(-2.0, 2.2, 30)).reshape(5, 6)
+Y = RNG.permutation(np.linspace(0.3, 1.9, 30)).reshape(5, 6)
+TIED = np.array([1.0, 3.0, 3.0, 2.0, 2.0, 0.0])
+
+PLAIN = ((2, 3), (1, 1), ((0, 0), (0, 0)))
+STRIDED = ((2, 3), (2, 2), ((1, 0), (2, 1)))
+CROPPED = ((2, 2), (1, 2), ((-1, 1), (1, -2)))
+
+
+def window(init, reducer, dimensions, strides, padding, base=None, dilation=None):
+    def fun(x):
+        start = np.asarray(init, x.dtype)
+        return lax.reduce_window(x, start, reducer, dimensions, strides, padding, base, dilation)
+
+    return fun
+
+
+def summed(*args):
+    return window(0, lax.add, *args)
+
+
+def largest(*args):
+    return window(-np.inf, lax.max, *args)
+
+
+def smallest(*args):
+    return window(np.inf, lax.min, *args)
+
+
+def product(*args):
+    """A reducer that has no name of its own."""
+    return window(1, lambda a, b: a * b, *args)
+
+
+def sum_and_product(x, y):
+    reducer = lambda a, b: (a[0] + b[0], a[1] * b[1])
+    start = np.zeros((), x.dtype), np.ones((), y.dtype)
+    return lax.reduce_window((x, y), start, reducer, *STRIDED)
+
+
+def gather(t, x):
+    return jax_primitives.select_and_gather_add_p.bind(
+        t, lax.stop_gradient(x), select_prim=lax.ge_p, window_dimensions=(2, 3),
+        window_strides=(2, 2), padding=((1, 0), (2, 1)), base_dilation=(1, 1),
+        window_dilation=(1, 1),
+    )  # fmt: skip
+
+
+def scatter(t, x):
+    return jax_primitives.select_and_scatter_add_p.bind(
+        t, lax.stop_gradient(x), select_prim=lax.le_p, window_dimensions=(2, 3),
+        window_strides=(1, 1), padding=((0, 0), (0, 0)),
+    )  # fmt: skip
+
+
+BASE, DILATION = (2, 1), (1, 2)
+
+CASES = [
+    Case("reduce_window_sum", summed(*PLAIN), (X,), complex=True),
+    Case("reduce_window_sum", summed(*STRIDED), (X,), label="strides"),
+    Case("reduce_window_sum", summed(*CROPPED), (X,), label="negative padding"),
+    Case("reduce_window_sum", summed(*STRIDED, BASE, DILATION), (X,), label="dilations"),
+    Case("reduce_window_sum", summed((9, 3), (1, 1), "VALID"), (X,), label="empty"),
+    Case("reduce_window_max", largest(*PLAIN), (X,)),
+    Case("reduce_window_max", largest(*STRIDED), (X,), label="strides"),
+    Case("reduce_window_max", largest(*PLAIN, BASE), (X,), label="base dilation"),
+    # At a tie the two sides of a difference disagree.
+    Case("reduce_window_max", largest((3,), (1,), "VALID"), (TIED,), "ties", differences=False),
+    Case("reduce_window_min", smallest(*STRIDED), (X,)),
+    Case("reduce_window_min", smallest((3,), (1,), "VALID"), (TIED,), "ties", differences=False),
+    Case("select_and_gather_add", gather, (X, Y)),
+    Case("select_and_scatter_add", scatter, (X[:4, :4], Y)),
+    # In reverse mode JAX has no rule for these.
+    Case("reduce_window", product(*STRIDED), (Y,), jax=False),
+    Case("reduce_window", product(*CROPPED, BASE, DILATION), (Y,), label="dilations", jax=False),
+    Case("reduce_window", sum_and_product, (X, Y), label="two operands", jax=False),
+    Case(
+        "reduce_window_max",
+        largest(*PLAIN, None, DILATION),
+        (X,),
+        label="window dilation",
+        jax=False,
+    ),
+    Case(
+        "reduce_window_min", smallest(*STRIDED, BASE, DILATION), (X,), label="dilations", jax=False
+    ),
+]

@@ -1,0 +1,79 @@
+"""Imports within xform point down its layers, never in a circle, never inside a function."""
+
+import ast
+import graphlib
+import statistics
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for path in sorted((ROOT / "xform").rglob("*.py"))
+}
+LAYERS = """
+    errors < _jax < ir < table, passes < interpret < rules < planner, policies < memory < transforms
+    < extend, flax, __init__, __main__, testing < experimental
+"""
+LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}
+JAX_INTERNALS = ("jax.core", "jax.extend", "jax.interpreters")
+
+
+def imports(module: str) -> set[str]:
+    """Full names that a module imports; of xform's own, the names of its modules."""
+    found = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = module.rsplit(".", node.level)[0] if node.level else ""
+            base = ".".join(filter(None, (package, node.module)))
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return {home(name) if name.split(".")[0] == "xform" else name for name in found}
+
+
+def home(name: str) -> str:
+    """The module of xform in which an imported name is found."""
+    candidates = (name, f"{name}.__init__", name.rpartition(".")[0])
+    inside = [c for c in candidates if c in FILES]
+    return inside[0] if inside else f"{name.rpartition('.')[0] or name}.__init__"
+
+
+def layer(module: str) -> str:
+    return module.split(".")[1]
+
+
+def starts(name: str, prefixes: tuple[str, ...]) -> bool:
+    return name.startswith(tuple(f"{p}." for p in prefixes)) or name in prefixes
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_imports_point_down(module: str) -> None:
+    assert layer(module) in LEVEL, f"{module} is in no layer"
+    for name in imports(module):
+        assert not starts(name, ("jax._src",)), f"{module} imports {name}"
+        assert module == "xform._jax" or not starts(name, JAX_INTERNALS), f"{module} imports {name}"
+        if name.startswith("xform."):
+            assert LEVEL[layer(name)] <= LEVEL[layer(module)], f"{module} imports {name}, above it"
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_no_import_inside_a_function(module: str) -> None:
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
+            assert not inside, f"{module}: an import in {node.name}, line {inside[0].lineno}"
+
+
+def test_no_circle() -> None:
+    graph = {module: imports(module) & FILES.keys() - {module} for module in FILES}
+    tuple(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_files_are_short() -> None:
+    lines = {module: len(path.read_text().splitlines()) for module, path in FILES.items()}
+    if code := [n for n in lines.values() if n]:
+        middle = statistics.median(code)
+        print(f"\nxform: {len(code)} files, lines: {middle:.0f} median, {max(code)} most")
+    assert not {module: n for module, n in lines.items() if n > 400}

@@ -1,0 +1,115 @@
+"""The one door to JAX's internals: every import from jax.core, jax.extend and jax.interpreters.
+
+What differs between JAX 0.10.2 and 0.12 is levelled here, once:
+
+- `closed`: a ClosedJaxpr became a Jaxpr with `consts` in 0.11;
+- `scan_counts`: scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out` in 0.11.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.ad_checkpoint import Offloadable
+from jax.core import ShapedArray, Tracer
+from jax.custom_derivatives import SymbolicZero
+from jax.extend import source_info_util
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.extend.core import primitives as jax_primitives
+from jax.interpreters import ad, batching, mlir
+
+__all__ = [
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "Offloadable",
+    "Primitive",
+    "ShapedArray",
+    "SymbolicZero",
+    "Tracer",
+    "Var",
+    "ad",
+    "batching",
+    "closed",
+    "float0_zeros",
+    "frame",
+    "is_zero",
+    "jax_primitives",
+    "mlir",
+    "name_stack",
+    "policy_answer",
+    "primitives",
+    "scan_counts",
+    "source",
+    "tangent_aval",
+    "zeros",
+]
+
+# User frames in error messages and HLO metadata are the user's, not ours.
+source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
+
+
+def closed(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
+    """The open jaxpr and its constants, of a Jaxpr or a ClosedJaxpr of any version."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of a scan's inputs are constants and how many are carried."""
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def source(eqn: JaxprEqn, outer: Any):
+    """Context in which `eqn` is bound again: its traceback, name stack, mesh and metadata."""
+    info = eqn.source_info
+    return source_info_util.user_context(info.traceback, name_stack=outer + info.name_stack)
+
+
+def name_stack():
+    """The name stack of the code that is being traced."""
+    return source_info_util.current_name_stack()
+
+
+def frame(eqn: JaxprEqn) -> str:
+    """`file:line (function)` of the user's code that made `eqn`."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+def tangent_aval(aval: Any) -> Any:
+    """The type of a tangent or cotangent of a value of type `aval`; float0 for integers."""
+    return aval.to_tangent_aval()
+
+
+def zeros(aval: Any) -> Any:
+    """Zeros of a type: shape, dtype, sharding and varying manual axes are those of `aval`."""
+    return ad.zeros_like_aval(aval)
+
+
+def is_zero(x: Any) -> bool:
+    """Whether a custom rule returned a symbolic zero."""
+    return isinstance(x, SymbolicZero | ad.Zero)
+
+
+def policy_answer(answer: Any) -> bool | Offloadable:
+    """A checkpoint policy's answer as True (save), False (recompute) or an Offloadable."""
+    if isinstance(answer, bool | Offloadable):
+        return answer
+    return type(answer).__name__ == "SaveableType"
+
+
+def primitives() -> dict[str, Primitive]:
+    """The primitives that JAX names publicly, by name."""
+    found = {k: getattr(jax_primitives, k) for k in dir(jax_primitives) if k.endswith("_p")}
+    return {p.name: p for p in found.values()}
+
+
+def float0_zeros(shape: tuple[int, ...]) -> Any:
+    """The only value of a float0 type."""
+    return np.zeros(shape, jax.dtypes.float0)

@@ -1,0 +1,69 @@
+"""Every exception of xform, with the text of its message.
+
+A message has four parts: what was asked, what blocks it, where in the user's code, what to do. An
+error is also an instance of the type that JAX raises in the same place, so that code which catches
+`TypeError` or `ValueError` keeps working.
+"""
+
+from __future__ import annotations
+
+
+class XformError(Exception):
+    """Base of all errors of xform.
+
+    Args:
+      asked: what the caller asked for.
+      blocked: what stands in the way.
+      where: the place in the user's code, `file:line (function)`; empty when there is none.
+      remedy: what to do about it.
+    """
+
+    def __init__(self, asked: str, blocked: str, where: str, remedy: str):
+        self.asked, self.blocked, self.where, self.remedy = asked, blocked, where, remedy
+        lines = [asked, f"  problem: {blocked}"]
+        if where:
+            lines.append(f"  where:   {where}")
+        super().__init__("\n".join([*lines, f"  remedy:  {remedy}"]))
+
+    def __reduce__(self):
+        return type(self), (self.asked, self.blocked, self.where, self.remedy)
+
+
+class MissingRule(XformError, NotImplementedError):
+    """A primitive has no rule."""
+
+
+class UnsupportedParam(XformError, NotImplementedError):
+    """A primitive carries a parameter that its rule does not know."""
+
+
+class NotDifferentiable(XformError, TypeError, ValueError):
+    """The derivative that was asked for does not exist, or not in this mode."""
+
+
+class WrongCotangent(XformError, TypeError, ValueError):
+    """A cotangent does not have the type or the tree of the value it belongs to."""
+
+
+class WrongTangent(XformError, TypeError, ValueError):
+    """A tangent does not have the type or the tree of its primal."""
+
+
+class NotScalar(XformError, TypeError):
+    """`grad` was asked for the gradient of something that is not a scalar."""
+
+
+class WrongDtype(XformError, TypeError):
+    """An input or output has a dtype that cannot be differentiated as asked."""
+
+
+class WrongArgument(XformError, TypeError, ValueError):
+    """An argument of a transform itself is unusable."""
+
+
+class NotLinear(XformError, TypeError):
+    """`linear_transpose` was given a function that is not linear."""
+
+
+class WrongRule(XformError, AssertionError):
+    """A declared rule contradicts itself or the primitive it is for."""

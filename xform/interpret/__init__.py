@@ -1,0 +1,1 @@
+"""The interpreters: programs pushed forward, pulled back, and emitted again."""

@@ -1,0 +1,58 @@
+"""Which equations of a program carry a derivative: the rest cost nothing.
+
+A value is active when it depends differentiably on an active input, and useful when a wanted output
+depends on it. Only what is both takes part; everything else is evaluated as it stands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from xform._jax import Var
+from xform.ir import Mask, Program
+from xform.table import lookup
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """The equations between active inputs and wanted outputs.
+
+    `steps` maps the index of an equation to its active inputs and its wanted outputs; `inputs` says
+    which inputs a wanted output may depend on, `outputs` which outputs are active.
+    """
+
+    steps: dict[int, tuple[Mask, Mask]]
+    inputs: Mask
+    outputs: Mask
+
+
+def path(prog: Program, active: Mask, wanted: Mask | None = None) -> Path:
+    """The path from the `active` inputs to the `wanted` outputs (None: all). Linear in equations."""
+    key = ("path", active, wanted)
+    if key not in prog.cache:
+        prog.cache[key] = _path(prog, active, wanted)
+    return prog.cache[key]
+
+
+def _path(prog: Program, active: Mask, wanted: Mask | None) -> Path:
+    live = {v for v, on in zip(prog.inputs, active, strict=True) if on}
+    found: list[tuple[int, Mask]] = []
+    for i, eqn in enumerate(prog.equations):
+        ins = tuple(isinstance(v, Var) and v in live for v in eqn.invars)
+        if any(ins):
+            outs = lookup(eqn).active(eqn, ins)
+            if any(outs):
+                found.append((i, ins))
+                live.update(v for v, on in zip(eqn.outvars, outs, strict=True) if on)
+    outputs = tuple(isinstance(v, Var) and v in live for v in prog.outputs)
+    want = outputs if wanted is None else wanted
+    useful = {v for v, on in zip(prog.outputs, want, strict=True) if on and isinstance(v, Var)}
+    steps: dict[int, tuple[Mask, Mask]] = {}
+    for i, ins in reversed(found):
+        eqn = prog.equations[i]
+        outs = tuple(v in useful and v in live for v in eqn.outvars)
+        if any(outs):
+            steps[i] = ins, outs
+            useful.update(v for v, on in zip(eqn.invars, ins, strict=True) if on)
+    inputs = tuple(v in useful and on for v, on in zip(prog.inputs, active, strict=True))
+    return Path(steps, inputs, outputs)

@@ -1,0 +1,202 @@
+"""The joint program: the forward and the second part of a derivative, as data.
+
+`analyze` traces a program together with its pullback (or, for linearize, its push) once. What
+depends on a cotangent (tangent) is the second part; all else is the forward part, its values the
+candidates for saving. Structured equations appear as `fork` and `join` with Joints of their own
+(`node`). A `Plan` says which candidates are kept; `emit` runs both parts under a plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from xform._jax import JaxprEqn, Offloadable, Var, tangent_aval
+from xform.interpret.activity import path
+from xform.interpret.jvp import jvp
+from xform.interpret.node import Node, gather, join_p, spread
+from xform.interpret.pullback import pullback
+from xform.ir import Mask, Program, trace
+from xform.table import Value
+
+# Equations without inputs of their own that cost nothing to run again, if all they read is
+# constant: a causal mask is not worth saving. And views, of which the source is saved instead.
+_CONSTANT = frozenset(
+    "iota broadcast_in_dim reshape squeeze transpose convert_element_type eq ne lt gt le ge and or "
+    "not add sub mul div neg max min select_n pvary".split()
+)
+_VIEWS = frozenset(("broadcast_in_dim", "reshape", "squeeze", "pvary"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Joint:
+    """Forward and second part of one program.
+
+    Attributes:
+      program: inputs then seconds to outputs then results.
+      inputs, second_inputs: the program's inputs.
+      outputs, second_outputs: what the forward part and the second part return.
+      active: which inputs are differentiated.
+      seconds: which outputs bring a cotangent (pushing: which inputs bring a tangent).
+      results: which inputs receive a cotangent (pushing: which outputs receive a tangent).
+    """
+
+    program: Program
+    inputs: tuple[Var, ...]
+    second_inputs: tuple[Var, ...]
+    outputs: tuple[Any, ...]
+    second_outputs: tuple[Any, ...]
+    active: Mask
+    seconds: Mask
+    results: Mask
+    first: tuple[JaxprEqn, ...]
+    second: tuple[JaxprEqn, ...]
+
+    @cached_property
+    def producer(self) -> dict[Var, JaxprEqn]:
+        """The forward equation that makes each forward value."""
+        return {v: eqn for eqn in self.first for v in eqn.outvars}
+
+    @cached_property
+    def named(self) -> dict[Var, Var]:
+        """Values that `checkpoint_name` names, with the variable that bears the name."""
+        pairs = [(e.invars[0], e.outvars[0]) for e in self.first if e.primitive.name == "name"]
+        return {x: y for x, y in pairs if isinstance(x, Var) and x in self.producer}
+
+    @cached_property
+    def free(self) -> frozenset[Var]:
+        """Forward values that the second part makes itself: constants, and views of others."""
+        constant: set[Var] = set()
+        views: set[Var] = set()
+        for eqn in self.first:
+            known = [not isinstance(v, Var) or v in constant for v in eqn.invars]
+            if all(known) and eqn.primitive.name in _CONSTANT:
+                constant.update(eqn.outvars)
+            elif eqn.primitive.name in _VIEWS:
+                views.update(eqn.outvars)
+        return frozenset(constant | views)
+
+    @cached_property
+    def plans(self) -> dict[Any, Plan]:
+        """Plans made for this Joint so far, by policy."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What the second part of a Joint keeps, and what it runs again.
+
+    Attributes:
+      joint: the Joint.
+      kept: forward values saved for the second part (tokens of nodes among them).
+      offloaded: those of them that wait in another memory.
+      order: the second part's equations in order, with the forward ones that it runs again.
+      again: `id`s of the equations in `order` that are recomputed and are not free.
+      reads: which inputs of the program the second part reads.
+      inner: the Plans of each node's Joints.
+      why: for each kept value, the reason.
+    """
+
+    joint: Joint
+    kept: tuple[Var, ...]
+    offloaded: dict[Var, Offloadable]
+    order: tuple[JaxprEqn, ...]
+    again: frozenset[int]
+    reads: Mask
+    inner: dict[Node, tuple[Plan, ...]]
+    why: dict[Var, str]
+    cache: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+
+def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool = False) -> Joint:
+    """The Joint of a program, for its active inputs and wanted outputs.
+
+    Made once for each (program, masks): a layer that is called 96 times is analyzed once.
+    """
+    way = path(prog, active, wanted)
+    seconds = way.inputs if push else tuple(wanted) if wanted is not None else way.outputs
+    key = ("push" if push else "pull", way.inputs if push else active, seconds, wanted)
+    if key not in prog.cache:
+        prog.cache[key] = (_pushed if push else _pulled)(prog, active, seconds)
+    return prog.cache[key]
+
+
+def _pulled(prog: Program, active: Mask, wanted: Mask) -> Joint:
+    results: list[bool] = []
+
+    def joint(*args: Value) -> list[Value]:
+        ins, cts = args[: len(prog.inputs)], args[len(prog.inputs) :]
+        outs, pull = pullback(prog, active, wanted, ins)
+        in_cts = pull(spread(cts, wanted))
+        results[:] = [ct is not None for ct in in_cts]
+        return [*outs, *gather(in_cts, tuple(results))]
+
+    cts = [tangent_aval(v.aval) for v, on in zip(prog.outputs, wanted, strict=True) if on]
+    traced = trace(joint, *prog.in_avals, *cts)
+    return _split(traced, prog, active, wanted, tuple(results))
+
+
+def _pushed(prog: Program, active: Mask, seconds: Mask) -> Joint:
+    results: list[bool] = []
+
+    def joint(*args: Value) -> list[Value]:
+        ins, dxs = args[: len(prog.inputs)], args[len(prog.inputs) :]
+        outs, dys = jvp(prog, ins, spread(dxs, seconds), split=True)
+        results[:] = [dy is not None for dy in dys]
+        return [*outs, *gather(dys, tuple(results))]
+
+    dxs = [tangent_aval(v.aval) for v, on in zip(prog.inputs, seconds, strict=True) if on]
+    traced = trace(joint, *prog.in_avals, *dxs)
+    return _split(traced, prog, active, seconds, tuple(results))
+
+
+def _split(traced: Program, prog: Program, active: Mask, seconds: Mask, results: Mask) -> Joint:
+    """Tell the two parts apart: the second is all that depends on a second input."""
+    n, k = len(prog.inputs), len(prog.outputs)
+    dependent = set(traced.inputs[n:])
+    first, second = [], []
+    for eqn in traced.equations:
+        if any(isinstance(v, Var) and v in dependent for v in eqn.invars):
+            second.append(eqn)
+            dependent.update(eqn.outvars)
+        else:
+            first.append(eqn)
+    return Joint(
+        traced,
+        traced.inputs[:n],
+        traced.inputs[n:],
+        traced.outputs[:k],
+        traced.outputs[k:],
+        active,
+        seconds,
+        results,
+        tuple(first),
+        live(second, traced.outputs[k:]),
+    )
+
+
+def live(
+    equations: Sequence[JaxprEqn], wanted: Iterable[Any], known: Container[Var] = ()
+) -> tuple[JaxprEqn, ...]:
+    """The equations, in order, that make `wanted` values from `known` ones, or have effects."""
+    need = {v for v in wanted if isinstance(v, Var) and v not in known}
+    alive: list[JaxprEqn] = []
+    for eqn in reversed(equations):
+        if eqn.effects or any(v in need for v in eqn.outvars):
+            alive.append(eqn)
+            need.update(v for v in eqn.invars if isinstance(v, Var) and v not in known)
+    return tuple(reversed(alive))
+
+
+def reads_of(eqn: JaxprEqn, inner: dict[Node, tuple[Plan, ...]]) -> list[Var]:
+    """What an equation reads under a plan: a join takes only some of its node's inputs."""
+    atoms: Sequence[Any] = eqn.invars
+    if eqn.primitive is join_p:
+        node = eqn.params["node"]
+        n = len(node.eqn.invars)
+        token, xs, seconds = atoms[0], atoms[1 : 1 + n], atoms[1 + n :]
+        plans = inner[node]
+        atoms = [token, *gather(xs, node.reads(plans)), *seconds]
+    return [v for v in atoms if isinstance(v, Var)]

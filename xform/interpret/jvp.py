@@ -1,0 +1,49 @@
+"""Forward mode: run a program on primals and tangents together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xform._jax import JaxprEqn, Var, name_stack, source
+from xform.interpret.activity import path
+from xform.interpret.node import Structured
+from xform.ir import Mask, Program, bind, environment, read, write
+from xform.table import Composite, Value, lookup
+
+
+def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: bool = False):
+    """Outputs and their tangents; a tangent may be None, the symbolic zero.
+
+    With `split`, structured equations are bound as fork and join, so that what depends on tangents
+    can be told apart from what does not (`joint.analyze`).
+    """
+    env = environment(prog, args)
+    env_dx = {v: dx for v, dx in zip(prog.inputs, tangents, strict=True) if dx is not None}
+    steps = path(prog, tuple(dx is not None for dx in tangents)).steps
+    outer = name_stack()
+    for i, eqn in enumerate(prog.equations):
+        xs = [read(env, v) for v in eqn.invars]
+        if i not in steps:
+            write(env, eqn.outvars, bind(eqn, xs, outer))
+            continue
+        dxs = [env_dx.get(v) if isinstance(v, Var) else None for v in eqn.invars]
+        with source(eqn, outer), eqn.ctx.manager:
+            ys, dys = push(eqn, xs, dxs, steps[i][1], split)
+        write(env, eqn.outvars, ys)
+        wanted = zip(eqn.outvars, dys, steps[i][1], strict=True)
+        env_dx.update((v, dy) for v, dy, on in wanted if on and dy is not None)
+    outs = [read(env, v) for v in prog.outputs]
+    return outs, [env_dx.get(v) if isinstance(v, Var) else None for v in prog.outputs]
+
+
+def push(eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask, split: bool):
+    """Outputs and tangents of one equation."""
+    rule = lookup(eqn)
+    if isinstance(rule, Structured):
+        return rule.split(eqn, xs, dxs, wanted) if split else rule.jvp(eqn, xs, dxs)
+    if isinstance(rule, Composite):
+        return rule.call(rule.formulas[0], eqn, xs, dxs)
+    ys = bind(eqn, xs)
+    if not any(dx is not None for dx in dxs):
+        return ys, [None] * len(ys)
+    return ys, rule.push(eqn, xs, ys, dxs)

@@ -1,0 +1,131 @@
+"""Structured equations inside a joint program: `fork` in the forward part, `join` in the second.
+
+scan, cond and calls hold programs. Where such an equation carries a derivative, the joint program
+holds a pair instead: `fork(inputs) -> outputs, token` and `join(token, inputs, seconds) -> results`.
+The pair's Node holds the nested Joints. A token's value is a pytree of residuals, chosen by a plan
+after the trace; both primitives exist only between analysis and emission and never reach the user.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from xform._jax import JaxprEqn, Primitive, ShapedArray, tangent_aval, zeros
+from xform.ir import Atom, Mask, bind
+from xform.table import Rule, Value
+
+# `joint.Joint` and `joint.Plan`, which are made of nodes: a Node only hands them on.
+Joint = Any
+Plans = Sequence[Any]
+Pull = Callable[[Sequence[Value]], list[Value]]
+
+_TOKEN = ShapedArray((0,), np.dtype("int8"))
+fork_p, join_p = Primitive("xform_fork"), Primitive("xform_join")
+fork_p.multiple_results = join_p.multiple_results = True
+
+
+@fork_p.def_abstract_eval
+def _(*_: Any, node: Node) -> list[Any]:
+    return [*(v.aval for v in node.eqn.outvars), _TOKEN]
+
+
+@join_p.def_abstract_eval
+def _(*_: Any, node: Node) -> list[Any]:
+    of = node.eqn.outvars if node.push else node.eqn.invars
+    return [tangent_aval(v.aval) for v, on in zip(of, node.results, strict=True) if on]
+
+
+class Node(abc.ABC):
+    """One structured equation with its nested Joints.
+
+    Attributes:
+      eqn: the equation.
+      joints: the Joint of each program in it that carries a derivative.
+      seconds: which outputs bring a cotangent (when pushing: which inputs bring a tangent).
+      results: which inputs receive a cotangent (when pushing: which outputs receive a tangent).
+      push: whether the second part goes forward (linearize) or backward (vjp).
+    """
+
+    trips: int = 1
+    loop: ClassVar[bool] = False  # re-running it costs its whole length: a plan may keep its state
+    region: ClassVar[bool] = False  # a remat region: its own policy decides inside
+
+    def __init__(self, eqn: JaxprEqn, joints: Sequence[Joint], seconds: Mask, results: Mask,
+                 push: bool):  # fmt: skip
+        self.eqn, self.joints, self.push = eqn, tuple(joints), push
+        self.seconds, self.results = seconds, results
+
+    def primal(self, xs: Sequence[Value]) -> list[Value]:
+        """The outputs alone."""
+        return bind(self.eqn, xs)
+
+    @abc.abstractmethod
+    def reads(self, plans: Plans) -> Mask:
+        """Which inputs the second part takes from outside, rather than from the token."""
+
+    @abc.abstractmethod
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask) -> tuple[list[Value], Any]:
+        """Outputs (None where not `used`) and the token's value."""
+
+    @abc.abstractmethod
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        """Results of the second part; `tied` when the first part is in the same computation."""
+
+    def stacked(self, plans: Plans) -> Mask:
+        """Which inputs of the nested program the token holds once per trip: a loop's carry."""
+        return (False,) * len(plans[0].reads)
+
+
+class Structured(Rule):
+    """The rule of a primitive that holds programs."""
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        """Outputs and their tangents, in one pass; a tangent may be None."""
+        raise NotImplementedError
+
+    def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
+        """The Node of an equation for some active inputs and wanted outputs."""
+        raise NotImplementedError
+
+    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        """Outputs, and the pullback from cotangents of the wanted outputs."""
+        node = self.node(eqn, active, wanted, push=False)
+        *ys, token = fork_p.bind(*xs, node=node)
+
+        def pull(cts: Sequence[Value]) -> list[Value]:
+            full = _instantiate(cts, eqn.outvars, node.seconds)
+            return spread(join_p.bind(token, *xs, *full, node=node), node.results)
+
+        return ys, pull
+
+    def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        """Outputs and tangents, with the tangent part apart from the primal part."""
+        node = self.node(eqn, tuple(dx is not None for dx in dxs), wanted, push=True)
+        *ys, token = fork_p.bind(*xs, node=node)
+        full = _instantiate(dxs, eqn.invars, node.seconds)
+        return ys, spread(join_p.bind(token, *xs, *full, node=node), node.results)
+
+
+def _instantiate(values: Sequence[Value], variables: Sequence[Atom], mask: Mask) -> list[Value]:
+    """The values in the places that are True, zeros for those that are None."""
+    return [
+        zeros(tangent_aval(v.aval)) if x is None else x
+        for x, v, on in zip(values, variables, mask, strict=True)
+        if on
+    ]
+
+
+def spread(values: Sequence[Value], mask: Mask) -> list[Value]:
+    """Values in the places that are True, None elsewhere."""
+    rest = iter(values)
+    return [next(rest) if on else None for on in mask]
+
+
+def gather(values: Sequence[Value], mask: Mask) -> list[Value]:
+    """The values in the places that are True: the inverse of `spread`."""
+    return [v for v, on in zip(values, mask, strict=True) if on]

@@ -1,0 +1,117 @@
+"""Programs: what a traced function is to xform.
+
+A `Program` is a jaxpr read as plain data. It is made by `trace` (from a function) or by `program`
+(from a jaxpr found in an equation), and run by `evaluate`, which binds its equations again in
+whatever trace is current: eagerly, under `jit`, under `vmap`, inside another transform.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from xform._jax import JaxprEqn, Literal, Var, closed, name_stack, source
+
+Atom = Var | Literal
+Mask = tuple[bool, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A traced function: `outputs` from `inputs`, by `equations` in order.
+
+    `consts` are the values that the function closed over, with their variables. `cache` holds what
+    was derived from this very program (its Joints); programs are equal only if identical.
+    """
+
+    inputs: tuple[Var, ...]
+    consts: tuple[tuple[Var, Any], ...]
+    equations: tuple[JaxprEqn, ...]
+    outputs: tuple[Atom, ...]
+    cache: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def in_avals(self) -> list[Any]:
+        return [v.aval for v in self.inputs]
+
+    @property
+    def out_avals(self) -> list[Any]:
+        return [v.aval for v in self.outputs]
+
+
+_PROGRAMS: weakref.WeakKeyDictionary[Any, Program] = weakref.WeakKeyDictionary()
+
+
+def program(jaxpr: Any) -> Program:
+    """The Program of a Jaxpr or ClosedJaxpr; one jaxpr gives one Program, while it lives."""
+    found = _PROGRAMS.get(jaxpr)
+    if found is None:
+        found = _PROGRAMS[jaxpr] = _read(jaxpr)
+    return found
+
+
+def _read(jaxpr: Any) -> Program:
+    opened, consts = closed(jaxpr)
+    pairs = tuple(zip(opened.constvars, consts, strict=True))
+    return Program(tuple(opened.invars), pairs, tuple(opened.eqns), tuple(opened.outvars))
+
+
+def trace(f: Callable[..., Any], *args: Any) -> Program:
+    """The Program of `f`, which takes flat `args` (values or types) and returns a flat sequence."""
+    return _read(jax.make_jaxpr(f)(*args))
+
+
+def evaluate(prog: Program, args: Sequence[Any]) -> list[Any]:
+    """Run a program: its outputs, as a list. Values are dropped after their last use."""
+    env = environment(prog, args)
+    drop = last_uses(prog.equations, prog.outputs)
+    outer = name_stack()
+    for eqn in prog.equations:
+        write(env, eqn.outvars, bind(eqn, [read(env, v) for v in eqn.invars], outer))
+        for v in drop.get(id(eqn), ()):
+            env.pop(v, None)
+    return [read(env, v) for v in prog.outputs]
+
+
+def environment(prog: Program, args: Sequence[Any]) -> dict[Var, Any]:
+    """Variables of the inputs and constants of a program, with their values."""
+    env = dict(prog.consts)
+    env.update(zip(prog.inputs, args, strict=True))
+    return env
+
+
+def read(env: dict[Var, Any], atom: Atom) -> Any:
+    return atom.val if isinstance(atom, Literal) else env[atom]
+
+
+def write(env: dict[Var, Any], variables: Iterable[Var], values: Sequence[Any]) -> None:
+    env.update(zip(variables, values, strict=True))
+
+
+def bind(eqn: JaxprEqn, args: Sequence[Any], outer: Any = None) -> list[Any]:
+    """Apply an equation's primitive to `args`, where it was written; a list of outputs.
+
+    `outer` is the current name stack; give it when many equations are bound in a row.
+    """
+    prim = eqn.primitive
+    with source(eqn, name_stack() if outer is None else outer), eqn.ctx.manager:
+        out = prim.bind(*args, **prim.get_bind_params(eqn.params))
+    return list(out) if prim.multiple_results else [out]
+
+
+def last_uses(
+    equations: Sequence[JaxprEqn], outputs: Sequence[Atom]
+) -> dict[int, list[Var]]:
+    """For each equation, by `id`, the variables that nothing reads after it."""
+    seen = {v for v in outputs if isinstance(v, Var)}
+    drop: dict[int, list[Var]] = {}
+    for eqn in reversed(equations):
+        for v in (*eqn.outvars, *eqn.invars):
+            if isinstance(v, Var) and v not in seen:
+                seen.add(v)
+                drop.setdefault(id(eqn), []).append(v)
+    return drop

@@ -1,0 +1,1 @@
+"""What a backward pass keeps, and what it costs."""

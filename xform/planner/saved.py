@@ -1,0 +1,154 @@
+"""From a policy to a Plan: which forward values are kept for the second part of a Joint.
+
+The second part is walked in order. A value that it reads is taken from the program's inputs, kept
+if the policy saves it, or made again from what it was made from; equations that are run again are
+placed just before their first use. Constants (a causal mask) and views are never kept: what they
+are made from is.
+
+A loop or call that keeps something inside keeps the outputs that are needed too, and a loop its
+carry; one that keeps nothing is run again as a whole. Only at the top of a function is a loop never
+run again: its carries are kept, and the policy decides inside its body.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xform._jax import JaxprEqn, Offloadable, Var
+from xform.interpret.joint import Joint, Plan, reads_of
+from xform.interpret.node import Node, fork_p
+from xform.policies import Policy, ask, check, save_everything
+
+
+def plan(joint: Joint, policy: Any = None, top: bool = False) -> Plan:
+    """The Plan of a Joint under a policy (None: what the second part reads is kept as it is).
+
+    `top` marks a whole function, of which the loops are not to be run again. Linear in equations.
+    """
+    policy = check(policy)
+    if (policy, top) not in joint.plans:
+        joint.plans[policy, top] = _Walk(joint, policy, top).plan()
+    return joint.plans[policy, top]
+
+
+class _Walk:
+    def __init__(self, joint: Joint, policy: Policy, top: bool):
+        self.joint, self.policy = joint, policy
+        self.kept: dict[Var, str] = {}
+        self.offloaded: dict[Var, Offloadable] = {}
+        self.order: list[JaxprEqn] = []
+        self.placed: set[int] = set()
+        self.again: set[int] = set()
+        self.reads: set[Var] = set()
+        self.inputs = set(joint.inputs)
+        self.inner: dict[Node, tuple[Plan, ...]] = {}
+        self.rerun: set[Node] = set()
+        for eqn in joint.first:
+            if eqn.primitive is fork_p:
+                self._nested(eqn.params["node"], top)
+
+    def _nested(self, node: Node, top: bool) -> None:
+        inside = node.policy if node.region else self.policy
+        plans = tuple(plan(j, inside, top and not node.region) for j in node.joints)
+        stays = (
+            self.policy is save_everything
+            or (node.loop and top)
+            or (node.region and _keeps(plans))
+            or (not node.region and _keeps(plans))
+        )
+        if not stays:
+            self.rerun.add(node)
+            if not node.region:
+                plans = tuple(plan(j) for j in node.joints)
+        self.inner[node] = plans
+
+    def plan(self) -> Plan:
+        joint = self.joint
+        for eqn in joint.second:
+            for v in reads_of(eqn, self.inner):
+                self._place(v)
+            self.order.append(eqn)
+        for v in joint.second_outputs:
+            if isinstance(v, Var):
+                self._place(v)
+        return Plan(
+            joint,
+            tuple(self.kept),
+            self.offloaded,
+            tuple(self.order),
+            frozenset(self.again),
+            tuple(v in self.reads for v in joint.inputs),
+            self.inner,
+            self.kept,
+        )
+
+    def _place(self, wanted: Var) -> None:
+        """Make `wanted` available to the second part: read, kept or run again."""
+        todo: list[tuple[Any, bool]] = [(wanted, False)]
+        while todo:
+            item, ready = todo.pop()
+            if ready:
+                self.order.append(item)
+                continue
+            v = self.joint.named.get(item, item)
+            while v in self.joint.named:
+                v = self.joint.named[v]
+            if v in self.inputs:
+                self.reads.add(v)
+            eqn = self.joint.producer.get(v)
+            if eqn is None or v in self.kept or id(eqn) in self.placed:
+                continue
+            if v not in self.joint.free and self._saved(v, eqn):
+                continue
+            for e in self._chain(eqn):
+                self.placed.add(id(e))
+                if v not in self.joint.free:
+                    self.again.add(id(e))
+                todo.append((e, True))
+                todo.extend((u, False) for u in reads_of(e, self.inner) if not self._between(u, eqn))
+
+    def _chain(self, eqn: JaxprEqn) -> list[JaxprEqn]:
+        """An equation, and, if all it does is name a value, those that make the value."""
+        chain = [eqn]
+        while chain[-1].primitive.name == "name":
+            source = self.joint.producer.get(chain[-1].invars[0])
+            if source is None:
+                break
+            chain.append(source)
+        return chain
+
+    def _between(self, u: Var, eqn: JaxprEqn) -> bool:
+        """Whether `u` is a value on the chain of names that `eqn` ends."""
+        return any(u in e.outvars for e in self._chain(eqn)[1:])
+
+    def _saved(self, v: Var, eqn: JaxprEqn) -> bool:
+        answer: bool | Offloadable = False
+        reason = ""
+        if eqn.primitive is fork_p:
+            answer, reason = eqn.params["node"] not in self.rerun, "of a loop or call that is kept"
+        elif eqn.effects:
+            answer, reason = True, "has effects: never run again"
+        elif self.policy is save_everything:
+            answer, reason = True, "the backward pass reads it"
+        else:
+            for e in self._chain(eqn):
+                answer = ask(self.policy, e) if e.primitive is not fork_p else False
+                if answer:
+                    reason = f"{self.policy!r} saves {e.params.get('name', e.primitive.name)}"
+                    break
+        if answer:
+            self.kept[v] = reason
+            if isinstance(answer, Offloadable):
+                self.offloaded[v] = answer
+        return bool(answer)
+
+
+def _keeps(plans: tuple[Plan, ...]) -> bool:
+    """Whether plans keep a computed value, other than the state of loops."""
+    return any(
+        _keeps(p.inner[p.joint.producer[v].params["node"]])
+        if p.joint.producer[v].primitive is fork_p
+        else True
+        for p in plans
+        for v in p.kept
+    )

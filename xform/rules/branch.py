@@ -1,0 +1,147 @@
+"""`cond` and `switch`.
+
+Each branch has its own Joint. The branches' residuals share slots: a slot has a type, a branch
+fills the slots that it needs and leaves zeros in the others. What a branch's second part reads of
+the operands is taken from outside and needs no slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from xform._jax import JaxprEqn, tangent_aval, zeros
+from xform.interpret import emit
+from xform.interpret.activity import path
+from xform.interpret.joint import Plan, analyze
+from xform.interpret.jvp import jvp
+from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.ir import Mask, Program, evaluate, program, trace
+from xform.table import Value, add_rule
+
+
+def _branches(eqn: JaxprEqn) -> list[Program]:
+    return [program(j) for j in eqn.params["branches"]]
+
+
+def _union(masks: Sequence[Mask]) -> Mask:
+    return tuple(any(column) for column in zip(*masks, strict=True))
+
+
+class Cond(Structured):
+    """`lax.cond`, `lax.switch`: one index, then the operands."""
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        return _union([path(b, active[1:]).outputs for b in _branches(eqn)])
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        on = self.active(eqn, tuple(dx is not None for dx in dxs))
+
+        def branch(prog: Program) -> Callable[..., Any]:
+            def run(xs: list[Value], dxs: list[Value]):
+                ys, dys = jvp(prog, xs, dxs)
+                return ys, _full(dys, prog.out_avals, on)
+
+            return run
+
+        return lax.switch(xs[0], [branch(b) for b in _branches(eqn)], list(xs[1:]), list(dxs[1:]))
+
+    def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
+        joints = [analyze(b, active[1:], wanted, push) for b in _branches(eqn)]
+        seconds, results = _union([j.seconds for j in joints]), _union([j.results for j in joints])
+        if push:
+            return _CondNode(eqn, joints, (False, *seconds), results, push)
+        return _CondNode(eqn, joints, seconds, (False, *results), push)
+
+
+def _full(values: Sequence[Value], avals: Sequence[Any], on: Mask) -> list[Value]:
+    """Zeros for the missing values of the places that are `on`."""
+    return [
+        (zeros(tangent_aval(a)) if x is None else x) if o else None
+        for x, a, o in zip(values, avals, on, strict=True)
+    ]
+
+
+class _CondNode(Node):
+    """A branch that carries a derivative."""
+
+    def reads(self, plans: Plans) -> Mask:
+        return (True, *_union([p.reads for p in plans]))
+
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        index, *ops = xs
+        trees: list[Any] = []
+
+        def flat(plan: Plan) -> Program:
+            def run(*ops: Value) -> list[Value]:
+                outs, kept = emit.forward(plan, ops, used)
+                leaves, tree = jax.tree.flatten(kept)
+                trees.append(tree)
+                return [*gather(outs, used), *leaves]
+
+            return trace(run, *ops)
+
+        programs = [flat(p) for p in plans]
+        n = sum(used)
+        slots, places = _slots([p.out_avals[n:] for p in programs])
+
+        def branch(prog: Program, place: list[int]) -> Callable[..., Any]:
+            def run(*ops: Value):
+                out = evaluate(prog, ops)
+                filled = dict(zip(place, out[n:], strict=True))
+                return out[:n], [filled[i] if i in filled else zeros(a)
+                                 for i, a in enumerate(slots)]  # fmt: skip
+
+            return run
+
+        runs = [branch(p, place) for p, place in zip(programs, places, strict=True)]
+        outs, filled = lax.switch(index, runs, *ops)
+        kept = [
+            jax.tree.unflatten(tree, [filled[i] for i in place])
+            for tree, place in zip(trees, places, strict=True)
+        ]
+        return spread(outs, used), kept
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        index, *ops = xs
+        wide = self.seconds[1:] if self.push else self.seconds
+        results = self.results if self.push else self.results[1:]
+        of = self.eqn.outvars if self.push else self.eqn.invars[1:]
+        avals = [v.aval for v in of]
+        given = spread(seconds, wide)
+
+        def branch(plan: Plan, kept: Any) -> Callable[..., Any]:
+            def run() -> list[Value]:
+                mine = gather(given, plan.joint.seconds)
+                out = emit.second(plan, kept, ops, mine, False)
+                return gather(_full(spread(out, plan.joint.results), avals, results), results)
+
+            return run
+
+        return lax.switch(index, [branch(p, k) for p, k in zip(plans, token, strict=True)])
+
+
+def _slots(branches: Sequence[Sequence[Any]]) -> tuple[list[Any], list[list[int]]]:
+    """Types of the fewest slots that hold any branch's values, and each branch's places in them."""
+    slots: list[Any] = []
+    places: list[list[int]] = []
+    for avals in branches:
+        free = list(range(len(slots)))
+        place: list[int] = []
+        for aval in avals:
+            i = next((i for i in free if slots[i] == aval), None)
+            if i is None:
+                i = len(slots)
+                slots.append(aval)
+            else:
+                free.remove(i)
+            place.append(i)
+        places.append(place)
+    return slots, places
+
+
+add_rule(Cond("cond", "structured"))

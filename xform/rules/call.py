@@ -1,0 +1,196 @@
+"""Calls: jit, remat regions and the like.
+
+A small jitted function (most of `jax.numpy`) is inlined, so that a plan sees through it. A large
+one stays a call: it is analyzed once however often it is called, and what is compiled once stays
+compiled once. A remat region is always a node, since its own policy decides inside.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from xform._jax import JaxprEqn
+from xform.interpret import emit
+from xform.interpret.activity import path
+from xform.interpret.joint import Joint, analyze
+from xform.interpret.jvp import jvp
+from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.interpret.pullback import pullback
+from xform.ir import Mask, Program, program
+from xform.table import Value, add_rule
+
+_BODIES = ("jaxpr", "call_jaxpr", "fwd_jaxpr")
+
+# A body of this many equations is worth a compiled function of its own.
+_LARGE = 48
+
+
+def body(eqn: JaxprEqn) -> Program:
+    """The program that a call runs."""
+    return program(next(eqn.params[k] for k in _BODIES if k in eqn.params))
+
+
+def size(prog: Program) -> int:
+    """The number of equations, nested calls included."""
+    if "size" not in prog.cache:
+        prog.cache["size"] = sum(
+            size(body(e)) if e.primitive.name in _INLINE else 1 for e in prog.equations
+        )
+    return prog.cache["size"]
+
+
+class CallNode(Node):
+    """A call whose forward and second part are calls."""
+
+    joint: Joint
+
+    def __init__(self, eqn: JaxprEqn, joint: Joint, push: bool):
+        super().__init__(eqn, [joint], joint.seconds, joint.results, push)
+        self.joint = joint
+
+    def reads(self, plans: Plans) -> Mask:
+        return plans[0].reads
+
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        return emit.forward(plans[0], xs, used)
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        return emit.second(plans[0], token, xs, seconds, tied)
+
+
+class _JitNode(CallNode):
+    """Both parts are jitted, once for each plan: sixteen calls of one layer compile one."""
+
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        outs, kept = self._jitted(plans[0], "forward", used)(list(xs))
+        return spread(outs, used), kept
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        return self._jitted(plans[0], "second", tied)(token, list(xs), list(seconds))
+
+    def _jitted(self, plan: Any, part: str, how: Any) -> Any:
+        if (part, how) in plan.cache:
+            return plan.cache[part, how]
+
+        def forward(xs: list[Value]):
+            outs, kept = emit.forward(plan, xs, how)
+            return gather(outs, how), kept
+
+        def second(token: Any, xs: list[Value], seconds: list[Value]):
+            return emit.second(plan, token, xs, seconds, how)
+
+        run = forward if part == "forward" else second
+        run.__name__ = f"{self.eqn.params['name']}_{part}"
+        plan.cache[part, how] = jax.jit(run)
+        return plan.cache[part, how]
+
+
+class Jit(Structured):
+    """`jit`: inlined when small, else a pair of jitted calls."""
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        return _active_outputs(body(eqn), active)
+
+    def _inlined(self, eqn: JaxprEqn) -> bool:
+        return size(body(eqn)) < _LARGE
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        prog = body(eqn)
+        if self._inlined(eqn):
+            return jvp(prog, xs, dxs)
+        mask = tuple(dx is not None for dx in dxs)
+        if ("jvp", mask) not in prog.cache:
+
+            @functools.wraps(jvp)
+            def run(xs: list[Value], dxs: list[Value]):
+                return jvp(prog, xs, dxs)
+
+            run.__name__ = f"{eqn.params['name']}_jvp"
+            prog.cache["jvp", mask] = jax.jit(run)
+        return prog.cache["jvp", mask](list(xs), list(dxs))
+
+    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        if self._inlined(eqn):
+            return pullback(body(eqn), active, wanted, xs)
+        return super().vjp(eqn, xs, active, wanted)
+
+    def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        if self._inlined(eqn):
+            return jvp(body(eqn), xs, dxs, split=True)
+        return super().split(eqn, xs, dxs, wanted)
+
+    def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
+        return _JitNode(eqn, analyze(body(eqn), active, wanted, push), push)
+
+
+class Inline(Jit):
+    """A call that means nothing to xform but its body."""
+
+    def _inlined(self, eqn: JaxprEqn) -> bool:
+        return True
+
+
+class _RegionNode(CallNode):
+    """A remat region: inside, its own policy decides, and its recompute is tied."""
+
+    region = True
+
+    def __init__(self, eqn: JaxprEqn, joint: Joint, push: bool):
+        super().__init__(eqn, joint, push)
+        self.policy = eqn.params["policy"] or _nothing
+        self.prevent_cse = eqn.params["prevent_cse"]
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        return emit.second(plans[0], token, xs, seconds, tied and self.prevent_cse is not False)
+
+
+def _nothing(*_: Any, **__: Any) -> bool:
+    """The policy of a region that names none: as in JAX, it saves nothing."""
+    return False
+
+
+class Remat(Structured):
+    """`jax.checkpoint`: the carrier of a remat region, xform's or JAX's own."""
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        return _active_outputs(body(eqn), active)
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        prog, params = body(eqn), eqn.params
+
+        def run(xs: Sequence[Value], dxs: Sequence[Value]):
+            return jvp(prog, xs, dxs)
+
+        prevent = params["prevent_cse"]
+        marked = jax.checkpoint(
+            run, policy=params["policy"], prevent_cse=prevent if isinstance(prevent, bool) else True
+        )
+        return marked(list(xs), list(dxs))
+
+    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        if eqn.params["differentiated"]:
+            return pullback(body(eqn), active, wanted, lax.optimization_barrier(tuple(xs)))
+        return super().vjp(eqn, xs, active, wanted)
+
+    def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
+        return _RegionNode(eqn, analyze(body(eqn), active, wanted, push), push)
+
+
+def _active_outputs(prog: Program, active: Mask) -> Mask:
+    return path(prog, active).outputs
+
+
+_INLINE = ("jit", "closed_call", "core_call", "core_closed_call")
+
+add_rule(Jit("jit", "structured"))
+add_rule(Remat("remat2", "structured"))
+for _name in ("closed_call", "core_call", "core_closed_call"):
+    add_rule(Inline(_name, "structured"))

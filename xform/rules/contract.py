@@ -1,0 +1,251 @@
+"""Contractions: dot_general, ragged_dot_general and convolution, linear in each of two operands.
+
+A transpose of a contraction is a contraction of the cotangent with the other operand. It is
+computed in the `preferred_element_type` of the forward one and returned in the operand's dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from xform._jax import JaxprEqn
+from xform.ir import Mask, bind
+from xform.table import Bilinear, Value, _declare, add, bilinear
+
+Axes = Sequence[int]
+
+
+def of_type(ct: Any, x: Any) -> Any:
+    """`ct` in the dtype of `x`; the cotangent of a real operand is real."""
+    if jax.dtypes.issubdtype(ct.dtype, np.complexfloating) and not jax.dtypes.issubdtype(
+        x.dtype, np.complexfloating
+    ):
+        ct = lax.real(ct)
+    return lax.convert_element_type(ct, x.dtype)
+
+
+def rest(ndim: int, *taken: Axes) -> list[int]:
+    """The axes that are not taken."""
+    return [i for i in range(ndim) if not any(i in axes for axes in taken)]
+
+
+def sharded(x: Any, axes: Axes) -> Any:
+    """The sharding of `x` with its axes in the order `axes`, for `out_sharding`."""
+    sharding = jax.typeof(x).sharding
+    if not sharding.mesh.empty:
+        return NamedSharding(sharding.mesh, PartitionSpec(*(sharding.spec[i] for i in axes)))
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty else NamedSharding(mesh, PartitionSpec(*(None for _ in axes)))
+
+
+# dot_general: y[batch, a's own, b's own].
+
+
+def _dot_lhs(ct: Any, a: Any, b: Any, *, dimension_numbers: Any, precision: Any,
+             preferred_element_type: Any, out_sharding: Any):  # fmt: skip
+    (a_sum, b_sum), (a_batch, b_batch) = dimension_numbers
+    own = rest(np.ndim(a), a_sum, a_batch)
+    other = len(a_batch) + len(own)
+    return _dot(ct, b, a, b_sum, b_batch, range(other, ct.ndim), a_sum, a_batch, own, precision,
+                preferred_element_type)  # fmt: skip
+
+
+def _dot_rhs(ct: Any, a: Any, b: Any, *, dimension_numbers: Any, precision: Any,
+             preferred_element_type: Any, out_sharding: Any):  # fmt: skip
+    (a_sum, b_sum), (a_batch, b_batch) = dimension_numbers
+    own = rest(np.ndim(b), b_sum, b_batch)
+    other = ct.ndim - len(own)
+    return _dot(ct, a, b, a_sum, a_batch, range(len(b_batch), other), b_sum, b_batch, own,
+                precision, preferred_element_type)  # fmt: skip
+
+
+def _dot(ct: Any, known: Any, x: Any, known_sum: Axes, known_batch: Axes, ct_known: Axes,
+         x_sum: Axes, x_batch: Axes, x_own: Axes, precision: Any, preferred: Any):  # fmt: skip
+    """Cotangent of `x`: `ct` contracted with the axes that only `known` has."""
+    dims = (ct_known, rest(np.ndim(known), known_sum, known_batch)), (
+        range(len(x_batch)),
+        known_batch,
+    )
+    # The product's last axes are those of `known` that were contracted, in its own order.
+    order = [*x_batch, *x_own, *(x_sum[i] for i in np.argsort(known_sum))]
+    out = lax.dot_general(ct, known, dims, precision, preferred, out_sharding=sharded(x, order))
+    return of_type(lax.transpose(out, np.argsort(order)), x)
+
+
+bilinear("dot_general", lhs=_dot_lhs, rhs=_dot_rhs)
+
+
+# ragged_dot_general: the operands' groups are told apart by a third input, the group sizes.
+
+
+class Grouped(Bilinear):
+    """Linear in each of the first two inputs; the others are integers."""
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        (a, b, *sizes), (da, db, *_) = xs, dxs
+        terms = [] if da is None else bind(eqn, [da, b, *sizes])
+        return [add([*terms, *([] if db is None else bind(eqn, [a, db, *sizes]))])]
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        formulas = zip(self.formulas, active, strict=False)
+        out = [self.call(f, eqn, cts[0], *xs) if on else None for f, on in formulas]
+        return [*out, *[None] * (len(xs) - len(out))]
+
+
+def _ragged_lhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_numbers: Any,
+                precision: Any, preferred_element_type: Any, out_sharding: Any):  # fmt: skip
+    numbers = ragged_dot_dimension_numbers
+    (a_sum, b_sum), (a_batch, b_batch) = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    own = rest(np.ndim(a), a_sum, a_batch)
+    b_own = rest(np.ndim(b), b_sum, b_batch, numbers.rhs_group_dimensions)
+    batch = range(len(a_batch))
+    run = (sizes, precision, preferred_element_type)
+    if ragged in own:
+        # y[batch, own, b's own], each row with the matrix of its group.
+        last = range(ct.ndim - len(b_own), ct.ndim)
+        dims = ((last, b_own), (batch, b_batch))
+        order = [*a_batch, *own, *(a_sum[i] for i in np.argsort(b_sum))]
+        rows = len(a_batch) + own.index(ragged)
+        return _ragged(ct, b, a, dims, rows, numbers.rhs_group_dimensions, order, *run)
+    if ragged in a_sum:
+        # y[group, batch, own, b's own]: each row of b meets the matrix of its group in ct.
+        last = range(ct.ndim - len(b_own), ct.ndim)
+        dims = ((b_own, last), (b_batch, range(1, 1 + len(batch))))
+        order = [*a_batch, *(a_sum[i] for i in np.argsort(b_sum)), *own]
+        rows = len(a_batch) + sorted(b_sum).index(b_sum[list(a_sum).index(ragged)])
+        # The result's rows are b's contracted axes, in order.
+        ragged_b = b_sum[list(a_sum).index(ragged)]
+        del rows
+        return _ragged(b, ct, a, dims, ragged_b, (0,), order, *run)
+    raise NotImplementedError(_RAGGED_BATCH)
+
+
+def _ragged_rhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_numbers: Any,
+                precision: Any, preferred_element_type: Any, out_sharding: Any):  # fmt: skip
+    numbers = ragged_dot_dimension_numbers
+    (a_sum, b_sum), (a_batch, b_batch) = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    group = numbers.rhs_group_dimensions
+    own = rest(np.ndim(a), a_sum, a_batch)
+    b_own = rest(np.ndim(b), b_sum, b_batch, group)
+    batch = range(len(a_batch))
+    sorted_sum = [b_sum[i] for i in np.argsort(a_sum)]
+    run = (sizes, precision, preferred_element_type)
+    if ragged in own:
+        mid = range(len(a_batch), len(a_batch) + len(own))
+        dims = ((own, mid), (a_batch, batch))
+        return _ragged(a, ct, b, dims, ragged, (), [*group, *b_batch, *sorted_sum, *b_own], *run)
+    if ragged in a_sum:
+        mid = range(1 + len(a_batch), 1 + len(a_batch) + len(own))
+        dims = ((own, mid), (a_batch, range(1, 1 + len(a_batch))))
+        return _ragged(a, ct, b, dims, ragged, (0,), [*b_batch, *sorted_sum, *b_own], *run)
+    raise NotImplementedError(_RAGGED_BATCH)
+
+
+_RAGGED_BATCH = "ragged_dot_general with a ragged batch axis has no derivative in xform, nor in JAX"
+
+
+def _ragged(a: Any, b: Any, x: Any, dims: Any, ragged: int, group: Axes, order: Axes, sizes: Any,
+            precision: Any, preferred: Any):  # fmt: skip
+    """Cotangent of `x`: a ragged product whose axes are those of `x` in the order `order`."""
+    numbers = lax.RaggedDotDimensionNumbers(dims, (ragged,), group)
+    out = lax.ragged_dot_general(a, b, sizes, numbers, precision, preferred)
+    return of_type(lax.transpose(out, np.argsort(order)), x)
+
+
+_declare(Grouped, "ragged_dot_general", "bilinear", [_ragged_lhs, _ragged_rhs])
+
+
+# Convolution: y[n, o, p] = Σ x[n, i, p·stride + k·dilation − low] · w[o, i, k].
+
+
+def _extent(size: int, dilation: int) -> int:
+    """The length of an axis with `dilation - 1` holes between its elements."""
+    return max(0, (size - 1) * dilation + 1)
+
+
+def regroup(x: Any, groups: int, source: int, target: int) -> Any:
+    """Move the outer factor `groups` of the axis `source` to the axis `target`."""
+    if groups == 1:
+        return x
+    shape = list(x.shape)
+    shape[source] //= groups
+    x = lax.reshape(x, [*shape[:source], groups, *shape[source:]])
+    axes = [i for i in range(x.ndim) if i != source]
+    x = lax.transpose(x, [*axes[:target], source, *axes[target:]])
+    shape[target] *= groups
+    return lax.reshape(x, shape)
+
+
+def _conv_lhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs_dilation: Any,
+              rhs_dilation: Any, dimension_numbers: Any, feature_group_count: int,
+              batch_group_count: int, precision: Any, preferred_element_type: Any,
+              out_sharding: Any):  # fmt: skip
+    x_spec, w_spec, y_spec = dimension_numbers
+    groups = max(feature_group_count, batch_group_count)
+    pads = []
+    axes = zip(x_spec[2:], w_spec[2:], y_spec[2:], strict=True)
+    for i, (x_axis, w_axis, y_axis) in enumerate(axes):
+        low = padding[i][0]
+        window = _extent(w.shape[w_axis], rhs_dilation[i])
+        length = _extent(x.shape[x_axis], lhs_dilation[i])
+        pads.append((window - 1 - low, length - _extent(ct.shape[y_axis], window_strides[i]) + low))
+    kernel = lax.rev(regroup(w, groups, w_spec[0], w_spec[1]), w_spec[2:])
+    out = lax.conv_general_dilated(
+        ct,
+        lax.convert_element_type(kernel, ct.dtype),
+        window_strides=lhs_dilation,
+        padding=pads,
+        lhs_dilation=window_strides,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=lax.ConvDimensionNumbers(
+            y_spec, (w_spec[1], w_spec[0], *w_spec[2:]), x_spec
+        ),
+        feature_group_count=groups,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+    return of_type(regroup(out, batch_group_count, x_spec[1], x_spec[0]), x)
+
+
+def _conv_rhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs_dilation: Any,
+              rhs_dilation: Any, dimension_numbers: Any, feature_group_count: int,
+              batch_group_count: int, precision: Any, preferred_element_type: Any,
+              out_sharding: Any):  # fmt: skip
+    if not math.prod(ct.shape):
+        return lax.full_like(w, 0)  # the cotangent would be a window of size 0
+    specs = [(spec[1], spec[0], *spec[2:]) for spec in dimension_numbers]
+    pads = []
+    axes = zip(*(spec[2:] for spec in specs), strict=True)
+    for i, (x_axis, w_axis, y_axis) in enumerate(axes):
+        low = padding[i][0]
+        length = _extent(x.shape[x_axis], lhs_dilation[i])
+        window = _extent(ct.shape[y_axis], window_strides[i])
+        high = _extent(w.shape[w_axis], rhs_dilation[i]) + window - 1 - length - low
+        pads.append((low, high))
+    out = lax.conv_general_dilated(
+        lax.convert_element_type(x, ct.dtype),
+        ct,
+        window_strides=rhs_dilation,
+        padding=pads,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=window_strides,
+        dimension_numbers=lax.ConvDimensionNumbers(specs[0], specs[2], specs[1]),
+        feature_group_count=batch_group_count,
+        batch_group_count=feature_group_count,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+    return of_type(out, w)
+
+
+bilinear("conv_general_dilated", lhs=_conv_lhs, rhs=_conv_rhs)

@@ -1,0 +1,165 @@
+"""Rules that the user wrote: custom_jvp, custom_vjp, and custom_linear_solve.
+
+A custom_jvp rule is called once: the primal outputs come from it, and its linear part is transposed
+for the pullback. A custom_vjp's forward function is traced into the forward part, so its residuals
+are ordinary candidates for saving, and its backward function is called in the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from xform._jax import JaxprEqn, SymbolicZero, frame, is_zero, tangent_aval, zeros
+from xform.errors import NotDifferentiable
+from xform.interpret.jvp import jvp
+from xform.interpret.node import Structured
+from xform.interpret.pullback import pull_of_jvp, pullback
+from xform.ir import Mask, bind, program
+from xform.rules.call import Inline
+from xform.table import Value, add_rule
+
+
+def _tangents(eqn: JaxprEqn, values: Sequence[Value], of: Sequence[Any]) -> list[Value]:
+    """What a custom rule is given for None: zeros, or symbolic ones if it asked for them."""
+    make = SymbolicZero if eqn.params["symbolic_zeros"] else zeros
+    return [make(tangent_aval(v.aval)) if x is None else x for x, v in zip(values, of, strict=True)]
+
+
+def _none_if_zero(x: Value) -> Value:
+    return None if x is None or is_zero(x) or x.dtype == jax.dtypes.float0 else x
+
+
+class CustomJvp(Structured):
+    """`jax.custom_jvp`."""
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        _, rule = eqn.primitive.get_bind_params(eqn.params)["subfuns"]
+        out = rule.call_wrapped(*xs, *_tangents(eqn, dxs, eqn.invars))
+        n = len(out) // 2
+        return list(out[:n]), [_none_if_zero(dy) for dy in out[n:]]
+
+    def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        return self.jvp(eqn, xs, dxs)
+
+    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        return pull_of_jvp(lambda xs, dxs: self.jvp(eqn, xs, dxs), xs, active, wanted)
+
+
+class CustomVjp(Structured):
+    """`jax.custom_vjp`."""
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        raise NotDifferentiable(
+            "forward-mode derivative (jvp) of a custom_vjp function",
+            "its rule says how to pull cotangents back, not how to push tangents forward",
+            frame(eqn),
+            "use reverse mode (grad, vjp), or give the function a jax.custom_jvp rule instead",
+        )
+
+    def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        return self.jvp(eqn, xs, dxs)
+
+    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        if any(active[: eqn.params["num_consts"]]):
+            raise NotDifferentiable(
+                "derivative of a custom_vjp function",
+                "it closes over a value that is being differentiated, which its rule cannot see",
+                frame(eqn),
+                "pass the value as an argument of the function",
+            )
+        _, fwd, bwd = eqn.primitive.get_bind_params(eqn.params)["subfuns"]
+        out = fwd.call_wrapped(*[a for pair in zip(xs, active, strict=True) for a in pair])
+        _, res_tree, forwarded = eqn.params["out_trees"]()
+        n = res_tree.num_leaves - sum(i is not None for i in forwarded)
+        made, ys = iter(out[:n]), list(out[n:])
+        residuals = [next(made) if i is None else xs[i] for i in forwarded]
+
+        def pull(cts: Sequence[Value]) -> list[Value]:
+            full = _tangents(eqn, cts, eqn.outvars)
+            return [_none_if_zero(ct) for ct in bwd.call_wrapped(*residuals, *full)]
+
+        return ys, pull
+
+
+class LinearSolve(Structured):
+    """`custom_linear_solve`: x with A x = b, for a function A and given solvers.
+
+    dx = A^-1 (db - dA x); and b' = A^-T x', A' = -b' x^T through the pullback of A at x. Giles,
+    "Collected matrix derivative results for forward and reverse mode", 2008, section 2.3.1.
+    """
+
+    def _parts(self, eqn: JaxprEqn, values: Sequence[Any]):
+        """Constants of matvec, vecmat, solve and transpose_solve, and the right-hand sides."""
+        parts, start = [], 0
+        for n in eqn.params["const_lengths"]:
+            parts.append(list(values[start : start + n]))
+            start += n
+        return parts, list(values[start:])
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        ys = bind(eqn, xs)
+        (consts, *_), _ = self._parts(eqn, xs)
+        (dconsts, *_), dbs = self._parts(eqn, dxs)
+        matvec = program(eqn.params["jaxprs"].matvec)
+        _, shifts = jvp(matvec, [*consts, *ys], [*dconsts, *[None] * len(ys)])
+        rhs = [
+            _minus(db, shift, v) for db, shift, v in zip(dbs, shifts, eqn.outvars, strict=True)
+        ]
+        return ys, bind(eqn, [*xs[: len(xs) - len(dbs)], *rhs])
+
+    def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        return self.jvp(eqn, xs, dxs)
+
+    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        jaxprs = eqn.params["jaxprs"]
+        if jaxprs.transpose_solve is None:
+            raise NotDifferentiable(
+                "reverse-mode derivative of custom_linear_solve",
+                "it was given no transpose_solve",
+                frame(eqn),
+                "pass transpose_solve=, or symmetric=True if the operator is symmetric",
+            )
+        ys = bind(eqn, xs)
+        parts, bs = self._parts(eqn, xs)
+        on, _ = self._parts(eqn, active)
+        none = (False,) * len(ys)
+        matvec, mask = program(jaxprs.matvec), (*on[0], *none)
+        _, pull_matvec = pullback(matvec, mask, (True,) * len(ys), [*parts[0], *ys])
+
+        def pull(cts: Sequence[Value]) -> list[Value]:
+            lengths = eqn.params["const_lengths"].transpose()
+            turned = eqn.replace(
+                params={**eqn.params, "const_lengths": lengths, "jaxprs": jaxprs.transpose()}
+            )
+            full = [
+                zeros(tangent_aval(v.aval)) if ct is None else ct
+                for ct, v in zip(cts, eqn.outvars, strict=True)
+            ]
+            forth, back, solve, transposed = parts
+            ct_bs = bind(turned, [*back, *forth, *transposed, *solve, *full])
+            ct_consts = pull_matvec(ct_bs)[: len(forth)]
+            minus = [None if ct is None else jax.lax.neg(ct) for ct in ct_consts]
+            rest = len(xs) - len(minus) - len(bs)
+            return [*minus, *[None] * rest, *ct_bs]
+
+        return ys, pull
+
+
+def _minus(a: Value, b: Value, v: Any) -> Value:
+    """a - b, where None is zero."""
+    if b is None:
+        return zeros(tangent_aval(v.aval)) if a is None else a
+    return jax.lax.neg(b) if a is None else jax.lax.sub(a, b)
+
+
+class OptimizedFwd(Inline):
+    """The forward function of a custom_vjp with `optimize_remat`: outputs and residuals."""
+
+
+add_rule(CustomJvp("custom_jvp_call", "structured"))
+add_rule(CustomVjp("custom_vjp_call", "structured"))
+add_rule(LinearSolve("custom_linear_solve", "structured"))
+add_rule(OptimizedFwd("remat_opt", "structured"))

@@ -1,0 +1,32 @@
+"""Discrete Fourier transforms. They are linear, and a complex transform is its own transpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from xform.table import linear
+
+
+def _transpose(ct: Any, x: Any, *, fft_type: lax.FftType, fft_lengths: tuple[int, ...]):
+    if fft_type in (lax.FftType.FFT, lax.FftType.IFFT):
+        return lax.fft(ct, fft_type, fft_lengths)
+    if fft_type == lax.FftType.RFFT:
+        # y = FFT(x) without its redundant half, hence x' = real(FFT(y' with zeros in that half)).
+        missing = fft_lengths[-1] - ct.shape[-1]
+        padding = [(0, 0, 0)] * (ct.ndim - 1) + [(0, missing, 0)]
+        full = lax.pad(ct, np.zeros((), ct.dtype), padding)
+        return lax.real(lax.fft(full, lax.FftType.FFT, fft_lengths))
+    # y sums x and the conjugate of its redundant half, which doubles all but the frequency 0 and,
+    # for an even length, the last one.
+    half = lax.fft(ct, lax.FftType.RFFT, fft_lengths)
+    weights = np.full(half.shape[-1:], 2.0 / np.prod(fft_lengths), half.dtype)
+    weights[:1] /= 2
+    if fft_lengths[-1] % 2 == 0:
+        weights[-1:] /= 2
+    return lax.mul(lax.conj(half), lax.broadcast_in_dim(weights, half.shape, (half.ndim - 1,)))
+
+
+linear("fft", _transpose)

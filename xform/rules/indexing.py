@@ -1,0 +1,233 @@
+"""Reading and writing at computed places: dynamic slices, gather, the scatters.
+
+Conventions, JAX's: scatter-min and scatter-max share a tie equally among the values that attain it,
+the old one included; of several scattered to one place, the one that won the forward scatter takes
+the derivative. `mode` is kept, so that what is dropped or clamped forward is dropped or clamped
+backward. A fill value is a constant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from xform._jax import JaxprEqn, zeros
+from xform.errors import NotDifferentiable
+from xform.table import Linear, Value, _declare, composite, constant_like, linear
+
+Numbers = lax.ScatterDimensionNumbers
+
+
+def zeros_like(x: Value) -> Value:
+    return zeros(jax.typeof(x))
+
+
+# Dynamic slices: the start is clamped alike in both directions.
+
+
+def _dynamic_slice(ct: Value, x: Value, *start: Value, slice_sizes: Any):
+    return lax.dynamic_update_slice(zeros_like(x), ct, start)
+
+
+def _dynamic_update_slice(ct: Value, x: Value, update: Value, *start: Value):
+    rest = lax.dynamic_update_slice(ct, zeros_like(update), start)
+    return [rest, lax.dynamic_slice(ct, start, np.shape(update)), *[None] * len(start)]
+
+
+linear("dynamic_slice", _dynamic_slice, over=(0,))
+linear("dynamic_update_slice", _dynamic_update_slice, over=(0, 1))
+
+# Gather.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Gather(Linear):
+    """Affine: out of bounds, `fill_value` stands in the output and 0 in the tangent."""
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        params: dict[str, Any] = {**eqn.params, "fill_value": 0}
+        return [lax.gather(dxs[0], xs[1], **params)]
+
+
+def _gather(ct: Value, x: Value, indices: Value, *, dimension_numbers: Any, slice_sizes: Any,
+            unique_indices: bool, indices_are_sorted: bool, mode: Any,
+            fill_value: Any):  # fmt: skip
+    d = dimension_numbers
+    numbers = Numbers(
+        update_window_dims=d.offset_dims,
+        inserted_window_dims=d.collapsed_slice_dims,
+        scatter_dims_to_operand_dims=d.start_index_map,
+        operand_batching_dims=d.operand_batching_dims,
+        scatter_indices_batching_dims=d.start_indices_batching_dims,
+    )
+    return lax.scatter_add(zeros_like(x), indices, ct, numbers, unique_indices=unique_indices,
+                           indices_are_sorted=indices_are_sorted, mode=mode)  # fmt: skip
+
+
+_declare(_Gather, "gather", "linear", [_gather], over=(0,))
+
+
+# Scatters.
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where a scatter writes: its indices and its parameters, the combining function excepted."""
+
+    indices: Value
+    shape: tuple[int, ...]
+    numbers: Any
+    params: dict[str, Any]
+
+    def apply(self, scatter: Callable[..., Value], x: Value, updates: Value) -> Value:
+        return scatter(x, self.indices, updates, self.numbers, **self.params)
+
+    def add(self, x: Value, updates: Value) -> Value:
+        return self.apply(lax.scatter_add, x, updates)
+
+    def read(self, x: Value) -> Value:
+        """What stands in `x` at the places, in the shape of the updates; 0 where out of bounds."""
+        d = self.numbers
+        numbers = lax.GatherDimensionNumbers(
+            offset_dims=d.update_window_dims,
+            collapsed_slice_dims=d.inserted_window_dims,
+            start_index_map=d.scatter_dims_to_operand_dims,
+            operand_batching_dims=d.operand_batching_dims,
+            start_indices_batching_dims=d.scatter_indices_batching_dims,
+        )
+        narrow = {*d.inserted_window_dims, *d.operand_batching_dims}
+        window = iter(d.update_window_dims)
+        sizes = [1 if i in narrow else self.shape[next(window)] for i in range(np.ndim(x))]
+        return lax.gather(x, self.indices, numbers, sizes, fill_value=0, **self.params)
+
+
+def places(indices: Value, updates: Value, dimension_numbers: Any, indices_are_sorted: bool,
+           unique_indices: bool, mode: Any) -> Places:  # fmt: skip
+    params = {
+        "indices_are_sorted": indices_are_sorted,
+        "unique_indices": unique_indices,
+        "mode": mode,
+    }
+    return Places(indices, np.shape(updates), dimension_numbers, params)
+
+
+def linear_scatter(name: str, transpose: Callable[[Places, Value], tuple[Value, Value]]) -> None:
+    """A scatter linear in operand and updates; `transpose(at, ct)` is a cotangent for each."""
+
+    def formula(ct: Value, x: Value, indices: Value, updates: Value, *, dimension_numbers: Any,
+                indices_are_sorted: bool, unique_indices: bool, mode: Any, update_jaxpr: Any = None,
+                update_consts: Any = ()):  # fmt: skip
+        at = places(indices, updates, dimension_numbers, indices_are_sorted, unique_indices, mode)
+        ct_x, ct_updates = transpose(at, ct)
+        return [ct_x, None, ct_updates]
+
+    linear(name, formula, over=(0, 2))
+
+
+def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], applies: bool) -> None:
+    """A scatter with `jvp(at, x, updates, dx, dupdates)`: its output and tangent.
+
+    `applies` says that the primitive always carries a combining function, which its name tells;
+    another scatter with one is `lax.scatter_apply`, of a function we know nothing of.
+    """
+
+    def formula(primals: Sequence[Value], tangents: Sequence[Any], *, dimension_numbers: Any,
+                indices_are_sorted: bool, unique_indices: bool, mode: Any, update_jaxpr: Any = None,
+                update_consts: Any = ()):  # fmt: skip
+        if update_jaxpr is not None and not applies:
+            raise NotDifferentiable(
+                "derivative of scatter_apply",
+                "an arbitrary function is applied at the places that the indices name",
+                "",
+                "gather the values, apply the function to them, and scatter the results",
+            )
+        (x, indices, updates), (dx, _, dupdates) = primals, tangents
+        at = places(indices, updates, dimension_numbers, indices_are_sorted, unique_indices, mode)
+        y, dy = jvp(at, x, updates, dx, dupdates)
+        return [y], [dy]
+
+    composite(name, formula)
+
+
+def _scatter(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
+    if at.params["unique_indices"]:
+        ones = lax.full_like(updates, True, np.bool_)
+        hit = at.apply(lax.scatter, lax.full_like(x, False, np.bool_), ones)
+        won = None
+    else:
+        # Which of several updates to one place wins is not defined, so scatter their numbers and
+        # see. The output is made from the winners too: it must not see another outcome.
+        shape = [1 if i in at.numbers.update_window_dims else n for i, n in enumerate(at.shape)]
+        numbers = lax.reshape(lax.iota(np.int32, math.prod(shape)), shape)
+        numbers = lax.add(lax.broadcast_in_dim(numbers, at.shape, range(len(shape))), np.int32(1))
+        winners = at.apply(lax.scatter, lax.full_like(x, 0, np.int32), numbers)
+        hit = lax.ne(winners, np.int32(0))
+        won = lax.eq(at.read(winners), numbers)
+
+    def overwrite(old: Value, new: Value) -> Value:
+        new = new if won is None else lax.select(won, new, zeros_like(new))
+        return at.add(lax.select(hit, zeros_like(old), old), new)
+
+    if dx is None and dupdates is None:
+        return overwrite(x, updates), None
+    given = zeros_like(x) if dx is None else dx
+    return overwrite(x, updates), overwrite(
+        given, zeros_like(updates) if dupdates is None else dupdates
+    )
+
+
+def _scatter_mul(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
+    factor = at.apply(lax.scatter_mul, lax.full_like(x, 1), updates)
+    terms: list[Value] = []
+    if dx is not None:
+        terms.append(lax.mul(dx, factor))
+    if dupdates is not None:
+        if not at.params["unique_indices"]:
+            raise NotDifferentiable(
+                "derivative of scatter_mul in its updates",
+                "several updates may multiply one place, and their product's slope is not known",
+                "",
+                "pass unique_indices=True, if they are unique",
+            )
+        terms.append(lax.mul(x, at.add(zeros_like(x), dupdates)))
+    return at.apply(lax.scatter_mul, x, updates), sum_of(terms)
+
+
+def sum_of(terms: Sequence[Value]) -> Any:
+    return functools.reduce(lax.add, terms) if terms else None
+
+
+def extremal(scatter: Callable[..., Value]) -> Callable[..., tuple[Value, Any]]:
+    """The jvp of scatter-min or scatter-max."""
+
+    def jvp(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
+        y = at.apply(scatter, x, updates)
+        won = lax.convert_element_type(lax.eq(updates, at.read(y)), x.dtype)
+        winners = at.add(zeros_like(x), won)
+        stays = lax.bitwise_or(lax.eq(x, y), lax.eq(winners, constant_like(x, 0)))
+        stays = lax.convert_element_type(stays, x.dtype)
+        share = lax.div(constant_like(x, 1), lax.add(winners, stays))
+        terms: list[Value] = []
+        if dx is not None:
+            terms.append(lax.mul(dx, lax.mul(stays, share)))
+        if dupdates is not None:
+            coefficient = lax.mul(won, at.read(share))
+            terms.append(at.add(zeros_like(x), lax.mul(dupdates, coefficient)))
+        return y, sum_of(terms)
+
+    return jvp
+
+
+linear_scatter("scatter-add", lambda at, ct: (ct, at.read(ct)))
+linear_scatter("scatter-sub", lambda at, ct: (ct, lax.neg(at.read(ct))))
+composite_scatter("scatter", _scatter, applies=False)
+composite_scatter("scatter-mul", _scatter_mul, applies=True)
+composite_scatter("scatter-min", extremal(lax.scatter_min), applies=True)
+composite_scatter("scatter-max", extremal(lax.scatter_max), applies=True)

@@ -1,0 +1,351 @@
+"""Loops: scan in both modes, while in forward mode.
+
+A scan's Joint is that of its body. Which carries are active, and which bring a cotangent, are least
+fixpoints: a carry that starts from a constant may become active on the way. The forward part is one
+scan that stacks what the plan keeps; the second part is one scan in the other direction (in the
+same direction for a push). Constants, the scanned inputs, carries that never change and kept values
+that do not depend on the iteration are taken from outside, never stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from xform._jax import JaxprEqn, Var, frame, scan_counts, tangent_aval, zeros
+from xform.errors import NotDifferentiable
+from xform.interpret import emit
+from xform.interpret.activity import path
+from xform.interpret.joint import Joint, Plan, analyze, live
+from xform.interpret.jvp import jvp
+from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.ir import Atom, Mask, Program, evaluate, program
+from xform.table import Value, add_rule, lookup
+
+
+def _options(eqn: JaxprEqn) -> dict[str, Any]:
+    return {k: eqn.params[k] for k in ("length", "reverse", "unroll")}
+
+
+def _either(a: Sequence[bool], b: Sequence[bool]) -> Mask:
+    return tuple(x or y for x, y in zip(a, b, strict=True))
+
+
+def _fill(x: Value, v: Atom) -> Value:
+    return zeros(tangent_aval(v.aval)) if x is None else x
+
+
+class _Body:
+    """A scan's body, and where its constants, carries and scanned inputs stand."""
+
+    def __init__(self, eqn: JaxprEqn):
+        self.prog: Program = program(eqn.params["jaxpr"])
+        self.n_consts, self.n_carry = scan_counts(eqn.params)
+
+    def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Constants, carries and scanned inputs."""
+        a, b = self.n_consts, self.n_consts + self.n_carry
+        return list(values[:a]), list(values[a:b]), list(values[b:])
+
+    def active(self, active: Mask) -> tuple[Mask, Mask]:
+        """Inputs and outputs that are active in some iteration."""
+        while True:
+            outs = path(self.prog, active).outputs
+            consts, carry, seq = self.parts(active)
+            grown = _either(carry, outs[: self.n_carry])
+            if grown == tuple(carry):
+                return active, (*grown, *outs[self.n_carry :])
+            active = (*consts, *grown, *seq)
+
+    def wanted(self, active: Mask, wanted: Mask) -> Mask:
+        """Outputs that bring a cotangent in some iteration, of inputs that are `active`."""
+        active, outs = self.active(active)
+        while True:
+            _, back, _ = self.parts(path(self.prog, active, wanted).inputs)
+            grown = (*_either(wanted[: self.n_carry], back), *wanted[self.n_carry :])
+            if grown == wanted:
+                return tuple(w and o for w, o in zip(wanted, outs, strict=True))
+            wanted = grown
+
+
+class Scan(Structured):
+    """`lax.scan`."""
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        return _Body(eqn).active(active)[1]
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        body = _Body(eqn)
+        nk = body.n_carry
+        active, outputs = body.active(tuple(dx is not None for dx in dxs))
+        (consts, carry, seq), (dconsts, dcarry, dseq) = body.parts(xs), body.parts(dxs)
+        _, variables, _ = body.parts(eqn.invars)
+        dcarry = [
+            _fill(dx, v) if on else None
+            for dx, v, on in zip(dcarry, variables, outputs[:nk], strict=True)
+        ]
+
+        def step(state: Any, x: Any):
+            (carry, dcarry), (seq, dseq) = state, x
+            ys, dys = jvp(body.prog, [*consts, *carry, *seq], [*dconsts, *dcarry, *dseq])
+            dys = [
+                _fill(dy, v) if on else None
+                for dy, v, on in zip(dys, body.prog.outputs, outputs, strict=True)
+            ]
+            return (ys[:nk], dys[:nk]), (ys[nk:], dys[nk:])
+
+        state, out = lax.scan(step, (carry, dcarry), (seq, dseq), **_options(eqn))
+        return [*state[0], *out[0]], [*state[1], *out[1]]
+
+    def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
+        body = _Body(eqn)
+        inside = body.wanted(active, wanted)
+        joint = analyze(body.prog, body.active(active)[0], inside, push)
+        return _ScanNode(eqn, body, joint, wanted, inside, push)
+
+
+class _ScanNode(Node):
+    """A scan that carries a derivative."""
+
+    loop = True
+
+    def __init__(self, eqn: JaxprEqn, body: _Body, joint: Joint, wanted: Mask, inside: Mask,
+                 push: bool):  # fmt: skip
+        self.body, self.joint = body, joint
+        self.trips, self.options = eqn.params["length"], _options(eqn)
+        nk = body.n_carry
+        if push:
+            consts, carry, seq = body.parts(joint.seconds)
+            self.carried = _either(carry, joint.results[:nk])
+            seconds = (*consts, *self.carried, *seq)
+            results = (*self.carried, *joint.results[nk:])
+        else:
+            consts, _, seq = body.parts(joint.results)
+            self.carried = inside[:nk]
+            seconds = wanted
+            results = (*consts, *self.carried, *seq)
+        super().__init__(eqn, [joint], seconds, results, push)
+        consts, carry, _ = body.parts(joint.inputs)
+        kept = [v for v, out in zip(carry, joint.outputs[:nk], strict=True) if v is out]
+        self.fixed = {*consts, *kept}
+        self.invariant = self._invariant()
+
+    def _invariant(self) -> set[Var]:
+        """Forward values that are the same in every iteration."""
+        known = {*self.fixed, *(v for v, _ in self.joint.program.consts)}
+        for eqn in self.joint.first:
+            if not eqn.effects and all(v in known for v in eqn.invars if isinstance(v, Var)):
+                known.update(eqn.outvars)
+        return known
+
+    def stacked(self, plans: Plans) -> Mask:
+        _, carry, _ = self.body.parts(self.joint.inputs)
+        changing = {v for v in carry if v not in self.fixed}
+        inputs = zip(self.joint.inputs, plans[0].reads, strict=True)
+        return tuple(on and v in changing for v, on in inputs)
+
+    def reads(self, plans: Plans) -> Mask:
+        return tuple(
+            a and not b for a, b in zip(plans[0].reads, self.stacked(plans), strict=True)
+        )
+
+    def _hoisted(self, plan: Plan) -> Mask:
+        """Which of the kept values are the same in every iteration."""
+        return tuple(v in self.invariant for v in plan.kept)
+
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        (plan,), joint, nk = plans, self.joint, self.body.n_carry
+        on = self._hoisted(plan)
+        once = emit.once(plan, gather(plan.kept, on), dict(zip(joint.inputs, xs, strict=True)))
+        moved = [v for v, o in zip(plan.kept, on, strict=True) if not o]
+        states = gather(joint.inputs, self.stacked(plans))
+        ys = gather(joint.outputs[nk:], used[nk:])
+        carried = self._live_carry(used[:nk], [*ys, *states, *moved], once)
+        # What is both an output and kept is stacked once, unless it is to wait elsewhere.
+        keys = [(id(v), False) for v in (*ys, *states)]
+        keys += [(id(v), v in plan.offloaded) for v in moved]
+        slots = dict(zip(keys, (*ys, *states, *moved), strict=True))
+        carries = gather(joint.outputs[:nk], carried)
+        consts, carry, seq = self.body.parts(xs)
+
+        def step(state: list[Value], seq: list[Value]):
+            ins = [*consts, *spread(state, carried), *seq]
+            env = {v: x for v, x in zip(joint.inputs, ins, strict=True) if x is not None}
+            out = emit.values(plan, [*carries, *slots.values()], {**env, **once})
+            made = zip(slots.items(), out[len(carries) :], strict=True)
+            return out[: len(carries)], [
+                emit.send(plan, v, x) if moves else x for ((_, moves), v), x in made
+            ]
+
+        final, made = lax.scan(step, gather(carry, carried), seq, **self.options)
+        stack = dict(zip(slots, made, strict=True))
+        last = spread(final, carried)
+        outs = [x if u else None for x, u in zip(last, used[:nk], strict=True)]
+        token = [once[v] for v in gather(plan.kept, on)], [stack[k] for k in keys[len(ys) :]]
+        return [*outs, *spread([stack[k] for k in keys[: len(ys)]], used[nk:])], token
+
+    def _live_carry(self, used: Mask, wanted: Sequence[Atom], once: dict[Var, Value]) -> Mask:
+        """Which carries the wanted values need: dead ones are not carried along."""
+        joint, nk = self.joint, self.body.n_carry
+        _, carry, _ = self.body.parts(joint.inputs)
+        on = tuple(used)
+        while True:
+            goal = [*gather(joint.outputs[:nk], on), *wanted]
+            need = {v for v in goal if isinstance(v, Var)}
+            for eqn in live(joint.first, goal, once):
+                need.update(v for v in eqn.invars if isinstance(v, Var))
+            grown = _either(on, [v in need for v in carry])
+            if grown == on:
+                return on
+            on = grown
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        run = self._push if self.push else self._pull
+        (plan,), body = plans, self.body
+        once, stack = token
+        consts, fixed, seq = body.parts(xs)
+        states = self.stacked(plans)
+        on = self._hoisted(plan)
+
+        def inside(made: list[Value], seq: list[Value], seconds: list[Value]) -> list[Value]:
+            """The body's second part in one iteration; None where a result is zero."""
+            n = sum(states)
+            carry = [
+                b if a is None else a
+                for a, b in zip(fixed, body.parts(spread(made[:n], states))[1], strict=True)
+            ]
+            rest, hoisted = iter(made[n:]), iter(once)
+            kept = [next(hoisted) if o else next(rest) for o in on]
+            args = [*consts, *carry, *seq]
+            return spread(emit.second(plan, kept, args, seconds, False), self.joint.results)
+
+        return run(inside, (stack, seq), list(seconds))
+
+    def _pull(self, inside: Any, streams: Any, seconds: list[Value]) -> list[Value]:
+        body, nk = self.body, self.body.n_carry
+        cts = spread(seconds, self.seconds)
+        variables = self.eqn.outvars
+        state = [_fill(ct, v) for ct, v, on in zip(cts, variables, self.carried, strict=False) if on]
+        consts, _, seq = body.parts(self.joint.results)
+        sums = [_fill(None, v) for v, on in zip(self.eqn.invars, consts, strict=False) if on]
+        inputs = body.prog.inputs[body.n_consts : body.n_consts + nk]
+
+        def step(state: Any, x: Any):
+            (carry, sums), (stack, xs, ct_ys) = state, x
+            full = inside(stack, xs, [*carry, *ct_ys])
+            ct_consts, ct_carry, ct_seq = body.parts(full)
+            new = [_fill(ct, v) for ct, v, on in zip(ct_carry, inputs, self.carried, strict=True)
+                   if on]  # fmt: skip
+            sums = [lax.add(s, ct) for s, ct in zip(sums, gather(ct_consts, consts), strict=True)]
+            return (new, sums), gather(ct_seq, seq)
+
+        ct_ys = [ct for ct in cts[nk:] if ct is not None]
+        options = {**self.options, "reverse": not self.options["reverse"]}
+        (carry, sums), out = lax.scan(step, (state, sums), (*streams, ct_ys), **options)
+        return [*sums, *carry, *out]
+
+    def _push(self, inside: Any, streams: Any, seconds: list[Value]) -> list[Value]:
+        body, nk = self.body, self.body.n_carry
+        dconsts, dcarry, dseq = body.parts(spread(seconds, self.seconds))
+        takes = body.parts(self.joint.seconds)[1]
+        gives = self.joint.results[nk:]
+
+        def step(state: list[Value], x: Any):
+            stack, xs, dxs = x
+            dcarry = gather(spread(state, self.carried), takes)
+            given = [dx for dx in dconsts if dx is not None]
+            full = inside(stack, xs, [*given, *dcarry, *dxs])
+            new = [_fill(dy, v) for dy, v, on in zip(full, body.prog.outputs, self.carried,
+                   strict=False) if on]  # fmt: skip
+            return new, gather(full[nk:], gives)
+
+        start = [dx for dx in dcarry if dx is not None]
+        given = [dx for dx in dseq if dx is not None]
+        carry, out = lax.scan(step, start, (*streams, given), **self.options)
+        return [*carry, *out]
+
+
+class _WhileBody:
+    """The programs of a `while`, and its operands."""
+
+    def __init__(self, eqn: JaxprEqn):
+        params = eqn.params
+        self.cond, self.step = program(params["cond_jaxpr"]), program(params["body_jaxpr"])
+        self.n_cond, self.n_step = params["cond_nconsts"], params["body_nconsts"]
+
+    def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Constants of the condition, constants of the body, carries."""
+        a, b = self.n_cond, self.n_cond + self.n_step
+        return list(values[:a]), list(values[a:b]), list(values[b:])
+
+    def active(self, active: Mask) -> Mask:
+        """Carries that are active after some iteration."""
+        _, consts, carry = self.parts(active)
+        while True:
+            grown = _either(carry, path(self.step, (*consts, *carry)).outputs)
+            if grown == tuple(carry):
+                return grown
+            carry = grown
+
+
+class While(Structured):
+    """`lax.while_loop`, forward mode."""
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        return _WhileBody(eqn).active(active)
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        body = _WhileBody(eqn)
+        on = body.active(tuple(dx is not None for dx in dxs))
+        (cond_consts, consts, carry), (_, dconsts, dcarry) = body.parts(xs), body.parts(dxs)
+        start = [_fill(dx, v) if o else None
+                 for dx, v, o in zip(dcarry, eqn.outvars, on, strict=True)]  # fmt: skip
+
+        def cond(state: Any) -> Value:
+            return evaluate(body.cond, [*cond_consts, *state[0]])[0]
+
+        def step(state: Any) -> Any:
+            carry, dcarry = state
+            ys, dys = jvp(body.step, [*consts, *carry], [*dconsts, *dcarry])
+            dys = [_fill(dy, v) if o else None
+                   for dy, v, o in zip(dys, eqn.outvars, on, strict=True)]  # fmt: skip
+            return ys, dys
+
+        return lax.while_loop(cond, step, (carry, start))
+
+    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        raise NotDifferentiable(
+            "reverse-mode derivative of while_loop",
+            "the number of its iterations is not known, so the states to go back through are not "
+            "either",
+            frame(eqn),
+            "use lax.scan, or lax.fori_loop with static bounds; jvp, jacfwd and linearize work",
+        )
+
+    def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
+        results = tuple(a and b for a, b in zip(self.active(eqn, active), wanted, strict=True))
+        return _WhileNode(eqn, [], active, results, push)
+
+
+class _WhileNode(Node):
+    """A pushed while: the second part runs the loop again with tangents beside."""
+
+    loop = True
+
+    def reads(self, plans: Plans) -> Mask:
+        return (True,) * len(self.eqn.invars)
+
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        return self.primal(xs), ()
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        _, dys = lookup(self.eqn).jvp(self.eqn, xs, spread(seconds, self.seconds))
+        return gather(dys, self.results)
+
+
+add_rule(Scan("scan", "structured"))
+add_rule(While("while", "structured"))

@@ -1,0 +1,326 @@
+"""Elementwise primitives: a partial derivative for each input.
+
+Conventions, JAX's where a derivative does not exist: `max` and `min` share a tie equally, `clamp`
+passes nothing at its bounds, `abs` has slope 1 at 0, `sign` and rounding have slope 0, and `pow`
+takes log 0 as 0. Functions of complex numbers are holomorphic, and pullbacks multiply without
+conjugation, but `abs`, `sign`, `real`, `imag` and `conj` are differentiable over the reals only.
+
+Special functions: M. Abramowitz and I. Stegun, Handbook of Mathematical Functions (1964), sections
+6 (gamma), 7 (erf), 9 (Bessel), 23 and 26 (zeta, beta).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from xform._jax import primitives, zeros
+from xform.errors import NotDifferentiable
+from xform.table import (
+    Value,
+    bilinear,
+    composite,
+    constant,
+    constant_like,
+    linear,
+    pointwise,
+    reduce_like,
+)
+
+C = constant_like
+
+
+def real_valued(x: Value) -> bool:
+    return not jax.numpy.issubdtype(x.dtype, np.complexfloating)
+
+
+def step(mask: Value, x: Value) -> Value:
+    """1 where the mask holds, else 0. The mask is the smaller thing to save."""
+    return lax.convert_element_type(mask, x.dtype)
+
+
+def nonzero(x: Value) -> Value:
+    """`x`, with 1 in place of 0."""
+    return lax.select(lax.eq(x, C(x, 0)), lax.full_like(x, 1), x)
+
+
+def no_partial(primitive: str, name: str):
+    """In place of a partial derivative that has no closed form."""
+
+    def refuse(y: Value, *x: Value) -> Value:
+        raise NotDifferentiable(
+            f"derivative of {primitive} in {name}",
+            "it has no closed form, and no primitive of JAX computes it",
+            "",
+            f"hold {name} constant (jax.lax.stop_gradient), or give the call a jax.custom_jvp",
+        )
+
+    return refuse
+
+
+# Arithmetic.
+
+linear("neg", lambda ct, x: lax.neg(ct))
+pointwise("add", lambda y, a, b: 1, lambda y, a, b: 1)
+pointwise("add_any", lambda y, a, b: 1, lambda y, a, b: 1)
+pointwise("sub", lambda y, a, b: 1, lambda y, a, b: -1)
+bilinear(
+    "mul",
+    lambda ct, a, b, *, out_dtype=None: lax.mul(ct, b, out_dtype=out_dtype and a.dtype),
+    lambda ct, a, b, *, out_dtype=None: lax.mul(a, ct, out_dtype=out_dtype and b.dtype),
+)
+pointwise("div", lambda y, a, b: lax.div(C(b, 1), b), lambda y, a, b: lax.neg(lax.div(y, b)))
+# a - b trunc(a / b); lax has no trunc.
+pointwise(
+    "rem",
+    lambda y, a, b: 1,
+    lambda y, a, b: lax.neg(lax.mul(lax.sign(lax.div(a, b)), lax.floor(lax.abs(lax.div(a, b))))),
+)
+pointwise("square", lambda y, x: lax.mul(C(x, 2), x))
+pointwise("one_minus_square", lambda y, x: lax.mul(C(x, -2), x))
+pointwise("sqrt", lambda y, x, *, accuracy=None: lax.div(C(x, 0.5), y))
+pointwise("rsqrt", lambda y, x, *, accuracy=None: lax.mul(C(x, -0.5), lax.div(y, x)))
+pointwise("cbrt", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / 3), lax.square(y)))
+
+
+def _integer_pow(out: Value, x: Value, *, y: int) -> Value:
+    return lax.mul(C(x, y), lax.integer_pow(x, y - 1)) if y else C(x, 0)
+
+
+pointwise("integer_pow", _integer_pow)
+
+
+def _pow_base(y: Value, a: Value, b: Value) -> Value:
+    if not jax.numpy.issubdtype(b.dtype, np.integer):
+        return lax.mul(b, lax.pow(a, lax.sub(b, C(b, 1))))
+    # An exponent 0 is left at 0, not lowered to -1: no 0/0 here nor in higher derivatives.
+    lower = lax.select(lax.eq(b, C(b, 0)), b, lax.sub(b, C(b, 1)))
+    return lax.mul(lax.convert_element_type(b, a.dtype), lax.pow(a, lower))
+
+
+pointwise("pow", _pow_base, lambda y, a, b: lax.mul(lax.log(nonzero(a)), y))
+
+
+def _polynomial(primals: Sequence[Value], tangents: Sequence[Any], *, unroll: int | None = None):
+    (x, *c), (dx, *dc) = primals, tangents
+    p = primitives()["polynomial"]
+    params = {} if unroll is None else {"unroll": unroll}
+    dy = None
+    if dx is not None:
+        slope = [lax.mul(C(ck, k), ck) for k, ck in enumerate(c[1:], 1)] or [lax.full_like(c[0], 0)]
+        dy = lax.mul(dx, p.bind(x, *slope, **params))
+    power = lax.full_like(x, 1)
+    for dck in dc:
+        if dck is not None:
+            term = lax.mul(dck, power)
+            dy = term if dy is None else lax.add(dy, term)
+        power = lax.mul(power, x)
+    return [p.bind(*primals, **params)], [dy]
+
+
+composite("polynomial", _polynomial)
+
+# Exponentials and logarithms.
+
+pointwise("exp", lambda y, x, *, accuracy=None: y)
+pointwise("exp2", lambda y, x, *, accuracy=None: lax.mul(C(x, math.log(2)), y))
+pointwise("expm1", lambda y, x, *, accuracy=None: lax.add(y, C(y, 1)))
+pointwise("log", lambda y, x, *, accuracy=None: lax.div(C(x, 1), x))
+pointwise("log2", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / math.log(2)), x))
+pointwise("log1p", lambda y, x, *, accuracy=None: lax.div(C(x, 1), lax.add(x, C(x, 1))))
+pointwise("logistic", lambda y, x, *, accuracy=None: lax.mul(y, lax.sub(C(y, 1), y)))
+
+# Trigonometric and hyperbolic functions, and their inverses.
+
+
+def _outside(x: Value) -> Value:
+    """1 / (sqrt(x + 1) sqrt(x - 1)): unlike 1 / sqrt(x² - 1), on acosh's branch everywhere."""
+    return lax.mul(lax.rsqrt(lax.add(x, C(x, 1))), lax.rsqrt(lax.sub(x, C(x, 1))))
+
+
+def _one_minus_square(x: Value) -> Value:
+    """1 - x², by factors: exact to rounding as |x| goes to 1."""
+    return lax.mul(lax.sub(C(x, 1), x), lax.add(C(x, 1), x))
+
+
+def _one_plus_square(x: Value) -> Value:
+    return lax.add(C(x, 1), lax.square(x))
+
+
+pointwise("sin", lambda y, x, *, accuracy=None: lax.cos(x, accuracy=accuracy))
+pointwise("cos", lambda y, x, *, accuracy=None: lax.neg(lax.sin(x, accuracy=accuracy)))
+pointwise("tan", lambda y, x, *, accuracy=None: _one_plus_square(y))
+pointwise("asin", lambda y, x: lax.rsqrt(_one_minus_square(x)))
+pointwise("acos", lambda y, x: lax.neg(lax.rsqrt(_one_minus_square(x))))
+pointwise("atan", lambda y, x: lax.div(C(x, 1), _one_plus_square(x)))
+pointwise(
+    "atan2",
+    lambda y, a, b: lax.div(b, lax.add(lax.square(a), lax.square(b))),
+    lambda y, a, b: lax.div(lax.neg(a), lax.add(lax.square(a), lax.square(b))),
+)
+pointwise("sinh", lambda y, x: lax.cosh(x))
+pointwise("cosh", lambda y, x: lax.sinh(x))
+pointwise("tanh", lambda y, x, *, accuracy=None: _one_minus_square(y))
+pointwise("asinh", lambda y, x: lax.rsqrt(_one_plus_square(x)))
+pointwise("acosh", lambda y, x: _outside(x))
+pointwise("atanh", lambda y, x: lax.div(C(x, 1), _one_minus_square(x)))
+
+# The gamma family.
+
+
+def _gamma_density(a: Value, x: Value) -> Value:
+    """x^(a-1) exp(-x) / Γ(a): the slope of igamma in x."""
+    power = lax.mul(lax.sub(a, C(a, 1)), lax.log(x))
+    return lax.exp(lax.sub(lax.sub(power, x), lax.lgamma(a)))
+
+
+def _beta_density(a: Value, b: Value, x: Value) -> Value:
+    """x^(a-1) (1-x)^(b-1) / B(a, b)."""
+    log_beta = lax.sub(lax.add(lax.lgamma(a), lax.lgamma(b)), lax.lgamma(lax.add(a, b)))
+    left = lax.mul(lax.sub(a, C(a, 1)), lax.log(x))
+    right = lax.mul(lax.sub(b, C(b, 1)), lax.log1p(lax.neg(x)))
+    return lax.exp(lax.sub(lax.add(left, right), log_beta))
+
+
+pointwise("lgamma", lambda y, x: lax.digamma(x))
+pointwise("digamma", lambda y, x: lax.polygamma(C(x, 1), x))
+pointwise(
+    "polygamma",
+    no_partial("polygamma", "its order"),
+    lambda y, m, x: lax.polygamma(lax.add(m, C(m, 1)), x),
+)
+pointwise(
+    "zeta",
+    no_partial("zeta", "its exponent"),
+    lambda y, s, q: lax.neg(lax.mul(s, lax.zeta(lax.add(s, C(s, 1)), q))),
+)
+pointwise("igamma", lambda y, a, x: lax.igamma_grad_a(a, x), lambda y, a, x: _gamma_density(a, x))
+pointwise(
+    "igammac",
+    lambda y, a, x: lax.neg(lax.igamma_grad_a(a, x)),
+    lambda y, a, x: lax.neg(_gamma_density(a, x)),
+)
+# The order of differentiation in a and x does not matter: this is the density's slope in a.
+pointwise(
+    "igamma_grad_a",
+    no_partial("igamma_grad_a", "a"),
+    lambda y, a, x: lax.mul(_gamma_density(a, x), lax.sub(lax.log(x), lax.digamma(a))),
+)
+pointwise(
+    "regularized_incomplete_beta",
+    no_partial("regularized_incomplete_beta", "a"),
+    no_partial("regularized_incomplete_beta", "b"),
+    lambda y, a, b, x: _beta_density(a, b, x),
+)
+
+# The error function and Bessel functions.
+
+
+def _gauss(x: Value, c: float) -> Value:
+    return lax.mul(C(x, c), lax.exp(lax.neg(lax.square(x))))
+
+
+def _bessel_i1e(y: Value, x: Value) -> Value:
+    """i0e - y (sign x + 1/x), which near 0 is 0/0 with the limit 1/2."""
+    eps = C(x, float(jax.numpy.finfo(x.dtype).eps))
+    away = lax.gt(lax.abs(x), eps)
+    safe = lax.select(away, x, lax.full_like(x, eps))
+    slope = lax.add(lax.sign(safe), lax.div(C(x, 1), safe))
+    slope = lax.sub(lax.bessel_i0e(safe), lax.mul(y, slope))
+    return lax.select(away, slope, lax.full_like(x, 0.5))
+
+
+pointwise("erf", lambda y, x, *, accuracy=None: _gauss(x, 2 / math.sqrt(math.pi)))
+pointwise("erfc", lambda y, x, *, accuracy=None: _gauss(x, -2 / math.sqrt(math.pi)))
+pointwise("erf_inv", lambda y, x: lax.mul(C(x, math.sqrt(math.pi) / 2), lax.exp(lax.square(y))))
+pointwise("bessel_i0e", lambda y, x: lax.sub(lax.bessel_i1e(x), lax.mul(lax.sign(x), y)))
+pointwise("bessel_i1e", _bessel_i1e)
+
+# Choices.
+
+
+def _share(y: Value, a: Value, b: Value) -> Value:
+    """The part of `y = max(a, b)` that is `a`: 1, 0, or half of a tie."""
+    half = lax.select(lax.eq(b, y), lax.full_like(y, 0.5), lax.full_like(y, 1))
+    return lax.select(lax.eq(a, y), half, lax.full_like(y, 0))
+
+
+for _name in ("max", "min"):
+    pointwise(_name, lambda y, a, b: _share(y, a, b), lambda y, a, b: _share(y, b, a))
+pointwise(
+    "clamp",
+    lambda y, low, x, high: step(lax.bitwise_and(lax.gt(low, x), lax.lt(low, high)), y),
+    lambda y, low, x, high: step(lax.bitwise_and(lax.gt(x, low), lax.lt(x, high)), y),
+    lambda y, low, x, high: step(lax.lt(high, x), y),
+)
+# The next float after a: a and a distance that is constant between powers of two.
+pointwise("nextafter", lambda y, a, b: 1, lambda y, a, b: C(b, 0))
+
+
+def _select_n(ct: Value, which: Value, *cases: Value) -> list[Any]:
+    none = zeros(jax.typeof(ct))
+    if len(cases) == 2 and which.dtype == np.bool_:
+        return [None, lax.select_n(which, ct, none), lax.select_n(which, none, ct)]
+    chosen = [lax.eq(lax.convert_element_type(which, np.int32), np.int32(i))
+              for i in range(len(cases))]  # fmt: skip
+    return [None, *(lax.select_n(on, none, ct) for on in chosen)]
+
+
+linear("select_n", _select_n)
+
+# Complex numbers: real-linear maps.
+
+
+def _abs(primals: Sequence[Value], tangents: Sequence[Any]):
+    (x,), (dx,) = primals, tangents
+    y = lax.abs(x)
+    if real_valued(x):
+        return [y], [lax.select(lax.ge(x, C(x, 0)), dx, lax.neg(dx))]
+    phase = lax.div(x, lax.complex(nonzero(y), C(y, 0)))
+    return [y], [lax.real(lax.mul(dx, lax.conj(phase)))]
+
+
+def _sign(primals: Sequence[Value], tangents: Sequence[Any]):
+    (x,), (dx,) = primals, tangents
+    y = lax.sign(x)
+    if real_valued(x):
+        return [y], [None]
+    # y = exp(iθ): dy = i y dθ, and dθ = Im(conj(y) dx) / |x|.
+    angle = lax.div(lax.imag(lax.mul(lax.conj(y), dx)), nonzero(lax.abs(x)))
+    return [y], [lax.mul(y, lax.complex(C(angle, 0), angle))]
+
+
+composite("abs", _abs)
+composite("sign", _sign)
+linear("real", lambda ct, x: lax.complex(ct, C(ct, 0)))
+linear("imag", lambda ct, x: lax.complex(C(ct, 0), lax.neg(ct)))
+linear("complex", lambda ct, a, b: [reduce_like(lax.real(ct), a),
+                                    reduce_like(lax.neg(lax.imag(ct)), b)])  # fmt: skip
+linear("conj", lambda ct, x, *, input_dtype: lax.real(ct) if real_valued(x) else lax.conj(ct))
+
+# Conversions. To an integer type nothing flows: `Rule.active` says so for every rule.
+
+
+def _convert(ct: Value, x: Value, *, new_dtype: Any, weak_type: bool, sharding: Any) -> Value:
+    if real_valued(x) and not real_valued(ct):
+        ct = lax.real(ct)
+    return lax.convert_element_type(ct, x.dtype)
+
+
+linear("convert_element_type", _convert)
+linear(
+    "reduce_precision",
+    lambda ct, x, *, exponent_bits, mantissa_bits: lax.reduce_precision(
+        ct, exponent_bits, mantissa_bits
+    ),
+)
+
+constant("stop_gradient", "floor", "ceil", "round", "is_finite")
+constant("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to")
+constant("and", "or", "xor", "not", "population_count", "clz", "mulhi")
+constant("shift_left", "shift_right_arithmetic", "shift_right_logical", "bitcast_convert_type")

@@ -1,0 +1,31 @@
+"""Random numbers: bits and keys have no derivative, a gamma sample has one in its shape parameter.
+
+Source of the gamma derivative: Figurnov et al., "Implicit Reparameterization Gradients",
+arXiv:1805.08498, which `lax.random_gamma_grad` computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from xform.table import constant, pointwise
+
+constant("random_bits", "random_seed", "random_wrap", "random_unwrap", "random_clone")
+constant("random_fold_in", "random_split", "threefry2x32", "iota_2x32_shape")
+constant("threefry4x32", "philox2x32", "philox4x32", "rng_bit_generator", "rng_uniform")
+
+
+def _by_shape(y: Any, key: Any, a: Any, *, log_space: bool):
+    if not log_space:
+        return lax.random_gamma_grad(a, y)
+    # y = log s; the sample s may underflow, and then counts as the smallest positive number.
+    tiny = np.asarray(jax.numpy.finfo(y.dtype).tiny, y.dtype)
+    s = lax.max(lax.exp(y), tiny)
+    return lax.div(lax.random_gamma_grad(a, s), s)
+
+
+pointwise("random_gamma", lambda y, key, a: None, _by_shape)  # a key is never active

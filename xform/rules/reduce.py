@@ -1,0 +1,216 @@
+"""Reductions, cumulative reductions, sorting and selection of the largest.
+
+At ties `reduce_max` and `reduce_min` share the derivative equally among the tied locations, as JAX
+does. `cummax`, `cummin` and a `max` inside a generic `reduce` share it by halves, pair by pair, in
+the order of a tree of pairs; `sort` and `top_k` follow the location that they chose. A slice whose
+extremum is NaN has derivative NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from xform._jax import jax_primitives, zeros
+from xform.interpret.jvp import jvp
+from xform.ir import evaluate, program, trace
+from xform.table import composite, constant, linear
+
+
+def defined_by(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The jvp of a primitive that does what `f` does in operations that have rules.
+
+    `f(*xs, **params)` returns a list; its keyword-only arguments are the rule's parameters.
+    """
+
+    @functools.wraps(f)
+    def push(xs: Sequence[Any], dxs: Sequence[Any], **params: Any):
+        return jvp(trace(lambda *xs: f(*xs, **params), *xs), xs, dxs)
+
+    return push
+
+
+def given(out_sharding: Any) -> dict[str, Any]:
+    """`out_sharding` as keyword arguments: JAX 0.10 knows none on reduce_max."""
+    return {} if out_sharding is None else {"out_sharding": out_sharding}
+
+
+def spread_over(y: Any, x: Any, axes: Sequence[int]) -> Any:
+    """`y`, a reduction of `x` over `axes`, repeated along them."""
+    kept = tuple(i for i in range(np.ndim(x)) if i not in axes)
+    return lax.broadcast_in_dim(y, np.shape(x), kept, out_sharding=jax.typeof(x).sharding)
+
+
+# Sums and products.
+
+
+def fold(combine: Callable[[list[Any], list[Any]], list[Any]], xs: list[Any], axis: int):
+    """Combine the slices of `xs` along a non-empty axis, halves at a time; the axis goes."""
+    while (n := xs[0].shape[axis]) > 1:
+        half = n // 2
+        pairs = combine(
+            [lax.slice_in_dim(x, 0, half, axis=axis) for x in xs],
+            [lax.slice_in_dim(x, n - half, n, axis=axis) for x in xs],
+        )
+        if n % 2:
+            middle = [lax.slice_in_dim(x, half, half + 1, axis=axis) for x in xs]
+            pairs = [lax.concatenate(two, axis) for two in zip(pairs, middle, strict=True)]
+        xs = list(pairs)
+    return [lax.squeeze(x, (axis,)) for x in xs]
+
+
+def _product(x: Any, *, axes: tuple[int, ...]):
+    if not x.size:  # an empty product is 1, whatever x
+        return [lax.reduce_prod(x, axes)]
+    for axis in sorted(axes, reverse=True):
+        (x,) = fold(lambda a, b: [lax.mul(a[0], b[0])], [x], axis)
+    return [x]
+
+
+def _reduce(*operands: Any, jaxpr: Any, dimensions: tuple[int, ...], computation: Any):
+    del computation  # the reducer as a function; jaxpr is the same as data
+    n = len(operands) // 2
+    xs, inits = list(operands[:n]), operands[n:]
+
+    def combine(a: list[Any], b: list[Any]) -> list[Any]:
+        reducer = lambda *ab: evaluate(program(jaxpr), ab)
+        for _ in range(a[0].ndim):
+            reducer = jax.vmap(reducer)
+        return reducer(*a, *b)
+
+    first = [
+        lax.broadcast(c, tuple(np.delete(x.shape, dimensions)))
+        for c, x in zip(inits, xs, strict=True)
+    ]
+    if not xs[0].size:
+        return first
+    for axis in sorted(dimensions, reverse=True):
+        xs = fold(combine, xs, axis)
+    return combine(first, xs)
+
+
+linear(
+    "reduce_sum",
+    lambda ct, x, *, axes, out_sharding: spread_over(ct, x, axes),
+)
+composite("reduce_prod", defined_by(_product))
+composite("reduce", defined_by(_reduce))
+
+
+# The largest and the smallest.
+
+
+def _extremum(name: str):
+    reduce_p = getattr(jax_primitives, name + "_p")
+
+    def push(xs: Any, dxs: Any, *, axes: tuple[int, ...], out_sharding: Any = None):
+        (x,), (dx,), kwargs = xs, dxs, given(out_sharding)
+        y = reduce_p.bind(x, axes=axes, **kwargs)
+        if dx is None:
+            return [y], [None]
+        chosen = lax.eq(x, spread_over(y, x, axes))
+        count = lax.reduce_sum(lax.convert_element_type(chosen, np.int32), axes, **kwargs)
+        total = lax.reduce_sum(lax.select(chosen, dx, zeros(jax.typeof(dx))), axes, **kwargs)
+        return [y], [lax.div(total, lax.convert_element_type(count, y.dtype))]
+
+    return push
+
+
+for _name in ("reduce_max", "reduce_min"):
+    composite(_name, _extremum(_name))
+constant("argmax", "argmin", "reduce_and", "reduce_or", "reduce_xor")
+
+
+# Cumulative reductions: a tree of pairs, so that zeros and infinities need no care of their own.
+
+
+def _log_add_exp(a: Any, b: Any) -> Any:
+    top = lax.max(lax.real(a), lax.real(b))
+    top = lax.convert_element_type(lax.select(lax.is_finite(top), top, lax.sub(top, top)), a.dtype)
+    return lax.add(top, lax.log(lax.add(lax.exp(lax.sub(a, top)), lax.exp(lax.sub(b, top)))))
+
+
+def _cumlogsumexp(xs: Any, dxs: Any, *, axis: int, reverse: bool):
+    (x,), (dx,) = xs, dxs
+    if dx is None:
+        return [lax.cumlogsumexp(x, axis, reverse)], [None]
+
+    def combine(a: Any, b: Any):
+        y = _log_add_exp(a[0], b[0])
+        da, db = (lax.mul(lax.exp(lax.sub(v, y)), dv) for v, dv in (a, b))
+        return y, lax.add(da, db)
+
+    y, dy = lax.associative_scan(combine, (x, dx), reverse, axis)
+    return [y], [dy]
+
+
+def _cumulative(combine: Callable[[Any, Any], Any]):
+    return defined_by(
+        lambda x, *, axis, reverse: [lax.associative_scan(combine, x, reverse, axis)]
+    )
+
+
+linear("cumsum", lambda ct, x, *, axis, reverse: lax.cumsum(ct, axis, not reverse))
+composite("cumprod", _cumulative(lax.mul))
+composite("cummax", _cumulative(lax.max))
+composite("cummin", _cumulative(lax.min))
+composite("cumlogsumexp", _cumlogsumexp)
+
+
+# Sorting: tangents are taken along, from where the primals came from.
+
+
+def _take(dx: Any, index: Any, axis: int):
+    """`dx` at `index` along `axis`, where no location comes twice."""
+    if dx is None:
+        return None
+    rest = tuple(i for i in range(dx.ndim) if i != axis)
+    return lax.gather(
+        dx,
+        lax.expand_dims(index, (index.ndim,)),
+        lax.GatherDimensionNumbers((), (axis,), (axis,), rest, rest),
+        (1,) * dx.ndim,
+        unique_indices=True,
+        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
+
+
+def _sort(xs: Any, dxs: Any, *, dimension: int, is_stable: bool, num_keys: int):
+    shape = np.shape(xs[0])
+    dtype = np.int32 if shape[dimension] < 2**31 else np.int64
+    place = lax.broadcasted_iota(dtype, shape, dimension, out_sharding=jax.typeof(xs[0]).sharding)
+    *ys, index = jax_primitives.sort_p.bind(
+        *xs, place, dimension=dimension, is_stable=is_stable, num_keys=num_keys
+    )
+    return ys, [_take(dx, index, dimension) for dx in dxs]
+
+
+def _top_k(xs: Any, dxs: Any, *, k: int, axis: int, is_stable: bool | None = None):
+    stable = {} if is_stable is None else {"is_stable": is_stable}  # new in JAX 0.12
+    y, index = jax_primitives.top_k_p.bind(*xs, k=k, axis=axis, **stable)
+    return [y, index], [_take(dxs[0], index, axis), None]
+
+
+def _approx_top_k(xs: Any, dxs: Any, *, k: int, reduction_dimension: int, recall_target: float,
+                  is_max_k: bool, reduction_input_size_override: int,
+                  aggregate_to_topk: bool):  # fmt: skip
+    y, index = jax_primitives.approx_top_k_p.bind(
+        *xs,
+        k=k,
+        reduction_dimension=reduction_dimension,
+        recall_target=recall_target,
+        is_max_k=is_max_k,
+        reduction_input_size_override=reduction_input_size_override,
+        aggregate_to_topk=aggregate_to_topk,
+    )
+    return [y, index], [_take(dxs[0], index, reduction_dimension), None]
+
+
+composite("sort", _sort)
+composite("top_k", _top_k)
+composite("approx_top_k", _approx_top_k)

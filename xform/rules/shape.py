@@ -1,0 +1,126 @@
+"""Moving data: shapes, views, copies, placements. All linear; the transpose puts it back.
+
+A cotangent gets the shape and, on a mesh of explicit axes, the sharding of the input it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.experimental.layout import with_layout_constraint
+from jax.sharding import PartitionSpec
+
+from xform._jax import primitives
+from xform.table import Value, constant, differentiable, linear
+
+
+def back(ct: Value, x: Value) -> Value:
+    """`ct` in the shape and sharding of `x`."""
+    return lax.reshape(ct, np.shape(x), out_sharding=jax.typeof(x).sharding)
+
+
+# Views.
+
+
+def _broadcast_in_dim(ct: Value, x: Value, *, shape: Sequence[int],
+                      broadcast_dimensions: Sequence[int], sharding: Any = None):  # fmt: skip
+    sizes = zip(np.shape(x), broadcast_dimensions, strict=True)
+    kept = {axis for n, axis in sizes if n == shape[axis]}
+    return back(lax.reduce_sum(ct, [i for i in range(len(shape)) if i not in kept]), x)
+
+
+def _reshape(ct: Value, x: Value, *, new_sizes: Any, dimensions: Any, sharding: Any = None):
+    if dimensions is None:
+        return back(ct, x)
+    ct = lax.reshape(ct, [np.shape(x)[d] for d in dimensions])
+    return lax.transpose(ct, np.argsort(dimensions))
+
+
+linear("broadcast_in_dim", _broadcast_in_dim)
+linear("reshape", _reshape)
+linear("squeeze", lambda ct, x, *, dimensions: back(ct, x))
+linear("transpose", lambda ct, x, *, permutation: lax.transpose(ct, np.argsort(permutation)))
+linear("rev", lambda ct, x, *, dimensions: lax.rev(ct, dimensions))
+
+# Pieces.
+
+
+def _pad(ct: Value, x: Value, value: Value, *, padding_config: Sequence[tuple[int, int, int]]):
+    low, high, interior = np.asarray(padding_config, int).reshape(-1, 3).T.tolist()
+    # Padding by negative amounts crops; cropped elements come back as zeros.
+    crop = [(-lo, -hi, 0) for lo, hi in zip(low, high, strict=True)]
+    whole = lax.pad(ct, np.zeros((), ct.dtype), crop)
+    steps = [i + 1 for i in interior]
+    ct_x = lax.slice(whole, [0] * ct.ndim, whole.shape, steps) if any(interior) else whole
+    axes = tuple(range(ct.ndim))
+    return [ct_x, lax.sub(lax.reduce_sum(ct, axes), lax.reduce_sum(ct_x, axes))]
+
+
+def _slice(ct: Value, x: Value, *, start_indices: Sequence[int], limit_indices: Sequence[int],
+           strides: Sequence[int] | None):  # fmt: skip
+    config = []
+    steps = strides or (1,) * ct.ndim
+    for n, m, start, step in zip(np.shape(x), ct.shape, start_indices, steps, strict=True):
+        end = start + (m - 1) * step + 1 if m else start
+        config.append((start, n - end, step - 1))
+    return lax.pad(ct, np.zeros((), ct.dtype), config)
+
+
+def _tile(ct: Value, x: Value, *, reps: Sequence[int]):
+    shape = [n for pair in zip(reps, np.shape(x), strict=True) for n in pair]
+    sharding = jax.typeof(x).sharding
+    spec = PartitionSpec(*(s for axis in sharding.spec for s in (None, axis)))
+    ct = lax.reshape(ct, shape, out_sharding=sharding.update(spec=spec))
+    return lax.reduce_sum(ct, range(0, len(shape), 2))
+
+
+linear("pad", _pad)
+linear("slice", _slice)
+linear("tile", _tile)
+linear(
+    "concatenate",
+    lambda ct, *xs, dimension: lax.split(ct, [np.shape(x)[dimension] for x in xs], dimension),
+)
+linear("split", lambda cts, x, *, sizes, axis: lax.concatenate(cts, axis))
+linear("stack", lambda ct, *xs, axis: lax.unstack(ct, axis))
+linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis))
+
+# Copies, names and placements. A tangent keeps a name, a cotangent does not.
+
+
+def _optimization_barrier(cts: Sequence[Value], *xs: Value) -> list[Any]:
+    on = [differentiable(jax.typeof(x)) for x in xs]
+    held = iter(lax.optimization_barrier([ct for ct, o in zip(cts, on, strict=True) if o]))
+    return [next(held) if o else None for o in on]
+
+
+def _device_put(cts: Sequence[Value], *xs: Value, devices: Any, srcs: Any, copy_semantics: Any):
+    copy = tuple(type(c).ALWAYS_COPY for c in copy_semantics)  # also where the input was donated
+    put = primitives()["device_put"].bind
+    return put(*cts, devices=srcs, srcs=devices, copy_semantics=copy)
+
+
+def _sharding_constraint(ct: Value, x: Value, *, sharding: Any, layout: Any, context_mesh: Any,
+                         unconstrained_dims: Any):  # fmt: skip
+    params = {"sharding": sharding, "layout": layout, "context_mesh": context_mesh}
+    constrain = primitives()["sharding_constraint"].bind
+    return constrain(ct, **params, unconstrained_dims=unconstrained_dims)
+
+
+def _reshard(ct: Value, x: Value, *, dst_sharding: Any, concrete_mesh: Any = None):
+    return jax.sharding.reshard(ct, jax.typeof(x).sharding)
+
+
+linear("copy", lambda ct, x: ct)
+linear("name", lambda ct, x, *, name: ct)
+linear("optimization_barrier", _optimization_barrier)
+linear("device_put", _device_put)
+linear("sharding_constraint", _sharding_constraint)
+linear("layout_constraint", lambda ct, x, *, layout: with_layout_constraint(ct, layout))
+linear("reshard", _reshard)
+
+constant("iota", "empty", "empty2")

@@ -1,0 +1,206 @@
+"""`jacfwd`, `jacrev`, `jacobian`, `hessian`, `hvp`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xform.errors import WrongDtype
+from xform.table import Value
+from xform.transforms.forward import jvp
+from xform.transforms.function import Tree, as_array, partial, positions
+from xform.transforms.reverse import check_input, check_output, grad, vjp
+
+
+def jacfwd(
+    f: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Callable[..., Any]:
+    """The Jacobian of `f`, column by column, by forward mode.
+
+    Args:
+      f: pure function of pytrees of arrays.
+      argnums: position or positions of the arguments to differentiate.
+      has_aux: whether `f` returns a pair, of which the second is passed through.
+      holomorphic: whether `f` is complex-differentiable; inputs must be complex.
+
+    Returns:
+      A function with the arguments of `f`; its value has the tree of the output, each leaf of shape
+      `[*output, *input]` in the tree of the input.
+
+    Cost: as many pushes as the input has elements, in one batch: best for tall Jacobians.
+
+    >>> jacobian = xform.jacfwd(lambda x: x * x)(jnp.arange(2.0))
+    >>> [[float(e) for e in row] for row in jacobian]
+    [[0.0, 0.0], [0.0, 2.0]]
+    """
+
+    @functools.wraps(f, updated=())
+    def jacobian_of(*args: Any, **kwargs: Any) -> Any:
+        held, given = partial(f, positions(argnums, len(args), "jacfwd"), args, kwargs)
+        for leaf in jax.tree.leaves(given):
+            _check_forward_input(leaf, holomorphic)
+
+        def push(tangents: Tree) -> Any:
+            return jvp(held, tuple(given), tangents, has_aux=has_aux)
+
+        axes = (None, -1, None) if has_aux else (None, -1)
+        y, columns, *aux = jax.vmap(push, out_axes=axes)(_basis(tuple(given)))
+        if holomorphic:
+            check_output("jacfwd", y, holomorphic)
+        inputs = given[0] if isinstance(argnums, int | np.integer) else tuple(given)
+        out = jax.tree.map(lambda y, c: _columns(inputs, y, c), y, columns)
+        return (out, *aux) if has_aux else out
+
+    return jacobian_of
+
+
+def _check_forward_input(x: Value, holomorphic: bool) -> None:
+    check_input("jacfwd", x, holomorphic, False)
+    dtype = jax.typeof(as_array(x, "jacfwd")).dtype
+    if not holomorphic and not jnp.issubdtype(dtype, np.floating):
+        raise WrongDtype(
+            "jacfwd requires real-valued inputs",
+            f"an input has dtype {dtype}",
+            "",
+            "set holomorphic=True if the function is complex-differentiable, or use jvp",
+        )
+
+
+def jacrev(
+    f: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[..., Any]:
+    """The Jacobian of `f`, row by row, by reverse mode.
+
+    Arguments and result are those of `jacfwd`; integer inputs are taken with `allow_int` and get
+    float0 columns.
+
+    Cost: as many pullbacks as the output has elements, in one batch: best for wide Jacobians.
+
+    >>> [float(e) for e in xform.jacrev(lambda x: jnp.sum(x * x))(jnp.arange(2.0))]
+    [0.0, 2.0]
+    """
+
+    @functools.wraps(f, updated=())
+    def jacobian_of(*args: Any, **kwargs: Any) -> Any:
+        held, given = partial(f, positions(argnums, len(args), "jacrev"), args, kwargs)
+        for leaf in jax.tree.leaves(given):
+            check_input("jacrev", leaf, holomorphic, allow_int)
+        y, pull, *aux = vjp(held, *given, has_aux=has_aux)
+        check_output("jacrev", y, holomorphic)
+        rows = jax.vmap(pull)(_basis(y))
+        one = isinstance(argnums, int | np.integer)
+        inputs, rows = (given[0], rows[0]) if one else (tuple(given), rows)
+        parts = jax.tree.map(lambda x, r: _rows(y, x, r), inputs, rows)
+        out = jax.tree.transpose(jax.tree.structure(inputs), jax.tree.structure(y), parts)
+        return (out, *aux) if has_aux else out
+
+    return jacobian_of
+
+
+def jacobian(
+    f: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[..., Any]:
+    """Another name of `jacrev`."""
+    return jacrev(f, argnums, has_aux, holomorphic, allow_int)
+
+
+def hessian(
+    f: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Callable[..., Any]:
+    """The Hessian of `f` as dense arrays: forward over reverse.
+
+    Args:
+      f: pure function of pytrees of arrays.
+      argnums: position or positions of the arguments to differentiate.
+      has_aux: whether `f` returns a pair, of which the second is passed through.
+      holomorphic: whether `f` is complex-differentiable.
+
+    Returns:
+      A function with the arguments of `f`; its value has, for each leaf of the output and each pair
+      of leaves of the input, an array of shape `[*output, *input, *input]`.
+
+    Cost: one gradient and one push through it for each element of the input, in one batch. `hvp`
+    gives a product with the Hessian without forming it.
+
+    >>> float(xform.hessian(lambda x: x ** 3)(2.0))
+    12.0
+    """
+    inner = jacrev(f, argnums, has_aux=has_aux, holomorphic=holomorphic)
+    return jacfwd(inner, argnums, has_aux=has_aux, holomorphic=holomorphic)
+
+
+def hvp(f: Callable[..., Any], primals: Sequence[Tree], tangents: Sequence[Tree]) -> Any:
+    """The product of the Hessian of a scalar function with a vector.
+
+    Args:
+      f: pure function of pytrees of arrays that returns a scalar.
+      primals: the point, a tuple or list of arguments.
+      tangents: the vector, like `primals`.
+
+    Returns:
+      The product, like `primals`: one tree if there is one primal, else a tuple.
+
+    Cost: about twice a gradient, in time and memory; the Hessian is never formed.
+    Source: Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994).
+
+    >>> float(xform.hvp(lambda x: x ** 3, (2.0,), (1.0,)))
+    12.0
+    """
+    argnums = 0 if len(primals) == 1 else tuple(range(len(primals)))
+    return jvp(grad(f, argnums), primals, tangents)[1]
+
+
+def _basis(tree: Tree) -> Tree:
+    """The standard basis of a tree of arrays: leaves get a leading axis of its dimension."""
+    leaves, structure = jax.tree.flatten(tree)
+    sizes = [np.size(x) for x in leaves]
+    total, at = sum(sizes), np.cumsum([0, *sizes])
+    rows = []
+    for x, start, size in zip(leaves, at, sizes, strict=False):
+        aval = jax.typeof(x)
+        if not jnp.issubdtype(aval.dtype, np.inexact):
+            rows.append(np.zeros((total, *aval.shape), jax.dtypes.float0))
+            continue
+        eye = np.zeros((total, size), aval.dtype)
+        eye[np.arange(start, start + size), np.arange(size)] = 1
+        rows.append(jnp.asarray(eye.reshape(total, *aval.shape)))
+    return jax.tree.unflatten(structure, rows)
+
+
+def _columns(inputs: Tree, y: Value, columns: Value) -> Tree:
+    """Split the last axis of `columns` over the leaves of the inputs."""
+    return _split(inputs, columns, -1, lambda x: (*np.shape(y), *np.shape(x)))
+
+
+def _rows(y: Tree, x: Value, rows: Value) -> Tree:
+    """Split the first axis of `rows` over the leaves of the output."""
+    return _split(y, rows, 0, lambda leaf: (*np.shape(leaf), *np.shape(x)))
+
+
+def _split(tree: Tree, stacked: Value, axis: int, shape: Callable[[Value], tuple[int, ...]]) -> Tree:
+    leaves, structure = jax.tree.flatten(tree)
+    at = np.cumsum([np.size(x) for x in leaves])[:-1]
+    module = np if getattr(stacked, "dtype", None) == jax.dtypes.float0 else jnp
+    parts = module.split(stacked, at, axis=axis)
+    return jax.tree.unflatten(
+        structure, [p.reshape(shape(x)) for p, x in zip(parts, leaves, strict=True)]
+    )
