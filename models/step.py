@@ -52,7 +52,8 @@ def make_step(model: TransformerConfig, optim: OptimConfig) -> Step:
     transform = optimizer(optim)
 
     def gradient(params: nnx.State, tokens: jax.Array) -> tuple[jax.Array, nnx.State]:
-        merged = nnx.merge(graphdef, params)
+        # A copy, since NNX takes no variables that were made outside the loop over slices.
+        merged = nnx.merge(graphdef, params, copy=True)
         return xform.flax.value_and_grad(next_token_loss)(merged, tokens.astype(jnp.int32))
 
     def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
@@ -69,7 +70,7 @@ def make_step(model: TransformerConfig, optim: OptimConfig) -> Step:
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
         metrics = {
             "loss": loss,
-            "grad_norm": optax.global_norm(grads),
+            "grad_norm": optax.tree.norm(grads),
             "learning_rate": jnp.asarray(schedule(optim)(state.step), jnp.float32),
         }
         params = optax.apply_updates(state.params, updates)

@@ -57,6 +57,7 @@ def test_the_state_is_donated_to_the_step() -> None:
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_a_step_that_reuses_nothing_is_refused() -> None:
     state = init_state(MODEL, OPTIM, seed=0)
     step = make_step(MODEL, OPTIM)

@@ -17,7 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from xform._jax import JaxprEqn
 from xform.ir import Mask, bind
-from xform.table import Bilinear, Value, _declare, add, bilinear
+from xform.table import Bilinear, Value, add, bilinear
+from xform.table import _declare as declare
 
 Axes = Sequence[int]
 
@@ -69,9 +70,12 @@ def _dot_rhs(ct: Any, a: Any, b: Any, *, dimension_numbers: Any, precision: Any,
 def _dot(ct: Any, known: Any, x: Any, known_sum: Axes, known_batch: Axes, ct_known: Axes,
          x_sum: Axes, x_batch: Axes, x_own: Axes, precision: Any, preferred: Any):  # fmt: skip
     """Cotangent of `x`: `ct` contracted with the axes that only `known` has."""
-    dims = (ct_known, rest(np.ndim(known), known_sum, known_batch)), (
-        range(len(x_batch)),
-        known_batch,
+    dims = (
+        (ct_known, rest(np.ndim(known), known_sum, known_batch)),
+        (
+            range(len(x_batch)),
+            known_batch,
+        ),
     )
     # The product's last axes are those of `known` that were contracted, in its own order.
     order = [*x_batch, *x_own, *(x_sum[i] for i in np.argsort(known_sum))]
@@ -104,28 +108,20 @@ def _ragged_lhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_num
                 precision: Any, preferred_element_type: Any, out_sharding: Any):  # fmt: skip
     numbers = ragged_dot_dimension_numbers
     (a_sum, b_sum), (a_batch, b_batch) = numbers.dot_dimension_numbers
-    (ragged,) = numbers.lhs_ragged_dimensions
+    (ragged,), group = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
     own = rest(np.ndim(a), a_sum, a_batch)
-    b_own = rest(np.ndim(b), b_sum, b_batch, numbers.rhs_group_dimensions)
-    batch = range(len(a_batch))
-    run = (sizes, precision, preferred_element_type)
-    if ragged in own:
-        # y[batch, own, b's own], each row with the matrix of its group.
-        last = range(ct.ndim - len(b_own), ct.ndim)
-        dims = ((last, b_own), (batch, b_batch))
-        order = [*a_batch, *own, *(a_sum[i] for i in np.argsort(b_sum))]
+    b_own = rest(np.ndim(b), b_sum, b_batch, group)
+    last = range(ct.ndim - len(b_own), ct.ndim)
+    summed = [a_sum[i] for i in np.argsort(b_sum)]
+    kind = (sizes, precision, preferred_element_type)
+    if ragged in own:  # ct[batch, own, b's own] and b[group, batch, sum, own]
+        dims = (last, b_own), (range(len(a_batch)), b_batch)
         rows = len(a_batch) + own.index(ragged)
-        return _ragged(ct, b, a, dims, rows, numbers.rhs_group_dimensions, order, *run)
-    if ragged in a_sum:
-        # y[group, batch, own, b's own]: each row of b meets the matrix of its group in ct.
-        last = range(ct.ndim - len(b_own), ct.ndim)
-        dims = ((b_own, last), (b_batch, range(1, 1 + len(batch))))
-        order = [*a_batch, *(a_sum[i] for i in np.argsort(b_sum)), *own]
-        rows = len(a_batch) + sorted(b_sum).index(b_sum[list(a_sum).index(ragged)])
-        # The result's rows are b's contracted axes, in order.
-        ragged_b = b_sum[list(a_sum).index(ragged)]
-        del rows
-        return _ragged(b, ct, a, dims, ragged_b, (0,), order, *run)
+        return _ragged(ct, b, a, dims, rows, group, [*a_batch, *own, *summed], *kind)
+    if ragged in a_sum:  # b[batch, sum, own] and ct[group, batch, a's own, b's own]
+        dims = (b_own, last), (b_batch, range(1, 1 + len(a_batch)))
+        rows = b_sum[list(a_sum).index(ragged)]
+        return _ragged(b, ct, a, dims, rows, (0,), [*a_batch, *summed, *own], *kind)
     raise NotImplementedError(_RAGGED_BATCH)
 
 
@@ -133,22 +129,17 @@ def _ragged_rhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_num
                 precision: Any, preferred_element_type: Any, out_sharding: Any):  # fmt: skip
     numbers = ragged_dot_dimension_numbers
     (a_sum, b_sum), (a_batch, b_batch) = numbers.dot_dimension_numbers
-    (ragged,) = numbers.lhs_ragged_dimensions
-    group = numbers.rhs_group_dimensions
+    (ragged,), group = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
     own = rest(np.ndim(a), a_sum, a_batch)
     b_own = rest(np.ndim(b), b_sum, b_batch, group)
-    batch = range(len(a_batch))
-    sorted_sum = [b_sum[i] for i in np.argsort(a_sum)]
-    run = (sizes, precision, preferred_element_type)
-    if ragged in own:
-        mid = range(len(a_batch), len(a_batch) + len(own))
-        dims = ((own, mid), (a_batch, batch))
-        return _ragged(a, ct, b, dims, ragged, (), [*group, *b_batch, *sorted_sum, *b_own], *run)
-    if ragged in a_sum:
-        mid = range(1 + len(a_batch), 1 + len(a_batch) + len(own))
-        dims = ((own, mid), (a_batch, range(1, 1 + len(a_batch))))
-        return _ragged(a, ct, b, dims, ragged, (0,), [*b_batch, *sorted_sum, *b_own], *run)
-    raise NotImplementedError(_RAGGED_BATCH)
+    order = [*group, *b_batch, *(b_sum[i] for i in np.argsort(a_sum)), *b_own]
+    first = 0 if ragged in own else 1  # the groups of ct come first where rows are summed
+    if ragged in a_batch:
+        raise NotImplementedError(_RAGGED_BATCH)
+    batch = range(first, first + len(a_batch))
+    dims = (own, range(batch.stop, batch.stop + len(own))), (a_batch, batch)
+    kind = (sizes, precision, preferred_element_type)
+    return _ragged(a, ct, b, dims, ragged, (0,) if first else (), order, *kind)
 
 
 _RAGGED_BATCH = "ragged_dot_general with a ragged batch axis has no derivative in xform, nor in JAX"
@@ -162,7 +153,7 @@ def _ragged(a: Any, b: Any, x: Any, dims: Any, ragged: int, group: Axes, order: 
     return of_type(lax.transpose(out, np.argsort(order)), x)
 
 
-_declare(Grouped, "ragged_dot_general", "bilinear", [_ragged_lhs, _ragged_rhs])
+declare(Grouped, "ragged_dot_general", "bilinear", [_ragged_lhs, _ragged_rhs])
 
 
 # Convolution: y[n, o, p] = Σ x[n, i, p·stride + k·dilation − low] · w[o, i, k].

@@ -66,7 +66,7 @@ def fold(combine: Callable[[list[Any], list[Any]], list[Any]], xs: list[Any], ax
 
 def _product(x: Any, *, axes: tuple[int, ...]):
     if not x.size:  # an empty product is 1, whatever x
-        return [lax.reduce_prod(x, axes)]
+        return [lax.broadcast(np.ones((), x.dtype), tuple(np.delete(x.shape, axes)))]
     for axis in sorted(axes, reverse=True):
         (x,) = fold(lambda a, b: [lax.mul(a[0], b[0])], [x], axis)
     return [x]
@@ -130,7 +130,7 @@ constant("argmax", "argmin", "reduce_and", "reduce_or", "reduce_xor")
 
 
 def _log_add_exp(a: Any, b: Any) -> Any:
-    top = lax.max(lax.real(a), lax.real(b))
+    top = lax.max(*(lax.real(v) if np.iscomplexobj(v) else v for v in (a, b)))
     top = lax.convert_element_type(lax.select(lax.is_finite(top), top, lax.sub(top, top)), a.dtype)
     return lax.add(top, lax.log(lax.add(lax.exp(lax.sub(a, top)), lax.exp(lax.sub(b, top)))))
 
@@ -150,9 +150,7 @@ def _cumlogsumexp(xs: Any, dxs: Any, *, axis: int, reverse: bool):
 
 
 def _cumulative(combine: Callable[[Any, Any], Any]):
-    return defined_by(
-        lambda x, *, axis, reverse: [lax.associative_scan(combine, x, reverse, axis)]
-    )
+    return defined_by(lambda x, *, axis, reverse: [lax.associative_scan(combine, x, reverse, axis)])
 
 
 linear("cumsum", lambda ct, x, *, axis, reverse: lax.cumsum(ct, axis, not reverse))
@@ -208,7 +206,7 @@ def _approx_top_k(xs: Any, dxs: Any, *, k: int, reduction_dimension: int, recall
         reduction_input_size_override=reduction_input_size_override,
         aggregate_to_topk=aggregate_to_topk,
     )
-    return [y, index], [_take(dxs[0], index, reduction_dimension), None]
+    return [y, index], [_take(dxs[0], index, reduction_dimension % index.ndim), None]
 
 
 composite("sort", _sort)

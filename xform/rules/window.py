@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import jax_primitives, zeros
+from xform._jax import jax_primitives
 from xform.interpret.pullback import pullback
 from xform.ir import evaluate, program, trace
 from xform.rules.reduce import defined_by

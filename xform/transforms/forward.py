@@ -108,7 +108,7 @@ class Pushforward:
         joint = static.plan.joint
         seconds = gather([*[None] * static.n_consts, *dxs], joint.seconds)
         args = spread(self._reads, static.plan.reads)
-        results = emit.second(static.plan, self._kept, args, seconds, True)
+        results = emit.second(static.plan, self._kept, args, seconds, True, whole=True)
         full = spread(results, joint.results)[: len(static.out_avals)]
         return jax.tree.unflatten(
             static.out_tree, [dense(x, a) for x, a in zip(full, static.out_avals, strict=True)]

@@ -61,7 +61,7 @@ class Pullback:
         ]
         seconds = gather(seconds, static.plan.joint.seconds[: len(seconds)])
         args = spread(self._reads, static.plan.reads)
-        results = emit.second(static.plan, self._kept, args, seconds, True)
+        results = emit.second(static.plan, self._kept, args, seconds, True, whole=True)
         full = spread(results, static.plan.joint.results)[static.n_consts :]
         return jax.tree.unflatten(
             static.in_tree, [dense(x, a) for x, a in zip(full, static.in_avals, strict=True)]

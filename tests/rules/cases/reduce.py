@@ -1,5 +1,6 @@
 """Cases of `xform.rules.reduce`."""
 
+import jax
 import numpy as np
 from jax import lax
 
@@ -34,11 +35,16 @@ def generic(reducer, inits, *axes):
 
 
 def start_from(x, init):
-    return lax.reduce((x, x), (init, init), add_mul, (0, 2))
+    return lax.reduce((x, x), (init, init), add_mul, (0, 2))[1]
 
 
 def ignore_index(values, index):
     return generic(largest_with_index, (-np.inf, 0), 1)(values, index)[0]
+
+
+def chosen_by(reducer):
+    """The reduction is inside a jit: outside one, nobody asks for the rule of a function of bools."""
+    return jax.jit(lambda x: lax.select(reducer(x > 0, (1,)), x[:, 0], x[:, 1]))
 
 
 def pairs_of(x, y):
@@ -62,11 +68,13 @@ CASES = [
     Case("reduce_max", lambda x: lax.reduce_max(x, (1,)), (EMPTY,), label="empty"),
     Case("argmax", lambda x: x * lax.argmax(x, 2, np.int32)[..., None].astype(x.dtype), (X,)),
     Case("argmin", lambda x: x * lax.argmin(x, 2, np.int32)[..., None].astype(x.dtype), (X,)),
-    Case("reduce_and", lambda x: lax.select(lax.reduce_and(x > 0, (1,)), x[:, 0], x[:, 1]), (X,)),
-    Case("reduce_or", lambda x: lax.select(lax.reduce_or(x > 0, (1,)), x[:, 0], x[:, 1]), (X,)),
-    Case("reduce_xor", lambda x: lax.select(lax.reduce_xor(x > 0, (1,)), x[:, 0], x[:, 1]), (X,)),
-    Case("reduce", generic(add_mul, (0, 1), 0, 2), (X, Y), label="two operands", complex=True),
-    Case("reduce", ignore_index, (X, INDEX), label="largest with its index"),
+    Case("reduce_and", chosen_by(lax.reduce_and), (X,)),
+    Case("reduce_or", chosen_by(lax.reduce_or), (X,)),
+    Case("reduce_xor", chosen_by(lax.reduce_xor), (X,)),
+    # Where one of two operands is inactive, JAX's rule fails.
+    Case("reduce", generic(add_mul, (0, 1), 0, 2), (X, Y), "two", complex=True, jax=False),
+    Case("reduce", start_from, (X, np.array(1.5)), "active start", jax=False),
+    Case("reduce", ignore_index, (X, INDEX), "largest with its index", jax=False),
     Case("cumsum", lambda x: lax.cumsum(x, 1), (X,), complex=True),
     Case("cumsum", lambda x: lax.cumsum(x, 2, reverse=True), (X,), label="reverse"),
     Case("cumsum", lambda x: lax.cumsum(x, 0), (EMPTY,), label="empty"),

@@ -49,7 +49,7 @@ def sum_and_product(x, y):
 
 def gather(t, x):
     return jax_primitives.select_and_gather_add_p.bind(
-        t, lax.stop_gradient(x), select_prim=lax.ge_p, window_dimensions=(2, 3),
+        t, x, select_prim=lax.ge_p, window_dimensions=(2, 3),
         window_strides=(2, 2), padding=((1, 0), (2, 1)), base_dilation=(1, 1),
         window_dilation=(1, 1),
     )  # fmt: skip
@@ -57,7 +57,7 @@ def gather(t, x):
 
 def scatter(t, x):
     return jax_primitives.select_and_scatter_add_p.bind(
-        t, lax.stop_gradient(x), select_prim=lax.le_p, window_dimensions=(2, 3),
+        t, x, select_prim=lax.le_p, window_dimensions=(2, 3),
         window_strides=(1, 1), padding=((0, 0), (0, 0)),
     )  # fmt: skip
 

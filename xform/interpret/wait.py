@@ -1,0 +1,84 @@
+"""Which saved values wait for which cotangents, so that a recompute is neither merged nor early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from xform._jax import JaxprEqn, Var
+from xform.interpret.joint import Plan, reads_of
+
+Waits = dict[int, tuple[tuple[Var, ...], tuple[Var, ...]]]
+
+
+def waits(plan: Plan, whole: bool) -> Waits:
+    """For places in `plan.order`: the values to tie there, and the cotangents to tie them to.
+
+    In a region there is one place, its start. In a `whole` function each run of recomputed
+    equations waits for the cotangents of the equation that it is run again for.
+    """
+    if ("waits", whole) not in plan.cache:
+        plan.cache["waits", whole] = _each(plan) if whole else _once(plan)
+    return plan.cache["waits", whole]
+
+
+def _once(plan: Plan) -> Waits:
+    first = {id(e) for e in plan.joint.first}
+    saved = cover([e for e in plan.order if id(e) in first], plan)
+    return {0: (saved, plan.joint.second_inputs)} if saved else {}
+
+
+def _each(plan: Plan) -> Waits:
+    second = set(plan.joint.second_inputs)
+    first = {id(e) for e in plan.joint.first}
+    found: Waits = {}
+    run: list[JaxprEqn] = []
+    start = 0
+    for i, eqn in enumerate(plan.order):
+        if id(eqn) in first:
+            start = start if run else i
+            run.append(eqn)
+            continue
+        cts = tuple(v for v in reads_of(eqn, plan.inner) if v in second)
+        saved = cover(run, plan) if cts else ()
+        if saved:
+            found[start] = saved, cts
+        second.update(eqn.outvars)
+        run = []
+    return found
+
+
+def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
+    """The fewest values, greedily, such that each recomputed equation depends on one of them.
+
+    Equations that cost nothing may stay merged. The values are among what the equations read and do not make themselves; the smallest is taken where
+    it makes no difference, since what is tied may be copied.
+    """
+    depends: dict[Var, int] = {}
+    leaves: dict[Var, int] = {}
+    reached: list[int] = []
+    for eqn in run:
+        over = 0
+        for v in reads_of(eqn, plan.inner):
+            if v not in depends:
+                depends[v] = leaves[v] = 1 << len(leaves)
+            over |= depends[v]
+        if id(eqn) in plan.again:
+            reached.append(over)
+        depends.update((v, over) for v in eqn.outvars)
+    gain = {v: 0 for v in leaves if jnp.issubdtype(v.aval.dtype, np.number)}
+    for i, over in enumerate(reached):
+        for v in gain:
+            if over & leaves[v]:
+                gain[v] |= 1 << i
+    left = (1 << len(reached)) - 1
+    chosen: list[Var] = []
+    while gain:
+        best = max(gain, key=lambda v: ((gain[v] & left).bit_count(), -v.aval.size))
+        if not gain[best] & left:
+            break
+        chosen.append(best)
+        left &= ~gain[best]
+    return tuple(chosen)
