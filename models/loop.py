@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 from rich.console import Console
 
@@ -18,7 +17,7 @@ from models.data import Corpus, load_corpus, train_batches, validation_batches
 from models.errors import InputError
 from models.record import Display, Log
 from models.run import RunConfig, start
-from models.step import Metrics, TrainState, compile_step, make_evaluate, make_step
+from models.step import Metrics, TrainState, compile_step, make_evaluate
 from models.store import Store
 
 
@@ -55,8 +54,7 @@ def train(run: RunConfig, console: Console) -> Outcome:
         with contextlib.closing(log), display, _interrupts(display.say) as interrupted:
             batches = _Batches(run, corpus, None if meta is None else meta["data_state"])
             evaluate = _evaluation(run, corpus)
-            tokens_shape = jax.ShapeDtypeStruct(run.tokens_shape(), np.uint8)
-            compiled = compile_step(make_step(run.model, run.optim), state, tokens_shape)
+            compiled = compile_step(run.model, run.optim, run.tokens_shape())
             reporter = _Reporter(run, log, display)
 
             def judge(step: int) -> None:

@@ -66,7 +66,7 @@ def start(
                 f"{run.out} holds a run saved at step {steps[-1]}: continue it with --resume,"
                 " or choose another --out"
             )
-        return jax.jit(lambda: init_state(run.model, run.optim, run.seed))(), None
+        return init_state(run.model, run.optim, run.seed), None
     if not steps:
         raise InputError(f"no checkpoint to resume from in {run.out}")
     step = steps[-1] if run.resume_step is None else run.resume_step

@@ -34,8 +34,9 @@ Metrics = dict[str, jax.Array]
 Step = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def init_state(model: TransformerConfig, optim: OptimConfig, seed: int) -> TrainState:
-    """The state before the first update; call it under `jax.eval_shape` for its shapes alone."""
+    """The state before the first update; `jax.eval_shape` gives its shapes alone."""
     params = nnx.state(Transformer(model, rngs=nnx.Rngs(seed)), nnx.Param)
     return TrainState(params, optimizer(optim).init(params), jnp.zeros((), jnp.int32))
 
@@ -79,6 +80,7 @@ def make_step(model: TransformerConfig, optim: OptimConfig) -> Step:
     return step
 
 
+@functools.cache
 def make_evaluate(model: TransformerConfig) -> Callable[[nnx.State, jax.Array], jax.Array]:
     """The jitted mean loss, nats per token, of uint8 tokens `[batch, window + 1]`."""
     graphdef, _ = nnx.split(abstract_transformer(model))
@@ -90,20 +92,25 @@ def make_evaluate(model: TransformerConfig) -> Callable[[nnx.State, jax.Array], 
     return evaluate
 
 
-def compile_step(step: Step, state: TrainState, tokens: jax.Array) -> jax.stages.Compiled:
-    """Compile `step` with the state donated, and see that XLA did reuse its memory.
+@functools.cache
+def compile_step(
+    model: TransformerConfig, optim: OptimConfig, tokens_shape: tuple[int, int, int]
+) -> jax.stages.Compiled:
+    """Compile the step for tokens `[accumulate, batch, window + 1]`, with its state donated."""
+    state = jax.eval_shape(lambda: init_state(model, optim, seed=0))
+    tokens = jax.ShapeDtypeStruct(tokens_shape, jnp.uint8)
+    compiled = jax.jit(make_step(model, optim), donate_argnums=0).lower(state, tokens).compile()
+    check_donation(compiled, state)
+    return compiled
 
-    Args:
-      step: what `make_step` returned.
-      state: the state, or its shapes.
-      tokens: a batch, or its shape.
+
+def check_donation(compiled: jax.stages.Compiled, state: TrainState) -> None:
+    """See that XLA does reuse the memory of the donated state.
 
     Raises:
       RuntimeError: the aliased bytes are below the bytes of parameters and optimizer state.
     """
-    compiled = jax.jit(step, donate_argnums=0).lower(state, tokens).compile()
     donated = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     aliased = compiled.memory_analysis().alias_size_in_bytes
     if aliased < donated:
         raise RuntimeError(f"the step reuses {aliased} bytes of the {donated} of its state")
-    return compiled

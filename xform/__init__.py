@@ -1,10 +1,15 @@
 """Composable function transforms for JAX, with control of what the backward pass keeps."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 import xform.rules as _rules  # noqa: F401 - fills the table of rules
 from xform import errors, policies
+from xform.memory.compiled import memory_analysis
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.checkpoint import checkpoint as remat
 from xform.transforms.forward import jvp, linearize
+from xform.transforms.inspect import residuals
 from xform.transforms.jacobian import hessian, hvp, jacfwd, jacobian, jacrev
 from xform.transforms.reverse import fwd_and_bwd, grad, linear_transpose, value_and_grad, vjp
 
@@ -21,8 +26,20 @@ __all__ = [
     "jvp",
     "linear_transpose",
     "linearize",
+    "memory_analysis",
     "policies",
     "remat",
+    "residuals",
     "value_and_grad",
     "vjp",
 ]
+
+if TYPE_CHECKING:
+    from xform import flax as flax
+else:
+
+    def __getattr__(name: str) -> Any:
+        """`xform.flax`, imported when it is first used: `import xform` does not need Flax."""
+        if name == "flax":
+            return importlib.import_module("xform.flax")
+        raise AttributeError(f"module 'xform' has no attribute {name!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,7 +75,8 @@ def check_rule(
       case: a `Case`; or a function, and then `args` and `fields` are those of its `Case`.
       *args: where to check the function: float64 arrays, integers are held constant.
       dtypes: floating or complex dtypes, by name.
-      modes: some of "first" and "second" derivatives, and first ones under "jit", "vmap", "scan".
+      modes: "first" derivatives, evaluated eagerly, for each set of active inputs; for all inputs
+        together, "second" ones, and first ones under "jit", "vmap" and in a "scan".
       **fields: of the `Case`: `primitive="my_primitive"` also checks that its rule ran.
 
     Raises:
@@ -113,7 +114,7 @@ def check_grads(
     ...     check_grads(lambda x: jnp.sin(x) * x, [jnp.array([0.3, 1.0])])
     """
     args = tuple(args)
-    dxs = _direction(args, seed=order)
+    dxs = _direction(args, order)
     slope = _differences(f, args, dxs)
     say = _Say("derivative by", f"order {order}", tolerance)
     for mode in modes:
@@ -121,7 +122,7 @@ def check_grads(
             derivative = lambda *xs: xform.jvp(f, xs, dxs)[1]
             say.close("jvp against differences", derivative(*args), slope)
         else:
-            ct = _direction(jax.eval_shape(f, *args), seed=order)
+            ct = _direction(jax.eval_shape(f, *args), order)
             derivative = lambda *xs: xform.vjp(f, *xs)[1](ct)  # noqa: B023
             say.close("vjp against differences", _dot(derivative(*args), dxs), _dot(ct, slope))
         if order > 1:
@@ -132,106 +133,81 @@ def check_grads(
 
 
 def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
-    args = [_cast(x, dtype, i) for i, x in enumerate(case.args)]
+    args = tuple(_cast(x, dtype, i) for i, x in enumerate(case.args))
     inexact = [i for i, x in enumerate(args) if differentiable(jax.typeof(x))]
-    tolerance = TOLERANCE.get(dtype, 6e-2)
-    for n in range(1, len(inexact) + 1):
-        for active in itertools.combinations(inexact, n):
-            say = _Say(case.id, f"{dtype}, active inputs {active}", tolerance)
-            f, xs = _held(case.fun, args, active), tuple(args[i] for i in active)
-            full = n == len(inexact)
+    for active in _subsets(inexact) if "first" in modes else [tuple(inexact)]:
+        say = _Say(case.id, f"{dtype}, active inputs {active}", TOLERANCE.get(dtype, 6e-2))
+        f, xs = _held(case.fun, args, active), tuple(args[i] for i in active)
+        d = _directions(f, xs)
+        found = None
+        if "first" in modes:
             with _watch(case, f, xs, say):
-                found = _first(f, xs)
-            _check_first(case, f, xs, found, say)
-            if full and len(args) > n:
-                _check_float0(case.fun, args, say)
-            if full and case.second and "second" in modes:
-                _check_second(case, f, xs, say)
-            if full:
-                _check_composed(f, xs, found, modes, say)
+                found = _first(xform, f, xs, d)
+            _check_first(case, f, xs, d, found, say)
+            _check_types(found, xs, say)
+        if len(active) == len(inexact):
+            if len(args) > len(active) and "first" in modes:  # integers: float0, and no change
+                _check_types(_first(xform, case.fun, args, _directions(case.fun, args)), args, say)
+            if set(modes) - {"first"}:
+                _check_compiled(case, f, xs, d, found, modes, say)
 
 
-@dataclasses.dataclass(frozen=True)
-class _First:
-    """Point, directions and all first derivatives of one function."""
-
-    dxs: Any
-    cts: Any
-    y: Any
-    dy: Any
-    y_again: Any
-    ct_xs: Any
+def _subsets(items: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    for n in range(1, len(items) + 1):
+        yield from itertools.combinations(items, n)
 
 
-def _first(f: Fun, xs: Any) -> _First:
-    dxs, cts = _direction(xs, seed=1), _direction(jax.eval_shape(f, *xs), seed=2)
-    y, dy = xform.jvp(f, xs, dxs)
-    y_again, pull = xform.vjp(f, *xs)
-    return _First(dxs, cts, y, dy, y_again, pull(cts))
+def _first(ad: Any, f: Fun, xs: Any, d: Any) -> dict[str, Any]:
+    """All first derivatives, by `ad`: xform, or jax itself."""
+    dxs, cts = d
+    y, dy = ad.jvp(f, xs, dxs)
+    y_of_vjp, pull = ad.vjp(f, *xs)
+    return {"output of jvp": y, "output of vjp": y_of_vjp, "jvp": dy, "vjp": pull(cts)}
 
 
-def _check_first(case: Case, f: Fun, xs: Any, found: _First, say: _Say) -> None:
-    dxs, cts = found.dxs, found.cts
-    y = f(*xs)
-    say.close("output of jvp", found.y, y)
-    say.close("output of vjp", found.y_again, y)
-    say.same_types("tangent of the output", found.dy, y)
-    say.same_types("cotangents of the inputs", found.ct_xs, xs)
-    say.close("<ct, push> against <pull, dx>", _dot(found.ct_xs, dxs), _dot(cts, found.dy))
-    if case.jax:
-        say.close("jvp against jax.jvp", found.dy, jax.jvp(f, xs, dxs)[1])
-        say.close("vjp against jax.vjp", found.ct_xs, jax.vjp(f, *xs)[1](cts))
-    if case.differences and _wide(xs):
-        loose = dataclasses.replace(say, tolerance=1e-6)
-        loose.close("jvp against differences", found.dy, _differences(f, xs, dxs))
-
-
-def _check_second(case: Case, f: Fun, xs: Any, say: _Say) -> None:
-    """Forward over reverse and reverse over reverse, in the inputs and in the cotangent."""
-    leaves, tree = jax.tree.flatten(_direction(jax.eval_shape(f, *xs), seed=3))
+def _pulled(ad: Any, f: Fun, xs: Any) -> tuple[Fun, Any]:
+    """The pullback as a function of cotangents and inputs, and a point to differentiate it at."""
+    leaves, tree = jax.tree.flatten(_direction(jax.eval_shape(f, *xs), 3))
     on = [differentiable(jax.typeof(ct)) for ct in leaves]
-    live = tuple(ct for ct, o in zip(leaves, on, strict=True) if o)
-    if not live:
-        return
 
-    def pulled(vjp: Fun) -> Fun:
-        def g(live: Any, *xs: Any) -> Any:
-            rest = iter(live)
-            cts = [next(rest) if o else ct for ct, o in zip(leaves, on, strict=True)]
-            return vjp(f, *xs)[1](jax.tree.unflatten(tree, cts))
+    def pulled(live: Any, *xs: Any) -> Any:
+        rest = iter(live)
+        cts = [next(rest) if o else ct for ct, o in zip(leaves, on, strict=True)]
+        return ad.vjp(f, *xs)[1](jax.tree.unflatten(tree, cts))
 
-        return g
+    return pulled, ([ct for ct, o in zip(leaves, on, strict=True) if o], *xs)
 
-    args = (live, *xs)
-    dargs, cts = _direction(args, seed=4), _direction(xs, seed=5)
-    dy = xform.jvp(pulled(xform.vjp), args, dargs)[1]
-    ct_args = xform.vjp(pulled(xform.vjp), *args)[1](cts)
-    say.same_types("second cotangents", ct_args, args)
-    say.close("second order <ct, push> against <pull, dx>", _dot(ct_args, dargs), _dot(cts, dy))
+
+def _second(ad: Any, f: Fun, xs: Any) -> dict[str, Any]:
+    """Forward over reverse and reverse over reverse, in the inputs and in the cotangent."""
+    g, args = _pulled(ad, f, xs)
+    dy = ad.jvp(g, args, _direction(args, 4))[1]
+    return {"jvp of vjp": dy, "vjp of vjp": ad.vjp(g, *args)[1](_direction(xs, 5))}
+
+
+def _check_first(case: Case, f: Fun, xs: Any, d: Any, found: Any, say: _Say) -> None:
+    (dxs, cts), y = d, f(*xs)
+    say.close("output", [found["output of jvp"], found["output of vjp"]], [y, y])
+    say.close("<pull, dx> and <ct, push>", _dot(found["vjp"], dxs), _dot(cts, found["jvp"]))
     if case.jax:
-        say.close("jvp of vjp against JAX's", dy, jax.jvp(pulled(jax.vjp), args, dargs)[1])
-        say.close("vjp of vjp against JAX's", ct_args, jax.vjp(pulled(jax.vjp), *args)[1](cts))
-    elif case.differences and _wide(xs):
+        say.close("against JAX", found, _first(jax, f, xs, d))
+    if case.differences and all(jnp.finfo(x.dtype).bits == 64 for x in jax.tree.leaves(xs)):
         loose = dataclasses.replace(say, tolerance=1e-6)
-        expected = _differences(pulled(xform.vjp), args, dargs)
-        loose.close("jvp of vjp against differences", dy, expected)
+        loose.close("against differences: jvp", found["jvp"], _differences(f, xs, dxs))
 
 
-def _check_float0(fun: Fun, args: Sequence[Any], say: _Say) -> None:
-    """Integer inputs: their tangents and cotangents are float0, and change nothing."""
-    args = tuple(args)
-    y, dy = xform.jvp(fun, args, _direction(args, seed=1))
-    say.same_types("tangent, with integer inputs", dy, y)
-    y, pull = xform.vjp(fun, *args)
-    say.same_types("cotangents, with integer inputs", pull(_direction(y, seed=2)), args)
+def _check_types(found: Any, xs: Any, say: _Say) -> None:
+    say.same_types("tangent of the output", found["jvp"], found["output of jvp"])
+    say.same_types("cotangents of the inputs", found["vjp"], xs)
 
 
-def _check_composed(f: Fun, xs: Any, found: _First, modes: Collection[str], say: _Say) -> None:
-    """The same inside jit; and twice at once in vmap and scan, where the second is -1/2 times."""
+def _check_compiled(
+    case: Case, f: Fun, xs: Any, d: Any, found: Any, modes: Collection[str], say: _Say
+) -> None:
+    """All other modes, in one computation: it is compiling that takes the time.
 
-    def derivatives(f: Fun, xs: Any, dxs: Any, cts: Any) -> Any:
-        y, pull = xform.vjp(f, *xs)
-        return y, xform.jvp(f, xs, dxs)[1], pull(cts)
+    In vmap and scan, the second of two directions is -1/2 times the first.
+    """
 
     def in_scan(*xs: Any) -> Any:
         def body(count: Any, xs: Any) -> Any:
@@ -239,21 +215,44 @@ def _check_composed(f: Fun, xs: Any, found: _First, modes: Collection[str], say:
 
         return lax.scan(body, np.int32(0), xs)[1]
 
-    once = (xs, found.dxs, found.cts)
-    if "jit" in modes:
-        results = jax.jit(lambda *once: derivatives(jax.jit(f), *once))(*once)
-        say.close("under jit", results, (found.y, found.dy, found.ct_xs))
-    twice = (_twice(xs, 1.0), _twice(found.dxs), _twice(found.cts))
-    expected = (_twice(found.y, 1.0), _twice(found.dy), _twice(found.ct_xs))
-    if "vmap" in modes:
-        results = jax.vmap(lambda *one: derivatives(f, *one))(*twice)
-        say.close("under vmap", results, expected)
-    if "scan" in modes:
-        say.close("in a scan", derivatives(in_scan, *twice), expected)
+    work: dict[str, Fun] = {
+        "jit": lambda *xs: _first(xform, jax.jit(f), xs, d),
+        "vmap": lambda *xs: jax.vmap(lambda xs, d: _first(xform, f, xs, d))(
+            _twice(xs, 1.0), _twice(d)
+        ),
+        "scan": lambda *xs: _first(xform, in_scan, _twice(xs, 1.0), _twice(d)),
+        "second": lambda *xs: _second(xform, f, xs),
+    }
+    wanted = [m for m in work if m in modes and (m != "second" or case.second)]
+
+    def everything(*xs: Any) -> dict[str, Any]:
+        results = {m: work[m](*xs) for m in wanted}
+        if case.jax:
+            results["JAX"] = _first(jax, f, xs, d)
+            results["JAX, second"] = _second(jax, f, xs) if "second" in wanted else None
+        return results
+
+    results = jax.jit(everything, compiler_options={"xla_backend_optimization_level": 0})(*xs)
+    once = found or results.get("JAX", results.get("jit"))
+    if once is None:
+        return
+    factors = {"output of jvp": 1.0, "output of vjp": 1.0, "jvp": -0.5, "vjp": -0.5}
+    twice = {key: _twice(once[key], factor) for key, factor in factors.items()}
+    for m in wanted:
+        if m != "second":
+            say.close(f"under {m}", results[m], once if m == "jit" else twice)
+            _check_types(results[m], xs if m == "jit" else _twice(xs), say)
+        elif case.jax:
+            say.close("against JAX", results[m], results["JAX, second"])
+        elif case.differences:
+            g, args = _pulled(xform, f, xs)
+            loose = dataclasses.replace(say, tolerance=1e-6)
+            expected = _differences(g, args, _direction(args, 4))
+            loose.close("against differences: jvp of vjp", results[m]["jvp of vjp"], expected)
 
 
 @contextmanager
-def _watch(case: Case, f: Fun, xs: Any, say: _Say) -> Iterator[None]:
+def _watch(case: Case, f: Fun, xs: Any, say: _Say) -> Generator[None]:
     """See that the primitive is in the program, and that its rule is asked for the derivative."""
     name, rule = case.primitive, RULES.get(case.primitive)
     if not name:
@@ -323,15 +322,18 @@ class _Say:
         )
 
     def close(self, check: str, found: Any, expected: Any) -> None:
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        leaves = jax.tree.leaves_with_path(found)
+        for (path, a), b in zip(leaves, jax.tree.leaves(expected), strict=True):
             if b.dtype == jax.dtypes.float0:
                 continue
             wide = np.complex128 if np.iscomplexobj(b) else np.float64
             a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
             scale = max(1.0, float(np.max(np.abs(b), initial=0.0, where=np.isfinite(b))))
-            near = np.isclose(a, b, self.tolerance, self.tolerance * scale, equal_nan=True)
-            if a.shape != b.shape or not near.all():
-                self.fail(check, f"\n{a}\nis not\n{b}")
+            near = a.shape == b.shape and np.isclose(
+                a, b, self.tolerance, self.tolerance * scale, equal_nan=True
+            )
+            if not np.all(near):
+                self.fail(f"{check}{jax.tree_util.keystr(path)}", f"\n{a}\nis not\n{b}")
 
     def same_types(self, check: str, found: Any, of: Any) -> None:
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(of), strict=True):
@@ -376,6 +378,11 @@ def _direction(tree: Any, seed: int) -> Any:
     return jax.tree.map(one, tree)
 
 
+def _directions(f: Fun, xs: Any) -> tuple[Any, Any]:
+    """A tangent for the inputs of a function, and a cotangent for its outputs."""
+    return _direction(xs, 1), _direction(jax.eval_shape(f, *xs), 2)
+
+
 def _twice(tree: Any, factor: float = -0.5) -> Any:
     """Each array, stacked with itself times a factor; others with themselves."""
 
@@ -385,10 +392,6 @@ def _twice(tree: Any, factor: float = -0.5) -> Any:
         return jnp.stack([x, x * jnp.asarray(factor, x.dtype)])
 
     return jax.tree.map(one, tree)
-
-
-def _wide(tree: Any) -> bool:
-    return all(jnp.finfo(x.dtype).bits == 64 for x in jax.tree.leaves(tree))
 
 
 def _differences(f: Fun, xs: Any, dxs: Any) -> Any:
@@ -405,8 +408,7 @@ def _differences(f: Fun, xs: Any, dxs: Any) -> Any:
 
 def _dot(cts: Any, xs: Any) -> Any:
     """The pairing of cotangents and tangents: the real part of Σ ct·dx, without conjugation."""
+    wide = lambda x: np.asarray(x).astype(complex)
     pairs = zip(jax.tree.leaves(cts), jax.tree.leaves(xs), strict=True)
-    wide = lambda x: np.asarray(x).astype(np.complex128)
-    return np.asarray(
-        sum(np.sum(wide(ct) * wide(dx)).real for ct, dx in pairs if differentiable(dx))
-    )
+    terms = [np.sum(wide(ct) * wide(dx)).real for ct, dx in pairs if differentiable(dx)]
+    return np.asarray(sum(terms, 0.0))

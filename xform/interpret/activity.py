@@ -39,7 +39,7 @@ def _path(prog: Program, active: Mask, wanted: Mask | None) -> Path:
     found: list[tuple[int, Mask]] = []
     for i, eqn in enumerate(prog.equations):
         ins = tuple(isinstance(v, Var) and v in live for v in eqn.invars)
-        if any(ins):
+        if any(ins) and eqn.outvars:  # an effect without outputs has no derivative
             outs = lookup(eqn).active(eqn, ins)
             if any(outs):
                 found.append((i, ins))

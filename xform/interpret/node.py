@@ -80,6 +80,10 @@ class Node(abc.ABC):
         """Which inputs of the nested program the token holds once per trip: a loop's carry."""
         return (False,) * len(plans[0].reads)
 
+    def hoisted(self, plan: Any) -> Mask:
+        """Which of a nested plan's kept values the token holds once, rather than once per trip."""
+        return (False,) * len(plan.kept)
+
 
 class Structured(Rule):
     """The rule of a primitive that holds programs."""

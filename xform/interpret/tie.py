@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Primitive, ad, batching, mlir
+from xform._jax import JaxprEqn, Primitive, ShapedArray, ad, batching, mlir
 from xform.ir import Mask
 from xform.table import Linear, Value, add_rule, differentiable
 
@@ -67,8 +67,22 @@ def _batch(args: Sequence[Value], dims: Sequence[Any], *, n: int):
     return tie_p.bind(*args, n=n), dims[:n]
 
 
-mlir.register_lowering(tie_p, mlir.lower_fun(_select, multiple_results=True), platform="cpu")
-mlir.register_lowering(tie_p, mlir.lower_fun(_barrier, multiple_results=True))
+def _lowering(f: Any) -> Any:
+    """Lower `f` on plain types: what it does to a corner element has no sharding to speak of."""
+    lower = mlir.lower_fun(f, multiple_results=True)
+
+    def plain(avals: Sequence[Any]) -> list[ShapedArray]:
+        return [ShapedArray(a.shape, a.dtype) for a in avals]
+
+    def rule(ctx: Any, *args: Any, **params: Any) -> Any:
+        ctx = ctx.replace(avals_in=plain(ctx.avals_in), avals_out=plain(ctx.avals_out))
+        return lower(ctx, *args, **params)
+
+    return rule
+
+
+mlir.register_lowering(tie_p, _lowering(_select), platform="cpu")
+mlir.register_lowering(tie_p, _lowering(_barrier))
 batching.primitive_batchers[tie_p] = _batch
 ad.primitive_jvps[tie_p] = _jvp
 ad.primitive_transposes[tie_p] = lambda cts, *args, n: [

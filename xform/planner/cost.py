@@ -181,7 +181,7 @@ _COUNT: dict[str, Callable[[JaxprEqn], float]] = {
     "while": lambda e: sum(flops(program(e.params[k])) for k in ("cond_jaxpr", "body_jaxpr")),
     "cond": lambda e: max(flops(program(b)) for b in e.params["branches"]),
     "shard_map": lambda e: flops(program(e.params["jaxpr"]))
-    * math.prod(e.params["mesh"].shape[a] for a in e.params["manual_axes"]),
+    * math.prod(e.params["mesh"].shape[a] for a in e.params["newly_manual_axes"]),
     "custom_linear_solve": lambda e: flops(program(e.params["jaxprs"].solve)),
     "pallas_call": _pallas,
     "reduce": lambda e: _inputs(e) * flops(program(e.params["jaxpr"])),
@@ -206,7 +206,7 @@ _COUNT: dict[str, Callable[[JaxprEqn], float]] = {
         _window,
     ),
     **dict.fromkeys(
-        "scatter-add scatter_sub scatter-mul scatter-min scatter-max".split(),
+        "scatter-add scatter-sub scatter-mul scatter-min scatter-max".split(),
         lambda e: _size(e.invars[2]),
     ),
 }  # fmt: skip
@@ -218,6 +218,6 @@ _MOVES = frozenset(
     " concatenate convert_element_type copy copy_p create_token device_put dynamic_slice"
     " dynamic_update_slice empty2 full gather get imag iota name optimization_barrier pad pbroadcast"
     " pcast ppermute pvary ragged_all_to_all random_seed random_unwrap random_wrap real reshape"
-    " reshard rev scatter sharding_constraint slice split squeeze stop_gradient swap tile transpose"
-    " xform_fork xform_join".split()
+    " reshard rev scatter sharding_constraint slice split squeeze stop_gradient swap tie tile"
+    " transpose".split()
 )

@@ -99,11 +99,7 @@ class _CondNode(Node):
 
         runs = [branch(p, place) for p, place in zip(programs, places, strict=True)]
         outs, filled = lax.switch(index, runs, *ops)
-        kept = [
-            jax.tree.unflatten(tree, [filled[i] for i in place])
-            for tree, place in zip(trees, places, strict=True)
-        ]
-        return spread(outs, used), kept
+        return spread(outs, used), _Slots(filled, tuple(zip(trees, map(tuple, places), strict=True)))
 
     def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
                tied: bool) -> list[Value]:  # fmt: skip
@@ -122,7 +118,29 @@ class _CondNode(Node):
 
             return run
 
-        return lax.switch(index, [branch(p, k) for p, k in zip(plans, token, strict=True)])
+        return lax.switch(index, [branch(p, k) for p, k in zip(plans, token.kept(), strict=True)])
+
+
+@jax.tree_util.register_pytree_node_class
+class _Slots:
+    """The token of a branch: the filled slots, each once however many branches use it."""
+
+    def __init__(self, filled: Sequence[Value], branches: tuple[tuple[Any, tuple[int, ...]], ...]):
+        self._filled, self._branches = filled, branches
+
+    def kept(self) -> list[Any]:
+        """What each branch kept; of one that did not run, what stands in its slots."""
+        return [
+            jax.tree.unflatten(tree, [self._filled[i] for i in place])
+            for tree, place in self._branches
+        ]
+
+    def tree_flatten(self):
+        return tuple(self._filled), self._branches
+
+    @classmethod
+    def tree_unflatten(cls, branches: Any, filled: Sequence[Value]):
+        return cls(filled, branches)
 
 
 def _slots(branches: Sequence[Sequence[Any]]) -> tuple[list[Any], list[list[int]]]:

@@ -151,13 +151,13 @@ class _ScanNode(Node):
             a and not b for a, b in zip(plans[0].reads, self.stacked(plans), strict=True)
         )
 
-    def _hoisted(self, plan: Plan) -> Mask:
-        """Which of the kept values are the same in every iteration."""
+    def hoisted(self, plan: Plan) -> Mask:
+        """Those that are the same in every iteration."""
         return tuple(v in self.invariant for v in plan.kept)
 
     def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
         (plan,), joint, nk = plans, self.joint, self.body.n_carry
-        on = self._hoisted(plan)
+        on = self.hoisted(plan)
         once = emit.once(plan, gather(plan.kept, on), dict(zip(joint.inputs, xs, strict=True)))
         moved = [v for v, o in zip(plan.kept, on, strict=True) if not o]
         states = gather(joint.inputs, self.stacked(plans))
@@ -208,7 +208,7 @@ class _ScanNode(Node):
         once, stack = token
         consts, fixed, seq = body.parts(xs)
         states = self.stacked(plans)
-        on = self._hoisted(plan)
+        on = self.hoisted(plan)
 
         def inside(made: list[Value], seq: list[Value], seconds: list[Value]) -> list[Value]:
             """The body's second part in one iteration; None where a result is zero."""

@@ -1,0 +1,46 @@
+"""Plain text tables, and numbers as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def human_bytes(n: int) -> str:
+    """A byte count in B, KiB, MiB, GiB or TiB.
+
+    >>> from xform.memory.table import human_bytes
+    >>> human_bytes(512), human_bytes(1536), human_bytes(3 * 2**30)
+    ('512 B', '1.5 KiB', '3.0 GiB')
+    """
+    return _scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def human_flops(n: int) -> str:
+    """A FLOP count in powers of 1000: `1.5 GFLOP`."""
+    return _scaled(n, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+
+
+def _scaled(n: int, base: int, units: Sequence[str]) -> str:
+    power = 0
+    # What would round up to the base is shown in the next unit.
+    while abs(n) / base**power >= base - 0.05 and power < len(units) - 1:
+        power += 1
+    return f"{n} {units[0]}" if power == 0 else f"{n / base**power:.1f} {units[power]}"
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Rows of cells as aligned lines; the columns at `right` are aligned to the right.
+
+    >>> from xform.memory.table import columns
+    >>> print(columns([["argument", "8 B"], ["temp", "512 B"]], right=[1]))
+    argument    8 B
+    temp      512 B
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
