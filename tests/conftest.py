@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import xform
+from tests import own_ad
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,4 +37,11 @@ def x64() -> Iterator[None]:
 def strict_promotion() -> Iterator[None]:
     """No implicit dtype promotion, within one test: a rule must not widen what it is given."""
     with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def xform_never_enters_jax_ad() -> Iterator[None]:
+    """JAX's own AD raises when xform enters it, in every test."""
+    with own_ad.guard():
         yield

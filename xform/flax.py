@@ -7,13 +7,12 @@ auxiliary output and is written to the caller's module. Linen's `apply` is pure 
 
 Every door takes NNX's two modes; None is NNX's own setting (`nnx.set_graph_mode`,
 `nnx.set_graph_updates`). `graph=False`: modules are trees, and a Variable with two owners is an
-error. `graph_updates=False` (`graph=False` implies it): only new values of Variables leave; with it,
-changes of structure do as well, such as a Variable added by `sow`.
+error. `graph_updates=False` (`graph=False` implies it): new values of Variables leave, but changes
+of structure do not, such as a Variable added by `sow`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -47,8 +46,7 @@ Mode = bool | None
 class _Door:
     """How NNX objects enter a pure function as arrays, and how what it did to them leaves.
 
-    With `updates` NNX's update context, open around all four steps, knows which objects outside
-    and inside are the same. Without, Variables are matched by their order.
+    Both happen in `nnx.update_context(name)`, which knows what objects outside and inside are one.
     """
 
     name: str
@@ -61,42 +59,42 @@ class _Door:
         updates = bool(nnx.set_graph_updates.current_value() if updates is None else updates)
         return cls(name, graph, graph and updates)
 
-    @property
-    def tag(self) -> str | None:
-        return f"xform.{self.name}" if self.updates else None
-
-    def open(self) -> contextlib.AbstractContextManager[Any]:
-        return nnx.update_context(self.tag) if self.updates else contextlib.nullcontext()
-
     def enter(self, tree: Tree, prefix: Tree = None) -> Tree:
         """Objects as arrays. A Variable with two owners must have one `prefix`."""
-        return nnx.to_tree(tree, prefix=prefix, split_fn=_split, ctxtag=self.tag)
+        return nnx.to_tree(tree, prefix=prefix, split_fn=_split, ctxtag=self.name)
 
-    def run(self, f: Function, pure: Tree, has_aux: bool = False) -> tuple[Tree, Tree]:
-        """Inside: the output of `f`, a pair, and the changes that it made to its arguments."""
-        args, kwargs = nnx.from_tree(pure, ctxtag=self.tag, is_inner=True)
-        if self.updates:  # `f` may change containers, too: what to look at is found before
-            changes = jax.tree.map(_if_node, pure, (args, kwargs), is_leaf=_is_node)
-            out = _pair(self.name, f, f(*args, **kwargs), has_aux)
-        else:
-            inside = self.variables((args, kwargs))
-            before = [jax.tree.flatten(v) for v in inside]
-            out = _pair(self.name, f, f(*args, **kwargs), has_aux)
-            changes = [v if _changed(v, b) else None for v, b in zip(inside, before, strict=True)]
-        changes, out = nnx.to_tree((changes, out), split_fn=_split, ctxtag=self.tag)
-        return out, changes
+    def pure(self, f: Function, has_aux: bool = False) -> Function:
+        """`f` as a pure function of what entered: `(output, (auxiliary, changes))`."""
 
-    def leave(self, given: Tree, out: Tree, changes: Tree) -> Tree:
-        """Outside again: the output as objects; the changes are written to those `given`."""
-        # With an update context, this writes them.
-        changes, out = nnx.from_tree((changes, out), ctxtag=self.tag, is_inner=False)
-        if not self.updates:
-            for variable, new in zip(self.variables(given), changes, strict=True):
-                if new is not None:
-                    variable.update_from_state(new)
-        return out
+        def objective(*entered: Tree, **held: Tree) -> Any:
+            inside = nnx.from_tree((entered, held), ctxtag=self.name, is_inner=True)
+            # `f` may change a container that holds objects, so they are found before it runs.
+            pick = lambda pure, x: x if _is_node(pure) else None
+            objects = jax.tree.map(pick, (entered, held), inside, is_leaf=_is_node)
+            before = (
+                [] if self.updates else [(v, *jax.tree.flatten(v)) for v in self.variables(objects)]
+            )
+            out = f(*inside[0], **inside[1])
+            if has_aux and not (isinstance(out, tuple) and len(out) == 2):
+                raise _wrong(
+                    f"{self.name} with has_aux=True",
+                    f"{_name(f)} returned {type(out).__name__}, not a pair (output, auxiliary)",
+                    "return a pair, or drop has_aux",
+                )
+            changes = objects if self.updates else [v for v, *old in before if _changed(v, *old)]
+            changes, out = nnx.to_tree((changes, out), split_fn=_split, ctxtag=self.name)
+            y, aux = out if has_aux else (out, ())
+            return y, (aux, changes)
+
+        objective.__name__ = _name(f)
+        return objective
+
+    def leave(self, out: Tree, changes: Tree) -> Tree:
+        """The output as objects; the changes are written to the objects that entered."""
+        return nnx.from_tree((changes, out), ctxtag=self.name, is_inner=False)[1]
 
     def variables(self, tree: Tree) -> list[nnx.Variable[Any]]:
+        """Every Variable once. Trees refuse a Variable with two owners."""
         found = (x for _, x in nnx.iter_graph(tree, graph=self.graph))
         return [x for x in found if isinstance(x, nnx.Variable)]
 
@@ -112,46 +110,17 @@ def _is_node(x: Any) -> bool:
     return isinstance(x, nnx.NodeStates)
 
 
-def _if_node(pure: Any, x: Any) -> Any:
-    return x if _is_node(pure) else None
-
-
-def _changed(variable: nnx.Variable[Any], before: tuple[list[Any], Any]) -> bool:
-    leaves, tree = jax.tree.flatten(variable)
-    return tree != before[1] or any(a is not b for a, b in zip(leaves, before[0], strict=True))
-
-
-def _wrt(pure: Tree) -> Tree:
-    """The arrays of an argument that are differentiated."""
-    return jax.tree.map(lambda x: x.states[0] if _is_node(x) else x, pure, is_leaf=_is_node)
-
-
-def _place(pure: Sequence[Tree], at: Sequence[int], wrt: Sequence[Tree]) -> tuple[Tree, ...]:
-    """Arguments with other arrays for those that are differentiated."""
-
-    def put(old: Any, new: Any) -> Any:
-        return old.replace(states=(new, *old.states[1:])) if _is_node(old) else new
-
-    full = list(pure)
-    for i, x in zip(at, wrt, strict=True):
-        full[i] = jax.tree.map(put, full[i], x, is_leaf=_is_node)
-    return tuple(full)
+def _changed(variable: nnx.Variable[Any], leaves: list[Any], tree: Any) -> bool:
+    now, now_tree = jax.tree.flatten(variable)
+    return tree != now_tree or any(a is not b for a, b in zip(now, leaves, strict=True))
 
 
 def _name(f: Function) -> str:
     return getattr(f, "__name__", type(f).__name__)
 
 
-def _pair(asked: str, f: Function, out: Any, has_aux: bool) -> tuple[Any, Any]:
-    """The output and auxiliary output of `f`."""
-    if has_aux and not (isinstance(out, tuple) and len(out) == 2):
-        raise WrongArgument(
-            f"{asked} with has_aux=True",
-            f"{_name(f)} returned {type(out).__name__}, not a pair (output, auxiliary)",
-            "",
-            "return a pair, or drop has_aux",
-        )
-    return out if has_aux else (out, ())
+def _wrong(asked: str, blocked: str, remedy: str) -> WrongArgument:
+    return WrongArgument(asked, blocked, "", remedy)
 
 
 def _resolve(f: Function, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -167,7 +136,7 @@ def _resolve(f: Function, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict
     return bound.args, bound.kwargs
 
 
-def _transform(required: int) -> Callable[[Function], Function]:
+def _public(required: int) -> Callable[[Function], Function]:
     """Make a door wait, as nnx's do, for what it transforms; and refuse bound methods."""
 
     def decorate(door: Function) -> Function:
@@ -180,10 +149,9 @@ def _transform(required: int) -> Callable[[Function], Function]:
                 inner = inner.func
             if inspect.ismethod(inner) and isinstance(inner.__self__, nnx.Module):
                 owner = type(inner.__self__).__name__
-                raise WrongArgument(
+                raise _wrong(
                     f"{door.__name__} of {owner}.{inner.__name__}",
                     f"it is bound to a {owner}, which would be held constant",
-                    "",
                     f"pass {owner}.{inner.__name__}, and the module as its first argument",
                 )
             return door(*args, **kwargs)
@@ -193,7 +161,7 @@ def _transform(required: int) -> Callable[[Function], Function]:
     return decorate
 
 
-@_transform(1)
+@_public(1)
 def value_and_grad(
     f: Function,
     argnums: Argnum | Sequence[Argnum] = 0,
@@ -213,10 +181,7 @@ def value_and_grad(
       argnums: position or positions of the arguments to differentiate. A module is differentiated
         by its `nnx.Param`s, or by what the filter of an `nnx.DiffState(position, filter)` selects;
         all other arguments as by `xform.value_and_grad`.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
-      holomorphic: whether `f` is complex-differentiable; inputs and output must be complex.
-      allow_int: whether integer inputs are taken; their gradients have dtype float0.
-      policy: what is kept for the backward pass, of `xform.policies` or `jax.checkpoint_policies`.
+      has_aux, holomorphic, allow_int, policy: as for `xform.value_and_grad`.
       graph: whether objects may be shared; see the module.
       graph_updates: whether changes of structure leave; see the module. Without, a module is
         differentiated by all its Variables, and its gradient is a module.
@@ -227,10 +192,8 @@ def value_and_grad(
       is an `nnx.State`, as `nnx.Optimizer` takes it (a tuple if `argnums` is a sequence).
 
     Raises:
-      NotScalar: `f` returned something other than a scalar array.
       WrongArgument: there is nothing to differentiate, or `f` is a bound method.
-      WrongDtype: an integer input without `allow_int`, or an output that is not real.
-      MissingRule: a primitive in `f` has no rule.
+      NotScalar, WrongDtype, MissingRule: as `xform.value_and_grad`.
 
     Cost: three to four times the FLOPs of `f`, plus what the policy recomputes.
 
@@ -242,17 +205,10 @@ def value_and_grad(
     [3.0]
     """
     door = _Door.of("value_and_grad", graph, graph_updates)
-    options = {"holomorphic": holomorphic, "allow_int": allow_int, "policy": policy}
-
-    @functools.wraps(f, updated=())
-    def both(*args: Any, **kwargs: Any) -> Any:
-        (y, aux), g = _gradient(door, f, argnums, has_aux, args, kwargs, options)
-        return ((y, aux) if has_aux else y), g
-
-    return both
+    return _gradient(door, f, argnums, has_aux, holomorphic, allow_int, policy)
 
 
-@_transform(1)
+@_public(1)
 def grad(
     f: Function,
     argnums: Argnum | Sequence[Argnum] = 0,
@@ -275,102 +231,91 @@ def grad(
     6.0
     """
     door = _Door.of("grad", graph, graph_updates)
-    options = {"holomorphic": holomorphic, "allow_int": allow_int, "policy": policy}
+    return _gradient(door, f, argnums, has_aux, holomorphic, allow_int, policy)
+
+
+def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: Any) -> Function:
+    asked, one = f"{door.name} of {_name(f)}", isinstance(argnums, int | nnx.DiffState)
+    chosen = (argnums,) if one else tuple(argnums)
+    numbers = [x.argnum if isinstance(x, nnx.DiffState) else x for x in chosen]
+    if not door.updates and numbers != [*chosen]:
+        raise _wrong(
+            f"{asked} by a DiffState",
+            "without graph updates, a module is differentiated as a whole",
+            "pass graph=True, graph_updates=True",
+        )
 
     @functools.wraps(f, updated=())
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        (_, aux), g = _gradient(door, f, argnums, has_aux, args, kwargs, options)
-        return (g, aux) if has_aux else g
+        args, kwargs = _resolve(f, args, kwargs) if door.updates else (args, kwargs)
+        at = positions(numbers, len(args), door.name)
+        if len(set(at)) < len(at):
+            raise _wrong(asked, f"argnums={argnums} repeats a position", "name each once")
+        # By this NNX also checks a Variable with two owners: both differentiate it, or neither.
+        prefix: list[Any] = [None] * len(args)
+        for i, x in zip(at, chosen, strict=True):
+            default = nnx.DiffState(i, nnx.Param if door.updates else True)
+            prefix[i] = x if isinstance(x, nnx.DiffState) else default
+
+        def objective(*wrt: Tree) -> Any:
+            y, rest = door.pure(f, has_aux)(*_place(entered, at, wrt), **held)
+            if _is_node(y):
+                raise NotScalar(
+                    f"{asked}: gradient only defined for scalar-output functions",
+                    "it returned a Variable or a module",
+                    "",
+                    "return an array, such as variable[...] or jnp.mean(module(x))",
+                )
+            return y, rest
+
+        objective.__name__ = _name(f)
+        with nnx.update_context(door.name):
+            entered, held = door.enter((args, kwargs), (tuple(prefix), None))
+            first = lambda x: x.states[0] if _is_node(x) else x
+            wrt = [jax.tree.map(first, entered[i], is_leaf=_is_node) for i in at]
+            if at and not jax.tree.leaves(wrt):
+                found = {type(v).__name__ for i in at for v in door.variables(args[i])}
+                raise _wrong(
+                    f"{asked}: there is nothing to differentiate",
+                    f"of {prefix[at[0]].filter} there is none; there is: {', '.join(sorted(found))}",
+                    "pass argnums=nnx.DiffState(position, filter), or another position",
+                )
+            every, (holomorphic, allow_int, policy) = range(len(at)), options
+            (y, (aux, changes)), g = reverse.value_and_grad(
+                objective, every, True, holomorphic, allow_int, policy=policy
+            )(*wrt)
+            aux = door.leave(aux, changes)
+        if not door.updates:  # objects, built together: they share what the arguments share
+            objects = nnx.from_tree(_place(entered, at, g))
+            g = [objects[i] for i in at]
+        g = g[0] if one else tuple(g)
+        if door.name == "grad":
+            return (g, aux) if has_aux else g
+        return ((y, aux) if has_aux else y), g
 
     return gradient
 
 
-def _gradient(
-    door: _Door, f: Function, argnums: Any, has_aux: bool, args: Any, kwargs: Any, options: Any
-) -> tuple[tuple[Any, Any], Any]:
-    """Value, auxiliary output and gradient of `f`."""
-    if door.updates:
-        args, kwargs = _resolve(f, args, kwargs)
-    one = isinstance(argnums, int | nnx.DiffState)
-    chosen = (argnums,) if one else tuple(argnums)
-    at = positions([getattr(x, "argnum", x) for x in chosen], len(args), door.name)
-    if len(set(at)) < len(at) or (not door.updates and not all(isinstance(x, int) for x in chosen)):
-        raise WrongArgument(
-            f"{door.name} with argnums={argnums}",
-            "a position is repeated" if door.updates else "a DiffState needs graph updates",
-            "",
-            "name each position once" if door.updates else "pass graph_updates=True, graph=True",
-        )
-    # What NNX checks a Variable with two owners by: both are differentiated, or neither is.
-    prefix: list[Any] = [None if door.updates else False] * (len(args) + 1)
-    for i, x in zip(at, chosen, strict=True):
-        default = nnx.DiffState(i, nnx.Param) if door.updates else True
-        prefix[i] = x if isinstance(x, nnx.DiffState) else default
-
-    def objective(*wrt: Tree) -> Any:
-        (y, aux), changes = door.run(f, (_place(pure, at, wrt), held), has_aux)
-        if _is_node(y):
-            raise NotScalar(
-                f"{door.name} of {_name(f)}: gradient only defined for scalar-output functions",
-                "it returned a Variable or a module",
-                "",
-                "return an array, such as variable[...] or jnp.mean(module(x))",
-            )
-        return y, (aux, changes)
-
-    objective.__name__ = _name(f)
-    transform = reverse.value_and_grad(objective, range(len(at)), has_aux=True, **options)
-    with door.open():
-        pure, held = door.enter((args, kwargs), (tuple(prefix[:-1]), prefix[-1]))
-        wrt = [_wrt(pure[i]) for i in at]
-        if at and not jax.tree.leaves(wrt):
-            raise _nothing(door, f, [args[i] for i in at], prefix[at[0]])
-        (y, (aux, changes)), g = transform(*wrt)
-        aux = door.leave((args, kwargs), aux, changes)
-    if not door.updates:  # objects with the aliases of the arguments, so all are built together
-        objects = nnx.from_tree(_place(pure, at, g))
-        g = tuple(objects[i] for i in at)
-    return (y, aux), g[0] if one else g
-
-
-def _nothing(door: _Door, f: Function, args: Sequence[Any], wanted: Any) -> WrongArgument:
-    kinds = ", ".join(sorted({type(v).__name__ for v in door.variables(args)})) or "no Variable"
-    wanted = getattr(wanted, "filter", "any")
-    return WrongArgument(
-        f"{door.name} of {_name(f)}: there is nothing to differentiate",
-        f"{' and '.join(type(x).__name__ for x in args)} has {kinds}, and what is differentiated "
-        f"is {getattr(wanted, '__name__', wanted)}",
-        "",
-        "pass argnums=nnx.DiffState(position, filter), or another position",
-    )
-
-
-def _objective(door: _Door, f: Function, has_aux: bool) -> Function:
-    def objective(*pure: Tree) -> Any:
-        (y, aux), changes = door.run(f, (pure, {}), has_aux)
-        return y, (aux, changes)
-
-    objective.__name__ = _name(f)
-    return objective
+def _place(entered: Sequence[Tree], at: Sequence[int], wrt: Sequence[Tree]) -> list[Tree]:
+    """Arguments with other arrays for those that are differentiated."""
+    put = lambda old, new: old.replace(states=(new, *old.states[1:])) if _is_node(old) else new
+    full = list(entered)
+    for i, x in zip(at, wrt, strict=True):
+        full[i] = jax.tree.map(put, full[i], x, is_leaf=_is_node)
+    return full
 
 
 def _values_only(name: str, graph: Mode, graph_updates: Mode) -> _Door:
-    """The door of `vjp` and `jvp`, whose tangents are objects with the structure of the primals."""
     if graph_updates and _Door.of(name, graph, True).updates:
-        raise WrongArgument(
+        raise _wrong(
             f"{name} with graph_updates=True",
-            "a function that changes the structure of its arguments has no tangents to match",
-            "",
+            "tangents have the structure of the primals, which the function may not change then",
             "drop graph_updates, or pass graph=False",
         )
     return _Door.of(name, graph, False)
 
 
-def _pull(pull: Any, ct: Tree) -> Any:
-    return nnx.from_tree(pull(nnx.to_tree(ct)))
-
-
-@_transform(2)
+@_public(2)
 def vjp(
     f: Function,
     *primals: Tree,
@@ -381,23 +326,9 @@ def vjp(
 ) -> Any:
     """Evaluate a function of modules and return the map that pulls cotangents back through it.
 
-    Args:
-      f: function of modules, Variables and pytrees of arrays.
-      *primals: the point. Without them, a function that takes them is returned.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
-      policy: what is kept for the pullback, of `xform.policies` or `jax.checkpoint_policies`.
-      graph: whether objects may be shared; see the module.
-      graph_updates: None or False.
-
-    Returns:
-      The output and `pull` (and the auxiliary output). `pull` returns a tuple of cotangents like
-      `primals`: for a module, a module of the cotangents of all Variables, float0 for integers.
-
-    Raises:
-      WrongArgument: `graph_updates=True`, or `f` is a bound method.
-      MissingRule: a primitive in `f` has no rule.
-
-    Cost: that of `xform.vjp`.
+    Arguments, result, errors and cost are those of `xform.vjp`; `graph` says whether objects may be
+    shared, and `graph_updates` must be None or False. The cotangent of a module is a module of the
+    cotangents of all its Variables, float0 for integers.
 
     >>> from flax import nnx
     >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
@@ -407,16 +338,21 @@ def vjp(
     [3.0]
     """
     door = _values_only("vjp", graph, graph_updates)
-    pure = door.enter(primals)
-    result: Any = reverse.vjp(_objective(door, f, has_aux), *pure, has_aux=True, policy=policy)
-    y, pull, (aux, changes) = result
-    y, aux = door.leave((primals, {}), (y, aux), changes)
+    with nnx.update_context(door.name):
+        entered = door.enter(primals)
+        result: Any = reverse.vjp(door.pure(f, has_aux), *entered, has_aux=True, policy=policy)
+        y, pull, (aux, changes) = result
+        y, aux = door.leave((y, aux), changes)
     # As a Partial the pullback stays a pytree of residuals, which may leave a jitted function.
     pull = jax.tree_util.Partial(_pull, pull)
     return (y, pull, aux) if has_aux else (y, pull)
 
 
-@_transform(3)
+def _pull(pull: Any, ct: Tree) -> Any:
+    return nnx.from_tree(pull(nnx.to_tree(ct)))
+
+
+@_public(3)
 def jvp(
     f: Function,
     primals: Sequence[Tree],
@@ -428,24 +364,9 @@ def jvp(
 ) -> Any:
     """Evaluate a function of modules and push tangents forward through it.
 
-    Args:
-      f: function of modules, Variables and pytrees of arrays.
-      primals: the point, a tuple or list of arguments. Without it and `tangents`, a function that
-        takes them is returned.
-      tangents: like `primals`: for a module, a module of tangents, float0 for integers.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
-      graph: whether objects may be shared; see the module.
-      graph_updates: None or False.
-
-    Returns:
-      The output and its tangent (and the auxiliary output).
-
-    Raises:
-      WrongArgument: `graph_updates=True`, or `f` is a bound method.
-      WrongTangent: `tangents` do not match `primals`.
-      MissingRule: a primitive in `f` has no rule.
-
-    Cost: that of `xform.jvp`.
+    Arguments, result, errors and cost are those of `xform.jvp`; `graph` says whether objects may be
+    shared, and `graph_updates` must be None or False. The tangent of a module is a module of the
+    tangents of all its Variables, float0 for integers.
 
     >>> from flax import nnx
     >>> scale, tangent = nnx.Param(jnp.float32(3.0)), nnx.Param(jnp.float32(1.0))
@@ -454,14 +375,14 @@ def jvp(
     6.0
     """
     door = _values_only("jvp", graph, graph_updates)
-    objective, pure = _objective(door, f, has_aux), door.enter(primals)
-    y, dy, (aux, changes) = forward.jvp(objective, pure, door.enter(tangents), has_aux=True)
-    y, aux = door.leave((primals, {}), (y, aux), changes)
-    dy = nnx.from_tree(dy)
-    return (y, dy, aux) if has_aux else (y, dy)
+    with nnx.update_context(door.name):
+        entered, pushed = door.enter(primals), nnx.to_tree(tangents)
+        y, dy, (aux, changes) = forward.jvp(door.pure(f, has_aux), entered, pushed, has_aux=True)
+        y, aux = door.leave((y, aux), changes)
+    return (y, nnx.from_tree(dy), aux) if has_aux else (y, nnx.from_tree(dy))
 
 
-@_transform(1)
+@_public(1)
 def remat(
     f: Function,
     *,
@@ -473,22 +394,9 @@ def remat(
 ) -> Function:
     """A function like `f`, of modules, whose intermediate values are recomputed in reverse mode.
 
-    Args:
-      f: a method in its class, or a function of modules, Variables and pytrees of arrays; it may
-        change the state of its arguments. Without it, a decorator is returned.
-      prevent_cse: whether the compiler must be kept from merging the recompute with `f`.
-      static_argnums: positions of arguments that are not arrays.
-      policy: of `xform.policies` or `jax.checkpoint_policies`; None saves nothing.
-      graph: whether objects may be shared; see the module.
-      graph_updates: whether changes of structure leave; see the module.
-
-    Returns:
-      A function with the arguments and value of `f`, that updates the caller's modules.
-
-    Raises:
-      WrongArgument: `f` is a bound method, or `policy` is no policy.
-
-    Cost: under reverse mode, about one more evaluation of `f`, less what the policy saves.
+    `f` is a method in its class, or a function of modules, Variables and pytrees of arrays, and may
+    change their state. Without it, a decorator is returned. Other arguments and cost are those of
+    `xform.remat`; of `graph` and `graph_updates`, those of `value_and_grad`.
 
     >>> from flax import nnx
     >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
@@ -497,24 +405,17 @@ def remat(
     [3.0]
     """
     door = _Door.of("remat", graph, graph_updates)
-
-    def region(*args: Any, **kwargs: Any) -> tuple[Tree, Tree]:
-        (y, _), changes = door.run(f, (args, kwargs))
-        return y, changes
-
     # Marked once, not at each call: JAX keeps a region's trace by the identity of its function.
-    region.__name__ = _name(f)
-    marked = checkpoint(
-        region, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums
+    region = checkpoint(
+        door.pure(f), prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums
     )
 
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if door.updates:
-            args, kwargs = _resolve(f, args, kwargs)
-        with door.open():
-            pure, held = door.enter((args, kwargs))
-            y, changes = marked(*pure, **held)
-            return door.leave((args, kwargs), y, changes)
+        args, kwargs = _resolve(f, args, kwargs) if door.updates else (args, kwargs)
+        with nnx.update_context(door.name):
+            entered, held = door.enter((args, kwargs))
+            y, (_, changes) = region(*entered, **held)
+            return door.leave(y, changes)
 
     return call

@@ -103,9 +103,7 @@ def bind(eqn: JaxprEqn, args: Sequence[Any], outer: Any = None) -> list[Any]:
     return list(out) if prim.multiple_results else [out]
 
 
-def last_uses(
-    equations: Sequence[JaxprEqn], outputs: Sequence[Atom]
-) -> dict[int, list[Var]]:
+def last_uses(equations: Sequence[JaxprEqn], outputs: Sequence[Atom]) -> dict[int, list[Var]]:
     """For each equation, by `id`, the variables that nothing reads after it."""
     seen = {v for v in outputs if isinstance(v, Var)}
     drop: dict[int, list[Var]] = {}

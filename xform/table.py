@@ -101,7 +101,9 @@ class Linear(Rule):
                 return x
             return zeros(jax.typeof(x)) if dx is None else dx
 
-        return bind(eqn, [argument(i, x, dx) for i, (x, dx) in enumerate(zip(xs, dxs, strict=True))])
+        return bind(
+            eqn, [argument(i, x, dx) for i, (x, dx) in enumerate(zip(xs, dxs, strict=True))]
+        )
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip

@@ -270,9 +270,15 @@ def _watch(case: Case, f: Fun, xs: Any, say: _Say) -> Generator[None]:
         yield
     finally:
         RULES[name] = rule
-    inside = name not in {eqn.primitive.name for eqn in program.eqns}  # it may be analyzed already
-    if not (inside or seen & ({"active"} if rule.word == "constant" else {"push", "pull", "call"})):
-        say.fail("the rule that ran", f"the rule of {name} was not asked for a derivative")
+    eqns = [eqn for eqn in program.eqns if eqn.primitive.name == name]
+    if any(_carries(eqn.invars) and _carries(eqn.outvars) for eqn in eqns):  # at the top level
+        asked = {"active"} if rule.word == "constant" else {"push", "pull", "call"}
+        if not seen & asked:
+            say.fail("the rule that ran", f"the rule of {name} was not asked for a derivative")
+
+
+def _carries(variables: Any) -> bool:
+    return any(differentiable(v.aval) for v in variables)
 
 
 def _seen(rule: Rule, seen: set[str]) -> Rule:
@@ -364,16 +370,18 @@ def _held(fun: Fun, args: Sequence[Any], active: Sequence[int]) -> Fun:
 
 
 def _direction(tree: Any, seed: int) -> Any:
-    """A tangent or cotangent for a tree of arrays (or types): fixed random numbers, or float0."""
+    """A tangent or cotangent for a tree of arrays (or types): fixed random numbers, or float0.
+
+    They are multiples of 1/16, which are exact in every dtype.
+    """
     random = np.random.default_rng(seed)
 
     def one(x: Any) -> Any:
         if not differentiable(x):
             return float0_zeros(x.shape)
-        d = random.standard_normal(x.shape)
-        if np.issubdtype(x.dtype, np.complexfloating):
-            d = d + 1j * random.standard_normal(x.shape)
-        return jnp.asarray(d, x.dtype)
+        re, im = np.round(16 * random.standard_normal((2, *x.shape))) / 16
+        wave = np.issubdtype(x.dtype, np.complexfloating)
+        return jnp.asarray(re + 1j * im if wave else re, x.dtype)
 
     return jax.tree.map(one, tree)
 

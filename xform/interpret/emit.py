@@ -93,7 +93,9 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
         else:
             n = len(node.eqn.invars)
             reads = node.reads(plan.inner[node])
-            xs = [read(env, v) if on else None for v, on in zip(eqn.invars[1:], reads, strict=False)]
+            xs = [
+                read(env, v) if on else None for v, on in zip(eqn.invars[1:], reads, strict=False)
+            ]
             seconds = [read(env, v) for v in eqn.invars[1 + n :]]
             token = env[eqn.invars[0]]
             ys = node.second(plan.inner[node], token, xs, seconds, node in here)
@@ -104,4 +106,3 @@ def once(plan: Plan, wanted: Sequence[Var], env: dict[Var, Value]) -> dict[Var, 
     """Some forward values by variable, moved to where they wait."""
     made = zip(wanted, values(plan, wanted, env), strict=True)
     return {v: send(plan, v, x) for v, x in made}
-

@@ -22,6 +22,7 @@ from xform.table import Rule, Value
 Joint = Any
 Plans = Sequence[Any]
 Pull = Callable[[Sequence[Value]], list[Value]]
+Pushed = tuple[Sequence[Value], Sequence[Value]]
 
 _TOKEN = ShapedArray((0,), np.dtype("int8"))
 fork_p, join_p = Primitive("xform_fork"), Primitive("xform_join")
@@ -52,6 +53,7 @@ class Node(abc.ABC):
 
     trips: int = 1
     loop: ClassVar[bool] = False  # re-running it costs its whole length: a plan may keep its state
+    policy: Any = None
     region: ClassVar[bool] = False  # a remat region: its own policy decides inside
 
     def __init__(self, eqn: JaxprEqn, joints: Sequence[Joint], seconds: Mask, results: Mask,
@@ -96,7 +98,9 @@ class Structured(Rule):
         """The Node of an equation for some active inputs and wanted outputs."""
         raise NotImplementedError
 
-    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+    def vjp(
+        self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask
+    ) -> tuple[list[Value], Pull]:
         """Outputs, and the pullback from cotangents of the wanted outputs."""
         node = self.node(eqn, active, wanted, push=False)
         *ys, token = fork_p.bind(*xs, node=node)
@@ -124,12 +128,12 @@ def _instantiate(values: Sequence[Value], variables: Sequence[Atom], mask: Mask)
     ]
 
 
-def spread(values: Sequence[Value], mask: Mask) -> list[Value]:
+def spread(values: Sequence[Value], mask: Sequence[bool]) -> list[Value]:
     """Values in the places that are True, None elsewhere."""
     rest = iter(values)
     return [next(rest) if on else None for on in mask]
 
 
-def gather(values: Sequence[Value], mask: Mask) -> list[Value]:
+def gather(values: Sequence[Value], mask: Sequence[bool]) -> list[Value]:
     """The values in the places that are True: the inverse of `spread`."""
     return [v for v, on in zip(values, mask, strict=True) if on]

@@ -120,4 +120,3 @@ def pull_of_jvp(
         return spread(pull([*[None] * k, *dys])[n:], active)
 
     return outs[:k], pull_primal
-

@@ -108,6 +108,7 @@ def memory_analysis(f: Callable[..., Any], *args: Any, **kwargs: Any) -> MemoryR
         )
     jitted: Any = f if hasattr(f, "trace") and hasattr(f, "lower") else jax.jit(f)
     traced = jitted.trace(*args, **kwargs)
+    jaxpr = getattr(traced, "traced", traced).jaxpr  # `nnx.jit` wraps what `jax.jit` traced
     lowered = traced.lower()
     start = time.perf_counter()
     compiled = lowered.compile()
@@ -132,6 +133,6 @@ def memory_analysis(f: Callable[..., Any], *args: Any, **kwargs: Any) -> MemoryR
         host_bytes=sum(map(read, ("host_argument", "host_output", "host_temp")))
         - read("host_alias"),
         code_bytes=read("generated_code"),
-        flops=flops(program(traced.jaxpr)),
+        flops=flops(program(jaxpr)),
         compile_seconds=seconds,
     )

@@ -105,7 +105,9 @@ class _Walk:
                 if v not in self.joint.free:
                     self.again.add(id(e))
                 todo.append((e, True))
-                todo.extend((u, False) for u in reads_of(e, self.inner) if not self._between(u, eqn))
+                todo.extend(
+                    (u, False) for u in reads_of(e, self.inner) if not self._between(u, eqn)
+                )
 
     def _chain(self, eqn: JaxprEqn) -> list[JaxprEqn]:
         """An equation, and, if all it does is name a value, those that make the value."""

@@ -99,7 +99,9 @@ class _CondNode(Node):
 
         runs = [branch(p, place) for p, place in zip(programs, places, strict=True)]
         outs, filled = lax.switch(index, runs, *ops)
-        return spread(outs, used), _Slots(filled, tuple(zip(trees, map(tuple, places), strict=True)))
+        return spread(outs, used), _Slots(
+            filled, tuple(zip(trees, map(tuple, places), strict=True))
+        )
 
     def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
                tied: bool) -> list[Value]:  # fmt: skip

@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xform._jax import JaxprEqn
+from xform.errors import UnsupportedParam
 from xform.ir import Mask, bind
 from xform.table import Bilinear, Value, add, bilinear
 from xform.table import _declare as declare
@@ -25,10 +26,7 @@ Axes = Sequence[int]
 
 def of_type(ct: Any, x: Any) -> Any:
     """`ct` in the dtype of `x`; the cotangent of a real operand is real."""
-    if jax.dtypes.issubdtype(ct.dtype, np.complexfloating) and not jax.dtypes.issubdtype(
-        x.dtype, np.complexfloating
-    ):
-        ct = lax.real(ct)
+    ct = lax.real(ct) if np.iscomplexobj(ct) and not np.iscomplexobj(x) else ct
     return lax.convert_element_type(ct, x.dtype)
 
 
@@ -122,7 +120,7 @@ def _ragged_lhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_num
         dims = (b_own, last), (b_batch, range(1, 1 + len(a_batch)))
         rows = b_sum[list(a_sum).index(ragged)]
         return _ragged(b, ct, a, dims, rows, (0,), [*a_batch, *summed, *own], *kind)
-    raise NotImplementedError(_RAGGED_BATCH)
+    raise _ragged_batch()
 
 
 def _ragged_rhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_numbers: Any,
@@ -135,14 +133,20 @@ def _ragged_rhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_num
     order = [*group, *b_batch, *(b_sum[i] for i in np.argsort(a_sum)), *b_own]
     first = 0 if ragged in own else 1  # the groups of ct come first where rows are summed
     if ragged in a_batch:
-        raise NotImplementedError(_RAGGED_BATCH)
+        raise _ragged_batch()
     batch = range(first, first + len(a_batch))
     dims = (own, range(batch.stop, batch.stop + len(own))), (a_batch, batch)
     kind = (sizes, precision, preferred_element_type)
     return _ragged(a, ct, b, dims, ragged, (0,) if first else (), order, *kind)
 
 
-_RAGGED_BATCH = "ragged_dot_general with a ragged batch axis has no derivative in xform, nor in JAX"
+def _ragged_batch() -> UnsupportedParam:
+    return UnsupportedParam(
+        "derivative of ragged_dot_general",
+        "its rule does not know a ragged axis among the batch axes",
+        "",
+        "make the ragged axis a row or a contracted axis, or wrap the call in jax.custom_vjp",
+    )
 
 
 def _ragged(a: Any, b: Any, x: Any, dims: Any, ragged: int, group: Axes, order: Axes, sizes: Any,

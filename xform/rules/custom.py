@@ -105,9 +105,7 @@ class LinearSolve(Structured):
         (dconsts, *_), dbs = self._parts(eqn, dxs)
         matvec = program(eqn.params["jaxprs"].matvec)
         _, shifts = jvp(matvec, [*consts, *ys], [*dconsts, *[None] * len(ys)])
-        rhs = [
-            _minus(db, shift, v) for db, shift, v in zip(dbs, shifts, eqn.outvars, strict=True)
-        ]
+        rhs = [_minus(db, shift, v) for db, shift, v in zip(dbs, shifts, eqn.outvars, strict=True)]
         return ys, bind(eqn, [*xs[: len(xs) - len(dbs)], *rhs])
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):

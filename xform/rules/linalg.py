@@ -35,11 +35,7 @@ def transposed(a: Any) -> Any:
 
 
 def adjoint(a: Any) -> Any:
-    return transposed(lax.conj(a) if is_complex(a) else a)
-
-
-def is_complex(a: Any) -> bool:
-    return jax.dtypes.issubdtype(a.dtype, np.complexfloating)
+    return transposed(lax.conj(a) if np.iscomplexobj(a) else a)
 
 
 def where(mask: np.ndarray, a: Any) -> Any:
@@ -87,7 +83,7 @@ def hermitian(a: Any, from_lower: bool) -> Any:
     n = a.shape[-1]
     half = where(np.tri(n, k=-1, dtype=bool) if from_lower else ~np.tri(n, dtype=bool), a)
     middle = where(np.eye(n, dtype=bool), a)
-    if is_complex(a):
+    if np.iscomplexobj(a):
         middle = lax.complex(lax.real(middle), zeros(jax.typeof(lax.real(middle))))
     return lax.add(lax.add(half, adjoint(half)), middle)
 
@@ -162,7 +158,7 @@ def _triangular_apply(y: Any, a: Any, *, left_side: bool, lower: bool, transpose
     n = a.shape[-1]
     kept = np.tri(n, k=-1 if unit_diagonal else 0, dtype=bool)
     a = where(kept if lower else kept.T, a)
-    if conjugate_a and is_complex(a):
+    if conjugate_a and np.iscomplexobj(a):
         a = lax.conj(a)
     if transpose_a:
         a = transposed(a)
@@ -277,7 +273,7 @@ def _eigh(xs: Any, dxs: Any, *, lower: bool, sort_eigenvalues: bool, subset_by_i
     unit = eye(inner)
     gap = lax.add(lax.sub(columns(w, inner), rows(w, inner)), unit)
     dv = dot(v, lax.mul(lax.sub(lax.reciprocal(gap), unit), inner))
-    return [v, w], [dv, lax.real(diagonal(inner)) if is_complex(inner) else diagonal(inner)]
+    return [v, w], [dv, lax.real(diagonal(inner)) if np.iscomplexobj(inner) else diagonal(inner)]
 
 
 def _svd(xs: Any, dxs: Any, *, full_matrices: bool, compute_uv: bool, subset_by_index: Any,
@@ -292,15 +288,15 @@ def _svd(xs: Any, dxs: Any, *, full_matrices: bool, compute_uv: bool, subset_by_
         whole("svd", subset_by_index, min(m, n))
         if full_matrices and m != n:
             raise unsupported("svd", "full_matrices=True of a matrix that is not square")
+    kind = {"subset_by_index": subset_by_index, "algorithm": algorithm}
+    svd_p = jax_primitives.svd_p
     if da is None:
-        ys = jax_primitives.svd_p.bind(a, full_matrices=full_matrices, compute_uv=compute_uv,
-                                       subset_by_index=subset_by_index, algorithm=algorithm)  # fmt: skip
+        ys = svd_p.bind(a, full_matrices=full_matrices, compute_uv=compute_uv, **kind)
         return ys, [None] * len(ys)
-    s, u, vh = jax_primitives.svd_p.bind(a, full_matrices=False, compute_uv=True,
-                                         subset_by_index=subset_by_index, algorithm=algorithm)  # fmt: skip
+    s, u, vh = svd_p.bind(a, full_matrices=False, compute_uv=True, **kind)
     v, right = adjoint(vh), dot(da, adjoint(vh))
     inner = dot(adjoint(u), right)
-    ds = lax.real(diagonal(inner)) if is_complex(inner) else diagonal(inner)
+    ds = lax.real(diagonal(inner)) if np.iscomplexobj(inner) else diagonal(inner)
     if not compute_uv:
         return [s], [ds]
     si, sj, unit = rows(s, inner), columns(s, inner), eye(inner)
@@ -309,7 +305,7 @@ def _svd(xs: Any, dxs: Any, *, full_matrices: bool, compute_uv: bool, subset_by_
     ms, sm = lax.mul(inner, sj), lax.mul(inner, si)
     du = lax.mul(inverse, lax.add(ms, adjoint(ms)))
     dv = lax.mul(inverse, lax.add(sm, adjoint(sm)))
-    if is_complex(inner):
+    if np.iscomplexobj(inner):
         phase = lax.sub(inner, adjoint(inner))
         phase = lax.div(where(np.eye(min(m, n), dtype=bool), phase), lax.add(si, si))
         du = lax.add(du, phase)
@@ -344,7 +340,7 @@ def _qr(xs: Any, dxs: Any, *, pivoting: bool, full_matrices: bool, use_magma: An
     )
     inner = dot(adjoint(q), x)
     turn = lax.sub(lower(inner, 1), adjoint(lower(inner, 1)))
-    if is_complex(inner):
+    if np.iscomplexobj(inner):
         turn = lax.add(turn, where(np.eye(k, dtype=bool), imaginary(inner)))
     dq = lax.add(x, dot(q, lax.sub(turn, inner)))
     dr = upper(lax.sub(dot(adjoint(q), da), dot(turn, r)))

@@ -79,7 +79,7 @@ class Scan(Structured):
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         body = _Body(eqn)
         nk = body.n_carry
-        active, outputs = body.active(tuple(dx is not None for dx in dxs))
+        _, outputs = body.active(tuple(dx is not None for dx in dxs))
         (consts, carry, seq), (dconsts, dcarry, dseq) = body.parts(xs), body.parts(dxs)
         _, variables, _ = body.parts(eqn.invars)
         dcarry = [
@@ -147,9 +147,7 @@ class _ScanNode(Node):
         return tuple(on and v in changing for v, on in inputs)
 
     def reads(self, plans: Plans) -> Mask:
-        return tuple(
-            a and not b for a, b in zip(plans[0].reads, self.stacked(plans), strict=True)
-        )
+        return tuple(a and not b for a, b in zip(plans[0].reads, self.stacked(plans), strict=True))
 
     def hoisted(self, plan: Plan) -> Mask:
         """Those that are the same in every iteration."""
@@ -228,7 +226,9 @@ class _ScanNode(Node):
         body, nk = self.body, self.body.n_carry
         cts = spread(seconds, self.seconds)
         variables = self.eqn.outvars
-        state = [_fill(ct, v) for ct, v, on in zip(cts, variables, self.carried, strict=False) if on]
+        state = [
+            _fill(ct, v) for ct, v, on in zip(cts, variables, self.carried, strict=False) if on
+        ]
         consts, _, seq = body.parts(self.joint.results)
         sums = [_fill(None, v) for v, on in zip(self.eqn.invars, consts, strict=False) if on]
         inputs = body.prog.inputs[body.n_consts : body.n_consts + nk]

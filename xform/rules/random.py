@@ -21,11 +21,11 @@ constant("threefry4x32", "philox2x32", "philox4x32", "rng_bit_generator", "rng_u
 
 def _by_shape(y: Any, key: Any, a: Any, *, log_space: bool):
     if not log_space:
-        return lax.random_gamma_grad(a, y)
+        return lax.random_gamma_grad(a, y, dtype=y.dtype)
     # y = log s; the sample s may underflow, and then counts as the smallest positive number.
     tiny = np.asarray(jax.numpy.finfo(y.dtype).tiny, y.dtype)
     s = lax.max(lax.exp(y), tiny)
-    return lax.div(lax.random_gamma_grad(a, s), s)
+    return lax.div(lax.random_gamma_grad(a, s, dtype=s.dtype), s)
 
 
 pointwise("random_gamma", lambda y, key, a: None, _by_shape)  # a key is never active

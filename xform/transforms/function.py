@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xform._jax import Tracer, float0_zeros, tangent_aval, zeros
+from xform._jax import Tracer
 from xform.errors import WrongArgument, WrongDtype
 from xform.ir import Mask, Program, trace
 from xform.table import Value, differentiable
@@ -18,7 +18,7 @@ from xform.table import Value, differentiable
 Tree = Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Function:
     """`f` at `primals`: its Program and how to read its inputs and outputs.
 
@@ -28,7 +28,6 @@ class Function:
 
     name: str
     program: Program
-    args: list[Value]
     n_consts: int
     in_tree: Any
     out_tree: Any
@@ -48,6 +47,11 @@ class Function:
         on = (differentiable(a) for a in self.primal_avals)
         return (*(False,) * self.n_consts, *on)
 
+    def differentiable(self) -> Mask:
+        """The outputs that bring a cotangent: inexact ones, the auxiliary ones excepted."""
+        on = (jnp.issubdtype(a.dtype, np.inexact) for a in self.out_avals)
+        return (*on, *(False,) * (len(self.program.outputs) - self.n_out))
+
     def outputs(self, flat: Sequence[Value]) -> tuple[Tree, Tree]:
         """Output and auxiliary output of `f`, from flat outputs of the program."""
         return jax.tree.unflatten(self.out_tree, flat[: self.n_out]), self.rebuild_aux(
@@ -55,8 +59,10 @@ class Function:
         )
 
 
-def function(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False):
-    """Trace `f` at `primals`, a sequence of positional arguments, all of them arrays in pytrees."""
+def function(
+    f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False
+) -> tuple[Function, list[Value]]:
+    """Trace `f` at `primals`, positional arguments that are arrays in pytrees; and flat inputs."""
     if not callable(f):
         raise WrongArgument(asked, f"{f!r} is not callable", "", "pass a function of arrays")
     leaves, in_tree = jax.tree.flatten(tuple(primals))
@@ -86,9 +92,7 @@ def function(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux
 
     prog = trace(flat, *args)
     consts = [x for _, x in prog.consts]
-    lifted = Program(
-        (*(v for v, _ in prog.consts), *prog.inputs), (), prog.equations, prog.outputs
-    )
+    lifted = Program((*(v for v, _ in prog.consts), *prog.inputs), (), prog.equations, prog.outputs)
     tree, static, traced = out["aux"]
 
     def rebuild_aux(values: Sequence[Value]) -> Tree:
@@ -97,9 +101,8 @@ def function(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux
             tree, [next(rest) if t else x for x, t in zip(static, traced, strict=True)]
         )
 
-    return Function(
-        name, lifted, [*consts, *args], len(consts), in_tree, out["tree"], out["n"], rebuild_aux
-    )
+    fun = Function(name, lifted, len(consts), in_tree, out["tree"], out["n"], rebuild_aux)
+    return fun, [*consts, *args]
 
 
 def as_array(x: Any, asked: str) -> Value:
@@ -120,14 +123,6 @@ def as_array(x: Any, asked: str) -> Value:
     return jnp.asarray(x)
 
 
-def dense(value: Value, aval: Any) -> Value:
-    """A tangent or cotangent with its zeros written out; float0 for integers."""
-    if value is not None:
-        return value
-    wanted = tangent_aval(aval)
-    return float0_zeros(aval.shape) if wanted.dtype == jax.dtypes.float0 else zeros(wanted)
-
-
 def positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
     """`argnums` as a tuple of non-negative positions."""
     given = (argnums,) if isinstance(argnums, int | np.integer) else tuple(argnums)
@@ -142,7 +137,9 @@ def positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ..
     return tuple(int(i) % n for i in given)
 
 
-def partial(f: Callable[..., Any], at: tuple[int, ...], args: Sequence[Any], kwargs: dict[str, Any]):
+def partial(
+    f: Callable[..., Any], at: tuple[int, ...], args: Sequence[Any], kwargs: dict[str, Any]
+):
     """`f` as a function of the arguments at some positions; all others are held as they are."""
 
     def held(*given: Any) -> Any:

@@ -15,8 +15,8 @@ from xform.interpret.node import gather
 from xform.memory.residuals import Residuals, residuals_of
 from xform.planner.saved import plan
 from xform.policies import check
-from xform.transforms.function import as_array, function, positions
-from xform.transforms.reverse import Policy, Tree, _differentiable_outputs
+from xform.transforms.function import Tree, as_array, function, positions
+from xform.transforms.reverse import Policy
 
 
 def residuals(
@@ -49,13 +49,13 @@ def residuals(
     Cost: one trace of `f` and its derivative.
 
     >>> def loss(w, x):
-    ...     step = lambda h, w: (jnp.tanh(h @ w), None)
+    ...     step = lambda h, w: (jnp.sin(h @ w), None)
     ...     return jax.lax.scan(step, x, w)[0].sum()
     >>> w = jax.ShapeDtypeStruct((12, 64, 64), jnp.float32)
     >>> x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
     >>> kept = xform.residuals(loss, w, x)
     >>> [(row.type, row.trips, row.operation, row.kind) for row in kept]
-    [('float32[32,64]', 12, 'tanh', 'kept'), ('float32[32,64]', 12, 'tanh', 'carry'),
+    [('float32[32,64]', 12, 'cos', 'kept'), ('float32[32,64]', 12, 'sin', 'carry'),
      ('float32[12,64,64]', 1, 'w', 'argument')]
     >>> kept.total_bytes, kept.argument_bytes
     (196608, 196608)
@@ -80,10 +80,10 @@ def residuals(
         return f(*jax.tree.unflatten(tree, full))
 
     def run(*given: Any) -> None:
-        fun = function(held, given, "residuals", has_aux)
+        fun, _ = function(held, given, "residuals", has_aux)
         wanted = (*(False,) * fun.n_consts, *gather(on, traced))
         active = tuple(a and w for a, w in zip(fun.active(), wanted, strict=True))
-        how = plan(analyze(fun.program, active, _differentiable_outputs(fun)), policy, top=True)
+        how = plan(analyze(fun.program, active, fun.differentiable()), policy, top=True)
         names = _names(f, len(args))
         inputs = [names[path[0].idx] + keystr(path[1:]) for path, _ in gather(leaves, traced)]
         kind = check(policy)

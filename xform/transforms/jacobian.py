@@ -12,9 +12,10 @@ import numpy as np
 
 from xform.errors import WrongDtype
 from xform.table import Value
+from xform.transforms.check import check_input, check_output
 from xform.transforms.forward import jvp
 from xform.transforms.function import Tree, as_array, partial, positions
-from xform.transforms.reverse import check_input, check_output, grad, vjp
+from xform.transforms.reverse import grad, vjp
 
 
 def jacfwd(
@@ -196,7 +197,9 @@ def _rows(y: Tree, x: Value, rows: Value) -> Tree:
     return _split(y, rows, 0, lambda leaf: (*np.shape(leaf), *np.shape(x)))
 
 
-def _split(tree: Tree, stacked: Value, axis: int, shape: Callable[[Value], tuple[int, ...]]) -> Tree:
+def _split(
+    tree: Tree, stacked: Value, axis: int, shape: Callable[[Value], tuple[int, ...]]
+) -> Tree:
     leaves, structure = jax.tree.flatten(tree)
     at = np.cumsum([np.size(x) for x in leaves])[:-1]
     module = np if getattr(stacked, "dtype", None) == jax.dtypes.float0 else jnp

@@ -37,17 +37,20 @@ def integers(a, k):
 
 PLAIN = ((1,), (0,)), ((), ())
 BATCH = ((3, 1), (0, 3)), ((2,), (1,))  # a[m, i, batch, j], b[j, batch, n, i]
+ROWS = ((1,), (1,)), ((), ())
 SIZES = np.array([2, 0, 3], np.int32)
 
 
-def ragged(dims, rows, groups, **kwargs):
+def ragged(dims, rows, groups):
     numbers = lax.RaggedDotDimensionNumbers(dims, rows, groups)
-    return lambda a, b: lax.ragged_dot_general(a, b, SIZES, numbers, **kwargs)
 
+    def fun(a, b):
+        # JAX batches the sizes only together with the operands, hence they depend on one; and
+        # a ragged product that has batch axes already, not at all.
+        none = lax.convert_element_type(lax.ne(a[(0,) * a.ndim], a[(0,) * a.ndim]), np.int32)
+        return lax.ragged_dot_general(a, b, lax.add(SIZES, none), numbers)
 
-def ragged_sum(a, b):
-    """The derivative of a ragged product in its matrices, as a product: rows are summed."""
-    return ragged((((0,), (0,)), ((), ())), (0,), ())(a, b)
+    return fun
 
 
 def conv(strides, padding, **kwargs):
@@ -71,13 +74,13 @@ CASES = [
     Case("dot_general", real_and_complex, (array(2, 3), array(3, 4)), "real and complex",
          bfloat16=False),
     Case("dot_general", integers, (array(2, 3), np.arange(12).reshape(3, 4)), "integers"),
-    Case("ragged_dot_general", ragged((((1,), (1,)), ((), ())), (0,), (0,)),
-         (array(5, 4), array(3, 4, 2))),
-    Case("ragged_dot_general", ragged((((1,), (2,)), ((2,), (1,))), (0,), (0,)),
-         (array(5, 4, 2), array(3, 2, 4, 3)), "batch"),
-    Case("ragged_dot_general", ragged_sum, (array(5, 4), array(5, 2)), "summed rows", jax=False),
-    Case("ragged_dot_general", ragged((((1, 0), (2, 0)), ((2,), (1,))), (0,), ()),
-         (array(5, 2, 3, 4), array(5, 3, 2, 4)), "summed rows, batch", jax=False),
+    # JAX has no derivative of the derivative of a ragged product.
+    Case("ragged_dot_general", ragged(ROWS, (0,), (0,)), (array(5, 4), array(3, 4, 2)),
+         second=False),
+    Case("ragged_dot_general", ragged(ROWS, (0,), (0,)), (array(5, 4), array(3, 4, 2)),
+         "second order", jax=False),
+    Case("ragged_dot_general", ragged((((0,), (0,)), ((), ())), (0,), ()),
+         (array(5, 4), array(5, 2)), "summed rows", jax=False),
     Case("conv_general_dilated", conv((1, 1), "SAME"), (array(2, 3, 5, 6), array(4, 3, 3, 2)),
          complex=True),
     Case("conv_general_dilated", conv((2,), "VALID"), (array(2, 3, 8), array(4, 3, 3)), "stride"),

@@ -67,12 +67,12 @@ def put(name, indices, updates, label, numbers=PUT_ROWS, operand=M, fields=None,
 
 ROW = (1, 4)
 CASES = [
-    Case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, 1), (2, 3)), (M, np.int32(2)),
+    Case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, np.int32(1)), (2, 3)), (M, np.int32(2)),
          complex=True),
     Case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i,), (3,)), (V, LAST), "clamped"),
     Case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i,), (0,)), (V, LAST), "empty"),
     Case("dynamic_slice", lambda x: lax.dynamic_slice(x, (), ()), (np.array(0.4),), "scalar"),
-    Case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 1)),
+    Case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, np.int32(1))),
          (M, M[:2, :3] + 1, np.int32(2)), complex=True),
     Case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i,)),
          (V, V[:3] + 1, LAST), "clamped"),

@@ -46,8 +46,9 @@ CASES = [
         unary(n, P, lambda x, n=n: getattr(lax, n)(x, accuracy=HIGHEST), False, label="accurate")
         for n in ("sqrt", "rsqrt", "cbrt")
     ),
-    # At 0 these have a limit that the formulas do not reach by themselves.
-    unary("bessel_i1e", np.array([0.0, 1e-20]), complex=False, label="zero", second=False),
+    # The limit 1/2, which the formula does not reach by itself; the slope has a kink there.
+    unary("bessel_i1e", np.array([0.0, 1e-20]), complex=False, label="zero", second=False,
+          differences=False),
     Case("acosh", lax.acosh, (np.array([-2.0 + 0.5j, 0.3 - 2j]),), "left", bfloat16=False,
          jax=False),  # JAX 0.10 has 1 / sqrt(x² - 1), of the other sign where x < 0
     # Two inputs.
@@ -75,11 +76,12 @@ CASES = [
     Case("max", lambda x: lax.max(x, x.dtype.type(0)), (X,), "literal"),
     Case("max", lax.max, (MATRIX, SCALAR), "scalar"),
     real("clamp", np.array([-0.5, -0.5, -0.4]), X, np.array([0.5, 0.6, 0.9])),
-    real("clamp", np.array(-0.5), X, np.array(0.9), label="scalars"),
+    # JAX's rule fails for scalar bounds.
+    real("clamp", np.array(-0.5), X, np.array(0.9), label="scalars", jax=False),
     # At its bounds, and with bounds that cross.
     real("clamp", np.array([0.3, 0.0]), np.array([0.3, 1.0]), np.array([2.0, 1.0]), label="bounds",
          differences=False),
-    real("clamp", np.array(0.8), X, np.array(0.1), label="crossed"),
+    real("clamp", np.array(0.8), X, np.array(0.1), label="crossed", jax=False),
     # Powers.
     *(
         Case("integer_pow", lambda x, n=n: lax.integer_pow(x, n), (X,), str(n), complex=True)
@@ -92,8 +94,9 @@ CASES = [
     Case("pow", lax.pow, (P, B), complex=True),
     Case("pow", lax.pow, (MATRIX + 1, SCALAR), "scalar-exponent"),
     Case("pow", lax.pow, (SCALAR, MATRIX), "scalar-base"),
-    Case("pow", lax.pow, (X, np.array([3, -2, 0], np.int32)), "integer", complex=True),
-    Case("pow", lax.pow, (X, np.array(2, np.int32)), "integer-scalar"),
+    # JAX's rule promotes the integers, which strict promotion refuses.
+    Case("pow", lax.pow, (X, np.array([3, -2, 0], np.int32)), "integer", complex=True, jax=False),
+    Case("pow", lax.pow, (X, np.array(2, np.int32)), "integer-scalar", jax=False),
     Case("pow", lambda x: lax.pow(x, np.int32(0)), (np.array([0.0, 1.0]),), "zero-zero",
          jax=False),  # JAX's second derivative is nan
     # 0^y has slope 0 in y > 0 and in 0 itself, by convention.

@@ -43,7 +43,7 @@ def ignore_index(values, index):
 
 
 def chosen_by(reducer):
-    """The reduction is inside a jit: outside one, nobody asks for the rule of a function of bools."""
+    """Inside a jit: outside one, nobody asks for the rule of a function of bools."""
     return jax.jit(lambda x: lax.select(reducer(x > 0, (1,)), x[:, 0], x[:, 1]))
 
 

@@ -1,0 +1,105 @@
+"""A guard: xform never enters JAX's own automatic differentiation.
+
+While it stands, making a JVPTrace or a LinearizeTrace, or running backward_pass3, raises if the
+nearest caller outside JAX's AD machinery is a file under xform/. Allowed stays what is not ours:
+
+- an operation of ours that an *outer* JAX transform sees (`jax.grad` of `xform.grad`): its trace
+  was made, and checked, elsewhere, and processes the operation;
+- a user's function that calls JAX's AD itself (`xform.grad(jax.grad(f))`), and a user's custom rule;
+- JAX's numpy, scipy and linear solvers, which use JAX's AD inside.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import pytest
+from jax._src.interpreters import ad
+
+import xform
+
+_OURS = str(Path(xform.__file__).parent)
+_JAX = str(Path(jax.__file__).parent)
+
+# JAX's AD, and what passes calls on to it. Its numpy, scipy and solvers are not among these.
+_MACHINERY = tuple(
+    f"{_JAX}/{name}.py"
+    for name in (
+        "_src/interpreters/ad",
+        "_src/interpreters/batching",
+        "_src/interpreters/partial_eval",
+        "_src/lax/control_flow/common",
+        "_src/lax/control_flow/conditionals",
+        "_src/lax/control_flow/loops",
+        "_src/ad_checkpoint",
+        "_src/ad_util",
+        "_src/api",
+        "_src/api_util",
+        "_src/core",
+        "_src/custom_derivatives",
+        "_src/custom_transpose",
+        "_src/linear_util",
+        "_src/pjit",
+        "_src/profiler",
+        "_src/shard_map",
+        "_src/traceback_util",
+        "_src/tree_util",
+        "_src/util",
+        "core",
+    )
+)
+
+# Where xform calls the user's function, which may be anything: `xform.grad(jax.grad(f))`. And the
+# public checks compare with JAX's derivatives.
+_DOORS = {("transforms/function.py", "flat"), ("transforms/function.py", "held")}
+_REFERENCES = {"testing.py"}
+
+
+class EnteredJaxAD(AssertionError):
+    """A file of xform entered JAX's own AD."""
+
+
+def offender(frame: FrameType | None) -> str | None:
+    """The line of xform that enters JAX's AD at `frame`; None if it is someone else's doing."""
+    while frame is not None:
+        code = frame.f_code
+        name = code.co_filename
+        if name.startswith(f"{_OURS}/"):
+            where = name.removeprefix(f"{_OURS}/")
+            if where in _REFERENCES or (where, code.co_name) in _DOORS:
+                return None
+            return f"xform/{where}:{frame.f_lineno} ({code.co_name})"
+        if name == ad.__file__ and "process_" in code.co_name:
+            return None  # a trace that exists: who made it was asked then
+        if name not in _MACHINERY and not name.startswith(f"{_JAX}/interpreters/"):
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _refuse(what: str) -> None:
+    where = offender(sys._getframe(2))
+    if where:
+        raise EnteredJaxAD(f"{where} enters JAX's own AD: {what}")
+
+
+@contextmanager
+def guard() -> Iterator[None]:
+    """JAX's AD raises `EnteredJaxAD` where xform enters it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (ad.JVPTrace, ad.LinearizeTrace):
+            patch.setattr(kind, "__init__", _watched(kind.__init__, kind.__name__))
+        patch.setattr(ad, "backward_pass3", _watched(ad.backward_pass3, "backward_pass3"))
+        yield
+
+
+def _watched(f: Any, name: str) -> Any:
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        _refuse(name)
+        return f(*args, **kwargs)
+
+    return watched

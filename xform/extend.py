@@ -1,0 +1,34 @@
+"""Declare derivative rules for your own primitives, in the words of the library's own rules.
+
+>>> import jax
+>>> from jax import lax
+>>> from jax.extend.core import Primitive
+>>> cube_p = Primitive("cube_of_the_docs")
+>>> _ = cube_p.def_impl(lambda x: x * x * x)
+>>> _ = cube_p.def_abstract_eval(lambda x: x)
+>>> _ = xform.extend.pointwise(cube_p, lambda y, x: 3.0 * x * x)
+>>> float(xform.grad(cube_p.bind)(jnp.float32(2.0)))
+12.0
+
+`pointwise` takes partial derivatives `di(y, *x)`, `linear` a transpose `(ct, *x)`, `bilinear` one
+transpose for each side, `constant` any number of primitives, `composite` a jvp written in JAX
+operations, from which the pullback is derived. Formulas take the primitive's parameters as
+keyword-only arguments, and every parameter that is not None, False or empty must be taken by one of
+them. A subclass of `Structured` describes a primitive that holds programs. Test what you declare
+with `xform.testing.check_rule`.
+"""
+
+from xform.interpret.node import Node, Structured
+from xform.table import RULES, add_rule, bilinear, composite, constant, linear, pointwise
+
+__all__ = [
+    "RULES",
+    "Node",
+    "Structured",
+    "add_rule",
+    "bilinear",
+    "composite",
+    "constant",
+    "linear",
+    "pointwise",
+]

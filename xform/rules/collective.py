@@ -1,0 +1,136 @@
+"""Collectives: what the devices of a mesh, or the lanes of a `vmap` with a name, say to each other.
+
+Under `check_vma=True` a type says over which axes a value varies, and each collective has one exact
+transpose: `psum_invariant` sums what varies into what does not, `pvary` (no communication) goes the
+other way, and they are each other's transpose. Under `check_vma=False` nothing tells a replicated
+value from a varying one; there `psum` is its own transpose, which is right together with the
+convention of `shard_map` for cotangents of replicated values (see `rules.shard`). Formulas call the
+public functions of `lax`, which bind the primitive that fits the types at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from xform.table import Value, composite, constant, linear
+
+Axes = Any
+Groups = Any
+
+# Sums.
+
+
+def _psum(ct: Value, x: Value, *, axes: Sequence[Any], axis_index_groups: Groups):
+    """A `vmap` with a name turns the axis it maps into a position, which is an ordinary sum."""
+    named = tuple(a for a in axes if not isinstance(a, int))
+    kept = tuple(i for i in range(np.ndim(x)) if i not in axes)
+    ct = lax.broadcast_in_dim(ct, np.shape(x), kept)
+    return lax.psum(ct, named, axis_index_groups=axis_index_groups)
+
+
+linear("psum", _psum)
+linear("psum_invariant", lambda ct, x, *, axes: lax.pcast(ct, axes, to="varying"))
+linear("pvary", lambda ct, x, *, axes: lax.psum(ct, axes))
+
+# The extremes, which JAX does not differentiate: like those of `reduce_max`, the devices that hold
+# the extreme share its tangent equally.
+
+
+def _extreme(collective: Callable[..., Value]) -> Callable[..., Any]:
+    def jvp(xs: Sequence[Value], dxs: Sequence[Value], *, axes: Axes, axis_index_groups: Groups):
+        (x,), (dx,) = xs, dxs
+        y = collective(x, axes, axis_index_groups=axis_index_groups)
+        hits = lax.convert_element_type(lax.eq(x, y), x.dtype)
+        both = lax.psum((lax.mul(hits, dx), hits), axes, axis_index_groups=axis_index_groups)
+        return [y], [lax.div(*both)]
+
+    return jvp
+
+
+composite("pmax", _extreme(lax.pmax))
+composite("pmin", _extreme(lax.pmin))
+
+# Gathering and scattering. Shapes of an `all_to_all` are always those of the tiled kind: what
+# `tiled` asks for has been done around it when it is bound.
+
+
+def _all_gather(ct: Value, x: Value, *, all_gather_dimension: int, axis_name: Axes,
+                axis_index_groups: Groups, axis_size: int, tiled: bool):  # fmt: skip
+    return lax.psum_scatter(
+        ct,
+        axis_name,
+        scatter_dimension=all_gather_dimension,
+        axis_index_groups=axis_index_groups,
+        tiled=tiled,
+    )
+
+
+def _reduce_scatter(ct: Value, x: Value, *, scatter_dimension: int, axis_name: Axes,
+                    axis_index_groups: Groups, axis_size: int, tiled: bool):  # fmt: skip
+    return lax.all_gather(
+        ct, axis_name, axis=scatter_dimension, axis_index_groups=axis_index_groups, tiled=tiled
+    )
+
+
+def _all_to_all(ct: Value, x: Value, *, split_axis: int, concat_axis: int, axis_name: Axes,
+                axis_index_groups: Groups, tiled: bool):  # fmt: skip
+    return lax.all_to_all(
+        ct, axis_name, concat_axis, split_axis, axis_index_groups=axis_index_groups, tiled=True
+    )
+
+
+def _all_gather_invariant(ct: Value, x: Value, *, all_gather_dimension: int, axis_name: Axes,
+                          axis_size: int, tiled: bool):  # fmt: skip
+    n = ct.shape[all_gather_dimension] // axis_size
+    start = lax.mul(lax.axis_index(axis_name), np.int32(n))
+    mine = lax.dynamic_slice_in_dim(ct, start, n, all_gather_dimension)
+    return mine if tiled else lax.squeeze(mine, [all_gather_dimension])
+
+
+linear("all_gather", _all_gather)
+linear("reduce_scatter", _reduce_scatter)
+linear("all_to_all", _all_to_all)
+linear("all_gather_invariant", _all_gather_invariant)
+
+# Point to point.
+
+
+def _pbroadcast(ct: Value, x: Value, *, axis_name: Axes, source: int):
+    """All devices used the value of one: it receives the sum, the others nothing."""
+    is_source = lax.eq(lax.axis_index(axis_name), np.int32(source))
+    return lax.mul(lax.psum(ct, axis_name), lax.convert_element_type(is_source, ct.dtype))
+
+
+linear(
+    "ppermute",
+    lambda ct, x, *, axis_name, perm: lax.ppermute(ct, axis_name, [(b, a) for a, b in perm]),
+)
+linear("pbroadcast", _pbroadcast)
+constant("axis_index")
+
+# Partial sums, on meshes of explicit axes. A value that is `unreduced` is one of the terms of a sum
+# that is still to be taken; one that is `reduced` is a copy of which the cotangent is unreduced.
+
+
+def _all_gather_reduced(ct: Value, x: Value, *, all_gather_dimension: int, axis_name: Axes,
+                        axis_size: int, tiled: bool):  # fmt: skip
+    return lax.psum_scatter(ct, axis_name, scatter_dimension=all_gather_dimension, tiled=tiled)
+
+
+def _unreduced_reduce_scatter(ct: Value, x: Value, *, scatter_dimension: int, axis_name: Axes,
+                              axis_size: int, tiled: bool):  # fmt: skip
+    return lax.all_gather(ct, axis_name, axis=scatter_dimension, tiled=tiled, to="reduced")
+
+
+linear("all_gather_reduced", _all_gather_reduced)
+linear("unreduced_reduce_scatter", _unreduced_reduce_scatter)
+linear("unreduced_psum", lambda ct, x, *, axes: lax.pcast(ct, axes, to="reduced"))
+linear("preduced", lambda ct, x, *, axes: lax.psum(ct, axes))
+for _name in ("vary_unreduced_cast_p", "vary_unreduced_cast"):  # JAX 0.10 names it with a suffix
+    linear(_name, lambda ct, x, *, axes: lax.pcast(ct, axes, to="varying"))
+for _name in ("reduced_vary_cast_p", "reduced_vary_cast"):
+    linear(_name, lambda ct, x, *, axes: lax.pcast(ct, axes, to="unreduced"))

@@ -1,0 +1,255 @@
+"""`shard_map`: a program that every device of a mesh runs on its own shard.
+
+The body has a Joint, made where the body's types and axis names have a meaning. Both parts are
+`shard_map`s over the same axes. What the plan keeps leaves the first and enters the second with a
+new leading axis, along which the shards of the devices are laid side by side: it stays where it was
+made. An input that the second part reads is taken from outside, and so is an output that was kept.
+
+Cotangents. Under `check_vma=True` the body's types say what is replicated, and its own transpose
+sums a cotangent where it must (`rules.collective`). Under `check_vma=False` nothing does, and the
+convention is JAX's: the cotangent of an output is shared out equally over the axes that its spec
+does not mention, that of an input is summed over the axes that its spec does not mention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+from xform._jax import JaxprEqn, tangent_aval, zeros
+from xform.interpret import emit
+from xform.interpret.activity import path
+from xform.interpret.joint import Joint, Plan, analyze
+from xform.interpret.jvp import jvp
+from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.ir import Atom, Mask, Program, evaluate, program, trace
+from xform.table import Value, add_rule, constant_like
+
+
+class _Region:
+    """The mesh and axes of a `shard_map`, and its body."""
+
+    def __init__(self, eqn: JaxprEqn):
+        params = eqn.params
+        self.body = program(params["jaxpr"])
+        self.in_specs, self.out_specs = params["in_specs"], params["out_specs"]
+        self.mesh, self.axes = params["mesh"], params["newly_manual_axes"]
+        self.checked: bool = params["check_vma"]
+
+    def map(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """`f`, run on every device."""
+        return jax.shard_map(
+            f,
+            mesh=self.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=self.axes,
+            check_vma=self.checked,
+        )
+
+    def inside(self, f: Callable[[], Any]) -> Any:
+        """The value of `f()`, called where the axis names and types of the body hold."""
+        found: list[Any] = []
+
+        def run() -> tuple[()]:
+            found.append(f())
+            return ()
+
+        jax.eval_shape(self.map(run, (), ()))
+        return found[0]
+
+    def analyze(self, active: Mask, wanted: Mask, push: bool) -> Joint:
+        return self.inside(lambda: analyze(self.body, active, wanted, push))
+
+    def residual_spec(self, aval: Any) -> PartitionSpec:
+        """How a kept value leaves: its leading axis goes over the axes that it varies over."""
+        axes = tuple(
+            a for a in self.mesh.axis_names
+            if a in self.axes and (a in aval.mat.varying or not self.checked)
+        )  # fmt: skip
+        return PartitionSpec(axes) if axes else PartitionSpec()
+
+    def unmentioned(self, spec: PartitionSpec) -> tuple[Any, ...]:
+        """The axes over which a value with this spec is replicated."""
+        mentioned = _mentioned(spec)
+        return tuple(a for a in self.mesh.axis_names if a in self.axes and a not in mentioned)
+
+    def share(self, ct: Value, v: Atom, spec: PartitionSpec) -> Value:
+        """The cotangent of one device's output, from that of the whole."""
+        if self.checked:
+            return _vary_as(ct, v)
+        n = math.prod(self.mesh.shape[a] for a in self.unmentioned(spec))
+        return ct if n == 1 else lax.div(ct, constant_like(ct, n))
+
+    def total(self, ct: Value, v: Atom, spec: PartitionSpec) -> Value:
+        """The cotangent of the whole input, from those of each device's."""
+        return _vary_as(ct, v) if self.checked else lax.psum(ct, self.unmentioned(spec))
+
+
+def _mentioned(spec: PartitionSpec) -> set[Any]:
+    names: set[Any] = set()
+    for entry in spec:
+        names.update(entry if isinstance(entry, tuple) else (entry,))
+    return names
+
+
+def _vary_as(ct: Value, v: Atom) -> Value:
+    """`ct` summed over the axes along which it varies and its primal does not.
+
+    JAX may leave the step from replicated to varying unwritten, at an output whose spec mentions
+    more axes than the value varies over.
+    """
+    return lax.psum(ct, tuple(jax.typeof(ct).mat.varying - v.aval.mat.varying))
+
+
+def _place(values: Sequence[Value], like: Sequence[Atom]) -> list[Value]:
+    """Tangents or cotangents, where explicit axes fix the placement, in that of their primals."""
+
+    def place(x: Value, v: Atom) -> Value:
+        sharding = v.aval.sharding
+        explicit = AxisType.Explicit in sharding.mesh.axis_types
+        if not explicit or jax.typeof(x).sharding == sharding:
+            return x
+        return jax.sharding.reshard(x, sharding.spec)
+
+    return [place(x, v) for x, v in zip(values, like, strict=True)]
+
+
+class ShardMap(Structured):
+    """`jax.shard_map`, over all or some axes of a mesh."""
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        return path(program(eqn.params["jaxpr"]), active).outputs
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        region = _Region(eqn)
+        given = tuple(dx is not None for dx in dxs)
+        made = self.active(eqn, given)
+
+        def run(xs: list[Value], dxs: list[Value]):
+            ys, dys = jvp(region.body, xs, spread(dxs, given))
+            pairs = zip(dys, region.body.outputs, strict=True)
+            full = [zeros(tangent_aval(v.aval)) if dy is None else dy for dy, v in pairs]
+            return ys, gather(full, made)
+
+        ins = [list(region.in_specs), gather(region.in_specs, given)]
+        outs = [list(region.out_specs), gather(region.out_specs, made)]
+        dxs = _place(gather(dxs, given), gather(eqn.invars, given))
+        ys, dys = region.map(run, tuple(ins), tuple(outs))(list(xs), dxs)
+        return ys, spread(dys, made)
+
+    def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
+        region = _Region(eqn)
+        return _ShardNode(eqn, region, region.analyze(active, wanted, push), push)
+
+
+class _ShardNode(Node):
+    """A `shard_map` that carries a derivative."""
+
+    def __init__(self, eqn: JaxprEqn, region: _Region, joint: Joint, push: bool):
+        super().__init__(eqn, [joint], joint.seconds, joint.results, push)
+        self.region = region
+
+    def reads(self, plans: Plans) -> Mask:
+        return plans[0].reads
+
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        region, n = self.region, sum(used)
+        first, tree = self._first(plans[0], used)
+        out_specs = gather(region.out_specs, used)
+        specs = [region.residual_spec(a) for a in first.out_avals[n:]]
+        again = [
+            self._as_output(v, spec, first.outputs[:n], out_specs)
+            for v, spec in zip(first.outputs[n:], specs, strict=True)
+        ]
+        new = tuple(i is None for i in again)
+
+        def run(*xs: Value) -> list[Value]:
+            out = evaluate(first, xs)
+            return [*out[:n], *(lax.expand_dims(x, (0,)) for x in gather(out[n:], new))]
+
+        with self.eqn.ctx.manager:
+            out = region.map(run, tuple(region.in_specs), [*out_specs, *gather(specs, new)])(*xs)
+        made = iter(out[n:])
+        leaves = [next(made) if i is None else out[i] for i in again]
+        held = [spec if i is None else out_specs[i] for i, spec in zip(again, specs, strict=True)]
+        return spread(out[:n], used), _Shards(leaves, (tuple(held), new, tree))
+
+    def _first(self, plan: Plan, used: Mask) -> tuple[Program, Any]:
+        """The forward part as a program: the used outputs, then the leaves of what is kept."""
+        key = ("shard_map", used)
+        if key not in plan.cache:
+            trees: list[Any] = []
+
+            def flat(*xs: Value) -> list[Value]:
+                outs, kept = emit.forward(plan, xs, used)
+                leaves, tree = jax.tree.flatten(kept)
+                trees.append(tree)
+                return [*gather(outs, used), *leaves]
+
+            types = self.region.body.in_avals
+            plan.cache[key] = self.region.inside(lambda: trace(flat, *types)), trees[0]
+        return plan.cache[key]
+
+    def _as_output(self, v: Atom, spec: PartitionSpec, outputs: Sequence[Atom],
+                   out_specs: Sequence[PartitionSpec]) -> int | None:  # fmt: skip
+        """The output that a kept value is, if all of it leaves with that output."""
+        for i, (y, out_spec) in enumerate(zip(outputs, out_specs, strict=True)):
+            if v is y and _mentioned(spec) - {None} == _mentioned(out_spec) - {None}:
+                return i
+        return None
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        (plan,), region, reads = plans, self.region, self.reads(plans)
+        ins = list(zip(region.body.inputs, self.eqn.invars, region.in_specs, strict=True))
+        outs = list(zip(region.body.outputs, self.eqn.outvars, region.out_specs, strict=True))
+        given = gather(ins if self.push else outs, self.seconds)
+        made = gather(outs if self.push else ins, self.results)
+        specs, new, tree = token.static
+
+        def run(leaves: list[Value], xs: list[Value], seconds: list[Value]) -> list[Value]:
+            pairs = zip(leaves, new, strict=True)
+            kept = jax.tree.unflatten(tree, [lax.squeeze(x, (0,)) if o else x for x, o in pairs])
+            if not self.push:
+                seconds = [region.share(ct, v, spec)
+                           for ct, (v, _, spec) in zip(seconds, given, strict=True)]  # fmt: skip
+            # The body is a whole function to its devices: each recompute waits for its cotangent.
+            results = emit.second(plan, kept, spread(xs, reads), seconds, tied, whole=True)
+            if self.push:
+                return results
+            return [region.total(ct, v, s) for ct, (v, _, s) in zip(results, made, strict=True)]
+
+        turn = (lambda spec: spec) if self.push else (lambda spec: spec.to_ct_spec())
+        in_specs = list(specs), gather(region.in_specs, reads), [turn(s) for *_, s in given]
+        with self.eqn.ctx.manager:
+            seconds = _place(seconds, [v for _, v, _ in given])
+            mapped = region.map(run, in_specs, [turn(s) for *_, s in made])
+            return mapped(token.leaves, gather(xs, reads), seconds)
+
+
+@jax.tree_util.register_pytree_node_class
+class _Shards:
+    """The token of a `shard_map`: each kept leaf, with the spec that it left with.
+
+    `static` holds these specs, which leaves have a new leading axis (the others are outputs), and
+    the tree of the kept values.
+    """
+
+    def __init__(self, leaves: list[Value], static: Any):
+        self.leaves, self.static = leaves, static
+
+    def tree_flatten(self):
+        return self.leaves, self.static
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, leaves: Any):
+        return cls(list(leaves), static)
+
+
+add_rule(ShardMap("shard_map", "structured"))

@@ -1,0 +1,58 @@
+"""Refuse inputs and outputs that cannot be differentiated as asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xform.errors import NotScalar, WrongDtype
+from xform.transforms.function import Tree, as_array
+
+
+def check_scalar(asked: str, name: str, y: Any) -> None:
+    """Refuse a loss that is not one scalar."""
+    leaves = jax.tree.leaves(y)
+    one = len(leaves) == 1 and leaves[0] is y
+    if not one or np.shape(y) != ():
+        raise NotScalar(
+            f"{asked} of {name}: gradient only defined for scalar-output functions",
+            f"it returned {f'an array of shape {np.shape(y)}' if one else repr(y)}",
+            "",
+            "reduce the output to a scalar, or use vjp or jacrev",
+        )
+
+
+def check_input(asked: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
+    """Refuse an input that is not complex where that was promised, or is an integer."""
+    dtype = jax.typeof(as_array(x, asked)).dtype
+    if holomorphic and not jnp.issubdtype(dtype, np.complexfloating):
+        raise WrongDtype(
+            f"{asked} with holomorphic=True requires inputs with complex dtype",
+            f"an input has dtype {dtype}",
+            "",
+            "pass complex inputs, or drop holomorphic",
+        )
+    if not jnp.issubdtype(dtype, np.inexact) and not allow_int:
+        raise WrongDtype(
+            f"{asked} requires real- or complex-valued inputs (a sub-dtype of np.inexact)",
+            f"an input has dtype {dtype}",
+            "",
+            "pass a float, name other arguments in argnums, or set allow_int=True",
+        )
+
+
+def check_output(asked: str, y: Tree, holomorphic: bool) -> None:
+    """Refuse an output that is not real, or not complex where that was promised."""
+    for leaf in jax.tree.leaves(y):
+        dtype = jax.typeof(leaf).dtype
+        if not jnp.issubdtype(dtype, np.complexfloating if holomorphic else np.floating):
+            sort = "outputs with complex dtype" if holomorphic else "real-valued outputs"
+            raise WrongDtype(
+                f"{asked}{' with holomorphic=True' * holomorphic} requires {sort}",
+                f"an output has dtype {dtype}",
+                "",
+                "use vjp, or set holomorphic=True if the function is complex-differentiable",
+            )
