@@ -7,7 +7,7 @@ the Python standard library, samples from it, and writes plots and figures to a 
 from __future__ import annotations
 
 import json
-import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +25,7 @@ from models.plots import plot_losses, plot_memory
 from models.record import read_records
 from models.run import RunConfig
 from models.sample import generate
+from models.transformer import abstract_transformer, parameter_count
 
 MODEL = PRESETS["tiny"]
 BATCH = 16
@@ -33,7 +34,7 @@ PROMPT = b"def "
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder for plots.")] = Path("experiments/demo"),
-    steps: Annotated[int, typer.Option(help="Updates to train for.", min=1)] = 600,
+    steps: Annotated[int, typer.Option(help="Updates to train for.", min=1)] = 800,
     max_seconds: Annotated[
         float, typer.Option(help="Stop training after this time, on a slow machine.", min=1.0)
     ] = 360.0,
@@ -47,22 +48,22 @@ def main(
             rows = measure(MODEL, BATCH)
         console.print(table(rows, f"Memory of one gradient: {shape}"))
 
-        # A demo starts anew each time.
-        folder = out / "run"
-        shutil.rmtree(folder, ignore_errors=True)
-        run = RunConfig(
-            model=MODEL,
-            optim=OptimConfig(steps),
-            out=folder,
-            batch=BATCH,
-            save_every=200,
-            max_seconds=max_seconds,
-        )
-        outcome = train(run, console)
+        with tempfile.TemporaryDirectory() as folder:
+            run = RunConfig(
+                model=MODEL,
+                optim=OptimConfig(steps),
+                out=Path(folder),
+                batch=BATCH,
+                eval_every=50,
+                save_every=200,
+                max_seconds=max_seconds,
+            )
+            outcome = train(run, console)
+            records = read_records(run.out / "log.jsonl")
         if outcome.interrupted:
             raise typer.Exit(INTERRUPTED)
 
-        records = read_records(folder / "log.jsonl")
+        out.mkdir(parents=True, exist_ok=True)
         judged = [r["validation_bits_per_byte"] for r in records if "loss" not in r]
         console.print(
             f"Validation: {judged[0]:.2f} bits per byte before training, {judged[-1]:.2f} after"
@@ -71,7 +72,9 @@ def main(
         text = generate(MODEL, outcome.state.params, PROMPT, length=400, temperature=0.7)
         console.print(Panel(text.decode(errors="replace"), title="a sample", highlight=False))
 
-        plot_losses(records, out / "loss.png", "A 0.8 M transformer learns Python's own source")
+        count = parameter_count(abstract_transformer(MODEL)) / 1e6
+        title = f"A transformer of {count:.1f} M parameters learns the source of Python"
+        plot_losses(records, out / "loss.png", title)
         plot_memory(rows, out / "memory.png", f"What each policy saves: {shape}")
         results = {
             "steps": outcome.step,

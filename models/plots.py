@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -13,7 +14,7 @@ from models.memory_table import MIB, Row
 from models.record import Record
 
 matplotlib.use("agg")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -62,27 +63,26 @@ def plot_losses(records: list[Record], path: Path, title: str) -> None:
 def plot_memory(rows: list[Row], path: Path, title: str) -> None:
     """Temporary memory of the compiled gradient: a pair of bars for each policy."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(7.6, 4.8), layout="constrained")
+        figure, axes = plt.subplots(figsize=(7.6, 5), layout="constrained")
         height = 0.38
         places = np.arange(len(rows))
         for layout, color, shift in (("scanned", BLUE, -1), ("unrolled", ORANGE, 1)):
             sizes = [row.temp_bytes[layout] / MIB for row in rows]
             bars = axes.barh(places + shift * height / 2, sizes, height, color=color, label=layout)
+            recomputed = [row.flops_recomputed[layout] / 1e9 for row in rows]
             labels = [
-                f" {size:.0f}"
-                + (
-                    f"  (+{extra / 1e9:.1f} GFLOP)"
-                    if (extra := row.flops_recomputed[layout])
-                    else ""
-                )
-                for size, row in zip(sizes, rows, strict=True)
+                f" {size:.0f}" + (f"  (+{extra:.1f} GFLOP)" if extra >= 0.05 else "")
+                for size, extra in zip(sizes, recomputed, strict=True)
             ]
             axes.bar_label(bars, labels, fontsize=9)
         axes.set_yticks(places, [row.name.replace(", ", "\n") for row in rows])
         axes.invert_yaxis()
-        axes.margins(x=0.2)
+        axes.margins(x=0.22)
         axes.grid(visible=False, axis="y")
-        axes.set(xlabel="temporary memory of the compiled gradient (MiB)", title=title)
-        axes.legend(frameon=False, title="layers", loc="lower right")
+        axes.set(
+            xlabel="temporary memory of the compiled gradient, MiB (and what it computes twice)",
+            title=title,
+        )
+        axes.legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.98))
         figure.savefig(path)
         plt.close(figure)

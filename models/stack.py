@@ -35,7 +35,7 @@ class Stack(nnx.Module):
 
         self.scan = scan
         self.policy = policy
-        self.blocks = nnx.vmap(build)(keys) if scan else nnx.List([build(k) for k in keys])
+        self.blocks: Any = nnx.vmap(build)(keys) if scan else nnx.List([build(k) for k in keys])
 
     def __call__(self, x: jax.Array, *shared: Any) -> jax.Array:
         """Apply every block as `x = block(x, *shared)`; `x` keeps its shape and dtype."""

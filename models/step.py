@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.typing import ArrayLike
 
 import xform
 from models.config import TransformerConfig
@@ -74,20 +75,20 @@ def make_step(model: TransformerConfig, optim: OptimConfig) -> Step:
             "grad_norm": optax.tree.norm(grads),
             "learning_rate": jnp.asarray(schedule(optim)(state.step), jnp.float32),
         }
-        params = optax.apply_updates(state.params, updates)
+        params: Any = optax.apply_updates(state.params, updates)
         return TrainState(params, opt_state, state.step + 1), metrics
 
     return step
 
 
 @functools.cache
-def make_evaluate(model: TransformerConfig) -> Callable[[nnx.State, jax.Array], jax.Array]:
+def make_evaluate(model: TransformerConfig) -> Callable[[nnx.State, ArrayLike], jax.Array]:
     """The jitted mean loss, nats per token, of uint8 tokens `[batch, window + 1]`."""
     graphdef, _ = nnx.split(abstract_transformer(model))
 
     @jax.jit
-    def evaluate(params: nnx.State, tokens: jax.Array) -> jax.Array:
-        return next_token_loss(nnx.merge(graphdef, params), tokens.astype(jnp.int32))
+    def evaluate(params: nnx.State, tokens: ArrayLike) -> jax.Array:
+        return next_token_loss(nnx.merge(graphdef, params), jnp.asarray(tokens, jnp.int32))
 
     return evaluate
 
@@ -111,6 +112,7 @@ def check_donation(compiled: jax.stages.Compiled, state: TrainState) -> None:
       RuntimeError: the aliased bytes are below the bytes of parameters and optimizer state.
     """
     donated = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    aliased = compiled.memory_analysis().alias_size_in_bytes
+    memory = compiled.memory_analysis()
+    aliased = 0 if memory is None else memory.alias_size_in_bytes
     if aliased < donated:
         raise RuntimeError(f"the step reuses {aliased} bytes of the {donated} of its state")

@@ -131,7 +131,7 @@ def _checksum(leaves: dict[str, Any]) -> int:
     # without complaint.
     total = 0
     for name in sorted(leaves):
-        total = zlib.crc32(np.ascontiguousarray(leaves[name]).view(np.uint8), total)
+        total = zlib.crc32(np.ascontiguousarray(leaves[name]).view(np.uint8).data, total)
     return total
 
 

@@ -131,7 +131,7 @@ def main(
         tokens = f"{run.batch * run.accumulate} x {model.context} tokens per step"
         console.print(f"{preset}: {count:,} parameters, {tokens}")
         if dry_run:
-            console.print(step_memory(run))
+            console.print(str(step_memory(run)), highlight=False, markup=False)
             return
         outcome = train(run, console)
         console.print(f"saved step {outcome.step} in {run.out}")

@@ -8,7 +8,7 @@ auxiliary output and is written to the caller's module. Linen's `apply` is pure 
 Every door takes NNX's two modes; None is NNX's own setting (`nnx.set_graph_mode`,
 `nnx.set_graph_updates`). `graph=False`: modules are trees, and a Variable with two owners is an
 error. `graph_updates=False` (`graph=False` implies it): new values of Variables leave, but changes
-of structure do not, such as a Variable added by `sow`.
+of structure do not, such as a new Variable.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ class _Door:
             # `f` may change a container that holds objects, so they are found before it runs.
             pick = lambda pure, x: x if _is_node(pure) else None
             objects = jax.tree.map(pick, (entered, held), inside, is_leaf=_is_node)
-            before = (
-                [] if self.updates else [(v, *jax.tree.flatten(v)) for v in self.variables(objects)]
-            )
+            before = self.parts(objects)
+            values = [(v, *jax.tree.flatten(v)) for _, v in before if isinstance(v, nnx.Variable)]
             out = f(*inside[0], **inside[1])
             if has_aux and not (isinstance(out, tuple) and len(out) == 2):
                 raise _wrong(
@@ -81,7 +80,9 @@ class _Door:
                     f"{_name(f)} returned {type(out).__name__}, not a pair (output, auxiliary)",
                     "return a pair, or drop has_aux",
                 )
-            changes = objects if self.updates else [v for v, *old in before if _changed(v, *old)]
+            # What did not change is not written, and so need not leave.
+            whole = self.updates and not _alike(before, self.parts(objects))
+            changes = objects if whole else [v for v, *old in values if _changed(v, *old)]
             changes, out = nnx.to_tree((changes, out), split_fn=_split, ctxtag=self.name)
             y, aux = out if has_aux else (out, ())
             return y, (aux, changes)
@@ -93,10 +94,9 @@ class _Door:
         """The output as objects; the changes are written to the objects that entered."""
         return nnx.from_tree((changes, out), ctxtag=self.name, is_inner=False)[1]
 
-    def variables(self, tree: Tree) -> list[nnx.Variable[Any]]:
-        """Every Variable once. Trees refuse a Variable with two owners."""
-        found = (x for _, x in nnx.iter_graph(tree, graph=self.graph))
-        return [x for x in found if isinstance(x, nnx.Variable)]
+    def parts(self, tree: Tree) -> list[tuple[Any, Any]]:
+        """All parts of objects, by path, each once. Trees refuse a Variable with two owners."""
+        return list(nnx.iter_graph(tree, graph=self.graph))
 
 
 def _split(ctx: Any, path: Any, prefix: Any, node: Any) -> nnx.NodeStates:
@@ -108,6 +108,11 @@ def _split(ctx: Any, path: Any, prefix: Any, node: Any) -> nnx.NodeStates:
 
 def _is_node(x: Any) -> bool:
     return isinstance(x, nnx.NodeStates)
+
+
+def _alike(before: list[tuple[Any, Any]], after: list[tuple[Any, Any]]) -> bool:
+    pairs = zip(before, after, strict=False)
+    return len(before) == len(after) and all(p == q and x is y for (p, x), (q, y) in pairs)
 
 
 def _changed(variable: nnx.Variable[Any], leaves: list[Any], tree: Any) -> bool:
@@ -181,7 +186,10 @@ def value_and_grad(
       argnums: position or positions of the arguments to differentiate. A module is differentiated
         by its `nnx.Param`s, or by what the filter of an `nnx.DiffState(position, filter)` selects;
         all other arguments as by `xform.value_and_grad`.
-      has_aux, holomorphic, allow_int, policy: as for `xform.value_and_grad`.
+      has_aux: as for `xform.value_and_grad`, as are `holomorphic`, `allow_int`, `policy`.
+      holomorphic: see `has_aux`.
+      allow_int: see `has_aux`.
+      policy: see `has_aux`.
       graph: whether objects may be shared; see the module.
       graph_updates: whether changes of structure leave; see the module. Without, a module is
         differentiated by all its Variables, and its gradient is a module.
@@ -274,10 +282,10 @@ def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: A
             first = lambda x: x.states[0] if _is_node(x) else x
             wrt = [jax.tree.map(first, entered[i], is_leaf=_is_node) for i in at]
             if at and not jax.tree.leaves(wrt):
-                found = {type(v).__name__ for i in at for v in door.variables(args[i])}
+                found = {type(v).__name__ for i in at for _, v in door.parts(args[i])}
                 raise _wrong(
                     f"{asked}: there is nothing to differentiate",
-                    f"of {prefix[at[0]].filter} there is none; there is: {', '.join(sorted(found))}",
+                    f"it holds {', '.join(sorted(found))}; none is {prefix[at[0]].filter}",
                     "pass argnums=nnx.DiffState(position, filter), or another position",
                 )
             every, (holomorphic, allow_int, policy) = range(len(at)), options

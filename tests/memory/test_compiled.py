@@ -13,10 +13,17 @@ import xform
 from xform.errors import WrongArgument, XformError
 from xform.memory.compiled import MemoryReport
 
-KEYS = (
-    "argument_bytes output_bytes temp_bytes alias_bytes total_bytes host_bytes code_bytes flops "
-    "compile_seconds"
-).split()
+KEYS = [
+    "argument_bytes",
+    "output_bytes",
+    "temp_bytes",
+    "alias_bytes",
+    "total_bytes",
+    "host_bytes",
+    "code_bytes",
+    "flops",
+    "compile_seconds",
+]
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

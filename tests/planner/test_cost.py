@@ -72,7 +72,9 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("f", "args", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("f", "args", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
 def test_closed_form(f: Any, args: list[Any], expected: float | None) -> None:
     if expected is None:  # one for each updated element, and the arithmetic on indices
         assert 8 <= program_flops(f, *args) <= 8 + 3 * 2
@@ -88,7 +90,11 @@ CONVOLUTIONS = {
     "depthwise": ((2, 8, 9, 9), (16, 1, 3, 3), {"feature_group_count": 8}),
     "batch groups": ((4, 8, 9, 9), (6, 8, 3, 3), {"batch_group_count": 2}),
     "dilated window": ((2, 8, 9, 9), (6, 8, 3, 3), {"rhs_dilation": (2, 2)}),
-    "dilated input": ((2, 8, 5, 5), (6, 8, 3, 3), {"lhs_dilation": (2, 3), "padding": [(1, 2), (2, 0)]}),
+    "dilated input": (
+        (2, 8, 5, 5),
+        (6, 8, 3, 3),
+        {"lhs_dilation": (2, 3), "padding": [(1, 2), (2, 0)]},
+    ),
 }
 
 
@@ -97,7 +103,9 @@ def test_convolutions_count_what_the_compiler_counts(case: str) -> None:
     x, w, options = CONVOLUTIONS[case]
 
     def f(x: Any, w: Any) -> Any:
-        return lax.conv_general_dilated(x, w, **{"window_strides": (1, 1), "padding": "SAME", **options})
+        return lax.conv_general_dilated(
+            x, w, **{"window_strides": (1, 1), "padding": "SAME", **options}
+        )
 
     said = jax.jit(f).lower(f32(*x), f32(*w)).cost_analysis()["flops"]
     assert program_flops(f, f32(*x), f32(*w)) == said

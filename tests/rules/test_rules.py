@@ -4,8 +4,14 @@ import importlib
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
+import xform
 from xform.testing import MODES, Case, check_rule
 
 FAMILIES = [path.stem for path in sorted(Path(__file__).parent.glob("cases/[a-z]*.py"))]
@@ -43,3 +49,32 @@ def test_rule_in_every_dtype(case: Case) -> None:
     check_rule(case, dtypes=dtypes(case, "float32", "bfloat16", "complex64"), modes=first)
     check_rule(case, dtypes=dtypes(case, "complex128"), modes=MODES)
     jax.clear_caches()  # thousands of small programs
+
+
+# Explicit meshes: a cotangent has the sharding of what it is for.
+
+SHARDED = {
+    "reshard": lambda x: jax.sharding.reshard(x, P(None, "x")),
+    "broadcast_in_dim": lambda x: lax.broadcast_in_dim(x, (3, 4, 2), (1, 2)),
+    "reshape": lambda x: lax.reshape(x, (4, 1, 2)),
+    "transpose": lambda x: lax.transpose(x, (1, 0)),
+    "tile": lambda x: lax.tile(x, (1, 3)),
+    "concatenate": lambda x: lax.concatenate([x, x], 1),
+    "slice": lambda x: lax.slice(x, (0, 1), (4, 2)),
+    "pad": lambda x: lax.pad(x, np.float32(0), ((0, 0, 0), (1, 1, 1))),
+    "select_n": lambda x: lax.select(lax.gt(x, np.float32(3)), x, lax.neg(x)),
+    "max": lambda x: lax.max(x, np.float32(3)),
+    "sin": lax.sin,
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_sharding(name: str) -> None:
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.arange(8.0).reshape(4, 2), P("x", None))
+        y, pull = xform.vjp(SHARDED[name], x)
+        (ct_x,) = pull(y)
+        (expected,) = jax.vjp(SHARDED[name], x)[1](y)
+        assert jax.typeof(ct_x).sharding == jax.typeof(x).sharding
+        np.testing.assert_allclose(ct_x, expected, rtol=1e-6)

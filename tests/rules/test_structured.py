@@ -16,11 +16,19 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 X = np.array([0.3, -0.7, 1.1])
 POLICIES = (
-    None,
     xform.policies.save_everything,
     xform.policies.save_only_these_names("h"),
     xform.policies.save_nothing,
 )
+
+
+# Cheap to compile, unlike sines in 64 bits.
+def bend(x):
+    return x / (1.0 + x * x)
+
+
+def bowl(x):
+    return 1.0 / (2.0 + x * x)
 
 
 def named(x):
@@ -29,13 +37,13 @@ def named(x):
 
 @jax.custom_jvp
 def softened(x, y):
-    return jnp.sin(x) * y
+    return x * x * y
 
 
 @softened.defjvp
 def _(primals, tangents):
     (x, y), (dx, dy) = primals, tangents
-    return softened(x, y), jnp.cos(x) * y * dx + jnp.sin(x) * dy
+    return softened(x, y), 2 * x * y * dx + x * x * dy
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -71,18 +79,18 @@ two_results.defvjp(_two_fwd, _two_bwd, symbolic_zeros=True)
 
 @jax.custom_vjp
 def optimized(x):
-    return jnp.sin(x)
+    return x * x
 
 
-optimized.defvjp(lambda x: (jnp.sin(x), jnp.cos(x)), lambda r, ct: (r * ct,), optimize_remat=True)
+optimized.defvjp(lambda x: (x * x, 2 * x), lambda r, ct: (r * ct,), optimize_remat=True)
 
-small = jax.jit(lambda c, x: jnp.tanh(c) * x)
+small = jax.jit(lambda c, x: bend(c) * x)
 
 
 @jax.jit
 def large(c, x):
     for i in range(30):
-        c = jnp.sin(c) + x / (i + 2.0)
+        c = bend(c) + x / (i + 2.0)
     return named(c) * x
 
 
@@ -95,19 +103,19 @@ def loop(step, init, xs=None, length=3, **options):
 
 def scan_in_scan(x):
     def inner(c, t):
-        h = named(jnp.sin(c * x))
+        h = named(bend(c * x))
         return h * t, h * h
 
     def outer(c, t):
         c, ys = lax.scan(inner, c * t, jnp.arange(1.0, 3.0))
-        return jnp.cos(c) * x, ys.sum(0)
+        return bowl(c) * x, ys.sum(0)
 
     return loop(outer, x, jnp.array([0.5, 1.5, 2.0]))
 
 
 def cond_in_scan(x):
     def step(c, i):
-        branches = (lambda c: named(jnp.sin(c)) * x, lambda c: jnp.exp(-c * c), lambda c: 2.0 * x)
+        branches = (lambda c: named(bend(c)) * x, lambda c: bowl(-c * c), lambda c: 2.0 * x)
         return lax.switch(i, branches, c), lax.cond(i > 0, lambda: c * x, lambda: x)
 
     return loop(step, x, jnp.array([0, 1, 2, 0]), length=4)
@@ -115,7 +123,7 @@ def cond_in_scan(x):
 
 def scan_in_cond(x):
     def long(x):
-        return lax.scan(lambda c, _: (named(jnp.sin(c)) * x, c), x, None, length=3)
+        return lax.scan(lambda c, _: (named(bend(c)) * x, c), x, None, length=3)
 
     def short(x):
         return x * x, jnp.zeros((3, *x.shape))
@@ -125,17 +133,17 @@ def scan_in_cond(x):
 
 def remat_in_scan(x):
     policy = xform.policies.save_only_these_names("h")
-    layer = xform.remat(lambda c: jnp.sin(named(jnp.sin(c) * x)) ** 2, policy=policy)
-    bare = jax.checkpoint(lambda c: jnp.cos(named(jnp.cos(c))) * x)
+    layer = xform.remat(lambda c: bend(named(bend(c) * x)) ** 2, policy=policy)
+    bare = jax.checkpoint(lambda c: bowl(named(bowl(c))) * x)
     return loop(lambda c, _: (bare(layer(c)), layer(c * x)), x)
 
 
 def scan_in_remat(x):
     def run(x):
-        return loop(lambda c, t: (named(jnp.sin(c * t)) * x, c), x, jnp.arange(1.0, 4.0))
+        return loop(lambda c, t: (named(bend(c * t)) * x, c), x, jnp.arange(1.0, 4.0))
 
     kept = jax.checkpoint(run, policy=jax.checkpoint_policies.save_only_these_names("h"))
-    return xform.remat(run)(x) + kept(jnp.cos(x))
+    return xform.remat(run)(x) + kept(bowl(x))
 
 
 NESTED = {
@@ -145,12 +153,12 @@ NESTED = {
     "remat in scan": remat_in_scan,
     "scan in remat": scan_in_remat,
     "remat in remat": lambda x: jnp.sum(
-        xform.remat(lambda x: xform.remat(lambda x: named(jnp.sin(x)) * x)(jnp.cos(x)))(x)
+        xform.remat(lambda x: xform.remat(lambda x: named(bend(x)) * x)(bowl(x)))(x)
     ),
     "cond in cond": lambda x: jnp.sum(
         lax.cond(
             x[0] > 0,
-            lambda x: lax.cond(x[1] > 0, jnp.sin, lambda x: named(jnp.cos(x)) * x, x),
+            lambda x: lax.cond(x[1] > 0, bend, lambda x: named(bowl(x)) * x, x),
             lambda x: x * x,
             x,
         )
@@ -158,13 +166,13 @@ NESTED = {
     "small jit in scan": lambda x: loop(lambda c, _: (small(named(c * x), x), c), x),
     "large jit in scan": lambda x: loop(lambda c, _: (large(c, x), c), x),
     "scan in large jit": lambda x: jnp.sum(
-        jax.jit(lambda x: large(x, x) * loop(lambda c, _: (jnp.sin(c) * x, c), x))(x)
+        jax.jit(lambda x: large(x, x) * loop(lambda c, _: (bend(c) * x, c), x))(x)
     ),
-    "large jit twice": lambda x: jnp.sum(large(large(x, x), jnp.cos(x))),
+    "large jit twice": lambda x: jnp.sum(large(large(x, x), bowl(x))),
     "custom_jvp in scan": lambda x: loop(lambda c, _: (softened(named(c * x), x), c), x),
     "custom_vjp in scan": lambda x: loop(lambda c, _: (powered(3, named(c * x), x), c), x),
     "custom_vjp with symbolic zeros in scan": lambda x: loop(
-        lambda c, _: (two_results(jnp.sin(c), x)[0], None), x
+        lambda c, _: (two_results(bend(c), x)[0], None), x
     ),
     "custom_vjp with optimize_remat in remat in scan": lambda x: loop(
         lambda c, _: (xform.remat(lambda c: optimized(optimized(c) * x))(c), c), x
@@ -173,7 +181,7 @@ NESTED = {
         lax.cond(x[0] > 0, lambda x: powered(2, x, x), lambda x: softened(x, x), x)
     ),
     "solve in scan": lambda x: loop(
-        lambda c, _: (jnp.linalg.solve(jnp.diag(2 + jnp.cos(c)) + jnp.outer(x, x) / 9, c), c), x
+        lambda c, _: (jnp.linalg.solve(jnp.diag(2 + bowl(c)) + jnp.outer(x, x) / 9, c), c), x
     ),
 }
 
@@ -185,7 +193,7 @@ def test_nested_programs_at_every_saved_set(name: str) -> None:
 
 def dots_in_scan_in_scan(x, w):
     def inner(c, _):
-        return jnp.tanh(c @ w), c
+        return bend(c @ w), c
 
     def outer(c, t):
         c, ys = lax.scan(inner, c + t, None, length=2)
@@ -205,13 +213,13 @@ def test_nested_scans_that_save_dots(policy) -> None:
 KEY = jax.random.key(7)
 
 CARRIES = {
-    "0-d": lambda x: loop(lambda c, _: (jnp.sin(c) * x[0], c), x[1]),
+    "0-d": lambda x: loop(lambda c, _: (bend(c) * x[0], c), x[1]),
     "empty": lambda x: loop(
-        lambda c, _: ((jnp.sin(c[0]) * x, c[1] * x), c[1]), (x, jnp.zeros((0, 3)))
+        lambda c, _: ((bend(c[0]) * x, c[1] * x), c[1]), (x, jnp.zeros((0, 3)))
     ),
     "integer": lambda x: loop(lambda c, _: ((c[0] * x / (c[1] + 1), c[1] + 1), c[1]), (x, 0)),
     "bool": lambda x: loop(
-        lambda c, _: ((jnp.where(c[1], jnp.sin(c[0]), x * c[0]), ~c[1]), c[1]), (x, False)
+        lambda c, _: ((jnp.where(c[1], bend(c[0]), x * c[0]), ~c[1]), c[1]), (x, False)
     ),
     "key": lambda x: loop(
         lambda c, _: (
@@ -221,24 +229,24 @@ CARRIES = {
         (x, KEY),
     ),
     "keys scanned": lambda x: loop(
-        lambda c, k: (jnp.sin(c * x) * jax.random.bernoulli(k, 0.6, x.shape), None),
+        lambda c, k: (bend(c * x) * jax.random.bernoulli(k, 0.6, x.shape), None),
         x,
         jax.random.split(KEY, 3),
     ),
     "constant start that becomes active": lambda x: loop(
-        lambda c, _: ((c[0] + x * c[1], jnp.sin(c[0])), None), (jnp.zeros(3), jnp.ones(3))
+        lambda c, _: ((c[0] + x * c[1], bend(c[0])), None), (jnp.zeros(3), jnp.ones(3))
     ),
     "constant start, active late through another carry": lambda x: loop(
-        lambda c, _: ((c[1], c[2], jnp.sin(c[2]) + x), c[0]), (jnp.zeros(3),) * 3, length=4
+        lambda c, _: ((c[1], c[2], bend(c[2]) + x), c[0]), (jnp.zeros(3),) * 3, length=4
     ),
     "constant": lambda x: loop(lambda c, _: ((c[0] * c[1], c[1]), None), (x, jnp.full(3, 0.5))),
-    "passthrough, active": lambda x: loop(lambda c, _: ((jnp.sin(c[0] * c[1]), c[1]), None), (x, x)),
-    "swapped": lambda x: loop(lambda c, _: ((c[1], jnp.sin(c[0])), None), (x, x * x)),
-    "reset": lambda x: loop(lambda c, _: (jnp.zeros_like(c) + 0.1, jnp.sin(c)), x),
-    "cut": lambda x: loop(lambda c, _: (lax.stop_gradient(c) * x, jnp.sin(c)), x),
+    "passthrough, active": lambda x: loop(lambda c, _: ((bend(c[0] * c[1]), c[1]), None), (x, x)),
+    "swapped": lambda x: loop(lambda c, _: ((c[1], bend(c[0])), None), (x, x * x)),
+    "reset": lambda x: loop(lambda c, _: (jnp.zeros_like(c) + 0.1, bend(c)), x),
+    "cut": lambda x: loop(lambda c, _: (lax.stop_gradient(c) * x, bend(c)), x),
     "only its first value is read": lambda x: loop(lambda c, _: (jnp.ones_like(x), c * x), x),
     "unused": lambda x: jnp.sum(
-        lax.scan(lambda c, _: ((jnp.sin(c[0]), c[1] * x), c[1]), (x, x), None, length=3)[0][0]
+        lax.scan(lambda c, _: ((bend(c[0]), c[1] * x), c[1]), (x, x), None, length=3)[0][0]
     ),
     "unused outputs": lambda x: jnp.sum(
         lax.scan(lambda c, t: (c * t, (c, c * x, t * x)), x, jnp.arange(3.0))[1][2]
@@ -248,10 +256,10 @@ CARRIES = {
         lambda c, _: (c * (x + 0.5j), jnp.real(c)), x + 0j
     ),
     "float32 beside float64": lambda x: loop(
-        lambda c, _: ((jnp.sin(c[0]), c[1] * c[0].astype(c[1].dtype)), None),
+        lambda c, _: ((bend(c[0]), c[1] * c[0].astype(c[1].dtype)), None),
         (x.astype(jnp.float32), x),
     ),
-    "nothing": lambda x: loop(lambda c, t: (c, jnp.sin(t) * x), (), x),
+    "nothing": lambda x: loop(lambda c, t: (c, bend(t) * x), (), x),
     "dict and None": lambda x: loop(
         lambda c, _: ({"a": c["a"] * x, "b": None}, None), {"a": x, "b": None}
     ),
@@ -260,7 +268,7 @@ CARRIES = {
 
 @pytest.mark.parametrize("name", CARRIES)
 def test_carries_of_every_kind(name: str) -> None:
-    grads_agree(CARRIES[name], X, policies=(None, xform.policies.save_nothing), ways=("jit", "vmap"))
+    grads_agree(CARRIES[name], X, policies=POLICIES[::2], ways=("jit", "vmap"))
 
 
 @pytest.mark.parametrize("name", CARRIES)
@@ -298,40 +306,40 @@ def test_options_of_scan(name: str) -> None:
 
     def f(x, ts):
         def step(c, t):
-            return (named(jnp.sin(c[0] * t)) * x, c[1] * 2.0), (c[0], t * x[0])
+            return (named(bend(c[0] * t)) * x, c[1] * 2.0), (c[0], t * x[0])
 
         return loop(step, (x, 1.0), ts[: options["length"]], **options)
 
     ts = np.array([0.4, -0.9, 1.3])
-    grads_agree(f, X, ts, argnums=(0, 1), policies=POLICIES[1:], ways=("alone", "jit", "vmap"))
+    grads_agree(f, X, ts, argnums=(0, 1), policies=POLICIES[::2], ways=("jit", "vmap"))
 
 
 def test_scan_with_everything_stacked_and_nothing_carried() -> None:
-    grads_agree(lambda x: jnp.sum(lax.map(lambda t: jnp.sin(t) * x, x)), X)
+    grads_agree(lambda x: jnp.sum(lax.map(lambda t: bend(t) * x, x)), X)
 
 
 def test_associative_scan() -> None:
-    grads_agree(lambda x: jnp.sum(lax.associative_scan(jnp.multiply, jnp.sin(x)) ** 2), X)
+    grads_agree(lambda x: jnp.sum(lax.associative_scan(jnp.multiply, bend(x)) ** 2), X)
 
 
 # Branches.
 
 SWITCHES = {
-    "a branch that is constant": lambda x, i: lax.switch(i, [jnp.sin, lambda x: jnp.ones(3)], x),
+    "a branch that is constant": lambda x, i: lax.switch(i, [bend, lambda x: jnp.ones(3)], x),
     "branches that use different operands": lambda x, i: lax.switch(
-        i, [lambda a, b: a * 2, lambda a, b: jnp.sin(b)], x, x * x
+        i, [lambda a, b: a * 2, lambda a, b: bend(b)], x, x * x
     ),
-    "an operand passed through": lambda x, i: lax.switch(i, [lambda x: x, jnp.sin], x),
+    "an operand passed through": lambda x, i: lax.switch(i, [lambda x: x, bend], x),
     "integer results": lambda x, i: lax.switch(
-        i, [lambda x: (x * x, 1), lambda x: (jnp.sin(x), 2)], x
+        i, [lambda x: (x * x, 1), lambda x: (bend(x), 2)], x
     )[0],
-    "one branch": lambda x, i: lax.switch(0 * i, [jnp.sin], x),
-    "index out of range": lambda x, i: lax.switch(i + 5, [jnp.sin, jnp.cos], x),
+    "one branch": lambda x, i: lax.switch(0 * i, [bend], x),
+    "index out of range": lambda x, i: lax.switch(i + 5, [bend, bowl], x),
     "residuals of many types": lambda x, i: lax.switch(
         i,
         [
-            lambda x: jnp.sin(jnp.sin(x).astype(jnp.float32)).astype(x.dtype) * jnp.sum(jnp.cos(x)),
-            lambda x: jnp.exp(jnp.sum(x) ** 2) * jnp.where(x > 0, x, jnp.sin(x)),
+            lambda x: bend(bend(x).astype(jnp.float32)).astype(x.dtype) * jnp.sum(bowl(x)),
+            lambda x: bowl(jnp.sum(x) ** 2) * jnp.where(x > 0, x, bend(x)),
         ],
         x,
     ),
@@ -341,8 +349,8 @@ SWITCHES = {
     "loops of different lengths": lambda x, i: lax.switch(
         i,
         [
-            lambda x: lax.scan(lambda c, _: (jnp.sin(c) * x, None), x, None, length=2)[0],
-            lambda x: lax.scan(lambda c, _: (jnp.cos(c) * x, None), x, None, length=4)[0],
+            lambda x: lax.scan(lambda c, _: (bend(c) * x, None), x, None, length=2)[0],
+            lambda x: lax.scan(lambda c, _: (bowl(c) * x, None), x, None, length=4)[0],
         ],
         x,
     ),
@@ -358,14 +366,14 @@ def test_branches(name: str) -> None:
             lambda x, i: jnp.sum(f(x, i) * x),
             X,
             np.int32(i),
-            policies=(None, xform.policies.save_nothing),
+            policies=POLICIES[::2],
             ways=("jit", "vmap") if "nan" not in name else ("jit",),
         )
 
 
 def test_a_switch_whose_index_is_batched() -> None:
     def f(x, i):
-        return jnp.sum(lax.switch(i, [jnp.sin, lambda x: named(jnp.exp(x)) * x, jnp.square], x))
+        return jnp.sum(lax.switch(i, [bend, lambda x: named(bowl(x)) * x, jnp.square], x))
 
     xs, at = jnp.stack([X, X + 1, X - 1]), jnp.arange(3)
     for policy in POLICIES:
@@ -373,7 +381,7 @@ def test_a_switch_whose_index_is_batched() -> None:
 
 
 def test_a_predicate_that_depends_on_the_input() -> None:
-    grads_agree(lambda x: jnp.sum(lax.cond(jnp.sum(x) > 0, jnp.sin, jnp.square, x) * x), X)
+    grads_agree(lambda x: jnp.sum(lax.cond(jnp.sum(x) > 0, bend, jnp.square, x) * x), X)
 
 
 # While loops: forward mode.
@@ -388,11 +396,11 @@ def newton(x):
 def late(x):
     """A carry that starts from a constant and becomes active."""
     return lax.while_loop(
-        lambda s: s[0] < 3, lambda s: (s[0] + 1, s[2], jnp.sin(s[2]) + x), (0, x * 0 + 1, 0.3 + 0 * x)
+        lambda s: s[0] < 3, lambda s: (s[0] + 1, s[2], bend(s[2]) + x), (0, x * 0 + 1, 0.3 + 0 * x)
     )[1]
 
 
-@pytest.mark.parametrize("f", [newton, late, lambda x: lax.fori_loop(0, x[0] > 5, jnp.multiply, x)])
+@pytest.mark.parametrize("f", [newton, late, lambda x: lax.fori_loop(0, jnp.int32(x[0] + 2), lambda i, c: c * x, x)])
 def test_while_in_forward_mode(f) -> None:
     x, dx = abs(X), np.cos(X)
     want = jax.jvp(f, (x,), (dx,))
@@ -416,7 +424,7 @@ def test_a_while_that_carries_no_derivative_may_stand_in_reverse_mode() -> None:
 
 
 def test_fori_loop_with_static_bounds_is_reversed() -> None:
-    grads_agree(lambda x: jnp.sum(lax.fori_loop(0, 4, lambda i, c: jnp.sin(c) * x + i, x)), X)
+    grads_agree(lambda x: jnp.sum(lax.fori_loop(0, 4, lambda i, c: bend(c) * x + i, x)), X)
 
 
 # Calls and custom rules.
@@ -444,8 +452,8 @@ def test_custom_vjp_with_integer_and_none_cotangents() -> None:
         return x * n + tree["a"]
 
     f.defvjp(lambda x, n, tree: (f(x, n, tree), n), lambda n, ct: (ct * n, None, {"a": ct}))
-    grads_agree(lambda x: jnp.sum(f(jnp.sin(x), 3, {"a": x})), X)
-    grads_agree(lambda x: jnp.sum(f(jnp.sin(x), jnp.arange(3), {"a": x})), X)
+    grads_agree(lambda x: jnp.sum(f(bend(x), 3, {"a": x})), X)
+    grads_agree(lambda x: jnp.sum(f(bend(x), jnp.arange(3), {"a": x})), X)
 
 
 def test_custom_vjp_residuals_that_are_integers_keys_and_inputs() -> None:
@@ -457,7 +465,7 @@ def test_custom_vjp_residuals_that_are_integers_keys_and_inputs() -> None:
         lambda x, key: (drop(x, key), (key, x, jnp.arange(3))),
         lambda res, ct: (ct * jax.random.bernoulli(res[0], 0.5, ct.shape) * res[2], None),
     )
-    f = lambda x: loop(lambda c, k: (drop(jnp.sin(c) * x, k), None), x, jax.random.split(KEY, 3))
+    f = lambda x: loop(lambda c, k: (drop(bend(c) * x, k), None), x, jax.random.split(KEY, 3))
     grads_agree(f, X, policies=POLICIES)
 
 
@@ -469,9 +477,9 @@ def test_custom_jvp_with_a_loop_in_its_rule() -> None:
     @f.defjvp
     def _(primals, tangents):
         (x, y), (dx, dy) = primals, tangents
-        return f(x, y), lax.scan(lambda c, _: (jnp.sin(x) * c + dy, None), dx, None, length=3)[0]
+        return f(x, y), lax.scan(lambda c, _: (bend(x) * c + dy, None), dx, None, length=3)[0]
 
-    grads_agree(lambda x: jnp.sum(f(x, jnp.cos(x))), X, policies=POLICIES)
+    grads_agree(lambda x: jnp.sum(f(x, bowl(x))), X, policies=POLICIES)
 
 
 def test_custom_jvp_with_symbolic_zeros() -> None:
@@ -488,7 +496,7 @@ def test_custom_jvp_with_symbolic_zeros() -> None:
         seen.append(zero)
         return f(x, y), (0.0 if zero[0] else dx * y) + (0.0 if zero[1] else x * dy)
 
-    close(xform.grad(lambda x: jnp.sum(f(jnp.sin(x), X)))(X), np.cos(X) * X)
+    close(xform.grad(lambda x: jnp.sum(f(x * x, X)))(X), 2 * X * X)
     assert seen[-1] == [False, True]
 
 
@@ -504,7 +512,7 @@ def test_custom_root_and_custom_linear_solve() -> None:
     grads_agree(root, 0.7)
 
     def solve(x, b):
-        a = jnp.diag(3.0 + x) + jnp.outer(x, jnp.cos(x)) / 5
+        a = jnp.diag(3.0 + x) + jnp.outer(x, bowl(x)) / 5
         return lax.custom_linear_solve(
             lambda v: a @ v,
             b,
@@ -512,7 +520,7 @@ def test_custom_root_and_custom_linear_solve() -> None:
             transpose_solve=lambda _, b: jnp.linalg.inv(lax.stop_gradient(a)).T @ b,
         )
 
-    grads_agree(lambda x, b: jnp.sum(solve(x, jnp.sin(b)) ** 2), X, X + 1, argnums=(0, 1))
+    grads_agree(lambda x, b: jnp.sum(solve(x, bend(b)) ** 2), X, X + 1, argnums=(0, 1))
     close(
         jax.jit(xform.hessian(lambda x: jnp.sum(solve(x, X) ** 2)))(X),
         jax.jit(jax.hessian(lambda x: jnp.sum(solve(x, X) ** 2)))(X),
@@ -542,7 +550,7 @@ def test_donation_and_other_options_of_jit_do_not_reach_the_derivative(inline: b
 def test_named_calls_and_named_scopes() -> None:
     def f(x):
         with jax.named_scope("outer"):
-            return jnp.sum(jax.named_call(jnp.sin, name="inner")(x) * x)
+            return jnp.sum(jax.named_call(bend, name="inner")(x) * x)
 
     grads_agree(f, X)
 
@@ -550,9 +558,9 @@ def test_named_calls_and_named_scopes() -> None:
 def test_effects_run_once_in_the_forward_pass(capfd) -> None:
     def f(x):
         jax.debug.print("seen {}", x[0])
-        return jnp.sum(jnp.sin(x))
+        return jnp.sum(x * x)
 
     for way in (f, lambda x: lax.cond(True, f, jnp.sum, x), xform.remat(f)):
-        close(jax.jit(xform.grad(way))(X), jnp.cos(X))
+        close(jax.jit(xform.grad(way))(X), 2 * X)
         jax.effects_barrier()
         assert capfd.readouterr().out.count("seen") == 1

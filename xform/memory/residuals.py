@@ -170,7 +170,13 @@ def _inside(plan: Plan, eqn: JaxprEqn, v: Var) -> bool:
     held = {u for u, once in zip(inner.kept, node.hoisted(inner), strict=True) if not once}
     held = held.difference(inner.offloaded).union(gather(joint.inputs, node.stacked([inner])))
     made = joint.outputs[eqn.outvars.index(v)]
-    return made in held and v.aval.shape == (*_loops(node), *made.aval.shape)
+    # An output of a loop is either stacked like what is kept inside it, or its last state.
+    stacked = _ndim(v) == _ndim(made) + node.loop
+    return isinstance(made, Var) and made in held and stacked
+
+
+def _ndim(v: Any) -> int:
+    return len(v.aval.shape)
 
 
 def _loops(node: Node) -> tuple[int, ...]:

@@ -71,8 +71,12 @@ def equation_flops(eqn: JaxprEqn) -> int:
     return 0 if name in _MOVES else sum(map(_size, eqn.outvars))
 
 
+def _shape(v: Any) -> tuple[int, ...]:
+    return getattr(v.aval, "shape", (0,))
+
+
 def _size(v: Any) -> int:
-    return math.prod(getattr(v.aval, "shape", (0,)))
+    return math.prod(_shape(v))
 
 
 def _inputs(eqn: JaxprEqn) -> int:
@@ -90,19 +94,18 @@ def _ragged_dot(eqn: JaxprEqn) -> int:
     (contracted, _), _ = numbers.dot_dimension_numbers
     outputs = _size(eqn.outvars[0])
     if numbers.lhs_ragged_dimensions[0] in contracted:  # every group has a result of its own
-        outputs //= eqn.outvars[0].aval.shape[0]
+        outputs //= _shape(eqn.outvars[0])[0]
     return 2 * outputs * _product(eqn.invars[0], contracted)
 
 
 def _product(v: Any, axes: Sequence[int]) -> int:
-    return math.prod(v.aval.shape[i] for i in axes)
+    return math.prod(_shape(v)[i] for i in axes)
 
 
 def _convolution(eqn: JaxprEqn) -> int:
     """2 for each output element, input channel of its group, and window tap on the input."""
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    x, w = (v.aval.shape for v in eqn.invars)
-    y = eqn.outvars[0].aval.shape
+    x, w, y = map(_shape, (*eqn.invars, *eqn.outvars))
     taps = math.prod(
         _taps(x[i], w[j], y[k], *options)
         for i, j, k, *options in zip(
@@ -144,7 +147,7 @@ def _window(eqn: JaxprEqn) -> int:
 
 
 def _sort(eqn: JaxprEqn) -> int:
-    n = eqn.invars[0].aval.shape[eqn.params["dimension"]]
+    n = _shape(eqn.invars[0])[eqn.params["dimension"]]
     return _inputs(eqn) * eqn.params["num_keys"] * math.ceil(math.log2(max(n, 1)))
 
 
@@ -152,7 +155,7 @@ def _factorization(cost: Callable[[int, int], float]) -> Callable[[JaxprEqn], fl
     """A cost in terms of the matrix's longer and shorter side, for each matrix of a batch."""
 
     def count(eqn: JaxprEqn) -> float:
-        *batch, a, b = eqn.invars[0].aval.shape
+        *batch, a, b = _shape(eqn.invars[0])
         return math.prod(batch) * cost(max(a, b), min(a, b))
 
     return count
@@ -172,6 +175,26 @@ def _pallas(eqn: JaxprEqn) -> int:
 
 _qr = _factorization(lambda m, n: 2 * m * n**2 - 2 * n**3 / 3)
 
+_BODIES = ("jaxpr", "call_jaxpr", "fwd_jaxpr", "call", "callee")
+_REDUCTIONS = (
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
+    "reduce_xor", "argmax", "argmin", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp",
+    "top_k", "approx_top_k",
+)  # fmt: skip
+_WINDOWS = (
+    "reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min",
+    "select_and_scatter", "select_and_scatter_add", "select_and_gather_add",
+)  # fmt: skip
+_SCATTERS = ("scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+_MOVES = (
+    "all_gather", "all_to_all", "after_all", "axis_index", "bitcast_convert_type",
+    "broadcast_in_dim", "complex", "concatenate", "convert_element_type", "copy", "copy_p",
+    "create_token", "device_put", "dynamic_slice", "dynamic_update_slice", "empty2", "full",
+    "gather", "get", "imag", "iota", "name", "optimization_barrier", "pad", "pbroadcast", "pcast",
+    "ppermute", "pvary", "ragged_all_to_all", "random_seed", "random_unwrap", "random_wrap", "real",
+    "reshape", "reshard", "rev", "scatter", "sharding_constraint", "slice", "split", "squeeze",
+    "stop_gradient", "swap", "tie", "tile", "transpose",
+)  # fmt: skip
 _COUNT: dict[str, Callable[[JaxprEqn], float]] = {
     "dot_general": _dot,
     "ragged_dot_general": _ragged_dot,
@@ -180,8 +203,10 @@ _COUNT: dict[str, Callable[[JaxprEqn], float]] = {
     "scan": lambda e: e.params["length"] * flops(program(e.params["jaxpr"])),
     "while": lambda e: sum(flops(program(e.params[k])) for k in ("cond_jaxpr", "body_jaxpr")),
     "cond": lambda e: max(flops(program(b)) for b in e.params["branches"]),
-    "shard_map": lambda e: flops(program(e.params["jaxpr"]))
-    * math.prod(e.params["mesh"].shape[a] for a in e.params["newly_manual_axes"]),
+    "shard_map": lambda e: (
+        flops(program(e.params["jaxpr"]))
+        * math.prod(e.params["mesh"].shape[a] for a in e.params["newly_manual_axes"])
+    ),
     "custom_linear_solve": lambda e: flops(program(e.params["jaxprs"].solve)),
     "pallas_call": _pallas,
     "reduce": lambda e: _inputs(e) * flops(program(e.params["jaxpr"])),
@@ -194,30 +219,8 @@ _COUNT: dict[str, Callable[[JaxprEqn], float]] = {
     "eigh": _factorization(lambda m, n: 9 * n**3),
     "eig": _factorization(lambda m, n: 25 * n**3),
     "svd": _svd,
-    "triangular_solve": lambda e: _size(e.invars[1]) * e.invars[0].aval.shape[-1],
-    **dict.fromkeys(
-        "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin"
-        " cumsum cumprod cummax cummin cumlogsumexp top_k approx_top_k".split(),
-        _inputs,
-    ),
-    **dict.fromkeys(
-        "reduce_window reduce_window_sum reduce_window_max reduce_window_min select_and_scatter"
-        " select_and_scatter_add select_and_gather_add".split(),
-        _window,
-    ),
-    **dict.fromkeys(
-        "scatter-add scatter-sub scatter-mul scatter-min scatter-max".split(),
-        lambda e: _size(e.invars[2]),
-    ),
-}  # fmt: skip
-
-_BODIES = ("jaxpr", "call_jaxpr", "fwd_jaxpr", "call", "callee")
-
-_MOVES = frozenset(
-    "all_gather all_to_all after_all axis_index bitcast_convert_type broadcast_in_dim complex"
-    " concatenate convert_element_type copy copy_p create_token device_put dynamic_slice"
-    " dynamic_update_slice empty2 full gather get imag iota name optimization_barrier pad pbroadcast"
-    " pcast ppermute pvary ragged_all_to_all random_seed random_unwrap random_wrap real reshape"
-    " reshard rev scatter sharding_constraint slice split squeeze stop_gradient swap tie tile"
-    " transpose".split()
-)
+    "triangular_solve": lambda e: _size(e.invars[1]) * _shape(e.invars[0])[-1],
+    **dict.fromkeys(_REDUCTIONS, _inputs),
+    **dict.fromkeys(_WINDOWS, _window),
+    **dict.fromkeys(_SCATTERS, lambda e: _size(e.invars[2])),
+}

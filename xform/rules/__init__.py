@@ -3,6 +3,7 @@
 from xform.rules import (
     branch,
     call,
+    collective,
     contract,
     custom,
     fft,
@@ -13,12 +14,14 @@ from xform.rules import (
     random,
     reduce,
     shape,
+    shard,
     window,
 )
 
 __all__ = [
     "branch",
     "call",
+    "collective",
     "contract",
     "custom",
     "fft",
@@ -29,5 +32,6 @@ __all__ = [
     "random",
     "reduce",
     "shape",
+    "shard",
     "window",
 ]

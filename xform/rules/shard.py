@@ -92,10 +92,11 @@ class _Region:
 
 
 def _mentioned(spec: PartitionSpec) -> set[Any]:
+    """The axes in a spec."""
     names: set[Any] = set()
     for entry in spec:
         names.update(entry if isinstance(entry, tuple) else (entry,))
-    return names
+    return names - {None}
 
 
 def _vary_as(ct: Value, v: Atom) -> Value:
@@ -200,7 +201,7 @@ class _ShardNode(Node):
                    out_specs: Sequence[PartitionSpec]) -> int | None:  # fmt: skip
         """The output that a kept value is, if all of it leaves with that output."""
         for i, (y, out_spec) in enumerate(zip(outputs, out_specs, strict=True)):
-            if v is y and _mentioned(spec) - {None} == _mentioned(out_spec) - {None}:
+            if v is y and _mentioned(spec) == _mentioned(out_spec):
                 return i
         return None
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
+from xform.errors import WrongArgument
 from xform.interpret.joint import analyze
 from xform.interpret.node import gather
 from xform.memory.residuals import Residuals, residuals_of
@@ -38,9 +39,9 @@ def residuals(
 
     Returns:
       A `Residuals` table that prints and iterates over rows: type, bytes x trip count, operation,
-      the user's line (inside loop bodies and calls), and why. Rows are sorted by size. `total_bytes`
-      is what is kept; arguments that are read where they are stand in `argument_bytes`. Bytes are
-      over all devices, and those of a compiled function: eagerly, a view may be a copy.
+      the user's line (inside loop bodies and calls), and why. Rows are sorted by size.
+      `total_bytes` is what is kept; arguments, which are read where they are, are counted apart in
+      `argument_bytes`. Bytes are over all devices, and those of a compiled function.
 
     Raises:
       MissingRule: a primitive in `f` has no rule.
@@ -60,6 +61,8 @@ def residuals(
     >>> kept.total_bytes, kept.argument_bytes
     (196608, 196608)
     """
+    if not callable(f):
+        raise WrongArgument("residuals", f"{f!r} is not callable", "", "pass a function of arrays")
     at = range(len(args)) if argnums is None else positions(argnums, len(args), "residuals")
     leaves, tree = jax.tree.flatten_with_path(args)
     # As in `grad`, the other arguments are held; but types cannot be, so they are traced.

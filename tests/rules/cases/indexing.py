@@ -9,6 +9,7 @@ V = np.array([0.3, -0.7, 1.4, 0.9, -1.1])
 M = np.sin(np.arange(20.0)).reshape(5, 4)
 T = np.cos(np.arange(24.0)).reshape(2, 4, 3)
 LAST = np.int32(4)
+ONE = np.int32(1)
 MODES = lax.GatherScatterMode
 FILL = MODES.FILL_OR_DROP
 ROWS = np.array([[3], [0], [3]], np.int32)  # one of them twice
@@ -67,12 +68,12 @@ def put(name, indices, updates, label, numbers=PUT_ROWS, operand=M, fields=None,
 
 ROW = (1, 4)
 CASES = [
-    Case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, np.int32(1)), (2, 3)), (M, np.int32(2)),
+    Case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, ONE), (2, 3)), (M, ONE),
          complex=True),
     Case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i,), (3,)), (V, LAST), "clamped"),
     Case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i,), (0,)), (V, LAST), "empty"),
     Case("dynamic_slice", lambda x: lax.dynamic_slice(x, (), ()), (np.array(0.4),), "scalar"),
-    Case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, np.int32(1))),
+    Case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, ONE)),
          (M, M[:2, :3] + 1, np.int32(2)), complex=True),
     Case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i,)),
          (V, V[:3] + 1, LAST), "clamped"),

@@ -1,0 +1,23 @@
+"""Put a measured table into an experiment's README, between its two markers."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+BEGIN, END = "<!-- table -->", "<!-- /table -->"
+
+
+def write_table(folder: Path, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Replace the table in `folder/README.md`; the date and JAX's version stand below it."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    day = datetime.date.today().isoformat()
+    stamp = f"Measured {day}, JAX {jax.__version__}, {jax.default_backend()}."
+    readme = folder / "README.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    readme.write_text("\n".join([before + BEGIN, *lines, "", stamp, END + after]))
+    print("\n".join([*lines, "", stamp]))
