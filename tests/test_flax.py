@@ -256,6 +256,7 @@ def test_under_jit(modes: dict[str, Any]) -> None:
     def ours_step(model: Mlp, x: jax.Array) -> Any:
         return step(xform.flax.value_and_grad, model, x)
 
+    chex.clear_trace_counter()
     ours, theirs = Mlp(dropout=0.5), Mlp(dropout=0.5)
     jitted = nnx.jit(chex.assert_max_traces(ours_step, 1))
     for _ in range(3):
@@ -292,17 +293,18 @@ def test_trains_with_an_optimizer() -> None:
 
 
 def test_composes() -> None:
-    def norm(door: Any, **modes: Any) -> Callable[..., Any]:
-        return lambda m, x: sum(jnp.sum(g**2) for g in jax.tree.leaves(door(loss, **modes)(m, x)))
+    def norm(door: Any) -> Callable[..., Any]:
+        return lambda m, x: sum(jnp.sum(g**2) for g in jax.tree.leaves(door(loss)(m, x)))
 
-    model = Mlp()
-    actual = xform.flax.grad(norm(xform.flax.grad))(model, X)
-    same(actual, nnx.grad(norm(nnx.grad))(Mlp(), X))
+    ours, theirs = Plain(), Plain()
+    same(xform.flax.grad(norm(xform.flax.grad))(ours, X), nnx.grad(norm(nnx.grad))(theirs, X))
+    same(nnx.state(ours), nnx.state(theirs))
     batch = jnp.stack([X, 2 * X])
-    mapped = nnx.vmap(xform.flax.grad(loss), in_axes=(None, 0))(Mlp(norm=False), batch)
-    same(mapped, nnx.vmap(nnx.grad(loss), in_axes=(None, 0))(Mlp(norm=False), batch))
-    plain = lambda x: xform.flax.grad(loss, 1)(Mlp(norm=False), x)
-    same(xform.jacfwd(plain)(X), jax.jacfwd(plain)(X))
+    mapped = [
+        nnx.vmap(door(loss), in_axes=(None, 0))(Mlp(norm=False), batch)
+        for door in (xform.flax.grad, nnx.grad)
+    ]
+    same(*mapped)
 
 
 @pytest.mark.parametrize("modes", [GRAPH, TREE], ids=["graph", "tree"])
@@ -356,7 +358,7 @@ class Stack(nnx.Module):
     """Layers that are scanned or unrolled, marked by `mark`."""
 
     def __init__(self, mark: Callable[..., Any], *, scan: bool):
-        keys = jax.random.split(jax.random.key(0), 3)
+        keys = jax.random.split(jax.random.key(0), 2)
         build = lambda key: Layer(nnx.Rngs(key))
         self.layers = nnx.vmap(build)(keys) if scan else nnx.List([build(k) for k in keys])
         self.mark, self.scan = mark, scan
@@ -385,28 +387,42 @@ class Layer(nnx.Module):
 
 POLICY = xform.policies.save_only_these_names("dense")
 MARKS = {
-    "nnx": nnx.remat,
-    "nnx policy": functools.partial(nnx.remat, policy=POLICY),
-    "xform": xform.flax.remat,
-    "xform policy": functools.partial(xform.flax.remat, policy=POLICY),
+    "nnx": functools.partial(nnx.remat, policy=POLICY),
+    "xform": functools.partial(xform.flax.remat, policy=POLICY),
     "xform graph": functools.partial(xform.flax.remat, **GRAPH),
     "xform tree": functools.partial(xform.flax.remat, **TREE),
 }
 
 
-@pytest.mark.parametrize("mark", MARKS.values(), ids=MARKS)
-@pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
-def test_remat(mark: Callable[..., Any], scan: bool) -> None:
-    plain, marked = Stack(lambda f: f, scan=scan), Stack(mark, scan=scan)
-    expected = nnx.value_and_grad(loss)(plain, X)
-    actual = nnx.jit(xform.flax.value_and_grad(loss))(marked, X)
-    chex.assert_trees_all_close(actual, expected, rtol=1e-5, atol=1e-6)
-    same(nnx.state(marked), nnx.state(plain))
-    graphdef, state = nnx.split(Stack(mark, scan=scan))
-    pure = jax.jit(xform.grad(lambda p, rest: loss(nnx.merge(graphdef, p, rest, copy=True), X)))
-    chex.assert_trees_all_close(
-        pure(*nnx.split_state(state, nnx.Param, ...)), expected[1], rtol=1e-5, atol=1e-6
-    )
+@pytest.fixture(scope="module")
+def expected() -> dict[bool, Any]:
+    """By whether the layers are scanned: value and gradient, and the state after."""
+    out = {}
+    for scan in (False, True):
+        model = Stack(lambda f: f, scan=scan)
+        out[scan] = nnx.jit(nnx.value_and_grad(loss))(model, X), nnx.state(model)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("mark", "scan"),
+    [("nnx", False), ("xform", False), *((mark, True) for mark in MARKS)],
+)
+def test_remat(mark: str, scan: bool, expected: dict[bool, Any]) -> None:
+    model = Stack(MARKS[mark], scan=scan)
+    actual = nnx.jit(xform.flax.value_and_grad(loss))(model, X)
+    same((actual, nnx.state(model)), expected[scan])
+
+
+def test_remat_in_pure_code(expected: dict[bool, Any]) -> None:
+    graphdef, params, rest = nnx.split(Stack(MARKS["xform"], scan=True), nnx.Param, ...)
+
+    @jax.jit
+    @xform.value_and_grad
+    def f(params: nnx.State, rest: nnx.State, x: jax.Array) -> jax.Array:
+        return loss(nnx.merge(graphdef, params, rest, copy=True), x)
+
+    same(f(params, rest, X), expected[True][0])
 
 
 @pytest.mark.parametrize("remat", [nnx.remat, xform.flax.remat], ids=["nnx", "xform"])
@@ -561,14 +577,12 @@ except AttributeError as e:
 class Linen(nn.Module):
     """Linen with everything: scanned and remat-marked blocks, dropout, statistics."""
 
-    remat: bool = False
-
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = True) -> jax.Array:
-        block = nn.remat(LinenBlock, static_argnums=(2,)) if self.remat else LinenBlock
+        block = nn.remat(LinenBlock, static_argnums=(2,))
         stack = nn.scan(
             block, variable_axes={"params": 0, "batch_stats": 0}, in_axes=nn.broadcast,
-            split_rngs={"params": True, "dropout": True}, length=3,
+            split_rngs={"params": True, "dropout": True}, length=2,
         )  # fmt: skip
         x, _ = stack(name="stack")(x, train)
         return nn.Dense(2)(x)
@@ -581,11 +595,9 @@ class LinenBlock(nn.Module):
         return x + nn.Dropout(0.5, deterministic=not train)(jnp.sin(y)), None
 
 
-@pytest.mark.parametrize("remat", [False, True])
-def test_linen_apply_is_pure(remat: bool) -> None:
-    model = Linen(remat=remat)
-    key = jax.random.key(1)
-    variables = model.init({"params": key, "dropout": key}, X)
+def test_linen_apply_is_pure() -> None:
+    model, key = Linen(), jax.random.key(1)
+    variables = jax.jit(model.init)({"params": key, "dropout": key}, X)
 
     def f(params: Any, stats: Any, x: jax.Array) -> Any:
         y, updates = model.apply(
@@ -595,7 +607,7 @@ def test_linen_apply_is_pure(remat: bool) -> None:
         return jnp.mean(y**2), updates["batch_stats"]
 
     args = variables["params"], variables["batch_stats"], X
-    expected = jax.value_and_grad(f, has_aux=True)(*args)
-    for door in (xform.value_and_grad, xform.flax.value_and_grad):
-        same(jax.jit(door(f, has_aux=True))(*args), expected)
-        same(door(f, has_aux=True, policy=xform.policies.save_dots)(*args), expected)
+    expected = jax.jit(jax.value_and_grad(f, has_aux=True))(*args)
+    same(jax.jit(xform.value_and_grad(f, has_aux=True))(*args), expected)
+    door = xform.flax.value_and_grad(f, has_aux=True, policy=xform.policies.save_dots)
+    same(jax.jit(door)(*args), expected)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,7 +135,9 @@ def check_grads(
 def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
     args = tuple(_cast(x, dtype, i) for i, x in enumerate(case.args))
     inexact = [i for i, x in enumerate(args) if differentiable(jax.typeof(x))]
-    for active in _subsets(inexact) if "first" in modes else [tuple(inexact)]:
+    sizes = range(1, len(inexact) + 1)
+    subsets = [s for n in sizes for s in itertools.combinations(inexact, n)]  # the last: all
+    for active in subsets if "first" in modes else subsets[-1:]:
         say = _Say(case.id, f"{dtype}, active inputs {active}", TOLERANCE.get(dtype, 6e-2))
         f, xs = _held(case.fun, args, active), tuple(args[i] for i in active)
         d = _directions(f, xs)
@@ -150,11 +152,6 @@ def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
                 _check_types(_first(xform, case.fun, args, _directions(case.fun, args)), args, say)
             if set(modes) - {"first"}:
                 _check_compiled(case, f, xs, d, found, modes, say)
-
-
-def _subsets(items: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    for n in range(1, len(items) + 1):
-        yield from itertools.combinations(items, n)
 
 
 def _first(ad: Any, f: Fun, xs: Any, d: Any) -> dict[str, Any]:
@@ -270,15 +267,15 @@ def _watch(case: Case, f: Fun, xs: Any, say: _Say) -> Generator[None]:
         yield
     finally:
         RULES[name] = rule
-    eqns = [eqn for eqn in program.eqns if eqn.primitive.name == name]
-    if any(_carries(eqn.invars) and _carries(eqn.outvars) for eqn in eqns):  # at the top level
-        asked = {"active"} if rule.word == "constant" else {"push", "pull", "call"}
-        if not seen & asked:
-            say.fail("the rule that ran", f"the rule of {name} was not asked for a derivative")
-
-
-def _carries(variables: Any) -> bool:
-    return any(differentiable(v.aval) for v in variables)
+    carries = lambda variables: any(differentiable(v.aval) for v in variables)
+    eqns = [
+        eqn for eqn in program.eqns if eqn.primitive.name == name
+    ]  # inside others: may be known
+    asked = (
+        {"active"} if rule.word == "constant" else {"push", "pull", "call", "jvp", "vjp", "node"}
+    )
+    if not seen & asked and any(carries(eqn.invars) and carries(eqn.outvars) for eqn in eqns):
+        say.fail("the rule that ran", f"the rule of {name} was not asked for a derivative")
 
 
 def _seen(rule: Rule, seen: set[str]) -> Rule:
@@ -298,14 +295,10 @@ def _names(program: Any) -> set[str]:
     found: set[str] = set()
     for eqn in program.eqns:
         found.add(eqn.primitive.name)
-        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_program):
-            if _is_program(value):
-                found |= _names(closed(value)[0])
+        for value in jax.tree.leaves(list(eqn.params.values())):
+            inner = closed(value)[0]
+            found |= _names(inner) if hasattr(inner, "eqns") else set()
     return found
-
-
-def _is_program(value: Any) -> bool:
-    return hasattr(closed(value)[0], "eqns")
 
 
 # Points, directions, comparisons.

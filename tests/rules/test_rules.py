@@ -28,11 +28,6 @@ def dtypes(case: Case, *names: str) -> list[str]:
     return [n for n in names if n not in left_out and (case.bfloat16 or n != "bfloat16")]
 
 
-def test_names_are_unique() -> None:
-    names = [case.id for case in CASES]
-    assert not {name for name in names if names.count(name) > 1}
-
-
 @pytest.mark.usefixtures("strict_promotion")
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_rule(case: Case) -> None:

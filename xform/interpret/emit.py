@@ -15,9 +15,11 @@ from xform.ir import Atom, Mask, bind, read, write
 from xform.table import Value
 
 
-def values(plan: Plan, wanted: Sequence[Atom], env: dict[Var, Value]) -> list[Value]:
+def values(
+    plan: Plan, wanted: Sequence[Atom], env: dict[Var, Value], effects: bool = True
+) -> list[Value]:
     """Forward values of a Joint, from those in `env` (its inputs, and any others known)."""
-    equations = live(plan.joint.first, wanted, env)
+    equations = live(plan.joint.first, wanted, env, effects)
     env = {**dict(plan.joint.program.consts), **env}
     _run(equations, env, plan, wanted)
     return [read(env, v) for v in wanted]
@@ -104,5 +106,5 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
 
 def once(plan: Plan, wanted: Sequence[Var], env: dict[Var, Value]) -> dict[Var, Value]:
     """Some forward values by variable, moved to where they wait."""
-    made = zip(wanted, values(plan, wanted, env), strict=True)
+    made = zip(wanted, values(plan, wanted, env, effects=False), strict=True)
     return {v: send(plan, v, x) for v, x in made}

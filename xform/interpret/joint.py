@@ -178,13 +178,16 @@ def _split(traced: Program, prog: Program, active: Mask, seconds: Mask, results:
 
 
 def live(
-    equations: Sequence[JaxprEqn], wanted: Iterable[Any], known: Container[Var] = ()
+    equations: Sequence[JaxprEqn],
+    wanted: Iterable[Any],
+    known: Container[Var] = (),
+    effects: bool = True,
 ) -> tuple[JaxprEqn, ...]:
-    """The equations, in order, that make `wanted` values from `known` ones, or have effects."""
+    """The equations, in order, that make `wanted` values from `known` ones, or have `effects`."""
     need = {v for v in wanted if isinstance(v, Var) and v not in known}
     alive: list[JaxprEqn] = []
     for eqn in reversed(equations):
-        if eqn.effects or any(v in need for v in eqn.outvars):
+        if (effects and eqn.effects) or any(v in need for v in eqn.outvars):
             alive.append(eqn)
             need.update(v for v in eqn.invars if isinstance(v, Var) and v not in known)
     return tuple(reversed(alive))

@@ -88,8 +88,25 @@ class _JitNode(CallNode):
 
         run = forward if part == "forward" else second
         run.__name__ = f"{self.eqn.params['name']}_{part}"
-        plan.cache[part, how] = jax.jit(run)
+        options: dict[str, Any] = {}
+        if part == "forward" and placed(self.eqn):
+            params = self.eqn.params
+            outs = gather([_sharding(s) for s in params["out_shardings"]], how)
+            options["in_shardings"] = ([_sharding(s) for s in params["in_shardings"]],)
+            options["out_shardings"] = (outs, None)
+        plan.cache[part, how] = jax.jit(run, **options)
         return plan.cache[part, how]
+
+
+def _sharding(s: Any) -> Any:
+    """A sharding of a jit equation; None where it leaves the choice to the compiler."""
+    return s if isinstance(s, jax.sharding.Sharding) else None
+
+
+def placed(eqn: JaxprEqn) -> bool:
+    """Whether a jit equation says where its inputs or outputs live: then it is not inlined."""
+    where = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return any(_sharding(s) is not None for s in where)
 
 
 class Jit(Structured):
@@ -99,7 +116,7 @@ class Jit(Structured):
         return _active_outputs(body(eqn), active)
 
     def _inlined(self, eqn: JaxprEqn) -> bool:
-        return size(body(eqn)) < _LARGE
+        return size(body(eqn)) < _LARGE and not placed(eqn)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         prog = body(eqn)
