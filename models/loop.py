@@ -76,18 +76,18 @@ def train(run: RunConfig, console: Console) -> Outcome:
             if first == 0:
                 judge(0)
             step, saved = first, first
-            while step < run.optim.steps and not interrupted():
+            out_of_time = False
+            while step < run.optim.steps and not interrupted() and not out_of_time:
                 state, metrics = compiled(state, batches.next())
                 step += 1
                 reporter.push(step, metrics)
-                last = step == run.optim.steps
+                out_of_time = time.perf_counter() - started > run.max_seconds
+                last = step == run.optim.steps or out_of_time
                 if last or step % run.eval_every == 0:
                     judge(step)
                 if last or step % run.save_every == 0:
                     save(step)
                     saved = step
-                if time.perf_counter() - started > run.max_seconds:
-                    break
             if saved != step:
                 save(step)
             store.wait()

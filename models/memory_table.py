@@ -86,7 +86,7 @@ def table(rows: list[Row], title: str) -> Table:
             for layout in ("scanned", "unrolled")
             for text in (
                 f"{row.temp_bytes[layout] / MIB:.1f}",
-                f"{row.flops_recomputed[layout] / 1e9:.2f}",
+                f"{max(row.flops_recomputed[layout], 0) / 1e9:.2f}",
             )
         ]
         result.add_row(row.name, *cells)

@@ -31,9 +31,9 @@ def grads_agree(
     ways: Sequence[str] = ("alone", "jit", "vmap"),
     tolerance: float = TOLERANCE,
 ) -> None:
-    """`xform.grad` equals `jax.grad` at each policy: alone, under jit, and under vmap.
+    """`xform.grad` equals `jax.grad`: alone at the first policy, under jit and under vmap at each.
 
-    Under vmap all floating arguments are batched. All is compiled at once, which is what takes time.
+    Under vmap all floating arguments are batched. What is compiled is compiled at once.
     """
     axes = tuple(0 if _floating(x) else None for x in args)
     wide = [np.stack([x, 1.25 * x]) if a == 0 else x for x, a in zip(args, axes, strict=True)]
@@ -52,8 +52,7 @@ def grads_agree(
 
     one, two, wanted = together(args, wide)
     if "alone" in ways:
-        for g in ours.values():
-            close(g(*args), wanted[0], tolerance)
+        close(next(iter(ours.values()))(*args), wanted[0], tolerance)
     for g in one.values():
         close(g, wanted[0], tolerance)
     for g in two.values():

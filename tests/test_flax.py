@@ -119,33 +119,32 @@ BUILDS = {
 
 
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
-@pytest.mark.parametrize("door", ["grad", "value_and_grad"])
-def test_equals_nnx(door: str, build: Callable[[], Any]) -> None:
-    compare(door, loss, build)
+def test_equals_nnx(build: Callable[[], Any]) -> None:
+    compare("value_and_grad", loss, build)
 
 
 @MODES
-@pytest.mark.parametrize("door", ["grad", "value_and_grad"])
-def test_modes(door: str, modes: dict[str, Any]) -> None:
-    compare(door, loss, BUILDS["plain"], **modes)
+def test_modes(modes: dict[str, Any]) -> None:
     pair = lambda m, x: (loss(m, x), {"twice": 2 * x, "count": m.calls[...]})
-    compare(door, pair, BUILDS["plain"], has_aux=True, **modes)
+    compare("grad", loss, BUILDS["plain"], **modes)
+    compare("value_and_grad", pair, BUILDS["plain"], has_aux=True, **modes)
+    compare("grad", pair, BUILDS["plain"], has_aux=True, **modes)
 
 
 @MODES
 def test_random_counters_advance(modes: dict[str, Any]) -> None:
-    ours, theirs = Mlp(dropout=0.5), Mlp(dropout=0.5)
-    take = functools.partial(compare, "grad", loss, BUILDS["dropout"], allow_int=True)
-    take(**modes)
+    ours, theirs = Mlp(norm=False, dropout=0.5), Mlp(norm=False, dropout=0.5)
     for _ in range(3):
-        xform.flax.grad(loss)(ours, X)
-        nnx.grad(loss)(theirs, X)
+        same(
+            xform.flax.grad(loss, allow_int=True, **modes)(ours, X),
+            nnx.grad(loss, allow_int=True, **modes)(theirs, X),
+        )
     assert int(ours.dropout.rngs.count[...]) == 3
     same(nnx.state(ours), nnx.state(theirs))
     chex.assert_trees_all_close(ours(X), theirs(X), rtol=1e-5)
 
 
-@pytest.mark.parametrize("argnums", [0, (0,), (1, 0), [0, 2], -1, (0, 1, 2)])
+@pytest.mark.parametrize("argnums", [(0,), (1, 0), [0, 2], -1])
 def test_argnums(argnums: Any) -> None:
     def f(model: Mlp, x: jax.Array, parts: dict[str, Any]) -> jax.Array:
         return loss(model, x) * parts["scale"] + jnp.sum(parts["bias"][...] ** 2)
@@ -257,24 +256,26 @@ def test_under_jit(modes: dict[str, Any]) -> None:
         return step(xform.flax.value_and_grad, model, x)
 
     chex.clear_trace_counter()
-    ours, theirs = Mlp(dropout=0.5), Mlp(dropout=0.5)
+    ours, theirs = Mlp(norm=False, dropout=0.5), Mlp(norm=False, dropout=0.5)
     jitted = nnx.jit(chex.assert_max_traces(ours_step, 1))
     for _ in range(3):
         same(jitted(ours, X), step(nnx.value_and_grad, theirs, X))
         same(nnx.state(ours), nnx.state(theirs))
 
-    graphdef, state = nnx.split(Mlp(dropout=0.5))
+
+def test_under_jit_of_split_state() -> None:
+    graphdef, state = nnx.split(Mlp())
 
     @jax.jit
-    def split_step(state: nnx.State, x: jax.Array) -> Any:
+    def step(state: Any, x: jax.Array) -> Any:
         model = nnx.merge(graphdef, state)
-        value, _ = step(xform.flax.value_and_grad, model, x)
-        return value, nnx.state(model)
+        return xform.flax.value_and_grad(loss)(model, x), nnx.state(model)
 
-    for _ in range(3):
-        value, state = split_step(state, X)
-    same(state, nnx.state(ours))
-    assert jnp.isfinite(value)
+    model = Mlp()
+    for _ in range(2):
+        out, state = step(state, X)
+        same(out, nnx.value_and_grad(loss)(model, X))
+        same(state, nnx.state(model))
 
 
 def test_trains_with_an_optimizer() -> None:
@@ -288,8 +289,8 @@ def test_trains_with_an_optimizer() -> None:
         optimizer.update(model, grads)
         return value
 
-    values = [float(step(model, optimizer, X)) for _ in range(20)]
-    assert values[-1] < 0.7 * values[0]
+    values = [float(step(model, optimizer, X)) for _ in range(10)]
+    assert values[-1] < 0.9 * values[0]
 
 
 def test_composes() -> None:

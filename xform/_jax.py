@@ -3,11 +3,13 @@
 What differs between JAX 0.10.2 and 0.12 is levelled here, once:
 
 - `closed`: a ClosedJaxpr became a Jaxpr with `consts` in 0.11;
+- `pull_custom_vjp`: the backward function of a custom_vjp began to return a log in 0.11;
 - `scan_counts`: scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out` in 0.11.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +45,7 @@ __all__ = [
     "name_stack",
     "policy_answer",
     "primitives",
+    "pull_custom_vjp",
     "scan_counts",
     "source",
     "tangent_aval",
@@ -67,9 +70,20 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def source(eqn: JaxprEqn, outer: Any):
-    """Context in which `eqn` is bound again: its traceback, name stack, mesh and metadata."""
+    """Context in which `eqn` is bound again: its traceback and name stack.
+
+    JAX cuts tracebacks at a jit, so an equation of `jax.nn.silu` has none in the user's code; then
+    that of the call, which is current, is kept.
+    """
     info = eqn.source_info
-    return source_info_util.user_context(info.traceback, name_stack=outer + info.name_stack)
+    traceback = info.traceback if _in_user_code(info.traceback) else None
+    return source_info_util.user_context(traceback, name_stack=outer + info.name_stack)
+
+
+@functools.lru_cache(maxsize=2**16)
+def _in_user_code(traceback: Any) -> bool:
+    info = source_info_util.new_source_info().replace(traceback=traceback)
+    return bool(source_info_util.summarize(info))
 
 
 def name_stack():
@@ -90,6 +104,12 @@ def tangent_aval(aval: Any) -> Any:
 def zeros(aval: Any) -> Any:
     """Zeros of a type: shape, dtype, sharding and varying manual axes are those of `aval`."""
     return ad.zeros_like_aval(aval)
+
+
+def pull_custom_vjp(bwd: Any, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+    """The cotangents of a custom_vjp rule; since 0.11 they come with a log."""
+    out = bwd.call_wrapped(*residuals, *cts)
+    return list(out[0] if len(out) == 2 and isinstance(out[0], list | tuple) else out)
 
 
 def is_zero(x: Any) -> bool:

@@ -31,9 +31,8 @@ try:
 except ModuleNotFoundError as missing:
     if missing.name != "flax":
         raise
-    raise XformError(
-        "xform.flax", "Flax is not installed", "", 'pip install "xform[train]"'
-    ) from None
+    how = 'pip install "xform[train]"'
+    raise XformError("xform.flax", "Flax is not installed", "", how) from None
 
 __all__ = ["grad", "jvp", "remat", "value_and_grad", "vjp"]
 
@@ -75,9 +74,10 @@ class _Door:
             values = [(v, *jax.tree.flatten(v)) for _, v in before if isinstance(v, nnx.Variable)]
             out = f(*inside[0], **inside[1])
             if has_aux and not (isinstance(out, tuple) and len(out) == 2):
-                raise _wrong(
+                raise WrongArgument(
                     f"{self.name} with has_aux=True",
                     f"{_name(f)} returned {type(out).__name__}, not a pair (output, auxiliary)",
+                    "",
                     "return a pair, or drop has_aux",
                 )
             # What did not change is not written, and so need not leave.
@@ -124,19 +124,14 @@ def _name(f: Function) -> str:
     return getattr(f, "__name__", type(f).__name__)
 
 
-def _wrong(asked: str, blocked: str, remedy: str) -> WrongArgument:
-    return WrongArgument(asked, blocked, "", remedy)
-
-
 def _resolve(f: Function, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Keyword arguments and defaults at their positions, if they have one: nnx numbers them so."""
     if isinstance(f, functools.partial):
         return args, kwargs
     try:
-        signature = inspect.signature(f)
+        bound = inspect.signature(f).bind(*args, **kwargs)
     except ValueError:  # a builtin
         return args, kwargs
-    bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.args, bound.kwargs
 
@@ -154,9 +149,10 @@ def _public(required: int) -> Callable[[Function], Function]:
                 inner = inner.func
             if inspect.ismethod(inner) and isinstance(inner.__self__, nnx.Module):
                 owner = type(inner.__self__).__name__
-                raise _wrong(
+                raise WrongArgument(
                     f"{door.__name__} of {owner}.{inner.__name__}",
                     f"it is bound to a {owner}, which would be held constant",
+                    "",
                     f"pass {owner}.{inner.__name__}, and the module as its first argument",
                 )
             return door(*args, **kwargs)
@@ -167,17 +163,9 @@ def _public(required: int) -> Callable[[Function], Function]:
 
 
 @_public(1)
-def value_and_grad(
-    f: Function,
-    argnums: Argnum | Sequence[Argnum] = 0,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    *,
-    policy: Any = None,
-    graph: Mode = None,
-    graph_updates: Mode = None,
-) -> Function:
+def value_and_grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux: bool = False,
+                   holomorphic: bool = False, allow_int: bool = False, *, policy: Any = None,
+                   graph: Mode = None, graph_updates: Mode = None) -> Function:  # fmt: skip
     """A function that returns the value of a scalar function of modules, and its gradient.
 
     Args:
@@ -186,13 +174,13 @@ def value_and_grad(
       argnums: position or positions of the arguments to differentiate. A module is differentiated
         by its `nnx.Param`s, or by what the filter of an `nnx.DiffState(position, filter)` selects;
         all other arguments as by `xform.value_and_grad`.
-      has_aux: as for `xform.value_and_grad`, as are `holomorphic`, `allow_int`, `policy`.
-      holomorphic: see `has_aux`.
-      allow_int: see `has_aux`.
-      policy: see `has_aux`.
+      has_aux: whether `f` returns a pair, of which the second is passed through.
+      holomorphic: whether `f` is complex-differentiable; inputs and output must be complex.
+      allow_int: whether integer inputs are taken; their gradients have dtype float0.
+      policy: what is kept for the backward pass, of `xform.policies` or `jax.checkpoint_policies`.
       graph: whether objects may be shared; see the module.
-      graph_updates: whether changes of structure leave; see the module. Without, a module is
-        differentiated by all its Variables, and its gradient is a module.
+      graph_updates: whether changes of structure leave. Without, a module is differentiated by all
+        its Variables, and its gradient is a module.
 
     Returns:
       A function with the arguments of `f`, that returns `(value, gradient)`, or
@@ -217,17 +205,9 @@ def value_and_grad(
 
 
 @_public(1)
-def grad(
-    f: Function,
-    argnums: Argnum | Sequence[Argnum] = 0,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    *,
-    policy: Any = None,
-    graph: Mode = None,
-    graph_updates: Mode = None,
-) -> Function:
+def grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux: bool = False,
+         holomorphic: bool = False, allow_int: bool = False, *, policy: Any = None,
+         graph: Mode = None, graph_updates: Mode = None) -> Function:  # fmt: skip
     """A function that returns the gradient of a scalar function of modules.
 
     Arguments, errors and cost are those of `value_and_grad`; with `has_aux` the result is a pair
@@ -244,29 +224,26 @@ def grad(
 
 def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: Any) -> Function:
     asked, one = f"{door.name} of {_name(f)}", isinstance(argnums, int | nnx.DiffState)
-    chosen = (argnums,) if one else tuple(argnums)
-    numbers = [x.argnum if isinstance(x, nnx.DiffState) else x for x in chosen]
-    if not door.updates and numbers != [*chosen]:
-        raise _wrong(
+    chosen = [argnums] if one else list(argnums)
+    if not door.updates and any(isinstance(x, nnx.DiffState) for x in chosen):
+        raise WrongArgument(
             f"{asked} by a DiffState",
             "without graph updates, a module is differentiated as a whole",
+            "",
             "pass graph=True, graph_updates=True",
         )
+    default = nnx.Param if door.updates else True
+    filters = [x if isinstance(x, nnx.DiffState) else nnx.DiffState(x, default) for x in chosen]
 
     @functools.wraps(f, updated=())
     def gradient(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = _resolve(f, args, kwargs) if door.updates else (args, kwargs)
-        at = positions(numbers, len(args), door.name)
+        at = positions([x.argnum for x in filters], len(args), door.name)
         if len(set(at)) < len(at):
-            raise _wrong(asked, f"argnums={argnums} repeats a position", "name each once")
-        # By this NNX also checks a Variable with two owners: both differentiate it, or neither.
-        prefix: list[Any] = [None] * len(args)
-        for i, x in zip(at, chosen, strict=True):
-            default = nnx.DiffState(i, nnx.Param if door.updates else True)
-            prefix[i] = x if isinstance(x, nnx.DiffState) else default
+            raise WrongArgument(asked, f"argnums={argnums} repeats one", "", "name each once")
 
         def objective(*wrt: Tree) -> Any:
-            y, rest = door.pure(f, has_aux)(*_place(entered, at, wrt), **held)
+            y, (aux, changes) = door.pure(f, has_aux)(*_place(entered, at, wrt), **held)
             if _is_node(y):
                 raise NotScalar(
                     f"{asked}: gradient only defined for scalar-output functions",
@@ -274,24 +251,21 @@ def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: A
                     "",
                     "return an array, such as variable[...] or jnp.mean(module(x))",
                 )
-            return y, rest
+            return y, (y, aux, changes)
 
         objective.__name__ = _name(f)
         with nnx.update_context(door.name):
+            # By the prefix NNX also checks that, of a Variable's owners, all or none select it.
+            prefix = [dict(zip(at, filters, strict=True)).get(i) for i in range(len(args))]
             entered, held = door.enter((args, kwargs), (tuple(prefix), None))
-            first = lambda x: x.states[0] if _is_node(x) else x
-            wrt = [jax.tree.map(first, entered[i], is_leaf=_is_node) for i in at]
-            if at and not jax.tree.leaves(wrt):
-                found = {type(v).__name__ for i in at for _, v in door.parts(args[i])}
-                raise _wrong(
-                    f"{asked}: there is nothing to differentiate",
-                    f"it holds {', '.join(sorted(found))}; none is {prefix[at[0]].filter}",
-                    "pass argnums=nnx.DiffState(position, filter), or another position",
-                )
-            every, (holomorphic, allow_int, policy) = range(len(at)), options
-            (y, (aux, changes)), g = reverse.value_and_grad(
-                objective, every, True, holomorphic, allow_int, policy=policy
-            )(*wrt)
+            selected = lambda x: x.states[0] if _is_node(x) else x
+            wrt = [jax.tree.map(selected, entered[i], is_leaf=_is_node) for i in at]
+            if not jax.tree.leaves(wrt):
+                _refuse_objects(asked, [args[i] for i in at], filters)
+            transform, every = getattr(reverse, door.name), range(len(at))
+            holomorphic, allow_int, policy = options
+            out = transform(objective, every, True, holomorphic, allow_int, policy=policy)(*wrt)
+            g, (y, aux, changes) = out if door.name == "grad" else (out[1], out[0][1])
             aux = door.leave(aux, changes)
         if not door.updates:  # objects, built together: they share what the arguments share
             objects = nnx.from_tree(_place(entered, at, g))
@@ -302,6 +276,19 @@ def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: A
         return ((y, aux) if has_aux else y), g
 
     return gradient
+
+
+def _refuse_objects(asked: str, args: Sequence[Tree], filters: Sequence[nnx.DiffState]) -> None:
+    """Of modules, something must be selected; a pytree without leaves has an empty gradient."""
+    found = [x for _, x in nnx.iter_graph(args, graph=True)]
+    if kinds := {type(x).__name__ for x in found if isinstance(x, nnx.Variable | nnx.Module)}:
+        wanted = [getattr(x.filter, "__name__", str(x.filter)) for x in filters]
+        raise WrongArgument(
+            f"{asked}: there is nothing to differentiate",
+            f"of {', '.join(sorted(kinds))}, none is selected by {', '.join(wanted)}",
+            "",
+            "pass argnums=nnx.DiffState(position, filter), or another position",
+        )
 
 
 def _place(entered: Sequence[Tree], at: Sequence[int], wrt: Sequence[Tree]) -> list[Tree]:
@@ -315,23 +302,18 @@ def _place(entered: Sequence[Tree], at: Sequence[int], wrt: Sequence[Tree]) -> l
 
 def _values_only(name: str, graph: Mode, graph_updates: Mode) -> _Door:
     if graph_updates and _Door.of(name, graph, True).updates:
-        raise _wrong(
+        raise WrongArgument(
             f"{name} with graph_updates=True",
             "tangents have the structure of the primals, which the function may not change then",
+            "",
             "drop graph_updates, or pass graph=False",
         )
     return _Door.of(name, graph, False)
 
 
 @_public(2)
-def vjp(
-    f: Function,
-    *primals: Tree,
-    has_aux: bool = False,
-    policy: Any = None,
-    graph: Mode = None,
-    graph_updates: Mode = None,
-) -> Any:
+def vjp(f: Function, *primals: Tree, has_aux: bool = False, policy: Any = None,
+        graph: Mode = None, graph_updates: Mode = None) -> Any:  # fmt: skip
     """Evaluate a function of modules and return the map that pulls cotangents back through it.
 
     Arguments, result, errors and cost are those of `xform.vjp`; `graph` says whether objects may be
@@ -361,15 +343,8 @@ def _pull(pull: Any, ct: Tree) -> Any:
 
 
 @_public(3)
-def jvp(
-    f: Function,
-    primals: Sequence[Tree],
-    tangents: Sequence[Tree],
-    *,
-    has_aux: bool = False,
-    graph: Mode = None,
-    graph_updates: Mode = None,
-) -> Any:
+def jvp(f: Function, primals: Sequence[Tree], tangents: Sequence[Tree], *, has_aux: bool = False,
+        graph: Mode = None, graph_updates: Mode = None) -> Any:  # fmt: skip
     """Evaluate a function of modules and push tangents forward through it.
 
     Arguments, result, errors and cost are those of `xform.jvp`; `graph` says whether objects may be
@@ -391,15 +366,9 @@ def jvp(
 
 
 @_public(1)
-def remat(
-    f: Function,
-    *,
-    prevent_cse: bool = True,
-    static_argnums: int | tuple[int, ...] = (),
-    policy: Any = None,
-    graph: Mode = None,
-    graph_updates: Mode = None,
-) -> Function:
+def remat(f: Function, *, prevent_cse: bool = True, static_argnums: int | tuple[int, ...] = (),
+          policy: Any = None, graph: Mode = None, graph_updates: Mode = None
+          ) -> Function:  # fmt: skip
     """A function like `f`, of modules, whose intermediate values are recomputed in reverse mode.
 
     `f` is a method in its class, or a function of modules, Variables and pytrees of arrays, and may

@@ -89,8 +89,8 @@ small = jax.jit(lambda c, x: bend(c) * x)
 
 @jax.jit
 def large(c, x):
-    for i in range(30):
-        c = bend(c) + x / (i + 2.0)
+    for _ in range(25):
+        c = c * x + c
     return named(c) * x
 
 
@@ -189,6 +189,13 @@ NESTED = {
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_programs_at_every_saved_set(name: str) -> None:
     grads_agree(NESTED[name], X, policies=POLICIES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES[1:], ids=repr)
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_programs_run_eagerly(name: str, policy) -> None:
+    grads_agree(NESTED[name], X, policies=(policy,), ways=("alone",))
 
 
 def dots_in_scan_in_scan(x, w):

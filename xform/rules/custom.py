@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, SymbolicZero, frame, is_zero, tangent_aval, zeros
+from xform._jax import JaxprEqn, SymbolicZero, frame, is_zero, pull_custom_vjp, tangent_aval, zeros
 from xform.errors import NotDifferentiable
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Structured
@@ -79,7 +79,7 @@ class CustomVjp(Structured):
 
         def pull(cts: Sequence[Value]) -> list[Value]:
             full = _tangents(eqn, cts, eqn.outvars)
-            return [_none_if_zero(ct) for ct in bwd.call_wrapped(*residuals, *full)]
+            return [_none_if_zero(ct) for ct in pull_custom_vjp(bwd, residuals, full)]
 
         return ys, pull
 

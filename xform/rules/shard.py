@@ -31,7 +31,7 @@ from xform.ir import Atom, Mask, Program, evaluate, program, trace
 from xform.table import Value, add_rule, constant_like
 
 
-class _Region:
+class _Devices:
     """The mesh and axes of a `shard_map`, and its body."""
 
     def __init__(self, eqn: JaxprEqn):
@@ -128,42 +128,42 @@ class ShardMap(Structured):
         return path(program(eqn.params["jaxpr"]), active).outputs
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        region = _Region(eqn)
+        devices = _Devices(eqn)
         given = tuple(dx is not None for dx in dxs)
         made = self.active(eqn, given)
 
         def run(xs: list[Value], dxs: list[Value]):
-            ys, dys = jvp(region.body, xs, spread(dxs, given))
-            pairs = zip(dys, region.body.outputs, strict=True)
+            ys, dys = jvp(devices.body, xs, spread(dxs, given))
+            pairs = zip(dys, devices.body.outputs, strict=True)
             full = [zeros(tangent_aval(v.aval)) if dy is None else dy for dy, v in pairs]
             return ys, gather(full, made)
 
-        ins = [list(region.in_specs), gather(region.in_specs, given)]
-        outs = [list(region.out_specs), gather(region.out_specs, made)]
+        ins = [list(devices.in_specs), gather(devices.in_specs, given)]
+        outs = [list(devices.out_specs), gather(devices.out_specs, made)]
         dxs = _place(gather(dxs, given), gather(eqn.invars, given))
-        ys, dys = region.map(run, tuple(ins), tuple(outs))(list(xs), dxs)
+        ys, dys = devices.map(run, tuple(ins), tuple(outs))(list(xs), dxs)
         return ys, spread(dys, made)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
-        region = _Region(eqn)
-        return _ShardNode(eqn, region, region.analyze(active, wanted, push), push)
+        devices = _Devices(eqn)
+        return _ShardNode(eqn, devices, devices.analyze(active, wanted, push), push)
 
 
 class _ShardNode(Node):
     """A `shard_map` that carries a derivative."""
 
-    def __init__(self, eqn: JaxprEqn, region: _Region, joint: Joint, push: bool):
+    def __init__(self, eqn: JaxprEqn, devices: _Devices, joint: Joint, push: bool):
         super().__init__(eqn, [joint], joint.seconds, joint.results, push)
-        self.region = region
+        self.devices = devices
 
     def reads(self, plans: Plans) -> Mask:
         return plans[0].reads
 
     def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
-        region, n = self.region, sum(used)
+        devices, n = self.devices, sum(used)
         first, tree = self._first(plans[0], used)
-        out_specs = gather(region.out_specs, used)
-        specs = [region.residual_spec(a) for a in first.out_avals[n:]]
+        out_specs = gather(devices.out_specs, used)
+        specs = [devices.residual_spec(a) for a in first.out_avals[n:]]
         again = [
             self._as_output(v, spec, first.outputs[:n], out_specs)
             for v, spec in zip(first.outputs[n:], specs, strict=True)
@@ -175,7 +175,7 @@ class _ShardNode(Node):
             return [*out[:n], *(lax.expand_dims(x, (0,)) for x in gather(out[n:], new))]
 
         with self.eqn.ctx.manager:
-            out = region.map(run, tuple(region.in_specs), [*out_specs, *gather(specs, new)])(*xs)
+            out = devices.map(run, tuple(devices.in_specs), [*out_specs, *gather(specs, new)])(*xs)
         made = iter(out[n:])
         leaves = [next(made) if i is None else out[i] for i in again]
         held = [spec if i is None else out_specs[i] for i, spec in zip(again, specs, strict=True)]
@@ -193,8 +193,8 @@ class _ShardNode(Node):
                 trees.append(tree)
                 return [*gather(outs, used), *leaves]
 
-            types = self.region.body.in_avals
-            plan.cache[key] = self.region.inside(lambda: trace(flat, *types)), trees[0]
+            types = self.devices.body.in_avals
+            plan.cache[key] = self.devices.inside(lambda: trace(flat, *types)), trees[0]
         return plan.cache[key]
 
     def _as_output(self, v: Atom, spec: PartitionSpec, outputs: Sequence[Atom],
@@ -207,9 +207,9 @@ class _ShardNode(Node):
 
     def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
                tied: bool) -> list[Value]:  # fmt: skip
-        (plan,), region, reads = plans, self.region, self.reads(plans)
-        ins = list(zip(region.body.inputs, self.eqn.invars, region.in_specs, strict=True))
-        outs = list(zip(region.body.outputs, self.eqn.outvars, region.out_specs, strict=True))
+        (plan,), devices, reads = plans, self.devices, self.reads(plans)
+        ins = list(zip(devices.body.inputs, self.eqn.invars, devices.in_specs, strict=True))
+        outs = list(zip(devices.body.outputs, self.eqn.outvars, devices.out_specs, strict=True))
         given = gather(ins if self.push else outs, self.seconds)
         made = gather(outs if self.push else ins, self.results)
         specs, new, tree = token.static
@@ -218,19 +218,19 @@ class _ShardNode(Node):
             pairs = zip(leaves, new, strict=True)
             kept = jax.tree.unflatten(tree, [lax.squeeze(x, (0,)) if o else x for x, o in pairs])
             if not self.push:
-                seconds = [region.share(ct, v, spec)
+                seconds = [devices.share(ct, v, spec)
                            for ct, (v, _, spec) in zip(seconds, given, strict=True)]  # fmt: skip
             # The body is a whole function to its devices: each recompute waits for its cotangent.
             results = emit.second(plan, kept, spread(xs, reads), seconds, tied, whole=True)
             if self.push:
                 return results
-            return [region.total(ct, v, s) for ct, (v, _, s) in zip(results, made, strict=True)]
+            return [devices.total(ct, v, s) for ct, (v, _, s) in zip(results, made, strict=True)]
 
         turn = (lambda spec: spec) if self.push else (lambda spec: spec.to_ct_spec())
-        in_specs = list(specs), gather(region.in_specs, reads), [turn(s) for *_, s in given]
+        in_specs = list(specs), gather(devices.in_specs, reads), [turn(s) for *_, s in given]
         with self.eqn.ctx.manager:
             seconds = _place(seconds, [v for _, v, _ in given])
-            mapped = region.map(run, in_specs, [turn(s) for *_, s in made])
+            mapped = devices.map(run, in_specs, [turn(s) for *_, s in made])
             return mapped(token.leaves, gather(xs, reads), seconds)
 
 

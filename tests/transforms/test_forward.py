@@ -1,0 +1,122 @@
+"""`jvp` and `linearize`."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import xform
+from tests.reference import close
+
+X = np.array([0.3, -0.7, 1.1], np.float32)
+F0 = jax.dtypes.float0
+
+FUNCTIONS = {
+    "elementwise": lambda x: jnp.sin(x) * jnp.exp(-x),
+    "tree": lambda x: {"a": (x, x * 2), "b": [jnp.sum(x**3)], "c": None},
+    "scan": lambda x: lax.scan(lambda c, t: (jnp.sin(c) * t, c * t), x, x),
+    "cond": lambda x: lax.cond(x[0] > 0, jnp.sin, lambda x: x**2, x),
+    "jit": jax.jit(lambda x: jnp.cumsum(x) * x),
+    "large jit": jax.jit(lambda x: sum(jnp.sin(x * i) for i in range(30))),
+    "remat": jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))),
+    "softmax": jax.nn.softmax,
+    "relu": jax.nn.relu,
+    "sort": lambda x: jnp.sort(x) * x,
+    "solve": lambda x: jnp.linalg.solve(jnp.diag(x) + jnp.outer(x, x) + 3 * jnp.eye(3), x),
+    "while": lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * x), (0, x))[1],
+    "unused branch": lambda x: (x * 2, jnp.sin(lax.stop_gradient(x))),
+}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_jvp_and_linearize_are_jaxs(name: str) -> None:
+    f, x, dx = FUNCTIONS[name], X.astype(np.float64), np.cos(X.astype(np.float64))
+
+    def both(t, x, dx):
+        y, push = t.linearize(f, x)
+        return t.jvp(f, (x,), (dx,)), (y, push(dx), push(2 * dx))
+
+    want = both(jax, x, dx)
+    close(both(xform, x, dx), want)
+    xs = np.stack([x, x * 1.5])
+    compiled = jax.jit(
+        lambda x, xs, dx: (both(xform, x, dx), jax.vmap(lambda x: both(xform, x, dx))(xs))
+    )
+    close(compiled(x, xs, dx), (want, jax.vmap(lambda x: both(jax, x, dx))(xs)))
+
+
+def test_integers_have_float0_tangents() -> None:
+    f = lambda x, n: (jnp.sin(x) * n, n + 1)
+    n = np.arange(3)
+    args = ((X, n), (X, np.zeros(3, F0)))
+    close(xform.jvp(f, *args), jax.jvp(f, *args), 1e-6)
+    close(xform.linearize(f, X, n)[1](*args[1]), jax.linearize(f, X, n)[1](*args[1]), 1e-6)
+
+
+def test_auxiliary_output() -> None:
+    f = lambda x: (jnp.sin(x), {"x": x, "s": "text"})
+    y, dy, aux = xform.jvp(f, (X,), (X,), has_aux=True)
+    assert aux["s"] == "text"
+    close((y, dy, aux["x"]), (jnp.sin(X), jnp.cos(X) * X, jnp.asarray(X)), 1e-6)
+    y, push, aux = xform.linearize(f, X, has_aux=True)
+    assert aux["s"] == "text"
+    close((y, push(X)), (jnp.sin(X), jnp.cos(X) * X), 1e-6)
+
+
+def test_linearize_evaluates_the_function_once() -> None:
+    calls = []
+
+    def f(x):
+        calls.append(1)
+        return jnp.sin(x)
+
+    _, push = xform.linearize(f, X)
+    for _ in range(3):
+        push(X)
+    assert len(calls) == 1
+
+
+def test_a_push_may_leave_a_jitted_function() -> None:
+    y, push = jax.jit(lambda x: xform.linearize(lambda x: jnp.sin(x) * x, x))(X)
+    close(push(X), jax.jvp(lambda x: jnp.sin(x) * x, (X,), (X,))[1], 1e-6)
+    close(jax.jit(lambda p: p(X))(push), push(X), 1e-6)
+    close(jax.vmap(push)(jnp.eye(3)), jax.jacfwd(lambda x: jnp.sin(x) * x)(X).T, 1e-6)
+    assert y.shape == (3,)
+
+
+def test_a_push_is_linear_and_the_transpose_of_the_pull() -> None:
+    f = lambda x: jnp.cumsum(jnp.sin(x)) * x[0]
+    _, push = xform.linearize(f, X)
+    _, pull = xform.vjp(f, X)
+    dx, ct = np.cos(X), np.sin(3 * X)
+    np.testing.assert_allclose(jnp.vdot(ct, push(dx)), jnp.vdot(pull(ct)[0], dx), rtol=1e-5)
+    close(push(2 * dx + ct), 2 * push(dx) + push(ct), 1e-5)
+
+
+def test_a_push_can_be_transposed() -> None:
+    f = lambda x: jnp.sin(x) * x[0]
+    _, push = xform.linearize(f, X)
+    want = jax.vjp(f, X)[1](X)
+    close(xform.linear_transpose(push, X)(X), want, 1e-6)
+    close(jax.linear_transpose(push, X)(X), want, 1e-6)
+
+
+def test_several_primals_and_trees() -> None:
+    f = lambda p, x: x @ p["w"] + p["b"]
+    p = {"w": np.eye(3, dtype=np.float32), "b": X}
+    dp = jax.tree.map(np.cos, p)
+    close(xform.jvp(f, (p, X), (dp, X)), jax.jvp(f, (p, X), (dp, X)), 1e-6)
+    close(xform.jvp(f, [p, X], [dp, X]), jax.jvp(f, (p, X), (dp, X)), 1e-6)
+
+
+class Variants(chex.TestCase):
+    """With and without jit, by chex."""
+
+    @chex.variants(with_jit=True, without_jit=True, with_device=True)
+    def test_jvp(self) -> None:
+        f = lambda x: jnp.tanh(x) * x
+        got = self.variant(lambda x, dx: xform.jvp(f, (x,), (dx,)))(X, X)
+        chex.assert_trees_all_close(got, jax.jvp(f, (X,), (X,)), rtol=1e-6)
