@@ -69,8 +69,11 @@ def _report(config: TransformerConfig, batch: int, transform: Callable[..., Any]
     def loss(params: nnx.State, tokens: jax.Array) -> jax.Array:
         return next_token_loss(nnx.merge(graphdef, params), tokens)
 
+    def gradient(params: nnx.State, tokens: jax.Array) -> nnx.State:
+        return transform(loss)(params, tokens)
+
     tokens = jax.ShapeDtypeStruct((batch, config.context + 1), jnp.int32)
-    return xform.memory_analysis(transform(loss), params, tokens).to_dict()
+    return xform.memory_analysis(gradient, params, tokens).to_dict()
 
 
 def table(rows: list[Row], title: str) -> Table:

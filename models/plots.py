@@ -80,9 +80,11 @@ def plot_memory(rows: list[Row], path: Path, title: str) -> None:
         axes.margins(x=0.22)
         axes.grid(visible=False, axis="y")
         axes.set(
-            xlabel="temporary memory of the compiled gradient, MiB (and what it computes twice)",
+            xlabel="temporary memory in MiB (in brackets, recomputed in the backward pass)",
             title=title,
         )
-        axes.legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.98))
+        axes.xaxis.set_label_coords(1, -0.09)
+        axes.xaxis.label.set_horizontalalignment("right")
+        axes.legend(frameon=False, title="layers", loc="lower right")
         figure.savefig(path)
         plt.close(figure)

@@ -610,5 +610,3 @@ def test_linen_apply_is_pure() -> None:
     args = variables["params"], variables["batch_stats"], X
     expected = jax.jit(jax.value_and_grad(f, has_aux=True))(*args)
     same(jax.jit(xform.value_and_grad(f, has_aux=True))(*args), expected)
-    door = xform.flax.value_and_grad(f, has_aux=True, policy=xform.policies.save_dots)
-    same(jax.jit(door)(*args), expected)

@@ -138,8 +138,9 @@ class Composite(Rule):
     """The formula is a jvp; `interpret` derives the pullback from its linear part."""
 
 
-def _declare(kind: type[Rule], primitive: Primitive | str, word: str, formulas: Sequence[Formula],
-             **fields: Any) -> Rule:  # fmt: skip
+def declare(kind: type[Rule], primitive: Primitive | str, word: str, formulas: Sequence[Formula],
+            **fields: Any) -> Rule:  # fmt: skip
+    """Enter a rule of some kind; its formulas' keyword-only arguments are the known parameters."""
     used = {f: _keywords(f) for f in formulas}
     known = frozenset(k for names in used.values() for k in names)
     name = primitive if isinstance(primitive, str) else primitive.name
@@ -166,7 +167,7 @@ def add_rule(rule: Rule) -> Rule:
 
 def pointwise(primitive: Primitive | str, *partials: Formula) -> Rule:
     """An elementwise primitive: one partial derivative `di(y, *x)` for each input."""
-    return _declare(Pointwise, primitive, "pointwise", partials)
+    return declare(Pointwise, primitive, "pointwise", partials)
 
 
 def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...] | None = None):
@@ -174,18 +175,18 @@ def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...]
 
     `transpose` may return one cotangent (that of the first linear input) or a list for all inputs.
     """
-    return _declare(Linear, primitive, "linear", [transpose], over=over)
+    return declare(Linear, primitive, "linear", [transpose], over=over)
 
 
 def bilinear(primitive: Primitive | str, lhs: Formula, rhs: Formula) -> Rule:
     """A primitive linear in each of its two inputs."""
-    return _declare(Bilinear, primitive, "bilinear", [lhs, rhs])
+    return declare(Bilinear, primitive, "bilinear", [lhs, rhs])
 
 
 def constant(*primitives: Primitive | str) -> None:
     """Primitives whose derivative is zero wherever it exists (rounding, comparison, integers)."""
     for p in primitives:
-        _declare(Rule, p, "constant", [])
+        declare(Rule, p, "constant", [])
 
 
 def composite(primitive: Primitive | str, jvp: Formula) -> Rule:
@@ -194,7 +195,7 @@ def composite(primitive: Primitive | str, jvp: Formula) -> Rule:
     `jvp(primals, tangents, **params)` returns a list of outputs and a list of their tangents; a
     tangent may be None, coming in and going out. Its linear part is transposed for the pullback.
     """
-    return _declare(Composite, primitive, "composite", [jvp])
+    return declare(Composite, primitive, "composite", [jvp])
 
 
 def lookup(eqn: JaxprEqn) -> Rule:

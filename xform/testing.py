@@ -86,8 +86,8 @@ def check_rule(case: Case | Fun, *args: Any, dtypes: Sequence[str] = ("float64",
             _check(case, dtype, modes)
 
 
-def check_grads(f: Fun, args: Sequence[Any], order: int = 2,
-                modes: Sequence[str] = ("jvp", "vjp"), tolerance: float = 1e-5) -> None:  # fmt: skip
+def check_grads(f: Fun, args: Sequence[Any], order: int = 2, modes: Sequence[str] = ("jvp", "vjp"),
+                tolerance: float = 1e-5) -> None:  # fmt: skip
     """Compare derivatives of `f` with central differences, up to an order.
 
     Args:
@@ -247,12 +247,10 @@ def _watch(case: Case, f: Fun, xs: Any, say: _Say) -> Generator[None]:
     finally:
         RULES[name] = rule
     carries = lambda variables: any(differentiable(v.aval) for v in variables)
-    eqns = [
-        eqn for eqn in program.eqns if eqn.primitive.name == name
-    ]  # inside others: may be known
-    asked = (
-        {"active"} if rule.word == "constant" else {"push", "pull", "call", "jvp", "vjp", "node"}
-    )
+    # Only at the top level: what stands inside other programs may have been analyzed before.
+    eqns = [eqn for eqn in program.eqns if eqn.primitive.name == name]
+    derive = {"push", "pull", "call", "jvp", "vjp", "node"}
+    asked = {"active"} if rule.word == "constant" else derive
     if not seen & asked and any(carries(eqn.invars) and carries(eqn.outvars) for eqn in eqns):
         say.fail("the rule that ran", f"the rule of {name} was not asked for a derivative")
 

@@ -12,6 +12,7 @@ from models.run import RunConfig
 TEXT = b"def square(x):\n    return x * x\n\n\nfor i in range(10):\n    print(square(i))\n" * 60
 SIZES = {"context": 16, "width": 32, "depth": 2, "heads": 4, "kv-heads": 2, "hidden": 48}
 SETTINGS = {**SIZES, "batch": 4, "eval-windows": 8, "warmup": 4}
+OPTIM = OptimConfig(steps=12, warmup=4)
 FLAGS = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
 MODEL = TransformerConfig(**{name.replace("-", "_"): size for name, size in SIZES.items()})
 
@@ -22,7 +23,7 @@ def run(folder: Path, **changes: Any) -> RunConfig:
     text.write_bytes(TEXT)
     base = RunConfig(
         model=MODEL,
-        optim=OptimConfig(steps=12, warmup=4),
+        optim=OPTIM,
         out=folder / "run",
         data=text,
         batch=4,

@@ -18,8 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from xform._jax import JaxprEqn
 from xform.errors import UnsupportedParam
 from xform.ir import Mask, bind
-from xform.table import Bilinear, Value, add, bilinear
-from xform.table import _declare as declare
+from xform.table import Bilinear, Value, add, bilinear, declare
 
 Axes = Sequence[int]
 

@@ -20,7 +20,7 @@ from jax import lax
 
 from xform._jax import JaxprEqn, zeros
 from xform.errors import NotDifferentiable
-from xform.table import Linear, Value, _declare, composite, constant_like, linear
+from xform.table import Linear, Value, composite, constant_like, declare, linear
 
 Numbers = lax.ScatterDimensionNumbers
 
@@ -71,7 +71,7 @@ def _gather(ct: Value, x: Value, indices: Value, *, dimension_numbers: Any, slic
                            indices_are_sorted=indices_are_sorted, mode=mode)  # fmt: skip
 
 
-_declare(_Gather, "gather", "linear", [_gather], over=(0,))
+declare(_Gather, "gather", "linear", [_gather], over=(0,))
 
 
 # Scatters.

@@ -18,7 +18,7 @@ from xform._jax import JaxprEqn, jax_primitives, zeros
 from xform.errors import UnsupportedParam
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, bind, trace
-from xform.table import Rule, Value, _declare, composite, constant
+from xform.table import Rule, Value, composite, constant, declare
 
 HIGHEST = lax.Precision.HIGHEST
 
@@ -203,8 +203,8 @@ def _tridiagonal_transpose(ct: Any, low: Any, middle: Any, high: Any, *, perturb
     )
 
 
-_declare(Solve, "triangular_solve", "solve", [_triangular_apply, _triangular_transpose])
-_declare(Solve, "tridiagonal_solve", "solve", [_tridiagonal_apply, _tridiagonal_transpose])
+declare(Solve, "triangular_solve", "solve", [_triangular_apply, _triangular_transpose])
+declare(Solve, "tridiagonal_solve", "solve", [_tridiagonal_apply, _tridiagonal_transpose])
 
 
 def solve_left(a: Any, b: Any, **kind: bool) -> Any:

@@ -19,13 +19,16 @@ constant("random_fold_in", "random_split", "threefry2x32", "iota_2x32_shape")
 constant("threefry4x32", "philox2x32", "philox4x32", "rng_bit_generator", "rng_uniform")
 
 
+_gamma_grad: Any = lax.random_gamma_grad  # annotated as before a decorator takes its dtype away
+
+
 def _by_shape(y: Any, key: Any, a: Any, *, log_space: bool):
     if not log_space:
-        return lax.random_gamma_grad(a, y, dtype=y.dtype)
+        return _gamma_grad(a, y)
     # y = log s; the sample s may underflow, and then counts as the smallest positive number.
     tiny = np.asarray(jax.numpy.finfo(y.dtype).tiny, y.dtype)
     s = lax.max(lax.exp(y), tiny)
-    return lax.div(lax.random_gamma_grad(a, s, dtype=s.dtype), s)
+    return lax.div(_gamma_grad(a, s), s)
 
 
 pointwise("random_gamma", lambda y, key, a: None, _by_shape)  # a key is never active
