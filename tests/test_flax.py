@@ -118,9 +118,9 @@ BUILDS = {
 }
 
 
-@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
-def test_equals_nnx(build: Callable[[], Any]) -> None:
-    compare("value_and_grad", loss, build)
+@pytest.mark.parametrize("name", ["mlp", "dropout", "tied"])  # the others are compared below
+def test_equals_nnx(name: str) -> None:
+    compare("value_and_grad", loss, BUILDS[name])
 
 
 @MODES
@@ -298,11 +298,12 @@ def test_composes() -> None:
         return lambda m, x: sum(jnp.sum(g**2) for g in jax.tree.leaves(door(loss)(m, x)))
 
     ours, theirs = Plain(), Plain()
-    same(xform.flax.grad(norm(xform.flax.grad))(ours, X), nnx.grad(norm(nnx.grad))(theirs, X))
+    twice = [nnx.jit(door(norm(door))) for door in (xform.flax.grad, nnx.grad)]
+    same(twice[0](ours, X), twice[1](theirs, X))
     same(nnx.state(ours), nnx.state(theirs))
     batch = jnp.stack([X, 2 * X])
     mapped = [
-        nnx.vmap(door(loss), in_axes=(None, 0))(Mlp(norm=False), batch)
+        nnx.jit(nnx.vmap(door(loss), in_axes=(None, 0)))(Mlp(norm=False), batch)
         for door in (xform.flax.grad, nnx.grad)
     ]
     same(*mapped)

@@ -1,4 +1,4 @@
-"""Derivatives of `shard_map`, inside it and of collectives, against JAX and against no sharding."""
+"""Derivatives of `shard_map` and inside it, against JAX's and against no sharding."""
 
 import functools
 from collections.abc import Callable
@@ -6,171 +6,30 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import xform
+from tests.sharding import (
+    BATCH,
+    agree,
+    checked,
+    inputs,
+    mesh,
+    placed,
+    same,
+    shard,
+    total,
+    types,
+    vary,
+)
 from xform import policies
-from xform.table import RULES
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 POLICIES = (policies.save_everything, policies.save_dots, policies.save_nothing)
-RING = [(j, (j + 1) % 8) for j in range(8)]
-checked = pytest.mark.parametrize("check_vma", [True, False])
-
-
-@functools.cache
-def mesh(kind: AxisType = AxisType.Auto, **sizes: int) -> jax.sharding.Mesh:
-    sizes = sizes or {"i": 8}
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes))
-
-
-def inputs() -> tuple[jax.Array, jax.Array]:
-    """A batch of eight rows, and a matrix."""
-    return jnp.arange(32.0).reshape(8, 4) / 10 - 1, jnp.eye(4) + 0.1
-
-
-def shard(f: Any, check_vma: bool = True, in_specs: Any = (P("i"), P()), out_specs: Any = P()):
-    return jax.shard_map(
-        f, mesh=mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=check_vma
-    )
-
-
-def same(got: Any, wanted: Any, tolerance: float = 1e-10) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, tolerance, tolerance), got, wanted)
-    assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, wanted)
-
-
-def agree(f: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """The gradient of `f` in all its arguments is JAX's. One compilation for the two."""
-    argnums = tuple(range(len(args)))
-    both = jax.jit(
-        lambda *args: (xform.grad(f, argnums, **options)(*args), jax.grad(f, argnums)(*args))
-    )
-    same(*both(*args))
-
-
-def total(x: Any) -> Any:
-    return lax.psum(jnp.sum(x), "i")
-
-
-def vary(w: Any, like: Any) -> Any:
-    """`w` varying where `like` does: nothing varies by type under `check_vma=False`."""
-    return lax.pcast(w, "i", to="varying") if jax.typeof(like).mat.varying else w
-
-
-def column(x: Any, w: Any) -> Any:
-    return jnp.outer(jnp.arange(8.0) + 1, (x @ w)[0])
-
-
-COLLECTIVES: dict[str, Callable[[Any, Any], Any]] = {
-    "psum": lambda x, w: total(jnp.sin(lax.psum(x @ w, "i") * x)),
-    "pmean": lambda x, w: lax.pmean(jnp.sum(jnp.sin(x @ w)), "i"),
-    "all_gather": lambda x, w: total(jnp.sin(lax.all_gather(x @ w, "i")) * lax.axis_index("i")),
-    "all_gather_tiled": lambda x, w: total(
-        jnp.sin(lax.all_gather(x @ w, "i", tiled=True)) * lax.axis_index("i")
-    ),
-    "psum_scatter": lambda x, w: total(jnp.sin(lax.psum_scatter(column(x, w), "i")) * x),
-    "psum_scatter_tiled": lambda x, w: total(
-        jnp.sin(lax.psum_scatter(column(x, w), "i", tiled=True)) * x
-    ),
-    "all_to_all_tiled": lambda x, w: total(
-        jnp.sin(lax.all_to_all(column(x, w), "i", 0, 1, tiled=True) * x[0, 0])
-    ),
-    "ppermute": lambda x, w: total(jnp.sin(lax.ppermute(x @ w, "i", RING) * x)),
-    "ppermute_part": lambda x, w: total(jnp.sin(lax.ppermute(x @ w, "i", RING[:5]) * x)),
-}
-
-
-@checked
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_collective(name: str, check_vma: bool) -> None:
-    body = COLLECTIVES[name]
-
-    def results(grad: Any, jvp: Any) -> Any:
-        f, specs = shard(body, check_vma), (P("i"), P())
-        return lambda x, w: (
-            grad(f, (0, 1))(x, w),
-            shard(grad(body, (0, 1)), check_vma, specs, specs)(x, w),
-            jvp(f, (x, w), (x * x, w)),
-        )
-
-    mine, jaxs = results(xform.grad, xform.jvp), results(jax.grad, jax.jvp)
-    push = lambda x, w: xform.linearize(shard(body, check_vma), x, w)[1](x * x, w)
-    got, wanted, pushed = jax.jit(lambda *a: (mine(*a), jaxs(*a), push(*a)))(*inputs())
-    same((*got, pushed), (*wanted, wanted[2][1]))
-
-
-@checked
-def test_untiled_all_to_all(check_vma: bool) -> None:
-    """JAX's own transpose of it has the wrong shape (0.10.2)."""
-
-    def untiled(x: Any, w: Any) -> Any:
-        return total(jnp.sin(lax.all_to_all(column(x, w), "i", 0, 1) * x[0][:, None]))
-
-    def tiled(x: Any, w: Any) -> Any:
-        y = lax.all_to_all(column(x, w)[:, :, None], "i", 0, 2, tiled=True)[0]
-        return total(jnp.sin(y * x[0][:, None]))
-
-    grads = [xform.grad(shard(f, check_vma), (0, 1)) for f in (untiled, tiled)]
-    same(*jax.jit(lambda *a: tuple(g(*a) for g in grads))(*inputs()))
-
-
-@checked
-@pytest.mark.parametrize("collective", [lax.pmax, lax.pmin])
-def test_extremes(collective: Any, check_vma: bool) -> None:
-    """JAX does not differentiate them: the reference is `jnp.max` of the whole."""
-    whole, tie = (jnp.max, 0) if collective is lax.pmax else (jnp.min, 1)
-
-    def wave(x: Any, w: Any) -> Any:
-        return jnp.sin(x @ w).at[:, 0].set(2.0 - 4 * tie + 0 * x[:, 0]) * w[0, 0]
-
-    f = shard(lambda x, w: jnp.sum(collective(wave(x, w), "i")), check_vma)
-    got = jax.jit(xform.grad(f, (0, 1)))(*inputs())
-    same(got, jax.grad(lambda x, w: jnp.sum(whole(wave(x, w), 0)), (0, 1))(*inputs()))
-
-
-def test_gather_to_invarying() -> None:
-    for tiled in (True, False):
-        agree(
-            shard(
-                lambda x, w, tiled=tiled: jnp.sum(
-                    lax.all_gather(jnp.sin(x @ w), "i", tiled=tiled, to="invarying") ** 2
-                )
-            ),
-            *inputs(),
-        )
-
-
-def test_pbroadcast() -> None:
-    """XLA:CPU has no such collective: the formula, against that of a gather."""
-
-    def chosen(x: Any) -> Any:
-        return lax.all_gather(x, "i")[3]
-
-    def both(x: Any) -> Any:
-        ct = jnp.cos(x)
-        mine = RULES["pbroadcast"].formulas[0](ct, x, axis_name="i", source=3)
-        return mine, xform.vjp(chosen, x)[1](ct)[0]
-
-    same(*jax.jit(shard(both, True, P("i"), (P("i"), P("i"))))(inputs()[0]))
-
-
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_named_vmap(name: str) -> None:
-    """Collectives over an axis of `vmap` rather than of a mesh."""
-    body = lambda x: COLLECTIVES[name](x[None], jnp.eye(4) + 0.1)
-    x = inputs()[0]
-    f = lambda x: jnp.sum(jax.vmap(body, axis_name="i")(x))
-
-    def both(grad: Any) -> Any:
-        return grad(f)(x), jax.vmap(grad(body), axis_name="i")(x)
-
-    same(*jax.jit(lambda: (both(xform.grad), both(jax.grad)))())
 
 
 def _layer(h: Any, w: Any) -> Any:
@@ -201,9 +60,7 @@ _twice.defvjp(
 
 def _branches(x: Any, w: Any) -> Any:
     w = vary(w, x)  # a sum over devices in one branch of a varying condition never ends
-    step = lambda c: lax.cond(
-        c[0, 0] > 0, lambda c: jnp.sin(c @ w), lambda c: jnp.cos(c) * x, c
-    )
+    step = lambda c: lax.cond(c[0, 0] > 0, lambda c: jnp.sin(c @ w), lambda c: jnp.cos(c) * x, c)
     return total(_scan(step, x))
 
 
@@ -251,11 +108,11 @@ def _bodies(check_vma: bool) -> list[Any]:
 @pytest.mark.parametrize(("name", "check_vma"), [*_bodies(True), *_bodies(False)])
 def test_plans_change_no_value(name: str, check_vma: bool) -> None:
     """Three saved sets, of `shard_map` and inside it."""
-    body, specs = BODIES[name], (P("i"), P())
+    body = BODIES[name]
     f = shard(body, check_vma)
 
     def inside(grad: Any, **options: Any) -> Any:
-        return shard(grad(body, (0, 1), **options), check_vma, specs, specs)
+        return shard(grad(body, (0, 1), **options), check_vma, BATCH, BATCH)
 
     mine = [xform.grad(f, (0, 1), policy=p) for p in POLICIES]
     ours = [inside(xform.grad, policy=POLICIES[1]), inside(jax.grad)]
@@ -266,9 +123,8 @@ def test_plans_change_no_value(name: str, check_vma: bool) -> None:
     same(got_inside, wanted_inside)
 
 
-@pytest.mark.parametrize("name", ["scan_of_hoisted"])
-def test_scan_whose_collective_reads_a_row(name: str) -> None:
-    """What a scan keeps once is made outside it, without the collectives of its body."""
+def test_collective_of_a_scanned_row() -> None:
+    """What a scan keeps once is made before it, without the collectives of its body."""
 
     def body(x: Any, w: Any) -> Any:
         def step(c: Any, a: Any) -> Any:
@@ -283,15 +139,22 @@ def _tanh(x: Any, w: Any) -> Any:
     return total(jnp.sin(jnp.tanh(x @ w) * x))
 
 
+ORDERS = {
+    "xform of xform and of jax": [(xform.grad, xform.grad), (xform.grad, jax.grad)],
+    "jax of xform": [(jax.grad, xform.grad)],
+}
+
+
 @checked
-def test_second_order(check_vma: bool) -> None:
+@pytest.mark.parametrize("order", ORDERS)
+def test_second_order(order: str, check_vma: bool) -> None:
+    pairs = [*ORDERS[order], (jax.grad, jax.grad)]
     f = shard(_tanh, check_vma)
 
     def over(outer: Any, inner: Any) -> Any:
         return outer(lambda x, w: jnp.sum(jnp.sin(inner(f, 1)(x, w))), (0, 1))
 
-    pairs = ((xform.grad, xform.grad), (xform.grad, jax.grad), (jax.grad, xform.grad))
-    run = jax.jit(lambda *a: [over(*p)(*a) for p in (*pairs, (jax.grad, jax.grad))])
+    run = jax.jit(lambda *a: [over(*p)(*a) for p in pairs])
     *got, wanted = run(*inputs())
     for grads in got:
         same(grads, wanted)
@@ -338,14 +201,15 @@ def test_outputs(check_vma: bool) -> None:
 
     agree(loss, *inputs())
     agree(lambda w: loss(inputs()[0], w), inputs()[1])
-    pull = jax.jit(lambda x, w: xform.vjp(lambda w: f(x, w, jnp.arange(8)[:, None]), w)[1])
+
+
+@checked
+def test_residuals_leave_a_jitted_function(check_vma: bool) -> None:
+    f = shard(lambda x, w: (jnp.sin(x @ w), w), check_vma, out_specs=(P("i"), P()))
     x, w = inputs()
-    cts = jax.tree.map(
-        lambda y: np.zeros(y.shape, jax.dtypes.float0) if y.dtype.kind == "i" else y,
-        f(x, w, jnp.arange(8)[:, None]),
-    )
-    wanted = jax.vjp(lambda w: f(x, w, jnp.arange(8)[:, None]), w)[1](cts)
-    same(pull(x, w)(cts), wanted)  # residuals leave one jitted function and enter another
+    ct = x * w[0], w
+    pull = jax.jit(lambda x, w: xform.vjp(f, x, w)[1])(x, w)
+    same(*jax.jit(lambda pull: (pull(ct), jax.vjp(f, x, w)[1](ct)))(pull))
 
 
 @checked
@@ -354,7 +218,7 @@ def test_an_output_that_is_kept_is_not_held_twice(check_vma: bool) -> None:
     y, pull = jax.jit(lambda x, w: xform.vjp(f, x, w))(*inputs())
     held = [v for v in jax.tree.leaves(pull) if v.shape[-2:] in ((8, 4), (1, 4))]
     assert len(held) == 2  # x and y
-    same(pull(y), jax.vjp(f, *inputs())[1](y))
+    same(*jax.jit(lambda y: (pull(y), jax.vjp(f, *inputs())[1](y)))(y))
 
 
 @checked
@@ -443,15 +307,6 @@ def test_shard_map_in_shard_map() -> None:
 # Explicit axes: types say where values lie.
 
 
-def placed(kind: AxisType) -> tuple[jax.Array, jax.Array]:
-    """The inputs, the batch sharded and the matrix replicated."""
-    x, w = inputs()
-    return (
-        jax.device_put(x, NamedSharding(mesh(kind), P("i"))),
-        jax.device_put(w, NamedSharding(mesh(kind), P())),
-    )
-
-
 @checked
 def test_explicit_mesh(check_vma: bool) -> None:
     with jax.set_mesh(mesh(AxisType.Explicit)):
@@ -475,22 +330,6 @@ def test_explicit_mesh(check_vma: bool) -> None:
         same(pull(jnp.ones((8, 4))), pull(jax.reshard(jnp.ones((8, 4)), P("i"))))
 
 
-def test_partial_sums() -> None:
-    """`reduced` and `unreduced` values, and the collectives between them."""
-    bodies: list[Callable[[Any, Any], Any]] = [
-        lambda x, w: total(jnp.sin(x @ lax.pcast(w, "i", to="reduced"))),
-        lambda x, w: total(jnp.sin(x @ lax.all_gather(x @ w, "i", tiled=True, to="reduced")[:4])),
-        lambda x, w: jnp.sin(lax.psum(lax.pcast(jnp.sum(jnp.sin(x @ w)), "i", to="unreduced"), "i")),
-        lambda x, w: total(
-            jnp.sin(lax.psum_scatter(lax.pcast(column(x, w), "i", to="unreduced"), "i", tiled=True))
-        ),
-    ]
-    with jax.set_mesh(mesh(AxisType.Explicit)):
-        for body in bodies:
-            f = jax.shard_map(body, in_specs=(P("i"), P()), out_specs=P())
-            agree(f, *placed(AxisType.Explicit))
-
-
 # Data parallel training steps.
 
 
@@ -506,10 +345,10 @@ def _mlp_loss(params: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize("how", ["shard_map", "Auto", "Explicit"])
 def test_data_parallel(how: str) -> None:
-    """Gradients of a sharded batch are those of one device, and stay where the parameters are."""
+    """Gradients of a sharded batch are those of one device."""
     x, w = inputs()
     params = [w, w * 0.9, w * 1.1]
-    wanted = jax.grad(_mlp_loss)(params, x)
+    wanted = jax.jit(jax.grad(_mlp_loss))(params, x)
     if how == "shard_map":
         mean = lambda params, x: lax.pmean(_mlp_loss(params, x), "i")
         same(jax.jit(xform.grad(shard(mean, True, (P(), P("i")))))(params, x), wanted)
@@ -518,23 +357,22 @@ def test_data_parallel(how: str) -> None:
     with jax.set_mesh(mesh(kind)):
         params, x = jax.device_put((params, x), (P(), P("i")))
         got = jax.jit(xform.grad(_mlp_loss))(params, x)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-10), got, wanted)
-        assert all(g.sharding.is_equivalent_to(w.sharding, 2) for g in got)
+        same(got, wanted)
+        if kind is AxisType.Explicit:
+            assert types(got) == types(params)
 
 
 @checked
 def test_remat_saves_memory(check_vma: bool) -> None:
     """Unrolled, on CPU, where XLA merges what `jax.checkpoint` recomputes with the forward pass."""
-    params = [(jnp.zeros((128, 512)), jnp.zeros((512, 128))) for _ in range(6)]
-    x = jnp.zeros((2048, 128))
+    params = [(jnp.zeros((64, 256)), jnp.zeros((256, 64))) for _ in range(6)]
+    x = jnp.zeros((8192, 64))
 
     def layer(x: Any, w: Any) -> Any:
         return x + jnp.tanh(jnp.sin(x @ w[0])) @ w[1]
 
     def peak(layer: Any, policy: Any = None, inside: bool = False) -> int:
-        loss = lambda params, x: lax.pmean(
-            jnp.mean(functools.reduce(layer, params, x) ** 2), "i"
-        )
+        loss = lambda params, x: lax.pmean(jnp.mean(functools.reduce(layer, params, x) ** 2), "i")
         specs = P(), P("i")
         if inside:
             step = shard(xform.grad(loss, policy=policy), check_vma, specs)
@@ -545,5 +383,5 @@ def test_remat_saves_memory(check_vma: bool) -> None:
 
     for inside in (False, True):
         plain = peak(layer, inside=inside)
-        assert peak(xform.remat(layer), inside=inside) < 0.6 * plain
-        assert peak(layer, policies.save_dots, inside=inside) < 0.8 * plain
+        assert peak(xform.remat(layer), inside=inside) < 0.4 * plain
+        assert peak(layer, policies.save_dots, inside=inside) < 0.75 * plain

@@ -105,20 +105,24 @@ def _vary_as(ct: Value, v: Atom) -> Value:
     JAX may leave the step from replicated to varying unwritten, at an output whose spec mentions
     more axes than the value varies over.
     """
-    return lax.psum(ct, tuple(jax.typeof(ct).mat.varying - v.aval.mat.varying))
+    aval: Any = v.aval
+    return lax.psum(ct, tuple(sorted(jax.typeof(ct).mat.varying - aval.mat.varying, key=str)))
 
 
-def _place(values: Sequence[Value], like: Sequence[Atom]) -> list[Value]:
-    """Tangents or cotangents, where explicit axes fix the placement, in that of their primals."""
+def _place(x: Value, aval: Any, turn: Callable[[Any], Any]) -> Value:
+    """A tangent or cotangent where explicit axes say that it lies, by the type of its primal."""
+    spec = turn(aval.sharding.spec)
+    explicit = AxisType.Explicit in aval.sharding.mesh.axis_types
+    return jax.sharding.reshard(x, spec) if explicit and jax.typeof(x).sharding.spec != spec else x
 
-    def place(x: Value, v: Atom) -> Value:
-        sharding = v.aval.sharding
-        explicit = AxisType.Explicit in sharding.mesh.axis_types
-        if not explicit or jax.typeof(x).sharding == sharding:
-            return x
-        return jax.sharding.reshard(x, sharding.spec)
 
-    return [place(x, v) for x, v in zip(values, like, strict=True)]
+def _tangent(spec: Any) -> Any:
+    return spec
+
+
+def _cotangent(spec: Any) -> Any:
+    """The cotangent of a partial sum is a copy on each device, and the other way round."""
+    return spec.to_ct_spec()
 
 
 class ShardMap(Structured):
@@ -140,8 +144,9 @@ class ShardMap(Structured):
 
         ins = [list(devices.in_specs), gather(devices.in_specs, given)]
         outs = [list(devices.out_specs), gather(devices.out_specs, made)]
-        dxs = _place(gather(dxs, given), gather(eqn.invars, given))
-        ys, dys = devices.map(run, tuple(ins), tuple(outs))(list(xs), dxs)
+        pairs = zip(dxs, eqn.invars, strict=True)
+        placed = [_place(dx, v.aval, _tangent) for dx, v in pairs if dx is not None]
+        ys, dys = devices.map(run, tuple(ins), tuple(outs))(list(xs), placed)
         return ys, spread(dys, made)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
@@ -226,12 +231,13 @@ class _ShardNode(Node):
                 return results
             return [devices.total(ct, v, s) for ct, (v, _, s) in zip(results, made, strict=True)]
 
-        turn = (lambda spec: spec) if self.push else (lambda spec: spec.to_ct_spec())
+        turn = _tangent if self.push else _cotangent
         in_specs = list(specs), gather(devices.in_specs, reads), [turn(s) for *_, s in given]
         with self.eqn.ctx.manager:
-            seconds = _place(seconds, [v for _, v, _ in given])
+            pairs = zip(seconds, given, strict=True)
+            placed = [_place(x, v.aval, turn) for x, (_, v, _) in pairs]
             mapped = devices.map(run, in_specs, [turn(s) for *_, s in made])
-            return mapped(token.leaves, gather(xs, reads), seconds)
+            return mapped(token.leaves, gather(xs, reads), placed)
 
 
 @jax.tree_util.register_pytree_node_class
