@@ -16,6 +16,9 @@ import xform
 
 BATCH = (P("i"), P())
 checked = pytest.mark.parametrize("check_vma", [True, False])
+unchecked_is_slow = pytest.mark.parametrize(
+    "check_vma", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 
 
 @functools.cache

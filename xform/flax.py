@@ -239,10 +239,6 @@ def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: A
     def gradient(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = _resolve(f, args, kwargs) if door.updates else (args, kwargs)
         at = positions([x.argnum for x in filters], len(args), door.name)
-        if len(set(at)) < len(at):
-            raise WrongArgument(
-                asked, f"argnums={argnums} repeats a position", "", "name each once"
-            )
 
         def objective(*wrt: Tree) -> Any:
             y, (aux, changes) = door.pure(f, has_aux)(*_place(entered, at, wrt), **held)

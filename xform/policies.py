@@ -30,6 +30,7 @@ class Constantly:
     answer: bool
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
+        """The answer, in JAX's protocol."""
         return self.answer
 
     def __repr__(self) -> str:
@@ -45,6 +46,7 @@ class Dots:
     answer: Answer = True
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
+        """The answer, in JAX's protocol."""
         if prim.name == "dot_general":
             _, batch_dims = params["dimension_numbers"]
             return self.answer if self.batch or not any(map(len, batch_dims)) else False
@@ -56,7 +58,7 @@ class Dots:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """Values named by `checkpoint_name`: the `saved`, the `offloaded`, or all but the `excluded`."""
+    """Values named by `checkpoint_name`: `saved`, `offloaded`, or all but the `excluded`."""
 
     saved: frozenset[str] = frozenset()
     offloaded: frozenset[str] = frozenset()
@@ -64,6 +66,7 @@ class Names:
     destination: Offloadable | None = None
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
+        """The answer, in JAX's protocol."""
         if prim.name != "name":
             return False
         name = params["name"]
@@ -88,6 +91,7 @@ class Either:
     other: Policy
 
     def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> Answer:
+        """The answer, in JAX's protocol."""
         answers = [policy_answer(p(prim, *avals, **params)) for p in (self.one, self.other)]
         if not all(isinstance(a, bool) for a in answers):
             raise WrongArgument(

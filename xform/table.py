@@ -2,11 +2,11 @@
 
 | word | the formula | what follows |
 | --- | --- | --- |
-| `pointwise(p, d1, d2, ...)` | `di(y, *x)`: elementwise partial derivative, may use the output `y` | push and pull multiply |
-| `linear(p, transpose)` | `transpose(ct, *x)`: cotangents of the linear inputs | push is `p` itself |
-| `bilinear(p, lhs, rhs)` | `lhs(ct, a, b)`, `rhs(ct, a, b)`: a transpose for each side | product rule |
+| `pointwise(p, d1, d2, ...)` | `di(y, *x)`: elementwise partial derivative | push, pull multiply |
+| `linear(p, transpose)` | `transpose(ct, *x)`: cotangents of linear inputs | push is `p` |
+| `bilinear(p, lhs, rhs)` | `lhs(ct, a, b)`, `rhs(ct, a, b)`: two transposes | product rule |
 | `constant(p, ...)` | none: the derivative is zero wherever it exists | nothing flows |
-| `composite(p, jvp)` | `jvp(primals, tangents) -> (outputs, tangents)` in JAX operations | pull is derived |
+| `composite(p, jvp)` | `jvp(primals, tangents)` in JAX operations | pull is derived |
 | `Structured` | a class; the primitive holds programs | see `interpret.node` |
 
 In formulas `y` is the output, `x` or `a, b` the inputs, `ct` a cotangent, `d...` a tangent, and
@@ -18,11 +18,13 @@ parameter that a new JAX adds is never ignored silently.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -51,10 +53,20 @@ class Rule:
             return (False,) * len(eqn.outvars)
         return tuple(differentiable(v.aval) for v in eqn.outvars)
 
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]
+             ) -> Sequence[Value]:  # fmt: skip
+        """Tangents of the outputs, from the inputs, the outputs and the inputs' tangents."""
+        raise NotImplementedError
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask) -> Sequence[Value]:  # fmt: skip
+        """Cotangents of the active inputs, from the inputs, the outputs and their cotangents."""
+        raise NotImplementedError
+
     def check(self, eqn: JaxprEqn) -> None:
         """Refuse a parameter that no formula of this rule mentions."""
         for name, value in eqn.params.items():
-            neutral = value is None or value is False or value == () and isinstance(value, tuple)
+            neutral = value is None or value is False or (isinstance(value, tuple) and not value)
             if name not in self.known and not neutral:
                 raise UnsupportedParam(
                     f"derivative of {eqn.primitive.name}",
@@ -69,7 +81,11 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pointwise(Rule):
-    """Formulas are partial derivatives `di(y, *x)`; a plain 1 or -1 costs no multiplication."""
+    """Formulas are partial derivatives `di(y, *x)`.
+
+    A plain 1 or -1 costs no multiplication. A tuple of factors is applied one by one, so that the
+    factors are what is saved (they may be saved anyhow, or be inputs) and not their product.
+    """
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         (y,) = ys
@@ -220,7 +236,7 @@ def lookup(eqn: JaxprEqn) -> Rule:
 def differentiable(aval: Any) -> bool:
     """Whether a value of this type has tangents other than float0."""
     dtype = getattr(aval, "dtype", None)
-    return dtype is not None and jax.dtypes.issubdtype(dtype, np.inexact)
+    return dtype is not None and jnp.issubdtype(dtype, np.inexact)
 
 
 def constant_like(x: Value, c: float) -> Value:
@@ -228,7 +244,19 @@ def constant_like(x: Value, c: float) -> Value:
     return np.asarray(c, x.dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class Over:
+    """The factor 1 / `divisor`, not formed."""
+
+    divisor: Value
+
+
 def scale(ct: Value, d: Value) -> Value:
+    """`ct` times a partial derivative: 1, -1, an array, an `Over`, or several of these in turn."""
+    if isinstance(d, tuple):
+        return functools.reduce(scale, d, ct)
+    if isinstance(d, Over):
+        return lax.div(ct, d.divisor)
     if isinstance(d, int):
         return ct if d == 1 else lax.neg(ct)
     return lax.mul(ct, d)

@@ -64,7 +64,10 @@ def main() -> None:
     rows: list[list[str]] = []
     ratios: list[tuple[str, float, float, float]] = []
     cases = [("MLP, unrolled", mlp, False), ("MLP, scanned", mlp, True)]
-    cases += [("transformer, unrolled", transformer, False), ("transformer, scanned", transformer, True)]
+    cases += [
+        ("transformer, unrolled", transformer, False),
+        ("transformer, scanned", transformer, True),
+    ]
     for name, make, scan in cases:
         for policy in (None, "save_dots", "save_nothing"):
             loss, args = make(scan, policy)
@@ -75,7 +78,9 @@ def main() -> None:
             temp = [c.memory_analysis().temp_size_in_bytes / 2**20 for c in (ours, theirs)]
             label = f"{name}, {policy or 'no remat'}"
             ratios.append((label, middle, low, high))
-            rows.append([label, f"{middle:.3f}", f"{low:.3f} to {high:.3f}", *(f"{t:.0f}" for t in temp)])
+            rows.append(
+                [label, f"{middle:.3f}", f"{low:.3f} to {high:.3f}", *(f"{t:.0f}" for t in temp)]
+            )
             print(rows[-1], flush=True)
     loss, args = transformer(False, None, depth=48)
     lowering = []

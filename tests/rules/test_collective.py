@@ -133,6 +133,7 @@ def test_partial_sums() -> None:
     """`reduced` and `unreduced` values, and the collectives between them."""
     bodies: list[Callable[[Any, Any], Any]] = [
         lambda x, w: total(jnp.sin(x @ lax.pcast(w, "i", to="reduced"))),
+        lambda x, w: total(jnp.sin(x @ jnp.sin(lax.pcast(jnp.sin(w), "i", to="reduced")))),
         lambda x, w: total(jnp.sin(x @ lax.all_gather(x @ w, "i", tiled=True, to="reduced")[:4])),
         lambda x, w: jnp.sin(lax.psum(lax.pcast(jnp.sum(x @ w), "i", to="unreduced"), "i")),
         lambda x, w: total(

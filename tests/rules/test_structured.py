@@ -128,7 +128,9 @@ def scan_in_cond(x):
     def short(x):
         return x * x, jnp.zeros((3, *x.shape))
 
-    return sum(jnp.sum(y * x) for p in (True, False) for y in lax.cond(x[0] > 0, long, short, p * x))
+    return sum(
+        jnp.sum(y * x) for p in (True, False) for y in lax.cond(x[0] > 0, long, short, p * x)
+    )
 
 
 def remat_in_scan(x):
@@ -351,9 +353,9 @@ SWITCHES = {
         ],
         x,
     ),
-    "a nan in the branch not taken": lambda x, i: lax.switch(
-        i, [lambda x: jnp.log(x * x), lambda x: jnp.log(-jnp.abs(x))], x
-    ) * (1 - i),
+    "a nan in the branch not taken": lambda x, i: (
+        lax.switch(i, [lambda x: jnp.log(x * x), lambda x: jnp.log(-jnp.abs(x))], x) * (1 - i)
+    ),
     "loops of different lengths": lambda x, i: lax.switch(
         i,
         [
@@ -409,7 +411,9 @@ def late(x):
     )[1]
 
 
-@pytest.mark.parametrize("f", [newton, late, lambda x: lax.fori_loop(0, jnp.int32(x[0] + 2), lambda i, c: c * x, x)])
+@pytest.mark.parametrize(
+    "f", [newton, late, lambda x: lax.fori_loop(0, jnp.int32(x[0] + 2), lambda i, c: c * x, x)]
+)
 def test_while_in_forward_mode(f) -> None:
     x, dx = abs(X), np.cos(X)
     want = jax.jvp(f, (x,), (dx,))
@@ -426,7 +430,9 @@ def test_while_in_forward_mode(f) -> None:
 def test_a_while_that_carries_no_derivative_may_stand_in_reverse_mode() -> None:
     def f(x, n):
         steps = lax.while_loop(lambda i: i < n, lambda i: i + 1, 0)
-        frozen = lax.while_loop(lambda y: jnp.sum(y) < 9, lambda y: y * 2, lax.stop_gradient(abs(x)))
+        frozen = lax.while_loop(
+            lambda y: jnp.sum(y) < 9, lambda y: y * 2, lax.stop_gradient(abs(x))
+        )
         return jnp.sum(x * steps * frozen)
 
     grads_agree(f, X, np.int32(4))

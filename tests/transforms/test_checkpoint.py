@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import jaxprs_in_params
 
 import xform
 from tests.reference import close, grads_agree
@@ -21,18 +22,18 @@ def mlp(mark):
     """An unrolled MLP of wide layers, each marked."""
 
     def layer(w, h):
-        return jnp.tanh(jnp.tanh(h @ w[0]) @ w[1]) + h
+        return jax.nn.gelu(h @ w[0]) @ w[1] + h
 
     def loss(ws, x):
         for w in ws:
-            x = mark(layer)(w, x)
+            x = checkpoint_name(mark(layer)(w, x), "layer")
         return jnp.mean(x**2)
 
     return loss
 
 
 def mlp_types(dtype=np.float32):
-    w = jax.ShapeDtypeStruct((WIDTH, 4 * WIDTH), dtype), jax.ShapeDtypeStruct((4 * WIDTH, WIDTH), dtype)
+    w = [jax.ShapeDtypeStruct(s, dtype) for s in ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))]
     return [w] * LAYERS, jax.ShapeDtypeStruct((BATCH, WIDTH), dtype)
 
 
@@ -72,15 +73,16 @@ def test_remat_saves_memory_in_bfloat16_under_vmap_and_in_second_order() -> None
 
 
 def test_policy_of_the_whole_function_saves_memory() -> None:
+    names = xform.policies.save_only_these_names("layer")
     f = mlp(lambda f: f)
-    nothing = temp_bytes(xform.grad(f, policy=xform.policies.save_nothing), *mlp_types())
-    everything = temp_bytes(xform.grad(f, policy=xform.policies.save_everything), *mlp_types())
-    assert everything == plain_bytes()
-    assert nothing < everything
+    assert temp_bytes(xform.grad(f, policy=names), *mlp_types()) <= 0.3 * plain_bytes()
+    kept = temp_bytes(xform.grad(f, policy=xform.policies.save_everything), *mlp_types())
+    assert kept == plain_bytes()
 
 
 def values(marked, dtype=np.float64):
-    ws = [tuple(np.sin(np.arange(12.0) + i).reshape(s).astype(dtype) for s in ((3, 4), (4, 3))) for i in range(3)]
+    numbers = np.sin(np.arange(12.0)).astype(dtype)
+    ws = [(numbers.reshape(3, 4) + i, numbers.reshape(4, 3) - i) for i in range(3)]
     x = np.cos(np.arange(6.0)).reshape(2, 3).astype(dtype)
     return mlp(marked), ws, x
 
@@ -119,7 +121,10 @@ def test_second_order_through_remat(outer, inner) -> None:
     want = second(jax, jax, plain)(x)
     close(second(outer, inner, f)(x), want)
     close(jax.jit(second(outer, inner, f))(x), want)
-    close(jax.vmap(second(outer, inner, f))(np.stack([x, x + 1])), jax.vmap(second(jax, jax, plain))(np.stack([x, x + 1])))
+    close(
+        jax.vmap(second(outer, inner, f))(np.stack([x, x + 1])),
+        jax.vmap(second(jax, jax, plain))(np.stack([x, x + 1])),
+    )
 
 
 @pytest.mark.usefixtures("x64")
@@ -137,7 +142,7 @@ def primitives(jaxpr) -> list[str]:
     out = []
     for eqn in jaxpr.eqns:
         out.append(eqn.primitive.name)
-        for inner in jax.core.jaxprs_in_params(eqn.params):
+        for inner in jaxprs_in_params(eqn.params):
             out += primitives(inner)
     return out
 
@@ -226,7 +231,9 @@ def test_jaxs_policies_give_the_saved_set_of_xforms(name: str) -> None:
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["nothing", "dots", "unbatched dots", "names", "other names", "both"])
+@pytest.mark.parametrize(
+    "name", ["nothing", "dots", "unbatched dots", "names", "other names", "both"]
+)
 def test_a_region_keeps_no_more_than_under_jax(name: str) -> None:
     from jax._src.ad_checkpoint import saved_residuals
 
@@ -243,13 +250,10 @@ def test_static_arguments_and_keywords() -> None:
     def f(x, kind):
         return jnp.sum(jnp.sin(x) if kind == "sin" else x)
 
-    @functools.partial(xform.remat, static_argnames=("kind",))
-    def g(x, *, kind, scale=1.0):
-        return jnp.sum(jnp.sin(x) if kind == "sin" else x) * scale
-
+    g = xform.remat(lambda x, *, scale=1.0: jnp.sum(jnp.sin(x)) * scale)
     x = X.astype(np.float32)
     close(xform.grad(lambda x: f(x, "sin"))(x), jnp.cos(x), 1e-6)
-    close(xform.grad(lambda x: g(x, kind="sin", scale=2.0))(x), 2 * jnp.cos(x), 1e-6)
+    close(xform.grad(lambda x: g(x, scale=2.0))(x), 2 * jnp.cos(x), 1e-6)
 
 
 def test_remat_of_what_is_not_differentiated_is_left_alone() -> None:
@@ -266,7 +270,9 @@ def test_remat_with_integers_keys_nothing_and_trees() -> None:
         return {"y": jnp.sin(tree["x"]) * mask * n, "n": n + 1, "key": key, "none": None}
 
     loss = lambda x: jnp.sum(f({"x": x, "none": None}, key, 3)["y"] ** 2)
-    want = jax.grad(lambda x: jnp.sum((jnp.sin(x) * jax.random.bernoulli(key, 0.5, x.shape) * 3) ** 2))
+    want = jax.grad(
+        lambda x: jnp.sum((jnp.sin(x) * jax.random.bernoulli(key, 0.5, x.shape) * 3) ** 2)
+    )
     x = X.astype(np.float32)
     close(xform.grad(loss)(x), want(x), 1e-5)
     close(jax.jit(xform.grad(loss))(x), want(x), 1e-5)
@@ -287,10 +293,11 @@ def test_closures_over_tracers_in_a_region() -> None:
     def outer(t, s):
         return jnp.sum(t.grad(lambda x: jnp.sum(jax.checkpoint(lambda x: jnp.sin(x * s))(x)))(X))
 
-    close(xform.grad(functools.partial(outer, xform))(0.7), jax.grad(functools.partial(outer, jax))(0.7))
     close(
-        jax.vmap(functools.partial(outer, xform))(X), jax.vmap(functools.partial(outer, jax))(X)
+        xform.grad(functools.partial(outer, xform))(0.7),
+        jax.grad(functools.partial(outer, jax))(0.7),
     )
+    close(jax.vmap(functools.partial(outer, xform))(X), jax.vmap(functools.partial(outer, jax))(X))
 
 
 def test_a_gradient_of_marked_code_is_traced_once() -> None:

@@ -25,7 +25,9 @@ FUNCTIONS = {
     "relu": jax.nn.relu,
     "sort": lambda x: jnp.sort(x) * x,
     "solve": lambda x: jnp.linalg.solve(jnp.diag(x) + jnp.outer(x, x) + 3 * jnp.eye(3), x),
-    "while": lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * x), (0, x))[1],
+    "while": lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * x), (0, x))[
+        1
+    ],
     "unused branch": lambda x: (x * 2, jnp.sin(lax.stop_gradient(x))),
 }
 

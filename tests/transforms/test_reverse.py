@@ -12,7 +12,7 @@ from jax import lax
 
 import xform
 from tests.reference import close, grads_agree
-from xform.errors import NotLinear
+from xform.errors import NotLinear, WrongArgument
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 F0 = jax.dtypes.float0
@@ -71,6 +71,14 @@ def test_no_argnums_no_gradient() -> None:
     assert xform.grad(lambda x: jnp.sum(x), ())(X) == ()
 
 
+@pytest.mark.parametrize("argnums", [(0, 0), (1, -1)])
+def test_an_argument_named_twice_is_refused(argnums) -> None:
+    with pytest.raises(WrongArgument, match="twice"):
+        xform.grad(lambda x, y: jnp.sum(x * y), argnums)(X, X)
+    with pytest.raises(TypeError):
+        jax.grad(lambda x, y: jnp.sum(x * y), argnums)(X, X)
+
+
 def test_other_arguments_may_be_anything() -> None:
     def f(x, mode, *, scale, table=None):
         y = jnp.sin(x) if mode == "sin" else x
@@ -118,8 +126,14 @@ def test_closures_over_outer_tracers() -> None:
 
     s = {"a": X.astype(np.float64), "b": np.float64(1.5)}
     for way in (lambda g: g, jax.jit):
-        close(way(xform.grad(functools.partial(outer, xform)))(s), jax.grad(functools.partial(outer, jax))(s))
-        close(way(jax.grad(functools.partial(outer, xform)))(s), jax.grad(functools.partial(outer, jax))(s))
+        close(
+            way(xform.grad(functools.partial(outer, xform)))(s),
+            jax.grad(functools.partial(outer, jax))(s),
+        )
+        close(
+            way(jax.grad(functools.partial(outer, xform)))(s),
+            jax.grad(functools.partial(outer, jax))(s),
+        )
     got = jax.vmap(lambda a: outer(xform, {**s, "a": a}))(np.stack([s["a"], s["a"] + 1]))
     close(got, jax.vmap(lambda a: outer(jax, {**s, "a": a}))(np.stack([s["a"], s["a"] + 1])))
 
@@ -135,7 +149,7 @@ WEAK = {
     "asarray": (lambda x: x * x, jnp.asarray(3.0)),
     "array times float": (lambda x: jnp.sum(x * 2.0), X),
     "weak output of strong input": (lambda x: jnp.where(x > 0, 1.0, 2.0) * 1.0, np.float32(3.0)),
-    "through float32": (lambda x: (x * jnp.float32(2.0)), 3.0),
+    "through float32": (lambda x: x * jnp.float32(2.0), 3.0),
     "constant": (lambda x: 1.0, 3.0),
     "input": (lambda x: x, 3.0),
     "scan": (lambda x: lax.scan(lambda c, _: (c * 2.0, None), x, None, length=2)[0], 3.0),
@@ -216,7 +230,9 @@ def test_bfloat16_and_float16() -> None:
 
 def test_mixed_precision() -> None:
     def f(w, x):
-        y = jnp.dot(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
+        y = jnp.dot(
+            x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), preferred_element_type=jnp.float32
+        )
         return jnp.sum(jnp.tanh(y))
 
     w = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
@@ -247,7 +263,11 @@ def test_zero_size_arrays() -> None:
 
 def test_nan_and_infinity_are_jaxs() -> None:
     x = np.array([np.nan, np.inf, -np.inf, 0.0, 1.0], np.float32)
-    for f in (jnp.log, jnp.sqrt, lambda x: jnp.where(x > 0.5, jnp.log(jnp.where(x > 0.5, x, 1)), 0)):
+    for f in (
+        jnp.log,
+        jnp.sqrt,
+        lambda x: jnp.where(x > 0.5, jnp.log(jnp.where(x > 0.5, x, 1)), 0),
+    ):
         loss = lambda x: jnp.sum(f(x))  # noqa: B023
         np.testing.assert_array_equal(xform.grad(loss)(x), jax.grad(loss)(x))
         np.testing.assert_array_equal(jax.jit(xform.grad(loss))(x), jax.grad(loss)(x))
@@ -288,7 +308,9 @@ def test_outputs_of_every_kind(name: str, jitted: bool) -> None:
     (y, pull), (want, jax_pull) = (t.vjp(f, X) for t in (xform, jax))
     close(y, want, 1e-6)
     cts = jax.tree.map(
-        lambda y: np.zeros(np.shape(y), F0) if jax.typeof(y).dtype.kind in "ib" else jnp.ones_like(y),
+        lambda y: (
+            np.zeros(np.shape(y), F0) if jax.typeof(y).dtype.kind in "ib" else jnp.ones_like(y)
+        ),
         y,
     )
     close(pull(cts), jax_pull(cts), 1e-6)
@@ -343,7 +365,9 @@ def test_pullbacks_of_a_vmapped_function() -> None:
 def test_fwd_and_bwd(argnums, jitted: bool) -> None:
     f = lambda x, y: {"s": jnp.sin(x) * y, "n": 3}
     fwd, bwd = xform.fwd_and_bwd(f, argnums, jitted=jitted)
-    jax_fwd, jax_bwd = jax.api.fwd_and_bwd(f, argnums) if hasattr(jax, "api") else _jax_fwd_and_bwd(f, argnums)
+    jax_fwd, jax_bwd = (
+        jax.api.fwd_and_bwd(f, argnums) if hasattr(jax, "api") else _jax_fwd_and_bwd(f, argnums)
+    )
     y, residuals = fwd(X, X + 1)
     want, jax_residuals = jax_fwd(X, X + 1)
     chex.assert_trees_all_close(y, want, rtol=1e-6)
@@ -388,7 +412,10 @@ LINEAR = {
     "scale": (lambda x: 3.0 * x, (X,)),
     "two arguments": (lambda x, y: (x + 2 * y, jnp.sum(x)), (X, X)),
     "dot": (lambda x: jnp.ones((2, 3)) @ x, (X,)),
-    "scan": (lambda x: lax.scan(lambda c, t: (c * 2.0 + t, c), x, jnp.ones((4, 3))[:, :] * x), (X,)),
+    "scan": (
+        lambda x: lax.scan(lambda c, t: (c * 2.0 + t, c), x, jnp.ones((4, 3))[:, :] * x),
+        (X,),
+    ),
     "cond": (lambda x: lax.cond(CONSTANT[1] > 0, lambda x: x * CONSTANT, jnp.negative, x), (X,)),
     "jit": (jax.jit(lambda x: jnp.fft.rfft(x).real), (X,)),
     "remat": (jax.checkpoint(lambda x: x * CONSTANT + x), (X,)),
@@ -404,7 +431,11 @@ def test_linear_transpose(name: str) -> None:
     f, args = LINEAR[name]
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
     ct = jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), jax.eval_shape(f, *types))
-    want = jax.vjp(f, *args)[1](ct) if name in ("remat", "constant output") else jax.linear_transpose(f, *types)(ct)
+    want = (
+        jax.vjp(f, *args)[1](ct)
+        if name in ("remat", "constant output")
+        else jax.linear_transpose(f, *types)(ct)
+    )
     close(xform.linear_transpose(f, *types)(ct), want, 1e-5)
     close(jax.jit(lambda ct: xform.linear_transpose(f, *args)(ct))(ct), want, 1e-5)
 
@@ -467,7 +498,10 @@ class Variants(chex.TestCase):
     @chex.variants(with_jit=True, without_jit=True, with_device=True, without_device=True)
     def test_value_and_grad(self) -> None:
         f = lambda p, x: jnp.mean((jnp.tanh(x @ p["w"]) + p["b"]) ** 2)
-        p = {"w": jnp.asarray(np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)), "b": jnp.ones(2)}
+        p = {
+            "w": jnp.asarray(np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)),
+            "b": jnp.ones(2),
+        }
         got = self.variant(xform.value_and_grad(f))(p, X)
         chex.assert_trees_all_close(got, jax.value_and_grad(f)(p, X), rtol=1e-5)
 

@@ -27,7 +27,7 @@ class Path:
 
 
 def path(prog: Program, active: Mask, wanted: Mask | None = None) -> Path:
-    """The path from the `active` inputs to the `wanted` outputs (None: all). Linear in equations."""
+    """The path from `active` inputs to `wanted` outputs (None: all). Linear in equations."""
     key = ("path", active, wanted)
     if key not in prog.cache:
         prog.cache[key] = _path(prog, active, wanted)

@@ -99,7 +99,7 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
                 read(env, v) if on else None for v, on in zip(eqn.invars[1:], reads, strict=False)
             ]
             seconds = [read(env, v) for v in eqn.invars[1 + n :]]
-            token = env[eqn.invars[0]]
+            token = read(env, eqn.invars[0])
             ys = node.second(plan.inner[node], token, xs, seconds, node in here)
         write(env, eqn.outvars, ys)
 

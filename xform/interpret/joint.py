@@ -18,14 +18,38 @@ from xform.interpret.activity import path
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, gather, join_p, spread
 from xform.interpret.pullback import pullback
-from xform.ir import Mask, Program, trace
+from xform.ir import Mask, Program, program, trace
 from xform.table import Value
 
 # Equations without inputs of their own that cost nothing to run again, if all they read is
 # constant: a causal mask is not worth saving. And views, of which the source is saved instead.
 _CONSTANT = frozenset(
-    "iota broadcast_in_dim reshape squeeze transpose convert_element_type eq ne lt gt le ge and or "
-    "not add sub mul div neg max min select_n pvary".split()
+    [
+        "iota",
+        "broadcast_in_dim",
+        "reshape",
+        "squeeze",
+        "transpose",
+        "convert_element_type",
+        "eq",
+        "ne",
+        "lt",
+        "gt",
+        "le",
+        "ge",
+        "and",
+        "or",
+        "not",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "neg",
+        "max",
+        "min",
+        "select_n",
+        "pvary",
+    ]
 )
 _VIEWS = frozenset(("broadcast_in_dim", "reshape", "squeeze", "pvary"))
 
@@ -72,7 +96,7 @@ class Joint:
         views: set[Var] = set()
         for eqn in self.first:
             known = [not isinstance(v, Var) or v in constant for v in eqn.invars]
-            if all(known) and eqn.primitive.name in _CONSTANT:
+            if all(known) and _costs_nothing(eqn):
                 constant.update(eqn.outvars)
             elif eqn.primitive.name in _VIEWS:
                 views.update(eqn.outvars)
@@ -82,6 +106,13 @@ class Joint:
     def plans(self) -> dict[Any, Plan]:
         """Plans made for this Joint so far, by policy."""
         return {}
+
+
+def _costs_nothing(eqn: JaxprEqn) -> bool:
+    """Whether all that an equation does is in `_CONSTANT`; `jnp.tril` is a call of such."""
+    if eqn.primitive.name == "jit":
+        return all(map(_costs_nothing, program(eqn.params["jaxpr"]).equations))
+    return eqn.primitive.name in _CONSTANT
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

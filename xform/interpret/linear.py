@@ -1,4 +1,4 @@
-"""Whether a function is linear: the second part of its Joint reads no value of the active inputs."""
+"""Whether a function is linear: its second part reads no value of the active inputs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Structured equations inside a joint program: `fork` in the forward part, `join` in the second.
 
 scan, cond and calls hold programs. Where such an equation carries a derivative, the joint program
-holds a pair instead: `fork(inputs) -> outputs, token` and `join(token, inputs, seconds) -> results`.
-The pair's Node holds the nested Joints. A token's value is a pytree of residuals, chosen by a plan
-after the trace; both primitives exist only between analysis and emission and never reach the user.
+holds a pair instead, `fork(inputs) -> outputs, token` and
+`join(token, inputs, seconds) -> results`. The pair's Node holds the nested Joints. A token's value
+is a pytree of residuals, chosen by a plan after the trace; both primitives exist only between
+analysis and emission and never reach the user.
 """
 
 from __future__ import annotations

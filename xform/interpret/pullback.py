@@ -63,11 +63,12 @@ def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
 
 
 def _check(eqn: JaxprEqn, v: Var, ct: Value) -> None:
-    if np.shape(ct) != v.aval.shape or ct.dtype != v.aval.dtype:
+    aval: Any = v.aval
+    if np.shape(ct) != aval.shape or ct.dtype != aval.dtype:
         raise WrongCotangent(
             f"pullback of {eqn.primitive.name}",
             f"its rule returned a cotangent {ct.dtype}{list(np.shape(ct))} for an input of type "
-            f"{v.aval.str_short()}",
+            f"{aval.str_short()}",
             frame(eqn),
             "let the rule return a cotangent of the input's shape and dtype",
         )
@@ -83,7 +84,7 @@ def vjp(eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
             lambda ps, dps: rule.call(rule.formulas[0], eqn, ps, dps), xs, active, wanted
         )
     ys = bind(eqn, xs)
-    return ys, lambda cts: rule.pull(eqn, xs, ys, cts, active)
+    return ys, lambda cts: list(rule.pull(eqn, xs, ys, cts, active))
 
 
 def pull_of_jvp(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -29,7 +30,7 @@ tie_p.def_abstract_eval(lambda *avals, n: list(avals[:n]))
 
 def tie(saved: Sequence[Value], seconds: Sequence[Value]) -> list[Value]:
     """`saved`, available only once `seconds` are. Costs nothing but the order on GPU and TPU."""
-    usable = [s for s in seconds if s.size and jax.dtypes.issubdtype(s.dtype, np.number)]
+    usable = [s for s in seconds if s.size and jnp.issubdtype(s.dtype, np.number)]
     if not saved or not usable:
         return list(saved)
     return tie_p.bind(*saved, *usable, n=len(saved))
@@ -38,7 +39,7 @@ def tie(saved: Sequence[Value], seconds: Sequence[Value]) -> list[Value]:
 def _opaque_true(x: Value) -> Value:
     """A true scalar that depends on one element of `x`."""
     corner = lax.squeeze(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), tuple(range(x.ndim)))
-    if jax.dtypes.issubdtype(corner.dtype, np.complexfloating):
+    if jnp.issubdtype(corner.dtype, np.complexfloating):
         corner = lax.real(corner)
     bits = lax.bitcast_convert_type(corner, np.dtype(f"uint{corner.dtype.itemsize * 8}"))
     one = np.asarray(1, bits.dtype)
@@ -68,7 +69,10 @@ def _batch(args: Sequence[Value], dims: Sequence[Any], *, n: int):
 
 
 def _lowering(f: Any) -> Any:
-    """Lower `f` on plain types: what it does to a corner element has no sharding to speak of."""
+    """Lower `f` on plain types: what it does to a corner element has no sharding to speak of.
+
+    And with no mesh: on one with Explicit axes plain types would be replicated, values gathered.
+    """
     lower = mlir.lower_fun(f, multiple_results=True)
 
     def plain(avals: Sequence[Any]) -> list[ShapedArray]:
@@ -76,7 +80,8 @@ def _lowering(f: Any) -> Any:
 
     def rule(ctx: Any, *args: Any, **params: Any) -> Any:
         ctx = ctx.replace(avals_in=plain(ctx.avals_in), avals_out=plain(ctx.avals_out))
-        return lower(ctx, *args, **params)
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return lower(ctx, *args, **params)
 
     return rule
 

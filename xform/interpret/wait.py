@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -53,8 +54,9 @@ def _each(plan: Plan) -> Waits:
 def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
     """The fewest values, greedily, such that each recomputed equation depends on one of them.
 
-    Equations that cost nothing may stay merged. The values are among what the equations read and do not make themselves; the smallest is taken where
-    it makes no difference, since what is tied may be copied.
+    Equations that cost nothing may stay merged. The values are among what the equations read and do
+    not make themselves; the smallest is taken where it makes no difference, since what is tied may
+    be copied.
     """
     depends: dict[Var, int] = {}
     leaves: dict[Var, int] = {}
@@ -68,7 +70,7 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
         if id(eqn) in plan.again:
             reached.append(over)
         depends.update((v, over) for v in eqn.outvars)
-    gain = {v: 0 for v in leaves if jnp.issubdtype(v.aval.dtype, np.number)}
+    gain = {v: 0 for v in leaves if jnp.issubdtype(_aval(v).dtype, np.number)}
     for i, over in enumerate(reached):
         for v in gain:
             if over & leaves[v]:
@@ -76,9 +78,13 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
     left = (1 << len(reached)) - 1
     chosen: list[Var] = []
     while gain:
-        best = max(gain, key=lambda v: ((gain[v] & left).bit_count(), -v.aval.size))
+        best = max(gain, key=lambda v: ((gain[v] & left).bit_count(), -_aval(v).size))
         if not gain[best] & left:
             break
         chosen.append(best)
         left &= ~gain[best]
     return tuple(chosen)
+
+
+def _aval(v: Var) -> Any:
+    return v.aval

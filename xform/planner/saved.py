@@ -51,7 +51,7 @@ class _Walk:
         inside = node.policy if node.region else self.policy
         plans = tuple(plan(j, inside, top and not node.region) for j in node.joints)
         stays = (
-            self.policy is save_everything
+            self.policy == save_everything
             or (node.loop and top)
             or (node.region and _keeps(plans))
             or (not node.region and _keeps(plans))
@@ -90,7 +90,7 @@ class _Walk:
             if ready:
                 self.order.append(item)
                 continue
-            v = self.joint.named.get(item, item)
+            v: Var = item
             while v in self.joint.named:
                 v = self.joint.named[v]
             if v in self.inputs:
@@ -113,10 +113,10 @@ class _Walk:
         """An equation, and, if all it does is name a value, those that make the value."""
         chain = [eqn]
         while chain[-1].primitive.name == "name":
-            source = self.joint.producer.get(chain[-1].invars[0])
-            if source is None:
+            (named,) = chain[-1].invars
+            if not isinstance(named, Var) or named not in self.joint.producer:
                 break
-            chain.append(source)
+            chain.append(self.joint.producer[named])
         return chain
 
     def _between(self, u: Var, eqn: JaxprEqn) -> bool:
@@ -130,7 +130,7 @@ class _Walk:
             answer, reason = eqn.params["node"] not in self.rerun, "of a loop or call that is kept"
         elif eqn.effects:
             answer, reason = True, "has effects: never run again"
-        elif self.policy is save_everything:
+        elif self.policy == save_everything:
             answer, reason = True, "the backward pass reads it"
         else:
             for e in self._chain(eqn):

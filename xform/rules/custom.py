@@ -147,7 +147,7 @@ class LinearSolve(Structured):
 
 
 def _minus(a: Value, b: Value, v: Any) -> Value:
-    """a - b, where None is zero."""
+    """A - b, where None is zero."""
     if b is None:
         return zeros(tangent_aval(v.aval)) if a is None else a
     return jax.lax.neg(b) if a is None else jax.lax.sub(a, b)

@@ -22,7 +22,7 @@ from xform.interpret.joint import Joint, Plan, analyze, live
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.ir import Atom, Mask, Program, evaluate, program
-from xform.table import Value, add_rule, lookup
+from xform.table import Value, add_rule
 
 
 def _options(eqn: JaxprEqn) -> dict[str, Any]:
@@ -343,9 +343,10 @@ class _WhileNode(Node):
 
     def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
                tied: bool) -> list[Value]:  # fmt: skip
-        _, dys = lookup(self.eqn).jvp(self.eqn, xs, spread(seconds, self.seconds))
+        _, dys = _WHILE.jvp(self.eqn, xs, spread(seconds, self.seconds))
         return gather(dys, self.results)
 
 
+_WHILE = While("while", "structured")
+add_rule(_WHILE)
 add_rule(Scan("scan", "structured"))
-add_rule(While("while", "structured"))

@@ -22,6 +22,7 @@ from jax import lax
 from xform._jax import primitives, zeros
 from xform.errors import NotDifferentiable
 from xform.table import (
+    Over,
     Value,
     bilinear,
     composite,
@@ -74,22 +75,22 @@ bilinear(
     lambda ct, a, b, *, out_dtype=None: lax.mul(ct, b, out_dtype=out_dtype and a.dtype),
     lambda ct, a, b, *, out_dtype=None: lax.mul(a, ct, out_dtype=out_dtype and b.dtype),
 )
-pointwise("div", lambda y, a, b: lax.div(C(b, 1), b), lambda y, a, b: lax.neg(lax.div(y, b)))
+pointwise("div", lambda y, a, b: Over(b), lambda y, a, b: (-1, y, Over(b)))
 # a - b trunc(a / b); lax has no trunc.
 pointwise(
     "rem",
     lambda y, a, b: 1,
     lambda y, a, b: lax.neg(lax.mul(lax.sign(lax.div(a, b)), lax.floor(lax.abs(lax.div(a, b))))),
 )
-pointwise("square", lambda y, x: lax.mul(C(x, 2), x))
-pointwise("one_minus_square", lambda y, x: lax.mul(C(x, -2), x))
-pointwise("sqrt", lambda y, x, *, accuracy=None: lax.div(C(x, 0.5), y))
+pointwise("square", lambda y, x: (C(x, 2), x))
+pointwise("one_minus_square", lambda y, x: (C(x, -2), x))
+pointwise("sqrt", lambda y, x, *, accuracy=None: (C(x, 0.5), Over(y)))
 pointwise("rsqrt", lambda y, x, *, accuracy=None: lax.mul(C(x, -0.5), lax.div(y, x)))
 pointwise("cbrt", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / 3), lax.square(y)))
 
 
-def _integer_pow(out: Value, x: Value, *, y: int) -> Value:
-    return lax.mul(C(x, y), lax.integer_pow(x, y - 1)) if y else C(x, 0)
+def _integer_pow(out: Value, x: Value, *, y: int) -> Any:
+    return (C(x, y), lax.integer_pow(x, y - 1) if y != 2 else x) if y else C(x, 0)
 
 
 pointwise("integer_pow", _integer_pow)
@@ -128,9 +129,9 @@ composite("polynomial", _polynomial)
 # Exponentials and logarithms.
 
 pointwise("exp", lambda y, x, *, accuracy=None: y)
-pointwise("exp2", lambda y, x, *, accuracy=None: lax.mul(C(x, math.log(2)), y))
+pointwise("exp2", lambda y, x, *, accuracy=None: (C(x, math.log(2)), y))
 pointwise("expm1", lambda y, x, *, accuracy=None: lax.add(y, C(y, 1)))
-pointwise("log", lambda y, x, *, accuracy=None: lax.div(C(x, 1), x))
+pointwise("log", lambda y, x, *, accuracy=None: Over(x))
 pointwise("log2", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / math.log(2)), x))
 pointwise("log1p", lambda y, x, *, accuracy=None: lax.div(C(x, 1), lax.add(x, C(x, 1))))
 pointwise("logistic", lambda y, x, *, accuracy=None: lax.mul(y, lax.sub(C(y, 1), y)))

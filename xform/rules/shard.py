@@ -72,7 +72,8 @@ class _Devices:
             a for a in self.mesh.axis_names
             if a in self.axes and (a in aval.mat.varying or not self.checked)
         )  # fmt: skip
-        return PartitionSpec(axes) if axes else PartitionSpec()
+        sums = {"unreduced": aval.mat.unreduced, "reduced": aval.mat.reduced}
+        return PartitionSpec(*([axes] if axes else []), **(sums if self.checked else {}))
 
     def unmentioned(self, spec: PartitionSpec) -> tuple[Any, ...]:
         """The axes over which a value with this spec is replicated."""
@@ -199,7 +200,8 @@ class _ShardNode(Node):
                 return [*gather(outs, used), *leaves]
 
             types = self.devices.body.in_avals
-            plan.cache[key] = self.devices.inside(lambda: trace(flat, *types)), trees[0]
+            with self.eqn.ctx.manager:
+                plan.cache[key] = self.devices.inside(lambda: trace(flat, *types)), trees[0]
         return plan.cache[key]
 
     def _as_output(self, v: Atom, spec: PartitionSpec, outputs: Sequence[Atom],

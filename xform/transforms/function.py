@@ -36,10 +36,12 @@ class Function:
 
     @property
     def primal_avals(self) -> list[Any]:
+        """Types of the flat primals."""
         return self.program.in_avals[self.n_consts :]
 
     @property
     def out_avals(self) -> list[Any]:
+        """Types of the flat outputs, the auxiliary ones excepted."""
         return self.program.out_avals[: self.n_out]
 
     def active(self) -> Mask:
@@ -63,8 +65,7 @@ def function(
     f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False
 ) -> tuple[Function, list[Value]]:
     """Trace `f` at `primals`, positional arguments that are arrays in pytrees; and flat inputs."""
-    if not callable(f):
-        raise WrongArgument(asked, f"{f!r} is not callable", "", "pass a function of arrays")
+    check_callable(f, asked)
     leaves, in_tree = jax.tree.flatten(tuple(primals))
     args = [as_array(x, asked) for x in leaves]
     name = getattr(f, "__name__", type(f).__name__)
@@ -75,9 +76,10 @@ def function(
         aux = ()
         if has_aux:
             if not isinstance(result, tuple) or len(result) != 2:
+                kind = "an array" if isinstance(result, Tracer) else type(result).__name__
                 raise WrongArgument(
                     f"{asked} with has_aux=True",
-                    f"{name} returned {type(result).__name__}, not a pair (output, auxiliary)",
+                    f"{name} returned {kind}, not a pair (output, auxiliary)",
                     "",
                     "return a pair, or drop has_aux",
                 )
@@ -103,6 +105,12 @@ def function(
 
     fun = Function(name, lifted, len(consts), in_tree, out["tree"], out["n"], rebuild_aux)
     return fun, [*consts, *args]
+
+
+def check_callable(f: Any, asked: str) -> None:
+    """Refuse what is no function."""
+    if not callable(f):
+        raise WrongArgument(asked, f"{f!r} is not callable", "", "pass a function of arrays")
 
 
 def as_array(x: Any, asked: str) -> Value:
@@ -134,7 +142,15 @@ def positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ..
                 "",
                 "pass the arguments to differentiate by position; keywords are held constant",
             )
-    return tuple(int(i) % n for i in given)
+    at = tuple(int(i) % n for i in given)
+    if len(set(at)) < len(at):
+        raise WrongArgument(
+            f"{asked} with argnums={argnums}",
+            "it names one argument twice",
+            "",
+            "name each argument once",
+        )
+    return at
 
 
 def partial(

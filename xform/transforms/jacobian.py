@@ -14,7 +14,7 @@ from xform.errors import WrongDtype
 from xform.table import Value
 from xform.transforms.check import check_input, check_output
 from xform.transforms.forward import jvp
-from xform.transforms.function import Tree, as_array, partial, positions
+from xform.transforms.function import Tree, as_array, check_callable, partial, positions
 from xform.transforms.reverse import grad, vjp
 
 
@@ -42,6 +42,8 @@ def jacfwd(
     >>> [[float(e) for e in row] for row in jacobian]
     [[0.0, 0.0], [0.0, 2.0]]
     """
+
+    check_callable(f, "jacfwd")
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
@@ -92,6 +94,8 @@ def jacrev(
     >>> [float(e) for e in xform.jacrev(lambda x: jnp.sum(x * x))(jnp.arange(2.0))]
     [0.0, 2.0]
     """
+
+    check_callable(f, "jacrev")
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:

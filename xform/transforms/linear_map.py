@@ -32,6 +32,7 @@ class LinearMap:
 
     @classmethod
     def at(cls, fun: Function, plan: Plan, kept: list[Any], args: Sequence[Value]) -> Self:
+        """The map that a forward run leaves, with the inputs that it still reads."""
         return cls(fun, plan, kept, gather(args, plan.reads))
 
     def _second(self, seconds: Sequence[Value]) -> list[Value]:
@@ -56,6 +57,7 @@ class Pullback(LinearMap):
     """The function that `vjp` returns."""
 
     def __call__(self, ct: Tree, *more: Any) -> tuple[Tree, ...]:
+        """Cotangents like the primals, from one like the output."""
         fun = self._fun
         if more:
             raise WrongCotangent(
@@ -83,6 +85,7 @@ class Pushforward(LinearMap):
     """The function that `linearize` returns."""
 
     def __call__(self, *tangents: Tree) -> Tree:
+        """A tangent like the output, from tangents like the primals."""
         fun = self._fun
         dxs = check_tangents(fun, "linearize", tangents)
         results = self._second([*[None] * fun.n_consts, *dxs])[: fun.n_out]

@@ -17,7 +17,7 @@ from xform.interpret.linear import check_linear
 from xform.planner.saved import plan
 from xform.table import Value
 from xform.transforms.check import check_input, check_output, check_scalar
-from xform.transforms.function import Tree, function, partial, positions
+from xform.transforms.function import Tree, check_callable, function, partial, positions
 from xform.transforms.linear_map import Pullback
 
 Policy = Any
@@ -131,6 +131,8 @@ def grad(
 
 def _value_and_grad(asked: str, f: Any, argnums: Any, has_aux: bool, holomorphic: bool,
                     allow_int: bool, policy: Policy) -> Callable[..., Any]:  # fmt: skip
+    check_callable(f, asked)
+
     @functools.wraps(f, updated=())
     def both(*args: Any, **kwargs: Any) -> Any:
         held, given = partial(f, positions(argnums, len(args), asked), args, kwargs)

@@ -1,0 +1,140 @@
+"""The joint program: forward and second part as data, made once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import xform
+from xform._jax import Var
+from xform.interpret import emit
+from xform.interpret.joint import analyze
+from xform.interpret.node import fork_p, join_p
+from xform.ir import program, trace
+from xform.planner.saved import plan
+
+X = np.array([0.3, -0.7, 1.1], np.float32)
+
+
+@jax.jit
+def large(x):
+    for _ in range(50):
+        x = x * 1.01
+    return jnp.sin(x)
+
+
+PROGRAMS = {
+    "elementwise": lambda x: [jnp.sin(x) * x],
+    "scan": lambda x: [lax.scan(lambda c, _: (jnp.sin(c) * x, None), x, None, length=3)[0]],
+    "cond": lambda x: [lax.cond(x[0] > 0, jnp.sin, lambda x: x * x, x)],
+    "remat": lambda x: [jax.checkpoint(lambda x: jnp.sin(x) * x)(x)],
+    "large jit": lambda x: [large(x)],
+}
+
+
+@pytest.mark.parametrize("push", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_forward_part_does_not_depend_on_seconds_and_the_second_part_does(name, push) -> None:
+    joint = analyze(trace(PROGRAMS[name], X), (True,), (True,), push)
+    dependent = set(joint.second_inputs)
+    for eqn in joint.first:
+        assert not any(isinstance(v, Var) and v in dependent for v in eqn.invars)
+    for eqn in joint.second:
+        assert any(isinstance(v, Var) and v in dependent for v in eqn.invars)
+        dependent.update(eqn.outvars)
+    assert joint.seconds == joint.results == (True,)
+
+
+def test_a_program_is_analyzed_once_for_its_masks() -> None:
+    prog = trace(PROGRAMS["scan"], X)
+    one = analyze(prog, (True,), (True,))
+    assert analyze(prog, (True,), (True,)) is one
+    assert analyze(prog, (True,), (True,), push=True) is not one
+    assert plan(one, xform.policies.save_nothing) is plan(one, xform.policies.save_nothing)
+    assert plan(one) is not plan(one, xform.policies.save_nothing)
+
+
+def test_a_layer_called_many_times_is_analyzed_once() -> None:
+    traces = []
+
+    @jax.custom_jvp
+    def f(x):
+        return jnp.sin(x)
+
+    @f.defjvp
+    def _(primals, tangents):
+        traces.append(1)
+        return f(*primals), jnp.cos(primals[0]) * tangents[0]
+
+    layer = jax.jit(lambda x: f(large(x)))
+
+    def loss(x):
+        for _ in range(12):
+            x = layer(x)
+        return jnp.sum(x)
+
+    jax.make_jaxpr(xform.grad(loss))(X)
+    assert len(traces) <= 2
+    n = len(traces)
+    jax.make_jaxpr(xform.grad(lambda x: loss(x) * 2))(X)
+    assert len(traces) == n
+
+
+def test_one_jaxpr_is_one_program() -> None:
+    jaxpr = jax.make_jaxpr(jnp.sin)(X)
+    assert program(jaxpr) is program(jaxpr)
+
+
+@pytest.mark.parametrize("name", ["scan", "cond", "remat", "large jit"])
+def test_structured_equations_are_a_pair_that_never_leaves(name: str) -> None:
+    joint = analyze(trace(PROGRAMS[name], X), (True,), (True,))
+    forks = [e for e in joint.first if e.primitive is fork_p]
+    joins = [e for e in joint.second if e.primitive is join_p]
+    assert len(forks) == len(joins) == 1
+    assert forks[0].params["node"] is joins[0].params["node"]
+    for f in (xform.grad(lambda x: jnp.sum(PROGRAMS[name](x)[0])),
+              lambda x: xform.linearize(PROGRAMS[name], x)[1](x)):  # fmt: skip
+        assert "xform_" not in str(jax.make_jaxpr(f)(X))
+
+
+@pytest.mark.parametrize("policy", [None, xform.policies.save_nothing])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_plan_runs_in_two_parts(name: str, policy) -> None:
+    joint = analyze(trace(PROGRAMS[name], X), (True,), (True,))
+    how = plan(joint, policy, top=True)
+    (y,), kept = emit.forward(how, [jnp.asarray(X)])
+    (ct,) = emit.second(how, kept, [jnp.asarray(X)], [jnp.ones(3)], True, whole=True)
+    want, pull = jax.vjp(lambda x: PROGRAMS[name](x)[0], X)
+    np.testing.assert_allclose(y, want, rtol=1e-6)
+    np.testing.assert_allclose(ct, pull(jnp.ones(3))[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_unwanted_outputs_are_not_computed(name: str) -> None:
+    how = plan(
+        analyze(trace(PROGRAMS[name], X), (True,), (True,)), xform.policies.save_nothing, True
+    )
+    run = lambda x: emit.forward(how, [x], (False,))[1]
+    assert "sin" not in str(jax.make_jaxpr(run)(X)) or name == "scan"
+
+
+def test_masks_constants_and_views_are_not_kept() -> None:
+    def f(x):
+        mask = jnp.tril(jnp.ones((64, 64), bool))
+        s = jnp.where(mask, x[:, None] * x[None, :], -1e9)
+        return jnp.sum(jax.nn.softmax(s, axis=-1) @ x)
+
+    table = xform.residuals(f, jax.ShapeDtypeStruct((64,), np.float32))
+    assert not any(r.dtype == "bool" and r.shape == (64, 64) for r in table)
+
+
+def test_loop_invariant_residuals_are_not_stacked() -> None:
+    def f(x, w):
+        step = lambda c, _: (c * jnp.sin(w) + jnp.exp(w), None)
+        return jnp.sum(lax.scan(step, x, None, length=100)[0])
+
+    shape = jax.ShapeDtypeStruct((8,), np.float32)
+    rows = [r for r in xform.residuals(f, shape, shape) if r.kind == "kept"]
+    assert rows
+    assert all(r.trips == 1 for r in rows)

@@ -1,0 +1,117 @@
+"""`tie`: an identity that waits, for every dtype and under every transform."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xform
+from xform.interpret.tie import tie, tie_p
+
+DTYPES = ["float16", "bfloat16", "float32", "complex64", "int8", "uint32", "int32", "bool"]
+VALUES = np.array([0.0, 1.0, -2.0, np.nan, np.inf])
+
+
+def cast(values, dtype):
+    x = jnp.asarray(values)
+    return (
+        x.astype(dtype)
+        if jnp.issubdtype(dtype, np.inexact)
+        else jnp.array([0, 1, 2, 3, 0]).astype(dtype)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_is_the_identity_whatever_the_cotangent(dtype: str) -> None:
+    x = cast(VALUES, dtype)
+    for ct in (0.0, -0.0, 1.0, np.nan, np.inf, -np.inf):
+        for way in (lambda f: f, jax.jit):
+            (y,) = way(lambda x, ct: tie([x], [ct]))(x, jnp.full((2, 3), ct, np.float32))
+            assert y.dtype == x.dtype
+            np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_waits_for_a_cotangent_of_any_dtype(dtype: str) -> None:
+    x = jnp.asarray(VALUES, np.float32)
+    for ct in (cast(VALUES, dtype), cast(VALUES, dtype)[0], cast(VALUES, dtype)[:0]):
+        (y,) = jax.jit(lambda x, ct: tie([x], [ct]))(x, ct)
+        np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "int64"])
+def test_in_64_bits(dtype: str) -> None:
+    x = cast(VALUES, dtype)
+    np.testing.assert_array_equal(jax.jit(lambda x: tie([x], [x]))(x)[0], x)
+
+
+def test_keys_zero_size_arrays_and_float0() -> None:
+    key, empty = jax.random.key(0), jnp.zeros((0, 3))
+    out = jax.jit(lambda k, e, x: tie([k, e, x], [x, e]))(key, empty, jnp.ones(2))
+    assert jax.random.key_data(out[0]).tolist() == jax.random.key_data(key).tolist()
+    assert out[1].shape == (0, 3)
+    float0 = np.zeros(3, jax.dtypes.float0)
+    assert tie([empty], [float0, key]) == [empty]
+    assert tie([], [jnp.ones(2)]) == []
+
+
+def test_the_compiler_cannot_fold_it() -> None:
+    def f(x, ct):
+        (y,) = tie([x], [ct])
+        return jnp.sin(x) * 2, jnp.sin(y) * ct
+
+    hlo = jax.jit(f).lower(jnp.ones(64), jnp.ones(64)).compile().as_text()
+    assert hlo.count("sine(") >= 2
+    g = lambda x, ct: (jnp.sin(x) * 2, jnp.sin(x) * ct)
+    assert jax.jit(g).lower(jnp.ones(64), jnp.ones(64)).compile().as_text().count(
+        "sine("
+    ) < hlo.count("sine(")
+
+
+def test_batched_and_differentiated_by_both() -> None:
+    f = lambda x, ct: tie([x * 2], [ct])[0]
+    x, ct = jnp.arange(6.0).reshape(2, 3), jnp.ones((2, 4))
+    np.testing.assert_array_equal(jax.vmap(f)(x, ct), x * 2)
+    np.testing.assert_array_equal(jax.vmap(f, (0, None))(x, ct[0]), x * 2)
+    np.testing.assert_array_equal(jax.vmap(f, (None, 0))(x[0], ct), jnp.stack([x[0] * 2] * 2))
+    np.testing.assert_array_equal(jax.vmap(f, (1, None), 1)(x, ct[0]), x * 2)
+    for t in (jax, xform):
+        loss = lambda x, ct: jnp.sum(f(x, ct) ** 2)
+        np.testing.assert_array_equal(t.grad(loss)(x, ct), 8 * x)
+        np.testing.assert_array_equal(t.grad(loss, 1)(x, ct), 0 * ct)
+        np.testing.assert_array_equal(t.jvp(lambda x: f(x, ct), (x,), (x,))[1], 2 * x)
+        np.testing.assert_array_equal(
+            t.hessian(lambda x: jnp.sum(f(x, ct[0]) ** 2))(x[0]), 8 * np.eye(3)
+        )
+        np.testing.assert_array_equal(t.grad(lambda x: jnp.sum(t.grad(loss)(x, ct)))(x), 8 + 0 * x)
+
+
+def test_derivatives_stay_tied() -> None:
+    f = lambda x: jnp.sum(tie([x * 2], [x])[0])
+    for second in (xform.linearize, jax.linearize):
+        assert "tie" in str(jax.make_jaxpr(lambda x: second(f, x)[1](x))(jnp.ones(3)))  # noqa: B023
+
+
+def test_lowers_to_a_barrier_elsewhere() -> None:
+    f = jax.jit(lambda x, ct: tie_p.bind(x, ct, n=1))
+    text = f.trace(jnp.ones(3), jnp.ones(3)).lower(lowering_platforms=("tpu",)).as_text()
+    assert "optimization_barrier" in text
+    assert "select" not in text
+    text = f.trace(jnp.ones(3), jnp.ones(3)).lower(lowering_platforms=("cpu",)).as_text()
+    assert "optimization_barrier" not in text
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_sharded_values(kind: str) -> None:
+    if jax.device_count() < 8:
+        pytest.skip("needs eight devices")
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(getattr(jax.sharding.AxisType, kind),))
+    with jax.set_mesh(mesh):
+        at = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+        x = jax.device_put(jnp.arange(16.0), at)
+        (y,) = jax.jit(lambda x: tie([x], [x * 2]))(x)
+        assert y.sharding.is_equivalent_to(at, 1)
+        np.testing.assert_array_equal(y, x)
+        compiled = jax.jit(lambda x: tie([x * 3], [x * 2])[0]).lower(x).compile().as_text()
+        assert "all-gather" not in compiled

@@ -1,0 +1,380 @@
+"""Errors: each says what was asked, what blocks it, where, and what to do; and is JAX's type too."""
+
+import inspect
+import pickle
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import Primitive
+
+import xform
+from xform import errors
+
+X = np.array([0.3, -0.7, 1.1], np.float32)
+HERE = __file__
+
+ruleless_p = Primitive("ruleless")
+ruleless_p.def_impl(lambda x: x)
+ruleless_p.def_abstract_eval(lambda x: x)
+
+strict_p = Primitive("strict_of_test_errors")
+strict_p.def_impl(lambda x, mode: x)
+strict_p.def_abstract_eval(lambda x, mode: x)
+
+
+@jax.custom_vjp
+def reverse_only(x):
+    return x
+
+
+reverse_only.defvjp(lambda x: (x, None), lambda res, ct: (ct,))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _rule() -> None:
+    if "strict_of_test_errors" not in xform.extend.RULES:
+        xform.extend.pointwise(strict_p, lambda y, x: 1)
+
+
+def f(x):
+    return x * 2
+
+
+GOLDEN = {
+    "missing rule": (
+        lambda: xform.grad(lambda x: jnp.sum(ruleless_p.bind(x)))(jnp.asarray(X)),
+        errors.MissingRule,
+        NotImplementedError,
+        """\
+derivative of ruleless
+  problem: xform has no rule for the primitive 'ruleless'
+  where:   HERE
+  remedy:  declare one with xform.extend (pointwise, linear, bilinear, composite), wrap the call \
+in jax.custom_vjp, or cut it off with jax.lax.stop_gradient""",
+    ),
+    "unknown parameter": (
+        lambda: xform.grad(lambda x: jnp.sum(strict_p.bind(x, mode="odd")))(jnp.asarray(X)),
+        errors.UnsupportedParam,
+        NotImplementedError,
+        """\
+derivative of strict_of_test_errors
+  problem: its rule does not know the parameter mode='odd'
+  where:   HERE
+  remedy:  declare a rule that takes it as a keyword-only argument, with xform.extend""",
+    ),
+    "reverse of while": (
+        lambda: xform.grad(lambda x: lax.while_loop(lambda x: x < 9, lambda x: x * 2, x))(1.0),
+        errors.NotDifferentiable,
+        ValueError,
+        """\
+reverse-mode derivative of while_loop
+  problem: the number of its iterations is not known, so the states to go back through are not \
+either
+  where:   HERE
+  remedy:  use lax.scan, or lax.fori_loop with static bounds; jvp, jacfwd and linearize work""",
+    ),
+    "forward of custom_vjp": (
+        lambda: xform.jvp(reverse_only, (1.0,), (1.0,)),
+        errors.NotDifferentiable,
+        TypeError,
+        """\
+forward-mode derivative (jvp) of a custom_vjp function
+  problem: its rule says how to pull cotangents back, not how to push tangents forward
+  where:   HERE
+  remedy:  use reverse mode (grad, vjp), or give the function a jax.custom_jvp rule instead""",
+    ),
+    "not a scalar": (
+        lambda: xform.grad(f)(X),
+        errors.NotScalar,
+        TypeError,
+        """\
+grad of f: gradient only defined for scalar-output functions
+  problem: it returned an array of shape (3,)
+  remedy:  reduce the output to a scalar, or use vjp or jacrev""",
+    ),
+    "not one scalar": (
+        lambda: xform.value_and_grad(lambda x: (x, x))(1.0),
+        errors.NotScalar,
+        TypeError,
+        None,
+    ),
+    "integer input": (
+        lambda: xform.grad(f)(3),
+        errors.WrongDtype,
+        TypeError,
+        """\
+grad requires real- or complex-valued inputs (a sub-dtype of np.inexact)
+  problem: an input has dtype int32
+  remedy:  pass a float, name other arguments in argnums, or set allow_int=True""",
+    ),
+    "not holomorphic": (
+        lambda: xform.grad(f, holomorphic=True)(1.0),
+        errors.WrongDtype,
+        TypeError,
+        """\
+grad with holomorphic=True requires inputs with complex dtype
+  problem: an input has dtype float32
+  remedy:  pass complex inputs, or drop holomorphic""",
+    ),
+    "complex output": (
+        lambda: xform.grad(f)(1.0 + 1j),
+        errors.WrongDtype,
+        TypeError,
+        """\
+grad requires real-valued outputs
+  problem: an output has dtype complex64
+  remedy:  use vjp, or set holomorphic=True if the function is complex-differentiable""",
+    ),
+    "integer output": (
+        lambda: xform.grad(lambda x: jnp.argmax(x))(X),
+        errors.WrongDtype,
+        TypeError,
+        """\
+grad requires real-valued outputs
+  problem: an output has dtype int32
+  remedy:  use vjp, or set holomorphic=True if the function is complex-differentiable""",
+    ),
+    "no array": (
+        lambda: xform.grad(f)("text"),
+        errors.WrongDtype,
+        TypeError,
+        """\
+grad
+  problem: an argument of type str is not an array
+  remedy:  pass arrays, numbers or pytrees of them; bind other arguments with functools.partial""",
+    ),
+    "cotangent of another shape": (
+        lambda: xform.vjp(f, X)[1](np.ones(2, np.float32)),
+        errors.WrongCotangent,
+        ValueError,
+        """\
+pullback of f
+  problem: a cotangent is float32[2], the output it belongs to float32[3]
+  remedy:  pass a cotangent of the output's shape and dtype""",
+    ),
+    "cotangent of another dtype": (
+        lambda: xform.vjp(f, X)[1](np.ones(3, np.float16)),
+        errors.WrongCotangent,
+        ValueError,
+        """\
+pullback of f
+  problem: a cotangent is float16[3], the output it belongs to float32[3]
+  remedy:  pass a cotangent of the output's shape and dtype""",
+    ),
+    "cotangent of another tree": (
+        lambda: xform.vjp(f, X)[1]((X, X)),
+        errors.WrongCotangent,
+        ValueError,
+        """\
+pullback of f
+  problem: the cotangent's tree is PyTreeDef((*, *)), the output's is PyTreeDef(*)
+  remedy:  pass a cotangent with the tree of the function's output""",
+    ),
+    "several cotangents": (
+        lambda: xform.vjp(f, X)[1](X, X),
+        errors.WrongCotangent,
+        TypeError,
+        """\
+pullback of f
+  problem: it was called with 2 arguments
+  remedy:  pass one cotangent with the tree of the function's output, such as a tuple""",
+    ),
+    "tangent of another shape": (
+        lambda: xform.jvp(f, (X,), (np.ones(2, np.float32),)),
+        errors.WrongTangent,
+        ValueError,
+        """\
+jvp of f
+  problem: a tangent is float32[2], but its primal float32[3] wants float32[3]
+  remedy:  pass tangents of the primals' shapes and dtypes; for integers, \
+np.zeros(shape, jax.dtypes.float0)""",
+    ),
+    "tangent of an integer": (
+        lambda: xform.jvp(f, (1,), (1,)),
+        errors.WrongTangent,
+        TypeError,
+        """\
+jvp of f
+  problem: a tangent is int32[], but its primal int32[] wants float0[]
+  remedy:  pass tangents of the primals' shapes and dtypes; for integers, \
+np.zeros(shape, jax.dtypes.float0)""",
+    ),
+    "tangents of another tree": (
+        lambda: xform.jvp(f, (X,), ((X, X),)),
+        errors.WrongTangent,
+        TypeError,
+        None,
+    ),
+    "push of another tree": (
+        lambda: xform.linearize(f, X)[1](X, X),
+        errors.WrongTangent,
+        TypeError,
+        None,
+    ),
+    "primals that are no tuple": (
+        lambda: xform.jvp(f, X, X),
+        errors.WrongTangent,
+        TypeError,
+        """\
+jvp
+  problem: primals is a ndarray
+  remedy:  pass primals as a tuple or list""",
+    ),
+    "argnums out of range": (
+        lambda: xform.grad(f, 2)(1.0),
+        errors.WrongArgument,
+        ValueError,
+        """\
+grad with argnums=2
+  problem: the function was called with 1 positional argument
+  remedy:  pass the arguments to differentiate by position; keywords are held constant""",
+    ),
+    "argnums twice": (
+        lambda: xform.grad(f, (0, 0))(1.0),
+        errors.WrongArgument,
+        TypeError,
+        """\
+grad with argnums=(0, 0)
+  problem: it names one argument twice
+  remedy:  name each argument once""",
+    ),
+    "no function": (lambda: xform.vjp(3, 1.0), errors.WrongArgument, TypeError, None),
+    "no function for grad": (lambda: xform.grad(3), errors.WrongArgument, TypeError, None),
+    "no pair": (
+        lambda: xform.grad(f, has_aux=True)(1.0),
+        errors.WrongArgument,
+        TypeError,
+        """\
+vjp with has_aux=True
+  problem: f returned JitTracer, not a pair (output, auxiliary)
+  remedy:  return a pair, or drop has_aux""",
+    ),
+    "not linear": (
+        lambda: xform.linear_transpose(lambda x: jnp.sin(x), X),
+        errors.NotLinear,
+        TypeError,
+        None,
+    ),
+    "two rules": (
+        lambda: xform.extend.pointwise(strict_p, lambda y, x: 1),
+        errors.WrongRule,
+        AssertionError,
+        """\
+declaration of a rule for strict_of_test_errors
+  problem: a primitive of that name has a rule already
+  remedy:  give your primitive another name""",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_text_and_types(name: str) -> None:
+    call, kind, jaxs, text = GOLDEN[name]
+    with pytest.raises(kind) as caught:
+        call()
+    error = caught.value
+    assert isinstance(error, jaxs)
+    assert isinstance(error, errors.XformError)
+    assert error.asked
+    assert error.blocked
+    assert error.remedy
+    if text is not None:
+        line = inspect.getsourcelines(call)[1]
+        got = re.sub(re.escape(HERE) + r":(\d+)\S* \(.*\)", "HERE", str(error))
+        assert got == text
+        if "HERE" in text:
+            at = int(re.search(re.escape(HERE) + r":(\d+)", error.where).group(1))
+            assert line <= at <= line + 1
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_errors_survive_pickling(name: str) -> None:
+    call, kind, *_ = GOLDEN[name]
+    with pytest.raises(kind) as caught:
+        call()
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert type(again) is type(caught.value)
+
+
+JAX_RAISES = {
+    "not a scalar": lambda: jax.grad(f)(X),
+    "not one scalar": lambda: jax.value_and_grad(lambda x: (x, x))(1.0),
+    "integer input": lambda: jax.grad(f)(3),
+    "not holomorphic": lambda: jax.grad(f, holomorphic=True)(1.0),
+    "complex output": lambda: jax.grad(f)(1.0 + 1j),
+    "integer output": lambda: jax.grad(lambda x: jnp.argmax(x))(X),
+    "no array": lambda: jax.grad(f)("text"),
+    "cotangent of another shape": lambda: jax.vjp(f, X)[1](np.ones(2, np.float32)),
+    "cotangent of another dtype": lambda: jax.vjp(f, X)[1](np.ones(3, np.float16)),
+    "cotangent of another tree": lambda: jax.vjp(f, X)[1]((X, X)),
+    "several cotangents": lambda: jax.vjp(f, X)[1](X, X),
+    "tangent of another shape": lambda: jax.jvp(f, (X,), (np.ones(2, np.float32),)),
+    "tangent of an integer": lambda: jax.jvp(f, (1,), (1,)),
+    "tangents of another tree": lambda: jax.jvp(f, (X,), ((X, X),)),
+    "primals that are no tuple": lambda: jax.jvp(f, X, X),
+    "argnums out of range": lambda: jax.grad(f, 2)(1.0),
+    "no function": lambda: jax.vjp(3, 1.0),
+    "no function for grad": lambda: jax.grad(3),
+    "no pair": lambda: jax.grad(f, has_aux=True)(1.0),
+    "not linear": lambda: jax.linear_transpose(lambda x: jnp.sin(x), X)(X),
+    "reverse of while": lambda: jax.grad(
+        lambda x: lax.while_loop(lambda x: x < 9, lambda x: x * 2, x)
+    )(1.0),
+    "forward of custom_vjp": lambda: jax.jvp(reverse_only, (1.0,), (1.0,)),
+    "missing rule": lambda: jax.grad(lambda x: jnp.sum(ruleless_p.bind(x)))(jnp.asarray(X)),
+}
+
+
+@pytest.mark.parametrize("name", JAX_RAISES)
+def test_code_that_catches_jaxs_error_catches_ours(name: str) -> None:
+    with pytest.raises(Exception) as theirs:  # noqa: PT011
+        JAX_RAISES[name]()
+    with pytest.raises(theirs.type):
+        GOLDEN[name][0]()
+
+
+@pytest.mark.parametrize("wrap", [
+    jax.jit, jax.checkpoint, jax.vmap,
+    lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
+    lambda f: lambda x: lax.cond(x[0] > 0, f, lambda x: x, x),
+], ids=["jit", "remat", "vmap", "scan", "cond"])  # fmt: skip
+def test_the_place_is_the_users_line_inside_loops_and_calls(wrap) -> None:
+    inner = lambda x: ruleless_p.bind(x)
+    line = inspect.getsourcelines(inner)[1]
+    x = jnp.asarray(X) if wrap is not jax.vmap else jnp.asarray(X)
+    loss = lambda x: jnp.sum(wrap(inner)(x))
+    if wrap is jax.vmap:
+        loss = lambda x: jnp.sum(inner(x))
+    with pytest.raises(errors.MissingRule) as caught:
+        xform.grad(loss)(x)
+    assert f"{HERE}:{line}" in caught.value.where
+
+
+def test_an_error_of_the_users_function_comes_through_unchanged() -> None:
+    class Mine(Exception):
+        pass
+
+    def bad(x):
+        raise Mine("the user's own")
+
+    for t in (xform.grad(bad), lambda x: xform.jvp(bad, (x,), (x,)), xform.hessian(bad)):
+        with pytest.raises(Mine, match="own"):
+            t(1.0)
+
+
+def test_python_control_flow_on_a_traced_value_is_jaxs_error() -> None:
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        xform.grad(lambda x: x if x > 0 else -x)(1.0)
+
+
+def test_every_error_class_is_documented_and_tested() -> None:
+    kinds = {
+        c for c in vars(errors).values() if inspect.isclass(c) and c.__module__ == errors.__name__
+    }
+    assert kinds - {errors.XformError} <= {kind for _, kind, *_ in GOLDEN.values()}
+    assert all(inspect.getdoc(c) for c in kinds)

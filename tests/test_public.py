@@ -1,0 +1,106 @@
+"""The public surface: a short list, and every part of it says what it does, by example."""
+
+import inspect
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import xform
+import xform.extend
+import xform.testing
+
+PUBLIC = {
+    "checkpoint", "errors", "fwd_and_bwd", "grad", "hessian", "hvp", "jacfwd", "jacobian", "jacrev",
+    "jvp", "linear_transpose", "linearize", "memory_analysis", "policies", "remat", "residuals",
+    "value_and_grad", "vjp",
+}  # fmt: skip
+EXTEND = {
+    "RULES", "Node", "Structured", "add_rule", "bilinear", "composite", "constant", "linear",
+    "pointwise",
+}  # fmt: skip
+FUNCTIONS = sorted(n for n in PUBLIC if inspect.isfunction(getattr(xform, n)))
+SAME_AS_JAX = ["grad", "value_and_grad", "jvp", "vjp", "linearize", "jacfwd", "jacrev", "jacobian",
+               "hessian", "fwd_and_bwd", "checkpoint", "remat", "linear_transpose"]  # fmt: skip
+
+
+def test_the_public_names_are_these_and_no_others() -> None:
+    assert set(xform.__all__) == PUBLIC
+    assert set(xform.extend.__all__) == EXTEND
+    assert len(xform.__all__) == len(PUBLIC)
+    for name in PUBLIC:
+        assert hasattr(xform, name)
+    assert xform.remat is xform.checkpoint
+
+
+def test_no_other_public_name_leaks() -> None:
+    modules = {n for n in dir(xform) if inspect.ismodule(getattr(xform, n))}
+    names = {n for n in dir(xform) if not n.startswith("_")} - modules - {"TYPE_CHECKING", "Any"}
+    assert names <= PUBLIC
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_public_function_is_documented_with_an_example(name: str) -> None:
+    doc = inspect.getdoc(getattr(xform, name)) or ""
+    if name == "jacobian":
+        assert "jacrev" in doc
+        return
+    assert ">>> " in doc
+    assert doc.splitlines()[0].endswith(".")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_parameter_is_documented(name: str) -> None:
+    f = getattr(xform, name)
+    doc = inspect.getdoc(f) or ""
+    if any(f"are those of `{other}`" in doc.replace("\n", " ") for other in FUNCTIONS) or (
+        name == "jacobian"
+    ):
+        return
+    for parameter in inspect.signature(f).parameters:
+        assert f"{parameter}:" in doc, f"{name} does not document {parameter}"
+
+
+@pytest.mark.parametrize("name", SAME_AS_JAX)
+def test_signatures_start_like_jaxs(name: str) -> None:
+    theirs = getattr(jax, name, None)
+    if theirs is None:
+        from jax._src import api
+
+        theirs = getattr(api, name)
+    ours = inspect.signature(getattr(xform, name)).parameters
+    skipped = {"reduce_axes", "concrete", "self"}
+    wanted = [p for p in inspect.signature(theirs).parameters.values() if p.name not in skipped]
+    first = [p.name for p in ours.values()]
+    for p in wanted[1:]:
+        if p.name in ("_", "args", "kwargs"):
+            continue
+        assert p.name in first or p.kind is p.VAR_POSITIONAL, f"{name} lacks {p.name}"
+        if p.name in first:
+            mine = ours[p.name]
+            assert mine.default == p.default or mine.kind is mine.KEYWORD_ONLY
+
+
+@pytest.mark.parametrize(
+    "module", [xform, xform.errors, xform.policies, xform.extend, xform.testing]
+)
+def test_public_modules_and_classes_are_documented(module) -> None:
+    assert module.__doc__
+    for name, value in vars(module).items():
+        mine = getattr(value, "__module__", "").startswith("xform")
+        if not name.startswith("_") and callable(value) and mine:
+            assert inspect.getdoc(value), f"{module.__name__}.{name}"
+
+
+def test_import_needs_only_jax() -> None:
+    code = (
+        "import sys, xform; bad = {'flax', 'optax', 'chex', 'grain', 'orbax', 'rich', 'matplotlib',"
+        " 'pytest'} & set(sys.modules); assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="nothing_of_this_name"):
+        xform.nothing_of_this_name  # noqa: B018
