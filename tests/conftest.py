@@ -1,12 +1,16 @@
 import os
 from collections.abc import Iterator
 
-# Before JAX is imported: eight CPU devices, unless the caller chose a platform or a number.
+# Before JAX is imported: eight CPU devices, and no time spent on fast machine code for thousands of
+# small programs (what XLA itself does to a program is left alone). What the caller chose stays.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = (
-        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    ).strip()
+for flag in (
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+):
+    if flag.partition("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
 import jax
 import jax.numpy as jnp

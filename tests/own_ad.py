@@ -55,8 +55,15 @@ _MACHINERY = tuple(
 
 # Where xform calls the user's function, which may be anything: `xform.grad(jax.grad(f))`. And the
 # public checks compare with JAX's derivatives.
-_DOORS = {("transforms/function.py", "flat"), ("transforms/function.py", "held")}
+_DOORS = {
+    ("transforms/function.py", "flat"),
+    ("transforms/function.py", "held"),
+    ("transforms/inspect.py", "held"),
+    ("memory/compiled.py", "memory_analysis"),
+    ("ir.py", "trace"),
+}
 _REFERENCES = {"testing.py"}
+_OF_TRACES = ("_shard_map_jvp", "_shard_map_linearize")
 
 
 class EnteredJaxAD(AssertionError):
@@ -75,6 +82,8 @@ def offender(frame: FrameType | None) -> str | None:
             return f"xform/{where}:{frame.f_lineno} ({code.co_name})"
         if name == ad.__file__ and "process_" in code.co_name:
             return None  # a trace that exists: who made it was asked then
+        if name == f"{_JAX}/_src/shard_map.py" and code.co_name in _OF_TRACES:
+            return None  # likewise
         if name not in _MACHINERY and not name.startswith(f"{_JAX}/interpreters/"):
             return None
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Errors: each says what was asked, what blocks it, where, and what to do; and is JAX's type too."""
+"""Errors: each says what was asked, what blocks it, where, what to do; and is JAX's type too."""
 
 import inspect
 import pickle
@@ -78,7 +78,7 @@ either
   remedy:  use lax.scan, or lax.fori_loop with static bounds; jvp, jacfwd and linearize work""",
     ),
     "forward of custom_vjp": (
-        lambda: xform.jvp(reverse_only, (1.0,), (1.0,)),
+        lambda: xform.jvp(lambda x: reverse_only(x), (1.0,), (1.0,)),
         errors.NotDifferentiable,
         TypeError,
         """\
@@ -250,7 +250,7 @@ grad with argnums=(0, 0)
         TypeError,
         """\
 vjp with has_aux=True
-  problem: f returned JitTracer, not a pair (output, auxiliary)
+  problem: f returned an array, not a pair (output, auxiliary)
   remedy:  return a pair, or drop has_aux""",
     ),
     "not linear": (
@@ -321,7 +321,6 @@ JAX_RAISES = {
     "no function": lambda: jax.vjp(3, 1.0),
     "no function for grad": lambda: jax.grad(3),
     "no pair": lambda: jax.grad(f, has_aux=True)(1.0),
-    "not linear": lambda: jax.linear_transpose(lambda x: jnp.sin(x), X)(X),
     "reverse of while": lambda: jax.grad(
         lambda x: lax.while_loop(lambda x: x < 9, lambda x: x * 2, x)
     )(1.0),
@@ -339,19 +338,15 @@ def test_code_that_catches_jaxs_error_catches_ours(name: str) -> None:
 
 
 @pytest.mark.parametrize("wrap", [
-    jax.jit, jax.checkpoint, jax.vmap,
+    jax.jit, jax.checkpoint,
     lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
     lambda f: lambda x: lax.cond(x[0] > 0, f, lambda x: x, x),
-], ids=["jit", "remat", "vmap", "scan", "cond"])  # fmt: skip
+], ids=["jit", "remat", "scan", "cond"])  # fmt: skip
 def test_the_place_is_the_users_line_inside_loops_and_calls(wrap) -> None:
     inner = lambda x: ruleless_p.bind(x)
     line = inspect.getsourcelines(inner)[1]
-    x = jnp.asarray(X) if wrap is not jax.vmap else jnp.asarray(X)
-    loss = lambda x: jnp.sum(wrap(inner)(x))
-    if wrap is jax.vmap:
-        loss = lambda x: jnp.sum(inner(x))
     with pytest.raises(errors.MissingRule) as caught:
-        xform.grad(loss)(x)
+        xform.grad(lambda x: jnp.sum(wrap(inner)(x)))(jnp.asarray(X))
     assert f"{HERE}:{line}" in caught.value.where
 
 

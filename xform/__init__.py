@@ -3,8 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import xform.rules as _rules  # noqa: F401 - fills the table of rules
-from xform import errors, policies
+from xform import errors, extend, policies, rules, testing
 from xform.memory.compiled import memory_analysis
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.checkpoint import checkpoint as remat
@@ -16,6 +15,7 @@ from xform.transforms.reverse import fwd_and_bwd, grad, linear_transpose, value_
 __all__ = [
     "checkpoint",
     "errors",
+    "extend",
     "fwd_and_bwd",
     "grad",
     "hessian",
@@ -30,6 +30,8 @@ __all__ = [
     "policies",
     "remat",
     "residuals",
+    "rules",
+    "testing",
     "value_and_grad",
     "vjp",
 ]

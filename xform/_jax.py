@@ -37,6 +37,7 @@ __all__ = [
     "ad",
     "batching",
     "closed",
+    "cotangent_aval",
     "float0_zeros",
     "frame",
     "is_zero",
@@ -97,8 +98,13 @@ def frame(eqn: JaxprEqn) -> str:
 
 
 def tangent_aval(aval: Any) -> Any:
-    """The type of a tangent or cotangent of a value of type `aval`; float0 for integers."""
+    """The type of a tangent of a value of type `aval`; float0 for integers."""
     return aval.to_tangent_aval()
+
+
+def cotangent_aval(aval: Any) -> Any:
+    """The type of a cotangent: a tangent's, but for values that are sums over a mesh axis."""
+    return aval.to_ct_aval()
 
 
 def zeros(aval: Any) -> Any:

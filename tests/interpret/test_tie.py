@@ -1,5 +1,7 @@
 """`tie`: an identity that waits, for every dtype and under every transform."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +30,7 @@ def test_is_the_identity_whatever_the_cotangent(dtype: str) -> None:
         for way in (lambda f: f, jax.jit):
             (y,) = way(lambda x, ct: tie([x], [ct]))(x, jnp.full((2, 3), ct, np.float32))
             assert y.dtype == x.dtype
-            np.testing.assert_array_equal(y, x)
+            np.testing.assert_array_equal(y.astype("complex64"), x.astype("complex64"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -57,16 +59,15 @@ def test_keys_zero_size_arrays_and_float0() -> None:
 
 
 def test_the_compiler_cannot_fold_it() -> None:
-    def f(x, ct):
-        (y,) = tie([x], [ct])
-        return jnp.sin(x) * 2, jnp.sin(y) * ct
+    def dots(again) -> int:
+        f = lambda x, ct: (x @ x, again(x, ct) @ again(x, ct) * ct)
+        x = jnp.ones((64, 64))
+        return len(
+            re.findall(r" dot\(|__onednn|custom-call", jax.jit(f).lower(x, x).compile().as_text())
+        )
 
-    hlo = jax.jit(f).lower(jnp.ones(64), jnp.ones(64)).compile().as_text()
-    assert hlo.count("sine(") >= 2
-    g = lambda x, ct: (jnp.sin(x) * 2, jnp.sin(x) * ct)
-    assert jax.jit(g).lower(jnp.ones(64), jnp.ones(64)).compile().as_text().count(
-        "sine("
-    ) < hlo.count("sine(")
+    assert dots(lambda x, ct: x) == 1
+    assert dots(lambda x, ct: tie([x], [ct])[0]) == 2
 
 
 def test_batched_and_differentiated_by_both() -> None:

@@ -146,16 +146,10 @@ ORDERS = {
 }
 
 
-GUARD = "the guard of tests/own_ad takes JAX's trace of our shard_map for one of ours"
-
-
 @checked
 @pytest.mark.parametrize(
     "order",
-    [
-        "xform of xform and of jax",
-        pytest.param("jax of xform", marks=pytest.mark.xfail(strict=False, reason=GUARD)),
-    ],
+    ["xform of xform and of jax", "jax of xform"],
 )
 def test_second_order(order: str, check_vma: bool) -> None:
     pairs = [*ORDERS[order], (jax.grad, jax.grad)]

@@ -260,7 +260,8 @@ CARRIES = {
     "unused outputs": lambda x: jnp.sum(
         lax.scan(lambda c, t: (c * t, (c, c * x, t * x)), x, jnp.arange(3.0))[1][2]
     ),
-    "none of the outputs": lambda x: jnp.sum(x) + 0 * loop(lambda c, _: (lax.stop_gradient(c), 1), x),
+    "none of the outputs": lambda x: jnp.sum(x)
+    + 0 * loop(lambda c, _: (lax.stop_gradient(c), 1), x),
     "complex": lambda x: loop(
         lambda c, _: (c * (x + 0.5j), jnp.real(c)), x + 0j
     ),

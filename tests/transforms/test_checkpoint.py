@@ -65,7 +65,7 @@ def test_remat_saves_memory_in_bfloat16_under_vmap_and_in_second_order() -> None
     types = mlp_types(jnp.bfloat16)
     none = temp_bytes(xform.grad(mlp(lambda f: f)), *types)
     assert temp_bytes(xform.grad(mlp(xform.remat)), *types) <= 0.5 * none
-    ws, x = mlp_types()
+    ws, _ = mlp_types()
     wide = jax.ShapeDtypeStruct((2, BATCH // 2, WIDTH), np.float32)
     batched = jax.vmap(xform.grad(mlp(xform.remat)), in_axes=(None, 0))
     plain = jax.vmap(xform.grad(mlp(lambda f: f)), in_axes=(None, 0))

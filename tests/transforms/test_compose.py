@@ -163,9 +163,12 @@ def test_vmap_inside_and_outside() -> None:
 
 
 def test_ten_transforms_deep() -> None:
+    def pushed(f):
+        return lambda x: xform.jvp(f, (x,), (1.0,))[1]
+
     f, want = jnp.sin, [1.0, 0.0, -1.0, 0.0]
     for n in range(10):
-        f = xform.grad(f) if n % 2 else (lambda f: lambda x: xform.jvp(f, (x,), (1.0,))[1])(f)
+        f = xform.grad(f) if n % 2 else pushed(f)
         np.testing.assert_allclose(f(0.0), want[n % 4], atol=1e-12)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from xform._jax import JaxprEqn, Offloadable, Var, tangent_aval
+from xform._jax import JaxprEqn, Offloadable, Var, cotangent_aval, tangent_aval
 from xform.interpret.activity import path
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, gather, join_p, spread
@@ -164,7 +164,7 @@ def _pulled(prog: Program, active: Mask, wanted: Mask) -> Joint:
         results[:] = [ct is not None for ct in in_cts]
         return [*outs, *gather(in_cts, tuple(results))]
 
-    cts = [tangent_aval(v.aval) for v, on in zip(prog.outputs, wanted, strict=True) if on]
+    cts = [cotangent_aval(v.aval) for v, on in zip(prog.outputs, wanted, strict=True) if on]
     traced = trace(joint, *prog.in_avals, *cts)
     return _split(traced, prog, active, wanted, tuple(results))
 

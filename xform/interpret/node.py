@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xform._jax import JaxprEqn, Primitive, ShapedArray, tangent_aval, zeros
+from xform._jax import JaxprEqn, Primitive, ShapedArray, cotangent_aval, tangent_aval, zeros
 from xform.ir import Atom, Mask, bind
 from xform.table import Rule, Value
 
@@ -38,7 +38,8 @@ def _(*_: Any, node: Node) -> list[Any]:
 @join_p.def_abstract_eval
 def _(*_: Any, node: Node) -> list[Any]:
     of = node.eqn.outvars if node.push else node.eqn.invars
-    return [tangent_aval(v.aval) for v, on in zip(of, node.results, strict=True) if on]
+    kind = tangent_aval if node.push else cotangent_aval
+    return [kind(v.aval) for v, on in zip(of, node.results, strict=True) if on]
 
 
 class Node(abc.ABC):
@@ -107,7 +108,7 @@ class Structured(Rule):
         *ys, token = fork_p.bind(*xs, node=node)
 
         def pull(cts: Sequence[Value]) -> list[Value]:
-            full = _instantiate(cts, eqn.outvars, node.seconds)
+            full = _instantiate(cts, eqn.outvars, node.seconds, cotangent_aval)
             return spread(join_p.bind(token, *xs, *full, node=node), node.results)
 
         return ys, pull
@@ -116,14 +117,15 @@ class Structured(Rule):
         """Outputs and tangents, with the tangent part apart from the primal part."""
         node = self.node(eqn, tuple(dx is not None for dx in dxs), wanted, push=True)
         *ys, token = fork_p.bind(*xs, node=node)
-        full = _instantiate(dxs, eqn.invars, node.seconds)
+        full = _instantiate(dxs, eqn.invars, node.seconds, tangent_aval)
         return ys, spread(join_p.bind(token, *xs, *full, node=node), node.results)
 
 
-def _instantiate(values: Sequence[Value], variables: Sequence[Atom], mask: Mask) -> list[Value]:
+def _instantiate(values: Sequence[Value], variables: Sequence[Atom], mask: Mask,
+                 kind: Callable[[Any], Any]) -> list[Value]:  # fmt: skip
     """The values in the places that are True, zeros for those that are None."""
     return [
-        zeros(tangent_aval(v.aval)) if x is None else x
+        zeros(kind(v.aval)) if x is None else x
         for x, v, on in zip(values, variables, mask, strict=True)
         if on
     ]

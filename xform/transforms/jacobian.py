@@ -42,7 +42,6 @@ def jacfwd(
     >>> [[float(e) for e in row] for row in jacobian]
     [[0.0, 0.0], [0.0, 2.0]]
     """
-
     check_callable(f, "jacfwd")
 
     @functools.wraps(f, updated=())
@@ -94,7 +93,6 @@ def jacrev(
     >>> [float(e) for e in xform.jacrev(lambda x: jnp.sum(x * x))(jnp.arange(2.0))]
     [0.0, 2.0]
     """
-
     check_callable(f, "jacrev")
 
     @functools.wraps(f, updated=())
