@@ -5,7 +5,7 @@ nearest caller outside JAX's AD machinery is a file under xform/. Allowed stays 
 
 - an operation of ours that an *outer* JAX transform sees (`jax.grad` of `xform.grad`): its trace
   was made, and checked, elsewhere, and processes the operation;
-- a user's function that calls JAX's AD itself (`xform.grad(jax.grad(f))`), and a user's custom rule;
+- a user's function that calls JAX's AD itself (`xform.grad(jax.grad(f))`), or a custom rule;
 - JAX's numpy, scipy and linear solvers, which use JAX's AD inside.
 """
 

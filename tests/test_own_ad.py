@@ -20,7 +20,7 @@ VIOLATIONS = {
     "under jit": "jax.jit(jax.grad(jnp.sin))(1.0)",
     "under vmap": "jax.vmap(jax.grad(jnp.sin))(jnp.ones(2))",
     "of a scan": "jax.grad(lambda x: lax.scan(lambda c, _: (c * x, c), x, None, 2)[0])(1.0)",
-    "transpose": "jax.linear_transpose(lambda x: lax.cond(True, jnp.negative, jnp.copy, x), 1.0)(1.0)",
+    "transpose": "jax.linear_transpose(lambda x: lax.cond(True, lax.neg, jnp.copy, x), 1.0)(1.0)",
 }
 
 

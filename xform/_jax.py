@@ -93,8 +93,13 @@ def name_stack():
 
 
 def frame(eqn: JaxprEqn) -> str:
-    """`file:line (function)` of the user's code that made `eqn`."""
-    return source_info_util.summarize(eqn.source_info)
+    """`file:line (function)` of the user's code that made `eqn`.
+
+    A layer of an installed library is not the user's code, unless there is nothing else.
+    """
+    frames = source_info_util.summarize(eqn.source_info, num_frames=64).splitlines()[::-1]
+    own = (f for f in frames if f"{os.sep}site-packages{os.sep}" not in f)
+    return next(own, frames[0] if frames else "")
 
 
 def tangent_aval(aval: Any) -> Any:

@@ -1,0 +1,77 @@
+"""The shims: each difference between JAX 0.10.2 and 0.12, in both forms."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from xform import _jax
+
+
+def _scan_eqn():
+    def f(w, c, xs):
+        return lax.scan(lambda c, x: (c * w + x, c), c, xs)
+
+    jaxpr = jax.make_jaxpr(f)(2.0, 1.0, jnp.ones(3))
+    return next(e for e in jaxpr.jaxpr.eqns if e.primitive.name == "scan")
+
+
+def test_closed_reads_both_kinds_of_jaxpr():
+    whole = jax.make_jaxpr(lambda x: x + jnp.arange(3.0))(jnp.ones(3))
+    opened, consts = _jax.closed(whole)
+    assert opened.eqns
+    assert len(opened.constvars) == len(consts)
+    merged = SimpleNamespace(eqns=opened.eqns, consts=("kept",))
+    assert _jax.closed(merged) == (merged, ("kept",))
+    bare = SimpleNamespace(eqns=opened.eqns)
+    assert _jax.closed(bare) == (bare, ())
+
+
+def test_scan_counts_of_this_version():
+    eqn = _scan_eqn()
+    assert _jax.scan_counts(eqn.params) == (1, 1)
+    assert len(eqn.invars) == 3
+
+
+@pytest.mark.parametrize("n_consts", [0, 2])
+def test_scan_counts_of_both_versions(n_consts):
+    tree = SimpleNamespace(unpack=lambda: ((None,) * n_consts, (None,), (None, None)))
+    assert _jax.scan_counts({"ft_in": tree}) == (n_consts, 1)
+    assert _jax.scan_counts({"num_consts": n_consts, "num_carry": 1}) == (n_consts, 1)
+
+
+def test_backward_functions_with_and_without_a_log():
+    plain = SimpleNamespace(call_wrapped=lambda *args: list(args))
+    logged = SimpleNamespace(call_wrapped=lambda *args: (list(args), {"log": 1}))
+    assert _jax.pull_custom_vjp(plain, [1], [2]) == [1, 2]
+    assert _jax.pull_custom_vjp(logged, [1], [2]) == [1, 2]
+
+
+def test_policy_answers_are_read_by_kind():
+    policies = jax.checkpoint_policies
+    offload = policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=["s"],
+        names_which_can_be_offloaded=["o"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+    jaxpr = jax.make_jaxpr(lambda x: jax.ad_checkpoint.checkpoint_name(x, "s"))(1.0)
+    (eqn,) = jaxpr.jaxpr.eqns
+    assert _jax.policy_answer(offload(eqn.primitive, name="s")) is True
+    assert _jax.policy_answer(offload(eqn.primitive, name="other")) is False
+    moved = _jax.policy_answer(offload(eqn.primitive, name="o"))
+    assert (moved.src, moved.dst) == ("device", "pinned_host")
+
+
+def test_every_public_primitive_is_found_by_name():
+    found = _jax.primitives()
+    assert found["sin"].name == "sin"
+    assert len(found) > 150
+
+
+def test_frames_are_the_users_and_not_a_librarys():
+    eqn = jax.make_jaxpr(lambda x: lax.sin(x))(1.0).jaxpr.eqns[0]
+    assert "site-packages" not in _jax.frame(eqn)
+    assert "test_jax.py" in _jax.frame(eqn)
