@@ -8,13 +8,11 @@ import jax
 import pytest
 
 import xform
-import xform.extend
-import xform.testing
 
 PUBLIC = {
-    "checkpoint", "errors", "fwd_and_bwd", "grad", "hessian", "hvp", "jacfwd", "jacobian", "jacrev",
-    "jvp", "linear_transpose", "linearize", "memory_analysis", "policies", "remat", "residuals",
-    "value_and_grad", "vjp",
+    "checkpoint", "errors", "extend", "fwd_and_bwd", "grad", "hessian", "hvp", "jacfwd", "jacobian",
+    "jacrev", "jvp", "linear_transpose", "linearize", "memory_analysis", "policies", "remat",
+    "residuals", "rules", "testing", "value_and_grad", "vjp",
 }  # fmt: skip
 EXTEND = {
     "RULES", "Node", "Structured", "add_rule", "bilinear", "composite", "constant", "linear",

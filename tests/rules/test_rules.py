@@ -28,12 +28,17 @@ def dtypes(case: Case, *names: str) -> list[str]:
     return [n for n in names if n not in left_out and (case.bfloat16 or n != "bfloat16")]
 
 
+# Factorizations and the gamma sampler are large programs: a minute or so for each case.
+HEAVY = {"lu", "qr", "svd", "eigh", "cholesky", "random_gamma"}
+marks = {True: [pytest.mark.slow], False: []}
+
+
 @pytest.mark.usefixtures("strict_promotion")
-@pytest.mark.parametrize("case", CASES, ids=ids)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=marks[c.primitive in HEAVY], id=c.id) for c in CASES]
+)
 def test_rule(case: Case) -> None:
     check_rule(case, dtypes=["float64"], modes=MODES)
-    others = dtypes(case, "float32", "complex128")
-    check_rule(case, dtypes=others, modes=["jit"] if case.jax else ["first"])
 
 
 @pytest.mark.slow

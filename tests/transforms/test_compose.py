@@ -215,9 +215,9 @@ def chain(n):
 
 
 def test_thousands_of_equations_do_not_meet_the_recursion_limit() -> None:
-    for policy in (None, xform.policies.save_nothing):
-        jaxpr = jax.make_jaxpr(xform.grad(chain(5000), policy=policy))(X)
-        assert 5000 < len(jaxpr.eqns) < 40000
+    for n, policy in ((5000, None), (2000, xform.policies.save_nothing)):
+        jaxpr = jax.make_jaxpr(xform.grad(chain(n), policy=policy))(X)
+        assert n < len(jaxpr.eqns) < 8 * n
 
 
 def test_work_is_linear_in_the_equations() -> None:
