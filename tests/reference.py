@@ -48,7 +48,8 @@ def grads_agree(
     def together(args: Any, wide: Any) -> Any:
         one = {p: g(*args) for p, g in ours.items()} if "jit" in ways else {}
         two = {p: batched(g)(*wide) for p, g in ours.items()} if "vmap" in ways else {}
-        return one, two, (want(*args), batched(want)(*wide) if two else None)
+        alone = want(*args) if {"alone", "jit"} & set(ways) else None
+        return one, two, (alone, batched(want)(*wide) if two else None)
 
     one, two, wanted = together(args, wide)
     if "alone" in ways:

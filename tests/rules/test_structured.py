@@ -190,11 +190,11 @@ NESTED = {
 
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_programs_at_every_saved_set(name: str) -> None:
-    grads_agree(NESTED[name], X, policies=POLICIES)
+    grads_agree(NESTED[name], X, policies=POLICIES, ways=("jit", "vmap"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES[1:], ids=repr)
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_programs_run_eagerly(name: str, policy) -> None:
     grads_agree(NESTED[name], X, policies=(policy,), ways=("alone",))
@@ -279,7 +279,7 @@ CARRIES = {
 @pytest.mark.parametrize("name", CARRIES)
 def test_carries_of_every_kind(name: str) -> None:
     single = {"tolerance": 1e-6} if "float32" in name else {}
-    grads_agree(CARRIES[name], X, policies=POLICIES[::2], ways=("jit", "vmap"), **single)
+    grads_agree(CARRIES[name], X, policies=POLICIES[::2], ways=("vmap",), **single)
 
 
 @pytest.mark.parametrize("name", CARRIES)
@@ -322,7 +322,7 @@ def test_options_of_scan(name: str) -> None:
         return loop(step, (x, 1.0), ts[: options["length"]], **options)
 
     ts = np.array([0.4, -0.9, 1.3])
-    grads_agree(f, X, ts, argnums=(0, 1), policies=POLICIES[::2], ways=("jit", "vmap"))
+    grads_agree(f, X, ts, argnums=(0, 1), policies=POLICIES[::2], ways=("vmap",))
 
 
 def test_scan_with_everything_stacked_and_nothing_carried() -> None:
@@ -378,7 +378,7 @@ def test_branches(name: str) -> None:
             X,
             np.int32(i),
             policies=POLICIES[::2],
-            ways=("jit", "vmap") if "nan" not in name else ("jit",),
+            ways=("vmap",) if "nan" not in name else ("jit",),
             tolerance=1e-6 if "float32" in name else 1e-10,
         )
 
