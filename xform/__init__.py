@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from xform import errors, extend, policies, rules, testing
+from xform import errors, extend, policies, rules
 from xform.memory.compiled import memory_analysis
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.checkpoint import checkpoint as remat
@@ -31,7 +31,6 @@ __all__ = [
     "remat",
     "residuals",
     "rules",
-    "testing",
     "value_and_grad",
     "vjp",
 ]
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """`xform.flax`, imported when it is first used: `import xform` does not need Flax."""
-        if name == "flax":
-            return importlib.import_module("xform.flax")
+        """`xform.flax` and `xform.testing`, imported when first used: Flax is not required."""
+        if name in ("flax", "testing"):
+            return importlib.import_module(f"xform.{name}")
         raise AttributeError(f"module 'xform' has no attribute {name!r}")
