@@ -61,7 +61,7 @@ class WrongArgument(XformError, TypeError, ValueError):
     """An argument of a transform itself is unusable."""
 
 
-class NotLinear(XformError, TypeError):
+class NotLinear(XformError, TypeError, NotImplementedError):
     """`linear_transpose` was given a function that is not linear."""
 
 
