@@ -34,6 +34,10 @@ ELSEWHERE = {
 }
 
 
+# Read before any test runs: other tests declare rules of their own.
+LIBRARY = tuple(RULES)
+
+
 def has_a_case(name: str) -> bool:
     rule = RULES[name]
     new = name in {"log2", "one_minus_square", "polynomial"} and not hasattr(lax, name)
@@ -43,7 +47,7 @@ def has_a_case(name: str) -> bool:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert not [name for name in RULES if not has_a_case(name)]
+    assert not [name for name in LIBRARY if not has_a_case(name)]
 
 
 def test_every_case_has_a_rule() -> None:

@@ -209,5 +209,6 @@ _INLINE = ("jit", "closed_call", "core_call", "core_closed_call")
 
 add_rule(Jit("jit", "structured"))
 add_rule(Remat("remat2", "structured"))
-for _name in ("closed_call", "core_call", "core_closed_call"):
+# `remat_opt` is the forward function of a custom_vjp with `optimize_remat`.
+for _name in ("closed_call", "core_call", "core_closed_call", "remat_opt"):
     add_rule(Inline(_name, "structured"))

@@ -18,7 +18,6 @@ from xform.interpret.jvp import jvp
 from xform.interpret.node import Structured
 from xform.interpret.pullback import pull_of_jvp, pullback
 from xform.ir import Mask, bind, program
-from xform.rules.call import Inline
 from xform.table import Value, add_rule
 
 
@@ -153,11 +152,6 @@ def _minus(a: Value, b: Value, v: Any) -> Value:
     return jax.lax.neg(b) if a is None else jax.lax.sub(a, b)
 
 
-class OptimizedFwd(Inline):
-    """The forward function of a custom_vjp with `optimize_remat`: outputs and residuals."""
-
-
 add_rule(CustomJvp("custom_jvp_call", "structured"))
 add_rule(CustomVjp("custom_vjp_call", "structured"))
 add_rule(LinearSolve("custom_linear_solve", "structured"))
-add_rule(OptimizedFwd("remat_opt", "structured"))

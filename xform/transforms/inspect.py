@@ -10,13 +10,12 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
-from xform.errors import WrongArgument
 from xform.interpret.joint import analyze
 from xform.interpret.node import gather
 from xform.memory.residuals import Residuals, residuals_of
 from xform.planner.saved import plan
 from xform.policies import check
-from xform.transforms.function import Tree, as_array, function, positions
+from xform.transforms.function import Tree, as_array, check_callable, function, positions
 from xform.transforms.reverse import Policy
 
 
@@ -61,8 +60,7 @@ def residuals(
     >>> kept.total_bytes, kept.argument_bytes
     (196608, 196608)
     """
-    if not callable(f):
-        raise WrongArgument("residuals", f"{f!r} is not callable", "", "pass a function of arrays")
+    check_callable(f, "residuals")
     at = range(len(args)) if argnums is None else positions(argnums, len(args), "residuals")
     leaves, tree = jax.tree.flatten_with_path(args)
     # As in `grad`, the other arguments are held; but types cannot be, so they are traced.
