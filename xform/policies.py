@@ -15,6 +15,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from xform._jax import JaxprEqn, Offloadable, Primitive, policy_answer
 from xform.errors import WrongArgument
 
@@ -163,7 +165,7 @@ def ask(policy: Policy, eqn: JaxprEqn) -> Answer:
 
 def check(policy: Any) -> Policy:
     """The policy itself (None: save everything), or an error if it is none."""
-    if policy is None:
+    if policy is None or policy is jax.checkpoint_policies.everything_saveable:
         return save_everything
     if not callable(policy):
         raise WrongArgument(

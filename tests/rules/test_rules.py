@@ -31,6 +31,8 @@ def dtypes(case: Case, *names: str) -> list[str]:
 # Factorizations and the gamma sampler are large programs: a minute or so for each case.
 HEAVY = {"lu", "qr", "svd", "eigh", "cholesky", "random_gamma"}
 marks = {True: [pytest.mark.slow], False: []}
+# The case of each primitive in which second derivatives are taken at once.
+SHORTEST = {c.primitive: c for c in sorted(CASES, key=lambda c: -len(c.label))}
 
 
 @pytest.mark.usefixtures("strict_promotion")
@@ -38,7 +40,8 @@ marks = {True: [pytest.mark.slow], False: []}
     "case", [pytest.param(c, marks=marks[c.primitive in HEAVY], id=c.id) for c in CASES]
 )
 def test_rule(case: Case) -> None:
-    check_rule(case, dtypes=["float64"], modes=["first", "second"])
+    modes = ["first", "second"] if SHORTEST[case.primitive] is case else ["first"]
+    check_rule(case, dtypes=["float64"], modes=modes)
 
 
 @pytest.mark.slow

@@ -4,33 +4,54 @@ from __future__ import annotations
 
 from xform._jax import JaxprEqn, Var, frame
 from xform.errors import NotLinear
-from xform.interpret.joint import Plan, reads_of
+from xform.interpret.joint import Plan, live, reads_of
 from xform.interpret.node import fork_p, join_p
 from xform.ir import Mask
+from xform.table import differentiable, lookup
 
 
 def check_linear(plan: Plan, active: Mask) -> None:
-    """Raise NotLinear where the transpose would need the point at which it is taken."""
+    """Raise NotLinear where the transpose would need the point at which it is taken.
+
+    And where an output depends on an input through steps only (rounding, comparison): its
+    derivative is zero, which is not its transpose.
+    """
     joint = plan.joint
     moving = {v for v, on in zip(joint.inputs, active, strict=True) if on}
-    origin: dict[Var, JaxprEqn] = {}
+    smooth = set(moving)
+    needed = set(map(id, live(joint.first, joint.outputs)))
     for eqn in joint.first:
-        if any(isinstance(v, Var) and v in moving for v in eqn.invars):
-            moving.update(eqn.outvars)
-            origin.update((v, eqn) for v in eqn.outvars)
-            if eqn.primitive is fork_p:
-                node = eqn.params["node"]
-                for inner in plan.inner[node]:
-                    check_linear(inner, inner.joint.active)
+        if not any(isinstance(v, Var) and v in moving for v in eqn.invars):
+            continue
+        moving.update(eqn.outvars)
+        on = tuple(isinstance(v, Var) and v in smooth for v in eqn.invars)
+        if eqn.primitive is fork_p:
+            node = eqn.params["node"]
+            for inner in plan.inner[node]:
+                check_linear(inner, inner.joint.active)
+            outs = (*lookup(node.eqn).active(node.eqn, on), False)
+        else:
+            outs = lookup(eqn).active(eqn, on)
+        smooth.update(v for v, o in zip(eqn.outvars, outs, strict=True) if o)
+        if id(eqn) in needed and not any(outs) and any(map(_inexact, eqn.outvars)):
+            raise _not_linear(f"{eqn.primitive.name} is constant between its steps", eqn)
+    again = set(map(id, joint.first))
     for eqn in plan.order:
-        again = eqn in joint.first
-        for v in () if again else reads_of(eqn, plan.inner):
+        for v in () if id(eqn) in again else reads_of(eqn, plan.inner):
             token = eqn.primitive is join_p and v is eqn.invars[0]
             if v in moving and not token:
-                raise NotLinear(
-                    "linear_transpose",
-                    f"the function is not linear: the transpose of {eqn.primitive.name} needs the "
-                    f"value of an argument",
-                    frame(eqn),
-                    "use vjp, which transposes the derivative at a point",
-                )
+                name = eqn.primitive.name
+                raise _not_linear(f"the transpose of {name} needs the value of an argument", eqn)
+
+
+def _inexact(v: Var) -> bool:
+    return differentiable(v.aval)
+
+
+def _not_linear(why: str, eqn: JaxprEqn) -> NotLinear:
+    return NotLinear(
+        "linear_transpose",
+        f"the function is not linear: {why}",
+        frame(eqn),
+        "use vjp, which transposes the derivative at a point",
+    )

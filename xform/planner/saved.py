@@ -19,6 +19,9 @@ from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.policies import Policy, ask, check, save_everything
 
+# A policy that is made afresh for each call must not fill the memory.
+_MOST = 16
+
 
 def plan(joint: Joint, policy: Any = None, top: bool = False) -> Plan:
     """The Plan of a Joint under a policy (None: what the second part reads is kept as it is).
@@ -27,6 +30,8 @@ def plan(joint: Joint, policy: Any = None, top: bool = False) -> Plan:
     """
     policy = check(policy)
     if (policy, top) not in joint.plans:
+        if len(joint.plans) == _MOST:
+            joint.plans.pop(next(iter(joint.plans)))
         joint.plans[policy, top] = _Walk(joint, policy, top).plan()
     return joint.plans[policy, top]
 
