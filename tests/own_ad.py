@@ -56,7 +56,7 @@ _MACHINERY = tuple(
 # Where xform calls the user's function, which may be anything: `xform.grad(jax.grad(f))`. And the
 # public checks compare with JAX's derivatives.
 _DOORS = {
-    ("transforms/function.py", "flat"),
+    ("transforms/function.py", "run"),
     ("transforms/function.py", "held"),
     ("transforms/inspect.py", "held"),
     ("memory/compiled.py", "memory_analysis"),

@@ -12,7 +12,7 @@ import xform
 PUBLIC = {
     "checkpoint", "errors", "extend", "fwd_and_bwd", "grad", "hessian", "hvp", "jacfwd", "jacobian",
     "jacrev", "jvp", "linear_transpose", "linearize", "memory_analysis", "policies", "remat",
-    "residuals", "rules", "value_and_grad", "vjp",
+    "residuals", "rules", "value_and_grad", "vjp", "while_checkpoints",
 }  # fmt: skip
 EXTEND = {
     "RULES", "Node", "Structured", "add_rule", "bilinear", "composite", "constant", "linear",

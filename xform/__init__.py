@@ -11,6 +11,7 @@ from xform.transforms.forward import jvp, linearize
 from xform.transforms.inspect import residuals
 from xform.transforms.jacobian import hessian, hvp, jacfwd, jacobian, jacrev
 from xform.transforms.reverse import fwd_and_bwd, grad, linear_transpose, value_and_grad, vjp
+from xform.transforms.while_loop import while_checkpoints
 
 __all__ = [
     "checkpoint",
@@ -33,6 +34,7 @@ __all__ = [
     "rules",
     "value_and_grad",
     "vjp",
+    "while_checkpoints",
 ]
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ What differs between JAX 0.10.2 and 0.12 is levelled here, once:
 
 - `closed`: a ClosedJaxpr became a Jaxpr with `consts` in 0.11;
 - `pull_custom_vjp`: the backward function of a custom_vjp began to return a log in 0.11;
-- `scan_counts`: scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out` in 0.11.
+- `scan_counts`: scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out` in 0.11;
+- `compute_on`: `compute_on2` took the name of the older `compute_on` in 0.11.
 """
 
 from __future__ import annotations
@@ -15,14 +16,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.ref
 import numpy as np
 from jax.ad_checkpoint import Offloadable
-from jax.core import ShapedArray, Tracer
+from jax.core import ShapedArray, Trace, Tracer
 from jax.custom_derivatives import SymbolicZero
+from jax.experimental import compute_on as _compute_on
 from jax.extend import source_info_util
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.extend.core import (
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    new_jaxpr_eqn,
+    set_current_trace,
+    take_current_trace,
+)
 from jax.extend.core import primitives as jax_primitives
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.ref import AbstractRef
 
 __all__ = [
     "Jaxpr",
@@ -32,26 +45,42 @@ __all__ = [
     "Primitive",
     "ShapedArray",
     "SymbolicZero",
+    "Trace",
     "Tracer",
     "Var",
     "ad",
+    "add_to",
     "batching",
     "closed",
+    "compute_on",
     "cotangent_aval",
+    "equation",
     "float0_zeros",
     "frame",
+    "is_reference",
     "is_zero",
     "jax_primitives",
     "mlir",
     "name_stack",
+    "opaque_equation",
+    "perturbed",
     "policy_answer",
     "primitives",
     "pull_custom_vjp",
+    "registered",
     "scan_counts",
+    "set_current_trace",
     "source",
+    "staging",
+    "take_current_trace",
     "tangent_aval",
+    "trace_of",
+    "weak_as",
     "zeros",
 ]
+
+# A function with a mark, as `compute_on2` is in 0.10.
+compute_on: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compute_on
 
 # User frames in error messages and HLO metadata are the user's, not ours.
 source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
@@ -128,6 +157,11 @@ def is_zero(x: Any) -> bool:
     return isinstance(x, SymbolicZero | ad.Zero)
 
 
+def is_reference(aval: Any) -> bool:
+    """Whether a type is that of a mutable reference."""
+    return isinstance(aval, AbstractRef)
+
+
 def policy_answer(answer: Any) -> bool | Offloadable:
     """A checkpoint policy's answer as True (save), False (recompute) or an Offloadable."""
     if isinstance(answer, bool | Offloadable):
@@ -141,6 +175,70 @@ def primitives() -> dict[str, Primitive]:
     return {p.name: p for p in found.values()}
 
 
+def registered() -> set[str]:
+    """Names of the primitives that JAX names publicly, or has a derivative for.
+
+    Those of a module that has not been imported are not registered yet.
+    """
+    tables = (ad.primitive_jvps, ad.primitive_transposes)
+    return {*primitives(), *(p.name for table in tables for p in table)}
+
+
 def float0_zeros(shape: tuple[int, ...]) -> Any:
     """The only value of a float0 type."""
     return np.zeros(shape, jax.dtypes.float0)
+
+
+def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any]) -> JaxprEqn:
+    """An equation that applies a primitive to variables, written where the user's code stands."""
+    avals, effects = prim.abstract_eval(*[v.aval for v in inputs], **params)
+    outputs = [Var(a) for a in (avals if prim.multiple_results else [avals])]
+    where = source_info_util.current()
+    return new_jaxpr_eqn(list(inputs), outputs, prim, params, effects, where)
+
+
+def opaque_equation(prim: Primitive, inputs: Sequence[Var], outputs: Sequence[Var]) -> JaxprEqn:
+    """An equation that only says where something happened, and to what."""
+    where = source_info_util.current()
+    return new_jaxpr_eqn(list(inputs), list(outputs), prim, {}, set(), where)
+
+
+def trace_of(x: Any) -> Any:
+    """The trace that a tracer belongs to; None for a plain value."""
+    return x._trace if isinstance(x, Tracer) else None
+
+
+def staging() -> bool:
+    """Whether operations are being staged (under `jit`, in a loop's body), not run.
+
+    What is between, `vmap` or another transform, hands its operations on to its parent.
+    """
+    with take_current_trace() as trace:
+        while trace is not None:
+            if type(trace).__name__ == "DynamicJaxprTrace":
+                return True
+            trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def weak_as(x: Any, aval: Any) -> Any:
+    """`x` with the weak type of `aval`, if it has one: lax has no public way to it."""
+    if not getattr(aval, "weak_type", False):
+        return x
+    convert = jax_primitives.convert_element_type_p
+    return convert.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+
+
+def perturbed(aval: Any) -> Tracer[Any]:
+    """A tracer of this type, to show to who asks whether a value may have a tangent.
+
+    `jax.closure_convert` asks, and knows JAX's own tracers only.
+    """
+    tracer = object.__new__(partial_eval.DynamicJaxprTracer)
+    tracer.aval = aval
+    return tracer
+
+
+def add_to(ref: Any, x: Any) -> None:
+    """Add to what a mutable reference holds."""
+    jax.ref.addupdate(ref, ..., x)

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Literal, Var, closed, name_stack, source
+from xform._jax import JaxprEqn, Var, closed, name_stack
+from xform.equation import Atom as Atom
+from xform.equation import bind as bind
+from xform.equation import read as read
+from xform.equation import write as write
+from xform.references import makes_references, pure
 
-Atom = Var | Literal
 Mask = tuple[bool, ...]
 
 
@@ -55,7 +59,7 @@ def program(jaxpr: Any) -> Program:
 
 
 def _read(jaxpr: Any) -> Program:
-    opened, consts = closed(jaxpr)
+    opened, consts = closed(pure(jaxpr) if makes_references(jaxpr) else jaxpr)
     pairs = tuple(zip(opened.constvars, consts, strict=True))
     return Program(tuple(opened.invars), pairs, tuple(opened.eqns), tuple(opened.outvars))
 
@@ -82,25 +86,6 @@ def environment(prog: Program, args: Sequence[Any]) -> dict[Var, Any]:
     env = dict(prog.consts)
     env.update(zip(prog.inputs, args, strict=True))
     return env
-
-
-def read(env: dict[Var, Any], atom: Atom) -> Any:
-    return atom.val if isinstance(atom, Literal) else env[atom]
-
-
-def write(env: dict[Var, Any], variables: Iterable[Var], values: Sequence[Any]) -> None:
-    env.update(zip(variables, values, strict=True))
-
-
-def bind(eqn: JaxprEqn, args: Sequence[Any], outer: Any = None) -> list[Any]:
-    """Apply an equation's primitive to `args`, where it was written; a list of outputs.
-
-    `outer` is the current name stack; give it when many equations are bound in a row.
-    """
-    prim = eqn.primitive
-    with source(eqn, name_stack() if outer is None else outer), eqn.ctx.manager:
-        out = prim.bind(*args, **prim.get_bind_params(eqn.params))
-    return list(out) if prim.multiple_results else [out]
 
 
 def last_uses(equations: Sequence[JaxprEqn], outputs: Sequence[Atom]) -> dict[int, list[Var]]:

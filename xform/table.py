@@ -8,6 +8,7 @@
 | `constant(p, ...)` | none: the derivative is zero wherever it exists | nothing flows |
 | `composite(p, jvp)` | `jvp(primals, tangents)` in JAX operations | pull is derived |
 | `Structured` | a class; the primitive holds programs | see `interpret.node` |
+| `opaque` | none: a kernel, a callback | an error, where one is needed |
 
 In formulas `y` is the output, `x` or `a, b` the inputs, `ct` a cotangent, `d...` a tangent, and
 `None` a symbolic zero. A formula takes the parameters that it uses as keyword-only arguments; any
@@ -28,9 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Primitive, frame, zeros
+from xform._jax import JaxprEqn, Primitive, frame, is_reference, zeros
 from xform.errors import MissingRule, UnsupportedParam, WrongRule
-from xform.ir import Mask, bind
+from xform.ir import Mask, Program, bind
 
 Formula = Callable[..., Any]
 Value = Any
@@ -52,6 +53,10 @@ class Rule:
         if self.word == "constant" or not any(active):
             return (False,) * len(eqn.outvars)
         return tuple(differentiable(v.aval) for v in eqn.outvars)
+
+    def inlined(self, eqn: JaxprEqn) -> Program | None:
+        """The program that stands for a call of no weight of its own."""
+        return None
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]
              ) -> Sequence[Value]:  # fmt: skip
@@ -236,7 +241,12 @@ def lookup(eqn: JaxprEqn) -> Rule:
 def differentiable(aval: Any) -> bool:
     """Whether a value of this type has tangents other than float0."""
     dtype = getattr(aval, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, np.inexact)
+    return dtype is not None and jnp.issubdtype(dtype, np.inexact) and not is_reference(aval)
+
+
+def arrayed(x: Value) -> Value:
+    """`x`, or the array of a Python number: user's rules return such, and programs hold them."""
+    return x if x is None or hasattr(x, "shape") else jnp.asarray(x)
 
 
 def constant_like(x: Value, c: float) -> Value:

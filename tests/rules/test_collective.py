@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AxisType
@@ -144,3 +145,32 @@ def test_partial_sums() -> None:
         for body in bodies:
             f = jax.shard_map(body, in_specs=(P("i"), P()), out_specs=P())
             agree(f, *placed(AxisType.Explicit))
+
+
+# CPUs have no ragged collective: what it does is written out here, for lanes of a vmap.
+
+
+def ragged(x, into, starts, sizes, places, received, *, axis_name, axis_index_groups=None):
+    me = lax.axis_index(axis_name)
+    for sent, first, size, place in zip(
+        *(lax.all_gather(a, axis_name) for a in (x, starts, sizes, places)), strict=True
+    ):
+        row = jnp.arange(x.shape[0]) - first[me]
+        goes = (row >= 0) & (row < size[me])
+        into = into.at[jnp.where(goes, place[me] + row, into.shape[0])].set(sent, mode="drop")
+    return into
+
+
+def test_ragged_all_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lax, "ragged_all_to_all", ragged)
+    x, into, ct = np.random.default_rng(0).normal(size=(3, 2, 5, 2))
+    how = np.array([
+        [[0, 1], [2, 0]], [[1, 2], [3, 1]], [[1, 0], [2, 3]], [[1, 3], [2, 1]]
+    ], np.int32)  # fmt: skip
+    (transpose,) = RULES["ragged_all_to_all"].formulas
+    names = {"axis_name": "i", "axis_index_groups": None}
+    lanes = lambda f: jax.vmap(f, axis_name="i")
+    y = lanes(lambda *args: ragged(*args, **names))(x, into, *how)
+    back = lanes(lambda *args: transpose(*args, **names)[:2])(ct, x, into, *how)
+    assert np.count_nonzero(np.asarray(y) != into) == 2 * how[1].sum()
+    np.testing.assert_allclose(np.vdot(ct, y), np.vdot(back[0], x) + np.vdot(back[1], into), 1e-6)

@@ -29,7 +29,7 @@ def dtypes(case: Case, *names: str) -> list[str]:
 
 
 # Factorizations and the gamma sampler are large programs: a minute or so for each case.
-HEAVY = {"lu", "qr", "svd", "eigh", "cholesky", "random_gamma"}
+HEAVY = {"lu", "qr", "svd", "eigh", "eig", "cholesky", "random_gamma"}
 marks = {True: [pytest.mark.slow], False: []}
 # The case of each primitive in which second derivatives are taken at once.
 SHORTEST = {c.primitive: c for c in sorted(CASES, key=lambda c: -len(c.label))}

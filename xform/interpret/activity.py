@@ -10,7 +10,7 @@ import dataclasses
 
 from xform._jax import Var
 from xform.ir import Mask, Program
-from xform.table import lookup
+from xform.table import RULES, lookup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ def _path(prog: Program, active: Mask, wanted: Mask | None) -> Path:
     found: list[tuple[int, Mask]] = []
     for i, eqn in enumerate(prog.equations):
         ins = tuple(isinstance(v, Var) and v in live for v in eqn.invars)
-        if any(ins) and eqn.outvars:  # an effect without outputs has no derivative
+        if any(ins) and (eqn.outvars or eqn.primitive.name in RULES):  # an effect may have no rule
             outs = lookup(eqn).active(eqn, ins)
             if any(outs):
                 found.append((i, ins))

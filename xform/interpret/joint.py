@@ -15,6 +15,7 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Offloadable, Var, cotangent_aval, tangent_aval
 from xform.interpret.activity import path
+from xform.interpret.checkpoints import SLOTS
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, gather, join_p, spread
 from xform.interpret.pullback import pullback
@@ -148,7 +149,8 @@ def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool 
     """
     way = path(prog, active, wanted)
     seconds = way.inputs if push else tuple(wanted) if wanted is not None else way.outputs
-    key = ("push" if push else "pull", way.inputs if push else active, seconds, wanted)
+    ends = ("push", way.inputs) if push else ("pull", active)
+    key = (*ends, seconds, wanted, SLOTS.get())
     if key not in prog.cache:
         prog.cache[key] = (_pushed if push else _pulled)(prog, active, seconds)
     return prog.cache[key]

@@ -27,6 +27,8 @@ def check_linear(plan: Plan, active: Mask) -> None:
         on = tuple(isinstance(v, Var) and v in smooth for v in eqn.invars)
         if eqn.primitive is fork_p:
             node = eqn.params["node"]
+            if node.steered(tuple(isinstance(v, Var) and v in moving for v in eqn.invars)):
+                raise _not_linear("an argument decides how many steps a loop takes", eqn)
             for inner in plan.inner[node]:
                 check_linear(inner, inner.joint.active)
             outs = (*lookup(node.eqn).active(node.eqn, on), False)

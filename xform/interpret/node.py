@@ -54,6 +54,7 @@ class Node(abc.ABC):
     """
 
     trips: int = 1
+    first_carry: int = 0  # in a loop's program
     loop: ClassVar[bool] = False  # re-running it costs its whole length: a plan may keep its state
     policy: Any = None
     region: ClassVar[bool] = False  # a remat region: its own policy decides inside
@@ -84,9 +85,21 @@ class Node(abc.ABC):
         """Which inputs of the nested program the token holds once per trip: a loop's carry."""
         return (False,) * len(plans[0].reads)
 
+    def copies(self, plans: Plans) -> Sequence[int]:
+        """How many states of each input of the nested program the token holds."""
+        return [self.trips * on for on in self.stacked(plans)]
+
+    def steered(self, moving: Mask) -> bool:
+        """Whether inputs that are `moving` decide how often a loop runs."""
+        return False
+
     def hoisted(self, plan: Any) -> Mask:
         """Which of a nested plan's kept values the token holds once, rather than once per trip."""
         return (False,) * len(plan.kept)
+
+    def keeps(self, plan: Any) -> Sequence[Any]:
+        """Those of a nested plan's kept values that the token holds."""
+        return plan.kept
 
 
 class Structured(Rule):

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Var, frame, scan_counts
+from xform._jax import JaxprEqn, Var, frame
 from xform.interpret.joint import Joint, Plan
 from xform.interpret.node import Node, fork_p, gather
 from xform.memory.table import columns, human_bytes
@@ -188,17 +188,18 @@ def _token(node: Node, plans: Sequence[Plan]) -> list[Residual]:
     if len(plans) != 1:
         return _branches(plans)
     (plan,), joint = plans, plans[0].joint
-    once = node.hoisted(plan)
-    each = _kept(plan, gather(plan.kept, tuple(not o for o in once)))
-    for i, v in enumerate(joint.inputs):
-        if node.stacked(plans)[i]:
-            n_consts, _ = scan_counts(node.eqn.params)
-            origin = _origin(joint, joint.outputs[i - n_consts]) or (node.eqn, "")
-            each.append(_row("carry", v.aval, origin, "the state of the loop in each trip"))
-    return [
-        *_kept(plan, gather(plan.kept, once)),
-        *(dataclasses.replace(r, loops=(*_loops(node), *r.loops)) for r in each),
-    ]
+    once = {v for v, on in zip(plan.kept, node.hoisted(plan), strict=True) if on}
+    held = node.keeps(plan)
+    rows = _kept(plan, [v for v in held if v in once])
+    for r in _kept(plan, [v for v in held if v not in once]):
+        rows.append(dataclasses.replace(r, loops=(*_loops(node), *r.loops)))
+    for i, n in enumerate(node.copies(plans)):
+        if n:
+            v, made = joint.inputs[i], joint.outputs[i - node.first_carry]
+            origin = _origin(joint, made) or (node.eqn, "")
+            row = _row("carry", v.aval, origin, "the state of the loop in each trip")
+            rows.append(dataclasses.replace(row, loops=(n,)))
+    return rows
 
 
 def _branches(plans: Sequence[Plan]) -> list[Residual]:

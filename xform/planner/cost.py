@@ -190,10 +190,11 @@ _MOVES = (
     "all_gather", "all_to_all", "after_all", "axis_index", "bitcast_convert_type",
     "broadcast_in_dim", "complex", "concatenate", "convert_element_type", "copy", "copy_p",
     "create_token", "device_put", "dynamic_slice", "dynamic_update_slice", "empty2", "full",
-    "gather", "get", "imag", "iota", "name", "optimization_barrier", "pad", "pbroadcast", "pcast",
-    "ppermute", "pvary", "ragged_all_to_all", "random_seed", "random_unwrap", "random_wrap", "real",
-    "reshape", "reshard", "rev", "scatter", "sharding_constraint", "slice", "split", "squeeze",
-    "stop_gradient", "swap", "tie", "tile", "transpose",
+    "gather", "get", "imag", "iota", "keep_lane", "loop_result", "name", "optimization_barrier",
+    "pad", "pbroadcast", "pcast", "ppermute", "pvary", "ragged_all_to_all", "random_seed",
+    "random_unwrap", "random_wrap", "real", "reshape", "reshard", "rev", "scatter",
+    "sharding_constraint", "slice", "some_lane", "split", "squeeze", "stop_gradient", "swap", "tie",
+    "tile", "transpose",
 )  # fmt: skip
 _COUNT: dict[str, Callable[[JaxprEqn], float]] = {
     "dot_general": _dot,

@@ -6,8 +6,8 @@ placed just before their first use. Constants (a causal mask) and views are neve
 are made from is.
 
 A loop or call that keeps something inside keeps the outputs that are needed too, and a loop its
-carry; one that keeps nothing is run again as a whole. Only at the top of a function is a loop never
-run again: its carries are kept, and the policy decides inside its body.
+carry; one that keeps nothing is run again as a whole, unless it has effects. Only at the top of a
+function is a loop never run again: its carries are kept, and the policy decides inside its body.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class _Walk:
         plans = tuple(plan(j, inside, top and not node.region) for j in node.joints)
         stays = (
             self.policy == save_everything
+            or bool(node.eqn.effects)
             or (node.loop and top)
             or (node.region and _keeps(plans))
             or (not node.region and _keeps(plans))

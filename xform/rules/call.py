@@ -14,19 +14,20 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn
+from xform._jax import JaxprEqn, closed, primitives, staging
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Joint, analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.interpret.pullback import pullback
-from xform.ir import Mask, Program, program
+from xform.ir import Mask, Program, evaluate, program
 from xform.table import Value, add_rule
 
 _BODIES = ("jaxpr", "call_jaxpr", "fwd_jaxpr")
 
-# A body of this many equations is worth a compiled function of its own.
+# Within another computation, a body of this many equations is worth a function of its own. Where
+# operations run one by one, what the user compiles stays compiled.
 _LARGE = 48
 
 
@@ -115,12 +116,14 @@ class Jit(Structured):
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return _active_outputs(body(eqn), active)
 
-    def _inlined(self, eqn: JaxprEqn) -> bool:
-        return size(body(eqn)) < _LARGE and not placed(eqn)
+    def inlined(self, eqn: JaxprEqn) -> Program | None:
+        prog = body(eqn)
+        small = eqn.params["inline"] or (staging() and size(prog) < _LARGE)
+        return prog if small and not placed(eqn) else None
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         prog = body(eqn)
-        if self._inlined(eqn):
+        if self.inlined(eqn):
             return jvp(prog, xs, dxs)
         mask = tuple(dx is not None for dx in dxs)
         if ("jvp", mask) not in prog.cache:
@@ -134,12 +137,12 @@ class Jit(Structured):
         return prog.cache["jvp", mask](list(xs), list(dxs))
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
-        if self._inlined(eqn):
+        if self.inlined(eqn):
             return pullback(body(eqn), active, wanted, xs)
         return super().vjp(eqn, xs, active, wanted)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        if self._inlined(eqn):
+        if self.inlined(eqn):
             return jvp(body(eqn), xs, dxs, split=True)
         return super().split(eqn, xs, dxs, wanted)
 
@@ -150,23 +153,41 @@ class Jit(Structured):
 class Inline(Jit):
     """A call that means nothing to xform but its body."""
 
-    def _inlined(self, eqn: JaxprEqn) -> bool:
-        return True
+    def inlined(self, eqn: JaxprEqn) -> Program | None:
+        return body(eqn)
 
 
-class _RegionNode(CallNode):
+class RegionNode(CallNode):
     """A remat region: inside, its own policy decides, and its recompute is tied."""
 
     region = True
 
-    def __init__(self, eqn: JaxprEqn, joint: Joint, push: bool):
+    def __init__(self, eqn: JaxprEqn, joint: Joint, push: bool, policy: Any, prevent_cse: Any):
         super().__init__(eqn, joint, push)
-        self.policy = eqn.params["policy"] or _nothing
-        self.prevent_cse = eqn.params["prevent_cse"]
+        self.policy = policy or _nothing
+        self.prevent_cse = prevent_cse
 
     def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
                tied: bool) -> list[Value]:  # fmt: skip
         return emit.second(plans[0], token, xs, seconds, tied and self.prevent_cse is not False)
+
+
+def mark(jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tuple[bool, ...]):
+    """Run a jaxpr as a remat region; what it closed over becomes arguments of the region."""
+    opened, consts = closed(jaxpr)
+    if consts:
+        prog = program(jaxpr)
+        lifted = Program(
+            (*(v for v, _ in prog.consts), *prog.inputs), (), prog.equations, prog.outputs
+        )
+        if "lifted" not in prog.cache:
+            made = jax.make_jaxpr(lambda *xs: evaluate(lifted, xs))(*lifted.in_avals)
+            prog.cache["lifted"] = closed(made)[0]
+        opened = prog.cache["lifted"]
+        if isinstance(prevent_cse, tuple):
+            prevent_cse = (*(False,) * len(consts), *prevent_cse)
+    return _REMAT.bind(*consts, *args, jaxpr=opened, prevent_cse=prevent_cse, policy=policy,
+                       differentiated=False)  # fmt: skip
 
 
 def _nothing(*_: Any, **__: Any) -> bool:
@@ -181,16 +202,21 @@ class Remat(Structured):
         return _active_outputs(body(eqn), active)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        prog, params = body(eqn), eqn.params
+        on = tuple(dx is not None for dx in dxs)
+        nonzero: list[bool] = []
 
-        def run(xs: Sequence[Value], dxs: Sequence[Value]):
-            return jvp(prog, xs, dxs)
+        def run(*args: Value) -> list[Value]:
+            n = len(xs)
+            ys, dys = jvp(body(eqn), args[:n], spread(args[n:], on))
+            nonzero[:] = [dy is not None for dy in dys]
+            return [*ys, *gather(dys, nonzero)]
 
-        prevent = params["prevent_cse"]
-        marked = jax.checkpoint(
-            run, policy=params["policy"], prevent_cse=prevent if isinstance(prevent, bool) else True
-        )
-        return marked(list(xs), list(dxs))
+        args = [*xs, *gather(dxs, on)]
+        prevent = eqn.params["prevent_cse"]
+        prevent = prevent if isinstance(prevent, bool) else True
+        out = mark(jax.make_jaxpr(run)(*args), args, eqn.params["policy"], prevent)
+        n = len(eqn.outvars)
+        return out[:n], spread(out[n:], nonzero)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         if eqn.params["differentiated"]:
@@ -198,7 +224,8 @@ class Remat(Structured):
         return super().vjp(eqn, xs, active, wanted)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
-        return _RegionNode(eqn, analyze(body(eqn), active, wanted, push), push)
+        joint = analyze(body(eqn), active, wanted, push)
+        return RegionNode(eqn, joint, push, eqn.params["policy"], eqn.params["prevent_cse"])
 
 
 def _active_outputs(prog: Program, active: Mask) -> Mask:
@@ -208,7 +235,8 @@ def _active_outputs(prog: Program, active: Mask) -> Mask:
 _INLINE = ("jit", "closed_call", "core_call", "core_closed_call")
 
 add_rule(Jit("jit", "structured"))
+_REMAT = primitives()["remat2"]
 add_rule(Remat("remat2", "structured"))
 # `remat_opt` is the forward function of a custom_vjp with `optimize_remat`.
-for _name in ("closed_call", "core_call", "core_closed_call", "remat_opt"):
+for _name in ("closed_call", "core_call", "core_closed_call", "eval_jaxpr", "remat_opt"):
     add_rule(Inline(_name, "structured"))

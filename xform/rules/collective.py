@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 
+from xform._jax import zeros
 from xform.table import Value, composite, constant, linear
 
 Axes = Any
@@ -91,7 +93,32 @@ def _all_gather_invariant(ct: Value, x: Value, *, all_gather_dimension: int, axi
     return mine if tiled else lax.squeeze(mine, [all_gather_dimension])
 
 
+def _ragged_all_to_all(ct: Value, x: Value, into: Value, starts: Value, sizes: Value,
+                       places: Value, received: Value, *, axis_name: Axes,
+                       axis_index_groups: Groups):  # fmt: skip
+    """Rows go back where they came from; what they replaced in `into` has no cotangent.
+
+    A device knows where its own rows start and where they are placed; to send rows back it asks the
+    others for both.
+    """
+    ask = lambda i: lax.all_to_all(
+        i, axis_name, 0, 0, axis_index_groups=axis_index_groups, tiled=True
+    )
+    mine = ask(places)
+    back = lax.ragged_all_to_all(
+        ct, zeros(jax.typeof(x)), mine, received, ask(starts), sizes,
+        axis_name=axis_name, axis_index_groups=axis_index_groups,
+    )  # fmt: skip
+    row = lax.broadcasted_iota(mine.dtype, (ct.shape[0], mine.shape[0]), 0)
+    first = lax.broadcast_in_dim(mine, row.shape, (1,))
+    end = lax.broadcast_in_dim(lax.add(mine, received), row.shape, (1,))
+    inside = lax.bitwise_and(lax.ge(row, first), lax.lt(row, end))
+    replaced = lax.broadcast_in_dim(lax.reduce_or(inside, (1,)), ct.shape, (0,))
+    return [back, lax.select(replaced, zeros(jax.typeof(ct)), ct), *[None] * 4]
+
+
 linear("all_gather", _all_gather)
+linear("ragged_all_to_all", _ragged_all_to_all, over=(0, 1))
 linear("reduce_scatter", _reduce_scatter)
 linear("all_to_all", _all_to_all)
 linear("all_gather_invariant", _all_gather_invariant)

@@ -7,7 +7,7 @@ are ordinary candidates for saving, and its backward function is called in the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,20 +15,58 @@ import jax
 from xform._jax import JaxprEqn, SymbolicZero, frame, is_zero, pull_custom_vjp, tangent_aval, zeros
 from xform.errors import NotDifferentiable
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Structured
+from xform.interpret.node import Pull, Structured
 from xform.interpret.pullback import pull_of_jvp, pullback
 from xform.ir import Mask, bind, program
-from xform.table import Value, add_rule
+from xform.table import Value, add_rule, arrayed
 
 
-def _tangents(eqn: JaxprEqn, values: Sequence[Value], of: Sequence[Any]) -> list[Value]:
+def _filled(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> list[Value]:
     """What a custom rule is given for None: zeros, or symbolic ones if it asked for them."""
-    make = SymbolicZero if eqn.params["symbolic_zeros"] else zeros
-    return [make(tangent_aval(v.aval)) if x is None else x for x, v in zip(values, of, strict=True)]
+    make = SymbolicZero if symbolic else zeros
+    return [make(tangent_aval(a)) if x is None else x for x, a in zip(values, avals, strict=True)]
 
 
-def _none_if_zero(x: Value) -> Value:
-    return None if x is None or is_zero(x) or x.dtype == jax.dtypes.float0 else x
+def none_if_zero(x: Value) -> Value:
+    """What a rule returned; None for any kind of zero."""
+    zero = x is None or is_zero(x) or jax.typeof(x).dtype == jax.dtypes.float0
+    return None if zero else x
+
+
+def push_by_rule(
+    rule: Callable[..., Any], symbolic: bool, xs: Sequence[Value], dxs: Sequence[Value]
+):
+    """Outputs and their tangents, as the rule of a `custom_jvp` says."""
+    out = rule(*xs, *_filled(dxs, list(map(jax.typeof, xs)), symbolic))
+    n = len(out) // 2
+    return list(out[:n]), [none_if_zero(dy) for dy in out[n:]]
+
+
+def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequence[Value],
+                 active: Mask) -> tuple[list[Value], Pull]:  # fmt: skip
+    """Outputs and their pullback, as the rules of a `custom_vjp` say."""
+    out = fwd.call_wrapped(*[a for pair in zip(xs, active, strict=True) for a in pair])
+    _, res_tree, forwarded = out_trees()
+    n = res_tree.num_leaves - sum(i is not None for i in forwarded)
+    made, ys = iter(out[:n]), list(out[n:])
+    residuals = [next(made) if i is None else xs[i] for i in forwarded]
+    avals = list(map(jax.typeof, ys))
+
+    def pull(cts: Sequence[Value]) -> list[Value]:
+        out = pull_custom_vjp(bwd, residuals, _filled(cts, avals, symbolic))
+        return [none_if_zero(ct) if on else None for ct, on in zip(out, active, strict=True)]
+
+    return ys, pull
+
+
+def no_forward_mode(eqn: JaxprEqn) -> NotDifferentiable:
+    """The error of a push through a `custom_vjp`."""
+    return NotDifferentiable(
+        "forward-mode derivative (jvp) of a custom_vjp function",
+        "its rule says how to pull cotangents back, not how to push tangents forward",
+        frame(eqn),
+        "use reverse mode (grad, vjp), or give the function a jax.custom_jvp rule instead",
+    )
 
 
 class CustomJvp(Structured):
@@ -36,9 +74,8 @@ class CustomJvp(Structured):
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         _, rule = eqn.primitive.get_bind_params(eqn.params)["subfuns"]
-        out = rule.call_wrapped(*xs, *_tangents(eqn, dxs, eqn.invars))
-        n = len(out) // 2
-        return list(out[:n]), [_none_if_zero(dy) for dy in out[n:]]
+        ys, dys = push_by_rule(rule.call_wrapped, eqn.params["symbolic_zeros"], xs, dxs)
+        return list(map(arrayed, ys)), list(map(arrayed, dys))
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         return self.jvp(eqn, xs, dxs)
@@ -51,15 +88,10 @@ class CustomVjp(Structured):
     """`jax.custom_vjp`."""
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        raise NotDifferentiable(
-            "forward-mode derivative (jvp) of a custom_vjp function",
-            "its rule says how to pull cotangents back, not how to push tangents forward",
-            frame(eqn),
-            "use reverse mode (grad, vjp), or give the function a jax.custom_jvp rule instead",
-        )
+        raise no_forward_mode(eqn)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        return self.jvp(eqn, xs, dxs)
+        raise no_forward_mode(eqn)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         if any(active[: eqn.params["num_consts"]]):
@@ -70,17 +102,9 @@ class CustomVjp(Structured):
                 "pass the value as an argument of the function",
             )
         _, fwd, bwd = eqn.primitive.get_bind_params(eqn.params)["subfuns"]
-        out = fwd.call_wrapped(*[a for pair in zip(xs, active, strict=True) for a in pair])
-        _, res_tree, forwarded = eqn.params["out_trees"]()
-        n = res_tree.num_leaves - sum(i is not None for i in forwarded)
-        made, ys = iter(out[:n]), list(out[n:])
-        residuals = [next(made) if i is None else xs[i] for i in forwarded]
-
-        def pull(cts: Sequence[Value]) -> list[Value]:
-            full = _tangents(eqn, cts, eqn.outvars)
-            return [_none_if_zero(ct) for ct in pull_custom_vjp(bwd, residuals, full)]
-
-        return ys, pull
+        trees, symbolic = eqn.params["out_trees"], eqn.params["symbolic_zeros"]
+        ys, pull = pull_by_rule(fwd, bwd, trees, symbolic, xs, active)
+        return list(map(arrayed, ys)), pull
 
 
 class LinearSolve(Structured):

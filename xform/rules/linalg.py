@@ -1,8 +1,6 @@
-"""Linear algebra: solves with structured matrices, and factorizations.
+"""Linear algebra: products of matrices, and solves with structured ones.
 
-Factorizations are differentiated where they are smooth: distinct eigenvalues and singular values,
-full rank. There the phases of complex eigenvectors and singular vectors are JAX's choice. Of a
-symmetric input only the triangle that the primitive reads has a derivative.
+Factorizations are in `rules.factor` and `rules.eigen`.
 """
 
 from __future__ import annotations
@@ -15,10 +13,9 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, jax_primitives, zeros
-from xform.errors import UnsupportedParam
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, bind, trace
-from xform.table import Rule, Value, composite, constant, declare
+from xform.table import Rule, Value, declare
 
 HIGHEST = lax.Precision.HIGHEST
 
@@ -105,21 +102,6 @@ def take_rows(a: Any, permutation: Any) -> Any:
         unique_indices=True,
         mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
     )
-
-
-def unsupported(name: str, what: str) -> UnsupportedParam:
-    return UnsupportedParam(
-        f"derivative of {name}",
-        f"{what} has no derivative rule",
-        "",
-        "compute the thin, whole factorization, or declare a rule with jax.custom_jvp",
-    )
-
-
-def whole(name: str, subset_by_index: Any, n: int) -> None:
-    """Refuse a part of the eigenvectors or singular vectors."""
-    if subset_by_index is not None and tuple(subset_by_index) != (0, n):
-        raise unsupported(name, f"subset_by_index={subset_by_index}")
 
 
 # Solves. `A y = b` gives `A dy = db - dA y`: one rule for every structure of A.
@@ -217,139 +199,8 @@ def solve_right(a: Any, b: Any, **kind: bool) -> Any:
     return jax.lax.linalg.triangular_solve(a, b, left_side=False, **kind)
 
 
-# Factorizations.
-
-
-def _cholesky(xs: Any, dxs: Any):
-    # Murray, "Differentiation of the Cholesky decomposition", arXiv:1602.07527, section 3.1:
-    # dL = L φ(L⁻¹ dA L⁻ᴴ), where φ takes the lower triangle and half of the diagonal.
-    (a,), (da,) = xs, dxs
-    y = lower(jax_primitives.cholesky_p.bind(a))
-    if da is None:
-        return [y], [None]
-    inner = solve_right(y, hermitian(da, True), lower=True, transpose_a=True, conjugate_a=True)
-    inner = solve_left(y, inner, lower=True)
-    half = lax.sub(lower(inner), lax.mul(where(np.eye(a.shape[-1], dtype=bool), inner),
-                                         np.asarray(0.5, a.dtype)))  # fmt: skip
-    return [y], [dot(y, half)]
-
-
-def _lu(xs: Any, dxs: Any):
-    # de Hoog, Anderssen and Lukas, "Differentiation of matrix functionals using triangular
-    # factorization", Math. Comp. 80 (2011): with M = L⁻¹ P dA U⁻¹,
-    # dL = L tril(M, -1) and dU = triu(M) U. A factor that is not square is made so by an identity.
-    (a,), (da,) = xs, dxs
-    lu, pivots, permutation = jax_primitives.lu_p.bind(a)
-    if da is None:
-        return [lu, pivots, permutation], [None] * 3
-    m, n = a.shape[-2:]
-    k, batch = min(m, n), a.ndim - 2
-    zero, still = np.zeros((), a.dtype), [(0, 0, 0)] * batch
-    left = lax.pad(lax.slice_in_dim(lu, 0, k, axis=-1), zero, [*still, (0, 0, 0), (0, m - k, 0)])
-    left = lax.add(lower(left, 1), eye(left))
-    right = lax.pad(lax.slice_in_dim(lu, 0, k, axis=-2), zero, [*still, (0, n - k, 0), (0, 0, 0)])
-    tail = np.diag(np.arange(n) >= k).astype(a.dtype)
-    right = lax.add(upper(right), lax.broadcast_in_dim(tail, right.shape, (batch, batch + 1)))
-    middle = solve_left(left, take_rows(da, permutation), lower=True, unit_diagonal=True)
-    middle = solve_right(right, middle, lower=False)
-    dlu = lax.add(dot(left, lower(middle, 1)), dot(upper(middle), right))
-    return [lu, pivots, permutation], [dlu, None, None]
-
-
-def _eigh(xs: Any, dxs: Any, *, lower: bool, sort_eigenvalues: bool, subset_by_index: Any,
-          algorithm: Any = None):  # fmt: skip
-    # Giles, "An extended collection of matrix derivative results for forward and reverse mode
-    # algorithmic differentiation" (2008), section 3.1: dw = diag(Vᴴ dA V) and
-    # dV = V (F ∘ Vᴴ dA V), F[i, j] = 1 / (w[j] - w[i]) off the diagonal.
-    (a,), (da,) = xs, dxs
-    whole("eigh", subset_by_index, a.shape[-1])
-    v, w = jax_primitives.eigh_p.bind(
-        a, lower=lower, sort_eigenvalues=sort_eigenvalues, subset_by_index=subset_by_index,
-        algorithm=algorithm,
-    )  # fmt: skip
-    if da is None:
-        return [v, w], [None, None]
-    inner = dot(adjoint(v), dot(hermitian(da, lower), v))
-    unit = eye(inner)
-    gap = lax.add(lax.sub(columns(w, inner), rows(w, inner)), unit)
-    dv = dot(v, lax.mul(lax.sub(lax.reciprocal(gap), unit), inner))
-    return [v, w], [dv, lax.real(diagonal(inner)) if np.iscomplexobj(inner) else diagonal(inner)]
-
-
-def _svd(xs: Any, dxs: Any, *, full_matrices: bool, compute_uv: bool, subset_by_index: Any,
-         algorithm: Any = None):  # fmt: skip
-    # Wan and Zhang, "Automatic differentiation for complex valued SVD", arXiv:1909.02659:
-    # with M = Uᴴ dA V and F[i, j] = 1 / (s[j]² - s[i]²) off the diagonal, dU = U (F ∘ (M S + S Mᴴ)
-    # + the imaginary diagonal of M / S), dV = V (F ∘ (S M + Mᴴ S)), ds = real(diag(M)); a factor
-    # that is not square has a part of its own outside the space of its columns.
-    (a,), (da,) = xs, dxs
-    m, n = a.shape[-2:]
-    if compute_uv:
-        whole("svd", subset_by_index, min(m, n))
-        if full_matrices and m != n:
-            raise unsupported("svd", "full_matrices=True of a matrix that is not square")
-    kind = {"subset_by_index": subset_by_index, "algorithm": algorithm}
-    svd_p = jax_primitives.svd_p
-    if da is None:
-        ys = svd_p.bind(a, full_matrices=full_matrices, compute_uv=compute_uv, **kind)
-        return ys, [None] * len(ys)
-    s, u, vh = svd_p.bind(a, full_matrices=False, compute_uv=True, **kind)
-    v, right = adjoint(vh), dot(da, adjoint(vh))
-    inner = dot(adjoint(u), right)
-    ds = lax.real(diagonal(inner)) if np.iscomplexobj(inner) else diagonal(inner)
-    if not compute_uv:
-        return [s], [ds]
-    si, sj, unit = rows(s, inner), columns(s, inner), eye(inner)
-    gap = lax.mul(lax.add(sj, si), lax.sub(sj, si))
-    inverse = lax.sub(lax.reciprocal(lax.add(gap, unit)), unit)
-    ms, sm = lax.mul(inner, sj), lax.mul(inner, si)
-    du = lax.mul(inverse, lax.add(ms, adjoint(ms)))
-    dv = lax.mul(inverse, lax.add(sm, adjoint(sm)))
-    if np.iscomplexobj(inner):
-        phase = lax.sub(inner, adjoint(inner))
-        phase = lax.div(where(np.eye(min(m, n), dtype=bool), phase), lax.add(si, si))
-        du = lax.add(du, phase)
-    du, dv = dot(u, du), dot(v, dv)
-    if m > n:
-        du = lax.add(du, lax.div(lax.sub(right, dot(u, inner)), columns(s, du)))
-    if n > m:
-        left = dot(adjoint(da), u)
-        dv = lax.add(dv, lax.div(lax.sub(left, dot(v, adjoint(inner))), columns(s, dv)))
-    return [s, u, vh], [ds, du, adjoint(dv)]
-
-
-def _qr(xs: Any, dxs: Any, *, pivoting: bool, full_matrices: bool, use_magma: Any = None):
-    # Walter and Lehmann, "Algorithmic differentiation of linear algebra functions with application
-    # in optimum experimental design", arXiv:1001.1654, section 4: with X = dA R⁻¹ and M = Qᴴ X,
-    # Ω = tril(M, -1) - tril(M, -1)ᴴ is Qᴴ dQ; dQ = X + Q (Ω - M) and dR = Qᴴ dA - Ω R. Of a wide
-    # matrix, the first square part makes Q. The diagonal of R is real.
-    (a,), (da,) = xs, dxs
-    m, n = a.shape[-2:]
-    if full_matrices and m > n:
-        raise unsupported("qr", "full_matrices=True of a tall matrix")
-    q, r, *permutation = jax_primitives.qr_p.bind(
-        a, pivoting=pivoting, full_matrices=full_matrices, use_magma=use_magma
-    )
-    if da is None:
-        return [q, r, *permutation], [None] * (2 + len(permutation))
-    if permutation:
-        da = transposed(take_rows(transposed(da), permutation[0]))
-    k = min(m, n)
-    x = solve_right(
-        lax.slice_in_dim(r, 0, k, axis=-1), lax.slice_in_dim(da, 0, k, axis=-1), lower=False
-    )
-    inner = dot(adjoint(q), x)
-    turn = lax.sub(lower(inner, 1), adjoint(lower(inner, 1)))
-    if np.iscomplexobj(inner):
-        turn = lax.add(turn, where(np.eye(k, dtype=bool), imaginary(inner)))
-    dq = lax.add(x, dot(q, lax.sub(turn, inner)))
-    dr = upper(lax.sub(dot(adjoint(q), da), dot(turn, r)))
-    return [q, r, *permutation], [dq, dr, *[None] * len(permutation)]
-
-
-constant("lu_pivots_to_permutation")
-composite("cholesky", _cholesky)
-composite("lu", _lu)
-composite("qr", _qr)
-composite("eigh", _eigh)
-composite("svd", _svd)
+def solve(a: Any, b: Any) -> Any:
+    """a⁻¹ b for any square `a`."""
+    factors, _, permutation = jax.lax.linalg.lu(a)
+    x = solve_left(factors, take_rows(b, permutation), lower=True, unit_diagonal=True)
+    return solve_left(factors, x, lower=False)

@@ -1,4 +1,4 @@
-"""Loops: scan in both modes, while in forward mode.
+"""`lax.scan`: loops whose number of steps is known.
 
 A scan's Joint is that of its body. Which carries are active, and which bring a cotangent, are least
 fixpoints: a carry that starts from a constant may become active on the way. The forward part is one
@@ -14,14 +14,13 @@ from typing import Any
 
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, frame, scan_counts, tangent_aval, zeros
-from xform.errors import NotDifferentiable
+from xform._jax import JaxprEqn, Var, scan_counts, tangent_aval, zeros
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Joint, Plan, analyze, live
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
-from xform.ir import Atom, Mask, Program, evaluate, program
+from xform.ir import Atom, Mask, Program, program
 from xform.table import Value, add_rule
 
 
@@ -115,6 +114,7 @@ class _ScanNode(Node):
                  push: bool):  # fmt: skip
         self.body, self.joint = body, joint
         self.trips, self.options = eqn.params["length"], _options(eqn)
+        self.first_carry = body.n_consts
         nk = body.n_carry
         if push:
             consts, carry, seq = body.parts(joint.seconds)
@@ -268,85 +268,4 @@ class _ScanNode(Node):
         return [*carry, *out]
 
 
-class _WhileBody:
-    """The programs of a `while`, and its operands."""
-
-    def __init__(self, eqn: JaxprEqn):
-        params = eqn.params
-        self.cond, self.step = program(params["cond_jaxpr"]), program(params["body_jaxpr"])
-        self.n_cond, self.n_step = params["cond_nconsts"], params["body_nconsts"]
-
-    def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Constants of the condition, constants of the body, carries."""
-        a, b = self.n_cond, self.n_cond + self.n_step
-        return list(values[:a]), list(values[a:b]), list(values[b:])
-
-    def active(self, active: Mask) -> Mask:
-        """Carries that are active after some iteration."""
-        _, consts, carry = self.parts(active)
-        while True:
-            grown = _either(carry, path(self.step, (*consts, *carry)).outputs)
-            if grown == tuple(carry):
-                return grown
-            carry = grown
-
-
-class While(Structured):
-    """`lax.while_loop`, forward mode."""
-
-    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return _WhileBody(eqn).active(active)
-
-    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        body = _WhileBody(eqn)
-        on = body.active(tuple(dx is not None for dx in dxs))
-        (cond_consts, consts, carry), (_, dconsts, dcarry) = body.parts(xs), body.parts(dxs)
-        start = [_fill(dx, v) if o else None
-                 for dx, v, o in zip(dcarry, eqn.outvars, on, strict=True)]  # fmt: skip
-
-        def cond(state: Any) -> Value:
-            return evaluate(body.cond, [*cond_consts, *state[0]])[0]
-
-        def step(state: Any) -> Any:
-            carry, dcarry = state
-            ys, dys = jvp(body.step, [*consts, *carry], [*dconsts, *dcarry])
-            dys = [_fill(dy, v) if o else None
-                   for dy, v, o in zip(dys, eqn.outvars, on, strict=True)]  # fmt: skip
-            return ys, dys
-
-        return lax.while_loop(cond, step, (carry, start))
-
-    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
-        raise NotDifferentiable(
-            "reverse-mode derivative of while_loop",
-            "the number of its iterations is not known, so the states to go back through are not "
-            "either",
-            frame(eqn),
-            "use lax.scan, or lax.fori_loop with static bounds; jvp, jacfwd and linearize work",
-        )
-
-    def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
-        results = tuple(a and b for a, b in zip(self.active(eqn, active), wanted, strict=True))
-        return _WhileNode(eqn, [], active, results, push)
-
-
-class _WhileNode(Node):
-    """A pushed while: the second part runs the loop again with tangents beside."""
-
-    loop = True
-
-    def reads(self, plans: Plans) -> Mask:
-        return (True,) * len(self.eqn.invars)
-
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
-        return self.primal(xs), ()
-
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
-        _, dys = _WHILE.jvp(self.eqn, xs, spread(seconds, self.seconds))
-        return gather(dys, self.results)
-
-
-_WHILE = While("while", "structured")
-add_rule(_WHILE)
 add_rule(Scan("scan", "structured"))

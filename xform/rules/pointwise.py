@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import primitives, zeros
+from xform._jax import primitives, weak_as, zeros
 from xform.errors import NotDifferentiable
 from xform.table import (
     Over,
@@ -310,15 +310,10 @@ linear("conj", lambda ct, x, *, input_dtype: lax.real(ct) if real_valued(x) else
 def _convert(ct: Value, x: Value, *, new_dtype: Any, weak_type: bool, sharding: Any) -> Value:
     if real_valued(x) and not real_valued(ct):
         ct = lax.real(ct)
-    weak = jax.typeof(x).weak_type
-    if not weak:
-        return lax.convert_element_type(ct, x.dtype)
-    # lax has no public way to a weak type.
-    return _CONVERT.bind(ct, new_dtype=x.dtype, weak_type=weak, sharding=None)
+    return weak_as(lax.convert_element_type(ct, x.dtype), jax.typeof(x))
 
 
-_CONVERT = primitives()["convert_element_type"]
-linear(_CONVERT, _convert)
+linear("convert_element_type", _convert)
 linear(
     "reduce_precision",
     lambda ct, x, *, exponent_bits, mantissa_bits: lax.reduce_precision(

@@ -15,7 +15,7 @@ from jax.experimental.layout import with_layout_constraint
 from jax.sharding import PartitionSpec
 
 from xform._jax import primitives
-from xform.table import Value, constant, differentiable, linear
+from xform.table import Value, constant, differentiable, linear, reduce_like
 
 
 def back(ct: Value, x: Value) -> Value:
@@ -40,7 +40,12 @@ def _reshape(ct: Value, x: Value, *, new_sizes: Any, dimensions: Any, sharding: 
     return lax.transpose(ct, np.argsort(dimensions))
 
 
+def _broadcast_to(ct: Value, x: Value, *, shape: Sequence[int]):
+    return reduce_like(lax.reduce_sum(ct, range(len(shape) - np.ndim(x))), x)
+
+
 linear("broadcast_in_dim", _broadcast_in_dim)
+linear("broadcast_to", _broadcast_to)
 linear("reshape", _reshape)
 linear("squeeze", lambda ct, x, *, dimensions: back(ct, x))
 linear("transpose", lambda ct, x, *, permutation: lax.transpose(ct, np.argsort(permutation)))
@@ -115,7 +120,14 @@ def _reshard(ct: Value, x: Value, *, dst_sharding: Any, concrete_mesh: Any = Non
     return jax.sharding.reshard(ct, jax.typeof(x).sharding)
 
 
+def _space(ct: Value, x: Value, *, memory_space: Any):
+    return jax.device_put(ct, jax.typeof(x).memory_space)
+
+
 linear("copy", lambda ct, x: ct)
+linear("stage", lambda ct, x: ct)
+linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct)
+linear("with_memory_space_constraint", _space)
 linear("name", lambda ct, x, *, name: ct)
 linear("optimization_barrier", _optimization_barrier)
 linear("device_put", _device_put)

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 
 from xform import policies
+from xform._jax import closed
+from xform.rules.call import mark
 
 
 def checkpoint(
     f: Callable[..., Any],
     *,
-    prevent_cse: bool = True,
+    prevent_cse: bool | Sequence[Any] = True,
     policy: Any = None,
     static_argnums: int | tuple[int, ...] = (),
     static_argnames: str | Iterable[str] = (),
 ) -> Callable[..., Any]:
     """A function like `f` whose intermediate values are recomputed when it is differentiated.
 
-    The backward pass keeps only the arguments, and what `policy` saves. The region is marked with
-    `jax.checkpoint`, so that `jax.grad` honours it too; under xform's transforms the recompute
-    survives the compiler on every backend, also for unrolled code on CPU, where XLA undoes
-    `jax.checkpoint`.
+    The backward pass keeps only the arguments, and what `policy` saves. The region is marked as
+    `jax.checkpoint` marks it, so that `jax.grad` honours it too; under xform's transforms the
+    recompute survives the compiler on every backend, also for unrolled code on CPU, where XLA
+    undoes `jax.checkpoint`.
 
     Args:
       f: pure function of pytrees of arrays.
       prevent_cse: whether the compiler must be kept from merging the recompute with the forward
-        pass. Inside a scan it cannot merge them, and nothing is emitted either way.
+        pass; or a sequence of trees of bools, for each argument. Inside a scan it cannot merge
+        them, and nothing is emitted either way.
       policy: of `xform.policies` or `jax.checkpoint_policies`; None saves nothing.
       static_argnums: positions of arguments that are not arrays.
       static_argnames: names of keyword arguments that are not arrays.
@@ -46,10 +51,50 @@ def checkpoint(
     """
     if policy is not None:
         policies.check(policy)
-    return jax.checkpoint(
-        f,
-        prevent_cse=prevent_cse,
-        policy=policy,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-    )
+    names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
+    numbers = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
+
+    @functools.wraps(f, updated=())
+    def region(*args: Any, **kwargs: Any) -> Any:
+        at = {i % len(args) for i in numbers if -len(args) <= i < len(args)}
+        at |= _positions(f, names, len(args))
+        static = tuple((i, args[i]) for i in sorted(at))
+        static += tuple((k, kwargs[k]) for k in sorted(names & kwargs.keys()))
+        dynamic = [x for i, x in enumerate(args) if i not in at]
+        named = {k: x for k, x in kwargs.items() if k not in names}
+        run = _held(f, static) if static else f
+        traced = jax.jit(run).trace(*dynamic, **named)
+        jaxpr, leaves = traced.jaxpr, jax.tree.leaves((dynamic, named))
+        if len(closed(jaxpr)[0].invars) != len(leaves):
+            # jit keeps its traces, but hides what a closure takes from another trace.
+            jaxpr = jax.make_jaxpr(run)(*dynamic, **named)
+        cse = prevent_cse
+        if not isinstance(cse, bool):
+            cse = tuple(jax.tree.leaves(jax.tree.broadcast(tuple(cse), tuple(dynamic))))
+        out = mark(jaxpr, leaves, policy, cse)
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), out)
+
+    return region
+
+
+@functools.lru_cache(maxsize=4096)
+def _held(f: Callable[..., Any], static: tuple[tuple[int | str, Any], ...]) -> Callable[..., Any]:
+    """`f` with some arguments held; one function for one choice, so that its trace is kept."""
+    names = {k: x for k, x in static if isinstance(k, str)}
+
+    @functools.wraps(f, updated=())
+    def held(*args: Any, **kwargs: Any) -> Any:
+        full = list(args)
+        for i, x in static:
+            if isinstance(i, int):
+                full.insert(i, x)
+        return f(*full, **kwargs, **names)
+
+    return held
+
+
+def _positions(f: Callable[..., Any], names: set[str], n: int) -> set[int]:
+    """Which of the first `n` positional arguments bear one of these names."""
+    if not names:
+        return set()
+    return {i for i, k in enumerate(list(inspect.signature(f).parameters)[:n]) if k in names}

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
+from xform._jax import staging
 from xform.errors import WrongTangent
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp as interpret
 from xform.planner.saved import plan
-from xform.transforms.function import Tree, function
-from xform.transforms.linear_map import Pushforward, check_tangents, dense
+from xform.transforms import eager
+from xform.transforms.function import Tree, call, function
+from xform.transforms.linear_map import Planned, Pushforward, check_tangents, dense
 
 
 def jvp(
@@ -47,12 +51,17 @@ def jvp(
             raise WrongTangent(
                 "jvp", f"{name} is a {type(value).__name__}", "", f"pass {name} as a tuple or list"
             )
-    fun, args = function(f, primals, "jvp", has_aux)
-    dxs = check_tangents(fun, "jvp", tuple(tangents))
-    ys, dys = interpret(fun.program, args, [*[None] * fun.n_consts, *dxs])
-    dys = [dense(dy, a) for dy, a in zip(dys[: fun.n_out], fun.out_avals, strict=True)]
-    y, aux = fun.outputs(ys)
-    dy = fun.out_tree.unflatten(dys)
+    at = call(f, primals, "jvp", has_aux)
+    avals = list(map(jax.typeof, at.args))
+    dxs = check_tangents(at.name, at.in_tree, avals, "jvp", tuple(tangents))
+    if not staging():
+        y, dy, aux = eager.jvp(at, dxs)
+    else:
+        fun, args = function(at)
+        ys, dys = interpret(fun.program, args, [*[None] * fun.n_consts, *dxs])
+        y, aux = fun.outputs(ys)
+        out_avals = fun.signature.out_avals
+        dy = fun.signature.out_tree.unflatten(map(dense, dys, out_avals))
     return (y, dy, aux) if has_aux else (y, dy)
 
 
@@ -82,9 +91,14 @@ def linearize(f: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> A
     >>> float(push(2.0))
     2.0
     """
-    fun, args = function(f, primals, "linearize", has_aux)
-    how = plan(analyze(fun.program, fun.active(), push=True), top=True)
-    outs, kept = emit.forward(how, args)
-    y, aux = fun.outputs(outs)
-    push = Pushforward.at(fun, how, kept, args)
+    at = call(f, primals, "linearize", has_aux)
+    if not staging():
+        y, push, aux = eager.linearize(at)
+    else:
+        fun, args = function(at)
+        how = plan(analyze(fun.program, fun.active(), push=True), top=True)
+        outs, kept = emit.forward(how, args)
+        y, aux = fun.outputs(outs)
+        part = Planned(fun, how, push=True)
+        push = Pushforward(fun.signature, part, part.arrays(kept, args))
     return (y, push, aux) if has_aux else (y, push)

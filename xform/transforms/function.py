@@ -1,4 +1,4 @@
-"""A user's function at a point: flattened, checked and traced."""
+"""A user's function at a point: flattened, checked and, if it is to be planned, traced."""
 
 from __future__ import annotations
 
@@ -19,71 +19,95 @@ Tree = Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Function:
-    """`f` at `primals`: its Program and how to read its inputs and outputs.
+class Call:
+    """`f` at `primals`, as a transform is asked for it: the leaves `given`, and as arrays."""
 
-    What `f` closes over are leading inputs of the program (`consts`), so that a Program that
-    outlives this trace holds no tracer.
-    """
+    asked: str
+    name: str
+    f: Callable[..., Any]
+    has_aux: bool
+    given: list[Any]
+    args: list[Value]
+    in_tree: Any
+
+    @property
+    def active(self) -> Mask:
+        """Every primal with tangents other than float0."""
+        return tuple(differentiable(jax.typeof(x)) for x in self.args)
+
+    def run(self, args: Sequence[Value]) -> tuple[Tree, Tree]:
+        """Output and auxiliary output of `f`, from flat arguments."""
+        result = self.f(*jax.tree.unflatten(self.in_tree, args))
+        if not self.has_aux:
+            return result, ()
+        if not isinstance(result, tuple) or len(result) != 2:
+            kind = "an array" if isinstance(result, Tracer) else type(result).__name__
+            raise WrongArgument(
+                f"{self.asked} with has_aux=True",
+                f"{self.name} returned {kind}, not a pair (output, auxiliary)",
+                "",
+                "return a pair, or drop has_aux",
+            )
+        return result
+
+
+def call(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False) -> Call:
+    """`f` at positional arguments that are arrays in pytrees."""
+    check_callable(f, asked)
+    leaves, in_tree = jax.tree.flatten(tuple(primals))
+    name = getattr(f, "__name__", type(f).__name__)
+    args = [as_array(x, asked) for x in leaves]
+    return Call(asked, name, f, has_aux, leaves, args, in_tree)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Signature:
+    """The trees and types of a function's primals and output: what its derivative takes."""
 
     name: str
-    program: Program
-    n_consts: int
     in_tree: Any
     out_tree: Any
-    n_out: int
+    primal_avals: list[Any]
+    out_avals: list[Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Function:
+    """A traced call.
+
+    What `f` closes over are leading inputs of the program (`n_consts` of them), so that a Program
+    that outlives this trace holds no tracer.
+    """
+
+    signature: Signature
+    program: Program
+    n_consts: int
     rebuild_aux: Callable[[Sequence[Value]], Tree]
-
-    @property
-    def primal_avals(self) -> list[Any]:
-        """Types of the flat primals."""
-        return self.program.in_avals[self.n_consts :]
-
-    @property
-    def out_avals(self) -> list[Any]:
-        """Types of the flat outputs, the auxiliary ones excepted."""
-        return self.program.out_avals[: self.n_out]
 
     def active(self) -> Mask:
         """Every primal with tangents other than float0; no constant."""
-        on = (differentiable(a) for a in self.primal_avals)
+        on = (differentiable(a) for a in self.signature.primal_avals)
         return (*(False,) * self.n_consts, *on)
 
     def differentiable(self) -> Mask:
         """The outputs that bring a cotangent: inexact ones, the auxiliary ones excepted."""
-        on = (jnp.issubdtype(a.dtype, np.inexact) for a in self.out_avals)
-        return (*on, *(False,) * (len(self.program.outputs) - self.n_out))
+        avals = self.signature.out_avals
+        rest = len(self.program.outputs) - len(avals)
+        return (*map(differentiable, avals), *(False,) * rest)
 
     def outputs(self, flat: Sequence[Value]) -> tuple[Tree, Tree]:
         """Output and auxiliary output of `f`, from flat outputs of the program."""
-        return jax.tree.unflatten(self.out_tree, flat[: self.n_out]), self.rebuild_aux(
-            flat[self.n_out :]
-        )
+        n = len(self.signature.out_avals)
+        y = jax.tree.unflatten(self.signature.out_tree, flat[:n])
+        return y, self.rebuild_aux(flat[n:])
 
 
-def function(
-    f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False
-) -> tuple[Function, list[Value]]:
-    """Trace `f` at `primals`, positional arguments that are arrays in pytrees; and flat inputs."""
-    check_callable(f, asked)
-    leaves, in_tree = jax.tree.flatten(tuple(primals))
-    args = [as_array(x, asked) for x in leaves]
-    name = getattr(f, "__name__", type(f).__name__)
+def function(at: Call) -> tuple[Function, list[Value]]:
+    """Trace a call; and the flat inputs of the program."""
     out: dict[str, Any] = {}
 
     def flat(*args: Value) -> list[Value]:
-        result = f(*jax.tree.unflatten(in_tree, args))
-        aux = ()
-        if has_aux:
-            if not isinstance(result, tuple) or len(result) != 2:
-                kind = "an array" if isinstance(result, Tracer) else type(result).__name__
-                raise WrongArgument(
-                    f"{asked} with has_aux=True",
-                    f"{name} returned {kind}, not a pair (output, auxiliary)",
-                    "",
-                    "return a pair, or drop has_aux",
-                )
-            result, aux = result
+        result, aux = at.run(args)
         ys, out["tree"] = jax.tree.flatten(result)
         leaves, tree = jax.tree.flatten(aux)
         # Auxiliary leaves may be anything; only what was traced goes through the program.
@@ -92,7 +116,7 @@ def function(
         out["aux"] = tree, [None if t else x for x, t in zip(leaves, traced, strict=True)], traced
         return [*ys, *(x for x, t in zip(leaves, traced, strict=True) if t)]
 
-    prog = trace(flat, *args)
+    prog = trace(flat, *at.args)
     consts = [x for _, x in prog.consts]
     lifted = Program((*(v for v, _ in prog.consts), *prog.inputs), (), prog.equations, prog.outputs)
     tree, static, traced = out["aux"]
@@ -103,8 +127,9 @@ def function(
             tree, [next(rest) if t else x for x, t in zip(static, traced, strict=True)]
         )
 
-    fun = Function(name, lifted, len(consts), in_tree, out["tree"], out["n"], rebuild_aux)
-    return fun, [*consts, *args]
+    ends = prog.in_avals, prog.out_avals[: out["n"]]
+    signature = Signature(at.name, at.in_tree, out["tree"], *ends)
+    return Function(signature, lifted, len(consts), rebuild_aux), [*consts, *at.args]
 
 
 def check_callable(f: Any, asked: str) -> None:
@@ -115,7 +140,7 @@ def check_callable(f: Any, asked: str) -> None:
 
 def as_array(x: Any, asked: str) -> Value:
     """A leaf as an array or tracer; its weak type is kept."""
-    if isinstance(x, Tracer | jax.Array):
+    if isinstance(x, Tracer | jax.Array | jax.Ref):
         return x
     try:
         jax.typeof(x)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xform._jax import weak_as
 from xform.errors import WrongDtype
 from xform.table import Value
 from xform.transforms.check import check_input, check_output
@@ -185,7 +186,7 @@ def _basis(tree: Tree) -> Tree:
             continue
         eye = np.zeros((total, size), aval.dtype)
         eye[np.arange(start, start + size), np.arange(size)] = 1
-        rows.append(jnp.asarray(eye.reshape(total, *aval.shape)))
+        rows.append(weak_as(jnp.asarray(eye.reshape(total, *aval.shape)), aval))
     return jax.tree.unflatten(structure, rows)
 
 

@@ -5,49 +5,70 @@ Since they are pytrees, such maps may leave a jitted function, be batched, or be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import abc
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xform._jax import float0_zeros, tangent_aval, zeros
+from xform._jax import add_to, float0_zeros, tangent_aval, zeros
 from xform.errors import WrongCotangent, WrongTangent
 from xform.interpret import emit
 from xform.interpret.joint import Plan
 from xform.interpret.node import gather, spread
 from xform.table import Value, differentiable
-from xform.transforms.function import Function, Tree, as_array
+from xform.transforms.function import Function, Signature, Tree, as_array
+
+
+class Part(abc.ABC):
+    """How a linear map is run; all but its arrays."""
+
+    @abc.abstractmethod
+    def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
+        """Results from cotangents of the outputs (tangents of the primals); None where zero."""
+
+    def settled(self, arrays: Any) -> tuple[Part, Any]:
+        """The same part with all of its arrays in the open."""
+        return self, arrays
+
+
+class Planned(Part):
+    """The second part of a planned function; the arrays are what it kept of the first, or reads."""
+
+    def __init__(self, fun: Function, plan: Plan, push: bool):
+        self._plan, self._n_consts, self._push = plan, fun.n_consts, push
+
+    def arrays(self, kept: list[Any], args: Sequence[Value]) -> Any:
+        """What a forward run leaves, with the inputs that are still read."""
+        return kept, gather(args, self._plan.reads)
+
+    def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
+        """The second part, under its plan."""
+        joint, (kept, reads) = self._plan.joint, arrays
+        if self._push:
+            full = [*[None] * self._n_consts, *seconds]
+        else:
+            full = [*seconds, *[None] * (len(joint.outputs) - len(seconds))]
+        args, given = spread(reads, self._plan.reads), gather(full, joint.seconds)
+        results = emit.second(self._plan, kept, args, given, True, whole=True)
+        return spread(results, joint.results)[0 if self._push else self._n_consts :]
 
 
 class LinearMap:
-    """The second part of a planned function, with what it kept of the first.
+    """A linear map: a part, and its arrays, which are the leaves of the tree."""
 
-    Everything but the arrays is in the tree's structure; `at` makes a map from a first run.
-    """
+    def __init__(self, signature: Signature, part: Part, arrays: Any):
+        self._signature, self._part, self._arrays = signature, part, arrays
 
-    def __init__(self, fun: Function, plan: Plan, kept: Any, reads: Any):
-        self._fun, self._plan, self._kept, self._reads = fun, plan, kept, reads
-
-    @classmethod
-    def at(cls, fun: Function, plan: Plan, kept: list[Any], args: Sequence[Value]) -> Self:
-        """The map that a forward run leaves, with the inputs that it still reads."""
-        return cls(fun, plan, kept, gather(args, plan.reads))
-
-    def _second(self, seconds: Sequence[Value]) -> list[Value]:
-        """Results in the places of the inputs (outputs, for a push); None where zero."""
-        joint, args = self._plan.joint, spread(self._reads, self._plan.reads)
-        given = gather(seconds, joint.seconds)
-        results = emit.second(self._plan, self._kept, args, given, True, whole=True)
-        return spread(results, joint.results)
-
-    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Function, Plan]]:
-        """The kept values and the inputs that are read; all else is static."""
-        return (self._kept, self._reads), (self._fun, self._plan)
+    def tree_flatten(self) -> tuple[tuple[Any], tuple[Signature, Part]]:
+        """The arrays; all else is static."""
+        self._part, self._arrays = self._part.settled(self._arrays)
+        return (self._arrays,), (self._signature, self._part)
 
     @classmethod
-    def tree_unflatten(cls, static: tuple[Function, Plan], children: tuple[Any, Any]) -> Self:
+    def tree_unflatten(cls, static: tuple[Signature, Part], children: tuple[Any]) -> Self:
         """The map with other arrays in its place."""
         return cls(*static, *children)
 
@@ -58,26 +79,42 @@ class Pullback(LinearMap):
 
     def __call__(self, ct: Tree, *more: Any) -> tuple[Tree, ...]:
         """Cotangents like the primals, from one like the output."""
-        fun = self._fun
+        of = self._signature
         if more:
             raise WrongCotangent(
-                f"pullback of {fun.name}",
+                f"pullback of {of.name}",
                 f"it was called with {1 + len(more)} arguments",
                 "",
                 "pass one cotangent with the tree of the function's output, such as a tuple",
             )
         cts, tree = jax.tree.flatten(ct)
-        if tree != fun.out_tree:
+        if tree != of.out_tree:
             raise WrongCotangent(
-                f"pullback of {fun.name}",
-                f"the cotangent's tree is {tree}, the output's is {fun.out_tree}",
+                f"pullback of {of.name}",
+                f"the cotangent's tree is {tree}, the output's is {of.out_tree}",
                 "",
                 "pass a cotangent with the tree of the function's output",
             )
-        checked = [_cotangent(x, a, fun.name) for x, a in zip(cts, fun.out_avals, strict=True)]
-        auxiliary = [None] * (len(fun.program.outputs) - fun.n_out)
-        results = self._second([*checked, *auxiliary])[fun.n_consts :]
-        return fun.in_tree.unflatten(map(dense, results, fun.primal_avals))
+        checked = [_cotangent(x, a, of.name) for x, a in zip(cts, of.out_avals, strict=True)]
+        results = self._part.run(self._arrays, checked)
+        return of.in_tree.unflatten(map(dense, results, of.primal_avals))
+
+    def with_refs(self, *refs: Any) -> Callable[[Tree], Tree]:
+        """The map that adds a primal's cotangent to its reference, where one is given.
+
+        `refs` are like the primals, with None where the cotangent is to be returned.
+        """
+        given = self._signature.in_tree.flatten_up_to(refs)
+
+        def accumulate(ct: Tree) -> Tree:
+            leaves = jax.tree.leaves(self(ct))
+            for ref, leaf in zip(given, leaves, strict=True):
+                if ref is not None:
+                    add_to(ref, leaf)
+            out = (x if r is None else None for r, x in zip(given, leaves, strict=True))
+            return self._signature.in_tree.unflatten(out)
+
+        return accumulate
 
 
 @jax.tree_util.register_pytree_node_class
@@ -86,10 +123,10 @@ class Pushforward(LinearMap):
 
     def __call__(self, *tangents: Tree) -> Tree:
         """A tangent like the output, from tangents like the primals."""
-        fun = self._fun
-        dxs = check_tangents(fun, "linearize", tangents)
-        results = self._second([*[None] * fun.n_consts, *dxs])[: fun.n_out]
-        return fun.out_tree.unflatten(map(dense, results, fun.out_avals))
+        of = self._signature
+        dxs = check_tangents(of.name, of.in_tree, of.primal_avals, "linearize", tangents)
+        results = self._part.run(self._arrays, dxs)
+        return of.out_tree.unflatten(map(dense, results, of.out_avals))
 
 
 def dense(value: Value, aval: Any) -> Value:
@@ -114,22 +151,24 @@ def _cotangent(ct: Value, aval: Any, name: str) -> Value:
     return ct if integer else as_array(ct, f"pullback of {name}")
 
 
-def check_tangents(fun: Function, asked: str, tangents: tuple[Tree, ...]) -> list[Value]:
+def check_tangents(
+    name: str, tree: Any, avals: Sequence[Any], asked: str, tangents: tuple[Tree, ...]
+) -> list[Value]:
     """Flat tangents of a function's primals, checked against them; None for integers."""
-    leaves, tree = jax.tree.flatten(tangents)
-    if tree != fun.in_tree:
+    leaves, given_tree = jax.tree.flatten(tangents)
+    if given_tree != tree:
         raise WrongTangent(
-            f"{asked} of {fun.name}",
-            f"the tangents' tree is {tree}, the primals' is {fun.in_tree}",
+            f"{asked} of {name}",
+            f"the tangents' tree is {given_tree}, the primals' is {tree}",
             "",
             "pass tangents with the tree of the primals",
         )
     out: list[Value] = []
-    for x, aval in zip(leaves, fun.primal_avals, strict=True):
+    for x, aval in zip(leaves, avals, strict=True):
         given, active = jax.typeof(x), differentiable(aval)
         if given.dtype != tangent_aval(aval).dtype or given.shape != aval.shape:
             raise WrongTangent(
-                f"{asked} of {fun.name}",
+                f"{asked} of {name}",
                 f"a tangent is {given.str_short()}, but its primal {aval.str_short()} wants "
                 f"{tangent_aval(aval).str_short()}",
                 "",

@@ -11,14 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xform._jax import staging
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.planner.saved import plan
 from xform.table import Value
+from xform.transforms import eager
 from xform.transforms.check import check_input, check_output, check_scalar
-from xform.transforms.function import Tree, check_callable, function, partial, positions
-from xform.transforms.linear_map import Pullback
+from xform.transforms.function import (
+    Call,
+    Tree,
+    call,
+    check_callable,
+    function,
+    partial,
+    positions,
+)
+from xform.transforms.linear_map import Planned, Pullback
 
 Policy = Any
 
@@ -53,13 +63,20 @@ def vjp(f: Callable[..., Any], *primals: Tree, has_aux: bool = False, policy: Po
     >>> float(pull(1.0)[0])
     6.0
     """
-    fun, args = function(f, primals, "vjp", has_aux)
-    joint = analyze(fun.program, fun.active(), fun.differentiable())
-    how = plan(joint, policy, top=True)
-    outs, kept = emit.forward(how, args)
-    y, aux = fun.outputs(outs)
-    pull = Pullback.at(fun, how, kept, args)
-    return (y, pull, aux) if has_aux else (y, pull)
+    return _vjp(call(f, primals, "vjp", has_aux), policy)
+
+
+def _vjp(at: Call, policy: Policy) -> Any:
+    if policy is None and not staging():
+        y, pull, aux = eager.vjp(at)
+    else:
+        fun, args = function(at)
+        how = plan(analyze(fun.program, fun.active(), fun.differentiable()), policy, top=True)
+        outs, kept = emit.forward(how, args)
+        y, aux = fun.outputs(outs)
+        part = Planned(fun, how, push=False)
+        pull = Pullback(fun.signature, part, part.arrays(kept, args))
+    return (y, pull, aux) if at.has_aux else (y, pull)
 
 
 def value_and_grad(
@@ -138,7 +155,7 @@ def _value_and_grad(asked: str, f: Any, argnums: Any, has_aux: bool, holomorphic
         held, given = partial(f, positions(argnums, len(args), asked), args, kwargs)
         for leaf in jax.tree.leaves(given):
             check_input(asked, leaf, holomorphic, allow_int)
-        y, pull, *aux = vjp(held, *given, has_aux=has_aux, policy=policy)
+        y, pull, *aux = _vjp(call(held, given, asked, has_aux), policy)
         check_scalar(asked, held.__name__, y)
         check_output(asked, y, holomorphic)
         g = pull(lax.full_like(y, 1))
@@ -176,7 +193,7 @@ def fwd_and_bwd(
 
     def fwd(*args: Any, **kwargs: Any) -> Any:
         held, given = partial(f, positions(argnums, len(args), "fwd_and_bwd"), args, kwargs)
-        return vjp(held, *given, has_aux=has_aux, policy=policy)
+        return _vjp(call(held, given, "fwd_and_bwd", has_aux), policy)
 
     def bwd(residuals: Pullback, ct: Tree) -> Any:
         cts = residuals(ct)
@@ -205,14 +222,17 @@ def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any
     zero = jax.tree.map(_zeros_like, primals)
     for leaf in jax.tree.leaves(zero):
         check_input("linear_transpose", leaf, False, False)
-    fun, args = function(f, zero, "linear_transpose")
+    fun, args = function(call(f, zero, "linear_transpose"))
     joint = analyze(fun.program, fun.active(), fun.differentiable())
     how = plan(joint, top=True)
     check_linear(how, fun.active())
     _, kept = emit.forward(how, args, (False,) * len(fun.program.outputs))
-    return Pullback.at(fun, how, kept, args)
+    part = Planned(fun, how, push=False)
+    return Pullback(fun.signature, part, part.arrays(kept, args))
 
 
 def _zeros_like(x: Any) -> Value:
-    """Zeros of the shape and dtype of anything that has them."""
+    """Zeros of the type of anything that has one."""
+    if isinstance(x, int | float | complex):
+        return type(x)(0)
     return jnp.zeros(np.shape(x), x.dtype if hasattr(x, "dtype") else jax.typeof(x).dtype)

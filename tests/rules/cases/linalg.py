@@ -1,4 +1,4 @@
-"""Cases of `xform.rules.linalg`. LAPACK has no bfloat16."""
+"""Cases of `xform.rules.linalg` and `xform.rules.factor`. LAPACK has no bfloat16."""
 
 import functools
 
@@ -33,21 +33,6 @@ def of_gram(f):
     return fun
 
 
-def phased(*vectors):
-    """Squared moduli: the phase of a complex vector is a convention."""
-    return tuple(lax.square(lax.abs(v)) if v.dtype.kind == "c" else v for v in vectors)
-
-
-def eigh(x, **kwargs):
-    v, w = LA.eigh(x, **kwargs)
-    return (*phased(v), w)
-
-
-def svd(x, **kwargs):
-    u, s, v = LA.svd(x, full_matrices=False, **kwargs)
-    return (*phased(u, v), s)
-
-
 def solve(**kwargs):
     return lambda a, b: LA.triangular_solve(a, b, **kwargs)
 
@@ -71,8 +56,27 @@ def qr(x, **kwargs):
     return LA.qr(x, full_matrices=False, **kwargs)[:2]
 
 
+def whole_qr(x, **kwargs):
+    return LA.qr(x, full_matrices=True, **kwargs)[:2]
+
+
+def multiplied(**kwargs):
+    return lambda a, taus, c: LA.ormqr(a, taus, c, **kwargs)
+
+
+def gram(a, c):
+    return LA.symmetric_product(a, c + c.T, alpha=0.7, beta=-1.5)
+
+
+def updated(r, w):
+    """An upper triangle is given: below, the primitive reads nothing."""
+    return LA.cholesky_update(r * np.triu(np.ones(r.shape)).astype(r.dtype), w)
+
+
+TAUS = np.array([1.2, 0.7])
+
+
 case = functools.partial(Case, bfloat16=False)
-values = lambda x: LA.svd(x, compute_uv=False)
 LEFT = {"left_side": True}
 
 # Second derivatives take long to compile: one case of each factorization has them.
@@ -97,11 +101,17 @@ CASES = [
     case("qr", qr, (array(4, 4),), complex=True),
     case("qr", qr, (array(2, 5, 3),), "tall, batch", complex=True, second=False),
     case("qr", qr, (array(3, 5),), "wide", complex=True, second=False),
-    case("eigh", of_gram(eigh), (well(4, 4),), complex=True),
-    case("eigh", of_gram(lambda x: eigh(x, lower=False)), (well(2, 3, 3),),
-         "upper, batch", second=False),
-    case("svd", svd, (array(4, 4),), complex=True),
-    case("svd", svd, (array(5, 3),), "tall", complex=True, second=False),
-    case("svd", svd, (array(2, 3, 5),), "wide, batch", second=False),
-    case("svd", values, (array(5, 3),), "values", complex=True, second=False),
+    case("qr", whole_qr, (array(5, 3),), "tall, whole", complex=True),
+    case("qr", lambda x: whole_qr(x, pivoting=True), (array(2, 4, 2),),
+         "tall, whole, pivots, batch", second=False, jax=False),
+    # JAX has no rule for these.
+    case("householder_product", LA.householder_product, (array(4, 3), TAUS), complex=True,
+         jax=False),
+    case("householder_product", LA.householder_product, (array(2, 4, 2), np.stack([TAUS, TAUS])),
+         "batch", jax=False),
+    case("ormqr", multiplied(), (array(4, 3), TAUS, array(4, 2)), complex=True, jax=False),
+    case("ormqr", multiplied(left=False, transpose=True), (array(4, 2), TAUS, array(3, 4)),
+         "right, transposed", complex=True, jax=False),
+    case("symmetric_product", gram, (array(3, 2), array(3, 3)), jax=False),
+    case("cholesky_update", updated, (well(3, 3), array(3)), jax=False),
 ]  # fmt: skip

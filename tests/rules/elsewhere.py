@@ -1,0 +1,27 @@
+"""Primitives whose rules are tested by more than a function and its arguments: in which file."""
+
+_FILES = {
+    "tests/rules/test_structured.py": (
+        "cond", "scan", "jit", "remat2", "closed_call", "core_call", "core_closed_call",
+        "remat_opt", "custom_jvp_call", "custom_vjp_call", "custom_linear_solve", "while",
+        "eval_jaxpr", "call_hi_primitive", "keep_lane", "loop_result",
+    ),
+    "tests/rules/test_collective.py": (
+        "psum", "psum_invariant", "pvary", "all_gather", "all_gather_invariant", "reduce_scatter",
+        "all_to_all", "ragged_all_to_all", "ppermute", "pbroadcast", "pmax", "pmin",
+        "all_gather_reduced", "unreduced_reduce_scatter", "unreduced_psum", "preduced",
+        "vary_unreduced_cast_p", "vary_unreduced_cast", "reduced_vary_cast_p", "reduced_vary_cast",
+    ),
+    "tests/rules/test_shard.py": ("shard_map",),
+    "tests/rules/test_rules.py": ("reshard",),
+    "tests/rules/test_reference.py": (
+        "new_ref", "empty_ref", "get", "swap", "addupdate", "freeze", "free_ref", "run_state",
+    ),
+    "tests/rules/test_opaque.py": (
+        "pallas_call", "ffi_call", "custom_partitioning", "pure_callback", "io_callback",
+        "bcoo_spdot_general",
+    ),
+    "tests/rules/test_calls.py": ("composite", "fused_call", "call"),
+    "tests/interpret/test_tie.py": ("tie",),
+}  # fmt: skip
+ELSEWHERE = {name: path for path, names in _FILES.items() for name in names}

@@ -1,0 +1,197 @@
+"""Python control flow on values, while they are differentiated."""
+
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import xform
+from tests.reference import close
+
+X = np.array([0.5, 1.5, 2.5], np.float32)
+
+
+def newton(x):
+    y = x
+    while abs(y * y - x) > 1e-6:
+        y = 0.5 * (y + x / y)
+    return y
+
+
+@jax.custom_jvp
+def bent(x):
+    return jnp.sin(x) if x > 0 else jnp.cos(x)
+
+
+@bent.defjvp
+def _(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    return bent(x), (2.0 * dx if x > 1 else 3.0 * dx)
+
+
+@jax.custom_vjp
+def turned(x):
+    return jnp.sin(x) if x > 0 else jnp.cos(x)
+
+
+turned.defvjp(
+    lambda x: (turned(x), x if x > 0 else -x),
+    lambda x, ct: (2.0 * ct if x > 1 else 3.0 * ct * jnp.cos(x),),
+)
+
+# What JAX's own grad allows, on a scalar.
+BRANCHES = {
+    "if": lambda x: x * x if x > 0 else -x,
+    "not": lambda x: -x if not x else x * 3,
+    "while": newton,
+    "int": lambda x: x * int(x),
+    "index": lambda x: x * X[int(x)],
+    "range": lambda x: sum((x**k for k in range(int(x))), 0.0),
+    "comparison chain": lambda x: x if 0 < x < 1 else x * x,
+    "min of Python": lambda x: min(x, 2.0) * max(x, 2.0),
+    "custom_jvp": lambda x: bent(x) * x,
+    "closure": lambda x: (lambda y: y * x if y > 1 else y)(x * 2),
+    "scan and if": lambda x: (lambda y: y if y > 0 else -y)(
+        lax.scan(lambda c, _: (jnp.sin(c) * x, None), x, None, length=3)[0]
+    ),
+    "concrete cond": lambda x: lax.cond(x > 0, jnp.sin, jnp.cos, x),
+    "remat": lambda x: jax.checkpoint(lambda y: jnp.sin(y) * y)(x) if x > 0 else x,
+}
+
+
+@pytest.mark.parametrize("x", [1.7, -0.3])
+@pytest.mark.parametrize("name", BRANCHES)
+def test_python_branches_on_values(name: str, x: float) -> None:
+    f = BRANCHES[name]
+    x = abs(x) if name == "while" else x
+    close(xform.value_and_grad(f)(x), jax.value_and_grad(f)(x), 1e-5)
+    close(xform.jvp(f, (x,), (2.0,)), jax.jvp(f, (x,), (2.0,)), 1e-5)
+    close(xform.linearize(f, x)[1](2.0), jax.linearize(f, x)[1](2.0), 1e-5)
+    close(xform.grad(xform.grad(f))(x), jax.grad(jax.grad(f))(x), 1e-4)
+    close(xform.jvp(xform.grad(f), (x,), (1.0,)), jax.jvp(jax.grad(f), (x,), (1.0,)), 1e-4)
+    close(jax.grad(xform.grad(f))(x), jax.grad(jax.grad(f))(x), 1e-4)
+
+
+@pytest.mark.parametrize("name", ["if", "while", "custom_jvp", "remat"])
+def test_python_branches_in_third_order(name: str) -> None:
+    f = BRANCHES[name]
+    close(xform.grad(xform.grad(xform.grad(f)))(1.7), jax.grad(jax.grad(jax.grad(f)))(1.7), 1e-3)
+
+
+@pytest.mark.parametrize("x", [1.7, 0.3, -0.3])
+def test_python_branches_in_a_custom_vjp(x: float) -> None:
+    f = lambda x: turned(x) * x
+    close(xform.value_and_grad(f)(x), jax.value_and_grad(f)(x), 1e-6)
+    close(xform.grad(xform.grad(f))(x), jax.grad(jax.grad(f))(x), 1e-5)
+
+
+def test_what_jax_refuses() -> None:
+    seen = []
+
+    def f(x):
+        seen.append((float(x[1]), complex(x[1]), x.tolist(), f"{x[1]:.2f}", x[1].item()))
+        seen.append((np.asarray(x), str(x), repr(x), x.tobytes()))
+        return jnp.sum(x * x)
+
+    close(xform.grad(f)(X), 2 * X)
+    assert seen[0] == (1.5, 1.5 + 0j, [0.5, 1.5, 2.5], "1.50", 1.5)
+    np.testing.assert_array_equal(seen[1][0], X)
+    assert seen[1][1:] == (str(X), f"GradTracer(primal={X}, typeof(tangent)=f32[3])", X.tobytes())
+
+
+def test_what_cannot_be_active_is_a_plain_value() -> None:
+    def f(x, n):
+        plain = (x > 1, jnp.argmax(x), x.astype(int), lax.stop_gradient(x), n, jnp.round(x))
+        assert not any(isinstance(p, jax.core.Tracer) for p in plain)
+        assert isinstance(x, jax.core.Tracer)
+        return jnp.sum(x[x > 1] ** n) + jnp.sum(x[jnp.nonzero(x > 2)])
+
+    close(
+        xform.grad(f)(X, np.int32(3)), np.array([0, 3 * 1.5**2, 3 * 2.5**2 + 1], np.float32), 1e-6
+    )
+
+
+def test_unknown_values_raise_jaxs_own_error() -> None:
+    f = BRANCHES["if"]
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.jit(xform.grad(f))(3.0)
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.vmap(xform.grad(f))(X)
+    with pytest.raises(jax.errors.ConcretizationTypeError):
+        jax.vmap(xform.grad(lambda x: x * float(x)))(X)
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        xform.grad(lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0])(3.0)
+
+
+def test_values_that_are_not_batched_are_known_under_vmap() -> None:
+    def f(x, w):
+        return x * w if w > 1 else x
+
+    close(jax.vmap(xform.grad(f, 1), (0, None))(X, 2.0), X)
+    hessian = xform.hessian(lambda x: x[0] * x[1] if x[0] < 1 else x[0])(X[:2])
+    close(hessian, np.array([[0, 1], [1, 0]], np.float32))
+
+
+def test_the_maps_are_trees_that_trace() -> None:
+    f = lambda x: (jnp.sin(x) * x if x[0] > 0 else x) * jax.nn.relu(x)
+    y, pull = xform.vjp(f, X)
+    want = jax.vjp(f, X)[1](y)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(pull))
+    close(pull(y), want, 1e-6)
+    close(jax.jit(lambda pull, ct: pull(ct))(pull, y), want, 1e-6)
+    close(jax.vmap(pull)(jnp.stack([y, y]))[0][1], want[0], 1e-6)
+    push = xform.linearize(f, X)[1]
+    close(jax.jit(lambda push, dx: push(dx))(push, X), jax.jvp(f, (X,), (X,))[1], 1e-6)
+
+
+def test_an_escaped_value_is_an_error() -> None:
+    kept = []
+    xform.grad(lambda x: (kept.append(x), x * x)[1])(3.0)
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        kept[0] + 1.0
+
+
+def test_prints_and_callbacks_run_once_in_order(capfd) -> None:
+    def f(x):
+        print("a", x)
+        jax.debug.print("b {}", x)
+        y = lax.scan(lambda c, _: (jax.debug.print("c {}", c), (jnp.sin(c), None))[1], x, None, 2)
+        return y[0] if y[0] > 0 else x
+
+    xform.grad(f)(np.float32(1.0))
+    jax.effects_barrier()
+    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == list("abcc")
+
+
+@pytest.mark.parametrize("name", ["add", "transposes", "sin"])
+def test_no_more_is_kept_than_jax_keeps(name: str) -> None:
+    def chain(x):
+        for _ in range(5):
+            y = {"add": x + 1.0, "transposes": x.T.reshape(x.shape) * 2.0, "sin": jnp.sin(x)}
+            x = y[name]
+        return x
+
+    def live(t):
+        gc.collect()
+        before = sum(a.nbytes for a in jax.live_arrays())
+        result = t.vjp(chain, jnp.ones((64, 64)))
+        gc.collect()
+        return sum(a.nbytes for a in jax.live_arrays()) - before, result
+
+    assert live(xform)[0] <= live(jax)[0] + 4096
+
+
+def test_a_jitted_function_is_compiled_once(caplog) -> None:
+    @jax.jit
+    def layer(x):
+        return jnp.tanh(jnp.sin(x) * jnp.cos(x) + jnp.exp(x)) * x
+
+    f = lambda x: jnp.sum(layer(layer(x)))
+    xform.grad(f)(X)
+    with jax.log_compiles():
+        close(xform.grad(f)(X), jax.grad(f)(X), 1e-5)
+    compiled = [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
+    assert not [m for m in compiled if "layer_forward" in m or "layer_second" in m]

@@ -1,0 +1,31 @@
+"""Equations of a jaxpr: their inputs read from an environment, their primitives bound again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from xform._jax import JaxprEqn, Literal, Var, name_stack, source
+
+Atom = Var | Literal
+
+
+def read(env: dict[Var, Any], atom: Atom) -> Any:
+    """The value of a variable or literal."""
+    return atom.val if isinstance(atom, Literal) else env[atom]
+
+
+def write(env: dict[Var, Any], variables: Iterable[Var], values: Sequence[Any]) -> None:
+    """Give variables their values."""
+    env.update(zip(variables, values, strict=True))
+
+
+def bind(eqn: JaxprEqn, args: Sequence[Any], outer: Any = None) -> list[Any]:
+    """Apply an equation's primitive to `args`, where it was written; a list of outputs.
+
+    `outer` is the current name stack; give it when many equations are bound in a row.
+    """
+    prim = eqn.primitive
+    with source(eqn, name_stack() if outer is None else outer), eqn.ctx.manager:
+        out = prim.bind(*args, **prim.get_bind_params(eqn.params))
+    return list(out) if prim.multiple_results else [out]

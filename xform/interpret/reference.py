@@ -1,0 +1,47 @@
+"""Mutable references while Python runs: a cell that the user holds as a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from xform._jax import Primitive, Trace, Tracer, set_current_trace, trace_of
+from xform.errors import NotDifferentiable
+from xform.references import Cell, apply, involves
+
+
+class Reference(Tracer[Any]):
+    """What `jax.new_ref` returns to a function that is being watched."""
+
+    __slots__ = ("cell",)
+
+    def __init__(self, trace: Trace, aval: Any, cell: Cell):
+        super().__init__(trace, aval)
+        self.cell = cell
+
+    @property
+    def value(self) -> Any:
+        """There is none: only operations on references take one."""
+        raise NotDifferentiable(
+            "derivative of a call that uses a mutable reference",
+            "the called function has a derivative rule of its own, which takes values",
+            "",
+            "read the reference before, pass the value, and write what the function returns",
+        )
+
+
+def refer(trace: Trace, primitive: Primitive, args: Sequence[Any], params: Any) -> Any:
+    """Outputs of an operation that makes or uses references of `trace`; None for any other."""
+    mine = lambda x: isinstance(x, Reference) and trace_of(x) is trace
+    xs = [x.cell if mine(x) else x for x in args]
+    if not involves(primitive, xs):
+        return None
+    with set_current_trace(trace):
+        outs = apply(primitive, params, xs)
+    if not any(isinstance(y, Cell) for y in outs):
+        return outs
+    avals, _ = primitive.abstract_eval(*[jax.typeof(x) for x in args], **params)
+    (aval,) = avals if primitive.multiple_results else [avals]
+    return [Reference(trace, aval, y) for y in outs]

@@ -1,0 +1,240 @@
+"""Mutable references (`jax.new_ref`) made pure: what a reference holds becomes a value.
+
+A reference that is made inside a differentiated function is a `Cell` while its program is read:
+`ref[...]` reads the cell, `ref[...] = x` gives it a new value, and a nested program that uses the
+reference takes its value and returns it changed. What comes out is an ordinary program. References
+that come from outside are left as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from xform._jax import (
+    JaxprEqn,
+    Primitive,
+    closed,
+    frame,
+    name_stack,
+    scan_counts,
+    source,
+)
+from xform.equation import bind, read, write
+from xform.errors import NotDifferentiable
+from xform.place import accumulated, found, replaced
+
+Value = Any
+
+
+@dataclasses.dataclass(eq=False)
+class Cell:
+    """A reference, while it is being made pure: what it holds now.
+
+    What a reference of the kind "no_grad_no_remat" holds is a constant.
+    """
+
+    value: Value
+    constant: bool = False
+
+    def put(self, value: Value) -> None:
+        """Hold another value."""
+        self.value = lax.stop_gradient(value) if self.constant else value
+
+
+def makes_references(jaxpr: Any) -> bool:
+    """Whether equations of a jaxpr, nested ones aside, make references."""
+    return any(eqn.primitive.name in _MAKERS for eqn in closed(jaxpr)[0].eqns)
+
+
+def pure(jaxpr: Any) -> Any:
+    """A jaxpr of the same inputs and outputs, without the references that it makes."""
+    opened, consts = closed(jaxpr)
+    run = lambda *args: _run(opened, consts, args)
+    return jax.make_jaxpr(run)(*[v.aval for v in opened.invars])
+
+
+def involves(primitive: Primitive, args: Sequence[Any]) -> bool:
+    """Whether an operation makes a reference, or is on a cell."""
+    return primitive.name in _MAKERS or any(isinstance(x, Cell) for x in args)
+
+
+def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
+          where: str = "") -> list[Any]:  # fmt: skip
+    """Outputs of an operation that `involves` references; cells among `args` change."""
+    name = primitive.name
+    if name in _OPERATIONS:
+        return _OPERATIONS[name](params, *args)
+    if name not in _PROGRAMS:
+        raise NotDifferentiable(
+            f"derivative of a program in which {name} uses a mutable reference",
+            f"what a reference holds cannot be passed through {name}",
+            where,
+            f"read the reference before, pass the value to {name}, and write what it returns",
+        )
+    cells = list(dict.fromkeys(x for x in args if isinstance(x, Cell)))
+    outs, values = _PROGRAMS[name](params, list(args), cells)
+    for cell, value in zip(cells, values, strict=True):
+        cell.value = value
+    return list(outs)
+
+
+def _run(jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
+    """Outputs of a jaxpr; cells among its inputs change."""
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    outer = name_stack()
+    for eqn in jaxpr.eqns:
+        xs = [read(env, v) for v in eqn.invars]
+        write(env, eqn.outvars, _apply_equation(eqn, xs, outer))
+    return [read(env, v) for v in jaxpr.outvars]
+
+
+def _apply_equation(eqn: JaxprEqn, xs: Sequence[Value], outer: Any) -> list[Value]:
+    if not involves(eqn.primitive, xs):
+        return bind(eqn, xs, outer)
+    with source(eqn, outer), eqn.ctx.manager:
+        return apply(eqn.primitive, eqn.params, xs, frame(eqn))
+
+
+# Operations on one reference.
+
+
+def _new(params: dict[str, Any], value: Value) -> list[Any]:
+    cell = Cell(None, params["kind"] == "no_grad_no_remat")
+    cell.put(value)
+    return [cell]
+
+
+def _empty(params: dict[str, Any]) -> list[Any]:
+    ty = params["ty"]
+    return [Cell(lax.full(ty.shape, 0, ty.dtype))]
+
+
+def _get(params: dict[str, Any], cell: Cell, *indices: Value) -> list[Any]:
+    return [found(cell.value, jax.tree.unflatten(params["tree"], indices))]
+
+
+def _swap(params: dict[str, Any], cell: Cell, value: Value, *indices: Value) -> list[Any]:
+    transforms = jax.tree.unflatten(params["tree"], indices)
+    before = found(cell.value, transforms)
+    cell.put(replaced(cell.value, transforms, value))
+    return [before]
+
+
+def _addupdate(params: dict[str, Any], cell: Cell, value: Value, *indices: Value) -> list[Any]:
+    transforms = jax.tree.unflatten(params["tree"], indices)
+    cell.put(accumulated(cell.value, transforms, value))
+    return []
+
+
+# Programs: the values of the cells go in, and come out changed.
+
+Inside = Callable[..., tuple[list[Value], list[Value]]]
+
+
+def _inside(jaxpr: Any, args: Sequence[Any], cells: Sequence[Cell]) -> Inside:
+    """A program as a function from its inputs and what the cells hold to outputs and the same.
+
+    `args` says where the cells stand among the inputs; in those places inputs are not looked at.
+    """
+    opened, consts = closed(jaxpr)
+    places = [cells.index(x) if isinstance(x, Cell) else None for x in args]
+
+    def run(args: Sequence[Value], values: Sequence[Value]):
+        fresh = [Cell(v, c.constant) for v, c in zip(values, cells, strict=True)]
+        given = [x if i is None else fresh[i] for x, i in zip(args, places, strict=True)]
+        return _run(opened, consts, given), [c.value for c in fresh]
+
+    return run
+
+
+def _plain(args: Sequence[Any]) -> list[Any]:
+    return [None if isinstance(x, Cell) else x for x in args]
+
+
+def _held(cells: Sequence[Cell]) -> list[Value]:
+    return [c.value for c in cells]
+
+
+def _call(params: dict[str, Any], args: list[Any], cells: list[Cell]):
+    body = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+    run = _inside(body, args, cells)
+    if "name" in params:
+        run.__name__ = params["name"]
+        return jax.jit(run)(_plain(args), _held(cells))
+    if "policy" in params:
+        run = jax.checkpoint(run, policy=params["policy"], prevent_cse=params["prevent_cse"])
+    return run(_plain(args), _held(cells))
+
+
+def _cond(params: dict[str, Any], args: list[Any], cells: list[Cell]):
+    index, *operands = args
+    branches = [_inside(b, operands, cells) for b in params["branches"]]
+    return lax.switch(index, branches, _plain(operands), _held(cells))
+
+
+def _while(params: dict[str, Any], args: list[Any], cells: list[Cell]):
+    a = params["cond_nconsts"]
+    b = a + params["body_nconsts"]
+    carry = args[b:]
+    cond = _inside(params["cond_jaxpr"], [*args[:a], *carry], cells)
+    body = _inside(params["body_jaxpr"], [*args[a:b], *carry], cells)
+    before, inside = _plain(args[:a]), _plain(args[a:b])
+    return lax.while_loop(
+        lambda state: cond([*before, *state[0]], state[1])[0][0],
+        lambda state: body([*inside, *state[0]], state[1]),
+        (list(carry), _held(cells)),
+    )
+
+
+def _scan(params: dict[str, Any], args: list[Any], cells: list[Cell]):
+    """A cell among the scanned inputs is scanned along its first axis."""
+    n_consts, n_carry = scan_counts(params)
+    a, b = n_consts, n_consts + n_carry
+    consts, carry, seq = _plain(args[:a]), args[a:b], args[b:]
+    sliced = [x for x in seq if isinstance(x, Cell)]
+    whole = [c for c in cells if c not in sliced]
+    run = _inside(params["jaxpr"], args, [*whole, *sliced])
+
+    def step(state: Any, x: Any) -> Any:
+        carry, values = state
+        seq, slices = x
+        outs, after = run([*consts, *carry, *seq], [*values, *slices])
+        k = len(whole)
+        return (outs[:n_carry], after[:k]), (outs[n_carry:], after[k:])
+
+    options = {k: params[k] for k in ("length", "reverse", "unroll")}
+    start = (list(carry), _held(whole))
+    (carry, values), (ys, slices) = lax.scan(step, start, (_plain(seq), _held(sliced)), **options)
+    after = dict(zip([*whole, *sliced], [*values, *slices], strict=True))
+    return [*carry, *ys], [after[c] for c in cells]
+
+
+def _run_state(params: dict[str, Any], *values: Value) -> list[Any]:
+    """A program of references only: from what they hold to what they hold in the end."""
+    cells = [Cell(v) for v in values]
+    _run(params["jaxpr"], (), cells)
+    return _held(cells)
+
+
+_MAKERS = ("new_ref", "empty_ref", "run_state")
+_OPERATIONS: dict[str, Callable[..., list[Any]]] = {
+    "new_ref": _new,
+    "empty_ref": _empty,
+    "free_ref": lambda params, cell: [],
+    "freeze": lambda params, cell: [cell.value],
+    "get": _get,
+    "swap": _swap,
+    "addupdate": _addupdate,
+    "run_state": _run_state,
+}
+_PROGRAMS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("jit", "closed_call", "core_call", "remat2"), _call),
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+}

@@ -1,0 +1,164 @@
+"""`jax.custom_batching.custom_vmap`: a function with its own rule for `vmap`.
+
+Its derivative is such a function too: of a batch it is the derivative of what the rule does, not
+the batched derivative of the function. In reverse mode the backward call runs the function again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from xform._jax import JaxprEqn, cotangent_aval, tangent_aval, zeros
+from xform.interpret.activity import path
+from xform.interpret.jvp import jvp
+from xform.interpret.node import Structured, gather, spread
+from xform.interpret.pullback import pullback
+from xform.ir import Mask, Program, bind, program, trace
+from xform.table import Value, add_rule, differentiable
+
+
+class CustomVmap(Structured):
+    """`custom_vmap_call`."""
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        return path(program(eqn.params["call"]), active).outputs
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        active = tuple(dx is not None for dx in dxs)
+        on = self.active(eqn, active)
+
+        def derivative(prog: Program, xs: list[Value], dxs: list[Value]) -> list[Value]:
+            ys, dys = jvp(prog, xs, spread(dxs, active))
+            moved = [_full(dy, tangent_aval(v)) for dy, v in zip(dys, prog.out_avals, strict=True)]
+            return [*ys, *gather(moved, on)]
+
+        out = _pushed(eqn, derivative, active, on)(list(xs), gather(dxs, active))
+        return out[: len(on)], spread(out[len(on) :], on)
+
+    def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        ys = bind(eqn, xs)
+        return ys, self.jvp(eqn, xs, dxs)[1]
+
+    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        def derivative(prog: Program, xs: list[Value], cts: list[Value]) -> list[Value]:
+            _, pull = pullback(prog, active, wanted, xs)
+            in_cts = pull(spread(cts, wanted))
+            avals = map(cotangent_aval, prog.in_avals)
+            return gather([_full(ct, a) for ct, a in zip(in_cts, avals, strict=True)], active)
+
+        def pull(cts: Sequence[Value]) -> list[Value]:
+            avals = [cotangent_aval(v.aval) for v in eqn.outvars]
+            full = [_full(ct, a) for ct, a in zip(cts, avals, strict=True)]
+            call = _derived(eqn, derivative, active)
+            return spread(call(list(xs), gather(full, wanted)), active)
+
+        return bind(eqn, xs), pull
+
+
+def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask):
+    """A derivative of the call as a function of (xs, seconds), with a rule for batches.
+
+    `derivative(program, xs, seconds)` is asked for that of the function's program, and of a batch
+    for that of the rule's, to which all inexact inputs are given as batched. The rule takes no
+    batches of what the function closes over: where such a value is active, that of the function is
+    batched.
+    """
+    prog, params = program(eqn.params["call"]), eqn.params
+    n_consts = params["in_tree"].children()[0].num_leaves
+
+    @custom_vmap
+    def call(xs: list[Value], seconds: list[Value]) -> list[Value]:
+        return derivative(prog, xs, seconds)
+
+    @call.def_vmap
+    def _(size: int, batched: Any, xs: list[Value], seconds: list[Value]):
+        if any(active[:n_consts]):
+            axes = jax.tree.map(lambda b: 0 if b else None, tuple(batched))
+            run = lambda xs, seconds: derivative(prog, xs, seconds)
+            out = jax.vmap(run, in_axes=axes, axis_size=size)(xs, seconds)
+            return out, [True] * len(out)
+        on = [b or (i >= n_consts and differentiable(jax.typeof(x)))
+              for i, (x, b) in enumerate(zip(xs, batched[0], strict=True))]  # fmt: skip
+
+        def ruled(*flat: Value) -> list[Value]:
+            ins, flags = (jax.tree.unflatten(params["in_tree"], v) for v in (flat, on))
+            ys, ys_batched = params["rule"](size, list(flags), *ins)
+            return _batch(jax.tree.leaves(ys), size, jax.tree.leaves(ys_batched))
+
+        missing = [b or not o for b, o in zip(batched[0], on, strict=True)]
+        whole = _batch(xs, size, missing)
+        out = derivative(trace(ruled, *whole), whole, _batch(seconds, size, batched[1]))
+        return out, [True] * len(out)
+
+    return call
+
+
+def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask, on: Mask):
+    """The push of the call, as `_derived`; the rule gets as batched what JAX gives it as batched.
+
+    That is an input of which the primal and the tangent are both batched. What only one of them is
+    is mapped over outside the rule.
+    """
+    prog, params = program(eqn.params["call"]), eqn.params
+    n_consts = params["in_tree"].children()[0].num_leaves
+    if any(active[:n_consts]):
+        return _derived(eqn, derivative, active)
+
+    @custom_vmap
+    def call(xs: list[Value], dxs: list[Value]) -> list[Value]:
+        return derivative(prog, xs, dxs)
+
+    @call.def_vmap
+    def _(size: int, batched: Any, xs: list[Value], dxs: list[Value]):
+        moving = spread(batched[1], active)
+        both = [b and m is not False for b, m in zip(batched[0], moving, strict=True)]
+        extra = [0 if b and not o else None for b, o in zip(batched[0], both, strict=True)]
+        extra_dxs = [0 if b and not o else None
+                     for b, o in zip(batched[1], gather(both, active), strict=True)]  # fmt: skip
+        mutual: list[bool] = []
+
+        def ruled(*flat: Value) -> list[Value]:
+            ins, flags = (jax.tree.unflatten(params["in_tree"], v) for v in (flat, both))
+            ys, ys_batched = params["rule"](size, list(flags), *ins)
+            mutual[:] = jax.tree.leaves(ys_batched)
+            return jax.tree.leaves(ys)
+
+        def run(xs: list[Value], dxs: list[Value]) -> list[Value]:
+            return derivative(trace(ruled, *xs), xs, dxs)
+
+        if all(axis is None for axis in (*extra, *extra_dxs)):
+            out = run(xs, dxs)
+            return out, [*mutual, *gather(mutual, on)]
+        # Outputs do not depend on tangents: where those alone are mapped, they are not batched.
+        lane = [any(axis is not None for axis in extra)] * len(on) + [True] * sum(on)
+        axes = [0 if one else None for one in lane]
+        out = jax.vmap(run, (extra, extra_dxs), axes, axis_size=size)(xs, dxs)
+        own = [*mutual, *gather(mutual, on)]
+        each = zip(out, lane, own, strict=True)
+        flags = [a or b for a, b in zip(lane, own, strict=True)]
+        return [_diagonal(y) if a and b else y for y, a, b in each], flags
+
+    return call
+
+
+def _diagonal(y: Value) -> Value:
+    """The lanes of `y[i, i]`, first."""
+    return jnp.moveaxis(jnp.diagonal(y, axis1=0, axis2=1), -1, 0)
+
+
+def _batch(xs: Sequence[Value], size: int, batched: Sequence[bool]) -> list[Value]:
+    """The values that are not batched yet, repeated."""
+    return [x if b else lax.broadcast(x, (size,)) for x, b in zip(xs, batched, strict=True)]
+
+
+def _full(x: Value, aval: Any) -> Value:
+    return zeros(aval) if x is None else x
+
+
+add_rule(CustomVmap("custom_vmap_call", "structured"))

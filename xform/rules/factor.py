@@ -1,0 +1,175 @@
+"""Triangular factorizations, and products of the reflections that make them.
+
+They are differentiated where they are smooth: at full rank. Of a symmetric input only the triangle
+that the primitive reads has a derivative.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from xform._jax import jax_primitives
+from xform.rules.linalg import (
+    adjoint,
+    dot,
+    eye,
+    hermitian,
+    imaginary,
+    lower,
+    solve,
+    solve_left,
+    solve_right,
+    take_rows,
+    transposed,
+    upper,
+    where,
+)
+from xform.rules.reduce import defined_by
+from xform.table import composite, constant
+
+
+def _cholesky(xs: Any, dxs: Any):
+    # Murray, "Differentiation of the Cholesky decomposition", arXiv:1602.07527, section 3.1:
+    # dL = L φ(L⁻¹ dA L⁻ᴴ), where φ takes the lower triangle and half of the diagonal.
+    (a,), (da,) = xs, dxs
+    y = lower(jax_primitives.cholesky_p.bind(a))
+    if da is None:
+        return [y], [None]
+    inner = solve_right(y, hermitian(da, True), lower=True, transpose_a=True, conjugate_a=True)
+    inner = solve_left(y, inner, lower=True)
+    half = lax.sub(lower(inner), lax.mul(where(np.eye(a.shape[-1], dtype=bool), inner),
+                                         np.asarray(0.5, a.dtype)))  # fmt: skip
+    return [y], [dot(y, half)]
+
+
+def _lu(xs: Any, dxs: Any):
+    # de Hoog, Anderssen and Lukas, "Differentiation of matrix functionals using triangular
+    # factorization", Math. Comp. 80 (2011): with M = L⁻¹ P dA U⁻¹,
+    # dL = L tril(M, -1) and dU = triu(M) U. A factor that is not square is made so by an identity.
+    (a,), (da,) = xs, dxs
+    lu, pivots, permutation = jax_primitives.lu_p.bind(a)
+    if da is None:
+        return [lu, pivots, permutation], [None] * 3
+    m, n = a.shape[-2:]
+    k, batch = min(m, n), a.ndim - 2
+    zero, still = np.zeros((), a.dtype), [(0, 0, 0)] * batch
+    left = lax.pad(lax.slice_in_dim(lu, 0, k, axis=-1), zero, [*still, (0, 0, 0), (0, m - k, 0)])
+    left = lax.add(lower(left, 1), eye(left))
+    right = lax.pad(lax.slice_in_dim(lu, 0, k, axis=-2), zero, [*still, (0, n - k, 0), (0, 0, 0)])
+    tail = np.diag(np.arange(n) >= k).astype(a.dtype)
+    right = lax.add(upper(right), lax.broadcast_in_dim(tail, right.shape, (batch, batch + 1)))
+    middle = solve_left(left, take_rows(da, permutation), lower=True, unit_diagonal=True)
+    middle = solve_right(right, middle, lower=False)
+    dlu = lax.add(dot(left, lower(middle, 1)), dot(upper(middle), right))
+    return [lu, pivots, permutation], [dlu, None, None]
+
+
+def _qr(xs: Any, dxs: Any, *, pivoting: bool, full_matrices: bool, use_magma: Any = None):
+    # Walter and Lehmann, "Algorithmic differentiation of linear algebra functions with application
+    # in optimum experimental design", arXiv:1001.1654, section 4: with X = dA R⁻¹ and M = Qᴴ X,
+    # Ω = tril(M, -1) - tril(M, -1)ᴴ is Qᴴ dQ; dQ = X + Q (Ω - M) and dR = Qᴴ dA - Ω R. Of a wide
+    # matrix, the first square part makes Q. The diagonal of R is real.
+    (a,), (da,) = xs, dxs
+    q, r, *permutation = jax_primitives.qr_p.bind(
+        a, pivoting=pivoting, full_matrices=full_matrices, use_magma=use_magma
+    )
+    if da is None:
+        return [q, r, *permutation], [None] * (2 + len(permutation))
+    if permutation:
+        da = transposed(take_rows(transposed(da), permutation[0]))
+    m, n = a.shape[-2:]
+    k = min(m, n)
+    whole, q_full, r_full = full_matrices and m > n, q, r
+    if whole:
+        q, r = lax.slice_in_dim(q, 0, n, axis=-1), lax.slice_in_dim(r, 0, n, axis=-2)
+    x = solve_right(
+        lax.slice_in_dim(r, 0, k, axis=-1), lax.slice_in_dim(da, 0, k, axis=-1), lower=False
+    )
+    inner = dot(adjoint(q), x)
+    turn = lax.sub(lower(inner, 1), adjoint(lower(inner, 1)))
+    if np.iscomplexobj(inner):
+        turn = lax.add(turn, where(np.eye(k, dtype=bool), imaginary(inner)))
+    dq = lax.add(x, dot(q, lax.sub(turn, inner)))
+    dr = upper(lax.sub(dot(adjoint(q), da), dot(turn, r)))
+    if whole:
+        dq = lax.concatenate([dq, _completion(q, dq)], q.ndim - 1)
+        still = [(0, 0, 0)] * (r.ndim - 2)
+        dr = lax.pad(dr, np.zeros((), dr.dtype), [*still, (0, m - n, 0), (0, 0, 0)])
+    return [q_full, r_full, *permutation], [dq, dr, *[None] * len(permutation)]
+
+
+def _completion(q: Any, dq: Any) -> Any:
+    """The tangent of the columns that reflections append to those of `q`.
+
+    A product of n reflections differs from the identity I by a matrix of rank n, which its first n
+    rows and columns determine. With I = [E F], Q = [q p] and Z = q₂ (q₁ - E₁)⁻¹, where q₁ are the
+    first n rows: p = F + (q - E) Zᴴ.
+    """
+    m, n = q.shape[-2:]
+    top = lambda a: lax.slice_in_dim(a, 0, n, axis=-2)
+    rest = lambda a: lax.slice_in_dim(a, n, m, axis=-2)
+    apart = lax.sub(q, eye(q))
+    divide = lambda a: solve(adjoint(top(apart)), adjoint(a))  # (a (q₁ - E₁)⁻¹)ᴴ
+    z = divide(rest(q))
+    dz = divide(lax.sub(rest(dq), dot(adjoint(z), top(dq))))
+    return lax.add(dot(dq, z), dot(apart, dz))
+
+
+# What reflections and updates do, in operations that have rules.
+
+
+def _reflect(a: Any, taus: Any, c: Any, backwards: bool) -> Any:
+    """Q c, or Qᴴ c, for the product Q of the reflections I - τ v vᴴ stored in the columns of `a`.
+
+    A vector v has a unit on the diagonal of `a`, zeros above it, and what `a` has below.
+    """
+    k, batch = taus.shape[-1], tuple(range(a.ndim - 2))
+    vs = lax.slice_in_dim(a, 0, k, axis=-1)
+    vs = lax.add(lower(vs, 1), eye(vs))
+    vs = lax.transpose(lax.expand_dims(vs, (a.ndim,)), (a.ndim - 1, *batch, a.ndim - 2, a.ndim))
+    taus = lax.transpose(taus, (a.ndim - 2, *batch))
+    if backwards and np.iscomplexobj(taus):
+        taus = lax.conj(taus)
+
+    def step(c: Any, reflection: Any) -> Any:
+        v, tau = reflection
+        tau = lax.broadcast_in_dim(tau, c.shape, batch)
+        return lax.sub(c, lax.mul(tau, dot(v, dot(adjoint(v), c)))), None
+
+    return lax.scan(step, c, (vs, taus), reverse=not backwards)[0]
+
+
+def _householder_product(a: Any, taus: Any) -> list[Any]:
+    return [_reflect(a, taus, eye(a), backwards=False)]
+
+
+def _ormqr(a: Any, taus: Any, c: Any, *, left: bool, transpose: bool) -> list[Any]:
+    if left:
+        return [_reflect(a, taus, c, backwards=transpose)]
+    return [adjoint(_reflect(a, taus, adjoint(c), backwards=not transpose))]
+
+
+def _symmetric_product(a: Any, c: Any, *, alpha: float, beta: float) -> list[Any]:
+    product = dot(a, transposed(a))
+    scaled = (lax.mul(x, np.asarray(f, x.dtype)) for x, f in ((product, alpha), (c, beta)))
+    return [lax.add(*scaled)]
+
+
+def _cholesky_update(r: Any, w: Any) -> list[Any]:
+    column = lax.expand_dims(w, (w.ndim,))
+    gram = lax.add(dot(transposed(r), r), dot(column, transposed(column)))
+    return [transposed(jax.lax.linalg.cholesky(gram, symmetrize_input=False))]
+
+
+composite("householder_product", defined_by(_householder_product))
+composite("ormqr", defined_by(_ormqr))
+composite("symmetric_product", defined_by(_symmetric_product))
+composite("cholesky_update", defined_by(_cholesky_update))
+constant("lu_pivots_to_permutation")
+composite("cholesky", _cholesky)
+composite("lu", _lu)
+composite("qr", _qr)

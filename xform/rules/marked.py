@@ -1,0 +1,118 @@
+"""Calls that say something of their body to the compiler: where it computes, or how to schedule it.
+
+Both parts of the derivative carry the mark of the call. What is kept in between stays in the memory
+of the device.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental.scheduling_groups import xla_metadata_call
+
+from xform._jax import JaxprEqn, compute_on, tangent_aval, zeros
+from xform.interpret.activity import path
+from xform.interpret.joint import analyze
+from xform.interpret.jvp import jvp
+from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.ir import Mask, program
+from xform.rules.call import CallNode, Inline
+from xform.table import Value, add_rule
+
+# A mark: of an equation, a function of pytrees and the memory spaces of its outputs (a prefix of
+# their tree), the function that is called with the mark.
+Mark = Callable[[JaxprEqn, Callable[..., Any], Any], Callable[..., Any]]
+DEVICE = jax.memory.Space.Device
+
+
+def _compute_on(eqn: JaxprEqn, f: Callable[..., Any], spaces: Any) -> Callable[..., Any]:
+    options = eqn.params["compiler_options_json"]
+    return compute_on(
+        f,
+        compute_type=eqn.params["compute_type"],
+        out_memory_spaces=spaces,
+        compiler_options=None if options is None else json.loads(options),
+    )
+
+
+def _metadata(eqn: JaxprEqn, f: Callable[..., Any], spaces: Any) -> Callable[..., Any]:
+    return xla_metadata_call(f, **{k: v for k, v in eqn.params.items() if k != "jaxpr"})
+
+
+class _MarkedNode(CallNode):
+    """A call whose two parts are calls with the same mark."""
+
+    def __init__(self, eqn: JaxprEqn, joint: Any, push: bool, mark: Mark):
+        super().__init__(eqn, joint, push)
+        self.mark = mark
+
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        def run(xs: list[Value]):
+            outs, kept = super(_MarkedNode, self).forward(plans, xs, used)
+            return gather(outs, used), kept
+
+        spaces = gather(_spaces(self.eqn.outvars), used), DEVICE
+        outs, kept = self.mark(self.eqn, run, spaces)(list(xs))
+        return spread(outs, used), kept
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        def run(token: Any, xs: list[Value], seconds: list[Value]) -> list[Value]:
+            return super(_MarkedNode, self).second(plans, token, xs, seconds, tied)
+
+        of = self.eqn.outvars if self.push else self.eqn.invars
+        spaces = gather(_spaces(of), self.results)
+        return self.mark(self.eqn, run, spaces)(token, list(xs), list(seconds))
+
+
+class Marked(Structured):
+    """A call with a mark."""
+
+    mark: Mark
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        return path(program(eqn.params["jaxpr"]), active).outputs
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        prog = program(eqn.params["jaxpr"])
+        on = self.active(eqn, tuple(dx is not None for dx in dxs))
+
+        def run(xs: list[Value], dxs: list[Value]):
+            ys, dys = jvp(prog, xs, dxs)
+            full = [zeros(tangent_aval(a)) if dy is None else dy
+                    for dy, a in zip(dys, prog.out_avals, strict=True)]  # fmt: skip
+            return ys, gather(full, on)
+
+        spaces = _spaces(eqn.outvars)
+        ys, dys = type(self).mark(eqn, run, (spaces, gather(spaces, on)))(list(xs), list(dxs))
+        return ys, spread(dys, on)
+
+    def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
+        joint = analyze(program(eqn.params["jaxpr"]), active, wanted, push)
+        return _MarkedNode(eqn, joint, push, type(self).mark)
+
+
+class ComputeOn(Marked):
+    """`compute_on2`, which is `compute_on` since JAX 0.11."""
+
+    mark = staticmethod(_compute_on)
+
+
+class Metadata(Marked):
+    """`xla_metadata_call`, `scheduling_group`."""
+
+    mark = staticmethod(_metadata)
+
+
+def _spaces(variables: Sequence[Any]) -> list[Any]:
+    return [v.aval.memory_space for v in variables]
+
+
+add_rule(ComputeOn("compute_on", "structured"))
+add_rule(Metadata("xla_metadata_call", "structured"))
+# A composite and a fused call are given in operations that have rules.
+for _name in ("composite", "fused_call", "call"):
+    add_rule(Inline(_name, "structured"))

@@ -1,0 +1,63 @@
+"""Kernels, callbacks and effects: calls that nothing is known of but their types.
+
+They run as they stand where nothing differentiates through them: in the rules of a custom_jvp or
+custom_vjp function, or before a stop_gradient. A derivative through one is an error that says so.
+What only prints, checks or orders has no derivative to miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xform._jax import JaxprEqn, frame
+from xform.errors import NotDifferentiable
+from xform.ir import Mask
+from xform.table import Rule, Value, add_rule, constant
+
+
+class Opaque(Rule):
+    """No derivative; the error is raised where one is needed, and nowhere else."""
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        raise self._refusal(eqn)
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        raise self._refusal(eqn)
+
+    def _refusal(self, eqn: JaxprEqn) -> NotDifferentiable:
+        return NotDifferentiable(
+            f"derivative of {_described(eqn)}",
+            f"{self.name} is an opaque call: what it computes is not known to JAX",
+            frame(eqn),
+            "wrap the call in a function with a jax.custom_vjp rule (jax.custom_jvp for forward "
+            "mode), or cut it off with jax.lax.stop_gradient",
+        )
+
+
+def _described(eqn: JaxprEqn) -> str:
+    params: dict[str, Any] = eqn.params
+    name = params.get("target_name") or params.get("name")
+    return f"{eqn.primitive.name} {name!r}" if isinstance(name, str) else eqn.primitive.name
+
+
+KERNELS = (
+    "pallas_call", "ffi_call", "custom_partitioning", "call_exported", "tpu_custom_call",
+    "mosaic_gpu_p", "cudnn_fusion", "core_map", "mpmd_map",
+    "dot_product_attention_fwd", "dot_product_attention_fwd_wrapper",
+    "dot_product_attention_bwd", "dot_product_attention_bwd_wrapper",
+    "dot_product_attention_fp8_fwd", "dot_product_attention_fp8_fwd_wrapper",
+    "dot_product_attention_fp8_bwd", "dot_product_attention_fp8_bwd_wrapper",
+    "rnn_fwd", "rnn_bwd", "scaled_matmul", "scaled_matmul_wrapper", "scaled_dot",
+)  # fmt: skip
+CALLBACKS = ("pure_callback", "io_callback", "buffer_callback")
+
+for _name in (*KERNELS, *CALLBACKS):
+    add_rule(Opaque(_name, "opaque"))
+
+# What prints, checks, orders, or asks for a size.
+constant(
+    "debug_callback", "debug_print", "inspect_sharding", "check", "shape_assertion", "dce_sink",
+    "after_all", "create_token", "dimension_size", "dim_as_value", "platform_index",
+)  # fmt: skip

@@ -1,0 +1,41 @@
+"""References that come from outside the differentiated function: their values are constants.
+
+Those that it makes itself are values by now (`xform.references`).
+"""
+
+from __future__ import annotations
+
+from xform._jax import JaxprEqn, frame
+from xform.errors import NotDifferentiable
+from xform.ir import Mask
+from xform.table import Rule, add_rule
+
+
+class Outside(Rule):
+    """An operation on a reference from outside: what is written there must not be active."""
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        kind = getattr(eqn.invars[0].aval, "kind", None) if eqn.invars else None
+        if any(active) and kind != "no_grad_no_remat":
+            raise NotDifferentiable(
+                f"derivative of a function that writes to a reference ({self.name})",
+                "a value that is being differentiated is written to a reference from outside the "
+                "function, where its derivative would be lost",
+                frame(eqn),
+                "make the reference inside the function with jax.new_ref, return the value "
+                "instead, or write jax.lax.stop_gradient of it",
+            )
+        return (False,) * len(eqn.outvars)
+
+
+for _name in (
+    "new_ref",
+    "empty_ref",
+    "get",
+    "swap",
+    "addupdate",
+    "freeze",
+    "free_ref",
+    "run_state",
+):
+    add_rule(Outside(_name, "reference"))

@@ -1,0 +1,291 @@
+"""`lax.while_loop` (and `fori_loop`, where its number of steps is traced).
+
+Forward mode carries tangents beside. Reverse mode stores some states on the way (`checkpoints`),
+and differentiates each step where it goes back over it: nothing else is kept. Which carries are
+active, which bring a cotangent and which must be stored are least fixpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from xform._jax import JaxprEqn, Var, cotangent_aval, frame, tangent_aval, zeros
+from xform.errors import NotDifferentiable
+from xform.interpret import emit
+from xform.interpret.activity import path
+from xform.interpret.checkpoints import SLOTS, States, back, sweep
+from xform.interpret.joint import Joint, Plan, analyze, live
+from xform.interpret.jvp import jvp
+from xform.interpret.lanes import final, while_loop
+from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.ir import Atom, Mask, Program, evaluate, program
+from xform.table import Value, add_rule
+
+# Effects of a step that may be run again; printing is not repeated.
+_REPEATABLE = frozenset(("NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"))
+
+
+def _either(a: Sequence[bool], b: Sequence[bool]) -> Mask:
+    return tuple(x or y for x, y in zip(a, b, strict=True))
+
+
+def _full(values: Sequence[Value], of: Sequence[Atom], on: Mask, kind: Any) -> list[Value]:
+    """The values in the places that are on, zeros for those that are None."""
+    triples = zip(values, of, on, strict=True)
+    return [zeros(kind(v.aval)) if x is None else x for x, v, o in triples if o]
+
+
+class _Loop:
+    """The programs of a `while`, and its operands."""
+
+    def __init__(self, eqn: JaxprEqn):
+        params = eqn.params
+        self.cond: Program = program(params["cond_jaxpr"])
+        self.step: Program = program(params["body_jaxpr"])
+        self.n_cond, self.n_step = params["cond_nconsts"], params["body_nconsts"]
+
+    def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Constants of the condition, constants of the body, carries."""
+        a, b = self.n_cond, self.n_cond + self.n_step
+        return list(values[:a]), list(values[a:b]), list(values[b:])
+
+    def active(self, active: Mask) -> Mask:
+        """Carries that are active after some step."""
+        _, consts, carry = self.parts(active)
+        while True:
+            grown = _either(carry, path(self.step, (*consts, *carry)).outputs)
+            if grown == tuple(carry):
+                return grown
+            carry = grown
+
+    def wanted(self, inside: Mask, wanted: Mask) -> Mask:
+        """Carries that bring a cotangent after some step, where `inside` of the body is active."""
+        while True:
+            before = path(self.step, inside, wanted).inputs[self.n_step :]
+            grown = _either(wanted, before)
+            if grown == wanted:
+                return tuple(a and b for a, b in zip(inside[self.n_step :], grown, strict=True))
+            wanted = grown
+
+    def steered(self, moving: Sequence[bool]) -> bool:
+        """Whether the number of steps depends on an input that is `moving`."""
+        cond_consts, consts, carry = self.parts(moving)
+        while True:
+            grown = _either(carry, _reached(self.step, [*consts, *carry]))
+            if list(grown) == carry:
+                return _reached(self.cond, [*cond_consts, *carry])[0]
+            carry = list(grown)
+
+
+def _reached(prog: Program, inputs: Sequence[bool]) -> Mask:
+    """Which outputs of a program depend, in whatever way, on some of its inputs."""
+    found = set(gather(prog.inputs, inputs))
+    for eqn in prog.equations:
+        if any(isinstance(v, Var) and v in found for v in eqn.invars):
+            found.update(eqn.outvars)
+    return tuple(isinstance(v, Var) and v in found for v in prog.outputs)
+
+
+class While(Structured):
+    """`lax.while_loop`."""
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        return _Loop(eqn).active(active)
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        loop = _Loop(eqn)
+        on = loop.active(tuple(dx is not None for dx in dxs))
+        (cond_consts, consts, carry), (_, dconsts, dcarry) = loop.parts(xs), loop.parts(dxs)
+        n = len(carry)
+
+        def cond(state: States) -> Value:
+            return evaluate(loop.cond, [*cond_consts, *state[:n]])[0]
+
+        def step(state: States) -> States:
+            dxs = [*dconsts, *spread(state[n:], on)]
+            ys, dys = jvp(loop.step, [*consts, *state[:n]], dxs)
+            return [*ys, *_full(dys, eqn.outvars, on, tangent_aval)]
+
+        out = while_loop(cond, step, [*carry, *_full(dcarry, eqn.outvars, on, tangent_aval)])
+        return out[:n], spread(out[n:], on)
+
+    def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
+        loop = _Loop(eqn)
+        carry = loop.active(active)
+        if push:
+            results = tuple(a and b for a, b in zip(carry, wanted, strict=True))
+            return _Push(eqn, [], active, results, push)
+        inside = (*loop.parts(active)[1], *carry)
+        cts = loop.wanted(inside, wanted)
+        return _Pull(eqn, loop, analyze(loop.step, inside, cts), wanted, cts)
+
+
+class _Push(Node):
+    """A pushed while: the second part runs the loop again with tangents beside."""
+
+    loop = True
+
+    def reads(self, plans: Plans) -> Mask:
+        return (True,) * len(self.eqn.invars)
+
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        return self.primal(xs), ()
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        _, dys = _WHILE.jvp(self.eqn, xs, spread(seconds, self.seconds))
+        return gather(dys, self.results)
+
+
+class _Pull(Node):
+    """A while that is gone back through. Its Joint is that of one step."""
+
+    loop = True
+
+    def __init__(self, eqn: JaxprEqn, loop: _Loop, joint: Joint, wanted: Mask, cts: Mask):
+        self.body, self.joint, self.cts = loop, joint, cts
+        consts = joint.results[: loop.n_step]
+        super().__init__(eqn, [joint], wanted, (*(False,) * loop.n_cond, *consts, *cts), False)
+        self.slots = SLOTS.get()
+        self.first_carry = loop.n_step
+        self.carried = dict(zip(joint.inputs[loop.n_step :], joint.outputs, strict=True))
+        self._check_effects()
+
+    def steered(self, moving: Mask) -> bool:
+        return self.body.steered(moving)
+
+    def _needs(self, plan: Plan) -> tuple[set[Var], dict[Var, Var]]:
+        """Inputs of a step from which the way back makes everything that it reads.
+
+        And outputs, by the carries that they become, which the pullback of a step reads: they are
+        the state after the step, which is at hand.
+        """
+        if "needs" not in plan.cache:
+            need = self._closure(plan, {})
+            made = {v: y for v, y in self.carried.items() if v in need and y in self.joint.producer}
+            read = set(plan.kept).union(*self._read(plan.kept, made.values()))
+            ahead = {v: y for v, y in made.items() if y in read}
+            plan.cache["needs"] = self._closure(plan, ahead), ahead
+        return plan.cache["needs"]
+
+    def _closure(self, plan: Plan, ahead: dict[Var, Var]) -> set[Var]:
+        inputs = set(self.joint.inputs)
+        need = {*gather(self.joint.inputs, plan.reads), *ahead}
+        need.update(*self._read(plan.kept, ahead.values()))
+        need &= inputs
+        while True:
+            goal = [self.carried[v] for v in need if v in self.carried]
+            grown = need.union(v for v in goal if v in inputs).union(*self._read(goal)) & inputs
+            if grown == need:
+                return need
+            need = grown
+
+    def _read(self, wanted: Iterable[Atom], known: Iterable[Var] = ()) -> list[list[Var]]:
+        """What the equations of a step read that make `wanted` values from `known` ones."""
+        equations = live(self.joint.first, wanted, set(known), effects=False)
+        return [[v for v in e.invars if isinstance(v, Var)] for e in equations]
+
+    def stacked(self, plans: Plans) -> Mask:
+        need, _ = self._needs(plans[0])
+        return tuple(v in need and self.carried.get(v, v) is not v for v in self.joint.inputs)
+
+    def keeps(self, plan: Plan) -> tuple[Var, ...]:
+        return ()
+
+    def copies(self, plans: Plans) -> list[int]:
+        _, ahead = self._needs(plans[0])
+        inputs = zip(self.joint.inputs, self.stacked(plans), strict=True)
+        return [(self.slots + 1 + (v in ahead)) * on for v, on in inputs]
+
+    def _ahead(self, plans: Plans) -> Mask:
+        """Which of the stored carries are read after a step too."""
+        _, ahead = self._needs(plans[0])
+        return tuple(v in ahead for v in gather(self.joint.inputs, self.stacked(plans)))
+
+    def reads(self, plans: Plans) -> Mask:
+        need, _ = self._needs(plans[0])
+        inside = zip(self.joint.inputs, self.stacked(plans), strict=True)
+        return (*(False,) * self.body.n_cond, *(v in need and not s for v, s in inside))
+
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        loop, where = self.body, frame(self.eqn)
+        cond_consts, consts, carry = loop.parts(xs)
+        stored = self.stacked(plans)
+        self._check_devices(stored)
+        stored = stored[loop.n_step :]
+        ys, trail = sweep(
+            lambda x: evaluate(loop.cond, [*cond_consts, *x])[0],
+            lambda x: evaluate(loop.step, [*consts, *x]),
+            carry,
+            stored,
+            self.slots if any(stored) else 1,
+        )
+        outs = [final(y, where) if u else None for y, u in zip(ys, used, strict=True)]
+        return outs, (trail, gather(gather(ys, stored), self._ahead(plans)))
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        (plan,), joint, n = plans, self.joint, self.body.n_step
+        stored, ahead = self.stacked(plans), self._ahead(plans)
+        outside = xs[self.body.n_cond :]
+        moving = gather(joint.outputs, stored[n:])
+        made = gather(moving, ahead)
+
+        def inputs(x: States) -> list[Value]:
+            pairs = zip(spread(x, stored), outside, strict=True)
+            return [b if a is None else a for a, b in pairs]
+
+        def known(x: States) -> dict[Var, Value]:
+            pairs = zip(joint.inputs, inputs(x), strict=True)
+            return {v: x for v, x in pairs if x is not None}
+
+        def step(x: States) -> States:
+            return emit.values(plan, moving, known(x), effects=False)
+
+        def pull(x: States, after: States, cts: States) -> tuple[States, States]:
+            kept = emit.once(plan, plan.kept, {**known(x), **dict(zip(made, after, strict=True))})
+            out = emit.second(plan, list(kept.values()), inputs(x), cts, True)
+            full = spread(out, joint.results)
+            carry = _full(full[n:], joint.inputs[n:], self.cts, cotangent_aval)
+            return carry, gather(full[:n], joint.results[:n])
+
+        trail, last = token
+        cts = _full(spread(seconds, self.seconds), self.eqn.outvars, self.cts, cotangent_aval)
+        sums = _full([None] * n, joint.inputs[:n], joint.results[:n], cotangent_aval)
+        cts, sums = back(trail, last, ahead, step, pull, cts, sums)
+        where = frame(self.eqn)
+        return [final(ct, where) for ct in (*sums, *cts)]
+
+    def _check_effects(self) -> None:
+        """Refuse a step whose effects make the values that it is run again for."""
+        for eqn in live(self.joint.first, self.joint.outputs, effects=False):
+            kinds = {type(e).__name__ for e in eqn.effects}
+            if kinds - _REPEATABLE:
+                raise NotDifferentiable(
+                    "reverse-mode derivative of while_loop",
+                    f"its body has effects ({', '.join(sorted(kinds))}), and going back runs the "
+                    "body again",
+                    frame(eqn),
+                    "move what has the effect out of the loop, or use lax.scan",
+                )
+
+    def _check_devices(self, stored: Mask) -> None:
+        """Refuse what is the same on all devices, where the number of steps is not."""
+        axes = self.body.cond.out_avals[0].mat.varying
+        inside = self.eqn.invars[self.body.n_cond :]
+        for v, a, b in zip(inside, stored, self.results[self.body.n_cond :], strict=True):
+            aval: Any = v.aval
+            if (a or b) and not axes <= aval.mat.varying:
+                names = tuple(sorted(map(str, axes - aval.mat.varying)))
+                raise NotDifferentiable(
+                    "reverse-mode derivative of while_loop in shard_map",
+                    f"its number of steps varies along the mesh axes {names}, and an input of type "
+                    f"{aval.str_short()} does not",
+                    frame(self.eqn),
+                    f"before the loop, let it vary: jax.lax.pcast(x, {names}, to='varying')",
+                )
+
+
+_WHILE = While("while", "structured")
+add_rule(_WHILE)

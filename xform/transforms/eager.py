@@ -1,0 +1,306 @@
+"""Derivatives while Python runs: each operation is differentiated as it happens.
+
+Outside `jit` there is nothing to plan, as every value is at hand: what the backward pass needs is
+kept as it is made, and Python may branch on values, print them and convert them. The rules are the
+same as for a traced program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from xform._jax import (
+    JaxprEqn,
+    Primitive,
+    ShapedArray,
+    Trace,
+    Tracer,
+    Var,
+    opaque_equation,
+    set_current_trace,
+    take_current_trace,
+    tangent_aval,
+)
+from xform.interpret.concrete import Mark, Results, Split, Watch, stage
+from xform.interpret.joint import live
+from xform.interpret.jvp import push
+from xform.interpret.node import Node, Pull, fork_p, gather, join_p, spread
+from xform.interpret.pullback import back, pull_of_jvp
+from xform.interpret.pullback import vjp as pull_equation
+from xform.ir import Mask, Program, evaluate
+from xform.planner.saved import plan
+from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule
+from xform.table import (
+    Bilinear,
+    Linear,
+    Pointwise,
+    Rule,
+    Value,
+    arrayed,
+    differentiable,
+    lookup,
+    reduce_like,
+    scale,
+)
+from xform.transforms.function import Call, Signature, Tree, as_array
+from xform.transforms.linear_map import Part, Pullback, Pushforward, dense
+
+
+class _Token(Tracer[Any]):
+    """What a fork leaves for its join."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self, trace: Trace, kept: Any):
+        super().__init__(trace, ShapedArray((0,), jax.numpy.int8))
+        self.kept = kept
+
+
+class _Direct(Split):
+    """A trace in which fork and join are at once what they stand for."""
+
+    def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
+        if primitive not in (fork_p, join_p):
+            return super().process_primitive(primitive, args, params)
+        node: Node = params["node"]
+        plans = [plan(j, node.policy if node.region else None) for j in node.joints]
+        if primitive is fork_p:
+            with set_current_trace(self):
+                ys, kept = node.forward(plans, args, (True,) * len(node.eqn.outvars))
+                return [*ys, _Token(self, kept)]
+        n = 1 + len(node.eqn.invars)
+        reads = zip(args[1:n], node.reads(plans), strict=True)
+        xs = [x if on else None for x, on in reads]
+        # What a region runs again is run when the map is, not when it is made.
+        where = self.staged if node.region and self.staged is not None else self
+        with set_current_trace(where):
+            return node.second(plans, args[0].kept, xs, args[n:], False)
+
+
+class _Push(Watch):
+    """Marks are tangents."""
+
+    split = False
+
+    def show(self, value: Value, mark: Value) -> str:
+        return f"JVPTracer(primal={value}, tangent={mark!r})"
+
+    def equation(self, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], wanted: Mask
+                 ) -> Results:  # fmt: skip
+        ys, dys = push(eqn, xs, list(map(arrayed, marks)), wanted, self.split)
+        return ys, [dy if on else None for dy, on in zip(dys, wanted, strict=True)]
+
+    def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
+                   xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
+        return push_by_rule(rule, symbolic, xs, marks)
+
+    def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
+                   marks: Sequence[Mark]) -> Results:  # fmt: skip
+        raise no_forward_mode(opaque_equation(prim, [], []))
+
+
+class _Linearize(_Push):
+    """Marks are tangents that are not known yet: primal and tangent part are kept apart."""
+
+    split = True
+
+    def show(self, value: Value, mark: Value) -> str:
+        return _show(value, mark)
+
+
+class _Tape(Watch):
+    """Marks are variables; `tape` is what happened to them, and how to pull it back."""
+
+    def __init__(self, below: Trace):
+        super().__init__(below)
+        self.tape: list[tuple[JaxprEqn, Pull]] = []
+
+    def show(self, value: Value, mark: Var) -> str:
+        return _show(value, mark)
+
+    def variable(self, x: Value, mark: Var | None) -> Var:
+        return super().variable(x, mark) if mark is None else mark
+
+    def equation(self, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], wanted: Mask
+                 ) -> Results:  # fmt: skip
+        ys, pull = _pull_equation(eqn, xs, tuple(m is not None for m in marks), wanted)
+        self.tape.append((eqn, pull))
+        return ys, [v if on else None for v, on in zip(eqn.outvars, wanted, strict=True)]
+
+    def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
+                   xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
+        def jvp(xs: Sequence[Value], dxs: Sequence[Value]):
+            return push_by_rule(rule, symbolic, xs, dxs)
+
+        return self._by_rule(prim, xs, marks, lambda on: pull_of_jvp(jvp, xs, on))
+
+    def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
+                   marks: Sequence[Mark]) -> Results:  # fmt: skip
+        fwd, bwd, trees = rules
+        vjp = lambda on: pull_by_rule(fwd, bwd, trees, symbolic, xs, on)
+        return self._by_rule(prim, xs, marks, vjp)
+
+    def _by_rule(self, prim: Primitive, xs: Sequence[Value], marks: Sequence[Any], vjp: Any):
+        ys, pull = vjp(tuple(m is not None for m in marks))
+        outs = [Var(jax.typeof(y)) for y in ys]
+        self.tape.append((opaque_equation(prim, list(map(self.variable, xs, marks)), outs), pull))
+        return ys, [v if differentiable(v.aval) else None for v in outs]
+
+
+def _show(value: Value, mark: Any) -> str:
+    return f"GradTracer(primal={value}, typeof(tangent)={mark.aval.str_short(short_dtypes=True)})"
+
+
+def _pull_equation(
+    eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask
+) -> tuple[Sequence[Value], Pull]:
+    """Outputs and pullback of an equation; the pullback holds no value that it does not read."""
+    rule = lookup(eqn)
+    ys, pull = pull_equation(eqn, xs, active, wanted)
+    if isinstance(rule, Pointwise):
+        return ys, _pull_pointwise(rule, eqn, xs, ys[0], active)
+    if isinstance(rule, Bilinear):
+        reads = [active[1], active[0], *[True] * (len(xs) - 2)]
+        return ys, _pull_linear(rule, eqn, xs, ys, active, reads)
+    if isinstance(rule, Linear):
+        over = rule.over or [i for i, x in enumerate(xs) if differentiable(jax.typeof(x))]
+        reads = [i not in over for i in range(len(xs))]
+        return ys, _pull_linear(rule, eqn, xs, ys, active, reads)
+    return ys, pull
+
+
+def _pull_pointwise(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], y: Value, active: Mask) -> Pull:
+    partials = zip(rule.formulas, active, strict=True)
+    factors = [rule.call(d, eqn, y, *xs) if on else None for d, on in partials]
+    types = [_Type(x) for x in xs]
+    return lambda cts: [
+        reduce_like(scale(cts[0], d), x) if on else None
+        for d, x, on in zip(factors, types, active, strict=True)
+    ]
+
+
+def _pull_linear(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], active: Mask,
+                 reads: Sequence[bool]) -> Pull:  # fmt: skip
+    held = [x if r else _Type(x) for x, r in zip(xs, reads, strict=True)]
+    of = [_Type(y) for y in ys]
+    return lambda cts: list(rule.pull(eqn, held, of, cts, active))
+
+
+class _Type(Tracer[Any]):
+    """The type of a value in its place: reading the value is an error."""
+
+    def __init__(self, value: Value):
+        super().__init__(None, jax.typeof(value))
+
+
+class _Taped(Part):
+    """A tape as the part of a map, for as long as its map is only called."""
+
+    def __init__(self, tape: Any, inputs: Sequence[Var | None], outputs: Sequence[Var | None]):
+        self._tape, self._inputs, self._outputs = tape, inputs, outputs
+
+    def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
+        with take_current_trace() as here:
+            direct = here if isinstance(here, _Direct) else _Direct(here)
+            with set_current_trace(direct):
+                cts = back(self._tape, self._outputs, seconds)
+        return [cts.get(v) if v is not None else None for v in self._inputs]
+
+    def settled(self, arrays: Any) -> tuple[Part, Any]:
+        takes = tuple(v is not None for v in self._outputs)
+        avals = [v.aval for v in self._outputs if v is not None]
+        return _staged(lambda cts: self.run(None, spread(cts, takes)), takes, avals)
+
+
+class _Staged(Part):
+    """A linear program; the arrays are its constants."""
+
+    def __init__(self, program: Program, takes: Mask, gives: Mask):
+        self._program, self._takes, self._gives = program, takes, gives
+
+    def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
+        results = evaluate(self._program, [*arrays, *gather(seconds, self._takes)])
+        return spread(results, self._gives)
+
+
+def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any]) -> tuple[Part, Any]:
+    """A linear function, staged; it returns None for a zero."""
+    gives: list[bool] = []
+
+    def run(*seconds: Value) -> list[Value]:
+        results = f(seconds)
+        gives[:] = [r is not None for r in results]
+        return gather(results, gives)
+
+    prog = stage(run, avals, _Direct)
+    equations = live(prog.equations, prog.outputs)
+    read = {v for eqn in equations for v in eqn.invars if isinstance(v, Var)}
+    read.update(v for v in prog.outputs if isinstance(v, Var))
+    consts = [(v, x) for v, x in prog.consts if v in read]
+    inputs = (*(v for v, _ in consts), *prog.inputs)
+    lifted = Program(inputs, (), equations, prog.outputs)
+    return _Staged(lifted, takes, tuple(gives)), [as_array(x, "staging") for _, x in consts]
+
+
+def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
+    """Run a call with marked arguments: flat outputs with their marks, their tree, the rest."""
+    with set_current_trace(trace):
+        args = [trace.lift(x, m) for x, m in zip(at.given, marks, strict=True)]
+        y, aux = at.run(args)
+        del args
+    leaves, tree = jax.tree.flatten(y)
+    pairs = [trace.lower(x) for x in leaves]
+    for x, _ in pairs:
+        as_array(x, at.asked)  # or an error; a Python number stays one
+    ys = [x for x, _ in pairs]
+    aux = jax.tree.map(lambda x: trace.lower(x)[0], aux)
+    trace.invalidate()
+    return ys, [m for _, m in pairs], tree, aux
+
+
+def jvp(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree]:
+    """Output, its tangent and the auxiliary output."""
+    with take_current_trace() as outside:
+        ys, dys, tree, aux = _watched(at, _Push(_Direct(outside)), dxs)
+    dy = map(dense, dys, map(jax.typeof, ys))
+    return tree.unflatten(ys), tree.unflatten(dy), aux
+
+
+def vjp(at: Call) -> tuple[Tree, Pullback, Tree]:
+    """Output, pullback and auxiliary output."""
+    inputs = [Var(jax.typeof(x)) if on else None for x, on in zip(at.args, at.active, strict=True)]
+    with take_current_trace() as outside:
+        trace = _Tape(_Direct(outside))
+        ys, outputs, tree, aux = _watched(at, trace, inputs)
+    part = _Taped(_leading_to(outputs, trace.tape), inputs, outputs)
+    return tree.unflatten(ys), Pullback(_signature(at, ys, tree), part, ()), aux
+
+
+def _leading_to(outputs: Sequence[Any], tape: Any) -> list[Any]:
+    """The part of a tape that leads to some outputs; the rest is let go, with what it holds."""
+    by_equation = {id(eqn): pull for eqn, pull in tape}
+    return [(eqn, by_equation[id(eqn)]) for eqn in live([eqn for eqn, _ in tape], outputs)]
+
+
+def linearize(at: Call) -> tuple[Tree, Pushforward, Tree]:
+    """Output, pushforward and auxiliary output."""
+    out: list[Any] = []
+
+    def tangents(dxs: Sequence[Value]) -> list[Value]:
+        with take_current_trace() as below:
+            ys, dys, tree, aux = _watched(at, _Linearize(below), spread(dxs, at.active))
+        out[:] = ys, tree, aux
+        return dys
+
+    avals = [tangent_aval(jax.typeof(x)) for x in gather(at.args, at.active)]
+    part, arrays = _staged(tangents, at.active, avals)
+    ys, tree, aux = out
+    return tree.unflatten(ys), Pushforward(_signature(at, ys, tree), part, arrays), aux
+
+
+def _signature(at: Call, ys: Sequence[Value], out_tree: Any) -> Signature:
+    avals = list(map(jax.typeof, at.args)), list(map(jax.typeof, ys))
+    return Signature(at.name, at.in_tree, out_tree, *avals)
