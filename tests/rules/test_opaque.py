@@ -128,6 +128,7 @@ def product(a, b):
     return (left @ right).todense()
 
 
+@pytest.mark.slow
 def test_a_product_of_sparse_arrays_has_forward_mode_only() -> None:
     dy = xform.jvp(product, (X, X), (X, 2 * X))[1]
     np.testing.assert_allclose(dy, jax.jvp(product, (X, X), (X, 2 * X))[1], rtol=1e-6)

@@ -20,7 +20,7 @@ from xform.interpret.jvp import jvp
 from xform.interpret.node import Structured, gather, spread
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, Program, bind, program, trace
-from xform.table import Value, add_rule, differentiable
+from xform.table import Value, add_rule, arrayed, differentiable
 
 
 class CustomVmap(Structured):
@@ -130,7 +130,7 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
             return jax.tree.leaves(ys)
 
         def run(xs: list[Value], dxs: list[Value]) -> list[Value]:
-            return derivative(trace(ruled, *xs), xs, dxs)
+            return derivative(trace(ruled, *xs), list(map(arrayed, xs)), list(map(arrayed, dxs)))
 
         if all(axis is None for axis in (*extra, *extra_dxs)):
             out = run(xs, dxs)
