@@ -7,7 +7,7 @@ PY := $(BIN)/python
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check slow format clean
+.PHONY: help demo test check slow fuzz format clean
 
 help: ## this text
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -26,6 +26,10 @@ check: .venv/.installed ## formatting, lint, types, layers: under 20 seconds
 
 slow: .venv/.installed ## the tests that take minutes
 	@$(PY) -m pytest -m slow -n 2 --durations=15
+
+N ?= 20000
+fuzz: .venv/.installed ## N=20000 random programs, by xform and by JAX; goes on where it stopped
+	@$(PY) -m experiments.fuzz.run --programs $(N)
 
 format: .venv/.installed ## format, and fix what ruff can fix
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -155,6 +155,7 @@ def test_lbfgs_with_its_line_search() -> None:
     assert quartic(got) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_newton_with_a_dense_hessian_and_with_products() -> None:
     x = jnp.full(4, 0.9)

@@ -11,6 +11,7 @@ from models.policies import POLICIES
 from tests.models.micro import MODEL
 
 
+@pytest.mark.slow
 def test_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "MODEL", MODEL)
     monkeypatch.setattr(demo, "BATCH", 4)

@@ -142,7 +142,7 @@ def total(f):
     return lambda x: sum(jnp.sum(y * (1.0 + i)) for i, y in enumerate(jax.tree.leaves(f(x))))
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("f", [*FUNCTIONS, in_while])
 def test_derivatives(f, jit: bool) -> None:
     compiled = jax.jit if jit else lambda f: f

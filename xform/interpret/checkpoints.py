@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import zeros
-from xform.interpret.lanes import keep, predicate, some
+from xform.interpret.lanes import keep, predicate, some, store
 from xform.interpret.node import gather
 from xform.ir import Mask
 from xform.table import Value
@@ -137,7 +137,7 @@ def _store(trail: Trail, x: States) -> Trail:
     return trail._replace(
         filled=lax.add(trail.filled, np.int32(1)),
         steps=_put(trail.steps, trail.count, trail.filled),
-        slots=[_put(s, v, at) for s, v in zip(trail.slots, x, strict=True)],
+        slots=[store(s, v, at) for s, v in zip(trail.slots, x, strict=True)],
     )
 
 
@@ -170,7 +170,7 @@ def back(
 
         i, x = lax.while_loop(lambda s: lax.lt(s[0], target), one, (i, x))
         at = _get(places, filled)
-        slots = [_put(s, v, at) for s, v in zip(slots, x, strict=True)]
+        slots = [store(s, v, at) for s, v in zip(slots, x, strict=True)]
         return i, end, lax.add(filled, np.int32(1)), _put(steps, i, filled), x, slots
 
     def on_top(s: Any) -> Value:

@@ -2,8 +2,8 @@
 
 A loop ends when no lane is alive, and a lane that has ended keeps its state. Written with `some`
 and `keep`, a loop counts its steps for all lanes together: under `vmap` neither its predicate nor
-its counter is batched, and what is selected over is what `keep` names and nothing else. Outside
-`vmap` both are identities and cost nothing.
+its counter is batched, what is selected over is what `keep` names and nothing else, and what a
+step stores (`store`) is one slice of memory. Outside `vmap` the first two are identities.
 
 A loop that JAX has batched already has a predicate with the axes of the batch, which lead in every
 part of its state; there both act at once.
@@ -11,9 +11,11 @@ part of its state; there both act at once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 
@@ -21,7 +23,8 @@ from xform._jax import Primitive, ad, batching, mlir, zeros
 from xform.errors import NotDifferentiable
 from xform.table import Value, constant, linear
 
-some_p, keep_p, final_p = Primitive("some_lane"), Primitive("keep_lane"), Primitive("loop_result")
+some_p, keep_p = Primitive("some_lane"), Primitive("keep_lane")
+store_p, final_p = Primitive("store_lanes"), Primitive("loop_result")
 
 
 def predicate(alive: Any) -> Value:
@@ -41,6 +44,18 @@ def keep(alive: Value, new: Sequence[Value], old: Sequence[Value]) -> list[Value
     """
     choose = _select if alive.ndim else keep_p.bind
     return [choose(alive, a, b) for a, b in zip(new, old, strict=True)]
+
+
+def store(slots: Value, x: Value, i: Value, axis: int = 0) -> Value:
+    """`slots` with `x` in place `i` of an axis; for lanes that share `i`, one slice of memory.
+
+    (JAX's own update becomes a scatter under `vmap`.)
+    """
+    return store_p.bind(slots, x, i, axis=axis)
+
+
+def _update(slots: Value, x: Value, i: Value, *, axis: int) -> Value:
+    return lax.dynamic_update_index_in_dim(slots, x, i, axis, allow_negative_indices=False)
 
 
 def final(x: Value, where: str) -> Value:
@@ -78,6 +93,16 @@ def _keep_batched(args: Sequence[Value], dims: Sequence[Any]):
     return keep(alive, [new], [old])[0], 0
 
 
+def _store_batched(args: Sequence[Value], dims: Sequence[Any], *, axis: int):
+    if dims[2] is not None:
+        update = functools.partial(_update, axis=axis)
+        return jax.vmap(update, in_axes=tuple(dims))(*args), 0
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    pairs = list(zip(args, dims, strict=True))[:2]
+    slots, x = (batching.bdim_at_front(x, d, size) for x, d in pairs)
+    return store(slots, x, args[2], axis + 1), 0
+
+
 def _final_batched(args: Sequence[Value], dims: Sequence[Any], *, where: str):
     return final(args[0], where), dims[0]
 
@@ -94,6 +119,15 @@ def _keep_jvp(primals: Sequence[Value], tangents: Sequence[Any]):
     if isinstance(dnew, ad.Zero) and isinstance(dold, ad.Zero):
         return y, dnew
     return y, keep_p.bind(alive, ad.instantiate_zeros(dnew), ad.instantiate_zeros(dold))
+
+
+def _store_jvp(primals: Sequence[Value], tangents: Sequence[Any], *, axis: int):
+    y = store(*primals, axis=axis)
+    dslots, dx, _ = tangents
+    if isinstance(dslots, ad.Zero) and isinstance(dx, ad.Zero):
+        return y, dslots
+    dslots, dx = ad.instantiate_zeros(dslots), ad.instantiate_zeros(dx)
+    return y, store(dslots, dx, primals[2], axis)
 
 
 def _final_jvp(primals: Sequence[Value], tangents: Sequence[Any], *, where: str):
@@ -115,19 +149,26 @@ def _keep_transpose(ct: Value, alive: Value, new: Value, old: Value) -> list[Val
     return [None, keep_p.bind(alive, ct, zero), keep_p.bind(alive, zero, ct)]
 
 
-def _declare(prim: Primitive, identity: Callable[..., Value], batched: Any, jvp: Any) -> None:
-    """A primitive that is an `identity` until it is batched."""
-    prim.def_impl(identity)
-    prim.def_abstract_eval(identity)
-    mlir.register_lowering(prim, mlir.lower_fun(identity, multiple_results=False))
+def _store_transpose(ct: Value, slots: Value, x: Value, i: Value, *, axis: int) -> list[Value]:
+    part = lax.dynamic_index_in_dim(ct, i, axis, False, allow_negative_indices=False)
+    return [store(ct, zeros(part.aval), i, axis), part, None]
+
+
+def _declare(prim: Primitive, f: Callable[..., Value], like: int, batched: Any, jvp: Any) -> None:
+    """A primitive that is `f` until it is batched; its result is of the type of one input."""
+    prim.def_impl(f)
+    prim.def_abstract_eval(lambda *avals, **_: avals[like])
+    mlir.register_lowering(prim, mlir.lower_fun(f, multiple_results=False))
     batching.primitive_batchers[prim] = batched
     ad.primitive_jvps[prim] = jvp
 
 
-_declare(some_p, lambda alive: alive, _some_batched, _some_jvp)
-_declare(keep_p, lambda alive, new, old: new, _keep_batched, _keep_jvp)
-_declare(final_p, lambda x, *, where: x, _final_batched, _final_jvp)
+_declare(some_p, lambda alive: alive, 0, _some_batched, _some_jvp)
+_declare(keep_p, lambda alive, new, old: new, 1, _keep_batched, _keep_jvp)
+_declare(store_p, _update, 0, _store_batched, _store_jvp)
+_declare(final_p, lambda x, *, where: x, 0, _final_batched, _final_jvp)
 ad.primitive_transposes[final_p] = _refuse
 constant(some_p)
 linear(keep_p, _keep_transpose, over=(1, 2))
+linear(store_p, _store_transpose, over=(0, 1))
 linear(final_p, lambda ct, x, *, where: ct)

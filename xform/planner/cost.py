@@ -193,8 +193,8 @@ _MOVES = (
     "gather", "get", "imag", "iota", "keep_lane", "loop_result", "name", "optimization_barrier",
     "pad", "pbroadcast", "pcast", "ppermute", "pvary", "ragged_all_to_all", "random_seed",
     "random_unwrap", "random_wrap", "real", "reshape", "reshard", "rev", "scatter",
-    "sharding_constraint", "slice", "some_lane", "split", "squeeze", "stop_gradient", "swap", "tie",
-    "tile", "transpose",
+    "sharding_constraint", "slice", "some_lane", "split", "squeeze", "stop_gradient", "store_lanes",
+    "swap", "tie", "tile", "transpose",
 )  # fmt: skip
 _COUNT: dict[str, Callable[[JaxprEqn], float]] = {
     "dot_general": _dot,

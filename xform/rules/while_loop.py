@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
+
 from xform._jax import JaxprEqn, Var, cotangent_aval, frame, tangent_aval, zeros
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
@@ -209,11 +211,37 @@ class _Pull(Node):
         return (*(False,) * self.body.n_cond, *(v in need and not s for v, s in inside))
 
     def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
-        loop, where = self.body, frame(self.eqn)
-        cond_consts, consts, carry = loop.parts(xs)
         stored = self.stacked(plans)
         self._check_devices(stored)
-        stored = stored[loop.n_step :]
+        ys, token = self._compiled(plans, "sweep")(list(xs))
+        where = frame(self.eqn)
+        return [final(y, where) if u else None for y, u in zip(ys, used, strict=True)], token
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        cts = _full(spread(seconds, self.seconds), self.eqn.outvars, self.cts, cotangent_aval)
+        results = self._compiled(plans, "back")(token, list(xs), cts)
+        where = frame(self.eqn)
+        return [final(ct, where) for ct in results]
+
+    def _compiled(self, plans: Plans, part: str) -> Any:
+        """One part as a jitted function, made once: evaluated eagerly it is compiled once."""
+        (plan,) = plans
+        key = part, self.body.cond
+        if key not in plan.cache:
+            method = {"sweep": self._sweep, "back": self._back}[part]
+
+            def run(*args: Any) -> Any:
+                return method(plans, *args)
+
+            run.__name__ = f"while_{part}"
+            plan.cache[key] = jax.jit(run)
+        return plan.cache[key]
+
+    def _sweep(self, plans: Plans, xs: list[Value]) -> tuple[list[Value], Any]:
+        loop = self.body
+        cond_consts, consts, carry = loop.parts(xs)
+        stored = self.stacked(plans)[loop.n_step :]
         ys, trail = sweep(
             lambda x: evaluate(loop.cond, [*cond_consts, *x])[0],
             lambda x: evaluate(loop.step, [*consts, *x]),
@@ -221,11 +249,9 @@ class _Pull(Node):
             stored,
             self.slots if any(stored) else 1,
         )
-        outs = [final(y, where) if u else None for y, u in zip(ys, used, strict=True)]
-        return outs, (trail, gather(gather(ys, stored), self._ahead(plans)))
+        return ys, (trail, gather(gather(ys, stored), self._ahead(plans)))
 
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
+    def _back(self, plans: Plans, token: Any, xs: list[Value], cts: States) -> list[Value]:
         (plan,), joint, n = plans, self.joint, self.body.n_step
         stored, ahead = self.stacked(plans), self._ahead(plans)
         outside = xs[self.body.n_cond :]
@@ -251,11 +277,9 @@ class _Pull(Node):
             return carry, gather(full[:n], joint.results[:n])
 
         trail, last = token
-        cts = _full(spread(seconds, self.seconds), self.eqn.outvars, self.cts, cotangent_aval)
         sums = _full([None] * n, joint.inputs[:n], joint.results[:n], cotangent_aval)
         cts, sums = back(trail, last, ahead, step, pull, cts, sums)
-        where = frame(self.eqn)
-        return [final(ct, where) for ct in (*sums, *cts)]
+        return [*sums, *cts]
 
     def _check_effects(self) -> None:
         """Refuse a step whose effects make the values that it is run again for."""

@@ -1,0 +1,40 @@
+"""Show one random program: as Python, as a jaxpr, what is asked of it, and both results."""
+
+from __future__ import annotations
+
+import jax
+from rich.console import Console
+from rich.syntax import Syntax
+
+from experiments.fuzz.worker import prepare, smaller, ways
+from tests.fuzz.check import check, describe, results
+from tests.fuzz.generate import Sample, inputs, sample
+from tests.fuzz.source import function
+
+_CONSOLE = Console(highlight=False, markup=False, soft_wrap=True)
+
+
+def show(seed: int) -> int:
+    """Print a program and its results; if it fails, a smaller one too. 1 if it fails."""
+    prepare()
+    s = sample(seed)
+    _program(f"program {seed}", s)
+    outcome = check(s, ways(seed))
+    if outcome.failed:
+        s, outcome = smaller(s, outcome)
+        _program("smaller, and failing alike", s)
+    for name, values in results(s).items():
+        _CONSOLE.print(f"{name}:", *values, sep="\n")
+    _CONSOLE.rule(f"{outcome.verdict} {outcome.where}")
+    _CONSOLE.print(outcome.text)
+    return int(outcome.failed)
+
+
+def _program(title: str, s: Sample) -> None:
+    _CONSOLE.rule(title)
+    _CONSOLE.print(Syntax(s.source, "python"))
+    _CONSOLE.print(describe(s.levels))
+    xs = inputs(s.seed, s.types)
+    for v, x in zip(s.block.params, xs, strict=True):
+        _CONSOLE.print(f"{v.name} = {x!r}")
+    _CONSOLE.print(str(jax.make_jaxpr(function(s.source))(*xs)))

@@ -1,0 +1,130 @@
+"""Totals of the fuzz since the last change to a rule: kept in a file, shown in the README."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from experiments.fuzz.worker import Result
+from experiments.report import write_table
+from tests.fuzz.cases import Case, load, save
+from xform.table import RULES
+
+HERE = Path(__file__).parent
+FILE = HERE / "totals.json"
+_XFORM = HERE.parent.parent / "xform"
+_KEPT = 200
+
+
+def fingerprint() -> str:
+    """A hash of all that a derivative is made by."""
+    files = [*(_XFORM / "rules").glob("*.py"), *(_XFORM / "interpret").glob("*.py"),
+             _XFORM / "table.py"]  # fmt: skip
+    total = hashlib.sha256()
+    for path in sorted(files):
+        total.update(f"{path.relative_to(_XFORM)}\0".encode() + path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+@dataclasses.dataclass
+class Totals:
+    """`programs` are those that were compared; `next` is the first seed that was not tried."""
+
+    rules: str
+    first: int = 0
+    next: int = 0
+    agrees: int = 0
+    ill_conditioned: int = 0
+    mismatch: int = 0
+    crash: int = 0
+    refused: int = 0
+    invalid: int = 0
+    equations: int = 0
+    worst: float = 0.0
+    seconds: float = 0.0
+    orders: Counter[str] = dataclasses.field(default_factory=Counter)
+    depths: Counter[str] = dataclasses.field(default_factory=Counter)
+    ways: Counter[str] = dataclasses.field(default_factory=Counter)
+    names: Counter[str] = dataclasses.field(default_factory=Counter)
+    refusals: Counter[str] = dataclasses.field(default_factory=Counter)
+    failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    @property
+    def programs(self) -> int:
+        """How many were compared."""
+        return self.agrees + self.ill_conditioned + self.mismatch + self.crash
+
+    @classmethod
+    def load(cls, rules: str) -> Totals:
+        """The totals so far; new ones, from the next seed on, if a rule has changed since."""
+        if not FILE.exists():
+            return cls(rules)
+        data = json.loads(FILE.read_text())
+        if data["rules"] != rules:
+            return cls(rules, first=data["next"], next=data["next"])
+        for name in ("orders", "depths", "ways", "names", "refusals"):
+            data[name] = Counter(data[name])
+        return cls(**data)
+
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        beside = FILE.with_suffix(".tmp")
+        beside.write_text(json.dumps(vars(self), indent=1, sort_keys=True) + "\n")
+        os.replace(beside, FILE)
+
+    def add(self, result: Result) -> None:
+        """Count one program."""
+        self.next = result.seed + 1
+        outcome = result.outcome
+        verdict = outcome.verdict.replace("-", "_")
+        setattr(self, verdict, getattr(self, verdict) + 1)
+        first = outcome.text.splitlines()[0][:160] if outcome.text else ""
+        if verdict == "refused":
+            self.refusals[first] += 1
+            return
+        if verdict != "agrees" and len(self.failures) < _KEPT:
+            self.failures.append({"seed": result.seed, "verdict": outcome.verdict,
+                                  "where": outcome.where, "text": first})  # fmt: skip
+        if result.case is not None:
+            keep(result.case)
+        if verdict == "agrees":
+            self.worst = max(self.worst, outcome.error)
+        self.equations += len(outcome.names)
+        self.orders[str(result.order)] += 1
+        self.depths[str(result.depth)] += 1
+        self.ways.update(result.ways)
+        self.names.update(outcome.names)
+
+    def report(self) -> None:
+        """Put the totals into the README."""
+        ruled = sum(name in RULES for name in self.names)
+        by = lambda counter: ", ".join(f"{k}: {counter[k]:,}" for k in sorted(counter))
+        rows = [
+            ["programs compared", f"{self.programs:,}"],
+            ["mismatches", f"{self.mismatch:,}"],
+            ["crashes", f"{self.crash:,}"],
+            ["equations", f"{self.equations:,}"],
+            ["compositions by order", by(self.orders)],
+            ["programs by depth of nesting", by(self.depths)],
+            ["ways of running", by(self.ways)],
+            ["primitives with a rule, in programs", f"{ruled} of {len(RULES)}"],
+            ["largest error that agrees", f"{self.worst:.1e}"],
+            ["ill-conditioned, apart within their own noise", f"{self.ill_conditioned:,}"],
+            ["refused by JAX, not compared", f"{self.refused:,}"],
+            ["seeds", f"{self.first:,} to {self.next - 1:,}"],
+            ["minutes", f"{self.seconds / 60:.0f}"],
+            ["hash of the rules", self.rules],
+        ]
+        write_table(HERE, ["what", "how many"], rows)
+
+
+def keep(case: Case) -> None:
+    """Add a failure to the cases that the tests replay, unless one fails in the same words."""
+    known = load()
+    if all((c.open, c.ways) != (case.open, case.ways) for c in known):
+        save([*known, case])

@@ -1,0 +1,91 @@
+"""One process of the fuzz: takes seeds from a pipe, and gives results."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+
+import jax
+import numpy as np
+
+from tests import own_ad
+from tests.fuzz.cases import Case, case
+from tests.fuzz.check import Outcome, check
+from tests.fuzz.generate import Sample, sample
+from tests.fuzz.modes import order
+from tests.fuzz.shrink import shrink
+from tests.fuzz.source import depth
+
+# Programs run one primitive at a time; what is compiled is small, or only compared.
+_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+EAGER, COMPILED = 20, 50  # one program in so many
+_SECONDS = 90.0  # to make a failure small
+_FRESH = 100  # programs after which JAX's caches are emptied: they hold every trace
+
+
+@dataclasses.dataclass
+class Result:
+    """What is known of one program; `case` is a failure as the tests keep it."""
+
+    seed: int
+    outcome: Outcome
+    ways: tuple[str, ...] = ()
+    order: int = 0
+    depth: int = 0
+    case: Case | None = None
+
+
+def ways(seed: int) -> tuple[str, ...]:
+    """How a program is run: all staged, a few eagerly too, a few compiled too."""
+    more = ["eager"] * (seed % EAGER == 0) + ["compiled"] * (seed % COMPILED == COMPILED // 2)
+    return ("staged", *more)
+
+
+def prepare() -> None:
+    """Set up JAX and NumPy as programs are compared: on CPU, in 64 bits. Before JAX's first use."""
+    if _FLAGS not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_x64", True)
+    np.seterr(all="ignore")
+
+
+def work(pipe: Connection) -> None:
+    """Check what the pipe asks for, until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    prepare()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 1000)
+    done = 0
+    with own_ad.guard():
+        while True:
+            try:
+                seed, small = pipe.recv()
+            except EOFError:
+                return
+            pipe.send(one(seed, small))
+            done += 1
+            if done % _FRESH == 0:
+                jax.clear_caches()
+                gc.collect()
+
+
+def one(seed: int, small: bool) -> Result:
+    """Check one program; if it fails, and `small`, find a smaller one that does."""
+    s = sample(seed)
+    outcome = check(s, ways(seed))
+    result = Result(seed, outcome, ways(seed), order(s.levels), depth(s.block))
+    if outcome.failed and small:
+        result.case = case(*smaller(s, outcome))
+    return result
+
+
+def smaller(s: Sample, outcome: Outcome) -> tuple[Sample, Outcome]:
+    """A failing sample, smaller, and how it fails."""
+    end, how = time.monotonic() + _SECONDS, ways(s.seed)
+    s = shrink(s, lambda t: time.monotonic() < end and check(t, how).kind == outcome.kind)
+    return s, check(s, how)

@@ -1,0 +1,269 @@
+"""Runs a jaxpr primitive by primitive, with loops, branches and calls interpreted here.
+
+To compile thousands of derivatives of derivatives would take hours. Most primitives run in NumPy
+(`in_numpy.py`), the others by JAX, one by one, which compiles each for each shape once. With
+`noise` the last bits of each rounding are disturbed, the same way for the same value: what moves
+then is ill-conditioned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.fuzz.in_numpy import IN_NUMPY, ROUNDS, SPECIAL
+from xform._jax import (
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Trace,
+    Var,
+    closed,
+    equation,
+    scan_counts,
+)
+
+Step = tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]
+_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_LANES = 32
+_TOO_MANY = 10_000
+
+
+class Machine:
+    """Evaluates programs; what it knows of each is kept while it lives."""
+
+    def __init__(self, noise: float = 0.0):
+        self.noise = noise
+        self.known: dict[int, tuple[Any, ...]] = {}
+
+    def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+        """The outputs of a jaxpr, closed or not."""
+        start, inputs, steps, outputs, _ = self.known.get(id(jaxpr)) or self._read(jaxpr)
+        env = start.copy()
+        for i, x in zip(inputs, args, strict=True):
+            env[i] = x
+        for f, reads, writes in steps:
+            ys = f(*[env[i] for i in reads])
+            for i, y in zip(writes, ys, strict=True):
+                env[i] = y
+        return [env[i] for i in outputs]
+
+    def _read(self, jaxpr: Any) -> tuple[Any, ...]:
+        """A jaxpr as numbered places and steps; it is held, so that its id stays its own."""
+        opened, consts = closed(jaxpr)
+        env: list[Any] = []
+        places: dict[Any, int] = {}
+
+        def place(atom: Any) -> int:
+            if isinstance(atom, Literal):
+                env.append(_plain(atom.val, atom.aval))
+                return len(env) - 1
+            if atom not in places:
+                places[atom] = len(env)
+                env.append(None)
+            return places[atom]
+
+        inputs = [place(v) for v in opened.invars]
+        for v, x in zip(opened.constvars, consts, strict=True):
+            env[place(v)] = _plain(x, v.aval)
+        steps = [
+            (self.step(e), tuple(map(place, e.invars)), tuple(map(place, e.outvars)))
+            for e in opened.eqns
+        ]
+        outputs = [place(v) for v in opened.outvars]
+        self.known[id(jaxpr)] = read = (env, inputs, steps, outputs, jaxpr)
+        return read
+
+    def step(self, eqn: JaxprEqn) -> Callable[..., list[Any]]:
+        """An equation as a function from its inputs to a list of outputs."""
+        name, params = eqn.primitive.name, eqn.params
+        many = eqn.primitive.multiple_results
+        if (make := _STRUCTURED.get(name)) is not None:
+            return make(self, eqn)
+        plain = IN_NUMPY.get(name)
+        noisy = self.noise if name in ROUNDS or name in SPECIAL else 0.0
+
+        def run(*xs: Any) -> list[Any]:
+            out = plain(params, *xs) if plain is not None else NotImplemented
+            if out is NotImplemented:
+                out = by_jax(eqn, xs)
+            if noisy:
+                out = _disturbed(out, noisy)
+            return list(out) if many else [out]
+
+        return run
+
+    # What holds programs.
+
+    def _call(self, eqn: JaxprEqn) -> Callable[..., list[Any]]:
+        body = next(eqn.params[k] for k in _BODIES if k in eqn.params)
+        return lambda *xs: self.run(body, xs)
+
+    def _custom_vmap(self, eqn: JaxprEqn) -> Callable[..., list[Any]]:
+        return lambda *xs: self.run(eqn.params["call"], xs)
+
+    def _cond(self, eqn: JaxprEqn) -> Callable[..., list[Any]]:
+        branches = eqn.params["branches"]
+        top = len(branches) - 1
+        return lambda i, *xs: self.run(branches[min(max(int(i), 0), top)], xs)
+
+    def _while(self, eqn: JaxprEqn) -> Callable[..., list[Any]]:
+        cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+        a = eqn.params["cond_nconsts"]
+        b = a + eqn.params["body_nconsts"]
+
+        def step(*xs: Any) -> list[Any]:
+            state = list(xs[b:])
+            for _ in range(_TOO_MANY):
+                alive = self.run(cond, [*xs[:a], *state])[0]
+                if np.ndim(alive):
+                    if not np.any(alive):
+                        return state
+                    new = self.run(body, [*xs[a:b], *state])
+                    state = [_where(alive, y, x) for y, x in zip(new, state, strict=True)]
+                elif not alive:
+                    return state
+                else:
+                    state = self.run(body, [*xs[a:b], *state])
+            raise RuntimeError("a loop does not end")
+
+        return step
+
+    def _scan(self, eqn: JaxprEqn) -> Callable[..., list[Any]]:
+        params = eqn.params
+        n, m = scan_counts(params)
+        body, length = params["jaxpr"], params["length"]
+        order = range(length)[::-1] if params["reverse"] else range(length)
+        types = [v.aval for v in eqn.outvars[m:]]
+
+        def step(*args: Any) -> list[Any]:
+            consts, carry, xs = args[:n], list(args[n : n + m]), args[n + m :]
+            stacks = [np.empty(t.shape, t.dtype) for t in types]
+            for i in order:
+                out = self.run(body, [*consts, *carry, *(x[i] for x in xs)])
+                carry = out[:m]
+                for stack, y in zip(stacks, out[m:], strict=True):
+                    stack[i] = y
+            return [*carry, *stacks]
+
+        return step
+
+    def _solve(self, eqn: JaxprEqn) -> Callable[..., list[Any]]:
+        lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+        start = lengths.matvec + lengths.vecmat
+        end = sum(lengths)
+        return lambda *xs: self.run(jaxprs.solve, [*xs[start : start + lengths.solve], *xs[end:]])
+
+
+_STRUCTURED: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(
+        ("jit", "pjit", "closed_call", "core_call", "core_closed_call", "checkpoint", "remat2",
+         "remat", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "composite",
+         "remat_opt"),
+        Machine._call,
+    ),
+    "custom_vmap_call": Machine._custom_vmap,
+    "cond": Machine._cond,
+    "while": Machine._while,
+    "scan": Machine._scan,
+    "custom_linear_solve": Machine._solve,
+}  # fmt: skip
+
+
+_COMPILED: dict[Any, Any] = {}
+
+
+def by_jax(eqn: JaxprEqn, xs: Sequence[Any]) -> Any:
+    """The outputs of an equation, as XLA gives them; compiled once for its parameters and types."""
+    prim, params = eqn.primitive, eqn.params
+    size, shape = 0, ()
+    if prim.name in SPECIAL:
+        xs = np.broadcast_arrays(*xs)
+        shape, size = xs[0].shape, xs[0].size
+        if size <= _LANES:
+            xs = [np.concatenate([x.ravel(), np.full(_LANES - size, 0.5, x.dtype)]) for x in xs]
+    with jax.core.eval_context(), eqn.ctx.manager:
+        out = _compiled(prim, params, xs)(*xs)
+    if prim.multiple_results:
+        return [_plain(y) for y in out]
+    return _plain(out)[:size].reshape(shape) if size and size <= _LANES else _plain(out)
+
+
+def _compiled(prim: Primitive, params: dict[str, Any], xs: Sequence[Any]) -> Callable[..., Any]:
+    """A primitive as a function of arrays; `jax.clear_caches` does not reach those kept here."""
+
+    def run(*xs: Any) -> Any:
+        return prim.bind(*xs, **prim.get_bind_params(params))
+
+    try:
+        key = (prim, tuple(sorted(params.items())), tuple(map(jax.typeof, xs)))
+        if key not in _COMPILED:
+            _COMPILED[key] = jax.jit(run).lower(*xs).compile()
+    except TypeError:  # a parameter that cannot be hashed or ordered
+        return run
+    return _COMPILED[key]
+
+
+def _plain(x: Any, aval: Any = None) -> Any:
+    """A value as NumPy's, where NumPy has its type."""
+    dtype = getattr(aval if aval is not None else x, "dtype", None)
+    if dtype is not None and not isinstance(dtype, np.dtype):
+        return x
+    return np.asarray(x, dtype)
+
+
+def _where(alive: Any, new: Any, old: Any) -> Any:
+    """A choice for each lane."""
+    return np.where(
+        np.reshape(alive, (*alive.shape, *(1,) * (np.ndim(new) - alive.ndim))), new, old
+    )
+
+
+def _disturbed(y: Any, noise: float) -> Any:
+    """A float64 with its last bits moved up or down, by what the bits are."""
+    if isinstance(y, list) or y.dtype not in (np.float64, np.complex128):
+        return y
+    if y.dtype == np.complex128:
+        return _disturbed(np.real(y), noise) + 1j * _disturbed(np.imag(y), noise)
+    bits = np.ascontiguousarray(y).view(np.uint64)
+    odd = (bits * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
+    unit = odd.astype(np.float64) / 2.0**23 - 1.0
+    return y * (1.0 + noise * unit.reshape(np.shape(y)))
+
+
+class Eager(Trace):
+    """A trace in which every operation runs at once, by a machine: as outside `jit`, uncompiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = Machine()
+        self.requires_low = False
+
+    def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
+        xs = [_plain(x) for x in args]
+        eqn = equation(primitive, [Var(jax.typeof(x)) for x in args], params)
+        out = list(map(_array, self.machine.step(eqn)(*xs)))
+        return out if primitive.multiple_results else out[0]
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, args: Any, /, **_: Any):
+        return fun.call_wrapped(*args)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, args: Any, /, **_: Any
+    ):
+        return fun.call_wrapped(*args)
+
+    def stage_value(self, val: Any) -> Any:
+        return _array(val)
+
+
+def _array(x: Any) -> Any:
+    """A value as JAX's own evaluation would return it."""
+    if isinstance(x, jax.Array) or getattr(x, "dtype", None) == jax.dtypes.float0:
+        return x
+    with jax.core.eval_context():
+        return jnp.asarray(x)

@@ -1,0 +1,96 @@
+"""From a seed to a random program, the values of its inputs, and a composition of transforms."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tests.fuzz import algebra, arrays, elementwise, indexing, nested, rules
+from tests.fuzz.modes import Level, levels
+from tests.fuzz.source import Block, Value, render
+from tests.fuzz.writer import DEEPEST, SHAPES, Shared, Writer
+
+LONGEST = 30
+_PLAIN = (*elementwise.FAMILY, *arrays.FAMILY, *indexing.FAMILY, *algebra.FAMILY)
+_NESTED = (*nested.FAMILY, *rules.FAMILY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A program and what is asked of it; `seed` makes the values of its inputs."""
+
+    seed: int
+    block: Block
+    levels: tuple[Level, ...]
+
+    @property
+    def source(self) -> str:
+        """The program as Python."""
+        return "\n".join(render(self.block))
+
+    @property
+    def types(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Kind and shape of each input."""
+        return [(v.kind, v.shape) for v in self.block.params]
+
+
+def inputs(seed: int, types: list[tuple[str, tuple[int, ...]]]) -> list[np.ndarray]:
+    """Generic values of some types."""
+    random = np.random.default_rng([seed, 1])
+    return [_example(kind, shape, random) for kind, shape in types]
+
+
+def _example(kind: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+    """A generic input."""
+    if kind == "f":
+        return random.uniform(-1.4, 1.4, shape)
+    if kind == "i":
+        return random.integers(0, 5, shape).astype(np.int32)
+    return random.integers(0, 2, shape).astype(bool)
+
+
+def sample(seed: int) -> Sample:
+    """The program of a seed."""
+    random = np.random.default_rng([seed, 0])
+    length = 3 + int((LONGEST - 2) * random.random() ** 2.5)
+    order = int(random.choice([1, 2, 3], p=[0.4, 0.4, 0.2] if length < 18 else [0.5, 0.4, 0.1]))
+    shared = Shared(random, length, order)
+    w = Writer(shared)
+    kinds = ["f"] * int(random.integers(1, 4)) + ["i"] * int(random.integers(0, 2))
+    shapes = [w.choose(SHAPES) for _ in kinds]
+    params = [
+        Value(f"x{i}", s, k, 1.4 if k == "f" else 4.0)
+        for i, (s, k) in enumerate(zip(shapes, kinds, strict=True))
+    ]
+    w.scope.extend(params)
+    fill(w, length)
+    made = [v for v in w.scope if v not in params]
+    results = [v for v in made[-3:] if w.chance(0.75)]
+    results += [w.choose(w.scope) for _ in range(random.integers(0, 3))]
+    if not any(v.kind == "f" for v in results):
+        results.append(w.pick())
+    block = Block("program", tuple(params), tuple(w.lines), tuple(results))
+    return Sample(seed, block, levels(random, kinds, shared.custom_vjp, order))
+
+
+def fill(w: Writer, n: int) -> None:
+    """Write `n` lines, or fewer if the program has enough; nested ones count."""
+    shared = w.shared
+    while n > 0 and shared.budget > 0:
+        before = shared.budget
+        shared.budget -= 1
+        if shared.budget > 1 and w.depth < DEEPEST and w.chance(0.2):
+            family = _NESTED if not shared.in_rule else _NESTED_IN_RULE
+            w.choose(*_split(family))(w, fill)
+        else:
+            w.choose(*_split(_PLAIN))(w)
+        n -= before - shared.budget
+
+
+def _split(family):
+    return [op for op, _ in family], [weight for _, weight in family]
+
+
+# A function with a rule of its own holds none that has reverse mode only.
+_NESTED_IN_RULE = tuple(pair for pair in _NESTED if pair[0] is not rules.custom_vjp)

@@ -1,0 +1,231 @@
+"""Compositions of transforms, by xform or by JAX: a level takes a function and gives another.
+
+All functions here take flat arrays and return a tuple of arrays. A level differentiates in some of
+the arguments, along fixed directions, or along directions that depend on the arguments, so that
+the next level goes through tangents and cotangents too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import xform
+
+Fun = Callable[..., tuple[Any, ...]]
+POLICIES = {
+    "": None,
+    "save_nothing": xform.policies.save_nothing,
+    "save_everything": xform.policies.save_everything,
+    "save_dots": xform.policies.save_dots,
+    "save_only_h": xform.policies.save_only_these_names("h"),
+    "save_any_but_h": xform.policies.save_any_names_but_these("h"),
+}
+REVERSE = ("vjp", "grad")
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """One transform: `kind` is jvp, vjp, grad, linearize, vmap or jit.
+
+    `active` are the arguments to differentiate (or, for vmap, to batch). `both` also returns the
+    value; `moving` makes directions depend on the arguments; `calls` is how often a map is called,
+    and `lanes` that these calls are one, under vmap. `by` is "jax" where xform's and JAX's
+    transforms are mixed.
+    """
+
+    kind: str
+    active: tuple[int, ...] = ()
+    both: bool = False
+    moving: bool = False
+    calls: int = 1
+    lanes: bool = False
+    policy: str = ""
+    by: str = ""
+
+    def __str__(self) -> str:
+        extra = [name for name in ("both", "moving", "lanes") if getattr(self, name)]
+        extra += [f"calls={self.calls}"] if self.calls > 1 else []
+        extra += [x for x in (self.policy, self.by) if x]
+        return f"{self.kind}{list(self.active)}" + (f"({', '.join(extra)})" if extra else "")
+
+
+def order(levels: Sequence[Level]) -> int:
+    """How often is differentiated."""
+    return sum(level.kind not in ("vmap", "jit") for level in levels)
+
+
+def levels(
+    random: np.random.Generator, kinds: Sequence[str], reverse_first: bool, n: int
+) -> tuple[Level, ...]:
+    """A random composition of order `n`, for arguments of some kinds.
+
+    With `reverse_first` some function has reverse mode only: that takes it away, if all later
+    levels are active in nothing else.
+    """
+    floats = [i for i, k in enumerate(kinds) if k == "f"]
+    allowed = floats
+    out: list[Level] = []
+    mixed = n > 1 and not reverse_first and random.random() < 0.1
+    while n:
+        if random.random() < 0.14 and len(out) < 4:
+            wrap = "vmap" if random.random() < 0.7 else "jit"
+            some = [i for i in range(len(kinds)) if random.random() < 0.6] or [0]
+            out.append(Level(wrap, tuple(some) if wrap == "vmap" else ()))
+            continue
+        first = not any(level.kind not in ("vmap", "jit") for level in out)
+        kind = str(random.choice(["jvp", "vjp", "grad", "linearize"], p=[0.25, 0.35, 0.2, 0.2]))
+        if first and reverse_first and kind not in REVERSE:
+            kind = "vjp"
+        active = [i for i in allowed if random.random() < 0.65]
+        active = active or [allowed[int(random.integers(len(allowed)))]]
+        if first and reverse_first:
+            allowed = active
+        if kind in ("jvp", "vjp") and random.random() < 0.15:
+            active = sorted({*active, *(i for i, k in enumerate(kinds) if k != "f")})
+        both, moving = bool(random.random() < 0.4), bool(random.random() < 0.35)
+        maps = kind in ("vjp", "linearize") and n < 3
+        calls = 2 if maps and random.random() < 0.2 else 1
+        lanes = bool(kind != "grad" and random.random() < 0.12)
+        names = list(POLICIES)
+        policy = str(random.choice(names)) if kind in REVERSE and random.random() < 0.5 else ""
+        by = "jax" if mixed and random.random() < 0.5 else ""
+        out.append(Level(kind, tuple(active), both, moving, calls, lanes, policy, by))
+        n -= 1
+    return tuple(out)
+
+
+def compose(f: Fun, levels: Sequence[Level], own: bool) -> Fun:
+    """`f` under all levels, the first one innermost; by xform if `own`, else by JAX."""
+    for k, level in enumerate(levels):
+        f = _apply(f, level, k, own and level.by != "jax")
+    return f
+
+
+def _apply(f: Fun, level: Level, k: int, own: bool) -> Fun:
+    if level.kind == "vmap":
+        return _vmap(f, level.active)
+    if level.kind == "jit":
+        return jax.jit(f)
+    kind = {"jvp": _jvp, "vjp": _vjp, "grad": _grad, "linearize": _linearize}[level.kind]
+
+    def transformed(*args: Any) -> tuple[Any, ...]:
+        def held(*some: Any) -> tuple[Any, ...]:
+            full = list(args)
+            for i, x in zip(level.active, some, strict=True):
+                full[i] = x
+            return f(*full)
+
+        scale = 1.0
+        if level.moving:
+            scale = sum(jnp.sum(jnp.cos(x)) / x.size for x in args if _float(x) and x.size)
+        points = [args[i] for i in level.active]
+        return kind(held, points, level, _Directions(k, scale), xform if own else jax)
+
+    return transformed
+
+
+@dataclasses.dataclass
+class _Directions:
+    """Tangents and cotangents of a level: fixed numbers, times one that may depend on the point."""
+
+    seed: int
+    scale: Any
+
+    def like(self, values: Any, call: int = 0, salt: float = 0.0) -> Any:
+        """One for each value; float0 for what has none."""
+
+        def one(i: int, x: Any) -> Any:
+            if not _float(x):
+                return np.zeros(np.shape(x), jax.dtypes.float0)
+            phase = 0.7 + 1.3 * self.seed + 2.1 * call + 0.9 * i + salt
+            return self.scale * np.cos(phase + 1.7 * np.arange(x.size)).reshape(x.shape)
+
+        return [one(i, x) for i, x in enumerate(values)]
+
+
+def _float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, np.floating)
+
+
+def _some(values: Any) -> tuple[Any, ...]:
+    """What is compared: all but the zeros of integers."""
+    return tuple(x for x in values if x.dtype != jax.dtypes.float0)
+
+
+def _mapped(call: Callable[[Any], Any], directions: list[Any], lanes: bool) -> list[Any]:
+    """A linear map at several directions: one after the other, or under vmap."""
+    if not lanes:
+        return [out for d in directions for out in _some(call(d))]
+    moving = [i for i, d in enumerate(directions[0]) if d.dtype != jax.dtypes.float0]
+    last = [d * 0.5 if i in moving else d for i, d in enumerate(directions[-1])]
+
+    def lane(*some: Any) -> Any:
+        full = list(directions[0])
+        for i, d in zip(moving, some, strict=True):
+            full[i] = d
+        return _some(call(full))
+
+    stacks = [jnp.stack([d[i] for d in (*directions, last)]) for i in moving]
+    return list(jax.vmap(lane)(*stacks)) if stacks else []
+
+
+def _jvp(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
+    if level.lanes:
+        ys = f(*xs) if level.both else ()
+        call = lambda dxs: ad.jvp(f, tuple(xs), tuple(dxs))[1]
+        return (*_some(ys), *_mapped(call, [d.like(xs)], True))
+    ys, dys = ad.jvp(f, tuple(xs), tuple(d.like(xs)))
+    return (*(_some(ys) if level.both else ()), *_some(dys))
+
+
+def _vjp(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
+    ys, pull = ad.vjp(f, *xs, **_policy(level, ad))
+    cts = [d.like(ys, call) for call in range(level.calls)]
+    results = _mapped(lambda ct: pull(tuple(ct)), cts, level.lanes)
+    return (*(_some(ys) if level.both else ()), *results)
+
+
+def _grad(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
+    def loss(*xs: Any) -> Any:
+        ys = [y for y in f(*xs) if _float(y)]
+        weights = _Directions(d.seed, 1.0).like(ys, salt=0.4)
+        return sum(
+            (jnp.sum(w * jnp.sin(y)) for w, y in zip(weights, ys, strict=True)), 0.0 * d.scale
+        )
+
+    argnums = tuple(range(len(xs)))
+    if level.both:
+        value, grads = ad.value_and_grad(loss, argnums, **_policy(level, ad))(*xs)
+        return (value, *grads)
+    return tuple(ad.grad(loss, argnums, **_policy(level, ad))(*xs))
+
+
+def _linearize(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
+    ys, push = ad.linearize(f, *xs)
+    dxs = [d.like(xs, call) for call in range(level.calls)]
+    results = _mapped(lambda dx: push(*dx), dxs, level.lanes)
+    return (*(_some(ys) if level.both else ()), *results)
+
+
+def _policy(level: Level, ad: Any) -> dict[str, Any]:
+    return {"policy": POLICIES[level.policy]} if level.policy and ad is xform else {}
+
+
+def _vmap(f: Fun, batched: tuple[int, ...]) -> Fun:
+    """Two lanes: the point, and one near to it."""
+
+    def lanes(*args: Any) -> tuple[Any, ...]:
+        def pair(x: Any) -> Any:
+            return jnp.stack([x, 0.7 * x + 0.11 if _float(x) else x])
+
+        given = [pair(x) if i in batched else x for i, x in enumerate(args)]
+        axes = tuple(0 if i in batched else None for i in range(len(args)))
+        return jax.vmap(f, in_axes=axes)(*given)
+
+    return lanes

@@ -1,0 +1,196 @@
+"""Lines that call functions with rules of the user's: custom_jvp, custom_vjp, custom_vmap.
+
+The rules are linear, as they must be, and are not the true derivatives: a transform that looks
+inside the function instead of asking its rule is found out. That holds for a custom_jvp in first
+order only: in higher ones JAX itself forgets the rule inside loops and regions (`jax.grad` of
+`jax.linearize` of a scan), so there the rule is the true derivative, by `jax.jvp`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tests.fuzz.nested import CARRIED, Fill
+from tests.fuzz.source import Block, Line, Value
+from tests.fuzz.writer import Writer
+
+
+@dataclasses.dataclass
+class _Function:
+    """The function that has the rule: its operands, its parameters, its lines and results."""
+
+    operands: list[Value]
+    params: list[Value]
+    inner: Writer
+    results: list[Value]
+
+
+def _function(w: Writer, fill: Fill) -> _Function:
+    operands = [w.pick() for _ in range(w.random.integers(1, 4))]
+    if w.chance(0.2):
+        operands.insert(int(w.random.integers(len(operands) + 1)), w.pick("i"))
+    params = [w.param(v) for v in operands]
+    inner = w.inner(params, closed=True)
+    with w.shared.rule():
+        fill(inner, int(w.random.integers(1, 4)))
+    made = [v for v in inner.scope if v.kind == "f" and v.size]
+    results = [inner.bounded(w.choose(made[-4:]), CARRIED) for _ in range(w.random.integers(1, 3))]
+    return _Function(operands, params, inner, results)
+
+
+def _of_all(f: _Function, y: Value) -> Value:
+    """`y` and a little of every parameter.
+
+    A staged vmap of a custom_jvp function whose rule is batched where its output is not is a
+    program that JAX itself cannot run: `jax.jvp(jax.jit(jax.vmap(f)), ...)` fails.
+    """
+    terms = " + ".join(f"jnp.sum({{{i + 1}}})" for i in range(len(f.params)))
+    return f.inner.emit(f"{{0}} + 0.03 * ({terms})", [y, *f.params], y.shape, "f", y.most + 0.5)
+
+
+def _coefficient(w: Writer, shape: tuple[int, ...]) -> Value:
+    """A factor of a linear term."""
+    return w.bounded(w.pick("f", shape if w.chance(0.7) else ()), 1.5)
+
+
+def _args(params: Sequence[Value]) -> str:
+    return ", ".join(v.name for v in params)
+
+
+def _call(n: int, results: int) -> str:
+    return _only(f"{{f0}}({', '.join(f'{{{i}}}' for i in range(n))})", results)
+
+
+def _only(text: str, n: int) -> str:
+    """The right-hand side for n targets: the only element, if there is one."""
+    return f"{text}[0]" if n == 1 else text
+
+
+def _instantiated(values: Sequence[Value]) -> list[Line]:
+    """Arrays for what may be symbolic zeros."""
+    text = "jnp.zeros({0}.shape) if type({0}) is SymbolicZero else {0}"
+    return [Line((v,), text, (v,)) for v in values]
+
+
+def custom_jvp(w: Writer, fill: Fill) -> None:
+    """`jax.custom_jvp`, with and without symbolic zeros."""
+    f = _function(w, fill)
+    f.results = [_of_all(f, y) for y in f.results]
+    symbolic = w.chance(0.25)
+    run = Block(f.inner.name("fun"), tuple(f.params), tuple(f.inner.lines), tuple(f.results),
+                "@jax.custom_jvp")  # fmt: skip
+    tangents = [dataclasses.replace(v, name=f"d_{v.name}") for v in f.params]
+    active = [d for d in tangents if d.kind == "f"]
+    lines = _instantiated(active) if symbolic else []
+    blocks = [run]
+    if w.shared.order > 1:
+        blocks.append(dataclasses.replace(run, name=w.name("plain"), head=""))
+        out = [Value(w.name("f"), y.shape) for y in f.results]
+        text = f"jax.jvp({blocks[1].name}, primals, ({_zeros(tangents)},))[1]"
+        lines.append(Line(tuple(out), _only(text, len(out)), tuple(active)))
+    else:
+        rule = w.inner(f.params, closed=True)
+        with w.shared.rule():
+            fill(rule, 1)
+        out, sums = _terms(rule, f.results, [(v, d) for v, d in zip(f.params, tangents, strict=True)
+                                             if v.kind == "f"])  # fmt: skip
+        lines = [*rule.lines, *lines, *sums]
+    blocks.append(
+        Block(
+            w.name("rule"), tuple(f.params), tuple(lines), tuple(out), takes="primals, tangents",
+            first=f"({_args(f.params)},), ({_args(tangents)},) = primals, tangents",
+            tail=f"{run.name}(*primals), ({', '.join(f'{{{i}}}' for i in range(len(out)))},)",
+        )
+    )  # fmt: skip
+    option = ", symbolic_zeros=True" if symbolic else ""
+    last = len(blocks) - 1
+    text = f"{{f0}}.defjvp({{f{last}}}{option})\n{_call(len(f.operands), len(out))}"
+    w.call(text, f.operands, f.results, blocks)
+
+
+def _zeros(tangents: Sequence[Value]) -> str:
+    """Tangents as `jax.jvp` takes them: of integers, zeros of type float0."""
+    zero = "np.zeros({}, jax.dtypes.float0)"
+    return ", ".join(d.name if d.kind == "f" else zero.format(d.shape) for d in tangents)
+
+
+def _terms(rule: Writer, results: Sequence[Value], pairs: Sequence[tuple[Value, Value]]
+           ) -> tuple[list[Value], list[Line]]:  # fmt: skip
+    """For each result a sum of multiples of tangents, of all of them or of the first."""
+    out: list[Value] = []
+    lines: list[Line] = []
+    for y in results:
+        terms: list[str] = []
+        args: list[Value] = []
+        for _, d in pairs if rule.chance(0.8) else pairs[:1]:
+            term = "{%d} * {%d}" if d.shape in (y.shape, ()) else "{%d} * jnp.sum({%d})"
+            terms.append(term % (len(args), len(args) + 1))
+            args += [_coefficient(rule, y.shape), d]
+        out.append(Value(rule.name("f"), y.shape))
+        text = f"jnp.broadcast_to({' + '.join(terms)}, {y.shape})"
+        lines.append(Line((out[-1],), text, tuple(args)))
+    return out, lines
+
+
+def custom_vjp(w: Writer, fill: Fill) -> None:
+    """`jax.custom_vjp`: residuals are parameters and what was computed."""
+    f = _function(w, fill)
+    w.shared.custom_vjp = True
+    run = Block(f.inner.name("fun"), tuple(f.params), tuple(f.inner.lines), tuple(f.results),
+                "@jax.custom_vjp")  # fmt: skip
+    symbolic = w.chance(0.2)
+    known = [v for v in f.inner.scope if v.kind != "b"]
+    residuals = list(dict.fromkeys(w.choose(known) for _ in range(w.random.integers(1, 4))))
+    n, m = len(f.results), len(residuals)
+    fwd = dataclasses.replace(
+        run, name=w.name("fwd"), head="", results=(*f.results, *residuals),
+        tail=f"({''.join(f'{{{i}}}, ' for i in range(n))}), "
+             f"({''.join(f'{{{n + i}}}, ' for i in range(m))})",
+        first=f"{_args(f.params)}, = [p.value for p in ({_args(f.params)},)]" if symbolic else "",
+    )  # fmt: skip
+    rule = w.inner(residuals, closed=True)
+    with w.shared.rule():
+        fill(rule, 1)
+    cts = [dataclasses.replace(y, name=w.name("ct")) for y in f.results]
+    lines = _instantiated(cts) if symbolic else []
+    out: list[Value] = []
+    for v in f.params:
+        if v.kind != "f":
+            out.append(Value("None", v.shape, v.kind))
+            continue
+        terms, args = [], []
+        for ct in cts if w.chance(0.8) else cts[:1]:
+            c = _coefficient(rule, ct.shape)
+            term = "{%d} * {%d}" if ct.shape == v.shape else "jnp.sum({%d} * {%d})"
+            terms.append(term % (len(args), len(args) + 1))
+            args += [c, ct]
+        total = Value(w.name("f"), v.shape)
+        text = f"jnp.broadcast_to({' + '.join(terms)}, {v.shape})"
+        lines.append(Line((total,), text, tuple(args)))
+        out.append(total)
+    bwd = Block(
+        w.name("bwd"), (*residuals, *cts), (*rule.lines, *lines), tuple(out),
+        takes="residuals, cts",
+        first=f"({_args(residuals)},), ({_args(cts)},) = residuals, cts",
+    )  # fmt: skip
+    option = ", symbolic_zeros=True" if symbolic else ""
+    text = f"{{f0}}.defvjp({{f1}}, {{f2}}{option})\n{_call(len(f.operands), n)}"
+    w.call(text, f.operands, f.results, [run, fwd, bwd])
+
+
+def custom_vmap(w: Writer, fill: Fill) -> None:
+    """`custom_vmap`, whose rule is what `vmap` does."""
+    f = _function(w, fill)
+    run = Block(f.inner.name("fun"), tuple(f.params), tuple(f.inner.lines), tuple(f.results),
+                "@custom_vmap")  # fmt: skip
+    plain = dataclasses.replace(run, name=w.name("plain"), head="")
+    n = len(f.results)
+    text = (
+        "{f0}.def_vmap(lambda n, on, *args: (jax.vmap({f1}, in_axes=[0 if o else None for o in on]"
+        f", axis_size=n)(*args), {(True,) * n}))\n{_call(len(f.operands), n)}"
+    )
+    w.call(text, f.operands, f.results, [run, plain])
+
+
+FAMILY = ((custom_jvp, 2.5), (custom_vjp, 2.0), (custom_vmap, 0.4))

@@ -1,0 +1,137 @@
+"""A random program as data, typed lines in nested functions, and the Python that it stands for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
+
+import xform
+
+STATES = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A variable, or a literal, whose name is its text; `most` bounds its absolute value."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    kind: str = "f"
+    most: float = 1.0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """`targets = text`, where `{0}` is the first of `args` and `{f0}` the first of `blocks`.
+
+    A text of several lines assigns in its last one.
+    """
+
+    targets: tuple[Value, ...]
+    text: str
+    args: tuple[Value, ...] = ()
+    blocks: tuple[Block, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A function; `takes` and `first` unpack its parameters, `tail` packs `{0}`, ...."""
+
+    name: str
+    params: tuple[Value, ...]
+    lines: tuple[Line, ...]
+    results: tuple[Value, ...]
+    head: str = ""
+    takes: str | None = None
+    first: str = ""
+    tail: str | None = None
+
+
+def pack(names: Iterator[str] | list[str]) -> str:
+    """A tuple, as text."""
+    return "(" + "".join(f"{n}, " for n in names).rstrip(" ") + ")"
+
+
+def render(block: Block, indent: int = 0) -> Iterator[str]:
+    """The lines of a block's source."""
+    pad = " " * indent
+    if block.head:
+        yield pad + block.head
+    takes = ", ".join(v.name for v in block.params) if block.takes is None else block.takes
+    yield f"{pad}def {block.name}({takes}):"
+    if block.first:
+        yield f"{pad}    {block.first}"
+    for line in block.lines:
+        for inner in line.blocks:
+            yield from render(inner, indent + 4)
+        names = {f"f{i}": inner.name for i, inner in enumerate(line.blocks)}
+        *before, last = line.text.format(*(v.name for v in line.args), **names).split("\n")
+        yield from (f"{pad}    {text}" for text in before)
+        yield f"{pad}    {', '.join(v.name for v in line.targets)} = {last}"
+    results = [v.name for v in block.results]
+    tail = pack(results) if block.tail is None else block.tail.format(*results)
+    yield f"{pad}    return {tail}"
+
+
+def size(block: Block) -> int:
+    """The number of lines, nested ones included."""
+    return sum(1 + sum(map(size, line.blocks)) for line in block.lines)
+
+
+def depth(block: Block) -> int:
+    """How deep functions are nested in it."""
+    return max((1 + depth(b) for line in block.lines for b in line.blocks), default=0)
+
+
+def masked_while(cond: Callable[..., Any], body: Callable[..., Any], start: Any) -> Any:
+    """A while_loop of at most `STATES` steps as a scan, which JAX can go back through."""
+
+    def step(state: Any, _: None) -> Any:
+        live = cond(state)
+        return jax.tree.map(lambda a, b: jnp.where(live, a, b), body(state), state), None
+
+    return lax.scan(step, start, None, length=STATES)[0]
+
+
+class PlainVmap:
+    """A `custom_vmap` function that forgets its rule: JAX cannot linearize one that has it."""
+
+    def __init__(self, f: Callable[..., Any]):
+        self.f = f
+
+    def __call__(self, *args: Any) -> Any:
+        return self.f(*args)
+
+    def def_vmap(self, rule: Callable[..., Any]) -> None:
+        """Take no notice."""
+
+
+def function(source: str, for_jax: bool = False) -> Callable[..., Any]:
+    """The function `program` of a source; `for_jax`: in a form that JAX can go back through."""
+    names: dict[str, Any] = {
+        "SymbolicZero": SymbolicZero,
+        "checkpoint_name": checkpoint_name,
+        "custom_vmap": PlainVmap if for_jax else custom_vmap,
+        "jax": jax,
+        "jnp": jnp,
+        "lax": lax,
+        "np": np,
+        "while_loop": masked_while if for_jax else lax.while_loop,
+        "xform": xform,
+    }
+    exec(compile(source, "<program>", "exec"), names)
+    return names["program"]

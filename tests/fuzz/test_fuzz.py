@@ -1,0 +1,172 @@
+"""A few random programs, the cases that were found, and proof that the check can fail."""
+
+import dataclasses
+import itertools
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from tests.fuzz.cases import Case, load
+from tests.fuzz.check import check, check_source, describe, distance
+from tests.fuzz.evaluate import Machine
+from tests.fuzz.generate import inputs, sample
+from tests.fuzz.in_numpy import IN_NUMPY
+from tests.fuzz.modes import Level, order
+from tests.fuzz.source import function
+from xform.ir import bind
+from xform.table import RULES
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    """NumPy warns of what is compared: infinities and NaN."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+@settings(max_examples=20, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(st.integers(0, 2**31))
+def test_random_programs(seed: int) -> None:
+    s = sample(seed)
+    outcome = check(s, ("staged", "eager") if seed % 4 == 0 else ("staged",))
+    text = f"python -m experiments.fuzz.run --only {seed}\n{describe(s.levels)}\n{s.source}"
+    assert outcome.verdict in ("agrees", "ill-conditioned", "refused"), f"{outcome.text}\n{text}"
+
+
+def _cases() -> list:
+    def mark(c: Case):
+        return pytest.mark.xfail(reason=c.open, strict=True) if c.open else ()
+
+    return [pytest.param(c, id=c.name, marks=mark(c)) for c in load()]
+
+
+@pytest.mark.parametrize("case", _cases())
+def test_case(case: Case) -> None:
+    outcome = case.check()
+    assert outcome.verdict in ("agrees", "ill-conditioned"), outcome.text
+
+
+def test_programs_are_the_same_every_time() -> None:
+    for seed in (3, 14):
+        assert sample(seed) == sample(seed)
+
+
+def test_compositions_reach_every_kind_and_order() -> None:
+    many = [sample(seed) for seed in range(150)]
+    kinds = {level.kind for s in many for level in s.levels}
+    assert kinds == {"jvp", "vjp", "grad", "linearize", "vmap", "jit"}
+    assert {order(s.levels) for s in many} == {1, 2, 3}
+    text = "\n".join(s.source for s in many)
+    for word in ("lax.scan", "lax.cond", "lax.switch", "while_loop", "jax.jit", "jax.custom_jvp",
+                 "jax.custom_vjp", "jax.checkpoint", "xform.remat", "jax.vmap", "reverse=True",
+                 "length=0"):  # fmt: skip
+        assert word in text, word
+
+
+# The check can fail.
+
+
+def _caught(word: str) -> bool:
+    """Whether one of a few dozen programs in which a word occurs fails."""
+    with_it = (s for s in map(sample, itertools.count()) if word in s.source)
+    return any(check(s).failed for s in itertools.islice(with_it, 36))
+
+
+def test_a_wrong_partial_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = lambda y, x: lax.mul(lax.cos(x), np.float64(1 + 1e-7))
+    rule = dataclasses.replace(RULES["sin"], formulas=(wrong,), used={wrong: ()})
+    monkeypatch.setitem(RULES, "sin", rule)
+    assert _caught("lax.sin(")
+
+
+def test_a_transpose_of_the_wrong_sign_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = lambda ct, x, *, dimensions: ct
+    rule = dataclasses.replace(RULES["rev"], formulas=(wrong,), used={wrong: ("dimensions",)})
+    monkeypatch.setitem(RULES, "rev", rule)
+    assert _caught("lax.rev(")
+
+
+def test_a_custom_rule_that_is_not_asked_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, "custom_jvp_call", RULES["closed_call"])
+    assert _caught("jax.custom_jvp")
+
+
+def test_a_wrong_shape_or_nan_is_a_difference() -> None:
+    a = np.array([1.0, np.nan])
+    assert distance([a], [a.copy()]) == 0
+    assert distance([a], [np.array([1.0, 2.0])]) == np.inf
+    assert distance([a], [a[:, None]]) == np.inf
+    assert distance([a, a], [a]) == np.inf
+
+
+# The reference is what it claims to be.
+
+
+def test_numpy_does_what_xla_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What programs ask of NumPy, asked of XLA: each primitive, for a few types of its inputs."""
+    seen: dict = {}
+    times: Counter = Counter()
+
+    def step(self, eqn):
+        run, name = machine_step(self, eqn), eqn.primitive.name
+        key = name, tuple(v.aval.str_short() for v in eqn.invars)
+        if name not in IN_NUMPY or name in ("tie", "keep_lane", "loop_result"):
+            return run
+
+        def noted(*xs):
+            ys = run(*xs)
+            zero = any(x.dtype == jax.dtypes.float0 for x in (*xs, *ys))
+            if key not in seen and times[name] < 2 and not zero:
+                seen[key] = eqn, xs, ys
+                times[name] += 1
+            return ys
+
+        return noted
+
+    machine_step = Machine.step
+    monkeypatch.setattr(Machine, "step", step)
+    for seed in range(100, 107):
+        check(sample(seed))
+    calls = list(seen.values())
+    assert len(calls) > 60
+
+    def everything(*args):
+        return [bind(eqn, xs) for (eqn, *_), xs in zip(calls, args, strict=True)]
+
+    args = [list(map(np.asarray, xs)) for _, xs, _ in calls]
+    for (eqn, _, ys), zs in zip(calls, jax.jit(everything)(*args), strict=True):
+        assert distance(ys, zs) < 1e-12, (eqn.primitive, eqn.params)
+
+
+def test_the_machine_agrees_with_jit() -> None:
+    for seed in (5, 8):
+        s = sample(seed)
+        xs, f = inputs(s.seed, s.types), function(s.source)
+        run = Machine().run(jax.make_jaxpr(f)(*xs), xs)
+        assert distance(run, list(jax.jit(f)(*xs))) < 1e-12
+
+
+def test_noise_shows_what_is_ill_conditioned() -> None:
+    f = lambda x: ((1e12 + jnp.sin(x)) - 1e12,)
+    x = np.float64(0.3)
+    jaxpr = jax.make_jaxpr(f)(x)
+    quiet, noisy = Machine().run(jaxpr, [x]), Machine(2e-15).run(jaxpr, [x])
+    assert distance(noisy, quiet) > 1e-6
+
+
+def test_a_while_loop_is_compared_with_a_scan() -> None:
+    source = (
+        "def program(x):\n"
+        "    return while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, x))[1:]"
+    )
+    levels = [Level("vjp", (0,)), Level("grad", (0,), both=True)]
+    assert check_source(source, [np.float64(0.4)], levels).verdict == "agrees"
