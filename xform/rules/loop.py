@@ -102,7 +102,7 @@ class Scan(Structured):
         body = _Body(eqn)
         inside = body.wanted(active, wanted)
         joint = analyze(body.prog, body.active(active)[0], inside, push)
-        return _ScanNode(eqn, body, joint, wanted, inside, push)
+        return _ScanNode(eqn, body, joint, active, wanted, inside, push)
 
 
 class _ScanNode(Node):
@@ -110,8 +110,8 @@ class _ScanNode(Node):
 
     loop = True
 
-    def __init__(self, eqn: JaxprEqn, body: _Body, joint: Joint, wanted: Mask, inside: Mask,
-                 push: bool):  # fmt: skip
+    def __init__(self, eqn: JaxprEqn, body: _Body, joint: Joint, active: Mask, wanted: Mask,
+                 inside: Mask, push: bool):  # fmt: skip
         self.body, self.joint = body, joint
         self.trips, self.options = eqn.params["length"], _options(eqn)
         self.first_carry = body.n_consts
@@ -119,6 +119,8 @@ class _ScanNode(Node):
         if push:
             consts, carry, seq = body.parts(joint.seconds)
             self.carried = _either(carry, joint.results[:nk])
+            if not self.trips:  # then what starts is what comes out, whatever the body does
+                self.carried = _either(self.carried, body.parts(active)[1])
             seconds = (*consts, *self.carried, *seq)
             results = (*self.carried, *joint.results[nk:])
         else:
