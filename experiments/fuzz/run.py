@@ -20,7 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from experiments.fuzz.show import show
+from experiments.fuzz.show import close, show
 from experiments.fuzz.totals import Totals, fingerprint
 from experiments.fuzz.worker import Result, prepare, work
 from tests.fuzz.check import Outcome
@@ -126,15 +126,18 @@ def _results(pool: list[Worker]) -> list[Result]:
 
 
 def main() -> int:
-    """`--only SEED` shows one program; otherwise run until `--programs` have been compared."""
+    """Run until `--programs` have been compared; or show one program, or look at the cases."""
     parser = argparse.ArgumentParser(prog="python -m experiments.fuzz.run", description=__doc__)
     parser.add_argument("-n", "--programs", type=int, default=20_000, help="how many in all")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", type=int, metavar="SEED", help="show one program and its results")
+    parser.add_argument("--cases", action="store_true", help="close the cases that pass by now")
     options = parser.parse_args()
     if options.only is not None:
         return show(options.only)
     prepare()
+    if options.cases:
+        return close()
     totals = Totals.load(fingerprint())
     try:
         run(totals, options.programs, options.workers)

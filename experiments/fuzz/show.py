@@ -1,12 +1,15 @@
-"""Show one random program: as Python, as a jaxpr, what is asked of it, and both results."""
+"""Show a random program, as Python and as a jaxpr, and both results; or how the cases stand."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 from rich.console import Console
 from rich.syntax import Syntax
 
 from experiments.fuzz.worker import prepare, smaller, ways
+from tests.fuzz.cases import load, save
 from tests.fuzz.check import check, describe, results
 from tests.fuzz.generate import Sample, inputs, sample
 from tests.fuzz.source import function
@@ -28,6 +31,18 @@ def show(seed: int) -> int:
     _CONSOLE.rule(f"{outcome.verdict} {outcome.where}")
     _CONSOLE.print(outcome.text)
     return int(outcome.failed)
+
+
+def close() -> int:
+    """Run the kept cases again, and close those that pass. 1 if any is open."""
+    cases = load()
+    for i, c in enumerate(cases):
+        outcome = c.check()
+        reason = (c.open or outcome.text.splitlines()[0]) if outcome.failed else ""
+        cases[i] = dataclasses.replace(c, open=reason)
+        _CONSOLE.print(f"{c.name}: {outcome.verdict} {reason}")
+    save(cases)
+    return int(any(c.open for c in cases))
 
 
 def _program(title: str, s: Sample) -> None:

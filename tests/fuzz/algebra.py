@@ -88,6 +88,42 @@ SOLVES = (
 )  # fmt: skip
 
 
+# Text, the shapes of its arguments and of its value, the bound of its arguments and of its value.
+LIBRARY = (
+    ("lax.ragged_dot({0}, jnp.stack([{1}, 0.5 * {1}]), np.array([1, 2], np.int32))",
+     ((3, 2), (2, 3)), (3, 3), 1.2, 3.0),
+    ("lax.associative_scan(lambda a, b: 0.6 * a * b + a, {0})", ((3,),), (3,), 1.0, 4.2),
+    ("lax.map(lambda v: jnp.sin(v) * jnp.sum({1}), {0})", ((3,), (2,)), (3,), 1.2, 2.4),
+    ("jnp.median({0} + np.array([0.31, 0.12, -0.73])) * {1}", ((3,), (2, 3)), (2, 3), 1.2, 2.4),
+    ("jnp.nanmax(jnp.where({0} > 0.2107, {0}, np.nan)) * {1}", ((3,), (3,)), (3,), 1.2, 1.5),
+    ("lax.approx_max_k({0} + np.array([0.31, 0.12, -0.73]), 2)[0]", ((3,),), (2,), 2.0, 2.5),
+    ("{0} * jax.random.normal(jax.random.key(3), (3,), np.float64)", ((3,),), (3,), 1.2, 3.0),
+    ("lax.conv_transpose({0}[None], {1}[None], (2,), 'SAME',"
+     " dimension_numbers=('NCH', 'OIH', 'NCH'))[0, 0]", ((2, 3), (2, 2)), (6,), 1.2, 4.0),
+    ("lax.conv_general_dilated({0}[None, None], {1}[None, None], (1, 2), ((1, 0), (0, 1)),"
+     " rhs_dilation=(1, 2))[0, 0]", ((3, 3), (2, 2)), (3, 1), 1.2, 5.0),
+    ("jnp.convolve({0}, {1})", ((3,), (2,)), (4,), 1.2, 3.0),
+    ("jnp.interp({0}, np.array([-1.1, 0.2, 1.3]), {1})", ((2, 3), (3,)), (2, 3), 2.0, 2.0),
+    ("jnp.trapezoid({0} * {1})", ((3,), (3,)), (), 1.2, 3.0),
+    ("lax.sort((jnp.array([1, 0, 1]), {0} + np.array([0.31, 0.12, -0.73]), {1}), num_keys=2)[2]",
+     ((3,), (3,)), (3,), 2.0, 2.0),
+    ("jax.device_put({0}) * lax.shift_left(jnp.int32(1), np.int32(1))", ((3,),), (3,), 1.2, 2.5),
+)  # fmt: skip
+# In first order only: JAX has no second derivative.
+ONCE = (
+    ("lax.igamma(lax.square({0}) + 0.6, lax.full_like({0}, 1.3))", ((3,),), (3,), 1.2, 1.0),
+    ("lax.real(jnp.linalg.eigvals(np.diag([1.0, 2.7, 4.1]) + 0.1 * {0})) * {1}",
+     ((3, 3), (3,)), (3,), 1.0, 5.0),
+)  # fmt: skip
+
+
+def library(w: Writer) -> None:
+    """Functions of several operations, as a library offers them."""
+    first = w.shared.order == 1 and w.chance(0.1)
+    text, shapes, to, limit, most = w.choose(ONCE if first else LIBRARY)
+    w.emit(text, [w.bounded(w.pick("f", s), limit) for s in shapes], to, "f", most)
+
+
 def solve(w: Writer) -> None:
     """Small, well-conditioned linear algebra."""
     text, to, most = w.choose(SOLVES)
@@ -95,4 +131,4 @@ def solve(w: Writer) -> None:
     w.emit(text, [a, b], to, "f", most)
 
 
-FAMILY = ((contract, 5.0), (window, 1.6), (solve, 1.0))
+FAMILY = ((contract, 5.0), (window, 1.6), (solve, 1.0), (library, 1.8))
