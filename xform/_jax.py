@@ -178,10 +178,12 @@ def primitives() -> dict[str, Primitive]:
 def registered() -> set[str]:
     """Names of the primitives that JAX names publicly, or has a derivative for.
 
-    Those of a module that has not been imported are not registered yet.
+    Those of a module that has not been imported are not registered yet. Other libraries (Flax) add
+    primitives of their own, of a class of their own; those are not JAX's.
     """
-    tables = (ad.primitive_jvps, ad.primitive_transposes)
-    return {*primitives(), *(p.name for table in tables for p in table)}
+    known = {*ad.primitive_jvps, *ad.primitive_transposes}
+    own = {p.name for p in known if type(p).__module__.partition(".")[0] == "jax"}
+    return {*primitives(), *own}
 
 
 def float0_zeros(shape: tuple[int, ...]) -> Any:

@@ -6,7 +6,6 @@ import dataclasses
 
 import jax
 from rich.console import Console
-from rich.syntax import Syntax
 
 from experiments.fuzz.worker import prepare, smaller, ways
 from tests.fuzz.cases import load, save
@@ -47,7 +46,7 @@ def close() -> int:
 
 def _program(title: str, s: Sample) -> None:
     _CONSOLE.rule(title)
-    _CONSOLE.print(Syntax(s.source, "python"))
+    _CONSOLE.print(s.source)
     _CONSOLE.print(describe(s.levels))
     xs = inputs(s.seed, s.types)
     for v, x in zip(s.block.params, xs, strict=True):

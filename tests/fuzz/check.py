@@ -62,6 +62,8 @@ def check_source(source: str, xs: Sequence[np.ndarray], levels: Sequence[Level],
     f = function(source)
     try:
         names = tuple(primitives(jax.make_jaxpr(f)(*xs)))
+    except NotImplementedError as e:  # by JAX: not every primitive has every batching rule
+        return Outcome("refused", "JAX", text=_short(e))
     except Exception as e:
         return Outcome("invalid", "plain", text=_short(e))
     try:
@@ -104,10 +106,10 @@ def results(sample: Sample) -> dict[str, list[Any]]:
 
 
 def _composed(source: str, levels: Sequence[Level], own: bool) -> Fun:
-    """A program under all levels; for JAX in a form that it can go back through."""
+    """A program under all levels, in a form that they can differentiate."""
     by_jax = [level for level in levels if not own or level.by]
     forward = all(level.kind in ("jvp", "vmap", "jit") for level in by_jax)
-    f = function(source, for_jax=not forward)
+    f = function(source, for_jax=bool(by_jax), back=not forward)
     return compose(f, levels, own)
 
 

@@ -181,15 +181,14 @@ def branch(w: Writer, fill: Fill) -> None:
     w.call(_unpacked(text, len(likes)), [which, *operands], [_typed(v) for v in likes], blocks)
 
 
-def _called(w: Writer, fill: Fill, text: str, head: str = "", closed: bool = False,
-            operands: list[Value] | None = None) -> None:  # fmt: skip
+def _called(w: Writer, fill: Fill, text: str) -> None:
     """A call of a nested function, that returns anything."""
-    operands = _some(w, 1, 4) if operands is None else operands
+    operands = _some(w, 1, 4)
     params = [w.param(v) for v in operands]
-    inner = w.inner(params, closed)
+    inner = w.inner(params)
     _fill(inner, fill)
     results = _results(inner, int(w.random.integers(1, 4)))
-    block = Block(inner.name("fun"), tuple(params), tuple(inner.lines), tuple(results), head)
+    block = Block(inner.name("fun"), tuple(params), tuple(inner.lines), tuple(results))
     text = text.replace("ARGS", ", ".join(f"{{{i}}}" for i in range(len(operands))))
     w.call(_unpacked(text, len(results)), operands, results, [block])
 

@@ -18,12 +18,24 @@ from tests.fuzz.writer import Writer
 
 @dataclasses.dataclass
 class _Function:
-    """The function that has the rule: its operands, its parameters, its lines and results."""
+    """A function that gets a rule: its operands, its parameters, its lines and results."""
 
     operands: list[Value]
     params: list[Value]
     inner: Writer
     results: list[Value]
+
+    @property
+    def block(self) -> Block:
+        """The function itself."""
+        name = self.inner.name("plain")
+        return Block(name, tuple(self.params), tuple(self.inner.lines), tuple(self.results))
+
+    def call(self, w: Writer, text: str, name: str, blocks: Sequence[Block]) -> None:
+        """A line that makes the function with its rule, named, and calls it."""
+        args = ", ".join(f"{{{i}}}" for i in range(len(self.operands)))
+        call = _only(f"{name}({args})", len(self.results))
+        w.call(f"{text}\n{call}", self.operands, self.results, blocks)
 
 
 def _function(w: Writer, fill: Fill) -> _Function:
@@ -58,10 +70,6 @@ def _args(params: Sequence[Value]) -> str:
     return ", ".join(v.name for v in params)
 
 
-def _call(n: int, results: int) -> str:
-    return _only(f"{{f0}}({', '.join(f'{{{i}}}' for i in range(n))})", results)
-
-
 def _only(text: str, n: int) -> str:
     """The right-hand side for n targets: the only element, if there is one."""
     return f"{text}[0]" if n == 1 else text
@@ -77,36 +85,28 @@ def custom_jvp(w: Writer, fill: Fill) -> None:
     """`jax.custom_jvp`, with and without symbolic zeros."""
     f = _function(w, fill)
     f.results = [_of_all(f, y) for y in f.results]
-    symbolic = w.chance(0.25)
-    run = Block(f.inner.name("fun"), tuple(f.params), tuple(f.inner.lines), tuple(f.results),
-                "@jax.custom_jvp")  # fmt: skip
+    symbolic, plain, name = w.chance(0.25), f.block, w.name("ruled")
     tangents = [dataclasses.replace(v, name=f"d_{v.name}") for v in f.params]
     active = [d for d in tangents if d.kind == "f"]
     lines = _instantiated(active) if symbolic else []
-    blocks = [run]
     if w.shared.order > 1:
-        blocks.append(dataclasses.replace(run, name=w.name("plain"), head=""))
         out = [Value(w.name("f"), y.shape) for y in f.results]
-        text = f"jax.jvp({blocks[1].name}, primals, ({_zeros(tangents)},))[1]"
+        text = f"jax.jvp({plain.name}, primals, ({_zeros(tangents)},))[1]"
         lines.append(Line(tuple(out), _only(text, len(out)), tuple(active)))
     else:
         rule = w.inner(f.params, closed=True)
         with w.shared.rule():
             fill(rule, 1)
-        out, sums = _terms(rule, f.results, [(v, d) for v, d in zip(f.params, tangents, strict=True)
-                                             if v.kind == "f"])  # fmt: skip
+        out, sums = _terms(rule, f.results, active)
         lines = [*rule.lines, *lines, *sums]
-    blocks.append(
-        Block(
-            w.name("rule"), tuple(f.params), tuple(lines), tuple(out), takes="primals, tangents",
-            first=f"({_args(f.params)},), ({_args(tangents)},) = primals, tangents",
-            tail=f"{run.name}(*primals), ({', '.join(f'{{{i}}}' for i in range(len(out)))},)",
-        )
+    rule = Block(
+        w.name("rule"), tuple(f.params), tuple(lines), tuple(out), takes="primals, tangents",
+        first=f"({_args(f.params)},), ({_args(tangents)},) = primals, tangents",
+        tail=f"{name}(*primals), ({', '.join(f'{{{i}}}' for i in range(len(out)))},)",
     )  # fmt: skip
     option = ", symbolic_zeros=True" if symbolic else ""
-    last = len(blocks) - 1
-    text = f"{{f0}}.defjvp({{f{last}}}{option})\n{_call(len(f.operands), len(out))}"
-    w.call(text, f.operands, f.results, blocks)
+    text = f"{name} = jax.custom_jvp({{f0}})\n{name}.defjvp({{f1}}{option})"
+    f.call(w, text, name, [plain, rule])
 
 
 def _zeros(tangents: Sequence[Value]) -> str:
@@ -115,15 +115,16 @@ def _zeros(tangents: Sequence[Value]) -> str:
     return ", ".join(d.name if d.kind == "f" else zero.format(d.shape) for d in tangents)
 
 
-def _terms(rule: Writer, results: Sequence[Value], pairs: Sequence[tuple[Value, Value]]
-           ) -> tuple[list[Value], list[Line]]:  # fmt: skip
+def _terms(
+    rule: Writer, results: Sequence[Value], tangents: Sequence[Value]
+) -> tuple[list[Value], list[Line]]:
     """For each result a sum of multiples of tangents, of all of them or of the first."""
     out: list[Value] = []
     lines: list[Line] = []
     for y in results:
         terms: list[str] = []
         args: list[Value] = []
-        for _, d in pairs if rule.chance(0.8) else pairs[:1]:
+        for d in tangents if rule.chance(0.8) else tangents[:1]:
             term = "{%d} * {%d}" if d.shape in (y.shape, ()) else "{%d} * jnp.sum({%d})"
             terms.append(term % (len(args), len(args) + 1))
             args += [_coefficient(rule, y.shape), d]
@@ -137,17 +138,14 @@ def custom_vjp(w: Writer, fill: Fill) -> None:
     """`jax.custom_vjp`: residuals are parameters and what was computed."""
     f = _function(w, fill)
     w.shared.custom_vjp = True
-    run = Block(f.inner.name("fun"), tuple(f.params), tuple(f.inner.lines), tuple(f.results),
-                "@jax.custom_vjp")  # fmt: skip
-    symbolic = w.chance(0.2)
+    symbolic, name = w.chance(0.2), w.name("ruled")
     known = [v for v in f.inner.scope if v.kind != "b"]
     residuals = list(dict.fromkeys(w.choose(known) for _ in range(w.random.integers(1, 4))))
     n, m = len(f.results), len(residuals)
     fwd = dataclasses.replace(
-        run, name=w.name("fwd"), head="", results=(*f.results, *residuals),
+        f.block, name=w.name("fwd"), results=(*f.results, *residuals),
         tail=f"({''.join(f'{{{i}}}, ' for i in range(n))}), "
              f"({''.join(f'{{{n + i}}}, ' for i in range(m))})",
-        first=f"{_args(f.params)}, = [p.value for p in ({_args(f.params)},)]" if symbolic else "",
     )  # fmt: skip
     rule = w.inner(residuals, closed=True)
     with w.shared.rule():
@@ -174,23 +172,23 @@ def custom_vjp(w: Writer, fill: Fill) -> None:
         takes="residuals, cts",
         first=f"({_args(residuals)},), ({_args(cts)},) = residuals, cts",
     )  # fmt: skip
-    option = ", symbolic_zeros=True" if symbolic else ""
-    text = f"{{f0}}.defvjp({{f1}}, {{f2}}{option})\n{_call(len(f.operands), n)}"
-    w.call(text, f.operands, f.results, [run, fwd, bwd])
+    fun = f"{name} = jax.custom_vjp(lambda *xs: {{f0}}(*xs)[0])"
+    pair = "{f0}, {f1}"
+    if symbolic:
+        pair = "lambda *ps: {f0}(*(p.value for p in ps)), {f1}, symbolic_zeros=True"
+    f.call(w, f"{fun}\n{name}.defvjp({pair})", name, [fwd, bwd])
 
 
 def custom_vmap(w: Writer, fill: Fill) -> None:
     """`custom_vmap`, whose rule is what `vmap` does."""
     f = _function(w, fill)
-    run = Block(f.inner.name("fun"), tuple(f.params), tuple(f.inner.lines), tuple(f.results),
-                "@custom_vmap")  # fmt: skip
-    plain = dataclasses.replace(run, name=w.name("plain"), head="")
-    n = len(f.results)
+    name, many = w.name("ruled"), (True,) * len(f.results)
+    axes = "in_axes=[0 if o else None for o in on], axis_size=n"
     text = (
-        "{f0}.def_vmap(lambda n, on, *args: (jax.vmap({f1}, in_axes=[0 if o else None for o in on]"
-        f", axis_size=n)(*args), {(True,) * n}))\n{_call(len(f.operands), n)}"
+        f"{name} = custom_vmap({{f0}})\n"
+        f"{name}.def_vmap(lambda n, on, *xs: (jax.vmap({{f0}}, {axes})(*xs), {many}))"
     )
-    w.call(text, f.operands, f.results, [run, plain])
+    f.call(w, text, name, [f.block])
 
 
 FAMILY = ((custom_jvp, 2.5), (custom_vjp, 2.0), (custom_vmap, 0.4))

@@ -55,7 +55,6 @@ class Block:
     params: tuple[Value, ...]
     lines: tuple[Line, ...]
     results: tuple[Value, ...]
-    head: str = ""
     takes: str | None = None
     first: str = ""
     tail: str | None = None
@@ -69,8 +68,6 @@ def pack(names: Iterator[str] | list[str]) -> str:
 def render(block: Block, indent: int = 0) -> Iterator[str]:
     """The lines of a block's source."""
     pad = " " * indent
-    if block.head:
-        yield pad + block.head
     takes = ", ".join(v.name for v in block.params) if block.takes is None else block.takes
     yield f"{pad}def {block.name}({takes}):"
     if block.first:
@@ -108,7 +105,7 @@ def masked_while(cond: Callable[..., Any], body: Callable[..., Any], start: Any)
 
 
 class PlainVmap:
-    """A `custom_vmap` function that forgets its rule: JAX cannot linearize one that has it."""
+    """A `custom_vmap` function that forgets its rule, with which JAX cannot differentiate it."""
 
     def __init__(self, f: Callable[..., Any]):
         self.f = f
@@ -120,8 +117,8 @@ class PlainVmap:
         """Take no notice."""
 
 
-def function(source: str, for_jax: bool = False) -> Callable[..., Any]:
-    """The function `program` of a source; `for_jax`: in a form that JAX can go back through."""
+def function(source: str, for_jax: bool = False, back: bool = False) -> Callable[..., Any]:
+    """The function `program` of a source; in a form that JAX can push through, or go `back`."""
     names: dict[str, Any] = {
         "SymbolicZero": SymbolicZero,
         "checkpoint_name": checkpoint_name,
@@ -130,7 +127,7 @@ def function(source: str, for_jax: bool = False) -> Callable[..., Any]:
         "jnp": jnp,
         "lax": lax,
         "np": np,
-        "while_loop": masked_while if for_jax else lax.while_loop,
+        "while_loop": masked_while if back else lax.while_loop,
         "xform": xform,
     }
     exec(compile(source, "<program>", "exec"), names)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -79,3 +80,17 @@ def test_sharding(name: str) -> None:
         (expected,) = jax.vjp(SHARDED[name], x)[1](y)
         assert jax.typeof(ct_x).sharding == jax.typeof(x).sharding
         np.testing.assert_allclose(ct_x, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["host_local_array_to_global_array",
+                                 "global_array_to_host_local_array"])  # fmt: skip
+def test_arrays_of_several_hosts(way: str) -> None:
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+
+    def f(x):
+        return jnp.sin(getattr(multihost_utils, way)(x, mesh, P("x"))).sum()
+
+    x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, P("x")))
+    for grad in (xform.grad(f), jax.jit(xform.grad(f))):
+        np.testing.assert_allclose(grad(x), jnp.cos(x), rtol=1e-6)
+    np.testing.assert_allclose(xform.linearize(f, x)[1](x), jnp.sum(jnp.cos(x) * x), rtol=1e-6)

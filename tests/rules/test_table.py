@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from jax import lax
-from jax.experimental import hijax, pallas, sparse
+from jax.experimental import hijax, multihost_utils, pallas, sparse
 
 import xform
 from tests.rules.elsewhere import ELSEWHERE
@@ -27,7 +27,7 @@ UNMADE = {
 
 
 # They register primitives of their own.
-IMPORTED = (hijax, pallas, sparse)
+IMPORTED = (hijax, multihost_utils, pallas, sparse)
 
 # Read before any test runs: other tests declare rules of their own.
 LIBRARY = tuple(RULES)

@@ -129,6 +129,11 @@ def test_a_number_of_checkpoints_that_is_none(n) -> None:
 
 # What a state may hold.
 
+
+def x_if(on, n):
+    return jnp.where(on, 0.5, 0.25) * n
+
+
 CARRIES = {
     "tree": (
         lambda i, c: {"a": c["a"] * jnp.sin(c["b"]) + i, "b": 0.9 * c["b"] + 0.1 * c["a"].sum()},
@@ -149,6 +154,10 @@ CARRIES = {
         lambda x: (jnp.ones(3), jnp.full(3, 0.3), x),
     ),
     "what is set anew in each step": (lambda i, c: (jnp.zeros(3), c[1] + c[0]), lambda x: (x, x)),
+    "what becomes a number": (
+        lambda i, c: (2.0, c[1] * c[0] + x_if(c[2], c[3]), False, 3),
+        lambda x: (1.5, x, True, 1),
+    ),
     "what is exchanged": (lambda i, c: (c[1], c[0] * c[1]), lambda x: (x, bend(0, x))),
     "complex numbers": (lambda i, c: c * c * (0.5 + 0.2j) + 0.1, lambda x: x + 0.3j * x),
     "a custom rule": (lambda i, c: jax.nn.silu(c) + jax.nn.relu(c), lambda x: x),
@@ -399,6 +408,17 @@ def test_what_a_step_prints_is_printed_once(capfd) -> None:
     jax.effects_barrier()
     assert sorted(capfd.readouterr().out.split("\n")) == ["", *(f"step {i}" for i in range(7))]
     close(g, jax.grad(lambda x: jnp.sum(scan(bend, x, 7)))(X))
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda f: f, lambda f: lambda i, c: loop(lambda _, c: f(i, c), c, 2),
+], ids=["step", "loop"])  # fmt: skip
+def test_a_step_that_must_not_be_run_again(wrap) -> None:
+    def draw(i, c):
+        return c * jax.experimental.io_callback(lambda: np.float64(2), X[0], ordered=False)
+
+    with pytest.raises(errors.NotDifferentiable, match=r"effects \(IOEffect\), and going back"):
+        jax.jit(xform.grad(lambda x, n: jnp.sum(loop(wrap(draw), x, n))))(X, 3)
 
 
 def test_a_linear_loop_is_transposed_and_no_other() -> None:

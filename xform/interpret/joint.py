@@ -9,7 +9,7 @@ candidates for saving. Structured equations appear as `fork` and `join` with Joi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -129,6 +129,7 @@ class Plan:
       reads: which inputs of the program the second part reads.
       inner: the Plans of each node's Joints.
       why: for each kept value, the reason.
+      alike: makes the Plan of another Joint in the same way, of a program met after planning.
     """
 
     joint: Joint
@@ -139,6 +140,7 @@ class Plan:
     reads: Mask
     inner: dict[Node, tuple[Plan, ...]]
     why: dict[Var, str]
+    alike: Callable[[Joint], Plan]
     cache: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
 
 

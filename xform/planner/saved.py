@@ -12,6 +12,7 @@ function is a loop never run again: its carries are kept, and the policy decides
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from xform._jax import JaxprEqn, Offloadable, Var
@@ -38,7 +39,7 @@ def plan(joint: Joint, policy: Any = None, top: bool = False) -> Plan:
 
 class _Walk:
     def __init__(self, joint: Joint, policy: Policy, top: bool):
-        self.joint, self.policy = joint, policy
+        self.joint, self.policy, self.top = joint, policy, top
         self.kept: dict[Var, str] = {}
         self.offloaded: dict[Var, Offloadable] = {}
         self.order: list[JaxprEqn] = []
@@ -86,6 +87,7 @@ class _Walk:
             tuple(v in self.reads for v in joint.inputs),
             self.inner,
             self.kept,
+            functools.partial(plan, policy=self.policy, top=self.top),
         )
 
     def _place(self, wanted: Var) -> None:

@@ -15,10 +15,11 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from xform._jax import JaxprEqn, cotangent_aval, tangent_aval, zeros
+from xform.interpret import emit
 from xform.interpret.activity import path
+from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Structured, gather, spread
-from xform.interpret.pullback import pullback
+from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.ir import Mask, Program, bind, program, trace
 from xform.table import Value, add_rule, arrayed, differentiable
 
@@ -45,20 +46,32 @@ class CustomVmap(Structured):
         ys = bind(eqn, xs)
         return ys, self.jvp(eqn, xs, dxs)[1]
 
-    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+    def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
+        joint = analyze(program(eqn.params["call"]), active, wanted)
+        return _Pull(eqn, [joint], wanted, active, push)
+
+
+class _Pull(Node):
+    """The forward part is the call; the second is a call too, of forward and second part."""
+
+    def reads(self, plans: Plans) -> Mask:
+        return (True,) * len(self.eqn.invars)
+
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        return self.primal(xs), ()
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        active, wanted = self.results, self.seconds
+
         def derivative(prog: Program, xs: list[Value], cts: list[Value]) -> list[Value]:
-            _, pull = pullback(prog, active, wanted, xs)
-            in_cts = pull(spread(cts, wanted))
+            plan = plans[0].alike(analyze(prog, active, wanted))
+            _, kept = emit.forward(plan, xs, (False,) * len(prog.outputs))
+            in_cts = spread(emit.second(plan, kept, xs, cts, True), plan.joint.results)
             avals = map(cotangent_aval, prog.in_avals)
             return gather([_full(ct, a) for ct, a in zip(in_cts, avals, strict=True)], active)
 
-        def pull(cts: Sequence[Value]) -> list[Value]:
-            avals = [cotangent_aval(v.aval) for v in eqn.outvars]
-            full = [_full(ct, a) for ct, a in zip(cts, avals, strict=True)]
-            call = _derived(eqn, derivative, active)
-            return spread(call(list(xs), gather(full, wanted)), active)
-
-        return bind(eqn, xs), pull
+        return _derived(self.eqn, derivative, active)(list(xs), list(seconds))
 
 
 def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask):

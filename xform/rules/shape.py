@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.experimental import multihost_utils
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import PartitionSpec
 
@@ -120,6 +121,14 @@ def _reshard(ct: Value, x: Value, *, dst_sharding: Any, concrete_mesh: Any = Non
     return jax.sharding.reshard(ct, jax.typeof(x).sharding)
 
 
+def _to_local(ct: Value, x: Value, *, global_mesh: Any, pspec: Any):
+    return multihost_utils.global_array_to_host_local_array(ct, global_mesh, pspec)
+
+
+def _to_global(ct: Value, x: Value, *, global_mesh: Any, pspec: Any):
+    return multihost_utils.host_local_array_to_global_array(ct, global_mesh, pspec)
+
+
 def _space(ct: Value, x: Value, *, memory_space: Any):
     return jax.device_put(ct, jax.typeof(x).memory_space)
 
@@ -134,5 +143,7 @@ linear("device_put", _device_put)
 linear("sharding_constraint", _sharding_constraint)
 linear("layout_constraint", lambda ct, x, *, layout: with_layout_constraint(ct, layout))
 linear("reshard", _reshard)
+linear("host_local_array_to_global_array", _to_local)
+linear("global_array_to_host_local_array", _to_global)
 
 constant("iota", "empty", "empty2")

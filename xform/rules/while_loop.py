@@ -20,11 +20,11 @@ from xform.interpret.checkpoints import SLOTS, States, back, sweep
 from xform.interpret.joint import Joint, Plan, analyze, live
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import final, while_loop
-from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.interpret.node import Node, Plans, Structured, fork_p, gather, spread
 from xform.ir import Atom, Mask, Program, evaluate, program
 from xform.table import Value, add_rule
 
-# Effects of a step that may be run again; printing is not repeated.
+# Effects that a step may repeat; what it prints itself, and not in a loop within, is printed once.
 _REPEATABLE = frozenset(("NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"))
 
 
@@ -165,7 +165,11 @@ class _Pull(Node):
         """
         if "needs" not in plan.cache:
             need = self._closure(plan, {})
-            made = {v: y for v, y in self.carried.items() if v in need and y in self.joint.producer}
+            made = {
+                v: y
+                for v, y in self.carried.items()
+                if v in need and isinstance(y, Var) and y in self.joint.producer
+            }
             read = set(plan.kept).union(*self._read(plan.kept, made.values()))
             ahead = {v: y for v, y in made.items() if y in read}
             plan.cache["needs"] = self._closure(plan, ahead), ahead
@@ -178,7 +182,8 @@ class _Pull(Node):
         need &= inputs
         while True:
             goal = [self.carried[v] for v in need if v in self.carried]
-            grown = need.union(v for v in goal if v in inputs).union(*self._read(goal)) & inputs
+            found = {v for v in goal if isinstance(v, Var)}
+            grown = need | inputs.intersection(found.union(*self._read(goal)))
             if grown == need:
                 return need
             need = grown
@@ -284,7 +289,8 @@ class _Pull(Node):
     def _check_effects(self) -> None:
         """Refuse a step whose effects make the values that it is run again for."""
         for eqn in live(self.joint.first, self.joint.outputs, effects=False):
-            kinds = {type(e).__name__ for e in eqn.effects}
+            bound = eqn.params["node"].eqn if eqn.primitive is fork_p else eqn
+            kinds = {type(e).__name__ for e in bound.effects}
             if kinds - _REPEATABLE:
                 raise NotDifferentiable(
                     "reverse-mode derivative of while_loop",

@@ -42,7 +42,8 @@ def while_checkpoints(n: int) -> AbstractContextManager[None]:
     | n = 32 | 0.9 | 1.6 | 2.0 | 3.5 |
     | n = 100 | 0.0 | 0.9 | 1.4 | 2.0 |
 
-    Under `vmap` all lanes run as long as the longest; the stored states are not copied.
+    Under `vmap` all lanes run as long as the longest, and the stored states are not copied; they
+    are where it is pullbacks that are batched (`jax.vmap` of a function of several `pull`s).
     `xform.vjp` of such a derivative goes back through the loops of both passes, and stores
     `n` times the memory above: prefer forward over reverse (`xform.hessian`, `xform.hvp`).
 
