@@ -25,7 +25,7 @@ from xform.errors import WrongRule
 from xform.table import RULES, Rule, differentiable
 
 Fun = Callable[..., Any]
-MODES = ("first", "second", "jit", "vmap", "scan")
+MODES = ("first", "eager", "second", "jit", "vmap", "scan")
 TOLERANCE = {"float64": 1e-9, "complex128": 1e-9, "float32": 3e-4, "complex64": 1e-3}
 STEP = 1e-5  # of central differences in 64 bits: they are then good to about 1e-9
 
@@ -70,8 +70,9 @@ def check_rule(case: Case | Fun, *args: Any, dtypes: Sequence[str] = ("float64",
       case: a `Case`; or a function, and then `args` and `fields` are those of its `Case`.
       *args: where to check the function: float64 arrays, integers are held constant.
       dtypes: floating or complex dtypes, by name.
-      modes: "first" derivatives, evaluated eagerly, for each set of active inputs; for all inputs
-        together, "second" ones, and first ones under "jit", "vmap" and in a "scan".
+      modes: "first" derivatives, compiled, for each set of active inputs, and "eager", operation
+        by operation; for all inputs together, "second" ones, and first ones through a function
+        under "jit", under "vmap" and in a "scan".
       **fields: of the `Case`: `primitive="my_primitive"` also checks that its rule ran.
 
     Raises:
@@ -127,21 +128,23 @@ def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
     inexact = [i for i, x in enumerate(args) if differentiable(jax.typeof(x))]
     sizes = range(1, len(inexact) + 1)
     subsets = [s for n in sizes for s in itertools.combinations(inexact, n)]  # the last: all
-    for active in subsets if "first" in modes else subsets[-1:]:
+    for active in subsets if {"first", "eager"} & set(modes) else subsets[-1:]:
         say = _Say(case.id, f"{dtype}, active inputs {active}", TOLERANCE.get(dtype, 6e-2))
         f, xs = _held(case.fun, args, active), tuple(args[i] for i in active)
-        d = _directions(f, xs)
+        d, all_active = _directions(f, xs), len(active) == len(inexact)
         found = None
-        if "first" in modes:
-            with _watch(case, f, xs, say):
-                found = _first(xform, f, xs, d)
-            _check_first(case, f, xs, d, found, say)
-            _check_types(found, xs, say)
-        if len(active) == len(inexact):
-            if len(args) > len(active) and "first" in modes:  # integers: float0, and no change
-                _check_types(_first(xform, case.fun, args, _directions(case.fun, args)), args, say)
-            if set(modes) - {"first"}:
-                _check_compiled(case, f, xs, d, found, modes, say)
+        if {"first", "eager"} & set(modes):
+            found = _check_first(case, f, xs, d, modes, say)
+            if all_active and len(args) > len(active):  # integers: float0, and no change
+                d_all = _directions(case.fun, args)
+                _check_types(_run(lambda *xs: _first(xform, case.fun, xs, d_all), *args), args, say)
+        if all_active and set(modes) - {"first", "eager"}:
+            _check_compiled(case, f, xs, d, found, modes, say)
+
+
+def _run(f: Fun, *xs: Any) -> Any:
+    """In one computation, and not optimized: it is compiling that takes the time of a check."""
+    return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0})(*xs)
 
 
 def _first(ad: Any, f: Fun, xs: Any, d: Any) -> dict[str, Any]:
@@ -172,15 +175,28 @@ def _second(ad: Any, f: Fun, xs: Any) -> dict[str, Any]:
     return {"jvp of vjp": dy, "vjp of vjp": ad.vjp(g, *args)[1](_direction(xs, 5))}
 
 
-def _check_first(case: Case, f: Fun, xs: Any, d: Any, found: Any, say: _Say) -> None:
-    (dxs, cts), y = d, f(*xs)
-    say.close("output", [found["output of jvp"], found["output of vjp"]], [y, y])
-    say.close("<pull, dx> and <ct, push>", _dot(found["vjp"], dxs), _dot(cts, found["jvp"]))
-    if case.jax:
-        say.close("against JAX", found, _first(jax, f, xs, d))
-    if case.differences and all(jnp.finfo(x.dtype).bits == 64 for x in jax.tree.leaves(xs)):
-        loose = dataclasses.replace(say, tolerance=1e-6)
-        loose.close("against differences: jvp", found["jvp"], _differences(f, xs, dxs))
+def _check_first(case: Case, f: Fun, xs: Any, d: Any, modes: Collection[str], say: _Say) -> Any:
+    """Compiled together with what it is compared with; and once more, eagerly, if asked."""
+    dxs, cts = d
+    wide = all(jnp.finfo(x.dtype).bits == 64 for x in jax.tree.leaves(xs))
+
+    def everything(*xs: Any) -> tuple[Any, ...]:
+        by_jax = _first(jax, f, xs, d) if case.jax else None
+        slope = _differences(f, xs, dxs) if case.differences and wide else None
+        return _first(xform, f, xs, d), f(*xs), by_jax, slope
+
+    with _watch(case, f, xs, say):
+        compiled, y, by_jax, slope = _run(everything, *xs)
+    for found in [compiled, _first(xform, f, xs, d)] if "eager" in modes else [compiled]:
+        say.close("output", [found["output of jvp"], found["output of vjp"]], [y, y])
+        say.close("<pull, dx> and <ct, push>", _dot(found["vjp"], dxs), _dot(cts, found["jvp"]))
+        if by_jax is not None:
+            say.close("against JAX", found, by_jax)
+        if slope is not None:
+            loose = dataclasses.replace(say, tolerance=1e-6)
+            loose.close("against differences: jvp", found["jvp"], slope)
+        _check_types(found, xs, say)
+    return compiled
 
 
 def _check_types(found: Any, xs: Any, say: _Say) -> None:
@@ -190,7 +206,7 @@ def _check_types(found: Any, xs: Any, say: _Say) -> None:
 
 def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, found: Any, modes: Collection[str],
                     say: _Say) -> None:  # fmt: skip
-    """All other modes, in one computation: it is compiling that takes the time.
+    """All other modes, in one computation.
 
     In vmap and scan, the second of two directions is -1/2 times the first.
     """
@@ -211,7 +227,7 @@ def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, found: Any, modes: Coll
             results["JAX, second"] = _second(jax, f, xs) if "second" in wanted else None
         return results
 
-    results = jax.jit(everything, compiler_options={"xla_backend_optimization_level": 0})(*xs)
+    results = _run(everything, *xs)
     once = found or results.get("JAX") or _first(xform, f, xs, d)
     factors = {"output of jvp": 1.0, "output of vjp": 1.0, "jvp": -0.5, "vjp": -0.5}
     twice = {key: _twice(once[key], factor) for key, factor in factors.items()}

@@ -24,6 +24,7 @@ from models.transformer import (
     rotary_angles,
     rotate,
 )
+from tests.parameters import slow
 
 MICRO = TransformerConfig(context=16, width=32, depth=2, heads=4, kv_heads=2, hidden=48)
 VARIANTS = {
@@ -93,7 +94,7 @@ def gradient_of(
     return (jax.jit(run) if jitted else run)(params)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", slow(VARIANTS, *list(VARIANTS)[1:]))
 def test_scanned_equals_unrolled(name: str) -> None:
     one, grads = gradient_of(VARIANTS[name])
     other, unrolled_grads = gradient_of(dataclasses.replace(VARIANTS[name], scan=False))

@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import xform
+from tests.parameters import slow
 from tests.reference import close
 from xform import errors
 
@@ -258,7 +259,7 @@ HESSIANS = {
 }
 
 
-@pytest.mark.parametrize("name", HESSIANS)
+@pytest.mark.parametrize("name", slow(HESSIANS, *list(HESSIANS)[1:]))
 def test_second_derivatives(name) -> None:
     with xform.while_checkpoints(3):
         ours = jax.jit(lambda x, n: HESSIANS[name](squares(loop, n))(x))
@@ -311,8 +312,7 @@ def test_lanes_within_the_function_that_is_differentiated() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["forward over reverse", pytest.param("reverse over reverse", marks=pytest.mark.slow)],
+    "name", slow(["forward over reverse", "reverse over reverse"], "reverse over reverse")
 )
 def test_second_derivatives_of_lanes(name) -> None:
     want = one_by_one(lambda x, n: jax.jacfwd(jax.grad(squares(scan, min(n, 6))))(x))
