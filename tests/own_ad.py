@@ -62,7 +62,7 @@ _DOORS = {
     ("memory/compiled.py", "memory_analysis"),
     ("ir.py", "trace"),
 }
-_REFERENCES = {"testing.py"}
+_REFERENCES = {"testing/__init__.py", "testing/watch.py"}
 _OF_TRACES = ("_shard_map_jvp", "_shard_map_linearize")
 
 

@@ -110,6 +110,14 @@ def source(eqn: JaxprEqn, outer: Any):
     return source_info_util.user_context(traceback, name_stack=outer + info.name_stack)
 
 
+def within(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
+    """An equation of a called function as one of its caller's, where the call stands."""
+    info, outer = eqn.source_info, call.source_info
+    traceback = info.traceback if _in_user_code(info.traceback) else outer.traceback
+    stack = outer.name_stack + info.name_stack
+    return eqn.replace(source_info=info.replace(traceback=traceback, name_stack=stack))
+
+
 @functools.lru_cache(maxsize=2**16)
 def _in_user_code(traceback: Any) -> bool:
     info = source_info_util.new_source_info().replace(traceback=traceback)

@@ -54,8 +54,11 @@ class Rule:
             return (False,) * len(eqn.outvars)
         return tuple(differentiable(v.aval) for v in eqn.outvars)
 
-    def inlined(self, eqn: JaxprEqn) -> Program | None:
-        """The program that stands for a call of no weight of its own."""
+    def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
+        """The program that stands for a call of no weight of its own.
+
+        `staged`: whether the call is part of another computation, rather than run by itself.
+        """
         return None
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]

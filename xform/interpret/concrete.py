@@ -23,6 +23,7 @@ from xform._jax import (
     equation,
     perturbed,
     set_current_trace,
+    staging,
     take_current_trace,
     trace_of,
 )
@@ -131,7 +132,7 @@ class Watch(Trace, abc.ABC):
                 return primitive.bind_with_trace(self.below, xs, avals, params)
             eqn, wanted = found
             xs = list(map(arrayed, xs))
-            inner = lookup(eqn).inlined(eqn)
+            inner = lookup(eqn).inlined(eqn, staging())
             if inner is None:
                 ys, marks = self.equation(eqn, xs, marks, wanted)
                 out = [self.lift(y, m) for y, m in zip(ys, marks, strict=True)]

@@ -16,10 +16,11 @@ from typing import Any
 from xform._jax import JaxprEqn, Offloadable, Var, cotangent_aval, tangent_aval
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SLOTS
+from xform.interpret.inline import inline
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, gather, join_p, spread
 from xform.interpret.pullback import pullback
-from xform.ir import Mask, Program, program, trace
+from xform.ir import Mask, Program, trace
 from xform.table import Value
 
 # Equations without inputs of their own that cost nothing to run again, if all they read is
@@ -97,7 +98,7 @@ class Joint:
         views: set[Var] = set()
         for eqn in self.first:
             known = [not isinstance(v, Var) or v in constant for v in eqn.invars]
-            if all(known) and _costs_nothing(eqn):
+            if all(known) and eqn.primitive.name in _CONSTANT:
                 constant.update(eqn.outvars)
             elif eqn.primitive.name in _VIEWS:
                 views.update(eqn.outvars)
@@ -107,13 +108,6 @@ class Joint:
     def plans(self) -> dict[Any, Plan]:
         """Plans made for this Joint so far, by policy."""
         return {}
-
-
-def _costs_nothing(eqn: JaxprEqn) -> bool:
-    """Whether all that an equation does is in `_CONSTANT`; `jnp.tril` is a call of such."""
-    if eqn.primitive.name == "jit":
-        return all(map(_costs_nothing, program(eqn.params["jaxpr"]).equations))
-    return eqn.primitive.name in _CONSTANT
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -170,7 +164,7 @@ def _pulled(prog: Program, active: Mask, wanted: Mask) -> Joint:
 
     cts = [cotangent_aval(v.aval) for v, on in zip(prog.outputs, wanted, strict=True) if on]
     traced = trace(joint, *prog.in_avals, *cts)
-    return _split(traced, prog, active, wanted, tuple(results))
+    return _split(inline(traced), prog, active, wanted, tuple(results))
 
 
 def _pushed(prog: Program, active: Mask, seconds: Mask) -> Joint:
@@ -184,7 +178,7 @@ def _pushed(prog: Program, active: Mask, seconds: Mask) -> Joint:
 
     dxs = [tangent_aval(v.aval) for v, on in zip(prog.inputs, seconds, strict=True) if on]
     traced = trace(joint, *prog.in_avals, *dxs)
-    return _split(traced, prog, active, seconds, tuple(results))
+    return _split(inline(traced), prog, active, seconds, tuple(results))
 
 
 def _split(traced: Program, prog: Program, active: Mask, seconds: Mask, results: Mask) -> Joint:

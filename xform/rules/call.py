@@ -116,14 +116,14 @@ class Jit(Structured):
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return _active_outputs(body(eqn), active)
 
-    def inlined(self, eqn: JaxprEqn) -> Program | None:
+    def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         prog = body(eqn)
-        small = eqn.params["inline"] or (staging() and size(prog) < _LARGE)
+        small = eqn.params["inline"] or (staged and size(prog) < _LARGE)
         return prog if small and not placed(eqn) else None
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         prog = body(eqn)
-        if self.inlined(eqn):
+        if self.inlined(eqn, staging()):
             return jvp(prog, xs, dxs)
         mask = tuple(dx is not None for dx in dxs)
         if ("jvp", mask) not in prog.cache:
@@ -137,12 +137,12 @@ class Jit(Structured):
         return prog.cache["jvp", mask](list(xs), list(dxs))
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
-        if self.inlined(eqn):
+        if self.inlined(eqn, staging()):
             return pullback(body(eqn), active, wanted, xs)
         return super().vjp(eqn, xs, active, wanted)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        if self.inlined(eqn):
+        if self.inlined(eqn, staging()):
             return jvp(body(eqn), xs, dxs, split=True)
         return super().split(eqn, xs, dxs, wanted)
 
@@ -153,7 +153,7 @@ class Jit(Structured):
 class Inline(Jit):
     """A call that means nothing to xform but its body."""
 
-    def inlined(self, eqn: JaxprEqn) -> Program | None:
+    def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         return body(eqn)
 
 

@@ -9,9 +9,9 @@ At a kink differences prove nothing: `Case(differences=False)`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -20,9 +20,10 @@ import numpy as np
 from jax import lax
 
 import xform
-from xform._jax import closed, float0_zeros
+from xform._jax import float0_zeros
 from xform.errors import WrongRule
-from xform.table import RULES, Rule, differentiable
+from xform.table import differentiable
+from xform.testing.watch import watch
 
 Fun = Callable[..., Any]
 MODES = ("first", "eager", "second", "jit", "vmap", "scan")
@@ -136,8 +137,8 @@ def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
         if {"first", "eager"} & set(modes):
             found = _check_first(case, f, xs, d, modes, say)
             if all_active and len(args) > len(active):  # integers: float0, and no change
-                d_all = _directions(case.fun, args)
-                _check_types(_run(lambda *xs: _first(xform, case.fun, xs, d_all), *args), args, say)
+                whole = functools.partial(_first, xform, case.fun)
+                _check_types(_run(whole, args, _directions(case.fun, args)), args, say)
         if all_active and set(modes) - {"first", "eager"}:
             _check_compiled(case, f, xs, d, found, modes, say)
 
@@ -185,7 +186,7 @@ def _check_first(case: Case, f: Fun, xs: Any, d: Any, modes: Collection[str], sa
         slope = _differences(f, xs, dxs) if case.differences and wide else None
         return _first(xform, f, xs, d), f(*xs), by_jax, slope
 
-    with _watch(case, f, xs, say):
+    with watch(case.primitive, f, xs, say.fail):
         compiled, y, by_jax, slope = _run(everything, *xs)
     for found in [compiled, _first(xform, f, xs, d)] if "eager" in modes else [compiled]:
         say.close("output", [found["output of jvp"], found["output of vjp"]], [y, y])
@@ -242,56 +243,6 @@ def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, found: Any, modes: Coll
             loose = dataclasses.replace(say, tolerance=1e-6)
             expected = _differences(g, args, _direction(args, 4))
             loose.close("against differences: jvp of vjp", results[m]["jvp of vjp"], expected)
-
-
-@contextmanager
-def _watch(case: Case, f: Fun, xs: Any, say: _Say) -> Generator[None]:
-    """See that the primitive is in the program, and that its rule is asked for the derivative."""
-    name, rule = case.primitive, RULES.get(case.primitive)
-    if not name:
-        yield
-        return
-    program = closed(jax.make_jaxpr(f)(*xs))[0]
-    if rule is None:
-        return say.fail("the table", f"no rule is declared for {name}")
-    if name not in (names := _names(program)):
-        say.fail("the program", f"it holds no primitive {name}: {sorted(names)}")
-    seen: set[str] = set()
-    RULES[name] = _seen(rule, seen)
-    try:
-        yield
-    finally:
-        RULES[name] = rule
-    carries = lambda variables: any(differentiable(v.aval) for v in variables)
-    # Only at the top level: what stands inside other programs may have been analyzed before.
-    eqns = [eqn for eqn in program.eqns if eqn.primitive.name == name]
-    derive = {"push", "pull", "call", "jvp", "vjp", "node"}
-    asked = {"active"} if rule.word == "constant" else derive
-    if not seen & asked and any(carries(eqn.invars) and carries(eqn.outvars) for eqn in eqns):
-        say.fail("the rule that ran", f"the rule of {name} was not asked for a derivative")
-
-
-def _seen(rule: Rule, seen: set[str]) -> Rule:
-    """A copy of a rule, of a subclass of its class, that notes which attributes are read."""
-
-    class Seen(type(rule)):
-        def __getattribute__(self, name: str) -> Any:
-            seen.add(name)
-            return super().__getattribute__(name)
-
-    copy = object.__new__(Seen)
-    copy.__dict__.update(vars(rule))
-    return copy
-
-
-def _names(program: Any) -> set[str]:
-    found: set[str] = set()
-    for eqn in program.eqns:
-        found.add(eqn.primitive.name)
-        for value in jax.tree.leaves(list(eqn.params.values())):
-            inner = closed(value)[0]
-            found |= _names(inner) if hasattr(inner, "eqns") else set()
-    return found
 
 
 # Points, directions, comparisons.

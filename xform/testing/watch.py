@@ -1,0 +1,66 @@
+"""Whether the rule under test is the one that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from xform._jax import closed
+from xform.table import RULES, Rule, differentiable
+
+
+@contextmanager
+def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], None]
+          ) -> Generator[None]:  # fmt: skip
+    """See that a primitive is in a program, and that its rule is asked for the derivative.
+
+    `fail` takes what was checked, and the problem. An empty name asks for nothing.
+    """
+    if not name:
+        yield
+        return
+    rule = RULES.get(name)
+    program = closed(jax.make_jaxpr(f)(*xs))[0]
+    if rule is None:
+        return fail("the table", f"no rule is declared for {name}")
+    if name not in (names := _names(program)):
+        fail("the program", f"it holds no primitive {name}: {sorted(names)}")
+    seen: set[str] = set()
+    RULES[name] = _seen(rule, seen)
+    try:
+        yield
+    finally:
+        RULES[name] = rule
+    carries = lambda variables: any(differentiable(v.aval) for v in variables)
+    # Only at the top level: what stands inside other programs may have been analyzed before.
+    eqns = [eqn for eqn in program.eqns if eqn.primitive.name == name]
+    derive = {"push", "pull", "call", "jvp", "vjp", "node"}
+    asked = {"active"} if rule.word == "constant" else derive
+    if not seen & asked and any(carries(eqn.invars) and carries(eqn.outvars) for eqn in eqns):
+        fail("the rule that ran", f"the rule of {name} was not asked for a derivative")
+
+
+def _seen(rule: Rule, seen: set[str]) -> Rule:
+    """A copy of a rule, of a subclass of its class, that notes which attributes are read."""
+
+    class Seen(type(rule)):
+        def __getattribute__(self, name: str) -> Any:
+            seen.add(name)
+            return super().__getattribute__(name)
+
+    copy = object.__new__(Seen)
+    copy.__dict__.update(vars(rule))
+    return copy
+
+
+def _names(program: Any) -> set[str]:
+    found: set[str] = set()
+    for eqn in program.eqns:
+        found.add(eqn.primitive.name)
+        for value in jax.tree.leaves(list(eqn.params.values())):
+            inner = closed(value)[0]
+            found |= _names(inner) if hasattr(inner, "eqns") else set()
+    return found
