@@ -79,8 +79,8 @@ def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask
 
     `derivative(program, xs, seconds)` is asked for that of the function's program, and of a batch
     for that of the rule's, to which all inexact inputs are given as batched. The rule takes no
-    batches of what the function closes over: where such a value is active, that of the function is
-    batched.
+    batches of what the function closes over: where such a value is active, or batched, that of the
+    function is batched.
     """
     prog, params = program(eqn.params["call"]), eqn.params
     n_consts = params["in_tree"].children()[0].num_leaves
@@ -91,11 +91,8 @@ def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask
 
     @call.def_vmap
     def _(size: int, batched: Any, xs: list[Value], seconds: list[Value]):
-        if any(active[:n_consts]):
-            axes = jax.tree.map(lambda b: 0 if b else None, tuple(batched))
-            run = lambda xs, seconds: derivative(prog, xs, seconds)
-            out = jax.vmap(run, in_axes=axes, axis_size=size)(xs, seconds)
-            return out, [True] * len(out)
+        if any(active[:n_consts]) or any(batched[0][:n_consts]):
+            return _mapped(lambda *args: derivative(prog, *args), size, batched, xs, seconds)
         on = [b or (i >= n_consts and differentiable(jax.typeof(x)))
               for i, (x, b) in enumerate(zip(xs, batched[0], strict=True))]  # fmt: skip
 
@@ -129,6 +126,8 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
 
     @call.def_vmap
     def _(size: int, batched: Any, xs: list[Value], dxs: list[Value]):
+        if any(batched[0][:n_consts]):
+            return _mapped(lambda *args: derivative(prog, *args), size, batched, xs, dxs)
         moving = spread(batched[1], active)
         both = [b and m is not False for b, m in zip(batched[0], moving, strict=True)]
         extra = [0 if b and not o else None for b, o in zip(batched[0], both, strict=True)]
@@ -158,6 +157,13 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
         return [_diagonal(y) if a and b else y for y, a, b in each], flags
 
     return call
+
+
+def _mapped(f: Callable[..., list[Value]], size: int, batched: Any, *args: list[Value]):
+    """A function over a batch, without any rule; outputs, and that all are batched."""
+    axes = jax.tree.map(lambda b: 0 if b else None, tuple(batched))
+    out = jax.vmap(f, in_axes=axes, axis_size=size)(*args)
+    return out, [True] * len(out)
 
 
 def _diagonal(y: Value) -> Value:
