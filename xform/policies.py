@@ -59,6 +59,23 @@ class Dots:
 
 
 @dataclasses.dataclass(frozen=True)
+class MinCut:
+    """The fewest bytes with which the backward pass runs again only what fuses and costs little.
+
+    It decides for a whole program at once; asked for one primitive, it saves what is costly.
+    """
+
+    name: str
+
+    def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
+        """Whether a primitive is one that is never run again, in JAX's protocol."""
+        return prim.name in ("dot_general", "conv_general_dilated")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True)
 class Names:
     """Values named by `checkpoint_name`: `saved`, `offloaded`, or all but the `excluded`."""
 
@@ -106,6 +123,7 @@ class Either:
 
 
 save_everything = Constantly("save_everything", True)
+min_cut = MinCut("min_cut")
 save_nothing = Constantly("save_nothing", False)
 save_dots = Dots("save_dots")
 save_dots_with_no_batch_dims = Dots("save_dots_with_no_batch_dims", batch=False)

@@ -88,10 +88,10 @@ def run(totals: Totals, n: int, workers: int) -> None:
                     if w.seed is None:
                         w.give(next(seeds), len(totals.failures) < SHRUNK)
                 now = time.monotonic()
-                totals.seconds += now - saved
                 if now - saved > 10:
+                    totals.seconds += now - saved
                     totals.save()
-                saved = now
+                    saved = now
                 rate = (totals.programs - before) / max(now - started, 1e-9)
                 progress.update(
                     task,
@@ -102,6 +102,7 @@ def run(totals: Totals, n: int, workers: int) -> None:
         finally:
             for w in pool:
                 w.stop()
+            totals.seconds += time.monotonic() - saved
             totals.save()
 
 

@@ -17,6 +17,7 @@ from xform.memory.residuals import Residual, Residuals
 
 WS = jax.ShapeDtypeStruct((5, 8, 8), jnp.float32)
 X = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+KEEP_ALL = xform.policies.save_everything
 VALUE = 4 * 8 * 4  # bytes of one activation
 HEAD = ["bytes", "values", "trips", "per trip", "type", "kind", "operation", "where", "why"]
 POLICIES = {
@@ -204,7 +205,7 @@ def test_nothing_but_the_state_of_the_loop() -> None:
 
 
 def test_nested_scans_multiply_their_trips() -> None:
-    table = xform.residuals(nested, WS, X)
+    table = xform.residuals(nested, WS, X, policy=KEEP_ALL)
     inside = made_by(table, "cos")
     assert (inside.loops, inside.trips, inside.total_bytes) == ((5, 3), 15, 15 * VALUE)
     assert line_of(inside) == line("sin")
@@ -225,14 +226,14 @@ def test_a_custom_rule_is_placed_where_it_is_called() -> None:
 
 
 def test_branches_share_their_slots() -> None:
-    table = xform.residuals(branches, WS, X)
+    table = xform.residuals(branches, WS, X, policy=KEEP_ALL)
     assert {r.kind for r in table} == {"kept", "shared", "carry", "argument"}
     whole = sum(r.total_bytes for r in table if r.kind != "argument")
     assert table.total_bytes == whole - sum(r.total_bytes for r in table if r.kind == "shared")
 
 
 def test_what_no_iteration_changes_is_kept_once() -> None:
-    row = made_by(xform.residuals(invariant, WS, X), "sin")
+    row = made_by(xform.residuals(invariant, WS, X, policy=KEEP_ALL), "sin")
     assert (row.loops, row.trips, line_of(row)) == ((), 1, line("scale"))
 
 
@@ -266,7 +267,8 @@ def test_arrays_trees_auxiliary_outputs_and_held_arguments() -> None:
 
 def test_nothing_is_allocated() -> None:
     huge = jax.ShapeDtypeStruct((2**16, 2**16), jnp.float32)
-    assert xform.residuals(lambda x: jnp.sin(x).sum(), huge).total_bytes == 2**34
+    table = xform.residuals(lambda x: jnp.sin(x).sum(), huge, policy=KEEP_ALL)
+    assert table.total_bytes == 2**34
 
 
 def test_it_prints_and_becomes_data() -> None:
@@ -284,7 +286,7 @@ def test_it_prints_and_becomes_data() -> None:
 
 
 def test_rows_are_sorted_and_equal_ones_are_one_line() -> None:
-    table = xform.residuals(unrolled, WS, X)
+    table = xform.residuals(unrolled, WS, X, policy=KEEP_ALL)
     kept = [r.total_bytes for r in table if r.kind == "kept"]
     assert kept == sorted(kept, reverse=True)
     assert len(str(table).splitlines()) < len(table)

@@ -40,8 +40,9 @@ def second(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seconds: Se
     """Results of the second part, from kept values, inputs (those it reads) and seconds.
 
     `tied` says that the forward part is in the same computation as this one, so that a compiler
-    might merge a recompute with it; `whole`, that this is a whole function and not a region of
-    one: then each recompute waits for the cotangent that needs it, not just for the first.
+    might merge a recompute with it; `whole`, that this is a whole function, or the body of a loop,
+    and not a region of one: then each recompute waits for the cotangent that needs it, not just for
+    the first, and so it is late in a loop's body as well.
     """
     joint = plan.joint
     env = dict(joint.program.consts)
@@ -53,7 +54,7 @@ def second(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seconds: Se
         if y in env:
             env[x] = env[y]
     here = frozenset(plan.inner) if tied else frozenset()
-    places = waits(plan, whole) if tied else {}
+    places = waits(plan, whole) if tied or whole else {}
     _run(plan.order, env, plan, joint.second_outputs, here, places)
     return [read(env, v) for v in joint.second_outputs]
 
@@ -78,8 +79,9 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
     here: set[object] = set(tied)
     for i, eqn in enumerate(equations):
         if places and i in places:
-            saved, cts = places[i]
-            write(env, saved, tie([env[v] for v in saved], [env[v] for v in cts]))
+            at = places[i]
+            cts = [env[v] for v in at.seconds]
+            write(env, at.saved, tie([env[v] for v in at.saved], cts, at.light))
         node = eqn.params.get("node") if eqn.primitive in (fork_p, join_p) else None
         if node is None:
             ys = bind(eqn, [read(env, v) for v in eqn.invars], outer)

@@ -4,7 +4,9 @@ A recompute is the same computation as the forward part, and a compiler that see
 then the value stays live and nothing is saved. `tie(saved..., cotangents...) -> saved` makes the
 recompute depend on the cotangents. Where the backend keeps optimization barriers (GPU, TPU) it
 is one; XLA:CPU drops barriers before merging, so there it is a select on a predicate that is always
-true and that the compiler cannot know: `(bits of a cotangent's first element | 1) != 0`.
+true and that the compiler cannot know: `(bits of a cotangent's first element | 1) != 0`. A select
+costs time, where it keeps XLA from fusing: a `light` tie, of which the recompute makes little, is
+nothing on CPU.
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ from xform.table import Linear, Value, add_rule, differentiable
 
 tie_p = Primitive("tie")
 tie_p.multiple_results = True
-tie_p.def_impl(lambda *args, n: list(args[:n]))
-tie_p.def_abstract_eval(lambda *avals, n: list(avals[:n]))
+tie_p.def_impl(lambda *args, n, light: list(args[:n]))
+tie_p.def_abstract_eval(lambda *avals, n, light: list(avals[:n]))
 
 
-def tie(saved: Sequence[Value], seconds: Sequence[Value]) -> list[Value]:
+def tie(saved: Sequence[Value], seconds: Sequence[Value], light: bool = False) -> list[Value]:
     """`saved`, available only once `seconds` are. Costs nothing but the order on GPU and TPU."""
     usable = [s for s in seconds if s.size and jnp.issubdtype(s.dtype, np.number)]
     if not saved or not usable:
         return list(saved)
-    return tie_p.bind(*saved, *usable, n=len(saved))
+    return tie_p.bind(*saved, *usable, n=len(saved), light=light)
 
 
 def _opaque_true(x: Value) -> Value:
@@ -46,26 +48,28 @@ def _opaque_true(x: Value) -> Value:
     return lax.ne(lax.bitwise_or(bits, one), np.asarray(0, bits.dtype))
 
 
-def _select(*args: Value, n: int) -> list[Value]:
+def _select(*args: Value, n: int, light: bool) -> list[Value]:
+    if light:
+        return list(args[:n])
     true = functools.reduce(lax.bitwise_and, [_opaque_true(x) for x in args[n:]])
     return [lax.select(lax.broadcast(true, x.shape), x, lax.full_like(x, 0)) for x in args[:n]]
 
 
-def _barrier(*args: Value, n: int) -> Any:
+def _barrier(*args: Value, n: int, light: bool) -> Any:
     return lax.optimization_barrier(args)[:n]
 
 
-def _jvp(primals: Sequence[Value], tangents: Sequence[Value], *, n: int):
+def _jvp(primals: Sequence[Value], tangents: Sequence[Value], *, n: int, light: bool):
     on = [i for i in range(n) if differentiable(jax.typeof(primals[i]))]
     dxs = [ad.instantiate_zeros(tangents[i]) for i in on]
     dys = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in primals[:n]]
-    for i, dy in zip(on, tie_p.bind(*dxs, *primals[n:], n=len(on)), strict=True):
+    for i, dy in zip(on, tie_p.bind(*dxs, *primals[n:], n=len(on), light=light), strict=True):
         dys[i] = dy
-    return tie_p.bind(*primals, n=n), dys
+    return tie_p.bind(*primals, n=n, light=light), dys
 
 
-def _batch(args: Sequence[Value], dims: Sequence[Any], *, n: int):
-    return tie_p.bind(*args, n=n), dims[:n]
+def _batch(args: Sequence[Value], dims: Sequence[Any], **how: Any):
+    return tie_p.bind(*args, **how), dims[: how["n"]]
 
 
 def _lowering(f: Any) -> Any:
@@ -90,7 +94,7 @@ mlir.register_lowering(tie_p, _lowering(_select), platform="cpu")
 mlir.register_lowering(tie_p, _lowering(_barrier))
 batching.primitive_batchers[tie_p] = _batch
 ad.primitive_jvps[tie_p] = _jvp
-ad.primitive_transposes[tie_p] = lambda cts, *args, n: [
+ad.primitive_transposes[tie_p] = lambda cts, *args, n, light: [
     *(ad.instantiate_zeros(ct) for ct in cts),
     *[None] * (len(args) - n),
 ]
@@ -100,10 +104,10 @@ class _Tie(Linear):
     """Linear in the saved values; the cotangents only wait."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
-        n = eqn.params["n"]
+        n, light = eqn.params["n"], eqn.params["light"]
         on = [dx is not None for dx in dxs[:n]]
         given = [dx for dx in dxs[:n] if dx is not None]
-        tied = iter(tie_p.bind(*given, *xs[n:], n=len(given)) if given else ())
+        tied = iter(tie_p.bind(*given, *xs[n:], n=len(given), light=light) if given else ())
         return [next(tied) if o else None for o in on]
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,15 +12,29 @@ import numpy as np
 
 from xform._jax import JaxprEqn, Var
 from xform.interpret.joint import Plan, reads_of
+from xform.interpret.node import fork_p
 
-Waits = dict[int, tuple[tuple[Var, ...], tuple[Var, ...]]]
+# A run of recomputed equations that makes less than this part of what the largest run makes.
+_LIGHT = 1 / 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """Values that wait for cotangents; `light` if little is lost should they not wait."""
+
+    saved: tuple[Var, ...]
+    seconds: tuple[Var, ...]
+    light: bool = False
+
+
+Waits = dict[int, Wait]
 
 
 def waits(plan: Plan, whole: bool) -> Waits:
-    """For places in `plan.order`: the values to tie there, and the cotangents to tie them to.
+    """What waits, by its place in `plan.order`.
 
-    In a region there is one place, its start. In a `whole` function each run of recomputed
-    equations waits for the cotangents of the equation that it is run again for.
+    In a region there is one place, its start. In a `whole` function, or the body of a loop, each
+    run of recomputed equations waits for the cotangents of the equation that it is run again for.
     """
     if ("waits", whole) not in plan.cache:
         plan.cache["waits", whole] = _each(plan) if whole else _once(plan)
@@ -28,13 +44,14 @@ def waits(plan: Plan, whole: bool) -> Waits:
 def _once(plan: Plan) -> Waits:
     first = {id(e) for e in plan.joint.first}
     saved = cover([e for e in plan.order if id(e) in first], plan)
-    return {0: (saved, plan.joint.second_inputs)} if saved else {}
+    return {0: Wait(saved, plan.joint.second_inputs)} if saved else {}
 
 
 def _each(plan: Plan) -> Waits:
     second = set(plan.joint.second_inputs)
     first = {id(e) for e in plan.joint.first}
     found: Waits = {}
+    made: dict[int, float] = {}
     run: list[JaxprEqn] = []
     start = 0
     for i, eqn in enumerate(plan.order):
@@ -45,10 +62,18 @@ def _each(plan: Plan) -> Waits:
         cts = tuple(v for v in reads_of(eqn, plan.inner) if v in second)
         saved = cover(run, plan) if cts else ()
         if saved:
-            found[start] = saved, cts
+            found[start], made[start] = Wait(saved, cts), sum(map(_bytes, run))
         second.update(eqn.outvars)
         run = []
-    return found
+    most = max((n for n in made.values() if n < math.inf), default=0)
+    return {i: dataclasses.replace(w, light=made[i] < _LIGHT * most) for i, w in found.items()}
+
+
+def _bytes(eqn: JaxprEqn) -> float:
+    """Bytes of what an equation makes; a loop that is run again is never little."""
+    if eqn.primitive is fork_p:
+        return math.inf
+    return sum(_aval(v).size * _aval(v).dtype.itemsize for v in eqn.outvars)
 
 
 def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:

@@ -12,34 +12,42 @@ function is a loop never run again: its carries are kept, and the policy decides
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 from xform._jax import JaxprEqn, Offloadable, Var
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
-from xform.policies import Policy, ask, check, save_everything
+from xform.ir import Mask
+from xform.planner.cost import aval_bytes
+from xform.planner.graph import cheapest
+from xform.planner.work import cheap_only
+from xform.policies import MinCut, Policy, ask, check, save_everything
 
 # A policy that is made afresh for each call must not fill the memory.
 _MOST = 16
 
 
-def plan(joint: Joint, policy: Any = None, top: bool = False) -> Plan:
+def plan(joint: Joint, policy: Any = None, top: bool = False, given: Mask | None = None) -> Plan:
     """The Plan of a Joint under a policy (None: what the second part reads is kept as it is).
 
-    `top` marks a whole function, of which the loops are not to be run again. Linear in equations.
+    `top` marks a whole function, of which the loops are not to be run again. `given` are the inputs
+    that are at hand in the second part, whatever is saved (None: all). Linear in equations, and
+    near linear under `min_cut`.
     """
     policy = check(policy)
-    if (policy, top) not in joint.plans:
+    key = policy, top, given
+    if key not in joint.plans:
         if len(joint.plans) == _MOST:
             joint.plans.pop(next(iter(joint.plans)))
-        joint.plans[policy, top] = _Walk(joint, policy, top).plan()
-    return joint.plans[policy, top]
+        joint.plans[key] = _Walk(joint, policy, top, given).plan()
+    return joint.plans[key]
 
 
 class _Walk:
-    def __init__(self, joint: Joint, policy: Policy, top: bool):
-        self.joint, self.policy, self.top = joint, policy, top
+    def __init__(self, joint: Joint, policy: Policy, top: bool, given: Mask | None):
+        self.joint, self.policy, self.top, self.given = joint, policy, top, given
         self.kept: dict[Var, str] = {}
         self.offloaded: dict[Var, Offloadable] = {}
         self.order: list[JaxprEqn] = []
@@ -52,12 +60,26 @@ class _Walk:
         for eqn in joint.first:
             if eqn.primitive is fork_p:
                 self._nested(eqn.params["node"], top)
+        self.cut = self._cheapest() if isinstance(policy, MinCut) else frozenset[Var]()
+
+    def _cheapest(self) -> frozenset[Var]:
+        """What a minimum cut saves."""
+        given = self.given or (True,) * len(self.joint.inputs)
+        sizes = {
+            v: 0 if at_hand else aval_bytes(v.aval)
+            for v, at_hand in zip(self.joint.inputs, given, strict=True)
+        }
+        return cheapest(self.joint, self.inner, cheap_only, sizes)
 
     def _nested(self, node: Node, top: bool) -> None:
         inside = node.policy if node.region else self.policy
-        plans = tuple(plan(j, inside, top and not node.region) for j in node.joints)
+        if isinstance(inside, MinCut) and node.eqn.primitive.name == "while":
+            inside = None  # what a step of it keeps lasts one step
+        given = _given(node) if isinstance(inside, MinCut) else None
+        plans = tuple(plan(j, inside, top and not node.region, given) for j in node.joints)
         stays = (
             self.policy == save_everything
+            or isinstance(self.policy, MinCut)
             or bool(node.eqn.effects)
             or (node.loop and top)
             or (node.region and _keeps(plans))
@@ -87,7 +109,7 @@ class _Walk:
             tuple(v in self.reads for v in joint.inputs),
             self.inner,
             self.kept,
-            functools.partial(plan, policy=self.policy, top=self.top),
+            functools.partial(plan, policy=self.policy, top=self.top, given=self.given),
         )
 
     def _place(self, wanted: Var) -> None:
@@ -140,6 +162,9 @@ class _Walk:
             answer, reason = True, "has effects: never run again"
         elif self.policy == save_everything:
             answer, reason = True, "the backward pass reads it"
+        elif isinstance(self.policy, MinCut):
+            answer = any(u in self.cut for e in self._chain(eqn) for u in e.outvars)
+            reason = "on the cheapest cut"
         else:
             for e in self._chain(eqn):
                 answer = ask(self.policy, e) if e.primitive is not fork_p else False
@@ -151,6 +176,15 @@ class _Walk:
             if isinstance(answer, Offloadable):
                 self.offloaded[v] = answer
         return bool(answer)
+
+
+def _given(node: Node) -> Mask | None:
+    """Which inputs of a loop's program are not stored in each trip, whatever reads them."""
+    if not node.loop:
+        return None
+    (joint,) = node.joints
+    reads_all = dataclasses.replace(plan(joint), reads=(True,) * len(joint.inputs))
+    return tuple(not on for on in node.stacked([reads_all]))
 
 
 def _keeps(plans: tuple[Plan, ...]) -> bool:

@@ -220,7 +220,9 @@ class _ScanNode(Node):
             rest, hoisted = iter(made[n:]), iter(once)
             kept = [next(hoisted) if o else next(rest) for o in on]
             args = [*consts, *carry, *seq]
-            return spread(emit.second(plan, kept, args, seconds, False), self.joint.results)
+            return spread(
+                emit.second(plan, kept, args, seconds, False, whole=True), self.joint.results
+            )
 
         return run(inside, (stack, seq), list(seconds))
 

@@ -14,7 +14,7 @@ from xform.interpret.joint import analyze
 from xform.interpret.node import gather
 from xform.memory.residuals import Residuals, residuals_of
 from xform.planner.saved import plan
-from xform.policies import check
+from xform.policies import check, min_cut
 from xform.transforms.function import Tree, as_array, call, check_callable, function, positions
 from xform.transforms.reverse import Policy
 
@@ -84,10 +84,10 @@ def residuals(
         fun, _ = function(call(held, given, "residuals", has_aux))
         wanted = (*(False,) * fun.n_consts, *gather(on, traced))
         active = tuple(a and w for a, w in zip(fun.active(), wanted, strict=True))
-        how = plan(analyze(fun.program, active, fun.differentiable()), policy, top=True)
+        kind = check(min_cut if policy is None else policy)
+        how = plan(analyze(fun.program, active, fun.differentiable()), kind, top=True)
         names = _names(f, len(args))
         inputs = [names[path[0].idx] + keystr(path[1:]) for path, _ in gather(leaves, traced)]
-        kind = check(policy)
         name, by = fun.signature.name, getattr(kind, "__name__", repr(kind))
         title = f"kept for the backward pass of {name}, {by}"
         found.append(residuals_of(how, [*("closed over",) * fun.n_consts, *inputs], title))

@@ -16,6 +16,7 @@ from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.planner.saved import plan
+from xform.policies import min_cut
 from xform.table import Value
 from xform.transforms import eager
 from xform.transforms.check import check_input, check_output, check_scalar
@@ -44,8 +45,9 @@ def vjp(f: Callable[..., Any], *primals: Tree, has_aux: bool = False, policy: Po
       *primals: the point; float or complex leaves of any shape are differentiated, integer leaves
         receive cotangents of dtype float0.
       has_aux: whether `f` returns a pair, of which the second is passed through.
-      policy: what is kept for `pull`, of `xform.policies` or `jax.checkpoint_policies`; None keeps
-        what it reads.
+      policy: what is kept for `pull`, of `xform.policies` or `jax.checkpoint_policies`; None is
+        `min_cut` where `f` is traced, and all that `pull` reads where it runs operation by
+        operation.
 
     Returns:
       `y` and `pull` (and the auxiliary output). `pull` is a pytree of residuals; it takes a
@@ -71,7 +73,8 @@ def _vjp(at: Call, policy: Policy) -> Any:
         y, pull, aux = eager.vjp(at)
     else:
         fun, args = function(at)
-        how = plan(analyze(fun.program, fun.active(), fun.differentiable()), policy, top=True)
+        joint = analyze(fun.program, fun.active(), fun.differentiable())
+        how = plan(joint, min_cut if policy is None else policy, top=True)
         outs, kept = emit.forward(how, args)
         y, aux = fun.outputs(outs)
         part = Planned(fun, how, push=False)

@@ -1,0 +1,64 @@
+"""What running an equation again costs: nothing but reading and writing, real work, or too much.
+
+Elementwise operations, reductions and moves of data are fused by XLA with what reads them: run
+again they cost no more passes over memory than saving them. Products, convolutions, sorts,
+factorizations, loops and calls are work. Random numbers, effects, collectives and calls of foreign
+code are not run again unless a policy says so by name.
+"""
+
+from __future__ import annotations
+
+import math
+
+from xform._jax import JaxprEqn
+from xform.interpret.node import fork_p
+from xform.planner.cost import aval_bytes
+from xform.table import RULES
+
+# Elementwise in form, but iterations inside: not free.
+_ITERATIVE = frozenset((
+    "bessel_i0e", "bessel_i1e", "digamma", "igamma", "igamma_grad_a", "igammac", "polygamma",
+    "random_gamma_grad", "regularized_incomplete_beta", "zeta",
+))  # fmt: skip
+_ELEMENTWISE = frozenset((
+    "add", "add_any", "and", "clamp", "complex", "conj", "copy", "copy_p", "div", "eq", "ge", "gt",
+    "imag", "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or",
+    "population_count", "real", "reduce_precision", "rem", "round", "select_n", "shift_left",
+    "shift_right_arithmetic", "shift_right_logical", "sign", "square", "stop_gradient", "sub",
+    "xor", "floor", "ceil", "convert_element_type", "name", "tie", "bitcast_convert_type",
+))  # fmt: skip
+_MOVES = frozenset((
+    "broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "expand_dims",
+    "gather", "iota", "pad", "pvary", "reshape", "rev", "sharding_constraint", "slice", "split",
+    "squeeze", "tile", "transpose",
+))  # fmt: skip
+_REDUCTIONS = frozenset((
+    "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
+    "reduce_sum", "reduce_xor",
+))  # fmt: skip
+
+# In bytes saved for each byte that is passed over again.
+_FUSED, _REDUCED = 1 / 1024, 1 / 64
+
+
+def fusible(eqn: JaxprEqn) -> bool:
+    """Whether XLA fuses an equation with what reads its result."""
+    name = eqn.primitive.name
+    if eqn.primitive is fork_p or eqn.effects or name in _ITERATIVE:
+        return False
+    if name in _ELEMENTWISE or name in _MOVES or name in _REDUCTIONS:
+        return True
+    return name in RULES and RULES[name].word == "pointwise"
+
+
+def cheap_only(eqn: JaxprEqn) -> float:
+    """The price, in bytes, under which only fusible work is run again.
+
+    It is small, so that bytes decide; between equal bytes the less work wins, and a statistic of a
+    row is worth saving.
+    """
+    if not fusible(eqn):
+        return math.inf
+    if eqn.primitive.name in _REDUCTIONS:
+        return _REDUCED * sum(aval_bytes(v.aval) for v in eqn.invars)
+    return _FUSED * sum(aval_bytes(v.aval) for v in eqn.outvars)
