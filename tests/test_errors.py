@@ -45,6 +45,18 @@ def f(x):
 
 
 GOLDEN = {
+    "infeasible budget": (
+        lambda: xform.residuals(lambda x: lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x).sum(), X,
+                                policy=xform.policies.budget(3)),
+        errors.BudgetInfeasible,
+        ValueError,
+        """\
+policy=budget('3 B')
+  problem: the plan that saves least saves 36 B: float32[3] x 3 of cos at HERE
+  where:   HERE
+  remedy:  raise the budget, make the batch or the sequence smaller, or mark with xform.remat what \
+holds these values""",
+    ),
     "missing rule": (
         lambda: xform.grad(lambda x: jnp.sum(ruleless_p.bind(x)))(jnp.asarray(X)),
         errors.MissingRule,

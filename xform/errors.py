@@ -7,6 +7,8 @@ error is also an instance of the type that JAX raises in the same place, so that
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class XformError(Exception):
     """Base of all errors of xform.
@@ -25,7 +27,7 @@ class XformError(Exception):
             lines.append(f"  where:   {where}")
         super().__init__("\n".join([*lines, f"  remedy:  {remedy}"]))
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.asked, self.blocked, self.where, self.remedy)
 
 
@@ -67,3 +69,18 @@ class NotLinear(XformError, TypeError, NotImplementedError):
 
 class WrongRule(XformError, AssertionError):
     """A declared rule contradicts itself or the primitive it is for."""
+
+
+class BudgetInfeasible(XformError, ValueError):
+    """No plan fits a budget.
+
+    Attributes:
+      floor_bytes: what the plan with the fewest bytes takes.
+    """
+
+    def __init__(self, asked: str, blocked: str, where: str, remedy: str, floor_bytes: int = 0):
+        super().__init__(asked, blocked, where, remedy)
+        self.floor_bytes = floor_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.asked, self.blocked, self.where, self.remedy, self.floor_bytes)

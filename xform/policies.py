@@ -12,6 +12,8 @@ True
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ import jax
 
 from xform._jax import JaxprEqn, Offloadable, Primitive, policy_answer
 from xform.errors import WrongArgument
+from xform.text import human_bytes, parse_bytes
 
 Answer = bool | Offloadable
 Policy = Callable[..., Any]
@@ -60,19 +63,43 @@ class Dots:
 
 @dataclasses.dataclass(frozen=True)
 class MinCut:
-    """The fewest bytes with which the backward pass runs again only what fuses and costs little.
+    """The fewest bytes, where running work again has a price.
 
-    It decides for a whole program at once; asked for one primitive, it saves what is costly.
+    It decides for a whole program at once; asked for one primitive, in JAX's protocol, it saves
+    products and convolutions.
+
+    Attributes:
+      price: of a FLOP of work that does not fuse, in bytes. Infinite: it is never run again.
+      then: the price after the part `at` of each program, which is between 0 and 1.
     """
 
-    name: str
+    price: float = math.inf
+    then: float = math.inf
+    at: float = 1.0
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
-        """Whether a primitive is one that is never run again, in JAX's protocol."""
+        """Whether a primitive is one that is costly to run again."""
         return prim.name in ("dot_general", "conv_general_dilated")
 
     def __repr__(self) -> str:
-        return self.name
+        return "min_cut" if self == MinCut() else f"min_cut(price={self.price:.3g} bytes/FLOP)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """The least work run again with which what is saved fits a number of bytes.
+
+    Asked for one primitive, in JAX's protocol, it saves nothing.
+    """
+
+    bytes: int
+
+    def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
+        """False."""
+        return False
+
+    def __repr__(self) -> str:
+        return f"budget({human_bytes(self.bytes)!r})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,10 +150,44 @@ class Either:
 
 
 save_everything = Constantly("save_everything", True)
-min_cut = MinCut("min_cut")
+min_cut = MinCut()
 save_nothing = Constantly("save_nothing", False)
 save_dots = Dots("save_dots")
 save_dots_with_no_batch_dims = Dots("save_dots_with_no_batch_dims", batch=False)
+
+
+def budget(amount: int | str) -> Budget:
+    """Save at most so many bytes for the backward pass, and run the least work again.
+
+    Args:
+      amount: bytes, or a number with a unit: `"6 GiB"`, `"500 MB"`. It bounds the values that are
+        computed and kept (`xform.residuals(...).total_bytes`), not the arguments, the outputs, or
+        what the backward pass has in work.
+
+    Returns:
+      A policy. Planning with it raises `errors.BudgetInfeasible`, with the floor, if no plan fits.
+
+    Raises:
+      WrongArgument: the amount is negative or no number of bytes.
+
+    Cost: planning takes some twenty minimum cuts of the program.
+
+    >>> import xform
+    >>> xform.policies.budget("1.5 MiB")
+    budget('1.5 MiB')
+    """
+    try:
+        n = parse_bytes(amount) if isinstance(amount, str) else operator.index(amount)
+    except (TypeError, ValueError):
+        n = -1
+    if n < 0:
+        raise WrongArgument(
+            f"budget({amount!r})",
+            "it is not a number of bytes",
+            "",
+            "give an integer, or a string such as '6 GiB' or '500 MB'",
+        )
+    return Budget(n)
 
 
 def save_only_these_names(*names: str) -> Names:

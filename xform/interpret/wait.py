@@ -14,8 +14,8 @@ from xform._jax import JaxprEqn, Var
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import fork_p
 
-# A run of recomputed equations that makes less than this part of what the largest run makes.
-_LIGHT = 1 / 4
+# The part of all that is made again, or kept, that the runs which are called light make together.
+_LIGHT = 1 / 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,15 +65,25 @@ def _each(plan: Plan) -> Waits:
             found[start], made[start] = Wait(saved, cts), sum(map(_bytes, run))
         second.update(eqn.outvars)
         run = []
-    most = max((n for n in made.values() if n < math.inf), default=0)
-    return {i: dataclasses.replace(w, light=made[i] < _LIGHT * most) for i, w in found.items()}
+    left = _LIGHT * sum((*made.values(), *(_size(v) for v in plan.kept)))
+    light: set[int] = set()
+    for i in sorted(made, key=made.__getitem__):
+        left -= made[i]
+        if left < 0:
+            break
+        light.add(i)
+    return {i: dataclasses.replace(w, light=i in light) for i, w in found.items()}
+
+
+def _size(v: Var) -> int:
+    return _aval(v).size * _aval(v).dtype.itemsize
 
 
 def _bytes(eqn: JaxprEqn) -> float:
     """Bytes of what an equation makes; a loop that is run again is never little."""
     if eqn.primitive is fork_p:
         return math.inf
-    return sum(_aval(v).size * _aval(v).dtype.itemsize for v in eqn.outvars)
+    return sum(map(_size, eqn.outvars))
 
 
 def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:

@@ -1,1 +1,1 @@
-"""Where memory goes: what the compiler reports, and what a backward pass keeps."""
+"""Where memory goes, as the compiler reports it."""

@@ -11,8 +11,8 @@ import jax
 
 from xform.errors import WrongArgument, XformError
 from xform.ir import program
-from xform.memory.table import columns, human_bytes, human_flops
 from xform.planner.cost import flops
+from xform.text import columns, human_bytes, human_flops
 
 
 @dataclasses.dataclass(frozen=True)

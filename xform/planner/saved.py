@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 from xform._jax import JaxprEqn, Offloadable, Var
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.ir import Mask
+from xform.planner.budget import fit
 from xform.planner.cost import aval_bytes
 from xform.planner.graph import cheapest
-from xform.planner.work import cheap_only
-from xform.policies import MinCut, Policy, ask, check, save_everything
+from xform.planner.held import held_bytes, token
+from xform.planner.work import price
+from xform.policies import Budget, MinCut, Policy, ask, check, save_everything
 
 # A policy that is made afresh for each call must not fill the memory.
 _MOST = 16
@@ -41,7 +44,9 @@ def plan(joint: Joint, policy: Any = None, top: bool = False, given: Mask | None
     if key not in joint.plans:
         if len(joint.plans) == _MOST:
             joint.plans.pop(next(iter(joint.plans)))
-        joint.plans[key] = _Walk(joint, policy, top, given).plan()
+        make = lambda how: _Walk(joint, how, top, given).plan()
+        found = fit(joint, policy, make) if isinstance(policy, Budget) else make(policy)
+        joint.plans[key] = found
     return joint.plans[key]
 
 
@@ -60,23 +65,43 @@ class _Walk:
         for eqn in joint.first:
             if eqn.primitive is fork_p:
                 self._nested(eqn.params["node"], top)
-        self.cut = self._cheapest() if isinstance(policy, MinCut) else frozenset[Var]()
+        self.cut = self._cheapest(policy) if isinstance(policy, MinCut) else frozenset[Var]()
 
-    def _cheapest(self) -> frozenset[Var]:
-        """What a minimum cut saves."""
-        given = self.given or (True,) * len(self.joint.inputs)
-        sizes = {
-            v: 0 if at_hand else aval_bytes(v.aval)
-            for v, at_hand in zip(self.joint.inputs, given, strict=True)
-        }
-        return cheapest(self.joint, self.inner, cheap_only, sizes)
+    def _cheapest(self, policy: MinCut) -> frozenset[Var]:
+        """What a minimum cut saves; the loops and calls that it runs again are noted."""
+        joint = self.joint
+        given = self.given or (True,) * len(joint.inputs)
+        inputs = zip(joint.inputs, given, strict=True)
+        sizes = {v: 0 if at_hand else aval_bytes(v.aval) for v, at_hand in inputs}
+        place = {id(eqn): i for i, eqn in enumerate(joint.first)}
+        half = policy.at * len(joint.first)
+        forks: dict[Var, Node] = {}
+        for eqn in joint.first:
+            if eqn.primitive is fork_p:
+                node = forks[eqn.outvars[-1]] = eqn.params["node"]
+                sizes[eqn.outvars[-1]] = held_bytes(token(node, self.inner[node]))
+
+        def cost(eqn: JaxprEqn) -> float:
+            if eqn.primitive is fork_p:
+                node = eqn.params["node"]
+                if node.region or (node.loop and self.top):
+                    return math.inf
+            return price(eqn, policy.price if place[id(eqn)] < half else policy.then)
+
+        saved = cheapest(joint, self.inner, cost, sizes)
+        for v, node in forks.items():
+            if v not in saved and cost(joint.producer[v]) < math.inf:
+                self.rerun.add(node)
+                self.inner[node] = tuple(plan(j) for j in node.joints)
+        return saved
 
     def _nested(self, node: Node, top: bool) -> None:
         inside = node.policy if node.region else self.policy
         if isinstance(inside, MinCut) and node.eqn.primitive.name == "while":
             inside = None  # what a step of it keeps lasts one step
         given = _given(node) if isinstance(inside, MinCut) else None
-        plans = tuple(plan(j, inside, top and not node.region, given) for j in node.joints)
+        top = top and not node.region and not isinstance(inside, MinCut)
+        plans = tuple(plan(j, inside, top, given) for j in node.joints)
         stays = (
             self.policy == save_everything
             or isinstance(self.policy, MinCut)
@@ -156,7 +181,7 @@ class _Walk:
     def _saved(self, v: Var, eqn: JaxprEqn) -> bool:
         answer: bool | Offloadable = False
         reason = ""
-        if eqn.primitive is fork_p:
+        if eqn.primitive is fork_p and not isinstance(self.policy, MinCut):
             answer, reason = eqn.params["node"] not in self.rerun, "of a loop or call that is kept"
         elif eqn.effects:
             answer, reason = True, "has effects: never run again"
@@ -164,7 +189,8 @@ class _Walk:
             answer, reason = True, "the backward pass reads it"
         elif isinstance(self.policy, MinCut):
             answer = any(u in self.cut for e in self._chain(eqn) for u in e.outvars)
-            reason = "on the cheapest cut"
+            nested = eqn.primitive is fork_p
+            reason = "of a loop or call that is kept" if nested else "on the cheapest cut"
         else:
             for e in self._chain(eqn):
                 answer = ask(self.policy, e) if e.primitive is not fork_p else False

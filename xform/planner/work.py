@@ -12,7 +12,7 @@ import math
 
 from xform._jax import JaxprEqn
 from xform.interpret.node import fork_p
-from xform.planner.cost import aval_bytes
+from xform.planner.cost import aval_bytes, equation_flops
 from xform.table import RULES
 
 # Elementwise in form, but iterations inside: not free.
@@ -37,6 +37,16 @@ _REDUCTIONS = frozenset((
     "reduce_sum", "reduce_xor",
 ))  # fmt: skip
 
+# Random numbers, collectives, foreign code; a map over devices is the whole of its function.
+_ONCE = frozenset((
+    "all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "custom_partitioning",
+    "device_put", "ffi_call", "io_callback", "pallas_call", "pbroadcast", "pgather", "pmax", "pmin",
+    "ppermute", "psum", "psum_invariant", "pure_callback", "ragged_all_to_all", "random_bits",
+    "random_fold_in", "random_gamma", "random_seed", "random_split", "reduce_scatter",
+    "rng_bit_generator", "rng_uniform", "shard_map", "threefry2x32", "unreduced_psum",
+    "unreduced_reduce_scatter",
+))  # fmt: skip
+
 # In bytes saved for each byte that is passed over again.
 _FUSED, _REDUCED = 1 / 1024, 1 / 64
 
@@ -51,14 +61,27 @@ def fusible(eqn: JaxprEqn) -> bool:
     return name in RULES and RULES[name].word == "pointwise"
 
 
-def cheap_only(eqn: JaxprEqn) -> float:
-    """The price, in bytes, under which only fusible work is run again.
+def price(eqn: JaxprEqn, flop: float = math.inf) -> float:
+    """The price of running an equation again, in bytes, if that of a FLOP of real work is `flop`.
 
-    It is small, so that bytes decide; between equal bytes the less work wins, and a statistic of a
-    row is worth saving.
+    What fuses costs little, so that bytes decide; between equal bytes the less work wins, and a
+    statistic of a row is worth saving.
     """
-    if not fusible(eqn):
+    if fusible(eqn):
+        return _passed_over(eqn)
+    if flop == math.inf or not repeatable(eqn):
         return math.inf
+    called = eqn.params["node"].eqn if eqn.primitive is fork_p else eqn
+    return flop * equation_flops(called) + _FUSED * sum(aval_bytes(v.aval) for v in called.outvars)
+
+
+def repeatable(eqn: JaxprEqn) -> bool:
+    """Whether an equation may be run again at all."""
+    called = eqn.params["node"].eqn if eqn.primitive is fork_p else eqn
+    return not called.effects and called.primitive.name not in _ONCE
+
+
+def _passed_over(eqn: JaxprEqn) -> float:
     if eqn.primitive.name == "name":
         return 0.0
     if eqn.primitive.name in _REDUCTIONS:

@@ -12,7 +12,7 @@ from jax.tree_util import keystr
 
 from xform.interpret.joint import analyze
 from xform.interpret.node import gather
-from xform.memory.residuals import Residuals, residuals_of
+from xform.planner.residuals import Residuals, residuals_of
 from xform.planner.saved import plan
 from xform.policies import check, min_cut
 from xform.transforms.function import Tree, as_array, call, check_callable, function, positions

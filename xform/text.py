@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
 def human_bytes(n: int) -> str:
     """A byte count in B, KiB, MiB, GiB or TiB.
 
-    >>> from xform.memory.table import human_bytes
+    >>> from xform.text import human_bytes
     >>> human_bytes(512), human_bytes(1536), human_bytes(3 * 2**30)
     ('512 B', '1.5 KiB', '3.0 GiB')
     """
     return _scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def parse_bytes(text: str) -> int:
+    """A byte count from a number and a unit: `6 GiB`, `1.5GB`, `512 MB`, `1000`.
+
+    Units with an i are powers of 1024, those without are powers of 1000. ValueError otherwise.
+
+    >>> from xform.text import parse_bytes
+    >>> parse_bytes("1.5 KiB"), parse_bytes("2MB")
+    (1536, 2000000)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGT])(i?))?B?\s*", text, re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"{text!r} is not a number of bytes")
+    number, prefix, binary = found.groups()
+    base = 1024 if binary else 1000
+    return round(float(number) * base ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0))
 
 
 def human_flops(n: int) -> str:
@@ -31,7 +49,7 @@ def _scaled(n: int, base: int, units: Sequence[str]) -> str:
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     """Rows of cells as aligned lines; the columns at `right` are aligned to the right.
 
-    >>> from xform.memory.table import columns
+    >>> from xform.text import columns
     >>> print(columns([["argument", "8 B"], ["temp", "512 B"]], right=[1]))
     argument    8 B
     temp      512 B

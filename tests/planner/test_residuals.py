@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import xform
 from xform.errors import WrongArgument, WrongDtype
-from xform.memory.residuals import Residual, Residuals
+from xform.planner.residuals import Residual, Residuals
 
 WS = jax.ShapeDtypeStruct((5, 8, 8), jnp.float32)
 X = jax.ShapeDtypeStruct((4, 8), jnp.float32)

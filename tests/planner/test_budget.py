@@ -1,0 +1,151 @@
+"""Budgets: kept, met with less work than what fits less, and refused with the floor."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import xform
+from tests.reference import close
+from xform import errors, policies
+from xform.ir import trace
+from xform.planner.cost import flops
+
+X = np.sin(np.arange(48.0)).reshape(8, 6)
+WS = [np.cos(np.arange(36.0) + i).reshape(6, 6) for i in range(6)]
+
+
+def layer(x, w):
+    return x + jnp.tanh(jnp.sin(x @ w) @ w)
+
+
+def unrolled(ws, x):
+    for w in ws:
+        x = layer(x, w)
+    return jnp.sum(x**2)
+
+
+def scanned(ws, x):
+    return jnp.sum(lax.scan(lambda x, w: (layer(x, w), None), x, jnp.stack(ws))[0] ** 2)
+
+
+def calls(ws, x):
+    @jax.jit
+    def block(x, w):
+        for _ in range(20):
+            x = jnp.sin(x) * 1.1
+        return layer(x, w)
+
+    for w in ws:
+        x = block(x, w)
+    return jnp.sum(x**2)
+
+
+def nested(ws, x):
+    def outer(x, w):
+        return lax.scan(lambda x, _: (layer(x, w), None), x, None, length=3)[0], None
+
+    return jnp.sum(lax.scan(outer, x, jnp.stack(ws))[0] ** 2)
+
+
+def branches(ws, x):
+    for w in ws:
+        x = lax.cond(jnp.sum(x) > 0, layer, lambda x, w: jnp.exp(-jnp.square(x @ w)), x, w)
+    return jnp.sum(x**2)
+
+
+def devices(ws, x):
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((4,), ("i",), axis_types=auto, devices=jax.devices()[:4])
+    p = jax.sharding.PartitionSpec
+    f = jax.shard_map(
+        lambda ws, x: lax.psum(unrolled(ws, x), "i"),
+        mesh=mesh, in_specs=(p(), p("i")), out_specs=p(),
+    )  # fmt: skip
+    return f(ws, x)
+
+
+PROGRAMS = {f.__name__: f for f in (unrolled, scanned, calls, nested, branches, devices)}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_budget_is_kept_and_changes_no_value(name: str) -> None:
+    f = PROGRAMS[name]
+    most = xform.residuals(f, WS, X).total_bytes
+    try:
+        floor = xform.residuals(f, WS, X, policy=policies.budget(0)).total_bytes
+    except errors.BudgetInfeasible as e:
+        floor = e.floor_bytes
+    assert floor < most
+    want = jax.value_and_grad(f)(WS, X)
+    before, gradients = None, {}
+    for part in (0.0, 0.3, 0.6, 1.0):
+        policy = policies.budget(floor + int(part * (most - floor)))
+        kept = xform.residuals(f, WS, X, policy=policy).total_bytes
+        gradients[part] = g = xform.value_and_grad(f, policy=policy)
+        work = flops(trace(lambda *xs: jax.tree.leaves(g(*xs)), WS, X))  # noqa: B023
+        assert kept <= policy.bytes
+        if before is not None:
+            assert kept >= before[0]
+            assert work <= before[1]
+        before = kept, work
+    found = jax.jit(lambda ws, x: {part: g(ws, x) for part, g in gradients.items()})(WS, X)
+    for g in found.values():
+        close(g, want, 1e-9)
+
+
+@pytest.mark.usefixtures("x64")
+def test_equal_layers_are_told_apart() -> None:
+    """All six layers change at one price; a budget between still lets some of them stay."""
+    most = xform.residuals(unrolled, WS, X).total_bytes
+    kept = [xform.residuals(unrolled, WS, X, policy=policies.budget(int(part * most))).total_bytes
+            for part in np.linspace(0.4, 1.0, 7)]  # fmt: skip
+    assert len(set(kept)) >= 5
+    for part, n in zip(np.linspace(0.4, 1.0, 7), kept, strict=True):
+        assert n >= 0.8 * part * most
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_region_has_a_budget_of_its_own() -> None:
+    def f(ws, x):
+        block = xform.remat(unrolled, policy=policies.budget(1200))
+        return block(ws[:3], x) + unrolled(ws[3:], x)
+
+    rows = xform.residuals(f, WS, X, policy=policies.save_everything)
+    alone = xform.residuals(
+        lambda ws, x: unrolled(ws[3:], x), WS, X, policy=policies.save_everything
+    )
+    assert 0 < rows.total_bytes - alone.total_bytes <= 1200
+    close(jax.jit(xform.grad(f))(WS, X), jax.grad(lambda ws, x: f(ws, x))(WS, X), 1e-9)
+
+
+def test_random_numbers_are_not_drawn_again_at_any_budget() -> None:
+    def f(x, key):
+        return jnp.sum(jnp.sin(x @ jax.random.normal(key, (6, 6))))
+
+    x, key = jnp.asarray(X, np.float32), jax.random.key(0)
+    with pytest.raises(errors.BudgetInfeasible, match="random"):
+        xform.residuals(f, x, key, argnums=0, policy=policies.budget(10))
+
+
+@pytest.mark.parametrize("amount", [-1, "-3 GiB", "much", "3 bananas", 1.5, None, float("nan")])
+def test_amounts_that_are_none(amount) -> None:
+    with pytest.raises(errors.WrongArgument, match="not a number of bytes"):
+        policies.budget(amount)
+
+
+def test_amounts() -> None:
+    assert policies.budget("6 GiB") == policies.budget(6 * 2**30)
+    assert policies.budget("1.5kb").bytes == 1500
+    assert policies.budget(" 12 ").bytes == 12
+    assert repr(policies.budget("6 GiB")) == "budget('6.0 GiB')"
+    assert hash(policies.budget(3)) == hash(policies.budget("3"))
+
+
+def test_zero_sizes_scalars_and_nothing_to_keep() -> None:
+    f = lambda x: jnp.sum(jnp.sin(x) * x)
+    for x in (np.float32(2.0), np.zeros((0, 3), np.float32), np.ones(4, np.float32)):
+        got = jax.jit(xform.grad(f, policy=policies.budget(0)))(x)
+        np.testing.assert_allclose(got, jax.grad(f)(x), rtol=1e-6)

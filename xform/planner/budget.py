@@ -1,0 +1,101 @@
+"""Plans that fit a number of bytes.
+
+A price of work, in bytes for each FLOP, gives by minimum cuts the plan that is best at that price,
+in all nested programs at once; less price, fewer bytes. The price is found by bisection. Between
+the two plans that stand on either side of the budget, each program takes the price of one up to
+some point and that of the other from there on, since equal layers all change at the same price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from xform._jax import JaxprEqn
+from xform.errors import BudgetInfeasible
+from xform.interpret.joint import Joint, Plan
+from xform.interpret.node import fork_p, join_p
+from xform.planner.cost import equation_flops
+from xform.planner.held import held, held_bytes
+from xform.planner.residuals import Residual, residuals_of
+from xform.planner.work import fusible
+from xform.policies import Budget, MinCut
+from xform.text import human_bytes
+
+# Prices of a FLOP, in bytes, between which all plans lie: a product of matrices as thin as can be
+# makes 2 bytes for each of its FLOPs, one that is a million thick a millionth of that.
+_DEAREST, _CHEAPEST = 16.0, 1e-8
+_HALVINGS = 24
+
+
+def fit(joint: Joint, budget: Budget, make: Callable[[MinCut], Plan]) -> Plan:
+    """The Plan of a Joint that keeps at most `budget.bytes`; `make` plans it at some prices.
+
+    Of the plans that are tried and fit, it is the one that runs the least work again. Raises
+    `BudgetInfeasible` if even the plan at no price keeps more.
+    """
+    most = make(MinCut())
+    if kept_bytes(most) <= budget.bytes:
+        return most
+    best = make(MinCut(0.0, 0.0))
+    if kept_bytes(best) > budget.bytes:
+        raise _infeasible(best, budget)
+
+    def fits(how: MinCut) -> bool:
+        nonlocal best
+        found = make(how)
+        if kept_bytes(found) > budget.bytes:
+            return False
+        best = min(best, found, key=lambda p: (again_flops(p), kept_bytes(p)))
+        return True
+
+    below, above = _CHEAPEST, _DEAREST
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(below * above)
+        below, above = (middle, above) if fits(MinCut(middle, middle)) else (below, middle)
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS // 2):
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(MinCut(below, above, middle)) else (middle, high)
+    return best
+
+
+def again_flops(how: Plan) -> int:
+    """FLOPs of the work that does not fuse and that a Plan runs again, in all trips of loops."""
+    if "flops" not in how.cache:
+        how.cache["flops"] = sum(_flops(eqn, how) for eqn in how.order)
+    return how.cache["flops"]
+
+
+def _flops(eqn: JaxprEqn, how: Plan) -> int:
+    if eqn.primitive is join_p:
+        node = eqn.params["node"]
+        return node.trips * sum(map(again_flops, how.inner[node]))
+    if id(eqn) not in how.again or fusible(eqn):
+        return 0
+    return equation_flops(eqn.params["node"].eqn if eqn.primitive is fork_p else eqn)
+
+
+def kept_bytes(how: Plan) -> int:
+    """Bytes that a Plan keeps, in all trips of loops."""
+    if "bytes" not in how.cache:
+        how.cache["bytes"] = held_bytes(held(how))
+    return how.cache["bytes"]
+
+
+def _infeasible(floor: Plan, budget: Budget) -> BudgetInfeasible:
+    rows = [r for r in residuals_of(floor, [""] * len(floor.joint.inputs), "") if r.trip_bytes]
+    least = kept_bytes(floor)
+    return BudgetInfeasible(
+        f"policy={budget!r}",
+        f"the plan that saves least saves {human_bytes(least)}: {'; '.join(map(_said, rows[:3]))}",
+        rows[0].where,
+        "raise the budget, make the batch or the sequence smaller, or mark with xform.remat what "
+        "holds these values",
+        least,
+    )
+
+
+def _said(row: Residual) -> str:
+    trips = f" x {row.trips}" if row.trips > 1 else ""
+    return f"{row.type}{trips} of {row.operation} at {row.where}"
