@@ -120,6 +120,16 @@ def test_random_numbers_are_kept() -> None:
     assert not {name for name in again(f, X, key, active=(True, False)) if "random" in name}
 
 
+def test_what_may_move_between_devices_is_kept() -> None:
+    mesh = jax.make_mesh((2,), ("i",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+
+    def f(x, w):
+        return jnp.sum(jnp.sin(lax.with_sharding_constraint(jnp.sin(x @ w), split)))
+
+    assert "sharding_constraint" not in again(f, X, W)
+
+
 @pytest.mark.parametrize("policy", [None, xform.policies.min_cut])
 def test_gradients_are_the_same(policy) -> None:
     with jax.enable_x64(True):

@@ -29,7 +29,7 @@ _ELEMENTWISE = frozenset((
 ))  # fmt: skip
 _MOVES = frozenset((
     "broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "expand_dims",
-    "gather", "iota", "pad", "pvary", "reshape", "rev", "sharding_constraint", "slice", "split",
+    "gather", "iota", "pad", "pvary", "reshape", "rev", "slice", "split",
     "squeeze", "tile", "transpose",
 ))  # fmt: skip
 _REDUCTIONS = frozenset((
