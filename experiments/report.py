@@ -8,16 +8,17 @@ from pathlib import Path
 
 import jax
 
-BEGIN, END = "<!-- table -->", "<!-- /table -->"
 
-
-def write_table(folder: Path, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Replace the table in `folder/README.md`; the date and JAX's version stand below it."""
+def write_table(
+    folder: Path, head: Sequence[str], rows: Sequence[Sequence[str]], name: str = "table"
+) -> None:
+    """Replace a table in `folder/README.md`; the date and JAX's version stand below it."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
     day = datetime.date.today().isoformat()
     stamp = f"Measured {day}, JAX {jax.__version__}, {jax.default_backend()}."
     readme = folder / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    readme.write_text("\n".join([before + BEGIN, *lines, "", stamp, END + after]))
+    before, _, rest = readme.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    readme.write_text("\n".join([before + begin, *lines, "", stamp, end + after]))
     print("\n".join([*lines, "", stamp]))

@@ -17,6 +17,7 @@ from experiments.bench_step.run import mlp, transformer
 from experiments.report import write_table
 from experiments.timing import paired
 
+Transform = Callable[..., Any]
 HERE = Path(__file__).parent
 HEAD = ["case", "temp MiB", "of jax.grad", "ratio", "saved MiB", "GFLOP of dots again",
         "time ratio", "quartiles"]  # fmt: skip
@@ -41,14 +42,19 @@ def block(x: jax.Array, p: dict[str, jax.Array]) -> jax.Array:
     return x + jax.nn.gelu(norm(x, p["g2"]) @ p["up"]) @ p["down"]
 
 
-def blocks(scan: bool, _: None = None) -> tuple[Callable[..., jax.Array], tuple[Any, Any]]:
-    """The mean square of what twelve layers make of random numbers."""
+def inputs(layers: int) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Stacked parameters, and a batch."""
     sizes = {"q": (WIDTH, WIDTH), "k": (WIDTH, WIDTH), "v": (WIDTH, WIDTH), "o": (WIDTH, WIDTH),
              "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}  # fmt: skip
     keys = jax.random.split(jax.random.key(0), len(sizes))
-    params = {name: 0.02 * jax.random.normal(key, (LAYERS, *shape))
+    params = {name: 0.02 * jax.random.normal(key, (layers, *shape))
               for key, (name, shape) in zip(keys, sizes.items(), strict=True)}  # fmt: skip
-    params |= {"g1": jnp.ones((LAYERS, WIDTH)), "g2": jnp.ones((LAYERS, WIDTH))}
+    params |= {"g1": jnp.ones((layers, WIDTH)), "g2": jnp.ones((layers, WIDTH))}
+    return params, jax.random.normal(keys[0], (BATCH, LENGTH, WIDTH))
+
+
+def blocks(scan: bool, _: None = None) -> tuple[Callable[..., jax.Array], tuple[Any, Any]]:
+    """The mean square of what twelve layers make of random numbers."""
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
         if scan:
@@ -58,7 +64,7 @@ def blocks(scan: bool, _: None = None) -> tuple[Callable[..., jax.Array], tuple[
                 x = block(x, {name: p[i] for name, p in params.items()})
         return jnp.mean(x**2)
 
-    return loss, (params, jax.random.normal(keys[0], (BATCH, LENGTH, WIDTH)))
+    return loss, inputs(LAYERS)
 
 
 def dot_flops(jaxpr: Any, trips: int = 1) -> int:

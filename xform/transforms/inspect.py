@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
-from xform.interpret.joint import analyze
+from xform.interpret.joint import Plan, analyze
 from xform.interpret.node import gather
 from xform.planner.residuals import Residuals, residuals_of
 from xform.planner.saved import plan
@@ -31,7 +31,7 @@ def residuals(
     Args:
       f: pure function of pytrees of arrays.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
-      policy: of `xform.policies` or `jax.checkpoint_policies`; None keeps what is read.
+      policy: of `xform.policies` or `jax.checkpoint_policies`; None is `min_cut`, as under `jit`.
       argnums: position or positions of the arguments to differentiate, as for `grad`; all others
         may be any Python object. None: every argument, as for `vjp`.
       has_aux: whether `f` returns a pair, of which only the first is differentiated.
@@ -60,19 +60,34 @@ def residuals(
     >>> kept.total_bytes, kept.argument_bytes
     (196608, 196608)
     """
-    check_callable(f, "residuals")
-    at = range(len(args)) if argnums is None else positions(argnums, len(args), "residuals")
+    how, inputs, name = planned("residuals", f, args, policy, argnums, has_aux)
+    by = _said(check(min_cut if policy is None else policy))
+    return residuals_of(how, inputs, f"kept for the backward pass of {name}, {by}")
+
+
+def _said(policy: Any) -> str:
+    return getattr(policy, "__name__", repr(policy))
+
+
+def planned(asked: str, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
+            argnums: int | Sequence[int] | None, has_aux: bool):  # fmt: skip
+    """The plan of the derivative of `f`, what its inputs are called, and what `f` is called.
+
+    Arrays and types are traced alike where they are differentiated; nothing is run.
+    """
+    check_callable(f, asked)
+    at = range(len(args)) if argnums is None else positions(argnums, len(args), asked)
     leaves, tree = jax.tree.flatten_with_path(args)
     # As in `grad`, the other arguments are held; but types cannot be, so they are traced.
     on = [path[0].idx in at for path, _ in leaves]
     abstract = [isinstance(x, jax.ShapeDtypeStruct) for _, x in leaves]
     traced = tuple(a or b for a, b in zip(on, abstract, strict=True))
     given = [
-        x if a else as_array(x, "residuals")
+        x if a else as_array(x, asked)
         for (_, x), a, t in zip(leaves, abstract, traced, strict=True)
         if t
     ]
-    found: list[Residuals] = []
+    found: list[tuple[Plan, list[str], str]] = []
 
     @functools.wraps(f, updated=())
     def held(*given: Any) -> Any:
@@ -81,16 +96,14 @@ def residuals(
         return f(*jax.tree.unflatten(tree, full))
 
     def run(*given: Any) -> None:
-        fun, _ = function(call(held, given, "residuals", has_aux))
+        fun, _ = function(call(held, given, asked, has_aux))
         wanted = (*(False,) * fun.n_consts, *gather(on, traced))
         active = tuple(a and w for a, w in zip(fun.active(), wanted, strict=True))
-        kind = check(min_cut if policy is None else policy)
+        kind = min_cut if policy is None else policy
         how = plan(analyze(fun.program, active, fun.differentiable()), kind, top=True)
         names = _names(f, len(args))
         inputs = [names[path[0].idx] + keystr(path[1:]) for path, _ in gather(leaves, traced)]
-        name, by = fun.signature.name, getattr(kind, "__name__", repr(kind))
-        title = f"kept for the backward pass of {name}, {by}"
-        found.append(residuals_of(how, [*("closed over",) * fun.n_consts, *inputs], title))
+        found.append((how, [*("closed over",) * fun.n_consts, *inputs], fun.signature.name))
 
     jax.eval_shape(run, *given)
     return found[0]
