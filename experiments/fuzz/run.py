@@ -22,7 +22,7 @@ from rich.progress import (
 
 from experiments.fuzz.show import close, show
 from experiments.fuzz.totals import Totals, fingerprint
-from experiments.fuzz.worker import Result, prepare, work
+from experiments.fuzz.worker import Result, one, prepare, work
 from tests.fuzz.check import Outcome
 
 LIMIT = 300.0  # seconds for one program
@@ -133,6 +133,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", type=int, metavar="SEED", help="show one program and its results")
     parser.add_argument("--cases", action="store_true", help="close the cases that pass by now")
+    parser.add_argument("--again", action="store_true", help="try the programs that failed again")
     options = parser.parse_args()
     if options.only is not None:
         return show(options.only)
@@ -140,6 +141,11 @@ def main() -> int:
     if options.cases:
         return close()
     totals = Totals.load(fingerprint())
+    if options.again:
+        for seed in [f["seed"] for f in totals.failures]:
+            totals.forget(seed)
+            totals.add(one(seed, True))
+        totals.save()
     try:
         run(totals, options.programs, options.workers)
     except KeyboardInterrupt:

@@ -79,7 +79,7 @@ class Totals:
 
     def add(self, result: Result) -> None:
         """Count one program."""
-        self.next = result.seed + 1
+        self.next = max(self.next, result.seed + 1)
         outcome = result.outcome
         verdict = outcome.verdict.replace("-", "_")
         setattr(self, verdict, getattr(self, verdict) + 1)
@@ -87,11 +87,13 @@ class Totals:
         if verdict == "refused":
             self.refusals[first] += 1
             return
+        if result.case is not None:
+            keep(result.case)
         if verdict != "agrees" and len(self.failures) < _KEPT:
             self.failures.append({"seed": result.seed, "verdict": outcome.verdict,
                                   "where": outcome.where, "text": first})  # fmt: skip
-        if result.case is not None:
-            keep(result.case)
+        if outcome.failed:
+            return
         if verdict == "agrees":
             self.worst = max(self.worst, outcome.error)
         self.equations += len(outcome.names)
@@ -99,6 +101,13 @@ class Totals:
         self.depths[str(result.depth)] += 1
         self.ways.update(result.ways)
         self.names.update(outcome.names)
+
+    def forget(self, seed: int) -> None:
+        """Take a failure back, before its program is counted again."""
+        (found,) = [f for f in self.failures if f["seed"] == seed]
+        self.failures.remove(found)
+        verdict = found["verdict"].replace("-", "_")
+        setattr(self, verdict, getattr(self, verdict) - 1)
 
     def report(self) -> None:
         """Put the totals into the README."""

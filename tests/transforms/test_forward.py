@@ -123,3 +123,15 @@ class Variants(chex.TestCase):
         f = lambda x: jnp.tanh(x) * x
         got = self.variant(lambda x, dx: xform.jvp(f, (x,), (dx,)))(X, X)
         chex.assert_trees_all_close(got, jax.jvp(f, (X,), (X,)), rtol=1e-6)
+
+
+def test_what_no_output_needs_may_have_no_forward_mode() -> None:
+    f = jax.custom_vjp(jnp.sin)
+    f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
+
+    def dead(x):
+        return lax.scan(lambda c, _: (c * x, jax.jit(f)(x)), x, None, length=2)[0]
+
+    for way in (dead, lambda x: lax.fori_loop(0, 1, lambda _, c: dead(c), x)):
+        got = jax.jit(lambda x: xform.jvp(way, (x,), (1.0,)))(0.5)  # noqa: B023
+        np.testing.assert_allclose(got, (0.125, 0.75))

@@ -11,15 +11,17 @@ from xform.ir import Mask, Program, bind, environment, read, write
 from xform.table import Composite, Value, lookup
 
 
-def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: bool = False):
+def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: bool = False,
+        wanted: Mask | None = None):  # fmt: skip
     """Outputs and their tangents; a tangent may be None, the symbolic zero.
 
+    Only `wanted` outputs need a tangent (None: all), and nothing is pushed to where none is wanted.
     With `split`, structured equations are bound as fork and join, so that what depends on tangents
     can be told apart from what does not (`joint.analyze`).
     """
     env = environment(prog, args)
     env_dx = {v: dx for v, dx in zip(prog.inputs, tangents, strict=True) if dx is not None}
-    steps = path(prog, tuple(dx is not None for dx in tangents)).steps
+    steps = path(prog, tuple(dx is not None for dx in tangents), wanted).steps
     outer = name_stack()
     for i, eqn in enumerate(prog.equations):
         xs = [read(env, v) for v in eqn.invars]
@@ -30,8 +32,8 @@ def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: 
         with source(eqn, outer), eqn.ctx.manager:
             ys, dys = push(eqn, xs, dxs, steps[i][1], split)
         write(env, eqn.outvars, ys)
-        wanted = zip(eqn.outvars, dys, steps[i][1], strict=True)
-        env_dx.update((v, dy) for v, dy, on in wanted if on and dy is not None)
+        moved = zip(eqn.outvars, dys, steps[i][1], strict=True)
+        env_dx.update((v, dy) for v, dy, on in moved if on and dy is not None)
     outs = [read(env, v) for v in prog.outputs]
     return outs, [env_dx.get(v) if isinstance(v, Var) else None for v in prog.outputs]
 
@@ -42,7 +44,7 @@ def push(eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask,
     if all(dx is None for dx in dxs):  # a rule may know better than `path` that nothing moves
         return bind(eqn, xs), [None] * len(eqn.outvars)
     if isinstance(rule, Structured):
-        return rule.split(eqn, xs, dxs, wanted) if split else rule.jvp(eqn, xs, dxs)
+        return (rule.split if split else rule.jvp_of)(eqn, xs, dxs, wanted)
     if isinstance(rule, Composite):
         return rule.call(rule.formulas[0], eqn, xs, dxs)
     ys = bind(eqn, xs)

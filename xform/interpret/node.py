@@ -109,6 +109,10 @@ class Structured(Rule):
         """Outputs and their tangents, in one pass; a tangent may be None."""
         raise NotImplementedError
 
+    def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        """The same, where only `wanted` outputs need a tangent."""
+        return self.jvp(eqn, xs, dxs)
+
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
         """The Node of an equation for some active inputs and wanted outputs."""
         raise NotImplementedError

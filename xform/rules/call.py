@@ -121,10 +121,13 @@ class Jit(Structured):
         small = eqn.params["inline"] or (staged and size(prog) < _LARGE)
         return prog if small and not placed(eqn) else None
 
+    def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        if self.inlined(eqn, staging()):
+            return jvp(body(eqn), xs, dxs, wanted=wanted)
+        return self.jvp(eqn, xs, dxs)
+
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         prog = body(eqn)
-        if self.inlined(eqn, staging()):
-            return jvp(prog, xs, dxs)
         mask = tuple(dx is not None for dx in dxs)
         if ("jvp", mask) not in prog.cache:
 
@@ -143,7 +146,7 @@ class Jit(Structured):
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         if self.inlined(eqn, staging()):
-            return jvp(body(eqn), xs, dxs, split=True)
+            return jvp(body(eqn), xs, dxs, split=True, wanted=wanted)
         return super().split(eqn, xs, dxs, wanted)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:

@@ -75,10 +75,12 @@ class Scan(Structured):
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return _Body(eqn).active(active)[1]
 
-    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+    def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         body = _Body(eqn)
         nk = body.n_carry
         _, outputs = body.active(tuple(dx is not None for dx in dxs))
+        stacked = zip(outputs[nk:], wanted[nk:], strict=True)
+        outputs = (*outputs[:nk], *(on and want for on, want in stacked))
         (consts, carry, seq), (dconsts, dcarry, dseq) = body.parts(xs), body.parts(dxs)
         _, variables, _ = body.parts(eqn.invars)
         dcarry = [
@@ -88,7 +90,8 @@ class Scan(Structured):
 
         def step(state: Any, x: Any):
             (carry, dcarry), (seq, dseq) = state, x
-            ys, dys = jvp(body.prog, [*consts, *carry, *seq], [*dconsts, *dcarry, *dseq])
+            args, tangents = [*consts, *carry, *seq], [*dconsts, *dcarry, *dseq]
+            ys, dys = jvp(body.prog, args, tangents, wanted=outputs)
             dys = [
                 _fill(dy, v) if on else None
                 for dy, v, on in zip(dys, body.prog.outputs, outputs, strict=True)
