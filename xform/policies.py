@@ -170,7 +170,8 @@ def budget(amount: int | str) -> Budget:
     Raises:
       WrongArgument: the amount is negative or no number of bytes.
 
-    Cost: planning takes some twenty minimum cuts of the program.
+    Cost: planning solves an integer program of the size of the program (a second for 24 unrolled
+    transformer layers), or, beyond 3,000 equations, some forty minimum cuts.
 
     >>> import xform
     >>> xform.policies.budget("1.5 MiB")

@@ -1,13 +1,15 @@
 """Plans that fit a number of bytes.
 
-A price of work, in bytes for each FLOP, gives by minimum cuts the plan that is best at that price,
-in all nested programs at once; less price, fewer bytes. The price is found by bisection. Between
-the two plans that stand on either side of the budget, each program takes the price of one up to
-some point and that of the other from there on, since equal layers all change at the same price.
+A program of moderate size is decided exactly (`exact.py`). In a larger one, a price of work, in
+bytes for each FLOP, gives by minimum cuts the plan that is best at that price, in all nested
+programs at once; less price, fewer bytes. The price is found by bisection. Between the two plans
+that stand on either side of the budget, each program takes the price of one up to some point and
+that of the other from there on, since equal layers all change at the same price.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -16,6 +18,7 @@ from xform.errors import BudgetInfeasible
 from xform.interpret.joint import Joint, Plan
 from xform.interpret.node import fork_p, join_p
 from xform.planner.cost import equation_flops
+from xform.planner.exact import Chosen, choose
 from xform.planner.held import held, held_bytes
 from xform.planner.residuals import Residual, residuals_of
 from xform.planner.work import fusible
@@ -28,8 +31,15 @@ _DEAREST, _CHEAPEST = 16.0, 1e-8
 _HALVINGS = 24
 
 
-def fit(joint: Joint, budget: Budget, make: Callable[[MinCut], Plan]) -> Plan:
-    """The Plan of a Joint that keeps at most `budget.bytes`; `make` plans it at some prices.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choice:
+    """The policy of what was chosen, Joint by Joint."""
+
+    saved: Chosen
+
+
+def fit(joint: Joint, budget: Budget, make: Callable[[MinCut | Choice], Plan]) -> Plan:
+    """The Plan of a Joint that keeps at most `budget.bytes`; `make` plans it in some way.
 
     Of the plans that are tried and fit, it is the one that runs the least work again. Raises
     `BudgetInfeasible` if even the plan at no price keeps more.
@@ -41,7 +51,7 @@ def fit(joint: Joint, budget: Budget, make: Callable[[MinCut], Plan]) -> Plan:
     if kept_bytes(best) > budget.bytes:
         raise _infeasible(best, budget)
 
-    def fits(how: MinCut) -> bool:
+    def fits(how: MinCut | Choice) -> bool:
         nonlocal best
         found = make(how)
         if kept_bytes(found) > budget.bytes:
@@ -49,6 +59,9 @@ def fit(joint: Joint, budget: Budget, make: Callable[[MinCut], Plan]) -> Plan:
         best = min(best, found, key=lambda p: (again_flops(p), kept_bytes(p)))
         return True
 
+    chosen = choose(most, budget.bytes)
+    if chosen is not None and fits(Choice(chosen)):
+        return best
     below, above = _CHEAPEST, _DEAREST
     for _ in range(_HALVINGS):
         middle = math.sqrt(below * above)

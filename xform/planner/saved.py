@@ -21,7 +21,7 @@ from xform._jax import JaxprEqn, Offloadable, Var
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.ir import Mask
-from xform.planner.budget import fit
+from xform.planner.budget import Choice, fit
 from xform.planner.cost import aval_bytes
 from xform.planner.graph import cheapest
 from xform.planner.held import held_bytes, token
@@ -39,7 +39,7 @@ def plan(joint: Joint, policy: Any = None, top: bool = False, given: Mask | None
     that are at hand in the second part, whatever is saved (None: all). Linear in equations, and
     near linear under `min_cut`.
     """
-    policy = check(policy)
+    policy = policy if isinstance(policy, Choice) else check(policy)
     key = policy, top, given
     if key not in joint.plans:
         if len(joint.plans) == _MOST:
@@ -65,7 +65,12 @@ class _Walk:
         for eqn in joint.first:
             if eqn.primitive is fork_p:
                 self._nested(eqn.params["node"], top)
-        self.cut = self._cheapest(policy) if isinstance(policy, MinCut) else frozenset[Var]()
+        self.whole = isinstance(policy, MinCut | Choice)
+        self.cut = frozenset[Var]()
+        if isinstance(policy, MinCut):
+            self.cut = self._cheapest(policy)
+        elif isinstance(policy, Choice):
+            self.cut = policy.saved.get(joint, self.cut)
 
     def _cheapest(self, policy: MinCut) -> frozenset[Var]:
         """What a minimum cut saves; the loops and calls that it runs again are noted."""
@@ -97,14 +102,15 @@ class _Walk:
 
     def _nested(self, node: Node, top: bool) -> None:
         inside = node.policy if node.region else self.policy
-        if isinstance(inside, MinCut) and node.eqn.primitive.name == "while":
+        whole = isinstance(inside, MinCut | Choice)
+        if whole and node.eqn.primitive.name == "while":
             inside = None  # what a step of it keeps lasts one step
         given = _given(node) if isinstance(inside, MinCut) else None
-        top = top and not node.region and not isinstance(inside, MinCut)
+        top = top and not node.region and not whole
         plans = tuple(plan(j, inside, top, given) for j in node.joints)
         stays = (
             self.policy == save_everything
-            or isinstance(self.policy, MinCut)
+            or isinstance(self.policy, MinCut | Choice)
             or bool(node.eqn.effects)
             or (node.loop and top)
             or (node.region and _keeps(plans))
@@ -181,13 +187,13 @@ class _Walk:
     def _saved(self, v: Var, eqn: JaxprEqn) -> bool:
         answer: bool | Offloadable = False
         reason = ""
-        if eqn.primitive is fork_p and not isinstance(self.policy, MinCut):
+        if eqn.primitive is fork_p and not self.whole:
             answer, reason = eqn.params["node"] not in self.rerun, "of a loop or call that is kept"
         elif eqn.effects:
             answer, reason = True, "has effects: never run again"
         elif self.policy == save_everything:
             answer, reason = True, "the backward pass reads it"
-        elif isinstance(self.policy, MinCut):
+        elif self.whole:
             answer = any(u in self.cut for e in self._chain(eqn) for u in e.outvars)
             nested = eqn.primitive is fork_p
             reason = "of a loop or call that is kept" if nested else "on the cheapest cut"

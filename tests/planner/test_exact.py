@@ -1,0 +1,88 @@
+"""The least work within a budget: of all saved sets where they can be tried, and of all prices."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.planner.test_budget import PROGRAMS, WS, X
+from xform.interpret.joint import analyze, reads_of
+from xform.ir import trace
+from xform.planner.budget import Choice, again_flops, kept_bytes
+from xform.planner.cost import aval_bytes, equation_flops
+from xform.planner.saved import plan
+from xform.planner.work import fusible, repeatable
+from xform.policies import MinCut, budget
+
+SHORT = {
+    "two layers": lambda w, x: jnp.sum(jnp.tanh(jnp.sin(x @ w) @ w) @ w),
+    "shared": lambda w, x: jnp.sum(jnp.exp(x @ w) * jnp.sin(x @ w @ w)),
+    "of many sizes": lambda w, x: jnp.sum(jnp.sin((x @ w) @ w[:, :2]) @ jnp.exp(w[:2] @ w)),
+    "cumulative": lambda w, x: jnp.sum(jnp.sin(jnp.cumsum(jnp.sin(jnp.cumsum(x @ w, 0)), 1))),
+}
+
+
+def joint_of(f, *args):
+    leaves, tree = jax.tree.flatten(args)
+    prog = trace(lambda *xs: [f(*jax.tree.unflatten(tree, xs))], *leaves)
+    return analyze(prog, (True,) * len(leaves))
+
+
+def work(joint, saved) -> float:
+    """FLOPs that are run again under a saved set; infinite if something must not be."""
+    todo = [v for e in joint.second for v in reads_of(e, {}) if v in joint.producer]
+    done, total = set(), 0.0
+    while todo:
+        v = todo.pop()
+        eqn = joint.producer[v]
+        if v in saved or id(eqn) in done:
+            continue
+        done.add(id(eqn))
+        if not fusible(eqn):
+            total += equation_flops(eqn) if repeatable(eqn) else np.inf
+        todo += [u for u in reads_of(eqn, {}) if u in joint.producer]
+    return total
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_no_saved_set_that_fits_needs_less_work(name: str) -> None:
+    joint = joint_of(SHORT[name], jnp.ones((6, 6)), jnp.ones((4, 6)))
+    values = [v for e in joint.first for v in e.outvars if v not in joint.free]
+    assert len(values) <= 14
+    sets = [s for n in range(len(values) + 1) for s in itertools.combinations(values, n)]
+    size = {s: sum(aval_bytes(v.aval) for v in s) for s in sets}
+    cost = {s: work(joint, set(s)) for s in sets}
+    most = kept_bytes(plan(joint, MinCut(), True))
+    for n in np.linspace(0, most, 9).astype(int):
+        best = min(cost[s] for s in sets if size[s] <= n)
+        assert again_flops(plan(joint, budget(int(n)), True)) == best
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_price_gives_less_work_for_its_bytes(name: str) -> None:
+    """Within loops, calls and branches too."""
+    joint = joint_of(PROGRAMS[name], WS, X)
+    for price in (1e-3, 3e-2, 0.1, 0.3, 1.0):
+        by_price = plan(joint, MinCut(price, price), True)
+        exact = plan(joint, budget(kept_bytes(by_price)), True)
+        assert kept_bytes(exact) <= kept_bytes(by_price)
+        assert again_flops(exact) <= again_flops(by_price)
+
+
+def test_a_choice_is_made_for_each_program() -> None:
+    joint = joint_of(PROGRAMS["nested"], WS, X)
+    most = kept_bytes(plan(joint, MinCut(), True))
+    exact = plan(joint, budget(most // 2), True)
+    assert kept_bytes(exact) <= most // 2
+    again = plan(joint, Choice({p.joint: frozenset(p.kept) for p in _all(exact)}), True)
+    assert kept_bytes(again) == kept_bytes(exact)
+    assert again_flops(again) == again_flops(exact)
+
+
+def _all(how):
+    yield how
+    for inner in how.inner.values():
+        for p in inner:
+            yield from _all(p)

@@ -1,0 +1,213 @@
+"""The least work for a number of bytes, as an integer program over a Joint and all that it holds.
+
+For each value: is it needed by the second part, is it saved; for each equation: is it run again.
+What is needed is saved or made again, and what is run again needs its inputs. Values of a loop's
+body weigh as often as the loop runs, and a Joint that several calls share is decided once. But for
+the row of the budget this is a minimum cut, whose relaxation is integral: HiGHS needs few branches.
+
+Source: a mixed-integer form of rematerialization was first given by Jain et al., "Checkmate", MLSys
+2020, with a schedule; here the schedule is given, and only what is saved is chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from xform._jax import Var
+from xform.interpret.joint import Joint, Plan, reads_of
+from xform.interpret.node import Node, fork_p, gather, join_p
+from xform.planner.cost import aval_bytes
+from xform.planner.held import held_bytes
+from xform.planner.held import token as held_by
+from xform.planner.work import price
+
+Chosen = dict[Joint, frozenset[Var]]
+
+# More equations than this are left to prices.
+MOST = 3_000
+# A solution is good enough whose work is this near to the bound: exact in a small program, where
+# that costs nothing. A limit on branches, unlike one on time, gives one plan on every machine.
+_GAP, _SMALL, _LARGE_GAP = 1e-6, 1_000, 1e-2
+_BRANCHES = 2_000
+
+
+class _Model:
+    """Columns between 0 and 1, rows `low <= sum of terms`."""
+
+    def __init__(self) -> None:
+        self.cost: list[float] = []
+        self.size: list[float] = []
+        self.upper: list[float] = []
+        self.lower: list[float] = []
+        self.rows: list[int] = []
+        self.terms: list[tuple[int, float]] = []
+        self.count = 0
+
+    def column(self, cost: float = 0.0, size: float = 0.0, upper: float = 1.0) -> int:
+        self.cost.append(cost)
+        self.size.append(size)
+        self.upper.append(upper)
+        self.lower.append(0.0)
+        return len(self.cost) - 1
+
+    def row(self, *terms: tuple[int, float]) -> None:
+        """The sum of terms is at least 0."""
+        self.rows += [self.count] * len(terms)
+        self.terms += terms
+        self.count += 1
+
+    def solve(self, budget: float) -> np.ndarray | None:
+        """The cheapest columns of which the sizes fit; None if none was found."""
+        if not self.cost:
+            return np.zeros(0)
+        columns = [c for c, _ in self.terms]
+        values = [a for _, a in self.terms]
+        n = len(self.cost)
+        rows = coo_array((values, (self.rows, columns)), shape=(self.count, n)).tocsr()
+        constraints = [LinearConstraint(rows, 0, np.inf)] if self.count else []
+        weights = np.asarray(self.size)
+        scale = max(weights.max(), 1.0)
+        constraints.append(LinearConstraint(weights[None] / scale, -np.inf, budget / scale))
+        cost = np.asarray(self.cost)
+        limits: Any = self.lower, self.upper
+        found = milp(
+            cost / max(cost.max(), 1.0),
+            integrality=np.ones(n),
+            bounds=Bounds(*limits),
+            constraints=constraints,
+            options={
+                "node_limit": _BRANCHES,
+                "mip_rel_gap": _GAP if n < _SMALL else _LARGE_GAP,
+            },
+        )
+        return found.x
+
+
+@dataclasses.dataclass
+class _Part:
+    """One Joint: how often it runs, what is the same in each trip, and its columns.
+
+    `saved` and `needed` are columns of values; `outside` is how often the loop around it starts.
+    """
+
+    plan: Plan
+    times: int = 0
+    outside: int = 0
+    once: frozenset[Var] = frozenset()
+    saved: dict[Var, int] = dataclasses.field(default_factory=dict)
+    needed: dict[Var, int] = dataclasses.field(default_factory=dict)
+
+
+def choose(top: Plan, budget: int) -> Chosen | None:
+    """What each Joint within a Plan saves, for the least work run again; None if none was found.
+
+    The plan says what is inside nodes that decide for themselves: remat regions and while loops.
+    """
+    parts: dict[Joint, _Part] = {}
+    _visit(top, None, 1, 1, parts)
+    if sum(len(joint.first) for joint in parts) > MOST:
+        return None
+    model = _Model()
+    for part in parts.values():
+        _values(model, part)
+    fixed = sum(_equations(model, parts, part) for part in parts.values())
+    x = model.solve(budget - fixed)
+    if x is None:
+        return None
+    return {
+        joint: frozenset(v for v, i in part.saved.items() if x[i] > 0.5)
+        for joint, part in parts.items()
+    }
+
+
+def _opened(node: Node) -> bool:
+    """Whether what a node keeps is decided with the rest."""
+    return not node.region and node.eqn.primitive.name != "while"
+
+
+def _visit(plan: Plan, node: Node | None, times: int, outside: int,
+           parts: dict[Joint, _Part]) -> None:  # fmt: skip
+    """Count how often each Joint runs."""
+    part = parts.setdefault(plan.joint, _Part(plan))
+    part.times += times
+    part.outside += outside
+    if node is not None:
+        values = tuple(v for eqn in plan.joint.first for v in eqn.outvars)
+        every = dataclasses.replace(plan, kept=values)
+        part.once = frozenset(gather(values, node.hoisted(every)))
+    for inner, plans in plan.inner.items():
+        for p in plans if _opened(inner) else ():
+            _visit(p, inner, times * inner.trips, times, parts)
+
+
+def _values(model: _Model, part: _Part) -> None:
+    """The columns of a Joint's values."""
+    joint = part.plan.joint
+    part.needed = {v: model.column() for v in joint.inputs}
+    for eqn in joint.first:
+        decided = eqn.primitive is not fork_p
+        for v in eqn.outvars:
+            kept = v not in joint.free and eqn.primitive.name != "name"
+            token = not decided and v is eqn.outvars[-1]
+            times = part.outside if v in part.once else part.times
+            size = 0 if token else times * aval_bytes(v.aval)
+            part.saved[v] = model.column(size=size, upper=float(kept))
+            part.needed[v] = model.column()
+
+
+def _equations(model: _Model, parts: dict[Joint, _Part], part: _Part) -> int:
+    """The rows of a Joint; returns the bytes that are kept whatever is decided."""
+    joint, plan, needed, fixed = part.plan.joint, part.plan, part.needed, 0
+    for eqn in joint.first:
+        cost = math.inf if eqn.primitive is fork_p else price(eqn, 1.0)
+        once = cost == math.inf
+        again = model.column(0.0 if once else part.times * cost, upper=float(not once))
+        for v in eqn.outvars:
+            model.row((part.saved[v], 1.0), (again, 1.0), (needed[v], -1.0))
+        for v in eqn.invars:
+            if isinstance(v, Var) and v in needed:
+                model.row((needed[v], 1.0), (again, -1.0))
+    wanted = [v for v in joint.second_outputs if isinstance(v, Var)]
+    for eqn in joint.second:
+        if eqn.primitive is not join_p:
+            wanted += reads_of(eqn, plan.inner)
+            continue
+        node = eqn.params["node"]
+        if _opened(node):
+            wanted += [v for v in eqn.invars[:1] if isinstance(v, Var)]
+            wanted += _nested(model, parts, part, node, eqn.invars[1:])
+        else:
+            wanted += reads_of(eqn, plan.inner)
+            fixed += part.times * held_bytes(held_by(node, plan.inner[node]))
+    for v in wanted:
+        if v in needed:
+            model.lower[needed[v]] = 1.0
+    return fixed
+
+
+def _nested(model: _Model, parts: dict[Joint, _Part], part: _Part, node: Node, atoms: Any
+            ) -> list[Var]:  # fmt: skip
+    """What a nested program needs of its inputs is needed outside, or stored in each trip.
+
+    Returns what is read from outside in any case.
+    """
+    plans = part.plan.inner[node]
+    nothing = [dataclasses.replace(p, reads=(False,) * len(p.joint.inputs)) for p in plans]
+    always = node.reads(nothing)
+    for k, p in enumerate(plans):
+        columns = parts[p.joint].needed
+        for i, u in enumerate(p.joint.inputs):
+            one = dataclasses.replace(p, reads=tuple(i == j for j in range(len(p.joint.inputs))))
+            how = [*nothing[:k], one, *nothing[k + 1 :]]
+            if any(node.stacked(how)):
+                model.size[columns[u]] += part.times * node.trips * aval_bytes(u.aval)
+            for v, on, already in zip(atoms, node.reads(how), always, strict=False):
+                if on and not already and v in part.needed:
+                    model.row((part.needed[v], 1.0), (columns[u], -1.0))
+    return [v for v, on in zip(atoms, always, strict=False) if on and isinstance(v, Var)]
