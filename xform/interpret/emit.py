@@ -92,7 +92,7 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
             if used[-1]:
                 ys, token = node.forward(plan.inner[node], xs, used[:-1])
             else:
-                ys, token = node.primal(xs), None
+                ys, token = node.outputs(plan.inner[node], xs, used[:-1]), None
             ys = [*ys, token]
         else:
             n = len(node.eqn.invars)

@@ -137,6 +137,12 @@ class Plan:
     alike: Callable[[Joint], Plan]
     cache: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
 
+    @cached_property
+    def bare(self) -> Plan:
+        """The same with nothing kept and nothing read: what serves the outputs alone."""
+        reads = (False,) * len(self.reads)
+        return dataclasses.replace(self, kept=(), offloaded={}, reads=reads, cache={})
+
 
 def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool = False) -> Joint:
     """The Joint of a program, for its active inputs and wanted outputs.

@@ -65,8 +65,16 @@ class Node(abc.ABC):
         self.seconds, self.results = seconds, results
 
     def primal(self, xs: Sequence[Value]) -> list[Value]:
-        """The outputs alone."""
+        """The outputs, by the equation itself."""
         return bind(self.eqn, xs)
+
+    def outputs(self, plans: Plans, xs: Sequence[Value], used: Mask) -> list[Value]:
+        """The outputs as the forward part makes them, without a token.
+
+        By the forward rules of custom functions, that is: a derivative of it is a derivative of
+        those, whatever a plan runs again.
+        """
+        return self.forward([p.bare for p in plans], xs, used)[0]
 
     @abc.abstractmethod
     def reads(self, plans: Plans) -> Mask:

@@ -249,7 +249,11 @@ class _Pull(Node):
         stored = self.stacked(plans)[loop.n_step :]
         ys, trail = sweep(
             lambda x: evaluate(loop.cond, [*cond_consts, *x])[0],
-            lambda x: evaluate(loop.step, [*consts, *x]),
+            lambda x: emit.values(
+                plans[0],
+                self.joint.outputs,
+                dict(zip(self.joint.inputs, [*consts, *x], strict=True)),
+            ),
             carry,
             stored,
             self.slots if any(stored) else 1,
