@@ -51,7 +51,8 @@ def prepare() -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_traceback_filtering", "off")  # where JAX raised tells whose failure it is
+    # Where an exception was raised tells whose failure it is.
+    jax.config.update("jax_traceback_filtering", "off")
     np.seterr(all="ignore")
 
 
