@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import xform
+from experiments.planner.run import block, inputs
 from tests.reference import close
 from xform import errors, policies
 from xform.ir import trace
@@ -149,3 +150,22 @@ def test_zero_sizes_scalars_and_nothing_to_keep() -> None:
     for x in (np.float32(2.0), np.zeros((0, 3), np.float32), np.ones(4, np.float32)):
         got = jax.jit(xform.grad(f, policy=policies.budget(0)))(x)
         np.testing.assert_allclose(got, jax.grad(f)(x), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_less_saved_is_less_live() -> None:
+    """What PyTorch's budgets are known to fail at: its peak rises where its budget falls."""
+    params, x = inputs(4)
+    params, x = jax.eval_shape(lambda: (params, x))
+
+    def loss(params, x):
+        for i in range(4):
+            x = block(x, {name: p[i] for name, p in params.items()})
+        return jnp.sum(x)
+
+    most = xform.residuals(loss, params, x).total_bytes
+    live = []
+    for part in (1.0, 0.85, 0.7, 0.5, 0.3, 0.1):
+        g = jax.jit(xform.grad(loss, policy=policies.budget(int(part * most))))
+        live.append(g.lower(params, x).compile().memory_analysis().temp_size_in_bytes)
+    assert live == sorted(live, reverse=True)

@@ -89,9 +89,10 @@ def _bytes(eqn: JaxprEqn) -> float:
 def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
     """The fewest values, greedily, such that each recomputed equation depends on one of them.
 
-    Equations that cost nothing may stay merged. The values are among what the equations read and do
-    not make themselves; the smallest is taken where it makes no difference, since what is tied may
-    be copied.
+    Equations that cost nothing may stay merged. What is repeated may not, be it a row's statistic:
+    some fusions of XLA:CPU write the broadcast out. The values are among what the equations read
+    and do not make themselves; the smallest is taken where it makes no difference, since what is
+    tied may be copied.
     """
     depends: dict[Var, int] = {}
     leaves: dict[Var, int] = {}
@@ -104,6 +105,9 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
             over |= depends[v]
         if id(eqn) in plan.again:
             reached.append(over)
+        reached += [
+            depends[v] for v in reads_of(eqn, plan.inner) if _repeated(v, eqn) and depends[v]
+        ]
         depends.update((v, over) for v in eqn.outvars)
     gain = {v: 0 for v in leaves if jnp.issubdtype(_aval(v).dtype, np.number)}
     for i, over in enumerate(reached):
@@ -121,5 +125,14 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
     return tuple(chosen)
 
 
-def _aval(v: Var) -> Any:
+def _repeated(v: Var, eqn: JaxprEqn) -> bool:
+    """Whether an elementwise equation, or a broadcast, repeats the elements of an input."""
+    x, y = _aval(v), _aval(eqn.outvars[0])
+    if eqn.primitive.name == "broadcast_in_dim":
+        return x.size < y.size
+    pairs = zip(x.shape, y.shape, strict=False)
+    return x.ndim == y.ndim and x.size < y.size and all(a in (1, b) for a, b in pairs)
+
+
+def _aval(v: Any) -> Any:
     return v.aval
