@@ -65,9 +65,10 @@ def _each(plan: Plan) -> Waits:
             found[start], made[start] = Wait(saved, cts), sum(map(_bytes, run))
         second.update(eqn.outvars)
         run = []
-    left = _LIGHT * sum((*made.values(), *(_size(v) for v in plan.kept)))
+    finite = [i for i in made if made[i] < math.inf]
+    left = _LIGHT * sum((*(made[i] for i in finite), *(_size(v) for v in plan.kept)))
     light: set[int] = set()
-    for i in sorted(made, key=made.__getitem__):
+    for i in sorted(finite, key=made.__getitem__):
         left -= made[i]
         if left < 0:
             break

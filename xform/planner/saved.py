@@ -62,10 +62,10 @@ class _Walk:
         self.inputs = set(joint.inputs)
         self.inner: dict[Node, tuple[Plan, ...]] = {}
         self.rerun: set[Node] = set()
+        self.whole = isinstance(policy, MinCut | Choice)
         for eqn in joint.first:
             if eqn.primitive is fork_p:
                 self._nested(eqn.params["node"], top)
-        self.whole = isinstance(policy, MinCut | Choice)
         self.cut = frozenset[Var]()
         if isinstance(policy, MinCut):
             self.cut = self._cheapest(policy)
@@ -110,11 +110,10 @@ class _Walk:
         plans = tuple(plan(j, inside, top, given) for j in node.joints)
         stays = (
             self.policy == save_everything
-            or isinstance(self.policy, MinCut | Choice)
+            or self.whole
             or bool(node.eqn.effects)
             or (node.loop and top)
-            or (node.region and _keeps(plans))
-            or (not node.region and _keeps(plans))
+            or _keeps(plans)
         )
         if not stays:
             self.rerun.add(node)
