@@ -110,6 +110,16 @@ class Node(abc.ABC):
         return plan.kept
 
 
+class Whole(Node):
+    """A node that keeps nothing: its second part has all inputs, and starts from them."""
+
+    def reads(self, plans: Plans) -> Mask:
+        return (True,) * len(self.eqn.invars)
+
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        return self.primal(xs), ()
+
+
 class Structured(Rule):
     """The rule of a primitive that holds programs."""
 

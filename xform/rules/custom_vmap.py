@@ -19,7 +19,7 @@ from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.interpret.node import Node, Plans, Structured, Whole, gather, spread
 from xform.ir import Mask, Program, bind, program, trace
 from xform.table import Value, add_rule, arrayed, differentiable
 
@@ -51,14 +51,8 @@ class CustomVmap(Structured):
         return _Pull(eqn, [joint], wanted, active, push)
 
 
-class _Pull(Node):
+class _Pull(Whole):
     """The forward part is the call; the second is a call too, of forward and second part."""
-
-    def reads(self, plans: Plans) -> Mask:
-        return (True,) * len(self.eqn.invars)
-
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
-        return self.primal(xs), ()
 
     def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
                tied: bool) -> list[Value]:  # fmt: skip

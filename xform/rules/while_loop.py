@@ -20,7 +20,7 @@ from xform.interpret.checkpoints import SLOTS, States, back, sweep
 from xform.interpret.joint import Joint, Plan, analyze, live
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import final, while_loop
-from xform.interpret.node import Node, Plans, Structured, fork_p, gather, spread
+from xform.interpret.node import Node, Plans, Structured, Whole, fork_p, gather, spread
 from xform.ir import Atom, Mask, Program, evaluate, program
 from xform.table import Value, add_rule
 
@@ -123,16 +123,10 @@ class While(Structured):
         return _Pull(eqn, loop, analyze(loop.step, inside, cts), wanted, cts)
 
 
-class _Push(Node):
+class _Push(Whole):
     """A pushed while: the second part runs the loop again with tangents beside."""
 
     loop = True
-
-    def reads(self, plans: Plans) -> Mask:
-        return (True,) * len(self.eqn.invars)
-
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
-        return self.primal(xs), ()
 
     def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
                tied: bool) -> list[Value]:  # fmt: skip
