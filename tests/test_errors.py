@@ -3,6 +3,8 @@
 import inspect
 import pickle
 import re
+import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +46,54 @@ def f(x):
     return x * 2
 
 
+def other_program():
+    return xform.vjp(lambda x: jnp.sum(jnp.cos(x)), X, policy=of_sine())
+
+
+def of_sine():
+    return xform.plan(lambda x: jnp.sum(jnp.sin(x)), X, verify=False)
+
+
+def without_matplotlib():
+    plan = of_sine()
+    with mock.patch.dict(sys.modules, {"matplotlib.figure": None}):
+        plan.plot("plan.png")
+
+
 GOLDEN = {
+    "another program": (
+        other_program,
+        errors.OtherProgram,
+        ValueError,
+        """\
+<Plan of <lambda>, min_cut>
+  problem: it was made for another program; they differ first at equation 0: the plan has \
+`float32[3] = sin[accuracy=None] i0`, the program `float32[3] = cos[accuracy=None] i0`
+  where:   HERE
+  remedy:  make a new plan with xform.plan for this function, these shapes and dtypes, and the \
+same argnums""",
+    ),
+    "missing extra": (
+        without_matplotlib,
+        errors.MissingExtra,
+        ImportError,
+        """\
+Plan.plot
+  problem: matplotlib is not installed
+  remedy:  install it: pip install 'xform[plot]', or pip install matplotlib""",
+    ),
+    "infeasible peak": (
+        lambda: xform.plan(lambda x: jnp.sum(jnp.sin(x)), X, verify=False,
+                           policy=xform.policies.budget(3, of="peak")),
+        errors.BudgetInfeasible,
+        ValueError,
+        """\
+policy=budget('3 B', of='peak')
+  problem: the lowest peak found takes 44 B (simulated): arguments 16 B, outputs 16 B, saved 0 B, \
+the rest in work
+  remedy:  raise the budget, donate arguments that are not read later, make the batch or the \
+sequence smaller, shard the largest arguments, or offload what is saved""",
+    ),
     "infeasible budget": (
         lambda: xform.residuals(lambda x: lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x).sum(), X,
                                 policy=xform.policies.budget(3)),

@@ -5,15 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 from xform import errors, extend, policies, rules
 from xform.memory.compiled import memory_analysis
+from xform.planner.decided import Plan
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.checkpoint import checkpoint as remat
 from xform.transforms.forward import jvp, linearize
 from xform.transforms.inspect import residuals
 from xform.transforms.jacobian import hessian, hvp, jacfwd, jacobian, jacrev
+from xform.transforms.plan import plan
 from xform.transforms.reverse import fwd_and_bwd, grad, linear_transpose, value_and_grad, vjp
 from xform.transforms.while_loop import while_checkpoints
 
 __all__ = [
+    "Plan",
     "checkpoint",
     "errors",
     "extend",
@@ -28,6 +31,7 @@ __all__ = [
     "linear_transpose",
     "linearize",
     "memory_analysis",
+    "plan",
     "policies",
     "remat",
     "residuals",

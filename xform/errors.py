@@ -84,3 +84,11 @@ class BudgetInfeasible(XformError, ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.asked, self.blocked, self.where, self.remedy, self.floor_bytes)
+
+
+class OtherProgram(XformError, ValueError):
+    """A plan was made for another program."""
+
+
+class MissingExtra(XformError, ImportError):
+    """Something that xform can do without, and was asked for, is not installed."""

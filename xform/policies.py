@@ -24,6 +24,7 @@ from xform.errors import WrongArgument
 from xform.text import human_bytes, parse_bytes
 
 Answer = bool | Offloadable
+_SOLVERS = ("auto", "exact")
 Policy = Callable[..., Any]
 
 
@@ -87,19 +88,27 @@ class MinCut:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The least work run again with which what is saved fits a number of bytes.
+    """The least work run again that fits a number of bytes.
 
     Asked for one primitive, in JAX's protocol, it saves nothing.
+
+    Attributes:
+      bytes: how many.
+      of: "residuals" for what is saved, "peak" for arguments, outputs and all that is live between.
+      solver: "auto" or "exact".
     """
 
     bytes: int
+    of: str = "residuals"
+    solver: str = "auto"
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
         """False."""
         return False
 
     def __repr__(self) -> str:
-        return f"budget({human_bytes(self.bytes)!r})"
+        of = f", of={self.of!r}" if self.of != "residuals" else ""
+        return f"budget({human_bytes(self.bytes)!r}{of})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,39 +165,58 @@ save_dots = Dots("save_dots")
 save_dots_with_no_batch_dims = Dots("save_dots_with_no_batch_dims", batch=False)
 
 
-def budget(amount: int | str) -> Budget:
-    """Save at most so many bytes for the backward pass, and run the least work again.
+def budget(
+    amount: int | str, of: str = "residuals", batch: int = 1, solver: str = "auto"
+) -> Budget:
+    """Fit the backward pass into so many bytes, and run the least work again.
 
     Args:
-      amount: bytes, or a number with a unit: `"6 GiB"`, `"500 MB"`. It bounds the values that are
-        computed and kept (`xform.residuals(...).total_bytes`), not the arguments, the outputs, or
-        what the backward pass has in work.
+      amount: bytes, or a number with a unit: `"6 GiB"`, `"500 MB"`.
+      of: what is bounded. `"residuals"`: the values that are computed and kept
+        (`xform.residuals(...).total_bytes`), not the arguments, the outputs, or what the backward
+        pass has in work. `"peak"`: arguments, outputs and the peak of all that is live between, of
+        the differentiated function, as simulated; `xform.plan` verifies it with the compiler.
+      batch: how many examples share the bytes. Under `vmap` a function is planned for one example:
+        give the size of the batch.
+      solver: `"exact"` to solve programs of any size by integer programming (within the limits of
+        HiGHS: minutes from 10,000 equations on); `"auto"` does so up to 3,000 equations.
 
     Returns:
       A policy. Planning with it raises `errors.BudgetInfeasible`, with the floor, if no plan fits.
 
     Raises:
-      WrongArgument: the amount is negative or no number of bytes.
+      WrongArgument: the amount is negative or no number of bytes, or another argument is unusable.
 
     Cost: planning solves an integer program of the size of the program (a second for 24 unrolled
-    transformer layers), or, beyond 3,000 equations, some forty minimum cuts.
+    transformer layers), or, beyond 3,000 equations, some forty minimum cuts; ten times that for a
+    peak.
 
     >>> import xform
     >>> xform.policies.budget("1.5 MiB")
     budget('1.5 MiB')
     """
+    asked = f"budget({amount!r})"
     try:
         n = parse_bytes(amount) if isinstance(amount, str) else operator.index(amount)
     except (TypeError, ValueError):
         n = -1
     if n < 0:
         raise WrongArgument(
-            f"budget({amount!r})",
+            asked,
             "it is not a number of bytes",
             "",
             "give an integer, or a string such as '6 GiB' or '500 MB'",
         )
-    return Budget(n)
+    for name, given, known in (("of", of, ("residuals", "peak")), ("solver", solver, _SOLVERS)):
+        if given not in known:
+            raise WrongArgument(
+                asked, f"{name}={given!r} is not known", "", f"give one of {', '.join(known)}"
+            )
+    if batch < 1:
+        raise WrongArgument(
+            asked, f"batch={batch!r} is no number of examples", "", "give a positive integer"
+        )
+    return Budget(n // batch, of, solver)
 
 
 def save_only_these_names(*names: str) -> Names:

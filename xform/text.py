@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -44,6 +45,14 @@ def _scaled(n: int, base: int, units: Sequence[str]) -> str:
     while abs(n) / base**power >= base - 0.05 and power < len(units) - 1:
         power += 1
     return f"{n} {units[0]}" if power == 0 else f"{n / base**power:.1f} {units[power]}"
+
+
+def near(where: str) -> str:
+    """A place `file:line (function)` with its file relative to here, if that is shorter."""
+    path, line, rest = where.rpartition(".py:")
+    if not path or path.startswith("<"):
+        return where
+    return min(path, os.path.relpath(path), key=len) + line + rest
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

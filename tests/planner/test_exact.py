@@ -10,7 +10,7 @@ import pytest
 from tests.planner.test_budget import PROGRAMS, WS, X
 from xform.interpret.joint import analyze, reads_of
 from xform.ir import trace
-from xform.planner.budget import Choice, again_flops, kept_bytes
+from xform.planner.budget import again_flops, kept_bytes
 from xform.planner.cost import aval_bytes, equation_flops
 from xform.planner.saved import plan
 from xform.planner.work import fusible, repeatable
@@ -69,20 +69,3 @@ def test_no_price_gives_less_work_for_its_bytes(name: str) -> None:
         exact = plan(joint, budget(kept_bytes(by_price)), True)
         assert kept_bytes(exact) <= kept_bytes(by_price)
         assert again_flops(exact) <= again_flops(by_price)
-
-
-def test_a_choice_is_made_for_each_program() -> None:
-    joint = joint_of(PROGRAMS["nested"], WS, X)
-    most = kept_bytes(plan(joint, MinCut(), True))
-    exact = plan(joint, budget(most // 2), True)
-    assert kept_bytes(exact) <= most // 2
-    again = plan(joint, Choice({p.joint: frozenset(p.kept) for p in _all(exact)}), True)
-    assert kept_bytes(again) == kept_bytes(exact)
-    assert again_flops(again) == again_flops(exact)
-
-
-def _all(how):
-    yield how
-    for inner in how.inner.values():
-        for p in inner:
-            yield from _all(p)

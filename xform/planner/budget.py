@@ -9,7 +9,6 @@ that of the other from there on, since equal layers all change at the same price
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -17,8 +16,9 @@ from xform._jax import JaxprEqn
 from xform.errors import BudgetInfeasible
 from xform.interpret.joint import Joint, Plan
 from xform.interpret.node import fork_p, join_p
+from xform.planner.choice import Choice
 from xform.planner.cost import equation_flops
-from xform.planner.exact import Chosen, choose
+from xform.planner.exact import MOST, choose
 from xform.planner.held import held, held_bytes
 from xform.planner.residuals import Residual, residuals_of
 from xform.planner.work import fusible
@@ -29,13 +29,6 @@ from xform.text import human_bytes
 # makes 2 bytes for each of its FLOPs, one that is a million thick a millionth of that.
 _DEAREST, _CHEAPEST = 16.0, 1e-8
 _HALVINGS = 24
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Choice:
-    """The policy of what was chosen, Joint by Joint."""
-
-    saved: Chosen
 
 
 def fit(joint: Joint, budget: Budget, make: Callable[[MinCut | Choice], Plan]) -> Plan:
@@ -59,8 +52,9 @@ def fit(joint: Joint, budget: Budget, make: Callable[[MinCut | Choice], Plan]) -
         best = min(best, found, key=lambda p: (again_flops(p), kept_bytes(p)))
         return True
 
-    chosen = choose(most, budget.bytes)
-    if chosen is not None and fits(Choice(chosen)):
+    most_equations = math.inf if budget.solver == "exact" else MOST
+    chosen = choose(most, budget.bytes, most_equations)
+    if chosen is not None and fits(chosen):
         return best
     below, above = _CHEAPEST, _DEAREST
     for _ in range(_HALVINGS):
@@ -97,16 +91,22 @@ def kept_bytes(how: Plan) -> int:
 
 
 def _infeasible(floor: Plan, budget: Budget) -> BudgetInfeasible:
-    rows = [r for r in residuals_of(floor, [""] * len(floor.joint.inputs), "") if r.trip_bytes]
+    rows = floor_rows(floor)
     least = kept_bytes(floor)
     return BudgetInfeasible(
         f"policy={budget!r}",
-        f"the plan that saves least saves {human_bytes(least)}: {'; '.join(map(_said, rows[:3]))}",
-        rows[0].where,
+        f"the plan that saves least saves {human_bytes(least)}: {'; '.join(rows)}",
+        rows[0].rpartition(" at ")[2],
         "raise the budget, make the batch or the sequence smaller, or mark with xform.remat what "
         "holds these values",
         least,
     )
+
+
+def floor_rows(floor: Plan) -> list[str]:
+    """The three largest values that a Plan keeps."""
+    rows = residuals_of(floor, [""] * len(floor.joint.inputs), "")
+    return [_said(r) for r in rows if r.trip_bytes and r.kind != "argument"][:3]
 
 
 def _said(row: Residual) -> str:

@@ -22,12 +22,11 @@ from scipy.sparse import coo_array
 from xform._jax import Var
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
+from xform.planner.choice import Choice
 from xform.planner.cost import aval_bytes
 from xform.planner.held import held_bytes
 from xform.planner.held import token as held_by
 from xform.planner.work import price
-
-Chosen = dict[Joint, frozenset[Var]]
 
 # More equations than this are left to prices.
 MOST = 3_000
@@ -104,14 +103,14 @@ class _Part:
     needed: dict[Var, int] = dataclasses.field(default_factory=dict)
 
 
-def choose(top: Plan, budget: int) -> Chosen | None:
+def choose(top: Plan, budget: int, most: float = MOST) -> Choice | None:
     """What each Joint within a Plan saves, for the least work run again; None if none was found.
 
     The plan says what is inside nodes that decide for themselves: remat regions and while loops.
     """
     parts: dict[Joint, _Part] = {}
     _visit(top, None, 1, 1, parts)
-    if sum(len(joint.first) for joint in parts) > MOST:
+    if sum(len(joint.first) for joint in parts) > most:
         return None
     model = _Model()
     for part in parts.values():
@@ -120,10 +119,23 @@ def choose(top: Plan, budget: int) -> Chosen | None:
     x = model.solve(budget - fixed)
     if x is None:
         return None
-    return {
+    saved = {
         joint: frozenset(v for v, i in part.saved.items() if x[i] > 0.5)
         for joint, part in parts.items()
     }
+    return _tree(top, saved, {})
+
+
+def _tree(plan: Plan, saved: dict[Joint, frozenset[Var]], made: dict[Joint, Choice]) -> Choice:
+    """The decisions, from those of each Joint."""
+    if plan.joint not in made:
+        inner = {
+            node: tuple(_tree(p, saved, made) for p in plans)
+            for node, plans in plan.inner.items()
+            if _opened(node)
+        }
+        made[plan.joint] = Choice(saved[plan.joint], inner)
+    return made[plan.joint]
 
 
 def _opened(node: Node) -> bool:

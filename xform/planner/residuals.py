@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from xform.interpret.joint import Plan
 from xform.interpret.node import fork_p, gather
 from xform.planner.cost import aval_bytes
 from xform.planner.held import Held, held
-from xform.text import columns, human_bytes
+from xform.text import columns, human_bytes, near
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +113,6 @@ class Residuals:
 
 
 def _line(r: Residual, count: int) -> list[str]:
-    path, line, rest = r.where.rpartition(".py:")
-    near = os.path.relpath(path) if path and not path.startswith("<") else path
-    where = min(path, near, key=len) + line + rest
     return [
         human_bytes(r.total_bytes * count),
         str(count),
@@ -125,7 +121,7 @@ def _line(r: Residual, count: int) -> list[str]:
         r.type,
         r.kind if r.memory == "device" else f"{r.kind} in {r.memory}",
         f"{r.operation} '{r.name}'" if r.name else r.operation,
-        where,
+        near(r.where),
         r.why,
     ]
 

@@ -15,16 +15,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
+
+import jax
 
 from xform._jax import JaxprEqn, Offloadable, Var
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.ir import Mask
-from xform.planner.budget import Choice, fit
+from xform.planner.budget import fit
+from xform.planner.choice import Choice
 from xform.planner.cost import aval_bytes
+from xform.planner.decided import Plan as Decided
 from xform.planner.graph import cheapest
 from xform.planner.held import held_bytes, token
+from xform.planner.peak import fit_peak, liveness
 from xform.planner.work import price
 from xform.policies import Budget, MinCut, Policy, ask, check, save_everything
 
@@ -40,14 +46,26 @@ def plan(joint: Joint, policy: Any = None, top: bool = False, given: Mask | None
     near linear under `min_cut`.
     """
     policy = policy if isinstance(policy, Choice) else check(policy)
-    key = policy, top, given
+    key: Any = policy, top, given
+    if isinstance(policy, Budget) and policy.of == "peak":
+        key = *key, jax.default_backend()
     if key not in joint.plans:
         if len(joint.plans) == _MOST:
             joint.plans.pop(next(iter(joint.plans)))
         make = lambda how: _Walk(joint, how, top, given).plan()
-        found = fit(joint, policy, make) if isinstance(policy, Budget) else make(policy)
-        joint.plans[key] = found
+        joint.plans[key] = _made(joint, policy, make)
     return joint.plans[key]
+
+
+def _made(joint: Joint, policy: Any, make: Callable[[Any], Plan]) -> Plan:
+    if isinstance(policy, Decided):
+        return make(policy.decide(joint))
+    if not isinstance(policy, Budget):
+        return make(policy)
+    if policy.of == "residuals":
+        return fit(joint, policy, make)
+    backend = jax.default_backend()
+    return fit_peak(policy, make, lambda how: liveness(how, backend).total_bytes)
 
 
 class _Walk:
@@ -70,7 +88,7 @@ class _Walk:
         if isinstance(policy, MinCut):
             self.cut = self._cheapest(policy)
         elif isinstance(policy, Choice):
-            self.cut = policy.saved.get(joint, self.cut)
+            self.cut = policy.saved
 
     def _cheapest(self, policy: MinCut) -> frozenset[Var]:
         """What a minimum cut saves; the loops and calls that it runs again are noted."""
@@ -101,6 +119,10 @@ class _Walk:
         return saved
 
     def _nested(self, node: Node, top: bool) -> None:
+        if isinstance(self.policy, Choice) and node in self.policy.inner:
+            chosen = zip(node.joints, self.policy.inner[node], strict=True)
+            self.inner[node] = tuple(plan(j, c) for j, c in chosen)
+            return
         inside = node.policy if node.region else self.policy
         whole = isinstance(inside, MinCut | Choice)
         if whole and node.eqn.primitive.name == "while":

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import keystr
 
-from xform.interpret.joint import Plan, analyze
-from xform.interpret.node import gather
+from xform.interpret.joint import Joint, analyze
+from xform.interpret.node import gather, spread
 from xform.planner.residuals import Residuals, residuals_of
 from xform.planner.saved import plan
 from xform.policies import check, min_cut
-from xform.transforms.function import Tree, as_array, call, check_callable, function, positions
+from xform.transforms.function import (
+    Function,
+    Tree,
+    call,
+    check_callable,
+    function,
+    partial,
+    positions,
+)
 from xform.transforms.reverse import Policy
 
 
@@ -60,52 +70,86 @@ def residuals(
     >>> kept.total_bytes, kept.argument_bytes
     (196608, 196608)
     """
-    how, inputs, name = planned("residuals", f, args, policy, argnums, has_aux)
-    by = _said(check(min_cut if policy is None else policy))
-    return residuals_of(how, inputs, f"kept for the backward pass of {name}, {by}")
+    by = check(min_cut if policy is None else policy)
+    at = point("residuals", f, args, argnums, has_aux)
+    title = f"kept for the backward pass of {at.name}, {said(by)}"
+    return residuals_of(plan(at.joint, by, top=True), at.inputs, title)
 
 
-def _said(policy: Any) -> str:
+def said(policy: Any) -> str:
+    """What a policy is called."""
     return getattr(policy, "__name__", repr(policy))
 
 
-def planned(asked: str, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
-            argnums: int | Sequence[int] | None, has_aux: bool):  # fmt: skip
-    """The plan of the derivative of `f`, what its inputs are called, and what `f` is called.
+class Arguments:
+    """Arguments of a function, of which arrays, and types of arrays, may be traced."""
 
-    Arrays and types are traced alike where they are differentiated; nothing is run.
+    def __init__(self, args: Sequence[Tree]):
+        kinds = jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct
+        self.paths, self._tree = jax.tree.flatten_with_path(tuple(args))
+        self._traced = tuple(isinstance(x, kinds) for _, x in self.paths)
+
+    def arrays(self) -> list[Any]:
+        """The leaves that may be traced."""
+        return gather([x for _, x in self.paths], self._traced)
+
+    def filled(self, arrays: Sequence[Any]) -> tuple[list[Any], tuple[Tree, ...]]:
+        """The leaves, and the arguments, with others in the place of the arrays."""
+        new = zip(spread(arrays, self._traced), self.paths, self._traced, strict=True)
+        leaves = [n if t else x for n, (_, x), t in new]
+        return leaves, jax.tree.unflatten(self._tree, leaves)
+
+    def at(self, position: int, values: Sequence[Any]) -> list[Any]:
+        """Those of values, one for each leaf, that belong to the argument at a position."""
+        return [x for (path, _), x in zip(self.paths, values, strict=True)
+                if path[0].idx == position]  # fmt: skip
+
+    def donated(self, positions: Sequence[int]) -> tuple[int, ...]:
+        """Which of `arrays()` belong to arguments at some positions."""
+        owners = gather([path[0].idx for path, _ in self.paths], self._traced)
+        return tuple(i for i, owner in enumerate(owners) if owner in positions)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class At:
+    """The derivative of a function at a point: what `grad` would plan under `jit`.
+
+    `inputs` are the names of the inputs of its program.
     """
+
+    function: Function
+    joint: Joint
+    inputs: list[str]
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return self.function.signature.name
+
+
+def point(asked: str, f: Callable[..., Any], args: Sequence[Tree],
+          argnums: int | Sequence[int] | None, has_aux: bool) -> At:  # fmt: skip
+    """The derivative of `f` at arrays or their types. Nothing is run."""
     check_callable(f, asked)
-    at = range(len(args)) if argnums is None else positions(argnums, len(args), asked)
-    leaves, tree = jax.tree.flatten_with_path(args)
-    # As in `grad`, the other arguments are held; but types cannot be, so they are traced.
-    on = [path[0].idx in at for path, _ in leaves]
-    abstract = [isinstance(x, jax.ShapeDtypeStruct) for _, x in leaves]
-    traced = tuple(a or b for a, b in zip(on, abstract, strict=True))
-    given = [
-        x if a else as_array(x, asked)
-        for (_, x), a, t in zip(leaves, abstract, traced, strict=True)
-        if t
-    ]
-    found: list[tuple[Plan, list[str], str]] = []
+    at = None if argnums is None else positions(argnums, len(args), asked)
+    given = Arguments(args)
+    names = _names(f, len(args))
+    called = [names[path[0].idx] + keystr(path[1:]) for path, _ in given.paths]
+    found: list[At] = []
 
     @functools.wraps(f, updated=())
-    def held(*given: Any) -> Any:
-        rest = iter(given)
-        full = [next(rest) if t else x for (_, x), t in zip(leaves, traced, strict=True)]
-        return f(*jax.tree.unflatten(tree, full))
+    def run(*arrays: Any) -> None:
+        leaves, full = given.filled(arrays)
+        held, primals = (f, full) if at is None else partial(f, at, full, {})
+        fun, flat = function(call(held, primals, asked, has_aux))
+        joint = analyze(fun.program, fun.active(), fun.differentiable())
+        closed = {id(x): name for x, name in zip(leaves, called, strict=True)}
+        consts = [closed.get(id(x), "closed over") for x in flat[: fun.n_consts]]
+        order = range(len(args)) if at is None else at
+        inputs = [name for i in order for name in given.at(i, called)]
+        found.append(At(fun, joint, [*consts, *inputs]))
 
-    def run(*given: Any) -> None:
-        fun, _ = function(call(held, given, asked, has_aux))
-        wanted = (*(False,) * fun.n_consts, *gather(on, traced))
-        active = tuple(a and w for a, w in zip(fun.active(), wanted, strict=True))
-        kind = min_cut if policy is None else policy
-        how = plan(analyze(fun.program, active, fun.differentiable()), kind, top=True)
-        names = _names(f, len(args))
-        inputs = [names[path[0].idx] + keystr(path[1:]) for path, _ in gather(leaves, traced)]
-        found.append((how, [*("closed over",) * fun.n_consts, *inputs], fun.signature.name))
-
-    jax.eval_shape(run, *given)
+    jax.eval_shape(run, *given.arrays())
     return found[0]
 
 

@@ -1,0 +1,214 @@
+"""`xform.plan`: what it decides is what `grad` does; it prints, explains, plots, saves, refuses."""
+
+import json
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+import xform
+from tests.reference import close
+from xform import errors, policies
+
+W = np.cos(np.arange(6 * 64 * 64.0)).reshape(6, 64, 64).astype(np.float32) / 8
+X = np.sin(np.arange(64 * 64.0)).reshape(64, 64).astype(np.float32)
+
+
+def scanned(w, x):
+    return jnp.sum(lax.scan(lambda x, w: (jnp.sin(jnp.tanh(x @ w) @ w), None), x, w)[0])
+
+
+def unrolled(w, x):
+    for i in range(6):
+        x = checkpoint_name(jnp.sin(jnp.tanh(x @ w[i]) @ w[i]), f"layer {i}")
+    return jnp.sum(x)
+
+
+def residual_bytes(f, policy) -> int:
+    return xform.residuals(f, W, X, argnums=0, policy=policy).total_bytes
+
+
+@pytest.mark.parametrize("f", [scanned, unrolled])
+@pytest.mark.parametrize(
+    "policy", [None, policies.save_nothing, policies.save_dots, policies.budget("110 KiB")]
+)
+def test_grad_does_as_the_plan_says(f, policy) -> None:
+    made = xform.plan(f, W, X, policy=policy, verify=False)
+    kept = policies.min_cut if policy is None else policy
+    assert made.saved_bytes == residual_bytes(f, kept) == residual_bytes(f, made)
+    by_policy = jax.jit(xform.grad(f, policy=kept)).lower(W, X).as_text()
+    assert jax.jit(xform.grad(f, policy=made)).lower(W, X).as_text() == by_policy
+    close(jax.jit(xform.grad(f, policy=made))(W, X), jax.grad(f)(W, X), 1e-4)
+
+
+def test_a_plan_needs_no_compiled_function() -> None:
+    made = xform.plan(unrolled, W, X, policy=policies.budget("60 KiB"), verify=False)
+    close(xform.grad(unrolled, policy=made)(W, X), jax.grad(unrolled)(W, X), 1e-4)
+
+
+def test_vjp_of_all_arguments_and_outputs_that_are_no_scalars() -> None:
+    f = lambda w, x: jnp.sin(jnp.sin(x @ w[0]) @ w[1])
+    made = xform.plan(f, W, X, argnums=None)
+    assert made.compiled_bytes is not None
+    y, pull = xform.vjp(f, W, X, policy=made)
+    close(pull(y), jax.vjp(f, W, X)[1](y), 1e-4)
+
+
+def test_auxiliary_outputs_and_other_positions() -> None:
+    f = lambda n, w, x: (jnp.sum(jnp.sin(x @ w[n])), {"n": x})
+    made = xform.plan(f, 2, W, X, argnums=(1, 2), has_aux=True)
+    g, aux = jax.jit(
+        lambda w, x: xform.grad(f, (1, 2), has_aux=True, policy=made)(2, w, x)
+    )(W, X)  # fmt: skip
+    close(g, jax.grad(f, (1, 2), has_aux=True)(2, W, X)[0], 1e-4)
+    assert set(aux) == {"n"}
+
+
+@pytest.mark.parametrize("part", [0.9, 0.7, 0.5])
+@pytest.mark.parametrize("f", [scanned, unrolled])
+def test_a_budget_of_the_peak_is_kept_by_the_compiler(f, part: float) -> None:
+    most, least = (
+        xform.plan(f, W, X, policy=p).compiled_bytes
+        for p in (policies.min_cut, policies.budget(int(residual_bytes(f, policies.MinCut(0, 0)))))
+    )
+    assert most is not None
+    assert least is not None
+    budget = int(least + part * max(0, most - least))
+    made = xform.plan(f, W, X, policy=policies.budget(budget, of="peak"))
+    assert made.compiled_bytes is not None
+    assert made.compiled_bytes <= budget
+    assert made.compiles <= 3
+    step = jax.jit(xform.value_and_grad(f, policy=made)).lower(W, X).compile()
+    stats = step.memory_analysis()
+    total = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
+    assert total == made.compiled_bytes
+
+
+def test_a_peak_below_the_floor_is_refused() -> None:
+    with pytest.raises(errors.BudgetInfeasible) as caught:
+        xform.plan(scanned, W, X, policy=policies.budget("1 KiB", of="peak"))
+    assert caught.value.floor_bytes > W.nbytes + X.nbytes
+    for part in ("policy=budget('1.0 KiB', of='peak')", "arguments", "outputs", "donate"):
+        assert part in str(caught.value)
+    # The floor that is named can be had.
+    floor = policies.budget(caught.value.floor_bytes, of="peak")
+    assert xform.plan(scanned, W, X, policy=floor, verify=False).predicted_bytes
+
+
+def test_a_peak_is_bounded_where_a_function_is_traced() -> None:
+    """Without `xform.plan`, by simulation."""
+    free = xform.plan(unrolled, W, X, verify=False)
+    budget = policies.budget(int(0.9 * free.predicted_bytes), of="peak")
+    kept = xform.residuals(unrolled, W, X, argnums=0, policy=budget)
+    assert kept.total_bytes < free.saved_bytes
+    close(jax.jit(xform.grad(unrolled, policy=budget))(W, X), jax.grad(unrolled)(W, X), 1e-4)
+
+
+def test_it_is_deterministic(tmp_path) -> None:
+    texts = []
+    for name in ("a", "b"):
+        jax.clear_caches()
+        made = xform.plan(unrolled, W, X, policy=policies.budget("70 KiB"), verify=False)
+        made.save(tmp_path / name)
+        texts.append((tmp_path / name).read_text())
+    assert texts[0] == texts[1]
+
+
+def test_it_is_saved_and_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = xform.plan(unrolled, W, X, policy=policies.budget("70 KiB"))
+    made.save(tmp_path / "plan.json")
+    assert os.listdir(tmp_path) == ["plan.json"]
+    loaded = xform.Plan.load(tmp_path / "plan.json")
+    assert str(loaded) == str(made)
+    assert loaded.to_dict() == made.to_dict()
+    monkeypatch.setattr("xform.planner.budget.choose", None)  # no solver
+    monkeypatch.setattr("xform.planner.saved.cheapest", None)
+    close(jax.jit(xform.grad(unrolled, policy=loaded))(W, X), jax.grad(unrolled)(W, X), 1e-4)
+
+
+def test_what_is_no_plan_is_not_loaded(tmp_path) -> None:
+    for text in ("", "[]", "{}", json.dumps({"format": "xform plan 1"}), '{"format": "else"}'):
+        path = tmp_path / "plan.json"
+        path.write_text(text)
+        with pytest.raises(errors.WrongArgument, match="the file holds no plan"):
+            xform.Plan.load(path)
+    with pytest.raises(FileNotFoundError):
+        xform.Plan.load(tmp_path / "none.json")
+
+
+def test_a_full_disk_leaves_the_old_plan(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = xform.plan(unrolled, W, X, verify=False)
+    path = tmp_path / "plan.json"
+    made.save(path)
+    before = path.read_text()
+
+    def full(self, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        made.save(path)
+    assert path.read_text() == before
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_another_function_is_refused() -> None:
+    made = xform.plan(unrolled, W, X, verify=False)
+    with pytest.raises(errors.OtherProgram) as caught:
+        jax.jit(xform.grad(scanned, policy=made))(W, X)
+    assert "test_plan.py" in str(caught.value)
+    assert "made for another program" in str(caught.value)
+    with pytest.raises(errors.OtherProgram):
+        jax.jit(xform.grad(unrolled, 1, policy=made))(W, X)
+
+
+def test_it_says_why() -> None:
+    made = xform.plan(unrolled, W, X, policy=policies.budget("70 KiB"), verify=False)
+    decisions = {row.decision for row in made}
+    assert decisions == {"SAVE", "RECOMPUTE"}
+    for row in made:
+        said = made.explain(row.value)
+        assert row.decision in said
+        assert row.type in said
+        assert "test_plan.py" in said
+        assert ("spare" if row.decision == "RECOMPUTE" else "cost") in said
+    with pytest.raises(errors.WrongArgument, match="similar ones are"):
+        made.explain("nothing like it")
+
+
+def test_marginal_flops_are_those_of_the_products() -> None:
+    f = lambda w, x: jnp.sum(jnp.sin(jnp.sin(x @ w[0]) @ w[1]))
+    made = xform.plan(f, W, X, policy=policies.save_everything, verify=False)
+    product = 2 * 64**3
+    cheap = 3 * 64 * 64
+    for row in made:
+        assert row.decision == "SAVE"
+        # From what is saved before it, at most a product and what is elementwise.
+        assert row.marginal_flops % product <= cheap
+        assert row.marginal_flops <= product + cheap
+
+
+def test_it_is_drawn(tmp_path) -> None:
+    made = xform.plan(unrolled, W, X, verify=False)
+    for kind in ("png", "svg"):
+        made.plot(tmp_path / f"plan.{kind}")
+        assert (tmp_path / f"plan.{kind}").stat().st_size > 5000
+    empty = xform.plan(lambda x: x, np.float32(1), verify=False)
+    empty.plot(tmp_path / "empty.png")
+
+
+def test_a_missing_extra_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = xform.plan(lambda x: x * x, np.float32(1), verify=False)
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(errors.MissingExtra, match="pip install"):
+        made.plot(tmp_path / "plan.png")
+
+
+def test_an_unknown_target_is_refused() -> None:
+    with pytest.raises(errors.WrongArgument) as caught:
+        xform.plan(scanned, W, X, target="abacus")
+    assert "give one of cpu" in str(caught.value)

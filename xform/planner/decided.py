@@ -1,0 +1,220 @@
+"""`Plan`: what the backward pass of one function keeps, decided; prints, plots, saves itself."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import difflib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from xform._jax import Primitive
+from xform.errors import WrongArgument
+from xform.interpret.joint import Joint
+from xform.planner.choice import Choice
+from xform.planner.picture import draw
+from xform.planner.record import Record
+from xform.planner.rows import Row
+from xform.policies import min_cut
+from xform.text import columns, human_bytes, human_flops, near
+
+_FORMAT = "xform plan 1"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What is kept for the backward pass of a function, and what is run again.
+
+    A policy: `xform.grad(f, policy=plan)` does as the plan says, without a solver, for the function
+    and the types that it was made for. Prints as a table, iterates over its rows.
+
+    Attributes:
+      function: what it was made for.
+      policy: the policy that it was made by, as text.
+      target: the backend.
+      rows: one for each value that the backward pass reads and that is saved or run again.
+      saved_bytes: bytes that wait for the backward pass, over all devices.
+      forward_flops: FLOPs of the function itself.
+      again_flops: FLOPs of products, convolutions, loops and calls that are run again.
+      predicted_bytes: arguments, outputs and the peak of temporary bytes by the simulation.
+      compiled_bytes: the same by the compiler; None if the plan was not verified.
+      compiles: how many programs were compiled to find it.
+      live, saved: temporary bytes at each step of the program, and those of them that wait.
+      record: the decisions, for this program.
+    """
+
+    function: str
+    policy: str
+    target: str
+    rows: tuple[Row, ...]
+    saved_bytes: int
+    forward_flops: int
+    again_flops: int
+    predicted_bytes: int
+    compiled_bytes: int | None
+    compiles: int
+    live: tuple[int, ...]
+    saved: tuple[int, ...]
+    record: Record
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> Any:
+        """The answer of `min_cut`, in JAX's protocol, for whom a plan does not decide."""
+        return min_cut(prim, *avals, **params)
+
+    def decide(self, joint: Joint) -> Choice:
+        """The decisions for a Joint; `OtherProgram` if it is not the one that was planned."""
+        return self.record.choice(joint, repr(self))
+
+    def explain(self, value: str) -> str:
+        """Why one value is saved or not, with what the other decision would cost.
+
+        Args:
+          value: a name from the table's first column, or the name that `checkpoint_name` gave.
+
+        Raises:
+          WrongArgument: the plan has no such value; similar names are shown.
+        """
+        found = [r for r in self.rows if value in (r.value, r.operation, _given(r))]
+        if not found:
+            names = [n for r in self.rows for n in (r.value, _given(r)) if n]
+            like = difflib.get_close_matches(value, names, 3, 0.3) or names[:3]
+            raise WrongArgument(
+                f"explain({value!r})",
+                f"no value of {self!r} has this name",
+                "",
+                f"print the plan for the names; similar ones are {', '.join(like) or 'none'}",
+            )
+        return "\n".join(map(_explained, found))
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw live bytes over the program, with what is saved in colour; PNG, SVG or PDF."""
+        draw(
+            Path(path),
+            f"{self.function}, {self.policy}",
+            self.live,
+            self.saved,
+            self.predicted_bytes - max(self.live, default=0),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {"format": _FORMAT, **dataclasses.asdict(self)}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON. The file appears whole, or not at all."""
+        target = Path(path)
+        partial = target.with_name(f"{target.name}.partial")
+        try:
+            partial.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan that `save` wrote.
+
+        Raises:
+          WrongArgument: the file holds no plan, or one of a format that this version does not know.
+          OSError: it cannot be read.
+        """
+        try:
+            data: Any = json.loads(Path(path).read_text())
+            if data.pop("format", None) != _FORMAT:
+                raise ValueError(f"its format is not {_FORMAT!r}")
+            found: Any = cls(**data)
+            programs = tuple(map(tuple, found.record["programs"]))
+            return dataclasses.replace(
+                found,
+                rows=tuple(map(_row, found.rows)),
+                live=tuple(found.live),
+                saved=tuple(found.saved),
+                record=Record(programs, tuple(found.record["choices"])),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise WrongArgument(
+                f"Plan.load({str(path)!r})",
+                f"the file holds no plan: {error}",
+                "",
+                "pass a file that Plan.save wrote, with this version of xform",
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.function}, {self.policy}>"
+
+    def __str__(self) -> str:
+        head = [
+            "value",
+            "decision",
+            "bytes",
+            "values",
+            "trips",
+            "type",
+            "where",
+            "FLOPs each",
+            "why",
+        ]
+        # Equal rows, as of the layers of an unrolled model, are one line.
+        groups: dict[Any, list[Row]] = collections.defaultdict(list)
+        for r in self.rows:
+            groups[dataclasses.replace(r, value="", marginal_flops=0)].append(r)
+        lines = sorted(groups.values(), key=lambda rows: -sum(r.marginal_bytes for r in rows))
+        table = columns([head, *map(_line, lines)], right=(2, 3, 4, 7))
+        compiled = "not compiled"
+        if self.compiled_bytes is not None:
+            error = self.predicted_bytes / max(self.compiled_bytes, 1) - 1
+            compiled = f"{human_bytes(self.compiled_bytes)} compiled ({error:+.1%})"
+        return "\n".join([
+            f"plan of {self.function}, {self.policy}, on {self.target}",
+            table,
+            f"{human_bytes(self.saved_bytes)} saved; {human_flops(self.again_flops)} run again, "
+            f"beside {human_flops(self.forward_flops)} forward",
+            f"peak {human_bytes(self.predicted_bytes)} predicted, {compiled}",
+        ])  # fmt: skip
+
+
+def _row(data: Any) -> Row:
+    found: Any = Row(**data)
+    return dataclasses.replace(found, shape=tuple(found.shape), loops=tuple(found.loops))
+
+
+def _given(row: Row) -> str:
+    return row.operation.removeprefix("name '").removesuffix("'")
+
+
+def _line(rows: list[Row]) -> list[str]:
+    row, n = rows[0], len(rows)
+    return [
+        row.value if n == 1 else f"{row.value} ...",
+        row.decision,
+        human_bytes(sum(r.marginal_bytes for r in rows)),
+        str(n),
+        " x ".join(map(str, row.loops)),
+        row.type,
+        near(row.where),
+        human_flops(sum(r.marginal_flops for r in rows) // n),
+        row.why,
+    ]
+
+
+def _explained(row: Row) -> str:
+    trips = f" x {' x '.join(map(str, row.loops))} trips" if row.loops else ""
+    size = f"{row.type}{trips}, {human_bytes(row.marginal_bytes)}"
+    flops = human_flops(row.marginal_flops)
+    if row.decision == "RECOMPUTE":
+        other = f"saving it would take {human_bytes(row.marginal_bytes)} and spare {flops}"
+    else:
+        other = f"making it again would free {human_bytes(row.marginal_bytes)} and cost {flops}"
+    return (
+        f"{row.value}: {row.decision}\n  {size}, made by {row.operation} at {near(row.where)}\n"
+        f"  {row.why}; {other}"
+    )

@@ -1,0 +1,134 @@
+"""A program as its compiler sees it, before fusion: calls opened, equal computations merged.
+
+Views of a value are the value. What no output needs is left out, and so is a tie that the backend
+takes for nothing. Loops and branches stay single steps; their bodies are flattened where they are
+looked into.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from xform._jax import JaxprEqn, Literal
+from xform.ir import Program, program
+from xform.planner.cost import aval_bytes
+
+_CALLS = frozenset((
+    "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit",
+    "remat", "remat2",
+))  # fmt: skip
+_BODIES = ("jaxpr", "call_jaxpr", "fwd_jaxpr")
+_VIEWS = frozenset((
+    "copy_p", "expand_dims", "name", "pvary", "reshape", "sharding_constraint", "squeeze",
+    "stop_gradient",
+))  # fmt: skip
+
+
+@dataclasses.dataclass(eq=False)
+class Cell:
+    """A value: its bytes, the step that makes it (None: an input or constant), who reads it."""
+
+    bytes: int
+    kind: str
+    maker: Step | None = None
+    readers: list[Step] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(eq=False)
+class Step:
+    """One operation; `late` if it comes after a second input, in program order."""
+
+    name: str
+    eqn: JaxprEqn
+    reads: list[Cell]
+    makes: list[Cell]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Flat:
+    """The steps of a program in program order, with its inputs and outputs."""
+
+    inputs: tuple[Cell, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Cell, ...]
+
+
+def flatten(prog: Program, merge_light: bool) -> Flat:
+    """The steps that make a program's outputs. Linear in equations, those of calls included.
+
+    `merge_light`: the backend takes light ties for identities.
+    """
+    work = _Flattening(merge_light)
+    inputs = [Cell(aval_bytes(v.aval), "input") for v in prog.inputs]
+    outputs = work.run(prog, inputs)
+    need = set(outputs)
+    steps: list[Step] = []
+    for step in reversed(work.steps):
+        if step.eqn.effects or not need.isdisjoint(step.makes):
+            need.update(step.reads)
+            steps.append(step)
+    steps.reverse()
+    for step in steps:
+        for cell in dict.fromkeys(step.reads):
+            cell.readers.append(step)
+    return Flat(tuple(inputs), tuple(steps), tuple(outputs))
+
+
+class _Flattening:
+    def __init__(self, merge_light: bool):
+        self.merge_light = merge_light
+        self.steps: list[Step] = []
+        self.known: dict[Any, list[Cell]] = {}
+
+    def run(self, prog: Program, inputs: Sequence[Cell]) -> list[Cell]:
+        env = dict(zip(prog.inputs, inputs, strict=True))
+        env |= {v: self._constant(id(x)) for v, x in prog.consts}
+        read = lambda v: self._constant(str(v)) if isinstance(v, Literal) else env[v]
+        for eqn in prog.equations:
+            env.update(zip(eqn.outvars, self._made(eqn, [read(v) for v in eqn.invars]),
+                           strict=False))  # fmt: skip
+        return [read(v) for v in prog.outputs]
+
+    def _constant(self, key: Any) -> Cell:
+        return self.known.setdefault(("constant", key), [Cell(0, "constant")])[0]
+
+    def _made(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+        name = eqn.primitive.name
+        body = next((eqn.params[k] for k in _BODIES if k in eqn.params), None)
+        if name in _CALLS and body is not None:
+            return self.run(program(body), reads)
+        if name in _VIEWS or (name == "tie" and eqn.params["light"] and self.merge_light):
+            return reads
+        if name == "transpose" and _of_product(eqn, reads[0]):
+            return reads
+        if name == "div" and _repeats(reads[1], eqn):
+            # The compiler multiplies by the reciprocal, which it repeats first.
+            shape = str(eqn.outvars[0].aval)
+            reads = [reads[0], *self._step("repeat", (reads[1], shape), eqn, reads[1:])]
+            name = "mul"
+        key = tuple(reads), str(eqn.params), str([v.aval for v in eqn.outvars])
+        return self._step(name, key, eqn, reads)
+
+    def _step(self, name: str, key: Any, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+        """What a step makes; the same as before if it has been taken before."""
+        found = self.known.get((name, key)) if not eqn.effects else None
+        if found is None:
+            found = [Cell(aval_bytes(v.aval), "made") for v in eqn.outvars]
+            step = Step(name, eqn, [c for c in reads if c.kind != "constant"], found)
+            for cell in found:
+                cell.maker = step
+            self.steps.append(step)
+            self.known[name, key] = found
+        return found
+
+
+def _of_product(eqn: JaxprEqn, x: Cell) -> bool:
+    """Whether a transpose of a matrix product is the product of the transposes."""
+    flat = len(eqn.params["permutation"]) == 2
+    return flat and x.maker is not None and x.maker.name == "dot_general"
+
+
+def _repeats(divisor: Cell, eqn: JaxprEqn) -> bool:
+    return divisor.kind != "constant" and 8 < divisor.bytes < aval_bytes(eqn.outvars[0].aval)

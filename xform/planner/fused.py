@@ -1,0 +1,130 @@
+"""Which values a compiler writes to memory, and which only live within a loop over elements.
+
+XLA fuses elementwise operations, broadcasts and moves of data with what reads them. A value is
+written if it is an output, if something that is no loop over elements reads it (a product, another
+loop, a call), or if it is dear and has several readers. On XLA:CPU reductions are library calls:
+they take a product of two values within, and write out what is repeated from their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xform.planner.flat import Cell, Flat, Step
+from xform.planner.work import fusible
+
+_DEAR = frozenset((
+    "asin", "acos", "atan", "atan2", "cbrt", "cos", "div", "erf", "erf_inv", "erfc", "exp", "exp2",
+    "expm1", "log", "log1p", "logistic", "pow", "rem", "rsqrt", "sin", "sqrt", "tan", "tanh",
+))  # fmt: skip
+_REDUCTIONS = frozenset((
+    "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
+    "reduce_sum",
+))  # fmt: skip
+_ABSORBED = frozenset(("convert_element_type", "integer_pow", "mul", "square"))
+# How many operations on the result of a reduction are looked at.
+_CHAIN = 5
+
+
+def fuses(step: Step) -> bool:
+    """Whether a step may be part of a loop over elements."""
+    return step.name in ("repeat", "tie") or (step.name not in _REDUCTIONS and fusible(step.eqn))
+
+
+class Fusion:
+    """What is written of a flat program.
+
+    Attributes:
+      steps: the steps whose results are written, in program order.
+      reads: for each of them, the written values that it reads in the end.
+    """
+
+    def __init__(self, flat: Flat):
+        self._absorbed = {
+            c.maker
+            for step in flat.steps
+            if step.name in _REDUCTIONS and step.reads
+            for c in step.reads[:1]
+            if c.maker is not None and c.maker.name in _ABSORBED
+        }
+        outputs = set(flat.outputs)
+        self._written: dict[Step, bool] = {}
+        for step in reversed(flat.steps):
+            self._written[step] = self._must(step, outputs)
+        for step in flat.steps:
+            if step.name in _REDUCTIONS and step.reads:
+                self._grow(step.makes[0], step.reads[0], outputs, 0)
+        self._leaves: dict[Step, dict[Cell, None]] = {}
+        self.steps = [s for s in flat.steps if self._written[s]]
+        self.reads = [self._behind(s.reads) for s in self.steps]
+
+    def sliced(self, cell: Cell) -> bool:
+        """Whether a scanned input's slice is copied: a reader of it is no loop over elements."""
+        return any(not fuses(s) or s in self._absorbed for s in cell.readers)
+
+    def _must(self, step: Step, outputs: set[Cell]) -> bool:
+        if not fuses(step) or not outputs.isdisjoint(step.makes):
+            return True
+        readers = {s for c in step.makes for s in c.readers}
+        if step in self._absorbed:
+            readers = {s for s in readers if s.name not in _REDUCTIONS}
+        if any(not fuses(s) or s in self._absorbed for s in readers):
+            return True
+        return len(readers) > 1 and (step.name in _DEAR or _merges(step))
+
+    def _grow(self, cell: Cell, whole: Cell, outputs: set[Cell], depth: int) -> None:
+        """Find where the result of a reduction is repeated: that is part of the library call."""
+        if cell in outputs or cell.bytes >= whole.bytes or depth == _CHAIN:
+            return
+        for step in cell.readers:
+            made = step.makes[0]
+            if not fuses(step) or step.name == "tie":
+                continue
+            if made.bytes < whole.bytes:
+                alone = all(c is cell or c.maker is None for c in step.reads)
+                if len(cell.readers) == 1 and alone:
+                    self._grow(made, whole, outputs, depth + 1)
+            elif step.name == "repeat":
+                self._written[step] = True
+            elif step.name == "sub" and step.reads[0] is whole and _ends_in(made, "exp"):
+                self._written[step] = False
+
+    def _behind(self, cells: Sequence[Cell]) -> dict[Cell, None]:
+        """The written values that some values are made from, in order. Without recursion."""
+        found: dict[Cell, None] = {}
+        for cell in cells:
+            maker = cell.maker
+            if maker is None or self._written[maker]:
+                found[cell] = None
+                continue
+            todo = [maker]
+            while todo:
+                step = todo[-1]
+                late = [
+                    c.maker
+                    for c in step.reads
+                    if c.maker and not self._written[c.maker] and c.maker not in self._leaves
+                ]
+                if step in self._leaves or not late:
+                    todo.pop()
+                    self._leaves.setdefault(step, self._direct(step))
+                todo += late
+            found.update(self._leaves[maker])
+        return {c: None for c in found if c.kind != "constant"}
+
+    def _direct(self, step: Step) -> dict[Cell, None]:
+        found: dict[Cell, None] = {}
+        for cell in step.reads:
+            inside = cell.maker is not None and not self._written[cell.maker]
+            found.update(self._leaves[cell.maker] if inside and cell.maker else {cell: None})
+        return found
+
+
+def _merges(step: Step) -> bool:
+    """Whether a step reads several values of its own size: run twice, it would read more."""
+    made = step.makes[0].bytes
+    return len({c for c in step.reads if c.bytes >= made and c.kind != "constant"}) > 1
+
+
+def _ends_in(cell: Cell, name: str) -> bool:
+    return len(cell.readers) == 1 and cell.readers[0].name == name

@@ -1,0 +1,94 @@
+"""Plans of which the whole program's peak fits a number of bytes, by simulation.
+
+What is saved is not what is live: a value that is made again lives too, and with few saved bytes a
+wave of recomputes may stand higher than what it spared. So plans of falling saved bytes, each of
+which runs the least again for its bytes, are simulated, and the one with the least work is taken of
+those whose simulated peak fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xform.errors import BudgetInfeasible
+from xform.interpret import emit
+from xform.interpret.joint import Plan
+from xform.interpret.node import gather, spread
+from xform.ir import Program, trace
+from xform.planner.budget import again_flops, fit, floor_rows, kept_bytes
+from xform.planner.choice import Choice
+from xform.planner.liveness import Liveness, simulate
+from xform.policies import Budget, MinCut
+from xform.text import human_bytes
+
+# How many numbers of saved bytes are tried.
+_HALVINGS, _LOWER = 7, (0.5, 0.25, 0.1)
+
+Make = Callable[[MinCut | Choice], Plan]
+
+
+def emitted(how: Plan) -> Program:
+    """Both parts of a Plan as one program: inputs then cotangents to outputs then results."""
+    joint = how.joint
+
+    def run(*args: object) -> list[object]:
+        xs, seconds = args[: len(joint.inputs)], args[len(joint.inputs) :]
+        outs, kept = emit.forward(how, xs)
+        read = spread(gather(xs, how.reads), how.reads)
+        return [*outs, *emit.second(how, kept, read, seconds, True, whole=True)]
+
+    return trace(run, *(v.aval for v in (*joint.inputs, *joint.second_inputs)))
+
+
+def liveness(how: Plan, backend: str) -> Liveness:
+    """The Liveness of a Plan's program; simulated once."""
+    key = "liveness", backend
+    if key not in how.cache:
+        how.cache[key] = simulate(emitted(how), backend, len(how.joint.second_inputs))
+    return how.cache[key]
+
+
+def fit_peak(budget: Budget, make: Make, peak: Callable[[Plan], float]) -> Plan:
+    """The Plan that runs the least work again of those tried whose `peak` is within the budget.
+
+    Raises `BudgetInfeasible` with the lowest peak that was found. Cost: about ten solutions for a
+    number of saved bytes, each traced and simulated.
+    """
+    most = make(MinCut())
+    if peak(most) <= budget.bytes:
+        return most
+    least = make(MinCut(0.0, 0.0))
+    tried = [most, least]
+
+    def fits(saved: float) -> bool:
+        tried.append(fit(most.joint, Budget(int(saved)), make))
+        return peak(tried[-1]) <= budget.bytes
+
+    low, high = float(kept_bytes(least)), float(kept_bytes(most))
+    if peak(least) > budget.bytes:
+        # A wave may stand above: with more saved it may fit.
+        tries = (low + part * (high - low) for part in _LOWER)
+        low = next((saved for saved in tries if fits(saved)), low)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    within = [p for p in tried if peak(p) <= budget.bytes]
+    if within:
+        return min(within, key=lambda p: (again_flops(p), peak(p)))
+    raise infeasible(budget, min(tried, key=peak), int(min(map(peak, tried))), "simulated")
+
+
+def infeasible(budget: Budget, floor: Plan, least: int, how: str) -> BudgetInfeasible:
+    """The error for a budget below the lowest peak."""
+    fixed = liveness(floor, "cpu")
+    rows = "; ".join(floor_rows(floor))
+    return BudgetInfeasible(
+        f"policy={budget!r}",
+        f"the lowest peak found takes {human_bytes(least)} ({how}): arguments "
+        f"{human_bytes(fixed.argument_bytes)}, outputs {human_bytes(fixed.output_bytes)}, saved "
+        f"{human_bytes(kept_bytes(floor))}{f' ({rows})' if rows else ''}, the rest in work",
+        next((row.rpartition(" at ")[2] for row in floor_rows(floor)), ""),
+        "raise the budget, donate arguments that are not read later, make the batch or the "
+        "sequence smaller, shard the largest arguments, or offload what is saved",
+        least,
+    )

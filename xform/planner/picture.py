@@ -1,0 +1,66 @@
+"""The picture of a plan. matplotlib is loaded when one is drawn: xform does not need it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from xform.errors import MissingExtra
+from xform.text import human_bytes
+
+_MIB = 2**20
+BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"
+
+
+def axes(asked: str, width: float = 8.4, height: float = 4.6) -> tuple[Any, Any]:
+    """A figure and its axes, with nothing of the user's matplotlib touched."""
+    try:
+        figure = importlib.import_module("matplotlib.figure").Figure(
+            figsize=(width, height), dpi=130, layout="constrained"
+        )
+    except ImportError as error:
+        raise MissingExtra(
+            asked,
+            "matplotlib is not installed",
+            "",
+            "install it: pip install 'xform[plot]', or pip install matplotlib",
+        ) from error
+    ax = figure.add_subplot()
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25)
+    ax.set_axisbelow(True)
+    return figure, ax
+
+
+def draw(path: Path, title: str, live: Sequence[int], saved: Sequence[int], fixed: int) -> None:
+    """Live bytes over the steps of a program, of which `saved` wait for the backward pass.
+
+    `fixed` bytes are arguments and outputs, which are there all the time.
+    """
+    figure, ax = axes("Plan.plot")
+    at = range(len(live))
+    mib = lambda values: [v / _MIB for v in values]
+    both = [min(s, n) for s, n in zip(saved, live, strict=True)]
+    kind: dict[str, Any] = {"step": "post", "linewidth": 0}
+    ax.fill_between(at, mib(both), color=BLUE, label="saved for the backward pass", **kind)
+    ax.fill_between(at, mib(both), mib(live), color=GREY, label="in work", **kind)
+    if live:
+        peak = max(live)
+        i = live.index(peak)
+        ax.annotate(
+            f"peak {human_bytes(peak)}",
+            (i, peak / _MIB),
+            xytext=(0, 10),
+            textcoords="offset points",
+            ha="center",
+            color=ORANGE,
+        )
+        ax.plot([i], [peak / _MIB], "o", color=ORANGE, markersize=5)
+        ax.set_ylim(0, 1.15 * peak / _MIB or 1)
+    ax.set_title(f"{title}\n{human_bytes(fixed)} of arguments and outputs beside", loc="left")
+    ax.set_xlabel("step of the compiled program, in the order in which it runs")
+    ax.set_ylabel("temporary MiB")
+    ax.legend(frameon=False, loc="upper left")
+    figure.savefig(path)

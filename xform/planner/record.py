@@ -1,0 +1,167 @@
+"""A Plan's decisions as plain data, and back, for the same program.
+
+Programs are written as one line for each equation, with values numbered in the order in which they
+are made; decisions by those numbers. What is equal is written once: a layer that is called 96
+times has one program and, if it keeps the same, one choice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from xform._jax import JaxprEqn, Literal, Offloadable, Var, frame
+from xform.errors import OtherProgram
+from xform.interpret.joint import Joint
+from xform.interpret.node import fork_p
+from xform.planner.choice import Choice
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.dtype, np.generic)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """Decisions for one program, as JSON has them.
+
+    Attributes:
+      programs: of each Joint, its forward and second equations as lines.
+      choices: of each Choice, its program, the numbers of the values that it saves, those that it
+        offloads with their memories, and the choices of its nodes by the place of their equation.
+        The last one is that of the whole function.
+    """
+
+    programs: tuple[tuple[str, ...], ...]
+    choices: tuple[dict[str, Any], ...]
+
+    def choice(self, joint: Joint, asked: str) -> Choice:
+        """The Choice for a Joint; `OtherProgram`, with the first difference, if it is another."""
+        return _Reading(self, asked).choice(len(self.choices) - 1, joint)
+
+
+def record(choice: Choice, joint: Joint) -> Record:
+    """The Record of a Choice for a Joint. Linear in equations."""
+    writing = _Writing()
+    writing.add(choice, joint)
+    return Record(tuple(writing.programs), tuple(writing.choices))
+
+
+class _Writing:
+    def __init__(self) -> None:
+        self.programs: list[tuple[str, ...]] = []
+        self.choices: list[dict[str, Any]] = []
+        self._programs: dict[Any, int] = {}
+        self._choices: dict[Any, int] = {}
+        self._joints: dict[Joint, int] = {}
+
+    def add(self, choice: Choice, joint: Joint) -> int:
+        key = choice, joint
+        if key not in self._choices:
+            if joint not in self._joints:
+                self._joints[joint] = _place(self.programs, self._programs, lines(joint))
+            number = _numbers(joint)
+            at = {id(e): i for i, e in enumerate(joint.first)}
+            nodes = {
+                str(at[id(e)]): [
+                    self.add(c, j)
+                    for c, j in zip(choice.inner[node], node.joints, strict=True)
+                ]
+                for e in joint.first
+                if e.primitive is fork_p and (node := e.params["node"]) in choice.inner
+            }  # fmt: skip
+            row = {
+                "program": self._joints[joint],
+                "saved": sorted(number[v] for v in choice.saved if v in number),
+                "offloaded": {
+                    str(number[v]): [where.src, where.dst]
+                    for v, where in choice.offloaded.items()
+                },
+                "nodes": nodes,
+            }  # fmt: skip
+            # The whole function's comes last, and so is never one of another.
+            self._choices[key] = _place(self.choices, self._choices, row)
+        return self._choices[key]
+
+
+def _place(rows: list[Any], places: dict[Any, int], row: Any) -> int:
+    """Where a row stands; it is added if it is not there."""
+    key = repr(row)
+    if key not in places:
+        places[key] = len(rows)
+        rows.append(row)
+    return places[key]
+
+
+class _Reading:
+    def __init__(self, of: Record, asked: str):
+        self.of, self.asked = of, asked
+        self._made: dict[tuple[int, Joint], Choice] = {}
+
+    def choice(self, i: int, joint: Joint) -> Choice:
+        if (i, joint) in self._made:
+            return self._made[i, joint]
+        row = self.of.choices[i]
+        self._check(self.of.programs[row["program"]], joint)
+        values = [v for eqn in joint.first for v in eqn.outvars]
+        inner = {}
+        for at, numbers in row["nodes"].items():
+            node = joint.first[int(at)].params["node"]
+            pairs = zip(numbers, node.joints, strict=True)
+            inner[node] = tuple(self.choice(n, j) for n, j in pairs)
+        made = Choice(
+            frozenset(values[n] for n in row["saved"]),
+            inner,
+            {values[int(n)]: Offloadable(*where) for n, where in row["offloaded"].items()},
+        )
+        self._made[i, joint] = made
+        return made
+
+    def _check(self, recorded: Sequence[str], joint: Joint) -> None:
+        equations = (*joint.first, *joint.second)
+        pairs = itertools.zip_longest(recorded, lines(joint), equations)
+        for i, (then, now, eqn) in enumerate(pairs):
+            if then != now:
+                raise OtherProgram(
+                    self.asked,
+                    f"it was made for another program; they differ first at equation {i}: the plan "
+                    f"has `{then or 'no more'}`, the program `{now or 'no more'}`",
+                    frame(eqn) if eqn is not None else "",
+                    "make a new plan with xform.plan for this function, these shapes and dtypes, "
+                    "and the same argnums",
+                )
+
+
+def _numbers(joint: Joint) -> dict[Var, int]:
+    """Forward values, numbered in the order in which they are made."""
+    made = (v for eqn in joint.first for v in eqn.outvars)
+    return {v: i for i, v in enumerate(made)}
+
+
+def lines(joint: Joint) -> tuple[str, ...]:
+    """The equations of a Joint as text; equal for equal programs, whatever made them."""
+    names: dict[Any, str] = {}
+    for v in itertools.chain((v for v, _ in joint.program.consts), joint.program.inputs):
+        names[v] = f"i{len(names)}"
+    return tuple(_lines((*joint.first, *joint.second), names))
+
+
+def _lines(equations: Sequence[JaxprEqn], names: dict[Any, str]) -> Iterator[str]:
+    for eqn in equations:
+        reads = [str(v) if isinstance(v, Literal) else names[v] for v in eqn.invars]
+        for v in eqn.outvars:
+            names[v] = f"v{len(names)}"
+        types = " ".join(v.aval.str_short() for v in eqn.outvars)
+        params = ", ".join(f"{k}={x}" for k, v in sorted(eqn.params.items()) if (x := _said(v)))
+        yield f"{types} = {eqn.primitive.name}[{params}] {' '.join(reads)}"
+
+
+def _said(value: Any) -> str:
+    """A parameter as text; nothing if it is no plain data."""
+    if isinstance(value, _PLAIN):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_said, value))})"
+    return ""

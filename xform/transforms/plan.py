@@ -1,0 +1,182 @@
+"""`plan`: decide what a backward pass keeps, verify it with the compiler, and show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from xform._jax import cotangent_aval
+from xform.errors import WrongArgument
+from xform.interpret.joint import Plan as Parts
+from xform.memory.compiled import memory_analysis
+from xform.planner.budget import again_flops, kept_bytes
+from xform.planner.choice import choice_of
+from xform.planner.cost import flops
+from xform.planner.decided import Plan
+from xform.planner.peak import fit_peak, infeasible, liveness
+from xform.planner.record import record
+from xform.planner.rows import rows_of
+from xform.planner.saved import plan as planned_by
+from xform.policies import Budget, check, min_cut
+from xform.transforms.function import Tree, partial, positions
+from xform.transforms.inspect import Arguments, At, point, said
+from xform.transforms.reverse import Policy, value_and_grad, vjp
+
+# How many programs are compiled, at most, for a budget of the peak.
+_COMPILES = 3
+# When the compiler has disagreed, the next plan leaves so much of the budget free.
+_MARGIN = 0.01
+
+
+def plan(
+    f: Callable[..., Any],
+    *args: Tree,
+    policy: Policy = None,
+    argnums: int | Sequence[int] | None = 0,
+    has_aux: bool = False,
+    target: str | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    verify: bool = True,
+) -> Plan:
+    """Decide what the derivative of `f` keeps, and verify it with the compiler.
+
+    Args:
+      f: pure function of pytrees of arrays.
+      *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
+      policy: of `xform.policies` or `jax.checkpoint_policies`; None is `min_cut`.
+      argnums: position or positions of the arguments to differentiate, as for `grad`; None is every
+        argument, as for `vjp`.
+      has_aux: whether `f` returns a pair, of which only the first is differentiated.
+      target: the backend to plan and compile for; None is JAX's default.
+      donate_argnums: positions of the arguments whose memory the compiled function may reuse.
+      verify: whether to compile. A budget of the peak is compiled at most three times; what the
+        compiler says is what has to fit.
+
+    Returns:
+      A `Plan`: a table of what is saved, run again and offloaded, with totals, predicted and
+      compiled bytes. It is a policy: `xform.grad(f, policy=plan)`, compiled, does as it says.
+
+    Raises:
+      BudgetInfeasible: no plan was found whose bytes fit, with the lowest as `floor_bytes`.
+      WrongArgument: `f`, `argnums`, `policy` or `target` is unusable.
+
+    Cost: one trace of `f` and its derivative; that of the policy; one compilation, or up to three.
+
+    >>> def loss(w, x):
+    ...     step = lambda h, w: (jnp.sin(h @ w), None)
+    ...     return jax.lax.scan(step, x, w)[0].sum()
+    >>> w = jax.ShapeDtypeStruct((12, 64, 64), jnp.float32)
+    >>> x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
+    >>> small = xform.plan(loss, w, x, policy=xform.policies.budget("100 KiB"), verify=False)
+    >>> [(row.value, row.decision, row.loops) for row in small]
+    [('scan.0/carry.0', 'SAVE', (12,)), ('scan.0/dot_general.0', 'RECOMPUTE', (12,))]
+    >>> small.saved_bytes
+    98304
+    """
+    backend = _backend(target)
+    policy = check(min_cut if policy is None else policy)
+    at, given = point("plan", f, args, argnums, has_aux), Arguments(args)
+    compiled: list[int] = []
+
+    def measured(how: Parts) -> int:
+        made = _plan(at, policy, how, backend, None, 0)
+        run = _derivative(f, argnums, has_aux, made, at)
+        flat = lambda arrays, ct: run(given.filled(arrays)[1], ct)
+        ones = [donate_argnums] if isinstance(donate_argnums, int) else donate_argnums
+        donated = given.donated(tuple(range(len(args))[i] for i in ones))
+        step = jax.jit(
+            lambda ct, *arrays: flat(arrays, ct), donate_argnums=[i + 1 for i in donated]
+        )
+        with jax.default_device(jax.devices(backend)[0]):
+            compiled.append(memory_analysis(step, _cotangent(at), *given.arrays()).total_bytes)
+        return compiled[-1]
+
+    if isinstance(policy, Budget) and policy.of == "peak":
+        how = _within(at, policy, backend, measured if verify else None)
+    else:
+        how = planned_by(at.joint, policy, top=True)
+        if verify:
+            measured(how)
+    return _plan(at, policy, how, backend, compiled[-1] if compiled else None, len(compiled))
+
+
+def _within(at: At, budget: Budget, backend: str, measured: Callable[[Parts], int] | None):
+    """The Parts that the compiler, or without it the simulation, puts within the budget."""
+    make = lambda how: planned_by(at.joint, how, top=True)
+    scale = 1.0
+    tried: dict[Parts, int] = {}
+
+    def expected(how: Parts) -> float:
+        return tried.get(how, scale * liveness(how, backend).total_bytes)
+
+    while True:
+        how = fit_peak(budget, make, expected)
+        if measured is None:
+            return how
+        tried[how] = measured(how)
+        if tried[how] <= budget.bytes:
+            return how
+        if len(tried) == _COMPILES:
+            least = min(tried, key=lambda p: tried[p])
+            raise infeasible(budget, least, tried[least], "compiled")
+        scale = (1 + _MARGIN) * tried[how] / max(liveness(how, backend).total_bytes, 1)
+
+
+def _plan(at: At, policy: Policy, how: Parts, backend: str, compiled: int | None,
+          compiles: int) -> Plan:  # fmt: skip
+    seen = liveness(how, backend)
+    return Plan(
+        function=at.name,
+        policy=said(policy),
+        target=backend,
+        rows=tuple(rows_of(how)),
+        saved_bytes=kept_bytes(how),
+        forward_flops=flops(at.function.program),
+        again_flops=again_flops(how),
+        predicted_bytes=seen.total_bytes,
+        compiled_bytes=compiled,
+        compiles=compiles,
+        live=seen.live,
+        saved=seen.saved,
+        record=record(choice_of(how), how.joint),
+    )
+
+
+def _derivative(f: Any, argnums: Any, has_aux: bool, policy: Plan, at: At) -> Any:
+    """The function that is compiled: `value_and_grad`, or both parts of `vjp`."""
+    scalar = [a.shape for a in at.function.signature.out_avals] == [()]
+
+    def both(args: Any, ct: Any) -> Any:
+        if scalar and argnums is not None:
+            return value_and_grad(f, argnums, has_aux, policy=policy)(*args)
+        held, primals = (f, args)
+        if argnums is not None:
+            held, primals = partial(f, positions(argnums, len(args), "plan"), args, {})
+        y, pull, *aux = vjp(held, *primals, has_aux=has_aux, policy=policy)
+        return y, aux, pull(ct)
+
+    return both
+
+
+def _cotangent(at: At) -> Tree:
+    signature = at.function.signature
+    cts = [cotangent_aval(a) for a in signature.out_avals]
+    return jax.tree.unflatten(signature.out_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype)
+                                                   for a in cts])  # fmt: skip
+
+
+def _backend(target: str | None) -> str:
+    if target is None:
+        return jax.default_backend()
+    try:
+        return jax.devices(target)[0].platform
+    except RuntimeError as error:
+        raise WrongArgument(
+            f"plan with target={target!r}",
+            "no such backend is at hand",
+            "",
+            f"give one of {', '.join(sorted({'cpu', jax.default_backend()}))}, or None for JAX's "
+            "default",
+        ) from error
