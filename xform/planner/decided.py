@@ -15,6 +15,7 @@ from xform._jax import Primitive
 from xform.errors import WrongArgument
 from xform.interpret.joint import Joint
 from xform.planner.choice import Choice
+from xform.planner.loops import Shape
 from xform.planner.picture import draw
 from xform.planner.record import Record
 from xform.planner.rows import Row
@@ -73,6 +74,10 @@ class Plan:
     def decide(self, joint: Joint) -> Choice:
         """The decisions for a Joint; `OtherProgram` if it is not the one that was planned."""
         return self.record.choice(joint, repr(self))
+
+    def shapes(self) -> dict[int, Shape]:
+        """The shapes of the program's loops, by their place, where they are not as written."""
+        return {int(i): tuple(map(tuple, shape)) for i, shape in self.record.loops.items()}
 
     def explain(self, value: str) -> str:
         """Why one value is saved or not, with what the other decision would cost.
@@ -138,7 +143,7 @@ class Plan:
                 rows=tuple(map(_row, found.rows)),
                 live=tuple(found.live),
                 saved=tuple(found.saved),
-                record=Record(programs, tuple(found.record["choices"])),
+                record=Record(programs, tuple(found.record["choices"]), found.record["loops"]),
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise WrongArgument(

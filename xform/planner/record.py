@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from xform.errors import OtherProgram
 from xform.interpret.joint import Joint
 from xform.interpret.node import fork_p
 from xform.planner.choice import Choice
+from xform.planner.loops import Shape
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.dtype, np.generic)
 
@@ -32,21 +33,24 @@ class Record:
       choices: of each Choice, its program, the numbers of the values that it saves, those that it
         offloads with their memories, and the choices of its nodes by the place of their equation.
         The last one is that of the whole function.
+      loops: shapes of loops, by their place in the program, that are taken apart before all else.
     """
 
     programs: tuple[tuple[str, ...], ...]
     choices: tuple[dict[str, Any], ...]
+    loops: dict[str, Any]
 
     def choice(self, joint: Joint, asked: str) -> Choice:
         """The Choice for a Joint; `OtherProgram`, with the first difference, if it is another."""
         return _Reading(self, asked).choice(len(self.choices) - 1, joint)
 
 
-def record(choice: Choice, joint: Joint) -> Record:
-    """The Record of a Choice for a Joint. Linear in equations."""
+def record(choice: Choice, joint: Joint, shapes: Mapping[int, Shape]) -> Record:
+    """The Record of a Choice for a Joint, of a program with such loops. Linear in equations."""
     writing = _Writing()
     writing.add(choice, joint)
-    return Record(tuple(writing.programs), tuple(writing.choices))
+    loops = {str(i): [list(part) for part in shape] for i, shape in shapes.items()}
+    return Record(tuple(writing.programs), tuple(writing.choices), loops)
 
 
 class _Writing:

@@ -24,7 +24,7 @@ class Row:
       decision: "SAVE", "RECOMPUTE" or "OFFLOAD".
       shape, dtype: in one trip.
       trip_bytes: bytes of one trip, over all devices.
-      loops: trip counts of the loops around it, outermost first.
+      loops: trip counts of the loops that stack it, outermost first.
       operation: the primitive that makes it, with the name that `checkpoint_name` gave.
       where: the user's line, `file:line (function)`, inside loop bodies and calls.
       why: why it is kept, or not.
@@ -55,11 +55,12 @@ class Row:
 
 def rows_of(how: Plan) -> list[Row]:
     """The rows of a whole function's Plan, by falling bytes."""
-    return sorted(_rows(how, "", ()), key=lambda r: (-r.marginal_bytes, r.value))
+    return sorted(_rows(how, "", (), 1), key=lambda r: (-r.marginal_bytes, r.value))
 
 
-def _rows(how: Plan, path: str, loops: tuple[int, ...]) -> Iterator[Row]:
-    inside = _Inside(how, math.prod(loops))
+def _rows(how: Plan, path: str, loops: tuple[int, ...], times: int) -> Iterator[Row]:
+    """Of a Plan that runs so many `times`; its values are stacked over `loops`."""
+    inside = _Inside(how, times)
     kept = set(how.kept)
     for i, eqn in enumerate(how.joint.first):
         node = eqn.params["node"] if eqn.primitive is fork_p else None
@@ -72,14 +73,17 @@ def _rows(how: Plan, path: str, loops: tuple[int, ...]) -> Iterator[Row]:
                 why = "cheaper to run again than to keep"
                 yield _row(name, "RECOMPUTE", v, eqn, loops, why, inside.served(v))
         if node is not None and node in how.inner:
-            yield from _node(node, how.inner[node], name, loops)
+            # What a loop that is run again keeps lasts for one trip of those around it.
+            around = loops if eqn.outvars[-1] in kept else ()
+            yield from _node(node, how.inner[node], name, around, times)
 
 
-def _node(node: Node, plans: Sequence[Plan], name: str, loops: tuple[int, ...]) -> Iterator[Row]:
+def _node(node: Node, plans: Sequence[Plan], name: str, loops: tuple[int, ...], times: int
+          ) -> Iterator[Row]:  # fmt: skip
     inner = (*loops, node.trips) if node.loop and node.trips > 1 else loops
     for k, p in enumerate(plans):
         branch = f"[{k}]" if len(plans) > 1 else ""
-        yield from _rows(p, f"{name}{branch}/", inner)
+        yield from _rows(p, f"{name}{branch}/", inner, times * node.trips)
     for i, n in enumerate(node.copies(plans)):
         if n:
             v = plans[0].joint.inputs[i]

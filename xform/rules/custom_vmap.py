@@ -77,7 +77,7 @@ def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask
     function is batched.
     """
     prog, params = program(eqn.params["call"]), eqn.params
-    n_consts = params["in_tree"].children()[0].num_leaves
+    closed = _closed(params["in_tree"])
 
     @custom_vmap
     def call(xs: list[Value], seconds: list[Value]) -> list[Value]:
@@ -85,10 +85,10 @@ def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask
 
     @call.def_vmap
     def _(size: int, batched: Any, xs: list[Value], seconds: list[Value]):
-        if any(active[:n_consts]) or any(batched[0][:n_consts]):
+        if any(gather(active, closed)) or any(gather(batched[0], closed)):
             return _mapped(lambda *args: derivative(prog, *args), size, batched, xs, seconds)
-        on = [b or (i >= n_consts and differentiable(jax.typeof(x)))
-              for i, (x, b) in enumerate(zip(xs, batched[0], strict=True))]  # fmt: skip
+        on = [b or (not c and differentiable(jax.typeof(x)))
+              for x, b, c in zip(xs, batched[0], closed, strict=True)]  # fmt: skip
 
         def ruled(*flat: Value) -> list[Value]:
             ins, flags = (jax.tree.unflatten(params["in_tree"], v) for v in (flat, on))
@@ -110,8 +110,8 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
     is mapped over outside the rule.
     """
     prog, params = program(eqn.params["call"]), eqn.params
-    n_consts = params["in_tree"].children()[0].num_leaves
-    if any(active[:n_consts]):
+    closed = _closed(params["in_tree"])
+    if any(gather(active, closed)):
         return _derived(eqn, derivative, active)
 
     @custom_vmap
@@ -120,7 +120,7 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
 
     @call.def_vmap
     def _(size: int, batched: Any, xs: list[Value], dxs: list[Value]):
-        if any(batched[0][:n_consts]):
+        if any(gather(batched[0], closed)):
             return _mapped(lambda *args: derivative(prog, *args), size, batched, xs, dxs)
         moving = spread(batched[1], active)
         both = [b and m is not False for b, m in zip(batched[0], moving, strict=True)]
@@ -151,6 +151,17 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
         return [_diagonal(y) if a and b else y for y, a, b in each], flags
 
     return call
+
+
+def _closed(tree: Any) -> Mask:
+    """Which inputs are what the function closes over: a list, before its arguments.
+
+    JAX's own derivative of such a call has two such trees, of its primals and of its tangents.
+    """
+    first, rest = tree.children()
+    if first.node_data()[0] is tuple:
+        return (*_closed(first), *_closed(rest))
+    return (*(True,) * first.num_leaves, *(False,) * rest.num_leaves)
 
 
 def _mapped(f: Callable[..., list[Value]], size: int, batched: Any, *args: list[Value]):

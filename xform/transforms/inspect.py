@@ -12,10 +12,9 @@ import jax
 import numpy as np
 from jax.tree_util import keystr
 
-from xform.interpret.joint import Joint, analyze
 from xform.interpret.node import gather, spread
+from xform.planner.nested import Whole, planned
 from xform.planner.residuals import Residuals, residuals_of
-from xform.planner.saved import plan
 from xform.policies import check, min_cut
 from xform.transforms.function import (
     Function,
@@ -73,7 +72,7 @@ def residuals(
     by = check(min_cut if policy is None else policy)
     at = point("residuals", f, args, argnums, has_aux)
     title = f"kept for the backward pass of {at.name}, {said(by)}"
-    return residuals_of(plan(at.joint, by, top=True), at.inputs, title)
+    return residuals_of(at.planned(by).how, at.inputs, title)
 
 
 def said(policy: Any) -> str:
@@ -118,8 +117,12 @@ class At:
     """
 
     function: Function
-    joint: Joint
     inputs: list[str]
+
+    def planned(self, policy: Policy) -> Whole:
+        """Its plan under a policy."""
+        fun = self.function
+        return planned(fun.program, fun.active(), fun.differentiable(), policy)
 
     @property
     def name(self) -> str:
@@ -142,12 +145,11 @@ def point(asked: str, f: Callable[..., Any], args: Sequence[Tree],
         leaves, full = given.filled(arrays)
         held, primals = (f, full) if at is None else partial(f, at, full, {})
         fun, flat = function(call(held, primals, asked, has_aux))
-        joint = analyze(fun.program, fun.active(), fun.differentiable())
         closed = {id(x): name for x, name in zip(leaves, called, strict=True)}
         consts = [closed.get(id(x), "closed over") for x in flat[: fun.n_consts]]
         order = range(len(args)) if at is None else at
         inputs = [name for i in order for name in given.at(i, called)]
-        found.append(At(fun, joint, [*consts, *inputs]))
+        found.append(At(fun, [*consts, *inputs]))
 
     jax.eval_shape(run, *given.arrays())
     return found[0]

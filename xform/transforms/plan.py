@@ -10,15 +10,17 @@ import jax
 from xform._jax import cotangent_aval
 from xform.errors import WrongArgument
 from xform.interpret.joint import Plan as Parts
+from xform.interpret.joint import analyze
 from xform.memory.compiled import memory_analysis
-from xform.planner.budget import again_flops, kept_bytes
+from xform.planner.budget import again_flops
 from xform.planner.choice import choice_of
 from xform.planner.cost import flops
 from xform.planner.decided import Plan
+from xform.planner.nested import Whole, best, nested, waiting_bytes
 from xform.planner.peak import fit_peak, infeasible, liveness
 from xform.planner.record import record
 from xform.planner.rows import rows_of
-from xform.planner.saved import plan as planned_by
+from xform.planner.saved import plan as plan_of
 from xform.policies import Budget, check, min_cut
 from xform.transforms.function import Tree, partial, positions
 from xform.transforms.inspect import Arguments, At, point, said
@@ -80,8 +82,8 @@ def plan(
     at, given = point("plan", f, args, argnums, has_aux), Arguments(args)
     compiled: list[int] = []
 
-    def measured(how: Parts) -> int:
-        made = _plan(at, policy, how, backend, None, 0)
+    def measured(whole: Whole) -> int:
+        made = _plan(at, policy, whole, backend, None, 0)
         run = _derivative(f, argnums, has_aux, made, at)
         flat = lambda arrays, ct: run(given.filled(arrays)[1], ct)
         ones = [donate_argnums] if isinstance(donate_argnums, int) else donate_argnums
@@ -94,17 +96,20 @@ def plan(
         return compiled[-1]
 
     if isinstance(policy, Budget) and policy.of == "peak":
-        how = _within(at, policy, backend, measured if verify else None)
+        whole = _within(at, policy, backend, measured if verify else None)
     else:
-        how = planned_by(at.joint, policy, top=True)
+        whole = at.planned(policy)
         if verify:
-            measured(how)
-    return _plan(at, policy, how, backend, compiled[-1] if compiled else None, len(compiled))
+            measured(whole)
+    return _plan(at, policy, whole, backend, compiled[-1] if compiled else None, len(compiled))
 
 
-def _within(at: At, budget: Budget, backend: str, measured: Callable[[Parts], int] | None):
-    """The Parts that the compiler, or without it the simulation, puts within the budget."""
-    make = lambda how: planned_by(at.joint, how, top=True)
+def _within(at: At, budget: Budget, backend: str,
+            measured: Callable[[Whole], int] | None) -> Whole:  # fmt: skip
+    """The plan that the compiler, or without it the simulation, puts within the budget."""
+    ends = at.function.program, at.function.active(), at.function.differentiable()
+    joint = analyze(*ends)
+    make = lambda how: plan_of(joint, how, top=True)
     scale = 1.0
     tried: dict[Parts, int] = {}
 
@@ -112,27 +117,30 @@ def _within(at: At, budget: Budget, backend: str, measured: Callable[[Parts], in
         return tried.get(how, scale * liveness(how, backend).total_bytes)
 
     while True:
-        how = fit_peak(budget, make, expected)
+        flat = lambda: Whole(fit_peak(budget, make, expected), {})
+        whole = best(flat, nested(*ends), expected, budget.bytes)
         if measured is None:
-            return how
-        tried[how] = measured(how)
+            return whole
+        how = whole.how
+        tried[how] = measured(whole)
         if tried[how] <= budget.bytes:
-            return how
+            return whole
         if len(tried) == _COMPILES:
             least = min(tried, key=lambda p: tried[p])
             raise infeasible(budget, least, tried[least], "compiled")
         scale = (1 + _MARGIN) * tried[how] / max(liveness(how, backend).total_bytes, 1)
 
 
-def _plan(at: At, policy: Policy, how: Parts, backend: str, compiled: int | None,
+def _plan(at: At, policy: Policy, whole: Whole, backend: str, compiled: int | None,
           compiles: int) -> Plan:  # fmt: skip
+    how = whole.how
     seen = liveness(how, backend)
     return Plan(
         function=at.name,
         policy=said(policy),
         target=backend,
         rows=tuple(rows_of(how)),
-        saved_bytes=kept_bytes(how),
+        saved_bytes=waiting_bytes(how),
         forward_flops=flops(at.function.program),
         again_flops=again_flops(how),
         predicted_bytes=seen.total_bytes,
@@ -140,7 +148,7 @@ def _plan(at: At, policy: Policy, how: Parts, backend: str, compiled: int | None
         compiles=compiles,
         live=seen.live,
         saved=seen.saved,
-        record=record(choice_of(how), how.joint),
+        record=record(choice_of(how), how.joint, whole.shapes),
     )
 
 

@@ -15,6 +15,7 @@ from xform._jax import staging
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
+from xform.planner.nested import planned
 from xform.planner.saved import plan
 from xform.policies import min_cut
 from xform.table import Value
@@ -73,8 +74,8 @@ def _vjp(at: Call, policy: Policy) -> Any:
         y, pull, aux = eager.vjp(at)
     else:
         fun, args = function(at)
-        joint = analyze(fun.program, fun.active(), fun.differentiable())
-        how = plan(joint, min_cut if policy is None else policy, top=True)
+        by = min_cut if policy is None else policy
+        how = planned(fun.program, fun.active(), fun.differentiable(), by).how
         outs, kept = emit.forward(how, args)
         y, aux = fun.outputs(outs)
         part = Planned(fun, how, push=False)
