@@ -42,7 +42,7 @@ def fit(joint: Joint, budget: Budget, make: Callable[[MinCut | Choice], Plan]) -
         return most
     best = make(MinCut(0.0, 0.0))
     if kept_bytes(best) > budget.bytes:
-        raise _infeasible(best, budget)
+        raise over_budget(best, budget, kept_bytes(best))
 
     def fits(how: MinCut | Choice) -> bool:
         nonlocal best
@@ -90,13 +90,13 @@ def kept_bytes(how: Plan) -> int:
     return how.cache["bytes"]
 
 
-def _infeasible(floor: Plan, budget: Budget) -> BudgetInfeasible:
+def over_budget(floor: Plan, budget: Budget, least: int) -> BudgetInfeasible:
+    """The error for a budget below the `least` that can be saved."""
     rows = floor_rows(floor)
-    least = kept_bytes(floor)
     return BudgetInfeasible(
         f"policy={budget!r}",
         f"the plan that saves least saves {human_bytes(least)}: {'; '.join(rows)}",
-        rows[0].rpartition(" at ")[2],
+        rows[0].rpartition(" at ")[2] if rows else "",
         "raise the budget, make the batch or the sequence smaller, or mark with xform.remat what "
         "holds these values",
         least,

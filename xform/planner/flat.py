@@ -108,14 +108,19 @@ class _Flattening:
             shape = str(eqn.outvars[0].aval)
             reads = [reads[0], *self._step("repeat", (reads[1], shape), eqn, reads[1:])]
             name = "mul"
+        reads = [
+            self._step("transpose", (x, order), eqn, [x], [x.bytes])[0] if order else x
+            for x, order in zip(reads, _orders(eqn, len(reads)), strict=True)
+        ]
         key = tuple(reads), str(eqn.params), str([v.aval for v in eqn.outvars])
         return self._step(name, key, eqn, reads)
 
-    def _step(self, name: str, key: Any, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+    def _step(self, name: str, key: Any, eqn: JaxprEqn, reads: list[Cell],
+              sizes: Sequence[int] | None = None) -> list[Cell]:  # fmt: skip
         """What a step makes; the same as before if it has been taken before."""
         found = self.known.get((name, key)) if not eqn.effects else None
         if found is None:
-            found = [Cell(aval_bytes(v.aval), "made") for v in eqn.outvars]
+            found = [Cell(n, "made") for n in sizes or [aval_bytes(v.aval) for v in eqn.outvars]]
             step = Step(name, eqn, [c for c in reads if c.kind != "constant"], found)
             for cell in found:
                 cell.maker = step
@@ -132,3 +137,26 @@ def _of_product(eqn: JaxprEqn, x: Cell) -> bool:
 
 def _repeats(divisor: Cell, eqn: JaxprEqn) -> bool:
     return divisor.kind != "constant" and 8 < divisor.bytes < aval_bytes(eqn.outvars[0].aval)
+
+
+def _orders(eqn: JaxprEqn, n: int) -> list[Any]:
+    """For each operand, the order of axes that it is copied into; None where it is read as it is.
+
+    Products are run with batch axes first and the contracted axes next to them or last,
+    convolutions with channels last.
+    """
+    orders: list[Any] = [None] * n
+    if eqn.primitive.name == "dot_general":
+        contracted, batch = eqn.params["dimension_numbers"]
+        for i in (0, 1):
+            ndim = len(eqn.invars[i].aval.shape)  # pyright: ignore[reportAttributeAccessIssue]
+            free = [a for a in range(ndim) if a not in contracted[i] and a not in batch[i]]
+            last, first = (*batch[i], *free, *contracted[i]), (*batch[i], *contracted[i], *free)
+            if tuple(range(ndim)) not in (last, first):
+                orders[i] = last
+    elif eqn.primitive.name == "conv_general_dilated":
+        numbers = eqn.params["dimension_numbers"]
+        for i, (a, b, *spatial) in enumerate((numbers.lhs_spec, numbers.rhs_spec)):
+            order = (a, *spatial, b) if i == 0 else (*spatial, b, a)
+            orders[i] = None if order == tuple(range(len(order))) else order
+    return orders

@@ -8,8 +8,6 @@ they take a product of two values within, and write out what is repeated from th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from xform.planner.flat import Cell, Flat, Step
 from xform.planner.work import fusible
 
@@ -28,7 +26,9 @@ _CHAIN = 5
 
 def fuses(step: Step) -> bool:
     """Whether a step may be part of a loop over elements."""
-    return step.name in ("repeat", "tie") or (step.name not in _REDUCTIONS and fusible(step.eqn))
+    return step.name in ("repeat", "tie", "transpose") or (
+        step.name not in _REDUCTIONS and fusible(step.eqn)
+    )
 
 
 class Fusion:
@@ -54,9 +54,15 @@ class Fusion:
         for step in flat.steps:
             if step.name in _REDUCTIONS and step.reads:
                 self._grow(step.makes[0], step.reads[0], outputs, 0)
+        # What is written for one reader is made again within another that fuses, if it is cheap.
+        self._repeated = {
+            s for s in flat.steps
+            if self._written[s] and fuses(s) and s.name not in _DEAR and s.name != "repeat"
+            and not _merges(s)
+        }  # fmt: skip
         self._leaves: dict[Step, dict[Cell, None]] = {}
         self.steps = [s for s in flat.steps if self._written[s]]
-        self.reads = [self._behind(s.reads) for s in self.steps]
+        self.reads = [self._behind(s) for s in self.steps]
 
     def sliced(self, cell: Cell) -> bool:
         """Whether a scanned input's slice is copied: a reader of it is no loop over elements."""
@@ -70,7 +76,8 @@ class Fusion:
             readers = {s for s in readers if s.name not in _REDUCTIONS}
         if any(not fuses(s) or s in self._absorbed for s in readers):
             return True
-        return len(readers) > 1 and (step.name in _DEAR or _merges(step))
+        dear = step.name in _DEAR or step.name == "transpose" or _merges(step)
+        return len(readers) > 1 and dear
 
     def _grow(self, cell: Cell, whole: Cell, outputs: set[Cell], depth: int) -> None:
         """Find where the result of a reduction is repeated: that is part of the library call."""
@@ -89,34 +96,34 @@ class Fusion:
             elif step.name == "sub" and step.reads[0] is whole and _ends_in(made, "exp"):
                 self._written[step] = False
 
-    def _behind(self, cells: Sequence[Cell]) -> dict[Cell, None]:
-        """The written values that some values are made from, in order. Without recursion."""
-        found: dict[Cell, None] = {}
-        for cell in cells:
-            maker = cell.maker
-            if maker is None or self._written[maker]:
-                found[cell] = None
-                continue
-            todo = [maker]
-            while todo:
-                step = todo[-1]
-                late = [
-                    c.maker
-                    for c in step.reads
-                    if c.maker and not self._written[c.maker] and c.maker not in self._leaves
-                ]
-                if step in self._leaves or not late:
-                    todo.pop()
-                    self._leaves.setdefault(step, self._direct(step))
-                todo += late
-            found.update(self._leaves[maker])
-        return {c: None for c in found if c.kind != "constant"}
+    def _inside(self, step: Step, reader: Step) -> bool:
+        """Whether a step is done within a reader of its result."""
+        fused = fuses(reader) and reader not in self._absorbed
+        return not self._written[step] or (fused and step in self._repeated)
+
+    def _behind(self, reader: Step) -> dict[Cell, None]:
+        """The written values that a step is made from, in order. Without recursion."""
+        todo = [reader]
+        while todo:
+            step = todo[-1]
+            late = [
+                c.maker
+                for c in step.reads
+                if c.maker and c.maker not in self._leaves and self._inside(c.maker, step)
+            ]
+            if step in self._leaves or not late:
+                todo.pop()
+                self._leaves.setdefault(step, self._direct(step))
+            todo += late
+        return self._leaves[reader]
 
     def _direct(self, step: Step) -> dict[Cell, None]:
         found: dict[Cell, None] = {}
         for cell in step.reads:
-            inside = cell.maker is not None and not self._written[cell.maker]
-            found.update(self._leaves[cell.maker] if inside and cell.maker else {cell: None})
+            if cell.maker is not None and self._inside(cell.maker, step):
+                found.update(self._leaves[cell.maker])
+            elif cell.kind != "constant":
+                found[cell] = None
         return found
 
 

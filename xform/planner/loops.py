@@ -62,8 +62,6 @@ def reshaped(prog: Program, shapes: Mapping[int, Shape]) -> Program:
     """
     key = "reshaped", tuple(sorted(shapes.items()))
     if key not in prog.cache:
-        if prog.consts:
-            raise ValueError("constants must be inputs")
         prog.cache[key] = trace(lambda *xs: _Reshaping(shapes).run(prog, xs), *prog.in_avals)
     return prog.cache[key]
 

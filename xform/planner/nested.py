@@ -14,16 +14,17 @@ from typing import Any
 import jax
 
 from xform.errors import BudgetInfeasible
-from xform.interpret.joint import Plan, analyze
+from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.node import Node, fork_p, gather
 from xform.ir import Mask, Program
-from xform.planner.budget import again_flops, kept_bytes
+from xform.planner.budget import again_flops, fit, kept_bytes, over_budget
 from xform.planner.choice import Choice, choice_of
 from xform.planner.cost import aval_bytes
 from xform.planner.decided import Plan as Decided
 from xform.planner.held import held_bytes, token
 from xform.planner.loops import Shape, fold, loops, reshaped
-from xform.planner.peak import liveness
+from xform.planner.peak import around, infeasible, liveness
+from xform.planner.record import record
 from xform.planner.saved import plan
 from xform.policies import Budget, MinCut, Policy, check
 
@@ -46,7 +47,7 @@ class Whole:
 
 
 def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
-    """The Plan of a whole program without constants, under a policy."""
+    """The Plan of a whole program, under a policy."""
     policy = check(policy)
     shapes = policy.shapes() if isinstance(policy, Decided) else {}
     joint = analyze(reshaped(prog, shapes) if shapes else prog, active, wanted)
@@ -57,26 +58,114 @@ def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
     if key not in joint.program.cache:
         peak = lambda how: liveness(how, backend).total_bytes
         measure = peak if policy.of == "peak" else waiting_bytes
-        flat = lambda: Whole(plan(joint, policy, top=True), {})
-        found = best(flat, nested(prog, active, wanted), measure, policy.bytes)
+        found = search(prog, active, wanted, policy, measure)
+        least = int(measure(found.how))
+        if least > policy.bytes and policy.of == "residuals":
+            raise over_budget(found.how, policy, least)
+        if least > policy.bytes:
+            raise infeasible(policy, found.how, least, "simulated")
         joint.program.cache[key] = found
     return joint.program.cache[key]
 
 
-def best(flat: Callable[[], Whole], others: Iterator[Whole], measure: Measure, most: float
-         ) -> Whole:  # fmt: skip
-    """The least work within `most`, of a plan of the loops as they are and of others."""
-    error = None
+def search(prog: Program, active: Mask, wanted: Mask, budget: Budget, measure: Measure) -> Whole:
+    """The least work within a budget, of plans with the loops as they are, split and nested.
+
+    If none is within it, the one with the fewest bytes.
+    """
+    joint = analyze(prog, active, wanted)
+    make = lambda how: plan(joint, how, top=True)
+    fits = lambda w: measure(w.how) <= budget.bytes
+    found = [Whole(p, {}) for p in _flat(joint, budget, make, measure)]
+    within = list(filter(fits, found))
+    if loops(prog) and not any(again_flops(w.how) == 0 for w in within):
+        over = [w.how for w in found if not fits(w)]
+        if within and over:
+            ends = min(over, key=measure), min((w.how for w in within), key=_work(measure))
+            found += split(prog, active, wanted, *ends, measure, budget.bytes)
+        found += nested(prog, active, wanted)
+        within = list(filter(fits, found))
+    if within:
+        return min(within, key=lambda w: _work(measure)(w.how))
+    return min(found, key=lambda w: measure(w.how))
+
+
+def _work(measure: Measure) -> Callable[[Plan], tuple[float, float]]:
+    return lambda how: (again_flops(how), measure(how))
+
+
+def _flat(joint: Joint, budget: Budget, make: Callable[[Any], Plan], measure: Measure
+          ) -> list[Plan]:  # fmt: skip
+    """Plans around a budget, with the loops as they are."""
+    if budget.of == "peak":
+        return around(budget.bytes, make, measure)
     try:
-        found = [flat()]
-    except BudgetInfeasible as caught:
-        found, error = [], caught
-    if not found or again_flops(found[0].how):
-        found += (w for w in others if measure(w.how) <= most)
-    if not found:
-        assert error is not None
-        raise error
-    return min(found, key=lambda w: again_flops(w.how))
+        return [make(MinCut()), fit(joint, budget, make)]
+    except BudgetInfeasible:
+        return [make(MinCut(0.0, 0.0))]
+
+
+def split(prog: Program, active: Mask, wanted: Mask, above: Plan, below: Plan, measure: Measure,
+          most: float) -> Iterator[Whole]:  # fmt: skip
+    """Plans between two: each loop as two in a row, the second of which keeps as `above` does."""
+    flat = reshaped(prog, {})
+    joint = analyze(flat, active, wanted)
+    place = _places(flat)
+    high, low = measure(above), measure(below)
+    nodes = [e.params["node"] for e in above.joint.first if e.primitive is fork_p]
+    twins = [e.params["node"] for e in joint.first if e.primitive is fork_p]
+    if high <= low or len(nodes) != len(twins):
+        return
+    trips = {place[id(n.eqn)]: n.trips for n in twins if id(n.eqn) in place and n.trips > 1}
+    part = (most - low) / (high - low)
+    for share in (part, 0.95 * part, 0.85 * part):
+        shapes = {i: ((n - round(share * n),), (round(share * n),)) for i, n in trips.items()}
+        shapes = {i: s for i, s in shapes.items() if all(k > 0 for (k,) in s)}
+        if not shapes:
+            return
+        found = _mixed(flat, active, wanted, shapes, above, below)
+        yield found
+        if measure(found.how) <= most:
+            return
+
+
+def _mixed(flat: Program, active: Mask, wanted: Mask, shapes: Shapes, above: Plan, below: Plan
+           ) -> Whole:  # fmt: skip
+    """The plan of split loops: what `below` keeps in the first, what `above` does in the second."""
+    prog = reshaped(flat, shapes)
+    joint = analyze(prog, active, wanted)
+    choice = choice_of(plan(joint, MinCut(), top=True))
+    place = _places(prog)
+    # Of each loop of the new program: which loop it was, and whether it is the later part.
+    origins = [(i, k > 0) for i, _ in enumerate(loops(flat)) for k in range(1 + (i in shapes))]
+    sources = {late: _by_place(p, flat) for late, p in ((True, above), (False, below))}
+    inner = dict(choice.inner)
+    for node in choice.inner:
+        if id(node.eqn) not in place:
+            continue
+        i, late = origins[place[id(node.eqn)]]
+        kept = sources[late or i not in shapes].get(i)
+        if kept is not None:
+            (as_was,), (now,) = kept.joints, node.joints
+            how = (above if late else below).inner[kept][0]
+            inner[node] = (record(choice_of(how), as_was, {}).choice(now, "split"),)
+    return Whole(plan(joint, dataclasses.replace(choice, inner=inner), True), shapes)
+
+
+def _by_place(how: Plan, flat: Program) -> dict[int, Node]:
+    """The loops of a plan's program, by their place."""
+    found: dict[int, Node] = {}
+    for node in how.inner:
+        body = node.eqn.params.get("jaxpr")
+        bodies = enumerate(eqn.params["jaxpr"] for eqn in loops(flat))
+        i = next((i for i, jaxpr in bodies if i not in found and jaxpr is body), None)
+        if node.loop and i is not None:
+            found[i] = node
+    return found
+
+
+def _places(prog: Program) -> dict[int, int]:
+    return {id(eqn): i for i, eqn in enumerate(loops(prog))}
 
 
 def waiting_bytes(how: Plan) -> int:
@@ -102,7 +191,7 @@ def nested(prog: Program, active: Mask, wanted: Mask) -> Iterator[Whole]:
         return
     flat = reshaped(prog, {})
     how = plan(analyze(flat, active, wanted), MinCut(), top=True)
-    place = {id(eqn): i for i, eqn in enumerate(loops(flat))}
+    place = _places(flat)
     large = {
         place[id(node.eqn)]: node
         for node, plans in how.inner.items()

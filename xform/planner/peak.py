@@ -54,28 +54,35 @@ def fit_peak(budget: Budget, make: Make, peak: Callable[[Plan], float]) -> Plan:
     Raises `BudgetInfeasible` with the lowest peak that was found. Cost: about ten solutions for a
     number of saved bytes, each traced and simulated.
     """
+    plans = around(budget.bytes, make, peak)
+    within = [p for p in plans if peak(p) <= budget.bytes]
+    if within:
+        return min(within, key=lambda p: (again_flops(p), peak(p)))
+    floor = min(plans, key=peak)
+    raise infeasible(budget, floor, int(peak(floor)), "simulated")
+
+
+def around(most_bytes: int, make: Make, peak: Callable[[Plan], float]) -> list[Plan]:
+    """Plans whose peaks close in on a number of bytes, from both sides where there are two."""
     most = make(MinCut())
-    if peak(most) <= budget.bytes:
-        return most
+    if peak(most) <= most_bytes:
+        return [most]
     least = make(MinCut(0.0, 0.0))
     tried = [most, least]
 
     def fits(saved: float) -> bool:
         tried.append(fit(most.joint, Budget(int(saved)), make))
-        return peak(tried[-1]) <= budget.bytes
+        return peak(tried[-1]) <= most_bytes
 
     low, high = float(kept_bytes(least)), float(kept_bytes(most))
-    if peak(least) > budget.bytes:
+    if peak(least) > most_bytes:
         # A wave may stand above: with more saved it may fit.
         tries = (low + part * (high - low) for part in _LOWER)
         low = next((saved for saved in tries if fits(saved)), low)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    within = [p for p in tried if peak(p) <= budget.bytes]
-    if within:
-        return min(within, key=lambda p: (again_flops(p), peak(p)))
-    raise infeasible(budget, min(tried, key=peak), int(min(map(peak, tried))), "simulated")
+    return tried
 
 
 def infeasible(budget: Budget, floor: Plan, least: int, how: str) -> BudgetInfeasible:

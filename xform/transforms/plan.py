@@ -10,17 +10,15 @@ import jax
 from xform._jax import cotangent_aval
 from xform.errors import WrongArgument
 from xform.interpret.joint import Plan as Parts
-from xform.interpret.joint import analyze
 from xform.memory.compiled import memory_analysis
 from xform.planner.budget import again_flops
 from xform.planner.choice import choice_of
 from xform.planner.cost import flops
 from xform.planner.decided import Plan
-from xform.planner.nested import Whole, best, nested, waiting_bytes
-from xform.planner.peak import fit_peak, infeasible, liveness
+from xform.planner.nested import Whole, search, waiting_bytes
+from xform.planner.peak import infeasible, liveness
 from xform.planner.record import record
 from xform.planner.rows import rows_of
-from xform.planner.saved import plan as plan_of
 from xform.policies import Budget, check, min_cut
 from xform.transforms.function import Tree, partial, positions
 from xform.transforms.inspect import Arguments, At, point, said
@@ -28,6 +26,11 @@ from xform.transforms.reverse import Policy, value_and_grad, vjp
 
 # How many programs are compiled, at most, for a budget of the peak.
 _COMPILES = 3
+# The first plan may be predicted to be over the budget by about as much as predictions are off.
+_OPTIMISM = 0.97
+# A lowest plan that is predicted to be over the budget by less than this factor is compiled all the
+# same, before the budget is refused.
+_OFF = 1.15
 # When the compiler has disagreed, the next plan leaves so much of the budget free.
 _MARGIN = 0.01
 
@@ -108,26 +111,28 @@ def _within(at: At, budget: Budget, backend: str,
             measured: Callable[[Whole], int] | None) -> Whole:  # fmt: skip
     """The plan that the compiler, or without it the simulation, puts within the budget."""
     ends = at.function.program, at.function.active(), at.function.differentiable()
-    joint = analyze(*ends)
-    make = lambda how: plan_of(joint, how, top=True)
-    scale = 1.0
+    scale = _OPTIMISM if measured else 1.0
     tried: dict[Parts, int] = {}
 
     def expected(how: Parts) -> float:
         return tried.get(how, scale * liveness(how, backend).total_bytes)
 
     while True:
-        flat = lambda: Whole(fit_peak(budget, make, expected), {})
-        whole = best(flat, nested(*ends), expected, budget.bytes)
+        whole = search(*ends, budget, expected)
+        how = whole.how
+        near = budget.bytes * (1.0 if measured is None else _OFF)
+        if how in tried:
+            raise infeasible(budget, how, tried[how], "compiled")
+        if expected(how) > near:
+            raise infeasible(budget, how, liveness(how, backend).total_bytes, "simulated")
         if measured is None:
             return whole
-        how = whole.how
         tried[how] = measured(whole)
         if tried[how] <= budget.bytes:
             return whole
         if len(tried) == _COMPILES:
-            least = min(tried, key=lambda p: tried[p])
-            raise infeasible(budget, least, tried[least], "compiled")
+            how = min(tried, key=lambda p: tried[p])
+            raise infeasible(budget, how, tried[how], "compiled")
         scale = (1 + _MARGIN) * tried[how] / max(liveness(how, backend).total_bytes, 1)
 
 

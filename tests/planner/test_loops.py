@@ -1,0 +1,133 @@
+"""Loops taken apart: the same values, and as few kept bytes as can be."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import xform
+from tests.reference import close
+from xform import errors, policies
+from xform.ir import evaluate, trace
+from xform.planner.loops import fold, loops, reshaped
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+W = np.cos(np.arange(36.0)).reshape(6, 6) / 3
+X = np.sin(np.arange(24.0)).reshape(4, 6)
+STEPS = np.sin(np.arange(30 * 24.0)).reshape(30, 4, 6)
+
+
+def recurrent(w, x, steps):
+    """Two loops, one of them in a call and in reverse; stacked outputs; a constant."""
+    step = lambda h, x: (jnp.tanh(h @ w + jnp.sin(x)), jnp.cos(h))
+    h, ys = lax.scan(step, x, steps)
+    h, zs = jax.jit(lambda h: lax.scan(step, h, steps, reverse=True))(h)
+    return jnp.sum(h**2) + jnp.sum(ys * zs)
+
+
+def final(w, x, steps):
+    """Two loops of which nothing but the last state is read."""
+    step = lambda h, x: (jnp.tanh(h @ w + jnp.sin(x)), None)
+    h, _ = lax.scan(step, x, steps)
+    h, _ = jax.jit(lambda h: lax.scan(step, h, steps, reverse=True))(h)
+    return jnp.sum(h**2)
+
+
+SHAPES = [((2, 15),), ((2, 3, 5),), ((10,), (20,)), ((4, 7), (2,)), ((30, 1),), ((1, 30),),
+          ((1,), (29,))]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_are_the_same(shape) -> None:
+    prog = trace(lambda *xs: [recurrent(*xs)], W, X, STEPS)
+    assert [eqn.params["length"] for eqn in loops(prog)] == [30, 30]
+    (want,) = evaluate(prog, [W, X, STEPS])
+    for places in ((0,), (1,), (0, 1)):
+        apart = reshaped(prog, dict.fromkeys(places, shape))
+        close(evaluate(apart, [W, X, STEPS])[0], want, 1e-12)
+
+
+def test_a_shape_of_another_length_is_refused() -> None:
+    prog = trace(lambda *xs: [recurrent(*xs)], W, X, STEPS)
+    with pytest.raises(ValueError, match="no shape of a loop of 30 steps"):
+        reshaped(prog, {0: ((4, 7),)})
+
+
+def kept(shape, state: int, step: int) -> int:
+    """Bytes kept by a shape: the states of all outer trips, and the innermost trips' steps."""
+    total = 0
+    for part in shape:
+        *outer, inner = part
+        total += state * sum(outer) + step * inner
+    return total
+
+
+@pytest.mark.parametrize("length", [2, 3, 7, 12, 36, 97])
+@pytest.mark.parametrize(("state", "step"), [(1, 1), (1, 5), (3, 4)])
+def test_the_shape_of_one_level_is_the_best_of_all(length: int, state: int, step: int) -> None:
+    shape, found = fold(length, 1, state, step)
+    assert sum(map(math.prod, shape)) == length
+    assert found == kept(shape, state, step)
+    every = [((length,),)]
+    for k, n in itertools.product(range(2, length + 1), range(2, length + 1)):
+        if k * n <= length:
+            rest = length - k * n
+            every.append(((k, n), *([(rest,)] if rest else [])))
+    assert found <= min(kept(s, state, step) for s in every if len(s[0]) > 1 or length < 4)
+
+
+def test_more_levels_keep_less() -> None:
+    sizes = [fold(1000, depth, 1, 3)[1] for depth in range(4)]
+    assert sizes == sorted(sizes, reverse=True)
+    # (d + 1) (N r)^(1 / (d + 1)), up to what does not divide.
+    for depth, n in enumerate(sizes):
+        assert n <= 1.25 * (depth + 1) * 3000 ** (1 / (depth + 1))
+
+
+@pytest.mark.parametrize("part", [0.8, 0.5, 0.2, 0.15])
+def test_a_budget_takes_loops_apart(part: float) -> None:
+    most = xform.residuals(final, W, X, STEPS).total_bytes
+    budget = policies.budget(int(part * most))
+    made = xform.plan(final, W, X, STEPS, argnums=None, policy=budget, verify=False)
+    assert made.saved_bytes <= part * most
+    _, pull = xform.vjp(final, W, X, STEPS, policy=budget)
+    close(pull(1.0), jax.grad(final, (0, 1, 2))(W, X, STEPS), 1e-12)
+
+
+def test_less_budget_is_more_work() -> None:
+    most = xform.residuals(final, W, X, STEPS).total_bytes
+    work = []
+    for part in (1.0, 0.8, 0.6, 0.4, 0.2, 0.15):
+        policy = policies.budget(int(part * most))
+        made = xform.plan(final, W, X, STEPS, argnums=None, policy=policy, verify=False)
+        work.append(made.again_flops)
+    assert work == sorted(work)
+    assert work[0] == 0
+
+
+def test_a_plan_with_loops_apart_is_loaded(tmp_path) -> None:
+    most = xform.residuals(final, W, X, STEPS).total_bytes
+    policy = policies.budget(most // 6)
+    made = xform.plan(final, W, X, STEPS, argnums=None, policy=policy, verify=False)
+    assert made.shapes()
+    made.save(tmp_path / "plan.json")
+    loaded = xform.Plan.load(tmp_path / "plan.json")
+    _, pull = xform.vjp(final, W, X, STEPS, policy=loaded)
+    close(pull(1.0), jax.grad(final, (0, 1, 2))(W, X, STEPS), 1e-12)
+    with pytest.raises(errors.OtherProgram):
+        xform.vjp(final, W, X, STEPS[:20], policy=loaded)
+
+
+def test_second_derivatives_and_batches_of_loops_apart() -> None:
+    policy = policies.budget(xform.residuals(final, W, X, STEPS).total_bytes // 4)
+    f = lambda x: final(W, x, STEPS)
+    g = xform.grad(f, policy=policy)
+    xs = np.stack([X, 2 * X])
+    close(jax.jit(jax.vmap(g))(xs), jax.vmap(jax.grad(f))(xs), 1e-12)
+    ours = xform.jvp(jax.jit(g), (X,), (X,))[1]
+    close(ours, jax.jvp(jax.grad(f), (X,), (X,))[1], 1e-11)
