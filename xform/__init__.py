@@ -11,6 +11,7 @@ from xform.transforms.checkpoint import checkpoint as remat
 from xform.transforms.forward import jvp, linearize
 from xform.transforms.inspect import residuals
 from xform.transforms.jacobian import hessian, hvp, jacfwd, jacobian, jacrev
+from xform.transforms.pareto import pareto
 from xform.transforms.plan import plan
 from xform.transforms.reverse import fwd_and_bwd, grad, linear_transpose, value_and_grad, vjp
 from xform.transforms.while_loop import while_checkpoints
@@ -31,6 +32,7 @@ __all__ = [
     "linear_transpose",
     "linearize",
     "memory_analysis",
+    "pareto",
     "plan",
     "policies",
     "remat",

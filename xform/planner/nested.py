@@ -8,12 +8,14 @@ and keeps, for that trip, what a minimum cut says.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
-from xform.errors import BudgetInfeasible
+from xform._jax import frame
+from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.node import Node, fork_p, gather
 from xform.ir import Mask, Program
@@ -49,7 +51,7 @@ class Whole:
 def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
     """The Plan of a whole program, under a policy."""
     policy = check(policy)
-    shapes = policy.shapes() if isinstance(policy, Decided) else {}
+    shapes = _recorded(policy, prog) if isinstance(policy, Decided) else {}
     joint = analyze(reshaped(prog, shapes) if shapes else prog, active, wanted)
     if not isinstance(policy, Budget):
         return Whole(plan(joint, policy, top=True), shapes)
@@ -66,6 +68,24 @@ def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
             raise infeasible(policy, found.how, least, "simulated")
         joint.program.cache[key] = found
     return joint.program.cache[key]
+
+
+def _recorded(made: Decided, prog: Program) -> Shapes:
+    """The shapes of a recorded plan's loops; `OtherProgram` if the program has no such loops."""
+    shapes, here = made.shapes(), loops(prog)
+    for i, shape in shapes.items():
+        then = sum(map(math.prod, shape))
+        now = here[i].params["length"] if i < len(here) else None
+        if now != then:
+            has = f"one of {now}" if now is not None else "none"
+            raise OtherProgram(
+                repr(made),
+                f"it was made for another program: in place {i} the plan has a loop of {then} "
+                f"steps, the program {has}",
+                frame(here[i]) if now is not None else "",
+                "make a new plan with xform.plan for this function and these shapes",
+            )
+    return shapes
 
 
 def search(prog: Program, active: Mask, wanted: Mask, budget: Budget, measure: Measure) -> Whole:

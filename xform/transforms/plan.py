@@ -76,7 +76,7 @@ def plan(
     >>> x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
     >>> small = xform.plan(loss, w, x, policy=xform.policies.budget("100 KiB"), verify=False)
     >>> [(row.value, row.decision, row.loops) for row in small]
-    [('scan.0/carry.0', 'SAVE', (12,)), ('scan.0/dot_general.0', 'RECOMPUTE', (12,))]
+    [('scan.0/carry.0', 'SAVE', (12,)), ('scan.0/cos.2', 'RECOMPUTE', (12,))]
     >>> small.saved_bytes
     98304
     """

@@ -1,0 +1,41 @@
+"""The curve of bytes against work."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+
+import xform
+
+W = np.cos(np.arange(4 * 64 * 64.0)).reshape(4, 64, 64).astype(np.float32) / 8
+X = np.sin(np.arange(64 * 64.0)).reshape(64, 64).astype(np.float32)
+
+
+def loss(w, x):
+    for i in range(4):
+        x = jnp.sin(jnp.tanh(x @ w[i]) @ w[i])
+    return jnp.sum(x)
+
+
+def test_less_bytes_are_more_work(tmp_path) -> None:
+    curve = xform.pareto(loss, W, X, points=4)
+    ours = [p for p in curve if not p.stock]
+    assert ours[0].again_flops == 0
+    for a, b in itertools.pairwise(ours):
+        assert (b.peak_bytes, -b.again_flops) <= (a.peak_bytes, -a.again_flops)
+    names = [p.name for p in curve if p.stock]
+    assert names[0] == "everything_saveable"
+    assert "dots_saveable" in names
+    assert len(curve) == len(ours) + 4
+    text = str(curve)
+    assert all(name in text for name in names)
+    curve.plot(tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 5000
+    assert len(curve.to_dict()["points"]) == len(curve)
+
+
+def test_without_compiling_bytes_are_simulated() -> None:
+    curve = xform.pareto(loss, W, X, points=2, verify=False)
+    made = xform.plan(loss, W, X, verify=False)
+    assert not curve.compiled
+    assert next(iter(curve)).peak_bytes == made.predicted_bytes

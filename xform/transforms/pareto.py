@@ -1,0 +1,96 @@
+"""`pareto`: what each number of bytes costs in work, beside the stock policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from xform import policies
+from xform.errors import BudgetInfeasible
+from xform.planner.decided import Plan
+from xform.planner.front import Pareto, Point
+from xform.transforms.function import Tree
+from xform.transforms.plan import plan
+
+_STOCK = (
+    "everything_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "nothing_saveable",
+)
+
+
+def pareto(
+    f: Callable[..., Any],
+    *args: Tree,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    target: str | None = None,
+    points: int = 8,
+    verify: bool = True,
+) -> Pareto:
+    """The bytes of differentiating `f` against the work that is run again.
+
+    Args:
+      f: pure function of pytrees of arrays that returns a scalar.
+      *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
+      argnums: position or positions of the arguments to differentiate.
+      has_aux: whether `f` returns a pair, of which only the first is differentiated.
+      target: the backend; None is JAX's default.
+      points: how many budgets are planned, from what `min_cut` takes down to the floor.
+      verify: whether xform's plans are compiled; without, their bytes are simulated.
+
+    Returns:
+      A `Pareto`: prints as a table, draws itself with `plot(path)`. Beside the budgets stand all of
+      JAX's stock policies, from everything saved, as `jax.grad` does, to nothing, each for the
+      whole function.
+
+    Raises:
+      WrongArgument: as `xform.plan`.
+
+    Cost: `points` plans, each compiled once to three times, and four for the stock policies.
+
+    >>> curve = xform.pareto(lambda x: jnp.sum(jnp.sin(x @ x) @ x), jnp.ones((64, 64)), points=2)
+    >>> [p.name for p in curve if p.stock][0]
+    'everything_saveable'
+    """
+    how: dict[str, Any] = {"argnums": argnums, "has_aux": has_aux, "target": target}
+    first = plan(f, *args, **how, verify=verify)
+    made = [first]
+    low = _floor(f, args, how, first)
+    for i in range(1, points):
+        budget = round(_peak(first) + (low - _peak(first)) * i / max(points - 1, 1))
+        try:
+            policy = policies.budget(budget, of="peak")
+            made.append(plan(f, *args, **how, policy=policy, verify=verify))
+        except BudgetInfeasible:
+            continue
+    ours = [_point(p.policy, p, False) for p in dict.fromkeys(made)]
+    ours.sort(key=lambda p: -p.peak_bytes)
+    stock = [
+        _point(name, plan(f, *args, **how, policy=getattr(jax.checkpoint_policies, name),
+                          verify=verify), True)
+        for name in _STOCK
+    ]  # fmt: skip
+    return Pareto(first.function, first.target, verify, (*ours, *stock))
+
+
+def _point(name: str, made: Plan, stock: bool) -> Point:
+    # A backward pass is two forward ones.
+    time = 1 + made.again_flops / max(3 * made.forward_flops, 1)
+    return Point(name, stock, _peak(made), made.again_flops, time)
+
+
+def _peak(made: Plan) -> int:
+    return made.predicted_bytes if made.compiled_bytes is None else made.compiled_bytes
+
+
+def _floor(f: Any, args: Any, how: dict[str, Any], first: Plan) -> int:
+    """The lowest simulated peak."""
+    try:
+        plan(f, *args, **how, policy=policies.budget(0, of="peak"), verify=False)
+    except BudgetInfeasible as error:
+        return min(error.floor_bytes, _peak(first))
+    return _peak(first)
