@@ -218,6 +218,11 @@ def trace_of(x: Any) -> Any:
     return x._trace if isinstance(x, Tracer) else None
 
 
+def batched(x: Any) -> bool:
+    """Whether a value stands for a batch, under `vmap`."""
+    return type(trace_of(x)).__name__ == "BatchTrace"
+
+
 def staging() -> bool:
     """Whether operations are being staged (under `jit`, in a loop's body), not run.
 

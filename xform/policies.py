@@ -96,11 +96,13 @@ class Budget:
       bytes: how many.
       of: "residuals" for what is saved, "peak" for arguments, outputs and all that is live between.
       solver: "auto" or "exact".
+      batch: how many examples shared the bytes that were given; None if that was not said.
     """
 
     bytes: int
     of: str = "residuals"
     solver: str = "auto"
+    batch: int | None = None
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
         """False."""
@@ -166,7 +168,7 @@ save_dots_with_no_batch_dims = Dots("save_dots_with_no_batch_dims", batch=False)
 
 
 def budget(
-    amount: int | str, of: str = "residuals", batch: int = 1, solver: str = "auto"
+    amount: int | str, of: str = "residuals", batch: int | None = None, solver: str = "auto"
 ) -> Budget:
     """Fit the backward pass into so many bytes, and run the least work again.
 
@@ -177,7 +179,8 @@ def budget(
         pass has in work. `"peak"`: arguments, outputs and the peak of all that is live between, of
         the differentiated function, as simulated; `xform.plan` verifies it with the compiler.
       batch: how many examples share the bytes. Under `vmap` a function is planned for one example:
-        give the size of the batch.
+        give the size of the batch. Without it, the bytes are those of one example there, and a
+        warning says so.
       solver: `"exact"` to solve programs of any size by integer programming (within the limits of
         HiGHS: minutes from 10,000 equations on); `"auto"` does so up to 3,000 equations.
 
@@ -212,11 +215,11 @@ def budget(
             raise WrongArgument(
                 asked, f"{name}={given!r} is not known", "", f"give one of {', '.join(known)}"
             )
-    if batch < 1:
+    if batch is not None and batch < 1:
         raise WrongArgument(
             asked, f"batch={batch!r} is no number of examples", "", "give a positive integer"
         )
-    return Budget(n // batch, of, solver)
+    return Budget(n // (batch or 1), of, solver, batch)
 
 
 def save_only_these_names(*names: str) -> Names:

@@ -131,6 +131,36 @@ def test_random_numbers_are_not_drawn_again_at_any_budget() -> None:
         xform.residuals(f, x, key, argnums=0, policy=policies.budget(10))
 
 
+@pytest.mark.usefixtures("x64")
+def test_a_batch_shares_its_bytes_or_is_warned_of() -> None:
+    most = xform.residuals(unrolled, WS, X).total_bytes
+    xs = np.stack([X, 2 * X, 3 * X])
+    want = jax.vmap(jax.grad(unrolled), (None, 0))(WS, xs)
+    alone = xform.grad(unrolled, policy=policies.budget(most // 2))
+    with pytest.warns(UserWarning, match="bounds the bytes of one example"):
+        close(jax.jit(jax.vmap(alone, (None, 0)))(WS, xs), want, 1e-9)
+    shared = policies.budget(3 * most // 2, batch=3)
+    assert shared.bytes == most // 2
+    close(jax.jit(jax.vmap(xform.grad(unrolled, policy=shared), (None, 0)))(WS, xs), want, 1e-9)
+
+
+@pytest.mark.parametrize("how", [{"of": "sum"}, {"solver": "guess"}, {"batch": 0}])
+def test_other_arguments_that_are_none(how) -> None:
+    with pytest.raises(errors.WrongArgument, match="budget"):
+        policies.budget(1, **how)
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_exact_solver_can_be_asked_for() -> None:
+    most = xform.residuals(unrolled, WS, X).total_bytes
+    auto, exact = (
+        xform.plan(unrolled, WS, X, policy=policies.budget(most // 2, solver=s), verify=False)
+        for s in ("auto", "exact")
+    )
+    assert exact.again_flops <= auto.again_flops
+    assert exact.saved_bytes <= most // 2
+
+
 @pytest.mark.parametrize("amount", [-1, "-3 GiB", "much", "3 bananas", 1.5, None, float("nan")])
 def test_amounts_that_are_none(amount) -> None:
     with pytest.raises(errors.WrongArgument, match="not a number of bytes"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import staging
+from xform._jax import batched, staging
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.planner.nested import planned
 from xform.planner.saved import plan
-from xform.policies import min_cut
+from xform.policies import Budget, min_cut
 from xform.table import Value
 from xform.transforms import eager
 from xform.transforms.check import check_input, check_output, check_scalar
@@ -75,6 +76,12 @@ def _vjp(at: Call, policy: Policy) -> Any:
     else:
         fun, args = function(at)
         by = min_cut if policy is None else policy
+        if isinstance(by, Budget) and by.batch is None and any(map(batched, args)):
+            warnings.warn(
+                f"under vmap, {by!r} bounds the bytes of one example: pass "
+                "budget(..., batch=n) for those of a batch of n",
+                stacklevel=2,
+            )
         how = planned(fun.program, fun.active(), fun.differentiable(), by).how
         outs, kept = emit.forward(how, args)
         y, aux = fun.outputs(outs)
