@@ -1,0 +1,115 @@
+"""How long planning takes: flat programs, a large loop body, many layers."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import xform
+from experiments.bench_step.run import transformer
+from experiments.report import write_table
+from xform.interpret.joint import Joint, analyze
+from xform.ir import trace
+from xform.planner.saved import plan
+
+HERE = Path(__file__).parent
+HEAD = ["program", "equations of the joint", "seconds: trace", "analyze and plan", "all", "GB"]
+
+
+def chain(n: int) -> Callable[[jax.Array], jax.Array]:
+    """So many elementwise operations in a row."""
+
+    def f(x: jax.Array) -> jax.Array:
+        for _ in range(n // 2):
+            x = jnp.sin(x) * 1.01
+        return jnp.sum(x)
+
+    return f
+
+
+def body(n: int) -> Callable[[jax.Array], jax.Array]:
+    """A loop with so many operations in its body."""
+    return lambda x: jnp.sum(lax.scan(lambda x, _: (chain(n)(x) + x, None), x, None, length=4)[0])
+
+
+def layers(n: int) -> Callable[[jax.Array], jax.Array]:
+    """So many equal layers, one after the other."""
+
+    def f(x: jax.Array) -> jax.Array:
+        for _ in range(n):
+            x = x + jnp.tanh(jax.nn.silu(x @ x) @ x) * jax.nn.softmax(x @ x)
+        return jnp.sum(x)
+
+    return f
+
+
+CASES = {
+    "a chain, 100,000 equations in its joint": lambda: (chain(40_000), jnp.ones(4)),
+    "a loop body of 10,000": lambda: (body(10_000), jnp.ones(4)),
+    "12 layers": lambda: (layers(12), jnp.ones((8, 8))),
+    "96 layers": lambda: (layers(96), jnp.ones((8, 8))),
+}
+
+
+def count(joint: Joint) -> int:
+    """Equations of a joint, and of those within its nodes."""
+    inner = {j for e in joint.first if "node" in e.params for j in e.params["node"].joints}
+    return len(joint.first) + len(joint.second) + sum(map(count, inner))
+
+
+def one(name: str) -> None:
+    """Measure one case, and print its row."""
+    f, x = CASES[name]()
+    start = time.perf_counter()
+    prog = trace(lambda x: [f(x)], x)
+    traced = time.perf_counter()
+    joint = analyze(prog, (True,))
+    plan(joint, xform.policies.min_cut, top=True)
+    end = time.perf_counter()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    cells = [f"{count(joint):,}", f"{traced - start:.2f}", f"{end - traced:.2f}",
+             f"{end - start:.2f}", f"{memory:.2f}"]  # fmt: skip
+    print("|".join([name, *cells]))
+
+
+def lowered() -> float:
+    """Trace + lower of 48 unrolled transformer layers, as a multiple of `jax.grad`'s."""
+    loss, args = transformer(False, None, depth=48)
+    seconds: list[float] = []
+    for transform in (jax.value_and_grad, xform.value_and_grad):
+        start = time.perf_counter()
+        jax.jit(lambda *a, t=transform: t(loss)(*a)).lower(*args)
+        seconds.append(time.perf_counter() - start)
+    return seconds[1] / seconds[0]
+
+
+def main() -> None:
+    """Measure each case in a process of its own, and write the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--one")
+    options = parser.parse_args()
+    if options.one:
+        one(options.one)
+        return
+    rows: list[list[str]] = []
+    for name in CASES:
+        command = [sys.executable, "-m", "experiments.planner.size", "--one", name]
+        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        rows.append(out.strip().splitlines()[-1].split("|"))
+        print(rows[-1], flush=True)
+    ratio = f"{lowered():.2f} of jax.grad's"
+    rows.append(["48 unrolled transformer layers, trace and lower", "", "", "", ratio, ""])
+    write_table(HERE, HEAD, rows, "size")
+
+
+if __name__ == "__main__":
+    main()
