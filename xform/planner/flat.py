@@ -38,7 +38,7 @@ class Cell:
 
 @dataclasses.dataclass(eq=False)
 class Step:
-    """One operation; `late` if it comes after a second input, in program order."""
+    """One operation: what it is called, the equation that it is or is part of, its values."""
 
     name: str
     eqn: JaxprEqn

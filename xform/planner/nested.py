@@ -143,7 +143,10 @@ def split(prog: Program, active: Mask, wanted: Mask, above: Plan, below: Plan, m
         shapes = {i: s for i, s in shapes.items() if all(k > 0 for (k,) in s)}
         if not shapes:
             return
-        found = _mixed(flat, active, wanted, shapes, above, below)
+        try:
+            found = _mixed(flat, active, wanted, shapes, above, below)
+        except OtherProgram:  # a body that traces otherwise, in a loop of another length
+            return
         yield found
         if measure(found.how) <= most:
             return
