@@ -88,6 +88,16 @@ def test_a_budget_of_the_peak_is_kept_by_the_compiler(f, part: float) -> None:
     assert total == made.compiled_bytes
 
 
+def test_donated_arguments_are_counted_once() -> None:
+    usual = xform.plan(unrolled, W, X)
+    donated = xform.plan(unrolled, W, X, donate_argnums=0)
+    assert usual.predicted_bytes - donated.predicted_bytes == W.nbytes
+    assert usual.compiled_bytes is not None
+    assert donated.compiled_bytes is not None
+    spared = usual.compiled_bytes - donated.compiled_bytes
+    assert 0.8 * W.nbytes <= spared <= W.nbytes
+
+
 def test_a_peak_below_the_floor_is_refused() -> None:
     with pytest.raises(errors.BudgetInfeasible) as caught:
         xform.plan(scanned, W, X, policy=policies.budget("1 KiB", of="peak"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ import jax
 from xform._jax import cotangent_aval
 from xform.errors import WrongArgument
 from xform.interpret.joint import Plan as Parts
+from xform.interpret.node import gather
 from xform.memory.compiled import memory_analysis
 from xform.planner.budget import again_flops
 from xform.planner.choice import choice_of
-from xform.planner.cost import flops
+from xform.planner.cost import aval_bytes, flops
 from xform.planner.decided import Plan
 from xform.planner.nested import Whole, search, waiting_bytes
 from xform.planner.peak import infeasible, liveness
@@ -83,31 +85,34 @@ def plan(
     backend = _backend(target)
     policy = check(min_cut if policy is None else policy)
     at, given = point("plan", f, args, argnums, has_aux), Arguments(args)
+    ones = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    donated = given.donated(positions(ones, len(args), "plan")) if ones else ()
+    alias = _alias(at, [jax.typeof(given.arrays()[i]) for i in donated])
+    peak = lambda how: liveness(how, backend).total_bytes - alias
     compiled: list[int] = []
 
+    def made(whole: Whole, compiled: int | None, compiles: int) -> Plan:
+        predicted = peak(whole.how)
+        return _plan(at, policy, whole, backend, predicted, compiled, compiles)
+
     def measured(whole: Whole) -> int:
-        made = _plan(at, policy, whole, backend, None, 0)
-        run = _derivative(f, argnums, has_aux, made, at)
-        flat = lambda arrays, ct: run(given.filled(arrays)[1], ct)
-        ones = [donate_argnums] if isinstance(donate_argnums, int) else donate_argnums
-        donated = given.donated(tuple(range(len(args))[i] for i in ones))
-        step = jax.jit(
-            lambda ct, *arrays: flat(arrays, ct), donate_argnums=[i + 1 for i in donated]
-        )
+        run = _derivative(f, argnums, has_aux, made(whole, None, 0), at)
+        flat = lambda ct, *arrays: run(given.filled(arrays)[1], ct)
+        step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
         with jax.default_device(jax.devices(backend)[0]):
             compiled.append(memory_analysis(step, _cotangent(at), *given.arrays()).total_bytes)
         return compiled[-1]
 
     if isinstance(policy, Budget) and policy.of == "peak":
-        whole = _within(at, policy, backend, measured if verify else None)
+        whole = _within(at, policy, peak, measured if verify else None)
     else:
         whole = at.planned(policy)
         if verify:
             measured(whole)
-    return _plan(at, policy, whole, backend, compiled[-1] if compiled else None, len(compiled))
+    return made(whole, compiled[-1] if compiled else None, len(compiled))
 
 
-def _within(at: At, budget: Budget, backend: str,
+def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
             measured: Callable[[Whole], int] | None) -> Whole:  # fmt: skip
     """The plan that the compiler, or without it the simulation, puts within the budget."""
     ends = at.function.program, at.function.active(), at.function.differentiable()
@@ -115,7 +120,7 @@ def _within(at: At, budget: Budget, backend: str,
     tried: dict[Parts, int] = {}
 
     def expected(how: Parts) -> float:
-        return tried.get(how, scale * liveness(how, backend).total_bytes)
+        return tried.get(how, scale * peak(how))
 
     while True:
         whole = search(*ends, budget, expected)
@@ -124,7 +129,7 @@ def _within(at: At, budget: Budget, backend: str,
         if how in tried:
             raise infeasible(budget, how, tried[how], "compiled")
         if expected(how) > near:
-            raise infeasible(budget, how, liveness(how, backend).total_bytes, "simulated")
+            raise infeasible(budget, how, peak(how), "simulated")
         if measured is None:
             return whole
         tried[how] = measured(whole)
@@ -133,11 +138,24 @@ def _within(at: At, budget: Budget, backend: str,
         if len(tried) == _COMPILES:
             how = min(tried, key=lambda p: tried[p])
             raise infeasible(budget, how, tried[how], "compiled")
-        scale = (1 + _MARGIN) * tried[how] / max(liveness(how, backend).total_bytes, 1)
+        scale = (1 + _MARGIN * len(tried) ** 2) * tried[how] / max(peak(how), 1)
 
 
-def _plan(at: At, policy: Policy, whole: Whole, backend: str, compiled: int | None,
-          compiles: int) -> Plan:  # fmt: skip
+def _alias(at: At, donated: Sequence[Any]) -> int:
+    """Bytes of outputs that take the memory of donated arguments of their shape and dtype."""
+    free = collections.Counter((a.shape, a.dtype) for a in donated)
+    total = 0
+    outputs = [*at.function.signature.out_avals, *gather(at.function.program.in_avals,
+                                                         at.function.active())]  # fmt: skip
+    for a in outputs:
+        if free[a.shape, a.dtype]:
+            free[a.shape, a.dtype] -= 1
+            total += aval_bytes(a)
+    return total
+
+
+def _plan(at: At, policy: Policy, whole: Whole, backend: str, predicted: int,
+          compiled: int | None, compiles: int) -> Plan:  # fmt: skip
     how = whole.how
     seen = liveness(how, backend)
     return Plan(
@@ -148,7 +166,7 @@ def _plan(at: At, policy: Policy, whole: Whole, backend: str, compiled: int | No
         saved_bytes=waiting_bytes(how),
         forward_flops=flops(at.function.program),
         again_flops=again_flops(how),
-        predicted_bytes=seen.total_bytes,
+        predicted_bytes=predicted,
         compiled_bytes=compiled,
         compiles=compiles,
         live=seen.live,
