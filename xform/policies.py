@@ -72,11 +72,14 @@ class MinCut:
     Attributes:
       price: of a FLOP of work that does not fuse, in bytes. Infinite: it is never run again.
       then: the price after the part `at` of each program, which is between 0 and 1.
+      written: the price of saving what would else be fused and not written to memory, for each of
+        its bytes; of two values as large, that of a product is then saved.
     """
 
     price: float = math.inf
     then: float = math.inf
     at: float = 1.0
+    written: float = 0.0
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
         """Whether a primitive is one that is costly to run again."""

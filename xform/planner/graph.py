@@ -20,6 +20,7 @@ from xform.interpret.joint import Joint, Plan, live, reads_of
 from xform.interpret.node import Node
 from xform.planner.cost import aval_bytes
 from xform.planner.mincut import min_cut
+from xform.planner.work import fusible
 
 # Of an equation: the price of running it again, in bytes; infinite if it must not be.
 Price = Callable[[JaxprEqn], float]
@@ -38,11 +39,12 @@ class _Edges:
 
 
 def cheapest(joint: Joint, inner: dict[Node, tuple[Plan, ...]], price: Price,
-             sizes: Mapping[Var, float]) -> frozenset[Var]:  # fmt: skip
+             sizes: Mapping[Var, float], written: float = 0.0) -> frozenset[Var]:  # fmt: skip
     """The values to save, of those that the second part of a Joint could read.
 
     `sizes` are bytes of values where they are not those of their type: of inputs (what it costs
-    that they be read), and of tokens.
+    that they be read), and of tokens. `written` is the price of saving what would else be fused,
+    for each of its bytes.
     """
     wanted = {v for eqn in joint.second for v in reads_of(eqn, inner)}
     wanted.update(v for v in joint.second_outputs if isinstance(v, Var))
@@ -65,8 +67,10 @@ def cheapest(joint: Joint, inner: dict[Node, tuple[Plan, ...]], price: Price,
             if v in inputs or v in joint.producer:
                 edges.add(at(v), again, math.inf)
         saved = eqn.primitive.name != "name"
+        extra = 1 + written * fusible(eqn)
         for v in eqn.outvars:
-            size = sizes.get(v, aval_bytes(v.aval)) if saved and v not in joint.free else math.inf
+            size = extra * sizes.get(v, aval_bytes(v.aval))
+            size = size if saved and v not in joint.free else math.inf
             edges.add(again, at(v), size)
     for v in wanted:
         edges.add(at(v), sink, math.inf)

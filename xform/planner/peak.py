@@ -8,6 +8,7 @@ those whose simulated peak fits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from xform.errors import BudgetInfeasible
@@ -23,6 +24,9 @@ from xform.text import human_bytes
 
 # How many numbers of saved bytes are tried.
 _HALVINGS, _LOWER = 7, (0.5, 0.25, 0.1)
+# Prices of a FLOP, in bytes, at which plans are tried that save products rather than what is made
+# from them: a compiler that fuses the one keeps the other live beside it.
+_PRICES, _WRITTEN = (math.inf, 0.1, 0.01, 0.001, 0.0), 1 / 128
 
 Make = Callable[[MinCut | Choice], Plan]
 
@@ -68,7 +72,7 @@ def around(most_bytes: int, make: Make, peak: Callable[[Plan], float]) -> list[P
     if peak(most) <= most_bytes:
         return [most]
     least = make(MinCut(0.0, 0.0))
-    tried = [most, least]
+    tried = [most, least, *(make(MinCut(p, p, written=_WRITTEN)) for p in _PRICES)]
 
     def fits(saved: float) -> bool:
         tried.append(fit(most.joint, Budget(int(saved)), make))

@@ -111,7 +111,7 @@ class _Walk:
                     return math.inf
             return price(eqn, policy.price if place[id(eqn)] < half else policy.then)
 
-        saved = cheapest(joint, self.inner, cost, sizes)
+        saved = cheapest(joint, self.inner, cost, sizes, policy.written)
         for v, node in forks.items():
             if v not in saved and cost(joint.producer[v]) < math.inf:
                 self.rerun.add(node)
