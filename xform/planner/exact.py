@@ -220,6 +220,6 @@ def _nested(model: _Model, parts: dict[Joint, _Part], part: _Part, node: Node, a
             if any(node.stacked(how)):
                 model.size[columns[u]] += part.times * node.trips * aval_bytes(u.aval)
             for v, on, already in zip(atoms, node.reads(how), always, strict=False):
-                if on and not already and v in part.needed:
+                if on and not already and isinstance(v, Var) and v in part.needed:
                     model.row((part.needed[v], 1.0), (columns[u], -1.0))
     return [v for v, on in zip(atoms, always, strict=False) if on and isinstance(v, Var)]
