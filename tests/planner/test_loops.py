@@ -124,7 +124,7 @@ def test_a_plan_with_loops_apart_is_loaded(tmp_path) -> None:
 
 
 def test_second_derivatives_and_batches_of_loops_apart() -> None:
-    policy = policies.budget(xform.residuals(final, W, X, STEPS).total_bytes // 4)
+    policy = policies.budget(xform.residuals(final, W, X, STEPS).total_bytes // 4, batch=1)
     f = lambda x: final(W, x, STEPS)
     g = xform.grad(f, policy=policy)
     xs = np.stack([X, 2 * X])
