@@ -47,7 +47,12 @@ def main() -> None:
             (0.05, "the states", states(loss, args)),
         ):
             policy = xform.policies.budget(int(part * amount))
-            made = xform.plan(loss, *args, policy=policy)
+            try:
+                made = xform.plan(loss, *args, policy=policy)
+            except xform.errors.BudgetInfeasible as error:
+                least = f"refused: floor {error.floor_bytes / MIB:.2f}"
+                rows.append([name, f"{part:.0%} of {of}", least, *[""] * 6])
+                continue
             step = jax.jit(xform.value_and_grad(loss, policy=made)).lower(*args).compile()
             far = jax.tree.map(
                 lambda a, b: float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))),
