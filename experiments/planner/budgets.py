@@ -86,8 +86,7 @@ def main() -> None:
     rows = [sweep(name, options.points) for name in options.names]
     for row in rows:
         print(row)
-    if options.names == list(ZOO):
-        write_table(HERE, HEAD, rows, "budgets")
+    write_table(HERE, HEAD, rows, "budgets")
 
 
 if __name__ == "__main__":
