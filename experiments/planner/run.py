@@ -53,18 +53,23 @@ def inputs(layers: int) -> tuple[dict[str, jax.Array], jax.Array]:
     return params, jax.random.normal(keys[0], (BATCH, LENGTH, WIDTH))
 
 
-def blocks(scan: bool, _: None = None) -> tuple[Callable[..., jax.Array], tuple[Any, Any]]:
-    """The mean square of what twelve layers make of random numbers."""
+def layers(scan: bool, n: int, one: Callable[..., Any] = block) -> Callable[..., jax.Array]:
+    """The mean square of what n layers make of their input."""
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
         if scan:
-            x, _ = lax.scan(lambda x, p: (block(x, p), None), x, params)
+            x, _ = lax.scan(lambda x, p: (one(x, p), None), x, params)
         else:
-            for i in range(LAYERS):
-                x = block(x, {name: p[i] for name, p in params.items()})
+            for i in range(n):
+                x = one(x, {name: p[i] for name, p in params.items()})
         return jnp.mean(x**2)
 
-    return loss, inputs(LAYERS)
+    return loss
+
+
+def blocks(scan: bool, _: None = None) -> tuple[Callable[..., jax.Array], tuple[Any, Any]]:
+    """Twelve layers, and random numbers."""
+    return layers(scan, LAYERS), inputs(LAYERS)
 
 
 def dot_flops(jaxpr: Any, trips: int = 1) -> int:

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import xform
 from experiments.bench_step.run import KEEP_BARRIERS
-from experiments.planner.run import block, dot_flops, inputs
+from experiments.planner.run import block, dot_flops, inputs, layers
 from experiments.report import write_table
 
 HERE = Path(__file__).parent
@@ -29,36 +27,25 @@ POLICIES: dict[str, Any] = {
 }
 
 
-def layers(scan: bool, n: int, wrap: Callable[..., Any]) -> Callable[..., jax.Array]:
-    """The mean square after n blocks, each of them wrapped."""
-    one = wrap(lambda x, p: checkpoint_name(block(x, p), "block"))
-
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        if scan:
-            x, _ = lax.scan(lambda x, p: (one(x, p), None), x, params)
-        else:
-            for i in range(n):
-                x = one(x, {name: p[i] for name, p in params.items()})
-        return jnp.mean(x**2)
-
-    return loss
+def named(x: jax.Array, p: dict[str, jax.Array]) -> jax.Array:
+    """A block whose output has a name."""
+    return checkpoint_name(block(x, p), "block")
 
 
 def main() -> None:
     """Compile JAX's way, plan for its bytes, and write the table."""
     rows: list[list[str]] = []
     saved: list[tuple[float, float]] = []
-    plain = lambda f: f
     for scan, n in ((True, 12), (False, 4)):
         args = inputs(n)
-        usual = dot_flops(jax.make_jaxpr(jax.value_and_grad(layers(scan, n, plain)))(*args).jaxpr)
+        usual = dot_flops(jax.make_jaxpr(jax.value_and_grad(layers(scan, n, named)))(*args).jaxpr)
         ways: list[tuple[str, str, Callable[..., jax.Array]]] = [
-            ("everything", "none", layers(scan, n, plain))
+            ("everything", "none", layers(scan, n, named))
         ]
         for name, policy in POLICIES.items():
             wrap = lambda f, policy=policy: jax.checkpoint(f, policy=policy)
-            ways.append((name, "per block", layers(scan, n, wrap)))
-            ways.append((name, "whole", wrap(layers(scan, n, plain))))
+            ways.append((name, "per block", layers(scan, n, wrap(named))))
+            ways.append((name, "whole", wrap(layers(scan, n, named))))
         for name, where, loss in ways:
             step = jax.value_and_grad(loss)
             again = dot_flops(jax.make_jaxpr(step)(*args).jaxpr) - usual
@@ -70,7 +57,7 @@ def main() -> None:
             )
             try:
                 policy = xform.policies.budget(total, of="peak")
-                made = xform.plan(layers(scan, n, plain), *args, policy=policy)
+                made = xform.plan(layers(scan, n, named), *args, policy=policy)
             except xform.errors.BudgetInfeasible as error:
                 ours, mine = f"floor {error.floor_bytes / MIB:.0f}", "refused"
             else:

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn, Literal
-from xform.ir import Program, program
+from xform.ir import Program
 from xform.planner.cost import aval_bytes
+from xform.rules.call import body
 
 _CALLS = frozenset((
     "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit",
     "remat", "remat2",
 ))  # fmt: skip
-_BODIES = ("jaxpr", "call_jaxpr", "fwd_jaxpr")
 _VIEWS = frozenset((
     "copy_p", "expand_dims", "name", "pvary", "reshape", "sharding_constraint", "squeeze",
     "stop_gradient",
@@ -96,9 +96,8 @@ class _Flattening:
 
     def _made(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
         name = eqn.primitive.name
-        body = next((eqn.params[k] for k in _BODIES if k in eqn.params), None)
-        if name in _CALLS and body is not None:
-            return self.run(program(body), reads)
+        if name in _CALLS:
+            return self.run(body(eqn), reads)
         if name in _VIEWS or (name == "tie" and eqn.params["light"] and self.merge_light):
             return reads
         if name == "transpose" and _of_product(eqn, reads[0]):

@@ -58,11 +58,6 @@ class Liveness:
         """Arguments, outputs and the peak of what is between: the headline of a `MemoryReport`."""
         return self.argument_bytes + self.output_bytes + self.temp_bytes
 
-    @property
-    def peak(self) -> int:
-        """The place of the step at the peak."""
-        return self.live.index(self.temp_bytes)
-
 
 def simulate(prog: Program, backend: str, n_seconds: int = 0) -> Liveness:
     """The Liveness of a program on "cpu", "gpu" or "tpu", on one device.

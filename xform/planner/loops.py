@@ -17,11 +17,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 from jax import lax
 
 from xform._jax import JaxprEqn, name_stack, scan_counts, source
 from xform.ir import Program, bind, environment, evaluate, program, read, trace, write
+from xform.rules.call import body, placed
 from xform.table import RULES
 
 # Of a loop: consecutive parts, each of trips within trips, outermost first.
@@ -47,12 +47,9 @@ def _opened(eqn: JaxprEqn) -> Program | None:
     small = None if rule is None else rule.inlined(eqn, True)
     if small is not None or eqn.primitive.name != "jit":
         return small
-    whole = RULES["closed_call"].inlined(eqn, True)
-    found = whole is not None and next(_loops(whole), None) is not None
-    placed = (*eqn.params["in_shardings"], *eqn.params["out_shardings"])
-    return (
-        whole if found and not any(isinstance(s, jax.sharding.Sharding) for s in placed) else None
-    )
+    whole = body(eqn)
+    found = next(_loops(whole), None) is not None
+    return whole if found and not placed(eqn) else None
 
 
 def reshaped(prog: Program, shapes: Mapping[int, Shape]) -> Program:
@@ -92,7 +89,7 @@ class _Reshaping:
 
 def _scan(eqn: JaxprEqn, xs: Sequence[Any], shape: Shape) -> list[Any]:
     """A scan as consecutive parts."""
-    body = program(eqn.params["jaxpr"])
+    steps = program(eqn.params["jaxpr"])
     nc, nk = scan_counts(eqn.params)
     consts, carry, seq = list(xs[:nc]), list(xs[nc : nc + nk]), xs[nc + nk :]
     length, reverse = eqn.params["length"], eqn.params["reverse"]
@@ -100,7 +97,7 @@ def _scan(eqn: JaxprEqn, xs: Sequence[Any], shape: Shape) -> list[Any]:
         raise ValueError(f"{shape} is no shape of a loop of {length} steps")
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        ys = evaluate(body, [*consts, *carry, *x])
+        ys = evaluate(steps, [*consts, *carry, *x])
         return ys[:nk], ys[nk:]
 
     done = 0

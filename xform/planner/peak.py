@@ -18,6 +18,7 @@ from xform.interpret.node import gather, spread
 from xform.ir import Program, trace
 from xform.planner.budget import again_flops, fit, floor_rows, kept_bytes
 from xform.planner.choice import Choice
+from xform.planner.cost import aval_bytes
 from xform.planner.liveness import Liveness, simulate
 from xform.policies import Budget, MinCut
 from xform.text import human_bytes
@@ -91,14 +92,15 @@ def around(most_bytes: int, make: Make, peak: Callable[[Plan], float]) -> list[P
 
 def infeasible(budget: Budget, floor: Plan, least: int, how: str) -> BudgetInfeasible:
     """The error for a budget below the lowest peak."""
-    fixed = liveness(floor, "cpu")
-    rows = "; ".join(floor_rows(floor))
+    joint, rows = floor.joint, floor_rows(floor)
+    size = lambda atoms: human_bytes(sum(aval_bytes(v.aval) for v in atoms))
+    saved = human_bytes(kept_bytes(floor)) + (f" ({'; '.join(rows)})" if rows else "")
     return BudgetInfeasible(
         f"policy={budget!r}",
         f"the lowest peak found takes {human_bytes(least)} ({how}): arguments "
-        f"{human_bytes(fixed.argument_bytes)}, outputs {human_bytes(fixed.output_bytes)}, saved "
-        f"{human_bytes(kept_bytes(floor))}{f' ({rows})' if rows else ''}, the rest in work",
-        next((row.rpartition(" at ")[2] for row in floor_rows(floor)), ""),
+        f"{size((*joint.inputs, *joint.second_inputs))}, outputs "
+        f"{size((*joint.outputs, *joint.second_outputs))}, saved {saved}, the rest in work",
+        rows[0].rpartition(" at ")[2] if rows else "",
         "raise the budget, donate arguments that are not read later, make the batch or the "
         "sequence smaller, shard the largest arguments, or offload what is saved",
         least,

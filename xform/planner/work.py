@@ -12,8 +12,8 @@ import math
 
 from xform._jax import JaxprEqn
 from xform.interpret.node import fork_p
-from xform.ir import program
 from xform.planner.cost import aval_bytes, equation_flops
+from xform.rules.call import body
 from xform.table import RULES
 
 # Elementwise in form, but iterations inside: not free.
@@ -50,7 +50,6 @@ _ONCE = frozenset((
 
 # What these call is opened by the compiler.
 _CALLS = frozenset(("closed_call", "custom_jvp_call", "jit"))
-_BODIES = ("jaxpr", "call_jaxpr")
 
 # In bytes saved for each byte that is passed over again.
 _FUSED, _REDUCED = 1 / 1024, 1 / 64
@@ -62,7 +61,7 @@ def fusible(eqn: JaxprEqn) -> bool:
     if eqn.primitive is fork_p or eqn.effects or name in _ITERATIVE:
         return False
     if name in _CALLS:
-        return all(map(fusible, _called(eqn)))
+        return all(map(fusible, body(eqn).equations))
     if name in _ELEMENTWISE or name in _MOVES or name in _REDUCTIONS:
         return True
     return name in RULES and RULES[name].word == "pointwise"
@@ -88,15 +87,11 @@ def repeatable(eqn: JaxprEqn) -> bool:
     return not called.effects and called.primitive.name not in _ONCE
 
 
-def _called(eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
-    return program(next(eqn.params[k] for k in _BODIES if k in eqn.params)).equations
-
-
 def _passed_over(eqn: JaxprEqn) -> float:
     if eqn.primitive.name == "name":
         return 0.0
     if eqn.primitive.name in _CALLS:
-        return sum(map(_passed_over, _called(eqn)))
+        return sum(map(_passed_over, body(eqn).equations))
     if eqn.primitive.name in _REDUCTIONS:
         return _REDUCED * sum(aval_bytes(v.aval) for v in eqn.invars)
     return _FUSED * sum(aval_bytes(v.aval) for v in eqn.outvars)
