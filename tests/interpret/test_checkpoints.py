@@ -1,6 +1,6 @@
 """Every step is gone back over once, from its own state, whatever the number of slots."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xform.interpret.checkpoints import _split, back, sweep
+from xform.interpret.checkpoints import (
+    _split,
+    _stride,
+    back,
+    in_lanes,
+    known,
+    places,
+    steps_run,
+    sweep,
+)
 
 LENGTHS = (*range(12), 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 333)
 
@@ -34,7 +43,8 @@ def trodden(length, n, called=None):
         right = lax.bitwise_and(lax.eq(x[0], expected - 1), lax.eq(after[0], expected))
         return [x[0], wrong + 1 - right.astype(int)], [jnp.int32(1)]
 
-    cts, sums = back(trail, end[:1], (True,), step, pull, [length, jnp.int32(0)], [jnp.int32(0)])
+    ways = in_lanes(trail.trips, step, pull)
+    cts, sums = back(trail, end[:1], (True,), *ways, [length, jnp.int32(0)], [jnp.int32(0)])
     return end, cts, sums
 
 
@@ -66,3 +76,50 @@ def test_the_next_state_lies_between_this_one_and_the_last_step(n) -> None:
     assert (found >= 1).all()
     assert (found <= lengths[:, None] - 1).all()
     assert (found[:, 0] == lengths - 1).all()  # with no free slot, to the last
+
+
+@cache
+def fewest(length: int, n: int) -> int:
+    """Steps to have the state before each, by trying every place of the next stored state."""
+    if length < 2:
+        return 0
+    if n == 1:
+        return length * (length - 1) // 2
+    return min(k + fewest(length - k, n - 1) + fewest(k, n) for k in range(1, length))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def retraced(length, n, called):
+    """Steps that were pulled back from their own states, of a loop of known length."""
+
+    def count(i, x):
+        jax.debug.callback(called)
+        return [x[0] + 1]
+
+    def pull(i, x, after, cts, sums):
+        return [cts[0] - 1], [sums[0] + ((x[0] == i) & (cts[0] == i + 1))]
+
+    slots = jnp.zeros(n + 1, jnp.int32).at[places(length, n)].set(jnp.arange(length))
+    trail = known(length, n, [slots])
+    return back(trail, [], (False,), count, pull, [jnp.int32(length)], [jnp.int32(0)])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 40])
+def test_a_loop_of_known_length_takes_the_fewest_steps(n) -> None:
+    for length in (1, 2, 3, 4, 7, 10, 21, 36):
+        runs: list[int] = []
+        (first,), (right,) = retraced(length, n, partial(runs.append, 1))
+        jax.effects_barrier()
+        assert (int(first), int(right)) == (0, length), length
+        # Those on the way forward: all but the last.
+        assert len(runs) + length - 1 == steps_run(length, n) == fewest(length, n), length
+
+
+def test_the_way_forward_and_the_way_back_part_alike() -> None:
+    for n in (1, 2, 5, 40):
+        for length in (2, 3, 10, 100, 1000):
+            for free in {0, n // 2, n - 1}:
+                if n > 2 or length < 30:  # beyond, times that are not in the table
+                    assert int(_split(jnp.int32(length), jnp.int32(free), n)) == _stride(
+                        length, free
+                    ), (n, length, free)

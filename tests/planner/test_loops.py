@@ -110,11 +110,15 @@ def test_less_budget_is_more_work() -> None:
     assert work[0] == 0
 
 
-def test_a_plan_with_loops_apart_is_loaded(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("part", "apart", "stored"), [(0.7, True, False), (0.33, True, True), (0.16, False, True)]
+)
+def test_a_plan_with_loops_apart_or_stored_states_is_loaded(tmp_path, part, apart, stored) -> None:
     most = xform.residuals(final, W, X, STEPS).total_bytes
-    policy = policies.budget(most // 6)
+    policy = policies.budget(int(part * most))
     made = xform.plan(final, W, X, STEPS, argnums=None, policy=policy, verify=False)
-    assert made.shapes()
+    assert bool(made.shapes()) == apart
+    assert any(c["slots"] for c in made.record.choices) == stored
     made.save(tmp_path / "plan.json")
     loaded = xform.Plan.load(tmp_path / "plan.json")
     _, pull = xform.vjp(final, W, X, STEPS, policy=loaded)

@@ -1,13 +1,14 @@
-"""Going back through a loop of unknown length with a fixed number of stored states.
+"""Going back through a loop with a fixed number of stored states.
 
-Forward, the loop stores its state in one of n slots, at every step at first. When all slots are
-taken every second one is freed, and from then on a state is stored at every second step, then at
-every fourth, and so on; a quarter of the slots stays free for the way back. Backward, the slots are
-a stack. The state before a step is made again from the topmost one, and on the way there the free
+A loop of known length stores the states that it is best to store (`places`). One of unknown length
+(`sweep`) stores its state in one of n slots, at every step at first. When all slots are taken every
+second one is freed, and from then on a state is stored at every second step, then at every fourth,
+and so on; a quarter of the slots stays free for the way back. Backward (`back`), the slots are a
+stack. The state before a step is made again from the topmost one, and on the way there the free
 slots are filled by the rule that is optimal for a known number of steps.
 
-With four slots or more that is 4 to 8% more steps than if the length had been known, on average
-over lengths to 100,000, and 40% at worst. Griewank and Walther, "Algorithm 799: revolve", 2000,
+With four slots or more an unknown length costs 4 to 8% more steps than a known one, on average over
+lengths to 100,000, and 40% at worst. Griewank and Walther, "Algorithm 799: revolve", 2000,
 section 2 (backward); Stumm and Walther, "New algorithms for optimal online checkpointing", 2010
 (the problem of placing states forward).
 
@@ -18,10 +19,13 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -32,6 +36,8 @@ from xform.ir import Mask
 from xform.table import Value
 
 States = list[Value]
+Step = Callable[[Value, States], States]
+Pull = Callable[[Value, States, States, States, States], tuple[States, States]]
 
 # How many states a loop stores: read where a derivative is analyzed.
 SLOTS = contextvars.ContextVar("xform_while_checkpoints", default=32)
@@ -145,19 +151,19 @@ def back(
     trail: Trail,
     last: States,
     ahead: Mask,
-    step: Callable[[States], States],
-    pull: Callable[[States, States, States], tuple[States, States]],
+    step: Step,
+    pull: Pull,
     cts: States,
     sums: States,
 ) -> tuple[States, States]:
     """Cotangents of the first state, from those of the last; and sums over all steps.
 
-    `step` advances the stored parts of a state. `pull` takes these before a step, those of them
-    that are `ahead` after it, and the cotangents after it, to the cotangents before it and what is
-    added to the sums. `last` is what is `ahead` of the last step.
+    `step` advances the stored parts of a state by step number i. `pull` takes i, these before that
+    step, those of them that are `ahead` after it, the cotangents after it, and the sums so far, to
+    the cotangents before it and the sums with it. `last` is what is `ahead` of the last step.
     """
     n = trail.steps.shape[0] - 1
-    places, trips = trail.places, trail.trips
+    places = trail.places
 
     def climb(s: Any) -> Any:
         """From a state on to the next that is stored."""
@@ -166,7 +172,7 @@ def back(
 
         def one(s: Any) -> Any:
             i, x = s
-            return lax.add(i, np.int32(1)), keep(lax.lt(i, trips), step(x), x)
+            return lax.add(i, np.int32(1)), step(i, x)
 
         i, x = lax.while_loop(lambda s: lax.lt(s[0], target), one, (i, x))
         at = _get(places, filled)
@@ -186,7 +192,7 @@ def back(
         end, filled = lax.sub(end, np.int32(1)), _top(filled)
         at = _get(places, filled)
         x = [_get(v, at) for v in slots]
-        cts, sums = _pull_alive(pull, end, trips, x, after, cts, sums)
+        cts, sums = pull(end, x, after, cts, sums)
         return end, filled, steps, slots, gather(x, ahead), cts, sums
 
     def leg(s: Any) -> Any:
@@ -207,25 +213,93 @@ def back(
     return cts, sums
 
 
-def _pull_alive(pull: Any, i: Value, trips: Value, x: States, after: States, cts: States,
-                sums: States) -> tuple[States, States]:  # fmt: skip
-    """`pull` back over step `i`, in the lanes that took it."""
-    alive = lax.lt(i, trips)
-    if not (alive.ndim and sums):
-        new, more = pull(x, after, cts)
-        return keep(alive, new, cts), keep(alive, list(map(lax.add, sums, more)), sums)
-    # The sums are over lanes too. A lane that has ended adds nothing: its cotangent is zero, and
-    # it stands where the longest lane stands, since at its own end the step may be singular.
-    lane = lax.argmax(lax.reshape(trips, (trips.size,)), 0, np.int32)
+def in_lanes(
+    trips: Value,
+    step: Callable[[States], States],
+    pull: Callable[[States, States, States], tuple[States, States]],
+) -> tuple[Step, Pull]:
+    """Steps and pulls of a loop whose lanes take so many `trips`: a lane that has ended stays.
 
-    def move(vs: States) -> States:
-        rows = (lax.reshape(v, (trips.size, *v.shape[alive.ndim :])) for v in vs)
-        longest = [lax.broadcast(_get(v, lane), alive.shape) for v in rows]
-        return keep(alive, vs, longest)
+    `pull` returns the cotangents before a step, and what is added to the sums.
+    """
 
-    none = [zeros(jax.typeof(ct)) for ct in cts]
-    new, more = pull(move(x), move(after), keep(alive, cts, none))
-    return keep(alive, new, cts), list(map(lax.add, sums, more))
+    def one(i: Value, x: States) -> States:
+        return keep(lax.lt(i, trips), step(x), x)
+
+    def down(i: Value, x: States, after: States, cts: States, sums: States):
+        alive = lax.lt(i, trips)
+        if not (alive.ndim and sums):
+            new, more = pull(x, after, cts)
+            return keep(alive, new, cts), keep(alive, list(map(lax.add, sums, more)), sums)
+        # The sums are over lanes too. A lane that has ended adds nothing: its cotangent is zero,
+        # and it stands where the longest lane stands, since at its own end the step may be
+        # singular.
+        lane = lax.argmax(lax.reshape(trips, (trips.size,)), 0, np.int32)
+
+        def move(vs: States) -> States:
+            rows = (lax.reshape(v, (trips.size, *v.shape[alive.ndim :])) for v in vs)
+            longest = [lax.broadcast(_get(v, lane), alive.shape) for v in rows]
+            return keep(alive, vs, longest)
+
+        none = [zeros(jax.typeof(ct)) for ct in cts]
+        new, more = pull(move(x), move(after), keep(alive, cts, none))
+        return keep(alive, new, cts), list(map(lax.add, sums, more))
+
+    return one, down
+
+
+@functools.cache
+def places(length: int, n: int) -> np.ndarray:
+    """Where a loop of known length puts the state before each step: in one of n slots, or last.
+
+    The last place is n, for a state that waits to be used; there each is put over the one before.
+    """
+    found = np.full(length, n, np.int32)
+    i, free = 0, n
+    while free and i < length:
+        found[i] = n - free
+        free -= 1
+        i += _stride(length - i, free) if length - i > 1 else 1
+    return found
+
+
+def _stride(length: int, free: int) -> int:
+    """`_split` of a known length, which is more than 1."""
+    if not free:
+        return length - 1
+    times = _times(length, free + 1)
+    return min(math.comb(free + times, free + 1), length - math.comb(free + times - 1, free))
+
+
+def _times(length: int, n: int) -> int:
+    """The least t for which a loop can be gone back through if each step is run t times at most."""
+    return next(t for t in itertools.count() if math.comb(n + t, n) >= length)
+
+
+def steps_run(length: int, n: int) -> int:
+    """How many steps are run to have the state before each, by n slots: the least possible.
+
+    Those on the way forward are counted, but for the last. Griewank and Walther, 2000, section 2.
+
+    >>> from xform.interpret.checkpoints import steps_run
+    >>> steps_run(1000, 44)
+    1954
+    """
+    if length < 2:
+        return 0
+    times = _times(length, n)
+    return times * length - math.comb(n + times, n + 1)
+
+
+def known(length: int, n: int, slots: States) -> Trail:
+    """The trail of a loop of known length, whose states were put in `places`."""
+    at = places(length, n)
+    stored = np.flatnonzero((at < n) | (np.arange(length) == length - 1))
+    steps = np.zeros(n + 1, np.int32)
+    steps[: len(stored)] = stored
+    count, filled = jnp.int32(length), jnp.int32(len(stored))
+    order = jnp.arange(n + 1, dtype=np.int32)
+    return Trail(count, count, filled, jnp.asarray(steps), order, slots)
 
 
 def _split(length: Value, free: Value, n: int) -> Value:

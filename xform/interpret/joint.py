@@ -124,6 +124,9 @@ class Plan:
       inner: the Plans of each node's Joints.
       why: for each kept value, the reason.
       alike: makes the Plan of another Joint in the same way, of a program met after planning.
+      slots: of a loop's body: how many states the loop stores on the way, from which it is run
+        again, step by step; what is kept lasts for one step. None: what is kept is kept in every
+        trip, and so is the state that is read.
     """
 
     joint: Joint
@@ -135,6 +138,7 @@ class Plan:
     inner: dict[Node, tuple[Plan, ...]]
     why: dict[Var, str]
     alike: Callable[[Joint], Plan]
+    slots: int | None = None
     cache: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     @cached_property

@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 from xform._jax import JaxprEqn
 from xform.errors import BudgetInfeasible
-from xform.interpret.joint import Joint, Plan
-from xform.interpret.node import fork_p, join_p
+from xform.interpret.checkpoints import steps_run
+from xform.interpret.joint import Joint, Plan, live
+from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.planner.choice import Choice
 from xform.planner.cost import equation_flops
 from xform.planner.exact import MOST, choose
@@ -76,11 +77,28 @@ def again_flops(how: Plan) -> int:
 
 def _flops(eqn: JaxprEqn, how: Plan) -> int:
     if eqn.primitive is join_p:
-        node = eqn.params["node"]
-        return node.trips * sum(map(again_flops, how.inner[node]))
+        node, plans = eqn.params["node"], how.inner[eqn.params["node"]]
+        return node.trips * sum(map(again_flops, plans)) + sum(_retraced(node, p) for p in plans)
     if id(eqn) not in how.again or fusible(eqn):
         return 0
     return equation_flops(eqn.params["node"].eqn if eqn.primitive is fork_p else eqn)
+
+
+def _retraced(node: Node, how: Plan) -> int:
+    """FLOPs of the steps that are run again from stored states, on the way to them and in them."""
+    if how.slots is None:
+        return 0
+    joint = how.joint
+    work = lambda wanted: sum(
+        equation_flops(e.params["node"].eqn if e.primitive is fork_p else e)
+        for e in live(joint.first, wanted, effects=False)
+        if not fusible(e)
+    )
+    further = steps_run(node.trips, how.slots) - max(node.trips - 1, 0)
+    first = node.first_carry
+    stored = gather(joint.inputs[first:], node.stacked([how])[first:])
+    after = dict(zip(joint.inputs[first:], joint.outputs, strict=False))
+    return further * work([after[v] for v in stored]) + node.trips * work(how.kept)
 
 
 def kept_bytes(how: Plan) -> int:

@@ -75,7 +75,8 @@ def _inside(plan: Plan, eqn: JaxprEqn, v: Var) -> bool:
     if len(node.joints) != 1:
         return False
     (inner,), (joint,) = plan.inner[node], node.joints
-    held = {u for u, once in zip(inner.kept, node.hoisted(inner), strict=True) if not once}
+    once = set(gather(inner.kept, node.hoisted(inner)))
+    held = {u for u in node.keeps(inner) if u not in once}
     held = held.difference(inner.offloaded).union(gather(joint.inputs, node.stacked([inner])))
     made = joint.outputs[eqn.outvars.index(v)]
     # An output of a loop is either stacked like what is kept inside it, or its last state.
@@ -105,9 +106,15 @@ def token(node: Node, plans: Sequence[Plan]) -> list[Held]:
         if n:
             v, made = joint.inputs[i], joint.outputs[i - node.first_carry]
             origin = _origin(joint, made) or (node.eqn, "")
-            why = "the state of the loop in each trip"
-            rows.append(Held("carry", v.aval, origin, why, (n,)))
+            rows.append(Held("carry", v.aval, origin, state_why(plan), (n,)))
     return rows
+
+
+def state_why(plan: Plan) -> str:
+    """Why a loop with such a Plan of its body keeps states."""
+    if plan.slots is None:
+        return "the state of the loop in each trip"
+    return "a state of the loop, to run it again from"
 
 
 def _branches(plans: Sequence[Plan]) -> list[Held]:

@@ -2,14 +2,15 @@
 
 A budget that a loop's states alone exceed, or that would have its whole body run again, is met by a
 loop of loops (`loops`): the outer one keeps its states, the inner one is run again in each trip
-and keeps, for that trip, what a minimum cut says.
+and keeps, for that trip, what a minimum cut says. Or the loop stores some of its states, at the
+best places (`interpret/checkpoints.py`), and is run again from them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +35,8 @@ from xform.policies import Budget, MinCut, Policy, check
 _PART = 0.05
 # How many levels of outer trips are tried.
 _DEPTHS = (1, 2, 3)
+# Steps between stored states that are gone back over together.
+_CHUNKS = (1, 4, 16)
 
 Shapes = dict[int, Shape]
 # Bytes of a Plan, as a budget counts them.
@@ -104,6 +107,7 @@ def search(prog: Program, active: Mask, wanted: Mask, budget: Budget, measure: M
             ends = min(over, key=measure), min((w.how for w in within), key=_work(measure))
             found += split(prog, active, wanted, *ends, measure, budget.bytes)
         found += nested(prog, active, wanted)
+        found += retraced(prog, active, wanted, fits)
         within = list(filter(fits, found))
     if within:
         return min(within, key=lambda w: _work(measure)(w.how))
@@ -204,8 +208,25 @@ def _again_bytes(how: Plan) -> int:
             node = eqn.params["node"]
             plans = how.inner[node]
             own = 0 if eqn.outvars[-1] in kept else held_bytes(token(node, plans))
-            most = max(most, own + max(map(_again_bytes, plans), default=0))
+            most = max(most, own + max(map(_step_bytes, plans), default=0))
     return most
+
+
+def _step_bytes(how: Plan) -> int:
+    """What one step of a loop, or a call, keeps until it is gone back over."""
+    return _again_bytes(how) + (0 if how.slots is None else kept_bytes(how))
+
+
+def _large(how: Plan, flat: Program) -> dict[int, Node]:
+    """The loops of a program, by their place, that keep much of what its Plan does."""
+    place = _places(flat)
+    return {
+        place[id(node.eqn)]: node
+        for node, plans in how.inner.items()
+        if id(node.eqn) in place
+        and node.trips >= 4
+        and held_bytes(token(node, plans)) > _PART * kept_bytes(how)
+    }
 
 
 def nested(prog: Program, active: Mask, wanted: Mask) -> Iterator[Whole]:
@@ -213,15 +234,7 @@ def nested(prog: Program, active: Mask, wanted: Mask) -> Iterator[Whole]:
     if not loops(prog):
         return
     flat = reshaped(prog, {})
-    how = plan(analyze(flat, active, wanted), MinCut(), top=True)
-    place = _places(flat)
-    large = {
-        place[id(node.eqn)]: node
-        for node, plans in how.inner.items()
-        if id(node.eqn) in place
-        and held_bytes(token(node, plans)) > _PART * kept_bytes(how)
-        and node.trips >= 4
-    }
+    large = _large(plan(analyze(flat, active, wanted), MinCut(), top=True), flat)
     for depth in _DEPTHS if large else ():
         for inner in (MinCut(), MinCut(0.0, 0.0)):
             shapes = {i: _shape(node, inner, depth) for i, node in large.items()}
@@ -253,3 +266,49 @@ def _nest(node: Node, plans: tuple[Plan, ...]) -> tuple[Choice, ...]:
     once = frozenset(gather(plan.kept, node.hoisted(plan)))
     inner = {n: _nest(n, ps) for n, ps in plan.inner.items()}
     return (Choice(once, inner),)
+
+
+def retraced(prog: Program, active: Mask, wanted: Mask, fits: Callable[[Whole], bool]
+             ) -> Iterator[Whole]:  # fmt: skip
+    """Plans whose large loops store as many states as fit, and are run again from those.
+
+    Between two stored states are single steps, or chunks of steps within which a minimum cut says
+    what is kept.
+    """
+    flat = reshaped(prog, {})
+    large = _large(plan(analyze(flat, active, wanted), MinCut(), top=True), flat)
+    for chunk in _CHUNKS if large else ():
+        shapes = {i: _chunks(node.trips, chunk) for i, node in large.items() if chunk > 1}
+        if not all(shapes.values()):
+            return
+        folded = reshaped(flat, shapes)
+        joint = analyze(folded, active, wanted)
+        for policy in (MinCut(), MinCut(0.0, 0.0)):
+            how = plan(joint, policy, top=True)
+            loops = [n for n in _large(how, folded).values() if not n.eqn.effects]
+            longest = max((n.trips for n in loops), default=0)
+            low, high, best = 0, longest, None
+            while high - low > 1:
+                most = (low + high) // 2
+                found = Whole(plan(joint, _with_slots(how, loops, most / longest), True), shapes)
+                low, high, best = (most, high, found) if fits(found) else (low, most, best)
+            if best is not None:
+                yield best
+
+
+def _chunks(length: int, chunk: int) -> Shape:
+    """The shape of a loop in chunks of so many steps; none if they are few."""
+    outer, rest = divmod(length, chunk)
+    return ((outer, chunk), *([(rest,)] if rest else ())) if outer >= 4 else ()
+
+
+def _with_slots(how: Plan, loops: Sequence[Node], share: float) -> Choice:
+    """The decisions of a Plan, but that some loops store states in a share of their trips."""
+    inner = dict(choice_of(how).inner)
+    for node in loops:
+        (plans,) = how.inner[node]
+        chunks = any(n.loop for n in plans.inner)
+        choice = choice_of(plans if chunks else plan(plans.joint))
+        slots = max(1, math.floor(share * node.trips))
+        inner[node] = (dataclasses.replace(choice, slots=slots),)
+    return dataclasses.replace(choice_of(how), inner=inner)

@@ -31,7 +31,8 @@ class Record:
     Attributes:
       programs: of each Joint, its forward and second equations as lines.
       choices: of each Choice, its program, the numbers of the values that it saves, those that it
-        offloads with their memories, and the choices of its nodes by the place of their equation.
+        offloads with their memories, the choices of its nodes by the place of their equation, and
+        how many states its loop stores.
         The last one is that of the whole function.
       loops: shapes of loops, by their place in the program, that are taken apart before all else.
     """
@@ -84,6 +85,7 @@ class _Writing:
                     for v, where in choice.offloaded.items()
                 },
                 "nodes": nodes,
+                "slots": choice.slots,
             }  # fmt: skip
             # The whole function's comes last, and so is never one of another.
             self._choices[key] = _place(self.choices, self._choices, row)
@@ -119,6 +121,7 @@ class _Reading:
             frozenset(values[n] for n in row["saved"]),
             inner,
             {values[int(n)]: Offloadable(*where) for n, where in row["offloaded"].items()},
+            row["slots"],
         )
         self._made[i, joint] = made
         return made

@@ -12,6 +12,7 @@ from xform._jax import JaxprEqn, Literal, Var, frame
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.planner.cost import aval_bytes, equation_flops
+from xform.planner.held import state_why
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,15 +82,16 @@ def _rows(how: Plan, path: str, loops: tuple[int, ...], times: int) -> Iterator[
 def _node(node: Node, plans: Sequence[Plan], name: str, loops: tuple[int, ...], times: int
           ) -> Iterator[Row]:  # fmt: skip
     inner = (*loops, node.trips) if node.loop and node.trips > 1 else loops
+    if plans[0].slots is not None:
+        inner = ()  # what is kept lasts for one step
     for k, p in enumerate(plans):
         branch = f"[{k}]" if len(plans) > 1 else ""
         yield from _rows(p, f"{name}{branch}/", inner, times * node.trips)
     for i, n in enumerate(node.copies(plans)):
         if n:
             v = plans[0].joint.inputs[i]
-            why = "the state of the loop in each trip"
             label = f"{name}/carry.{i - node.first_carry}"
-            yield _row(label, "SAVE", v, node.eqn, (*loops, n), why, 0)
+            yield _row(label, "SAVE", v, node.eqn, (*loops, n), state_why(plans[0]), 0)
 
 
 def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...], why: str,

@@ -162,6 +162,7 @@ class _Walk:
             self.inner,
             self.kept,
             functools.partial(plan, policy=self.policy, top=self.top, given=self.given),
+            self.policy.slots if isinstance(self.policy, Choice) else None,
         )
 
     def _place(self, wanted: Var) -> None:

@@ -4,7 +4,8 @@ A scan's Joint is that of its body. Which carries are active, and which bring a 
 fixpoints: a carry that starts from a constant may become active on the way. The forward part is one
 scan that stacks what the plan keeps; the second part is one scan in the other direction (in the
 same direction for a push). Constants, the scanned inputs, carries that never change and kept values
-that do not depend on the iteration are taken from outside, never stacked.
+that do not depend on the iteration are taken from outside, never stacked. Where the plan stores
+only some states, both parts are those of `revolve`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from jax import lax
 from xform._jax import JaxprEqn, Var, scan_counts, tangent_aval, zeros
 from xform.interpret import emit
 from xform.interpret.activity import path
+from xform.interpret.again import needed
 from xform.interpret.joint import Joint, Plan, analyze, live
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.ir import Atom, Mask, Program, program
+from xform.rules import revolve
 from xform.table import Value, add_rule
 
 
@@ -145,14 +148,32 @@ class _ScanNode(Node):
                 known.update(eqn.outvars)
         return known
 
+    def _needs(self, plan: Plan) -> Mask:
+        """Which inputs of the body the second part needs, in any trip."""
+        if plan.slots is None:
+            return plan.reads
+        if "needs" not in plan.cache:
+            _, carry, _ = self.body.parts(self.joint.inputs)
+            need = needed(plan, dict(zip(carry, self.joint.outputs, strict=False)))
+            plan.cache["needs"] = tuple(v in need for v in self.joint.inputs)
+        return plan.cache["needs"]
+
     def stacked(self, plans: Plans) -> Mask:
         _, carry, _ = self.body.parts(self.joint.inputs)
         changing = {v for v in carry if v not in self.fixed}
-        inputs = zip(self.joint.inputs, plans[0].reads, strict=True)
+        inputs = zip(self.joint.inputs, self._needs(plans[0]), strict=True)
         return tuple(on and v in changing for v, on in inputs)
 
+    def copies(self, plans: Plans) -> list[int]:
+        slots = plans[0].slots
+        return [(self.trips if slots is None else slots + 1) * on for on in self.stacked(plans)]
+
+    def keeps(self, plan: Plan) -> tuple[Var, ...]:
+        return plan.kept if plan.slots is None else ()
+
     def reads(self, plans: Plans) -> Mask:
-        return tuple(a and not b for a, b in zip(plans[0].reads, self.stacked(plans), strict=True))
+        needs = self._needs(plans[0])
+        return tuple(a and not b for a, b in zip(needs, self.stacked(plans), strict=True))
 
     def hoisted(self, plan: Plan) -> Mask:
         """Those that are the same in every iteration."""
@@ -160,12 +181,14 @@ class _ScanNode(Node):
 
     def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
         (plan,), joint, nk = plans, self.joint, self.body.n_carry
+        if plan.slots is not None:
+            return revolve.forward(self, plan, plan.slots, xs, used)
         on = self.hoisted(plan)
         once = emit.once(plan, gather(plan.kept, on), dict(zip(joint.inputs, xs, strict=True)))
         moved = [v for v, o in zip(plan.kept, on, strict=True) if not o]
         states = gather(joint.inputs, self.stacked(plans))
         ys = gather(joint.outputs[nk:], used[nk:])
-        carried = self._live_carry(used[:nk], [*ys, *states, *moved], once)
+        carried = self.live_carry(used[:nk], [*ys, *states, *moved], once)
         # What is both an output and kept is stacked once, unless it is to wait elsewhere.
         keys = [(id(v), False) for v in (*ys, *states)]
         keys += [(id(v), v in plan.offloaded) for v in moved]
@@ -189,7 +212,7 @@ class _ScanNode(Node):
         token = [once[v] for v in gather(plan.kept, on)], [stack[k] for k in keys[len(ys) :]]
         return [*outs, *spread([stack[k] for k in keys[: len(ys)]], used[nk:])], token
 
-    def _live_carry(self, used: Mask, wanted: Sequence[Atom], once: dict[Var, Value]) -> Mask:
+    def live_carry(self, used: Mask, wanted: Sequence[Atom], once: dict[Var, Value]) -> Mask:
         """Which carries the wanted values need: dead ones are not carried along."""
         joint, nk = self.joint, self.body.n_carry
         _, carry, _ = self.body.parts(joint.inputs)
@@ -208,6 +231,8 @@ class _ScanNode(Node):
                tied: bool) -> list[Value]:  # fmt: skip
         run = self._push if self.push else self._pull
         (plan,), body = plans, self.body
+        if plan.slots is not None:
+            return revolve.second(self, plan, plan.slots, token, xs, seconds)
         once, stack = token
         consts, fixed, seq = body.parts(xs)
         states = self.stacked(plans)
@@ -230,29 +255,36 @@ class _ScanNode(Node):
         return run(inside, (stack, seq), list(seconds))
 
     def _pull(self, inside: Any, streams: Any, seconds: list[Value]) -> list[Value]:
-        body, nk = self.body, self.body.n_carry
-        cts = spread(seconds, self.seconds)
-        variables = self.eqn.outvars
-        state = [
-            _fill(ct, v) for ct, v, on in zip(cts, variables, self.carried, strict=False) if on
-        ]
+        body = self.body
         consts, _, seq = body.parts(self.joint.results)
-        sums = [_fill(None, v) for v, on in zip(self.eqn.invars, consts, strict=False) if on]
-        inputs = body.prog.inputs[body.n_consts : body.n_consts + nk]
+        state, sums, ct_ys = self.starts(seconds)
 
         def step(state: Any, x: Any):
             (carry, sums), (stack, xs, ct_ys) = state, x
             full = inside(stack, xs, [*carry, *ct_ys])
             ct_consts, ct_carry, ct_seq = body.parts(full)
-            new = [_fill(ct, v) for ct, v, on in zip(ct_carry, inputs, self.carried, strict=True)
-                   if on]  # fmt: skip
             sums = [lax.add(s, ct) for s, ct in zip(sums, gather(ct_consts, consts), strict=True)]
-            return (new, sums), gather(ct_seq, seq)
+            return (self.next_cts(ct_carry), sums), gather(ct_seq, seq)
 
-        ct_ys = [ct for ct in cts[nk:] if ct is not None]
         options = {**self.options, "reverse": not self.options["reverse"]}
         (carry, sums), out = lax.scan(step, (state, sums), (*streams, ct_ys), **options)
         return [*sums, *carry, *out]
+
+    def starts(self, seconds: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
+        """Cotangents of the last state, zeros for those of the constants, and those of the ys."""
+        cts = spread(seconds, self.seconds)
+        last = zip(cts, self.eqn.outvars, self.carried, strict=False)
+        consts = zip(self.eqn.invars, self.body.parts(self.joint.results)[0], strict=False)
+        return (
+            [_fill(ct, v) for ct, v, on in last if on],
+            [_fill(None, v) for v, on in consts if on],
+            [ct for ct in cts[self.body.n_carry :] if ct is not None],
+        )
+
+    def next_cts(self, cts: Sequence[Value]) -> list[Value]:
+        """The cotangents that a trip hands on to the one before it."""
+        _, carry, _ = self.body.parts(self.body.prog.inputs)
+        return [_fill(ct, v) for ct, v, on in zip(cts, carry, self.carried, strict=True) if on]
 
     def _push(self, inside: Any, streams: Any, seconds: list[Value]) -> list[Value]:
         body, nk = self.body, self.body.n_carry

@@ -7,7 +7,7 @@ active, which bring a cotangent and which must be stored are least fixpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,8 @@ from xform._jax import JaxprEqn, Var, cotangent_aval, frame, tangent_aval, zeros
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.activity import path
-from xform.interpret.checkpoints import SLOTS, States, back, sweep
+from xform.interpret.again import needed, read_for
+from xform.interpret.checkpoints import SLOTS, States, back, in_lanes, sweep
 from xform.interpret.joint import Joint, Plan, analyze, live
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import final, while_loop
@@ -158,34 +159,16 @@ class _Pull(Node):
         the state after the step, which is at hand.
         """
         if "needs" not in plan.cache:
-            need = self._closure(plan, {})
+            need = needed(plan, self.carried)
             made = {
                 v: y
                 for v, y in self.carried.items()
                 if v in need and isinstance(y, Var) and y in self.joint.producer
             }
-            read = set(plan.kept).union(*self._read(plan.kept, made.values()))
+            read = {*plan.kept, *read_for(self.joint, plan.kept, made.values())}
             ahead = {v: y for v, y in made.items() if y in read}
-            plan.cache["needs"] = self._closure(plan, ahead), ahead
+            plan.cache["needs"] = needed(plan, self.carried, ahead), ahead
         return plan.cache["needs"]
-
-    def _closure(self, plan: Plan, ahead: dict[Var, Var]) -> set[Var]:
-        inputs = set(self.joint.inputs)
-        need = {*gather(self.joint.inputs, plan.reads), *ahead}
-        need.update(*self._read(plan.kept, ahead.values()))
-        need &= inputs
-        while True:
-            goal = [self.carried[v] for v in need if v in self.carried]
-            found = {v for v in goal if isinstance(v, Var)}
-            grown = need | inputs.intersection(found.union(*self._read(goal)))
-            if grown == need:
-                return need
-            need = grown
-
-    def _read(self, wanted: Iterable[Atom], known: Iterable[Var] = ()) -> list[list[Var]]:
-        """What the equations of a step read that make `wanted` values from `known` ones."""
-        equations = live(self.joint.first, wanted, set(known), effects=False)
-        return [[v for v in e.invars if isinstance(v, Var)] for e in equations]
 
     def stacked(self, plans: Plans) -> Mask:
         need, _ = self._needs(plans[0])
@@ -281,7 +264,7 @@ class _Pull(Node):
 
         trail, last = token
         sums = _full([None] * n, joint.inputs[:n], joint.results[:n], cotangent_aval)
-        cts, sums = back(trail, last, ahead, step, pull, cts, sums)
+        cts, sums = back(trail, last, ahead, *in_lanes(trail.trips, step, pull), cts, sums)
         return [*sums, *cts]
 
     def _check_effects(self) -> None:

@@ -1,0 +1,137 @@
+"""Scans that store some states and are run again from them."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import xform
+from tests.reference import close
+from xform.errors import NotDifferentiable
+from xform.interpret.checkpoints import steps_run
+from xform.interpret.joint import analyze
+from xform.ir import evaluate, trace
+from xform.planner.budget import again_flops, kept_bytes
+from xform.planner.choice import Choice, choice_of
+from xform.planner.peak import emitted
+from xform.planner.saved import plan
+from xform.policies import MinCut
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+W = np.cos(np.arange(36.0)).reshape(6, 6) / 3
+X = np.sin(np.arange(24.0)).reshape(4, 6)
+STEPS = np.sin(np.arange(17 * 24.0)).reshape(17, 4, 6)
+ARGS = W, X, STEPS
+
+
+def mixed(w, x, steps, reverse):
+    """Carries that stay, count, start from constants or are empty; inputs and outputs in steps."""
+
+    def step(state, x):
+        h, c, i, fixed, none = state
+        y = jnp.tanh(h @ w + x[0] * jnp.sin(fixed))
+        c = 0.9 * c + lax.cond(i % 2 == 0, jnp.sin, jnp.cos, y)
+        return (jnp.sin(c) * y, c, i + 1, fixed, none), (y * x[1], i)
+
+    start = x, jnp.zeros(x.shape), 0, jnp.sum(x), jnp.zeros((0, 3))
+    factors = jnp.cos(jnp.arange(float(len(steps))))
+    (h, c, *_), (ys, _) = lax.scan(step, start, (steps, factors), reverse=reverse)
+    return jnp.sum(h * c) + jnp.sum(ys**2)
+
+
+def within(w, x, steps, reverse):
+    """A loop in each step."""
+
+    def step(h, x):
+        h, ys = lax.scan(lambda h, k: (jnp.sin(h @ w + k * x), h), h, jnp.arange(3.0))
+        return h, jnp.sum(ys)
+
+    h, ys = lax.scan(step, x, steps, reverse=reverse)
+    return jnp.sum(h**2) + jnp.sum(ys * ys)
+
+
+def alone(w, x, steps, reverse):
+    """No state that is needed."""
+    return jnp.sum(lax.scan(lambda s, x: (s + jnp.sin(x @ w), None), x, steps, reverse=reverse)[0])
+
+
+def gradient(f, slots, args=ARGS):
+    """The gradient with the loops of `f` run again from so many states, and its Plan."""
+    joint = analyze(trace(f, *args), (True,) * len(args), (True,))
+    how = plan(joint, MinCut(), top=True)
+    inner = dict(choice_of(how).inner)
+    for node in [n for n in inner if n.loop]:
+        body: Choice = choice_of(plan(node.joints[0]))
+        inner[node] = (dataclasses.replace(body, slots=slots),)
+    how = plan(joint, dataclasses.replace(choice_of(how), inner=inner), True)
+    prog = emitted(how)
+    return lambda *xs: tuple(evaluate(prog, [*xs, jnp.ones(())])[1:]), how
+
+
+@pytest.mark.parametrize(("slots", "reverse"), [(1, True), (3, False), (17, True), (30, False)])
+@pytest.mark.parametrize("f", [mixed, within, alone])
+def test_gradients_are_those_of_jax(f, slots, reverse) -> None:
+    f = functools.partial(f, reverse=reverse)
+    got, _ = gradient(f, slots)
+    close(jax.jit(got)(*ARGS), jax.grad(f, (0, 1, 2))(*ARGS), 1e-12)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_short_loops(length) -> None:
+    args = W, X, STEPS[:length]
+    f = functools.partial(mixed, reverse=False)
+    close(gradient(f, 2, args)[0](*args), jax.grad(f, (0, 1, 2))(*args), 1e-12)
+
+
+def test_batches_and_second_derivatives() -> None:
+    f = lambda w, x, s: jnp.sum(lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), x, s)[0])
+    got, _ = gradient(f, 3)
+    want = jax.grad(f, (0, 1, 2))
+    many = [np.stack([a, 1.1 * a]) for a in ARGS]
+    close(jax.jit(jax.vmap(got))(*many), jax.vmap(want)(*many), 1e-12)
+    ours = jax.jit(lambda *xs: xform.jvp(got, xs, xs)[1])(*ARGS)
+    close(ours, jax.jvp(want, ARGS, ARGS)[1], 1e-11)
+    square = lambda g: lambda w: sum(jnp.sum(v**2) for v in g(w, X, STEPS))
+    close(jax.jit(xform.grad(square(got)))(W), jax.grad(square(want))(W), 1e-10)
+    with pytest.raises(NotDifferentiable, match="xform"):
+        jax.grad(square(got))(W)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4, 9])
+def test_states_and_work_of_a_uniform_chain_are_those_of_revolve(slots) -> None:
+    def chain(w, x):
+        return jnp.sum(lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, length=17)[0])
+
+    _, how = gradient(chain, slots, (W, X))
+    # Each stored state, and the one from which a step is gone back over.
+    assert kept_bytes(how) == (slots + 1) * X.nbytes
+    # The first way forward is no work again; each step is run once more where it is gone back over.
+    again = steps_run(17, slots) - 16 + 17
+    assert again_flops(how) == again * 2 * math.prod((*X.shape, 6))
+
+
+def test_what_is_compiled_does_not_grow_with_the_steps() -> None:
+    f = functools.partial(mixed, reverse=False)
+    temp = []
+    for length in (64, 256):
+        args = W, X, np.resize(STEPS, (length, 4, 6))
+        got, _ = gradient(lambda w, x, s: f(w, x, lax.stop_gradient(s)), 4, args)
+        used = jax.jit(got).lower(*args).compile().memory_analysis()
+        # The ys and their cotangents, and where each step's state is put.
+        temp.append(used.temp_size_in_bytes - length * (3 * X.nbytes + 16))
+    assert temp[1] <= temp[0] + 4 * X.nbytes
+
+
+def test_sharded_arguments_on_eight_devices() -> None:
+    mesh = jax.make_mesh((4,), ("d",), (jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+    f = functools.partial(mixed, reverse=False)
+    got, _ = gradient(f, 3)
+    x = jax.device_put(X, jax.sharding.NamedSharding(mesh, spec))
+    close(jax.jit(got)(W, x, STEPS), jax.grad(f, (0, 1, 2))(*ARGS), 1e-12)

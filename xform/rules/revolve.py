@@ -1,0 +1,108 @@
+"""A scan that stores some of its states, and goes back by running its steps again from them.
+
+On the way it stores its state before some steps, the best ones for a loop of its length. The way
+back has the state before each step by running steps again from the nearest that is stored, and
+there runs the step once more, with what its plan keeps, and pulls back over it. Source: Griewank
+and Walther, "Algorithm 799: revolve", 2000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xform._jax import Var, frame, tangent_aval, zeros
+from xform.interpret import emit
+from xform.interpret.checkpoints import States, back, known, places
+from xform.interpret.joint import Plan
+from xform.interpret.lanes import final, store
+from xform.interpret.node import gather, spread
+from xform.ir import Mask
+from xform.table import Value
+
+
+def forward(node: Any, plan: Plan, n: int, xs: Sequence[Value], used: Mask):
+    """Outputs of a scan's node (None where not `used`), and the n states that it stores."""
+    joint, body, nk = node.joint, node.body, node.body.n_carry
+    stored = node.stacked([plan])
+    ys = gather(joint.outputs[nk:], used[nk:])
+    carried = node.live_carry(used[:nk], [*ys, *gather(joint.inputs, stored)], {})
+    carries = gather(joint.outputs[:nk], carried)
+    consts, carry, seq = body.parts(xs)
+    on = body.parts(stored)[1]
+    at = places(node.trips, n)
+    slots = [lax.broadcast(x, (n + 1,)) for x in gather(carry, on)]
+
+    def step(state: Any, x: Any):
+        (made, slots), (i, seq) = state, x
+        carry = spread(made, carried)
+        slots = [store(s, v, i) for s, v in zip(slots, gather(carry, on), strict=True)]
+        env = _known(joint.inputs, [*consts, *carry, *seq])
+        out = emit.values(plan, [*carries, *ys], env)
+        return (out[: len(carries)], slots), out[len(carries) :]
+
+    order = jnp.asarray(at[::-1] if node.options["reverse"] else at)
+    state, made = lax.scan(step, (gather(carry, carried), slots), (order, seq), **node.options)
+    last = spread(state[0], carried)
+    outs = [x if u else None for x, u in zip(last, used[:nk], strict=True)]
+    return [*outs, *spread(made, used[nk:])], state[1]
+
+
+def second(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
+           seconds: Sequence[Value]) -> list[Value]:  # fmt: skip
+    """Results of the second part of a scan's node, from the n states that it stored."""
+    joint, body, nk, length = node.joint, node.body, node.body.n_carry, node.trips
+    consts, fixed, seq = body.parts(xs)
+    stored = body.parts(node.stacked([plan]))[1]
+    hoisted = node.hoisted(plan)
+    once = emit.once(plan, gather(plan.kept, hoisted), _known(joint.inputs, xs))
+    each = [v for v, on in zip(plan.kept, hoisted, strict=True) if not on]
+    wants, _, streams = body.parts(joint.results)
+    cts, sums, ct_ys = node.starts(seconds)
+    variables = zip(body.parts(node.eqn.invars)[2], streams, strict=True)
+    n_sums = len(sums)
+    stacks = [zeros(tangent_aval(v.aval)) for v, on in variables if on]
+    if not length:
+        return [*sums, *cts, *stacks]
+
+    def at(i: Value) -> Value:
+        return lax.sub(np.int32(length - 1), i) if node.options["reverse"] else i
+
+    def inputs(i: Value, x: States) -> list[Value]:
+        carry = [b if a is None else a for a, b in zip(spread(x, stored), fixed, strict=True)]
+        return [*consts, *carry, *(None if s is None else _get(s, at(i)) for s in seq)]
+
+    def step(i: Value, x: States) -> States:
+        env = _known(joint.inputs, inputs(i, x))
+        moving = gather(joint.outputs[:nk], stored)
+        return emit.values(plan, moving, {**env, **once}, effects=False)
+
+    def pull(i: Value, x: States, after: States, cts: States, found: Any):
+        sums, stacks = found[:n_sums], found[n_sums:]
+        args = inputs(i, x)
+        kept = {**emit.once(plan, each, {**_known(joint.inputs, args), **once}), **once}
+        given = [*cts, *(_get(ct, at(i)) for ct in ct_ys)]
+        out = emit.second(plan, [kept[v] for v in plan.kept], args, given, True)
+        ct_consts, ct_carry, ct_seq = body.parts(spread(out, joint.results))
+        sums = list(map(lax.add, sums, gather(ct_consts, wants)))
+        pairs = zip(stacks, gather(ct_seq, streams), strict=True)
+        return node.next_cts(ct_carry), [*sums, *(store(s, ct, at(i)) for s, ct in pairs)]
+
+    trail = known(length, n, slots)
+    nothing = (False,) * sum(stored)
+    cts, found = back(trail, [], nothing, step, pull, cts, [*sums, *stacks])
+    where = frame(node.eqn)
+    results = [*found[:n_sums], *cts, *found[n_sums:]]
+    return [final(ct, where) for ct in results]
+
+
+def _known(variables: Sequence[Var], values: Sequence[Value]) -> dict[Var, Value]:
+    return {v: x for v, x in zip(variables, values, strict=True) if x is not None}
+
+
+def _get(x: Value, i: Value) -> Value:
+    return lax.dynamic_index_in_dim(x, i, 0, False, allow_negative_indices=False)
