@@ -26,7 +26,7 @@ from xform.planner.cost import aval_bytes
 from xform.planner.decided import Plan as Decided
 from xform.planner.held import held_bytes, token
 from xform.planner.loops import Shape, fold, loops, reshaped
-from xform.planner.peak import around, infeasible, liveness
+from xform.planner.peak import front, infeasible, liveness
 from xform.planner.record import record
 from xform.planner.saved import plan
 from xform.policies import Budget, MinCut, Policy, check
@@ -97,15 +97,14 @@ def search(prog: Program, active: Mask, wanted: Mask, budget: Budget, measure: M
     If none is within it, the one with the fewest bytes.
     """
     joint = analyze(prog, active, wanted)
-    make = lambda how: plan(joint, how, top=True)
     fits = lambda w: measure(w.how) <= budget.bytes
-    found = [Whole(p, {}) for p in _flat(joint, budget, make, measure)]
+    found = [Whole(p, {}) for p in _flat(joint, budget, measure)]
     within = list(filter(fits, found))
     if loops(prog) and not any(again_flops(w.how) == 0 for w in within):
         over = [w.how for w in found if not fits(w)]
         if within and over:
             ends = min(over, key=measure), min((w.how for w in within), key=_work(measure))
-            found += split(prog, active, wanted, *ends, measure, budget.bytes)
+            found += split(prog, active, wanted, *ends, fits)
         found += nested(prog, active, wanted)
         found += retraced(prog, active, wanted, fits)
         within = list(filter(fits, found))
@@ -118,42 +117,51 @@ def _work(measure: Measure) -> Callable[[Plan], tuple[float, float]]:
     return lambda how: (again_flops(how), measure(how))
 
 
-def _flat(joint: Joint, budget: Budget, make: Callable[[Any], Plan], measure: Measure
-          ) -> list[Plan]:  # fmt: skip
-    """Plans around a budget, with the loops as they are."""
-    if budget.of == "peak":
-        return around(budget.bytes, make, measure)
-    try:
-        return [make(MinCut()), fit(joint, budget, make)]
-    except BudgetInfeasible:
-        return [make(MinCut(0.0, 0.0))]
+def _flat(joint: Joint, budget: Budget, measure: Measure) -> list[Plan]:
+    """Plans with the loops as they are, by rising work, up to the first that is within a budget."""
+    make = lambda how: plan(joint, how, top=True)
+    most = make(MinCut())
+    if measure(most) <= budget.bytes:
+        return [most]
+    if budget.of == "residuals":
+        try:
+            return [most, fit(joint, budget, make)]
+        except BudgetInfeasible:
+            return [make(MinCut(0.0, 0.0))]
+    if "front" not in joint.program.cache:
+        joint.program.cache["front"] = front(make)
+    plans = joint.program.cache["front"]
+    first = next((i for i, p in enumerate(plans) if measure(p) <= budget.bytes), len(plans))
+    return plans[: first + 1]
 
 
-def split(prog: Program, active: Mask, wanted: Mask, above: Plan, below: Plan, measure: Measure,
-          most: float) -> Iterator[Whole]:  # fmt: skip
-    """Plans between two: each loop as two in a row, the second of which keeps as `above` does."""
+def split(prog: Program, active: Mask, wanted: Mask, above: Plan, below: Plan,
+          fits: Callable[[Whole], bool]) -> Iterator[Whole]:  # fmt: skip
+    """Between two plans: each loop as two in a row, the second of which keeps as `above` does.
+
+    Its share is the largest that fits, of 32.
+    """
     flat = reshaped(prog, {})
     joint = analyze(flat, active, wanted)
     place = _places(flat)
-    high, low = measure(above), measure(below)
     nodes = [e.params["node"] for e in above.joint.first if e.primitive is fork_p]
     twins = [e.params["node"] for e in joint.first if e.primitive is fork_p]
-    if high <= low or len(nodes) != len(twins):
+    if len(nodes) != len(twins):
         return
     trips = {place[id(n.eqn)]: n.trips for n in twins if id(n.eqn) in place and n.trips > 1}
-    part = (most - low) / (high - low)
-    for share in (part, 0.95 * part, 0.85 * part):
-        shapes = {i: ((n - round(share * n),), (round(share * n),)) for i, n in trips.items()}
-        shapes = {i: s for i, s in shapes.items() if all(k > 0 for (k,) in s)}
-        if not shapes:
-            return
+    parts = min(32, max(trips.values(), default=0))
+    low, high, best = 0, parts, None
+    while high - low > 1:
+        part = (low + high) // 2
+        late = {i: min(max(1, part * n // parts), n - 1) for i, n in trips.items()}
+        shapes = {i: ((n - late[i],), (late[i],)) for i, n in trips.items()}
         try:
             found = _mixed(flat, active, wanted, shapes, above, below)
         except OtherProgram:  # a body that traces otherwise, in a loop of another length
             return
-        yield found
-        if measure(found.how) <= most:
-            return
+        low, high, best = (part, high, found) if fits(found) else (low, part, best)
+    if best is not None:
+        yield best
 
 
 def _mixed(flat: Program, active: Mask, wanted: Mask, shapes: Shapes, above: Plan, below: Plan

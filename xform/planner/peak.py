@@ -3,13 +3,17 @@
 What is saved is not what is live: a value that is made again lives too, and with few saved bytes a
 wave of recomputes may stand higher than what it spared. So plans of falling saved bytes, each of
 which runs the least again for its bytes, are simulated, and the one with the least work is taken of
-those whose simulated peak fits.
+those whose simulated peak fits. They are the same plans for all budgets: with fewer bytes there are
+fewer that fit, so that work never falls.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
+
+import numpy as np
 
 from xform.errors import BudgetInfeasible
 from xform.interpret import emit
@@ -23,11 +27,14 @@ from xform.planner.liveness import Liveness, simulate
 from xform.policies import Budget, MinCut
 from xform.text import human_bytes
 
-# How many numbers of saved bytes are tried.
-_HALVINGS, _LOWER = 7, (0.5, 0.25, 0.1)
-# Prices of a FLOP, in bytes, at which plans are tried that save products rather than what is made
-# from them: a compiler that fuses the one keeps the other live beside it.
-_PRICES, _WRITTEN = (math.inf, 0.1, 0.01, 0.001, 0.0), 1 / 128
+# Parts of what can be saved that are tried, and how many distances between prices.
+_LEVELS, _CORNERS = (1 / 16, 3 / 16, *np.arange(1, 8) / 8), 4
+# Prices of a FLOP, in bytes; and where one price gives way to another.
+_PRICES = (math.inf, *(10.0**-k for k in np.arange(0.0, 7.0, 0.5)), 0.0)
+_PARTS = 1 / 3, 2 / 3
+# The price of saving what is made from a product, rather than the product: a compiler that fuses
+# the one keeps the other live beside it.
+_WRITTEN = 1 / 128
 
 Make = Callable[[MinCut | Choice], Plan]
 
@@ -56,38 +63,47 @@ def liveness(how: Plan, backend: str) -> Liveness:
 def fit_peak(budget: Budget, make: Make, peak: Callable[[Plan], float]) -> Plan:
     """The Plan that runs the least work again of those tried whose `peak` is within the budget.
 
-    Raises `BudgetInfeasible` with the lowest peak that was found. Cost: about ten solutions for a
-    number of saved bytes, each traced and simulated.
+    Raises `BudgetInfeasible` with the lowest peak that was found. Cost: some thirty plans, of which
+    those are traced and simulated that run less again than the one that is found.
     """
-    plans = around(budget.bytes, make, peak)
-    within = [p for p in plans if peak(p) <= budget.bytes]
-    if within:
-        return min(within, key=lambda p: (again_flops(p), peak(p)))
+    most = make(MinCut())
+    if peak(most) <= budget.bytes:
+        return most
+    plans = front(make)
+    for p in plans:
+        if peak(p) <= budget.bytes:
+            return p
     floor = min(plans, key=peak)
     raise infeasible(budget, floor, int(peak(floor)), "simulated")
 
 
-def around(most_bytes: int, make: Make, peak: Callable[[Plan], float]) -> list[Plan]:
-    """Plans whose peaks close in on a number of bytes, from both sides where there are two."""
-    most = make(MinCut())
-    if peak(most) <= most_bytes:
-        return [most]
-    least = make(MinCut(0.0, 0.0))
-    tried = [most, least, *(make(MinCut(p, p, written=_WRITTEN)) for p in _PRICES)]
+def front(make: Make) -> list[Plan]:
+    """Plans from the most to the least saved bytes, by rising work.
 
-    def fits(saved: float) -> bool:
-        tried.append(fit(most.joint, Budget(int(saved)), make))
-        return peak(tried[-1]) <= most_bytes
+    Of prices of work those that keep something else; between each two, the dearer one in the last
+    part of the program, since what is made late is read early and leaves room; and the least work
+    for evenly spaced numbers of saved bytes.
+    """
+    tried: list[Plan] = []
+    for written in (0.0, _WRITTEN):
+        corners = {kept_bytes(p): (price, p) for price in _PRICES
+                   if (p := make(MinCut(price, price, written=written)))}  # fmt: skip
+        chosen = _spaced(sorted(corners))
+        tried += [corners[n][1] for n in chosen]
+        for low, high in itertools.pairwise(corners[n][0] for n in chosen):
+            tried += [make(MinCut(low, high, at, written)) for at in _PARTS]
+    sizes = list(map(kept_bytes, tried))
+    low, high = min(sizes), max(sizes)
+    for part in _LEVELS:
+        tried.append(fit(tried[0].joint, Budget(low + int(part * (high - low))), make))
+    found = {(kept_bytes(p), again_flops(p)): p for p in tried}
+    return sorted(found.values(), key=lambda p: (again_flops(p), kept_bytes(p)))
 
-    low, high = float(kept_bytes(least)), float(kept_bytes(most))
-    if peak(least) > most_bytes:
-        # A wave may stand above: with more saved it may fit.
-        tries = (low + part * (high - low) for part in _LOWER)
-        low = next((saved for saved in tries if fits(saved)), low)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return tried
+
+def _spaced(sizes: list[int]) -> list[int]:
+    """A few of some sizes, as evenly spaced as they are; the ends among them."""
+    goals = (sizes[0] + (sizes[-1] - sizes[0]) * k / _CORNERS for k in range(_CORNERS + 1))
+    return sorted({min(sizes, key=lambda n: abs(n - goal)) for goal in goals})
 
 
 def infeasible(budget: Budget, floor: Plan, least: int, how: str) -> BudgetInfeasible:
