@@ -74,19 +74,24 @@ class MinCut:
       then: the price after the part `at` of each program, which is between 0 and 1.
       written: the price of saving what would else be fused and not written to memory, for each of
         its bytes; of two values as large, that of a product is then saved.
+      apart: what crosses at each so many-th narrow place of a program costs nothing to save; 0: at
+        none.
     """
 
     price: float = math.inf
     then: float = math.inf
     at: float = 1.0
     written: float = 0.0
+    apart: int = 0
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
         """Whether a primitive is one that is costly to run again."""
         return prim.name in ("dot_general", "conv_general_dilated")
 
     def __repr__(self) -> str:
-        return "min_cut" if self == MinCut() else f"min_cut(price={self.price:.3g} bytes/FLOP)"
+        return (
+            "min_cut" if self.price == math.inf else f"min_cut(price={self.price:.3g} bytes/FLOP)"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +169,7 @@ class Either:
 
 
 save_everything = Constantly("save_everything", True)
-min_cut = MinCut()
+min_cut = MinCut(apart=2)
 save_nothing = Constantly("save_nothing", False)
 save_dots = Dots("save_dots")
 save_dots_with_no_batch_dims = Dots("save_dots_with_no_batch_dims", batch=False)

@@ -30,7 +30,7 @@ def chain(n: int) -> Callable[[jax.Array], jax.Array]:
 
     def f(x: jax.Array) -> jax.Array:
         for _ in range(n // 2):
-            x = jnp.sin(x) * 1.01
+            x = lax.mul(lax.sin(x), 1.01)
         return jnp.sum(x)
 
     return f

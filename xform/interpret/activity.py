@@ -30,7 +30,9 @@ def path(prog: Program, active: Mask, wanted: Mask | None = None) -> Path:
     """The path from `active` inputs to `wanted` outputs (None: all). Linear in equations."""
     key = ("path", active, wanted)
     if key not in prog.cache:
-        prog.cache[key] = _path(prog, active, wanted)
+        every = prog.cache.get(("path", active, None))
+        same = every is not None and every.outputs == wanted
+        prog.cache[key] = every if same else _path(prog, active, wanted)
     return prog.cache[key]
 
 

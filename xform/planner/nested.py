@@ -26,10 +26,10 @@ from xform.planner.cost import aval_bytes
 from xform.planner.decided import Plan as Decided
 from xform.planner.held import held_bytes, token
 from xform.planner.loops import Shape, fold, loops, reshaped
-from xform.planner.peak import front, infeasible, liveness
+from xform.planner.peak import first_within, front, infeasible, liveness
 from xform.planner.record import record
 from xform.planner.saved import plan
-from xform.policies import Budget, MinCut, Policy, check
+from xform.policies import Budget, MinCut, Policy, check, min_cut
 
 # The part of all that is kept that makes a loop worth a change.
 _PART = 0.05
@@ -120,19 +120,16 @@ def _work(measure: Measure) -> Callable[[Plan], tuple[float, float]]:
 def _flat(joint: Joint, budget: Budget, measure: Measure) -> list[Plan]:
     """Plans with the loops as they are, by rising work, up to the first that is within a budget."""
     make = lambda how: plan(joint, how, top=True)
-    most = make(MinCut())
-    if measure(most) <= budget.bytes:
-        return [most]
+    if measure(make(min_cut)) <= budget.bytes:
+        return [make(min_cut)]
     if budget.of == "residuals":
         try:
-            return [most, fit(joint, budget, make)]
+            return [make(MinCut()), fit(joint, budget, make)]
         except BudgetInfeasible:
             return [make(MinCut(0.0, 0.0))]
     if "front" not in joint.program.cache:
         joint.program.cache["front"] = front(make)
-    plans = joint.program.cache["front"]
-    first = next((i for i, p in enumerate(plans) if measure(p) <= budget.bytes), len(plans))
-    return plans[: first + 1]
+    return first_within(joint.program.cache["front"], measure, budget.bytes)
 
 
 def split(prog: Program, active: Mask, wanted: Mask, above: Plan, below: Plan,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,18 +23,19 @@ from xform.ir import Program, trace
 from xform.planner.budget import again_flops, fit, floor_rows, kept_bytes
 from xform.planner.choice import Choice
 from xform.planner.cost import aval_bytes
+from xform.planner.exact import MOST
 from xform.planner.liveness import Liveness, simulate
-from xform.policies import Budget, MinCut
+from xform.policies import Budget, MinCut, min_cut
 from xform.text import human_bytes
 
 # Parts of what can be saved that are tried, and how many distances between prices.
 _LEVELS, _CORNERS = (1 / 16, 3 / 16, *np.arange(1, 8) / 8), 4
-# Prices of a FLOP, in bytes; and where one price gives way to another.
+# Prices of a FLOP, in bytes.
 _PRICES = (math.inf, *(10.0**-k for k in np.arange(0.0, 7.0, 0.5)), 0.0)
-_PARTS = 1 / 3, 2 / 3
 # The price of saving what is made from a product, rather than the product: a compiler that fuses
-# the one keeps the other live beside it.
-_WRITTEN = 1 / 128
+# the one keeps the other live beside it. And at which narrow places all is saved that crosses.
+_WAYS = ((0.0, 0), (1 / 128, 2), (0.0, 2), (1 / 128, 0), (0.0, 1), (1 / 128, 1), (0.0, 4),
+         (1 / 128, 4))  # fmt: skip
 
 Make = Callable[[MinCut | Choice], Plan]
 
@@ -66,38 +67,49 @@ def fit_peak(budget: Budget, make: Make, peak: Callable[[Plan], float]) -> Plan:
     Raises `BudgetInfeasible` with the lowest peak that was found. Cost: some thirty plans, of which
     those are traced and simulated that run less again than the one that is found.
     """
-    most = make(MinCut())
-    if peak(most) <= budget.bytes:
-        return most
-    plans = front(make)
-    for p in plans:
-        if peak(p) <= budget.bytes:
-            return p
-    floor = min(plans, key=peak)
+    tried = first_within([make(min_cut)], peak, budget.bytes)
+    if peak(tried[-1]) > budget.bytes:
+        tried = first_within(front(make), peak, budget.bytes)
+    if peak(tried[-1]) <= budget.bytes:
+        return tried[-1]
+    floor = min(tried, key=peak)
     raise infeasible(budget, floor, int(peak(floor)), "simulated")
 
 
 def front(make: Make) -> list[Plan]:
     """Plans from the most to the least saved bytes, by rising work.
 
-    Of prices of work those that keep something else; between each two, the dearer one in the last
+    At prices of work, those that keep something else; between each two, the dearer one in the last
     part of the program, since what is made late is read early and leaves room; and the least work
-    for evenly spaced numbers of saved bytes.
+    for evenly spaced numbers of saved bytes. Of a large program there are fewer.
     """
-    tried: list[Plan] = []
-    for written in (0.0, _WRITTEN):
+    tried: list[Plan] = [make(min_cut)]
+    joint = tried[0].joint
+    large = len(joint.first) > MOST
+    for written, apart in _WAYS[: 2 if large else None]:
         corners = {kept_bytes(p): (price, p) for price in _PRICES
-                   if (p := make(MinCut(price, price, written=written)))}  # fmt: skip
+                   if (p := make(MinCut(price, price, 1.0, written, apart)))}  # fmt: skip
         chosen = _spaced(sorted(corners))
         tried += [corners[n][1] for n in chosen]
         for low, high in itertools.pairwise(corners[n][0] for n in chosen):
-            tried += [make(MinCut(low, high, at, written)) for at in _PARTS]
+            tried.append(make(MinCut(low, high, 0.5, written, apart)))
     sizes = list(map(kept_bytes, tried))
     low, high = min(sizes), max(sizes)
-    for part in _LEVELS:
-        tried.append(fit(tried[0].joint, Budget(low + int(part * (high - low))), make))
-    found = {(kept_bytes(p), again_flops(p)): p for p in tried}
+    for part in () if large else _LEVELS:
+        tried.append(fit(joint, Budget(low + int(part * (high - low))), make))
+    found = {(frozenset(p.kept), again_flops(p)): p for p in tried}
     return sorted(found.values(), key=lambda p: (again_flops(p), kept_bytes(p)))
+
+
+def first_within(plans: Sequence[Plan], peak: Callable[[Plan], float], most: int) -> list[Plan]:
+    """The plans up to the first whose peak is within so many bytes; all, if there is none."""
+    tried: list[Plan] = []
+    for p in plans:
+        if kept_bytes(p) <= most:  # what is kept alone is live at once
+            tried.append(p)
+            if peak(p) <= most:
+                break
+    return tried or list(plans)
 
 
 def _spaced(sizes: list[int]) -> list[int]:

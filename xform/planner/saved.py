@@ -23,7 +23,7 @@ import jax
 from xform._jax import JaxprEqn, Offloadable, Var
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
-from xform.ir import Mask
+from xform.ir import Mask, uncollected
 from xform.planner.budget import fit
 from xform.planner.choice import Choice
 from xform.planner.cost import aval_bytes
@@ -31,6 +31,7 @@ from xform.planner.decided import Plan as Decided
 from xform.planner.graph import cheapest
 from xform.planner.held import held_bytes, token
 from xform.planner.peak import fit_peak, liveness
+from xform.planner.waist import waists
 from xform.planner.work import price
 from xform.policies import Budget, MinCut, Policy, ask, check, save_everything
 
@@ -53,7 +54,8 @@ def plan(joint: Joint, policy: Any = None, top: bool = False, given: Mask | None
         if len(joint.plans) == _MOST:
             joint.plans.pop(next(iter(joint.plans)))
         make = lambda how: _Walk(joint, how, top, given).plan()
-        joint.plans[key] = _made(joint, policy, make)
+        with uncollected():
+            joint.plans[key] = _made(joint, policy, make)
     return joint.plans[key]
 
 
@@ -96,6 +98,9 @@ class _Walk:
         given = self.given or (True,) * len(joint.inputs)
         inputs = zip(joint.inputs, given, strict=True)
         sizes = {v: 0 if at_hand else aval_bytes(v.aval) for v, at_hand in inputs}
+        if policy.apart:
+            narrow = waists(joint)[policy.apart - 1 :: policy.apart]
+            sizes |= dict.fromkeys(frozenset[Var]().union(*narrow), 0)
         place = {id(eqn): i for i, eqn in enumerate(joint.first)}
         half = policy.at * len(joint.first)
         forks: dict[Var, Node] = {}
