@@ -107,12 +107,25 @@ class _Flattening:
             shape = str(eqn.outvars[0].aval)
             reads = [reads[0], *self._step("repeat", (reads[1], shape), eqn, reads[1:])]
             name = "mul"
+        if name == "integer_pow" and eqn.params["y"] > 1:
+            return [self._power(reads[0], eqn.params["y"], eqn)]
         reads = [
             self._step("transpose", (x, order), eqn, [x], [x.bytes])[0] if order else x
             for x, order in zip(reads, _orders(eqn, len(reads)), strict=True)
         ]
         key = tuple(reads), str(eqn.params), str([v.aval for v in eqn.outvars])
         return self._step(name, key, eqn, reads)
+
+    def _power(self, x: Cell, y: int, eqn: JaxprEqn) -> Cell:
+        """A power by squares and products, which powers of one value share."""
+        times = lambda a, b: self._step("mul", (a, b), eqn, [a, b])[0]
+        found = None
+        while y:
+            if y % 2:
+                found = x if found is None else times(found, x)
+            y //= 2
+            x = times(x, x) if y else x
+        return found or x
 
     def _step(self, name: str, key: Any, eqn: JaxprEqn, reads: list[Cell],
               sizes: Sequence[int] | None = None) -> list[Cell]:  # fmt: skip
@@ -141,8 +154,9 @@ def _repeats(divisor: Cell, eqn: JaxprEqn) -> bool:
 def _orders(eqn: JaxprEqn, n: int) -> list[Any]:
     """For each operand, the order of axes that it is copied into; None where it is read as it is.
 
-    Products are run with batch axes first and the contracted axes next to them or last,
-    convolutions with channels last.
+    Products are run with batch axes first and the contracted axes next to them or last; where
+    neither is so, they are copied last on the left, next to the batch on the right. Convolutions
+    are run with channels last.
     """
     orders: list[Any] = [None] * n
     if eqn.primitive.name == "dot_general":
@@ -152,7 +166,7 @@ def _orders(eqn: JaxprEqn, n: int) -> list[Any]:
             free = [a for a in range(ndim) if a not in contracted[i] and a not in batch[i]]
             last, first = (*batch[i], *free, *contracted[i]), (*batch[i], *contracted[i], *free)
             if tuple(range(ndim)) not in (last, first):
-                orders[i] = last
+                orders[i] = (last, first)[i]
     elif eqn.primitive.name == "conv_general_dilated":
         numbers = eqn.params["dimension_numbers"]
         for i, (a, b, *spatial) in enumerate((numbers.lhs_spec, numbers.rhs_spec)):

@@ -58,7 +58,7 @@ class Fusion:
         self._repeated = {
             s for s in flat.steps
             if self._written[s] and fuses(s) and s.name not in _DEAR and s.name != "repeat"
-            and not _merges(s)
+            and not _merges(s) and not _turned(s)
         }  # fmt: skip
         self._leaves: dict[Step, dict[Cell, None]] = {}
         self.steps = [s for s in flat.steps if self._written[s]]
@@ -76,7 +76,7 @@ class Fusion:
             readers = {s for s in readers if s.name not in _REDUCTIONS}
         if any(not fuses(s) or s in self._absorbed for s in readers):
             return True
-        dear = step.name in _DEAR or step.name == "transpose" or _merges(step)
+        dear = step.name in _DEAR or step.name == "transpose" or _merges(step) or _turned(step)
         return len(readers) > 1 and dear
 
     def _grow(self, cell: Cell, whole: Cell, outputs: set[Cell], depth: int) -> None:
@@ -131,6 +131,12 @@ def _merges(step: Step) -> bool:
     """Whether a step reads several values of its own size: run twice, it would read more."""
     made = step.makes[0].bytes
     return len({c for c in step.reads if c.bytes >= made and c.kind != "constant"}) > 1
+
+
+def _turned(step: Step) -> bool:
+    """Whether a step is the square of a transposed value: each reader would transpose it twice."""
+    makers = [c.maker for c in step.reads if c.maker and c.maker.name == "transpose"]
+    return len(makers) == 2 and makers[0] is makers[1]
 
 
 def _ends_in(cell: Cell, name: str) -> bool:
