@@ -108,9 +108,8 @@ def choose(top: Plan, budget: int, most: float = MOST) -> Choice | None:
 
     The plan says what is inside nodes that decide for themselves: remat regions and while loops.
     """
-    parts: dict[Joint, _Part] = {}
-    _visit(top, None, 1, 1, parts)
-    if sum(len(joint.first) for joint in parts) > most:
+    parts = _parts(top)
+    if _count(parts) > most:
         return None
     model = _Model()
     for part in parts.values():
@@ -124,6 +123,21 @@ def choose(top: Plan, budget: int, most: float = MOST) -> Choice | None:
         for joint, part in parts.items()
     }
     return _tree(top, saved, {})
+
+
+def size(top: Plan) -> int:
+    """How many forward equations a Plan decides about, those of its nodes included."""
+    return _count(_parts(top))
+
+
+def _parts(top: Plan) -> dict[Joint, _Part]:
+    parts: dict[Joint, _Part] = {}
+    _visit(top, None, 1, 1, parts)
+    return parts
+
+
+def _count(parts: dict[Joint, _Part]) -> int:
+    return sum(len(joint.first) for joint in parts)
 
 
 def _tree(plan: Plan, saved: dict[Joint, frozenset[Var]], made: dict[Joint, Choice]) -> Choice:

@@ -129,6 +129,8 @@ class Fusion:
 
 def _merges(step: Step) -> bool:
     """Whether a step reads several values of its own size: run twice, it would read more."""
+    if step.name == "tie":  # of a cotangent it reads one element
+        return False
     made = step.makes[0].bytes
     return len({c for c in step.reads if c.bytes >= made and c.kind != "constant"}) > 1
 

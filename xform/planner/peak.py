@@ -23,13 +23,15 @@ from xform.ir import Program, trace
 from xform.planner.budget import again_flops, fit, floor_rows, kept_bytes
 from xform.planner.choice import Choice
 from xform.planner.cost import aval_bytes
-from xform.planner.exact import MOST
+from xform.planner.exact import MOST, size
 from xform.planner.liveness import Liveness, simulate
 from xform.policies import Budget, MinCut, min_cut
 from xform.text import human_bytes
 
-# Parts of what can be saved that are tried, and how many distances between prices.
-_LEVELS, _CORNERS = (1 / 16, 3 / 16, *np.arange(1, 8) / 8), 4
+# Parts of what can be saved that are tried, in a program of more than so many equations and in a
+# smaller one; and how many distances between prices.
+_FEW, _MANY, _SMALL = (1 / 16, 3 / 16, *np.arange(1, 8) / 8), np.arange(1, 32) / 32, 400
+_CORNERS = 4
 # Prices of a FLOP, in bytes.
 _PRICES = (math.inf, *(10.0**-k for k in np.arange(0.0, 7.0, 0.5)), 0.0)
 # The price of saving what is made from a product, rather than the product: a compiler that fuses
@@ -85,7 +87,8 @@ def front(make: Make) -> list[Plan]:
     """
     tried: list[Plan] = [make(min_cut)]
     joint = tried[0].joint
-    large = len(joint.first) > MOST
+    many = size(tried[0])
+    large = many > MOST
     for written, apart in _WAYS[: 2 if large else None]:
         corners = {kept_bytes(p): (price, p) for price in _PRICES
                    if (p := make(MinCut(price, price, 1.0, written, apart)))}  # fmt: skip
@@ -95,9 +98,9 @@ def front(make: Make) -> list[Plan]:
             tried.append(make(MinCut(low, high, 0.5, written, apart)))
     sizes = list(map(kept_bytes, tried))
     low, high = min(sizes), max(sizes)
-    for part in () if large else _LEVELS:
+    for part in () if large else _FEW if many > _SMALL else _MANY:
         tried.append(fit(joint, Budget(low + int(part * (high - low))), make))
-    found = {(frozenset(p.kept), again_flops(p)): p for p in tried}
+    found = {(frozenset(p.kept), kept_bytes(p), again_flops(p)): p for p in tried}
     return sorted(found.values(), key=lambda p: (again_flops(p), kept_bytes(p)))
 
 
