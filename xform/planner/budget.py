@@ -31,8 +31,10 @@ from xform.text import human_bytes
 _DEAREST, _CHEAPEST = 16.0, 1e-8
 _HALVINGS = 24
 
+Make = Callable[[MinCut | Choice], Plan]
 
-def fit(joint: Joint, budget: Budget, make: Callable[[MinCut | Choice], Plan]) -> Plan:
+
+def fit(joint: Joint, budget: Budget, make: Make) -> Plan:
     """The Plan of a Joint that keeps at most `budget.bytes`; `make` plans it in some way.
 
     Of the plans that are tried and fit, it is the one that runs the least work again. Raises
@@ -45,18 +47,24 @@ def fit(joint: Joint, budget: Budget, make: Callable[[MinCut | Choice], Plan]) -
     if kept_bytes(best) > budget.bytes:
         raise over_budget(best, budget, kept_bytes(best))
 
-    def fits(how: MinCut | Choice) -> bool:
-        nonlocal best
-        found = make(how)
-        if kept_bytes(found) > budget.bytes:
-            return False
-        best = min(best, found, key=lambda p: (again_flops(p), kept_bytes(p)))
-        return True
-
     most_equations = math.inf if budget.solver == "exact" else MOST
     chosen = choose(most, budget.bytes, most_equations)
-    if chosen is not None and fits(chosen):
-        return best
+    if chosen is not None and kept_bytes(exact := make(chosen)) <= budget.bytes:
+        return min(best, exact, key=_work)
+    return by_prices(best, budget.bytes, make)
+
+
+def by_prices(best: Plan, most: int, make: Make) -> Plan:
+    """The least work within so many bytes, of the plans at all prices, and of `best`."""
+
+    def fits(how: MinCut) -> bool:
+        nonlocal best
+        found = make(how)
+        if kept_bytes(found) > most:
+            return False
+        best = min(best, found, key=_work)
+        return True
+
     below, above = _CHEAPEST, _DEAREST
     for _ in range(_HALVINGS):
         middle = math.sqrt(below * above)
@@ -66,6 +74,10 @@ def fit(joint: Joint, budget: Budget, make: Callable[[MinCut | Choice], Plan]) -
         middle = (low + high) / 2
         low, high = (low, middle) if fits(MinCut(below, above, middle)) else (middle, high)
     return best
+
+
+def _work(how: Plan) -> tuple[int, int]:
+    return again_flops(how), kept_bytes(how)
 
 
 def again_flops(how: Plan) -> int:

@@ -206,20 +206,21 @@ def waiting_bytes(how: Plan) -> int:
 
 
 def _again_bytes(how: Plan) -> int:
+    """What a loop within keeps for one trip, or step, until it is gone back over."""
     kept = set(how.kept)
-    most = 0
+    most = waits = 0
     for eqn in how.joint.first:
         if eqn.primitive is fork_p:
             node = eqn.params["node"]
             plans = how.inner[node]
-            own = 0 if eqn.outvars[-1] in kept else held_bytes(token(node, plans))
-            most = max(most, own + max(map(_step_bytes, plans), default=0))
-    return most
-
-
-def _step_bytes(how: Plan) -> int:
-    """What one step of a loop, or a call, keeps until it is gone back over."""
-    return _again_bytes(how) + (0 if how.slots is None else kept_bytes(how))
+            own = held_bytes(token(node, plans))
+            inside = max(map(_again_bytes, plans), default=0)
+            if eqn.outvars[-1] not in kept:
+                most = max(most, own + inside)
+            else:
+                most = max(most, inside)
+                waits += 0 if how.slots is None else own
+    return most + waits
 
 
 def _large(how: Plan, flat: Program) -> dict[int, Node]:

@@ -20,8 +20,7 @@ from xform.interpret import emit
 from xform.interpret.joint import Plan
 from xform.interpret.node import gather, spread
 from xform.ir import Program, trace
-from xform.planner.budget import again_flops, fit, floor_rows, kept_bytes
-from xform.planner.choice import Choice
+from xform.planner.budget import Make, again_flops, fit, floor_rows, kept_bytes
 from xform.planner.cost import aval_bytes
 from xform.planner.exact import MOST, size
 from xform.planner.liveness import Liveness, simulate
@@ -38,8 +37,6 @@ _PRICES = (math.inf, *(10.0**-k for k in np.arange(0.0, 7.0, 0.5)), 0.0)
 # the one keeps the other live beside it. And at which narrow places all is saved that crosses.
 _WAYS = ((0.0, 0), (1 / 128, 2), (0.0, 2), (1 / 128, 0), (0.0, 1), (1 / 128, 1), (0.0, 4),
          (1 / 128, 4))  # fmt: skip
-
-Make = Callable[[MinCut | Choice], Plan]
 
 
 def emitted(how: Plan) -> Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,13 +121,14 @@ def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
     tried: dict[Parts, int] = {}
 
     def expected(how: Parts) -> float:
-        return tried.get(how, scale * peak(how))
+        return math.inf if how in tried else scale * peak(how)
 
     while True:
         whole = search(*ends, budget, expected)
         how = whole.how
         near = budget.bytes * (1.0 if measured is None else _OFF)
-        if how in tried:
+        if len(tried) == _COMPILES or (tried and expected(how) > near):
+            how = min(tried, key=lambda p: tried[p])
             raise infeasible(budget, how, tried[how], "compiled")
         if expected(how) > near:
             raise infeasible(budget, how, peak(how), "simulated")
@@ -135,9 +137,6 @@ def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
         tried[how] = measured(whole)
         if tried[how] <= budget.bytes:
             return whole
-        if len(tried) == _COMPILES:
-            how = min(tried, key=lambda p: tried[p])
-            raise infeasible(budget, how, tried[how], "compiled")
         scale = (1 + _MARGIN * len(tried) ** 2) * tried[how] / max(peak(how), 1)
 
 
