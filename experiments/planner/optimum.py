@@ -117,7 +117,8 @@ def models() -> list[Case]:
     return [
         mlp(4), mlp(8), mlp(12), (gated, (three, w((32, 64)))), (gated, (three[:2], w((8, 64)))),
         (residual, (kernels, w((2, 16, 16, 8)))), attention(1), attention(2),
-        (recurrent, ((w((24, 128)), w((32, 128))), w((6, 16, 24)))), (runge, (w((64, 64)), w((8, 64)))),
+        (recurrent, ((w((24, 128)), w((32, 128))), w((6, 16, 24)))),
+        (runge, (w((64, 64)), w((8, 64)))),
     ]  # fmt: skip
 
 
