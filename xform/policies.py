@@ -24,6 +24,8 @@ from xform.errors import WrongArgument
 from xform.text import human_bytes, parse_bytes
 
 Answer = bool | Offloadable
+# What the names of `Tagged` start with.
+TAG = "xform saves "
 _SOLVERS = ("auto", "exact")
 Policy = Callable[..., Any]
 
@@ -119,6 +121,24 @@ class Budget:
     def __repr__(self) -> str:
         of = f", of={self.of!r}" if self.of != "residuals" else ""
         return f"budget({human_bytes(self.bytes)!r}{of})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagged:
+    """A policy that decides for a whole region, and the names that it gave to what it saves.
+
+    xform's transforms plan by the first; JAX's save the names.
+    """
+
+    planned: MinCut | Budget
+    names: frozenset[str]
+
+    def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
+        """Whether a value bears one of the names."""
+        return prim.name == "name" and params["name"] in self.names
+
+    def __repr__(self) -> str:
+        return repr(self.planned)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,6 +306,8 @@ def check(policy: Any) -> Policy:
     """The policy itself (None: save everything), or an error if it is none."""
     if policy is None or policy is jax.checkpoint_policies.everything_saveable:
         return save_everything
+    if isinstance(policy, Tagged):
+        return policy.planned
     if not callable(policy):
         raise WrongArgument(
             f"policy={policy!r}",

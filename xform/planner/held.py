@@ -17,6 +17,7 @@ from xform._jax import JaxprEqn, Var
 from xform.interpret.joint import Joint, Plan
 from xform.interpret.node import Node, fork_p, gather
 from xform.planner.cost import aval_bytes
+from xform.policies import TAG
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,7 +140,8 @@ def _origin(joint: Joint, v: Any) -> tuple[JaxprEqn, str] | None:
     while isinstance(v, Var) and (eqn := joint.producer.get(v)) is not None:
         found = eqn
         if eqn.primitive.name == "name":
-            name, v = name or eqn.params["name"], eqn.invars[0]
+            given = eqn.params["name"]
+            name, v = name or ("" if given.startswith(TAG) else given), eqn.invars[0]
         elif eqn.primitive is fork_p and len(eqn.params["node"].joints) == 1:
             (joint,), at = eqn.params["node"].joints, eqn.outvars.index(v)
             v = joint.outputs[at]

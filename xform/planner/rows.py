@@ -13,6 +13,7 @@ from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.planner.cost import aval_bytes, equation_flops
 from xform.planner.held import state_why
+from xform.policies import TAG
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...]
          flops: int) -> Row:  # fmt: skip
     bound = eqn.params["node"].eqn if eqn.primitive is fork_p else eqn
     operation = bound.primitive.name
-    if operation == "name":
+    if operation == "name" and not bound.params["name"].startswith(TAG):
         operation = f"name '{bound.params['name']}'"
     return Row(
         name,

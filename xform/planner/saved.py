@@ -128,7 +128,7 @@ class _Walk:
             chosen = zip(node.joints, self.policy.inner[node], strict=True)
             self.inner[node] = tuple(plan(j, c) for j, c in chosen)
             return
-        inside = node.policy if node.region else self.policy
+        inside = check(node.policy) if node.region else self.policy
         whole = isinstance(inside, MinCut | Choice)
         if whole and node.eqn.primitive.name == "while":
             inside = None  # what a step of it keeps lasts one step

@@ -11,6 +11,7 @@ import jax
 
 from xform import policies
 from xform._jax import closed
+from xform.planner.tags import tagged
 from xform.rules.call import mark
 
 
@@ -71,7 +72,10 @@ def checkpoint(
         cse = prevent_cse
         if not isinstance(cse, bool):
             cse = tuple(jax.tree.leaves(jax.tree.broadcast(tuple(cse), tuple(dynamic))))
-        out = mark(jaxpr, leaves, policy, cse)
+        by = policy
+        if isinstance(policy, policies.MinCut | policies.Budget):
+            jaxpr, by = tagged(jaxpr, policy)
+        out = mark(jaxpr, leaves, by, cse)
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), out)
 
     return region

@@ -1,0 +1,94 @@
+"""Regions with `min_cut` or a budget under JAX's own transforms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import print_saved_residuals
+
+import xform
+from tests.reference import close
+from xform import policies
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+WS = np.cos(np.arange(3 * 36.0)).reshape(3, 6, 6) / 3
+X = np.sin(np.arange(24.0)).reshape(4, 6)
+
+
+@jax.custom_vjp
+def doubled(x):
+    """The identity, with twice its cotangent."""
+    return x
+
+
+doubled.defvjp(lambda x: (x, None), lambda _, ct: (2 * ct,))
+
+
+def layer(x, w):
+    h = jnp.tanh(x @ w)
+    h = lax.cond(jnp.sum(h) > 0, jnp.sin, jnp.cos, h)
+    return x + doubled(jax.nn.gelu(h)) @ w
+
+
+def unrolled(layer, ws, x):
+    for w in ws:
+        x = layer(x, w)
+    return jnp.sum(x**2)
+
+
+def scanned(layer, ws, x):
+    return jnp.sum(lax.scan(lambda x, w: (layer(x, w), None), x, ws)[0] ** 2)
+
+
+WAYS = [policies.min_cut, policies.budget(400), policies.budget(8)]
+
+
+@pytest.mark.parametrize("policy", WAYS)
+@pytest.mark.parametrize("f", [unrolled, scanned])
+def test_gradients_are_those_without_the_region(f, policy) -> None:
+    want = jax.grad(f, (1, 2))(layer, WS, X)
+    inside = lambda ws, x: f(xform.remat(layer, policy=policy), ws, x)
+    around = xform.remat(lambda ws, x: f(layer, ws, x), policy=policy)
+    for g in (inside, around):
+        close(jax.jit(jax.grad(g, (0, 1)))(WS, X), want, 1e-12)
+        many = np.stack([X, 2 * X])
+        batched = jax.vmap(jax.grad(g, 1), (None, 0))(WS, many)
+        close(batched[0], want[1], 1e-12)
+    close(jax.jit(xform.grad(inside, (0, 1)))(WS, X), want, 1e-12)
+
+
+def test_jax_saves_what_the_plan_keeps(capsys) -> None:
+    f = lambda x, w: jnp.sin(jax.nn.softmax(x @ w) @ w)
+    print_saved_residuals(xform.remat(f, policy=policies.min_cut), X, WS[0])
+    kept = [line for line in capsys.readouterr().out.splitlines() if "argument" not in line]
+    ours = xform.residuals(xform.remat(f, policy=policies.min_cut), X, WS[0])
+    rows = [r for r in ours if r.kind == "kept"]
+    # JAX saves both products; so does the plan, and a factor of the softmax, which JAX makes again.
+    assert [line.split()[0] for line in kept] == ["f64[4,6]"] * 2
+    assert {r.operation for r in rows} >= {"dot_general"}
+    assert all(not r.name for r in rows)
+
+
+def test_less_is_compiled_with_regions_in_a_loop() -> None:
+    ws, x = jnp.zeros((8, 64, 64)), jnp.zeros((256, 64))
+    f = lambda x, w: x + jax.nn.gelu(jnp.tanh(x @ w)) @ w
+    temp = []
+    for g in (f, xform.remat(f, policy=policies.min_cut)):
+        step = jax.jit(jax.grad(lambda ws, x, g=g: scanned(g, ws, x)))
+        used = step.lower(ws, x).compile().memory_analysis()
+        temp.append(used.temp_size_in_bytes)
+    assert temp[1] < 0.7 * temp[0]
+
+
+def test_a_budget_that_is_too_small_is_refused_by_xform_alone() -> None:
+    # Of random bits, which are never made again, something must be kept.
+    def f(x):
+        keep = jax.random.bernoulli(jax.random.key(jnp.int32(x[0, 0])), 0.5, x.shape)
+        return jnp.sum(jnp.where(keep, jnp.sin(x), 0))
+
+    g = xform.remat(f, policy=policies.budget(1))
+    close(jax.grad(g)(X), jax.grad(f)(X), 1e-12)
+    with pytest.raises(xform.errors.BudgetInfeasible):
+        jax.jit(xform.grad(g))(X)
