@@ -12,6 +12,7 @@ import jax
 from xform._jax import cotangent_aval
 from xform.errors import WrongArgument
 from xform.interpret.joint import Plan as Parts
+from xform.interpret.joint import analyze
 from xform.interpret.node import gather
 from xform.memory.compiled import memory_analysis
 from xform.planner.budget import again_flops
@@ -117,11 +118,13 @@ def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
             measured: Callable[[Whole], int] | None) -> Whole:  # fmt: skip
     """The plan that the compiler, or without it the simulation, puts within the budget."""
     ends = at.function.program, at.function.active(), at.function.differentiable()
-    scale = _OPTIMISM if measured else 1.0
+    as_written = analyze(*ends)
+    # How far the simulation is off, with the loops as they are written and in other shapes.
+    scale = dict.fromkeys((True, False), _OPTIMISM if measured else 1.0)
     tried: dict[Parts, int] = {}
 
     def expected(how: Parts) -> float:
-        return math.inf if how in tried else scale * peak(how)
+        return math.inf if how in tried else scale[how.joint is as_written] * peak(how)
 
     while True:
         whole = search(*ends, budget, expected)
@@ -137,7 +140,8 @@ def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
         tried[how] = measured(whole)
         if tried[how] <= budget.bytes:
             return whole
-        scale = (1 + _MARGIN * len(tried) ** 2) * tried[how] / max(peak(how), 1)
+        off = (1 + _MARGIN * len(tried) ** 2) * tried[how] / max(peak(how), 1)
+        scale[how.joint is as_written] = off
 
 
 def _alias(at: At, donated: Sequence[Any]) -> int:
