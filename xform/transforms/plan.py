@@ -12,7 +12,6 @@ import jax
 from xform._jax import cotangent_aval
 from xform.errors import WrongArgument
 from xform.interpret.joint import Plan as Parts
-from xform.interpret.joint import analyze
 from xform.interpret.node import gather
 from xform.memory.compiled import memory_analysis
 from xform.planner.budget import again_flops
@@ -30,13 +29,11 @@ from xform.transforms.reverse import Policy, value_and_grad, vjp
 
 # How many programs are compiled, at most, for a budget of the peak.
 _COMPILES = 3
-# The first plan may be predicted to be over the budget by about as much as predictions are off.
-_OPTIMISM = 0.97
+# How much of the budget is left free, as plans differ in how far the simulation is off.
+_MARGIN = 1.03
 # A lowest plan that is predicted to be over the budget by less than this factor is compiled all the
 # same, before the budget is refused.
 _OFF = 1.15
-# When the compiler has disagreed, the next plan leaves so much of the budget free.
-_MARGIN = 0.01
 
 
 def plan(
@@ -118,30 +115,27 @@ def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
             measured: Callable[[Whole], int] | None) -> Whole:  # fmt: skip
     """The plan that the compiler, or without it the simulation, puts within the budget."""
     ends = at.function.program, at.function.active(), at.function.differentiable()
-    as_written = analyze(*ends)
-    # How far the simulation is off, with the loops as they are written and in other shapes.
-    scale = dict.fromkeys((True, False), _OPTIMISM if measured else 1.0)
-    tried: dict[Parts, int] = {}
-
-    def expected(how: Parts) -> float:
-        return math.inf if how in tried else scale[how.joint is as_written] * peak(how)
-
-    while True:
+    if measured is None:
+        whole = search(*ends, budget, peak)
+        if peak(whole.how) > budget.bytes:
+            raise infeasible(budget, whole.how, peak(whole.how), "simulated")
+        return whole
+    # What the default takes says how far the simulation is off for this program; the same for all
+    # budgets, so that with fewer bytes there are fewer plans to choose from.
+    whole = at.planned(min_cut)
+    as_written = whole.how.joint
+    tried = {whole.how: measured(whole)}
+    scale = dict.fromkeys((True, False), _MARGIN * tried[whole.how] / max(peak(whole.how), 1))
+    expected = lambda how: math.inf if how in tried else scale[how.joint is as_written] * peak(how)
+    while tried[whole.how] > budget.bytes:
         whole = search(*ends, budget, expected)
         how = whole.how
-        near = budget.bytes * (1.0 if measured is None else _OFF)
-        if len(tried) == _COMPILES or (tried and expected(how) > near):
+        if len(tried) == _COMPILES or expected(how) > _OFF * budget.bytes:
             how = min(tried, key=lambda p: tried[p])
             raise infeasible(budget, how, tried[how], "compiled")
-        if expected(how) > near:
-            raise infeasible(budget, how, peak(how), "simulated")
-        if measured is None:
-            return whole
         tried[how] = measured(whole)
-        if tried[how] <= budget.bytes:
-            return whole
-        off = (1 + _MARGIN * len(tried) ** 2) * tried[how] / max(peak(how), 1)
-        scale[how.joint is as_written] = off
+        scale[how.joint is as_written] = _MARGIN * tried[how] / max(peak(how), 1)
+    return whole
 
 
 def _alias(at: At, donated: Sequence[Any]) -> int:
