@@ -83,10 +83,10 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=20)
     parser.add_argument("names", nargs="*", default=list(ZOO))
     options = parser.parse_args()
-    rows = [sweep(name, options.points) for name in options.names]
-    for row in rows:
-        print(row)
-    write_table(HERE, HEAD, rows, "budgets")
+    rows: list[list[str]] = []
+    for name in options.names:
+        rows.append(sweep(name, options.points))
+        write_table(HERE, HEAD, rows, "budgets")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def gradient(f, slots, args=ARGS):
     return lambda *xs: tuple(evaluate(prog, [*xs, jnp.ones(())])[1:]), how
 
 
-@pytest.mark.parametrize(("slots", "reverse"), [(1, True), (3, False), (17, True), (30, False)])
+@pytest.mark.parametrize(("slots", "reverse"), [(1, True), (3, False), (30, True)])
 @pytest.mark.parametrize("f", [mixed, within, alone])
 def test_gradients_are_those_of_jax(f, slots, reverse) -> None:
     f = functools.partial(f, reverse=reverse)
