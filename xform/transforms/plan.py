@@ -68,7 +68,8 @@ def plan(
       BudgetInfeasible: no plan was found whose bytes fit, with the lowest as `floor_bytes`.
       WrongArgument: `f`, `argnums`, `policy` or `target` is unusable.
 
-    Cost: one trace of `f` and its derivative; that of the policy; one compilation, or up to three.
+    Cost: one trace of `f` and its derivative; that of the policy; one compilation, or, for a budget
+    of the peak, that of the default and up to two more.
 
     >>> def loss(w, x):
     ...     step = lambda h, w: (jnp.sin(h @ w), None)
