@@ -293,7 +293,8 @@ def retraced(prog: Program, active: Mask, wanted: Mask, fits: Callable[[Whole], 
             how = plan(joint, policy, top=True)
             loops = [n for n in _large(how, folded).values() if not n.eqn.effects]
             longest = max((n.trips for n in loops), default=0)
-            low, high, best = 0, longest, None
+            # With a state for each trip but one, nothing is gained over the loop as it is.
+            low, high, best = 0, longest - 1, None
             while high - low > 1:
                 most = (low + high) // 2
                 found = Whole(plan(joint, _with_slots(how, loops, most / longest), True), shapes)

@@ -132,8 +132,10 @@ def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
         whole = search(*ends, budget, expected)
         how = whole.how
         if len(tried) == _COMPILES or expected(how) > _OFF * budget.bytes:
-            how = min(tried, key=lambda p: tried[p])
-            raise infeasible(budget, how, tried[how], "compiled")
+            least = min(tried, key=lambda p: tried[p])
+            if expected(how) < tried[least]:
+                raise infeasible(budget, how, int(expected(how) / _MARGIN), "simulated")
+            raise infeasible(budget, least, tried[least], "compiled")
         tried[how] = measured(whole)
         scale[how.joint is as_written] = _MARGIN * tried[how] / max(peak(how), 1)
     return whole
