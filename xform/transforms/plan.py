@@ -29,8 +29,9 @@ from xform.transforms.reverse import Policy, value_and_grad, vjp
 
 # How many programs are compiled, at most, for a budget of the peak.
 _COMPILES = 3
-# How much of the budget is left free, as plans differ in how far the simulation is off.
-_MARGIN = 1.03
+# Plans differ in how far the simulation is off: what part of it is believed at first, of a plan
+# with less work where one is found already, and after one that was over the budget.
+_NEAR, _BOLD, _SAFE = 0.97, 0.92, 1.05
 # A lowest plan that is predicted to be over the budget by less than this factor is compiled all the
 # same, before the budget is refused.
 _OFF = 1.15
@@ -104,41 +105,61 @@ def plan(
         return compiled[-1]
 
     if isinstance(policy, Budget) and policy.of == "peak":
-        whole = _within(at, policy, peak, measured if verify else None)
+        whole, size = _within(at, policy, peak, measured if verify else None)
     else:
         whole = at.planned(policy)
-        if verify:
-            measured(whole)
-    return made(whole, compiled[-1] if compiled else None, len(compiled))
+        size = measured(whole) if verify else None
+    return made(whole, size, len(compiled))
 
 
 def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
-            measured: Callable[[Whole], int] | None) -> Whole:  # fmt: skip
-    """The plan that the compiler, or without it the simulation, puts within the budget."""
+            measured: Callable[[Whole], int] | None
+            ) -> tuple[Whole, int | None]:  # fmt: skip
+    """The plan that the compiler, or without it the simulation, puts within the budget; its bytes.
+
+    One with less work is tried where the compiler leaves room.
+    """
     ends = at.function.program, at.function.active(), at.function.differentiable()
     if measured is None:
         whole = search(*ends, budget, peak)
         if peak(whole.how) > budget.bytes:
             raise infeasible(budget, whole.how, peak(whole.how), "simulated")
-        return whole
-    # What the default takes says how far the simulation is off for this program; the same for all
-    # budgets, so that with fewer bytes there are fewer plans to choose from.
+        return whole, None
     whole = at.planned(min_cut)
     as_written = whole.how.joint
-    tried = {whole.how: measured(whole)}
-    scale = dict.fromkeys((True, False), _MARGIN * tried[whole.how] / max(peak(whole.how), 1))
-    expected = lambda how: math.inf if how in tried else scale[how.joint is as_written] * peak(how)
-    while tried[whole.how] > budget.bytes:
+    tried: dict[Parts, int] = {}
+    # How far the simulation is off, with the loops as they are written and in other shapes.
+    scale, part = dict.fromkeys((True, False), 1.0), dict.fromkeys((True, False), _NEAR)
+    if peak(whole.how) < _OFF * budget.bytes:
+        tried[whole.how] = measured(whole)
+        if tried[whole.how] <= budget.bytes:
+            return whole, tried[whole.how]
+        scale = dict.fromkeys(scale, tried[whole.how] / max(peak(whole.how), 1))
+
+    def expected(how: Parts) -> float:
+        kind = how.joint is as_written
+        return math.inf if how in tried else part[kind] * scale[kind] * peak(how)
+
+    found: Whole | None = None
+    while len(tried) < _COMPILES:
         whole = search(*ends, budget, expected)
         how = whole.how
-        if len(tried) == _COMPILES or expected(how) > _OFF * budget.bytes:
-            least = min(tried, key=lambda p: tried[p])
-            if expected(how) < tried[least]:
-                raise infeasible(budget, how, int(expected(how) / _MARGIN), "simulated")
-            raise infeasible(budget, least, tried[least], "compiled")
+        if found and (again_flops(how) >= again_flops(found.how) or expected(how) > budget.bytes):
+            break
+        if expected(how) > _OFF * budget.bytes:
+            break
         tried[how] = measured(whole)
-        scale[how.joint is as_written] = _MARGIN * tried[how] / max(peak(how), 1)
-    return whole
+        if tried[how] <= budget.bytes:
+            found, part = whole, dict.fromkeys(part, _BOLD)
+        else:
+            kind = how.joint is as_written
+            scale[kind], part[kind] = tried[how] / max(peak(how), 1), _SAFE
+    if found:
+        return found, tried[found.how]
+    least = min(tried, key=lambda p: tried[p], default=whole.how)
+    if expected(whole.how) < tried.get(least, math.inf):
+        raise infeasible(budget, whole.how, int(expected(whole.how)), "simulated")
+    raise infeasible(budget, least, tried[least], "compiled")
 
 
 def _alias(at: At, donated: Sequence[Any]) -> int:
