@@ -68,8 +68,13 @@ def devices(ws, x):
 PROGRAMS = {f.__name__: f for f in (unrolled, scanned, calls, nested, branches, devices)}
 
 
+LONG = ("devices", "branches")
+
+
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in PROGRAMS]
+)
 def test_a_budget_is_kept_and_changes_no_value(name: str) -> None:
     f = PROGRAMS[name]
     most = xform.residuals(f, WS, X).total_bytes

@@ -63,6 +63,7 @@ def test_small_and_empty_values_are_simulated(shape) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_peak_is_predicted() -> None:
     """Within 3% at the median and 10% at worst; `experiments/planner` has more models."""
     errors = []

@@ -14,7 +14,7 @@ from tests.fuzz.source import function
 from xform import errors, policies
 
 # 31: a loop that starts from a literal.
-QUICK, SLOW = [*range(11), 31], [n for n in range(11, 300) if n != 31]
+QUICK, SLOW = [*range(5), 31], [n for n in range(5, 300) if n != 31]
 
 
 def gradient(f, policy, xs) -> list[np.ndarray] | None:

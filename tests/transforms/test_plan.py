@@ -68,7 +68,7 @@ def test_auxiliary_outputs_and_other_positions() -> None:
     assert set(aux) == {"n"}
 
 
-@pytest.mark.parametrize("part", [0.9, 0.7, 0.5])
+@pytest.mark.parametrize("part", [0.9, 0.6])
 @pytest.mark.parametrize("f", [scanned, unrolled])
 def test_a_budget_of_the_peak_is_kept_by_the_compiler(f, part: float) -> None:
     most, least = (
