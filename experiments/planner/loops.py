@@ -27,6 +27,13 @@ def states(loss: Callable[..., Any], args: Any) -> int:
     return sum(r.total_bytes for r in rows if r.kind == "carry")
 
 
+def taken(made: xform.Plan) -> str:
+    """The shape that a plan gives the loop, and how many states it stores, if not all."""
+    stored = [str(choice["slots"]) for choice in made.record.choices if choice["slots"]]
+    shapes = map(str, made.shapes().values())
+    return ", ".join([*shapes, *(f"{n} states stored" for n in stored)])
+
+
 def newton(a: jax.Array, xs: jax.Array) -> jax.Array:
     """A loop of a traced number of steps, after a scan of twenty."""
     x, _ = lax.scan(lambda x, b: (jnp.sin(x @ a) + b, None), xs[0], xs)
@@ -64,7 +71,7 @@ def main() -> None:
             assert all_bytes is not None
             rows.append([
                 name, f"{part:.0%} of {of}", f"{made.saved_bytes / MIB:.2f}",
-                str(next(iter(made.shapes().values()))), f"{compiled / MIB:.1f}",
+                taken(made), f"{compiled / MIB:.1f}",
                 f"{compiled / all_bytes:.3f}", f"{middle:.2f}", f"{low:.2f} to {high:.2f}",
                 f"{max(jax.tree.leaves(far)):.0e}",
             ])  # fmt: skip
