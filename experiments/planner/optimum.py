@@ -17,6 +17,7 @@ import xform
 from experiments.planner.run import block
 from experiments.planner.zoo import conv, normed
 from experiments.report import write_table
+from tests.interpret.test_checkpoints import fewest
 from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import Joint, analyze
 from xform.ir import trace
@@ -149,16 +150,6 @@ def chain(length: int) -> Case:
     """Equal steps, of which a state is all that the way back needs."""
     step = lambda h, _: (jnp.tanh(h @ h), None)
     return lambda x: jnp.sum(lax.scan(step, x, None, length=length)[0]), (jnp.ones((8, 8)),)
-
-
-@functools.cache
-def fewest(length: int, n: int) -> int:
-    """Steps run to have the state before each, by trying every place of the next stored state."""
-    if length < 2:
-        return 0
-    if n == 1:
-        return length * (length - 1) // 2
-    return min(k + fewest(length - k, n - 1) + fewest(k, n) for k in range(1, length))
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def plan(
       WrongArgument: `f`, `argnums`, `policy` or `target` is unusable.
 
     Cost: one trace of `f` and its derivative; that of the policy; one compilation, or, for a budget
-    of the peak, that of the default and up to two more.
+    of the peak, up to three, that of the default among them where it may fit.
 
     >>> def loss(w, x):
     ...     step = lambda h, w: (jnp.sin(h @ w), None)
