@@ -149,10 +149,13 @@ def _numbers(joint: Joint) -> dict[Var, int]:
 
 def lines(joint: Joint) -> tuple[str, ...]:
     """The equations of a Joint as text; equal for equal programs, whatever made them."""
-    names: dict[Any, str] = {}
-    for v in itertools.chain((v for v, _ in joint.program.consts), joint.program.inputs):
-        names[v] = f"i{len(names)}"
-    return tuple(_lines((*joint.first, *joint.second), names))
+    cache = joint.program.cache
+    if ("lines", joint) not in cache:
+        names: dict[Any, str] = {}
+        for v in itertools.chain((v for v, _ in joint.program.consts), joint.program.inputs):
+            names[v] = f"i{len(names)}"
+        cache["lines", joint] = tuple(_lines((*joint.first, *joint.second), names))
+    return cache["lines", joint]
 
 
 def _lines(equations: Sequence[JaxprEqn], names: dict[Any, str]) -> Iterator[str]:

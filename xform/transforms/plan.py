@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,15 +25,7 @@ from xform.policies import Budget, check, min_cut
 from xform.transforms.function import Tree, partial, positions
 from xform.transforms.inspect import Arguments, At, point, said
 from xform.transforms.reverse import Policy, value_and_grad, vjp
-
-# How many programs are compiled, at most, for a budget of the peak.
-_COMPILES = 3
-# Plans differ in how far the simulation is off: what part of it is believed at first, of a plan
-# with less work where one is found already, and after one that was over the budget.
-_NEAR, _BOLD, _SAFE = 0.97, 0.92, 1.05
-# A lowest plan that is predicted to be over the budget by less than this factor is compiled all the
-# same, before the budget is refused.
-_OFF = 1.15
+from xform.transforms.verify import Compiler, within
 
 
 def plan(
@@ -59,7 +50,7 @@ def plan(
       target: the backend to plan and compile for; None is JAX's default.
       donate_argnums: positions of the arguments whose memory the compiled function may reuse.
       verify: whether to compile. A budget of the peak is compiled at most three times; what the
-        compiler says is what has to fit.
+        compiler says is what has to fit. No plan is compiled twice in a process.
 
     Returns:
       A `Plan`: a table of what is saved, run again and offloaded, with totals, predicted and
@@ -90,76 +81,35 @@ def plan(
     donated = given.donated(positions(ones, len(args), "plan")) if ones else ()
     alias = _alias(at, [jax.typeof(given.arrays()[i]) for i in donated])
     peak = lambda how: liveness(how, backend).total_bytes - alias
-    compiled: list[int] = []
+    of_peak = isinstance(policy, Budget) and policy.of == "peak"
 
-    def made(whole: Whole, compiled: int | None, compiles: int) -> Plan:
+    def made(whole: Whole, compiled: int | None = None, compiles: int = 0) -> Plan:
         predicted = peak(whole.how)
         return _plan(at, policy, whole, backend, predicted, compiled, compiles)
 
-    def measured(whole: Whole) -> int:
-        run = _derivative(f, argnums, has_aux, made(whole, None, 0), at)
+    def measure(whole: Whole) -> int:
+        run = _derivative(f, argnums, has_aux, made(whole), at)
         flat = lambda ct, *arrays: run(given.filled(arrays)[1], ct)
         step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
         with jax.default_device(jax.devices(backend)[0]):
-            compiled.append(memory_analysis(step, _cotangent(at), *given.arrays()).total_bytes)
-        return compiled[-1]
+            return memory_analysis(step, _cotangent(at), *given.arrays()).total_bytes
 
-    if isinstance(policy, Budget) and policy.of == "peak":
-        whole, size = _within(at, policy, peak, measured if verify else None)
-    else:
-        whole = at.planned(policy)
-        size = measured(whole) if verify else None
-    return made(whole, size, len(compiled))
+    if not verify:
+        return made(_simulated(at, policy, peak) if of_peak else at.planned(policy))
+    placed = [str(getattr(x, "sharding", None)) for x in given.arrays()]
+    compiler = Compiler(at.planned(min_cut).how, peak, measure, backend, donated, str(placed),
+                        argnums is None)  # fmt: skip
+    whole = within(at, policy, compiler) if of_peak else at.planned(policy)
+    return made(whole, compiler.bytes(whole), compiler.compiles)
 
 
-def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
-            measured: Callable[[Whole], int] | None
-            ) -> tuple[Whole, int | None]:  # fmt: skip
-    """The plan that the compiler, or without it the simulation, puts within the budget; its bytes.
-
-    One with less work is tried where the compiler leaves room.
-    """
+def _simulated(at: At, budget: Budget, peak: Callable[[Parts], int]) -> Whole:
+    """The plan that the simulation puts within the budget."""
     ends = at.function.program, at.function.active(), at.function.differentiable()
-    if measured is None:
-        whole = search(*ends, budget, peak)
-        if peak(whole.how) > budget.bytes:
-            raise infeasible(budget, whole.how, peak(whole.how), "simulated")
-        return whole, None
-    whole = at.planned(min_cut)
-    as_written = whole.how.joint
-    tried: dict[Parts, int] = {}
-    # How far the simulation is off, with the loops as they are written and in other shapes.
-    scale, part = dict.fromkeys((True, False), 1.0), dict.fromkeys((True, False), _NEAR)
-    if peak(whole.how) < _OFF * budget.bytes:
-        tried[whole.how] = measured(whole)
-        if tried[whole.how] <= budget.bytes:
-            return whole, tried[whole.how]
-        scale = dict.fromkeys(scale, tried[whole.how] / max(peak(whole.how), 1))
-
-    def expected(how: Parts) -> float:
-        kind = how.joint is as_written
-        return math.inf if how in tried else part[kind] * scale[kind] * peak(how)
-
-    found: Whole | None = None
-    while len(tried) < _COMPILES:
-        whole = search(*ends, budget, expected)
-        how = whole.how
-        if found and (again_flops(how) >= again_flops(found.how) or expected(how) > budget.bytes):
-            break
-        if expected(how) > _OFF * budget.bytes:
-            break
-        tried[how] = measured(whole)
-        if tried[how] <= budget.bytes:
-            found, part = whole, dict.fromkeys(part, _BOLD)
-        else:
-            kind = how.joint is as_written
-            scale[kind], part[kind] = tried[how] / max(peak(how), 1), _SAFE
-    if found:
-        return found, tried[found.how]
-    least = min(tried, key=lambda p: tried[p], default=whole.how)
-    if expected(whole.how) < tried.get(least, math.inf):
-        raise infeasible(budget, whole.how, int(expected(whole.how)), "simulated")
-    raise infeasible(budget, least, tried[least], "compiled")
+    whole = search(*ends, budget, peak)
+    if peak(whole.how) > budget.bytes:
+        raise infeasible(budget, whole.how, peak(whole.how), "simulated")
+    return whole
 
 
 def _alias(at: At, donated: Sequence[Any]) -> int:

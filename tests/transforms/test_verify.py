@@ -1,0 +1,73 @@
+"""Budgets of the peak, held against the compiler: what it said is remembered."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xform
+from xform import errors, policies
+
+X = jnp.ones((64, 96)) / 3
+
+
+def layers(n: int):
+    def f(ws, x):
+        for w in ws:
+            x = x + jnp.tanh(jnp.sin(x @ w) @ w.T)
+        return jnp.sum(x**2)
+
+    return f, jnp.ones((n, 96, 96)) / 50
+
+
+def peak(f, w, budget: int) -> xform.Plan:
+    return xform.plan(f, w, X, policy=policies.budget(int(budget), of="peak"))
+
+
+def test_a_plan_is_compiled_once_in_a_process() -> None:
+    f, w = layers(7)
+    most = xform.plan(f, w, X).compiled_bytes
+    first = peak(f, w, 0.97 * most)
+    again = peak(f, w, 0.97 * most)
+    assert first.compiles > 0
+    assert again.compiles == 0
+    assert again.compiled_bytes == first.compiled_bytes
+    assert again.record == first.record
+    # Another function of the same program, and another donation of it.
+    assert peak(lambda *args: f(*args), w, 0.97 * most).compiles == 0
+    assert xform.plan(f, w, X).compiles == 0
+    assert xform.plan(f, w, X, donate_argnums=0).compiles == 1
+
+
+def test_fewer_bytes_are_never_less_work() -> None:
+    f, w = layers(9)
+    most = xform.plan(f, w, X).compiled_bytes
+    with pytest.raises(errors.BudgetInfeasible) as caught:
+        peak(f, w, 1)
+    made = [peak(f, w, b) for b in np.linspace(most, 1.05 * caught.value.floor_bytes, 8)]
+    for above, below in itertools.pairwise(made):
+        assert below.compiled_bytes <= above.compiled_bytes
+        assert below.again_flops >= above.again_flops
+        assert below.compiles <= 3
+
+
+def test_a_refusal_names_what_the_compiler_would_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the compiler needs twice what the simulation says, the floor is scaled too."""
+    f, w = layers(5)
+    free = xform.plan(f, w, X)
+    said: list[int] = []
+
+    def twice(*args, **kwargs):
+        report = xform.memory_analysis(*args, **kwargs)
+        said.append(2 * report.total_bytes)
+        return type("Report", (), {"total_bytes": said[-1]})
+
+    monkeypatch.setattr("xform.transforms.plan.memory_analysis", twice)
+    monkeypatch.setattr("xform.transforms.verify._remembered", {})
+    with pytest.raises(errors.BudgetInfeasible) as caught:
+        peak(f, w, free.compiled_bytes)
+    assert 1 <= len(said) <= 3
+    assert 1.15 * free.compiled_bytes < caught.value.floor_bytes < min(said)

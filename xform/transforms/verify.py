@@ -1,0 +1,134 @@
+"""A budget of the peak, held against the compiler.
+
+The simulation says which plan to compile; what the compiler says of that one scales the simulation
+of those like it. It is remembered: of one program, planned for several budgets, no plan is compiled
+twice, and each next budget is planned with more known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Hashable
+
+from xform.interpret.joint import Plan
+from xform.planner.budget import again_flops
+from xform.planner.choice import choice_of
+from xform.planner.nested import Whole, search
+from xform.planner.peak import infeasible
+from xform.planner.record import record
+from xform.policies import Budget, min_cut
+from xform.transforms.inspect import At
+
+# How many programs are compiled, at most, for a budget.
+_COMPILES = 3
+# How much of the scaled simulation has to fit: at first, for a plan with less work where one is
+# found already, and after one that was over the budget.
+_NEAR, _BOLD, _SAFE = 0.97, 0.92, 1.05
+# A plan that is predicted to be over the budget by less than this factor is compiled all the same,
+# before the budget is refused.
+_OFF = 1.15
+# How many programs are remembered.
+_PROGRAMS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class _Said:
+    """What the compiler said of a plan: of which loops, and of how many bytes by simulation."""
+
+    as_written: bool
+    predicted: int
+    bytes: int
+
+
+_remembered: dict[Hashable, dict[str, _Said]] = {}
+
+
+class Compiler:
+    """What the compiler says of plans of one program.
+
+    Args:
+      as_written: a plan with the program's loops as they are.
+      peak: bytes of a plan by the simulation.
+      measure: bytes of a plan by the compiler, which is run for it.
+      decides: what a plan's bytes depend on besides the plan: the backend, what is donated.
+    """
+
+    def __init__(self, as_written: Plan, peak: Callable[[Plan], int],
+                 measure: Callable[[Whole], int], *decides: Hashable) -> None:  # fmt: skip
+        self.peak, self._measure, self._joint = peak, measure, as_written.joint
+        self._said = _remembered.setdefault((_key(as_written), *decides), {})
+        if len(_remembered) > _PROGRAMS:
+            _remembered.pop(next(iter(_remembered)))
+        self.compiles = 0
+
+    def bytes(self, whole: Whole) -> int:
+        """Bytes of a plan's program, compiled."""
+        how, key = whole.how, _key(whole.how)
+        if key not in self._said:
+            size = self._measure(whole)
+            self._said[key] = _Said(how.joint is self._joint, self.peak(how), size)
+            self.compiles += 1
+        return self._said[key].bytes
+
+    def known(self, how: Plan) -> int | None:
+        """The bytes of a plan, if it was compiled before."""
+        said = self._said.get(_key(how)) if self._said else None
+        return said and said.bytes
+
+    def scaled(self, how: Plan) -> float:
+        """Bytes by the simulation, as far off as for the plan like it that was compiled."""
+        size, like = self.peak(how), [*self._said.values()]
+        like = [s for s in like if s.as_written == (how.joint is self._joint)] or like
+        near = min(like, key=lambda s: abs(s.predicted - size), default=None)
+        return size * near.bytes / max(near.predicted, 1) if near else size
+
+
+def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
+    """The plan that the compiler puts within the budget, or `BudgetInfeasible`.
+
+    One with less work is tried where the compiler leaves room.
+    """
+    ends = at.function.program, at.function.active(), at.function.differentiable()
+    whole = at.planned(min_cut)
+    if compiler.peak(whole.how) < _OFF * budget.bytes and compiler.bytes(whole) <= budget.bytes:
+        return whole
+    part = _NEAR
+
+    def expected(how: Plan) -> float:
+        said = compiler.known(how)
+        return part * compiler.scaled(how) if said is None else said
+
+    found: Whole | None = None
+    tried: list[Whole] = []
+    while True:
+        whole = search(*ends, budget, expected)
+        known, size = compiler.known(whole.how), expected(whole.how)
+        if found and (again_flops(whole.how) >= again_flops(found.how) or size > budget.bytes):
+            return found
+        if known is not None and known <= budget.bytes:
+            return whole
+        if known is not None or size > _OFF * budget.bytes or compiler.compiles == _COMPILES:
+            break
+        tried.append(whole)
+        if compiler.bytes(whole) <= budget.bytes:
+            found, part = whole, _BOLD
+        else:
+            part = _SAFE
+    if found:
+        return found
+    said = {w.how: compiler.bytes(w) for w in tried}
+    least = min(said, key=lambda how: said[how], default=whole.how)
+    if size < said.get(least, math.inf):
+        how = "simulated" if known is None else "compiled"
+        raise infeasible(budget, whole.how, int(size), how)
+    raise infeasible(budget, least, said[least], "compiled")
+
+
+def _key(how: Plan) -> str:
+    """The same for equal plans of equal programs."""
+    if "key" not in how.cache:
+        text = repr(record(choice_of(how), how.joint, {}))
+        how.cache["key"] = hashlib.sha256(text.encode()).hexdigest()
+    return how.cache["key"]
