@@ -108,8 +108,8 @@ def first_within(plans: Sequence[Plan], peak: Callable[[Plan], float], most: int
         if kept_bytes(p) <= most:  # what is kept alone is live at once
             tried.append(p)
             if peak(p) <= most:
-                break
-    return tried or list(plans)
+                return tried
+    return list(plans)
 
 
 def _spaced(sizes: list[int]) -> list[int]:
