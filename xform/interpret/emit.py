@@ -45,18 +45,28 @@ def second(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seconds: Se
     the first, and so it is late in a loop's body as well.
     """
     joint = plan.joint
-    env = dict(joint.program.consts)
+    env = _Kept(plan, kept)
+    env.update(joint.program.consts)
     write(env, joint.inputs, args)
     write(env, joint.second_inputs, seconds)
-    for v, x in zip(plan.kept, kept, strict=True):
-        env[v] = send(plan, v, x, back=True)
-    for x, y in joint.named.items():
-        if y in env:
-            env[x] = env[y]
     here = frozenset(plan.inner) if tied else frozenset()
     places = waits(plan, whole) if tied or whole else {}
     _run(plan.order, env, plan, joint.second_outputs, here, places)
     return [read(env, v) for v in joint.second_outputs]
+
+
+class _Kept(dict[Var, Value]):
+    """An environment with the kept values; what is offloaded comes back where it is first read."""
+
+    def __init__(self, plan: Plan, kept: Sequence[Value]):
+        self.plan, self.kept = plan, dict(zip(plan.kept, kept, strict=True))
+
+    def __missing__(self, v: Var) -> Value:
+        if v in self.kept:
+            self[v] = send(self.plan, v, self.kept[v], back=True)
+        else:
+            self[v] = self[self.plan.joint.named[v]]
+        return self[v]
 
 
 def send(plan: Plan, v: Var, x: Value, back: bool = False) -> Value:

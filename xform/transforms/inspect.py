@@ -119,10 +119,10 @@ class At:
     function: Function
     inputs: list[str]
 
-    def planned(self, policy: Policy) -> Whole:
-        """Its plan under a policy."""
+    def planned(self, policy: Policy, backend: str | None = None) -> Whole:
+        """Its plan under a policy, for a backend (None: JAX's default)."""
         fun = self.function
-        return planned(fun.program, fun.active(), fun.differentiable(), policy)
+        return planned(fun.program, fun.active(), fun.differentiable(), policy, backend)
 
     @property
     def name(self) -> str:

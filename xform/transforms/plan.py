@@ -105,15 +105,15 @@ def plan(
         return compiled[-1]
 
     if isinstance(policy, Budget) and policy.of == "peak":
-        whole, size = _within(at, policy, peak, measured if verify else None)
+        whole, size = _within(at, policy, peak, measured if verify else None, backend)
     else:
-        whole = at.planned(policy)
+        whole = at.planned(policy, backend)
         size = measured(whole) if verify else None
     return made(whole, size, len(compiled))
 
 
 def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
-            measured: Callable[[Whole], int] | None
+            measured: Callable[[Whole], int] | None, backend: str
             ) -> tuple[Whole, int | None]:  # fmt: skip
     """The plan that the compiler, or without it the simulation, puts within the budget; its bytes.
 
@@ -121,7 +121,7 @@ def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
     """
     ends = at.function.program, at.function.active(), at.function.differentiable()
     if measured is None:
-        whole = search(*ends, budget, peak)
+        whole = search(*ends, budget, peak, backend)
         if peak(whole.how) > budget.bytes:
             raise infeasible(budget, whole.how, peak(whole.how), "simulated")
         return whole, None
@@ -142,7 +142,7 @@ def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
 
     found: Whole | None = None
     while len(tried) < _COMPILES:
-        whole = search(*ends, budget, expected)
+        whole = search(*ends, budget, expected, backend)
         how = whole.how
         if found and (again_flops(how) >= again_flops(found.how) or expected(how) > budget.bytes):
             break
