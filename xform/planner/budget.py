@@ -19,7 +19,7 @@ from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import Joint, Plan, live
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.planner.choice import Choice
-from xform.planner.cost import equation_flops
+from xform.planner.cost import devices_of, equation_flops
 from xform.planner.exact import MOST, choose
 from xform.planner.held import held, held_bytes
 from xform.planner.link import Link
@@ -91,7 +91,10 @@ def _work(how: Plan) -> tuple[int, int, int]:
 
 
 def again_flops(how: Plan) -> int:
-    """FLOPs of the work that does not fuse and that a Plan runs again, in all trips of loops."""
+    """FLOPs of the work that does not fuse and that a Plan runs again.
+
+    In all trips of loops, and over all devices that a `shard_map` runs it on.
+    """
     if "flops" not in how.cache:
         how.cache["flops"] = sum(_flops(eqn, how) for eqn in how.order)
     return how.cache["flops"]
@@ -100,7 +103,8 @@ def again_flops(how: Plan) -> int:
 def _flops(eqn: JaxprEqn, how: Plan) -> int:
     if eqn.primitive is join_p:
         node, plans = eqn.params["node"], how.inner[eqn.params["node"]]
-        return node.trips * sum(map(again_flops, plans)) + sum(_retraced(node, p) for p in plans)
+        runs = node.trips * devices_of(node.eqn)
+        return runs * sum(map(again_flops, plans)) + sum(_retraced(node, p) for p in plans)
     if id(eqn) not in how.again or fusible(eqn):
         return 0
     return equation_flops(eqn.params["node"].eqn if eqn.primitive is fork_p else eqn)
@@ -124,7 +128,7 @@ def _retraced(node: Node, how: Plan) -> int:
 
 
 def kept_bytes(how: Plan) -> int:
-    """Bytes that a Plan keeps on the device, in all trips of loops."""
+    """Bytes that a Plan keeps on each device, in all trips of loops."""
     if "bytes" not in how.cache:
         how.cache["bytes"] = held_bytes(held(how))
     return how.cache["bytes"]

@@ -40,7 +40,8 @@ class Plan:
       saved_bytes: bytes that wait for the backward pass, on each device.
       forward_flops: FLOPs of the function itself.
       again_flops: FLOPs of products, convolutions, loops and calls that are run again.
-      predicted_bytes: arguments, outputs and the peak of temporary bytes by the simulation.
+      predicted_bytes: arguments, outputs and the peak of temporary bytes by the simulation, on each
+        device; what is sharded over `Auto` axes counts whole.
       compiled_bytes: the same by the compiler; None if the plan was not verified.
       compiles: how many programs were compiled to find it.
       live, saved: temporary bytes at each step of the program, and those of them that wait.

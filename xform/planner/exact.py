@@ -25,7 +25,7 @@ from xform._jax import Var
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.planner.choice import Choice
-from xform.planner.cost import aval_bytes
+from xform.planner.cost import aval_bytes, devices_of
 from xform.planner.held import held_bytes
 from xform.planner.held import token as held_by
 from xform.planner.link import HOST, Link
@@ -109,12 +109,14 @@ class _Model:
 class _Part:
     """One Joint: how often it runs, what is the same in each trip, and its columns.
 
-    `saved`, `sent` and `needed` are columns of values; `outside` is how often the loop around it
-    starts.
+    It runs so many `times` on each device, `runs` over all: bytes are counted by the one, work by
+    the other. `outside` is how often the loop around it starts. `saved`, `sent` and `needed` are
+    columns of values.
     """
 
     plan: Plan
     times: int = 0
+    runs: int = 0
     outside: int = 0
     once: frozenset[Var] = frozenset()
     saved: dict[Var, int] = dataclasses.field(default_factory=dict)
@@ -152,7 +154,7 @@ def size(top: Plan) -> int:
 
 def _parts(top: Plan) -> dict[Joint, _Part]:
     parts: dict[Joint, _Part] = {}
-    _visit(top, None, 1, 1, parts)
+    _visit(top, None, 1, 1, 1, parts)
     return parts
 
 
@@ -179,11 +181,12 @@ def _opened(node: Node) -> bool:
     return not node.region and node.eqn.primitive.name != "while"
 
 
-def _visit(plan: Plan, node: Node | None, times: int, outside: int,
+def _visit(plan: Plan, node: Node | None, times: int, runs: int, outside: int,
            parts: dict[Joint, _Part]) -> None:  # fmt: skip
     """Count how often each Joint runs."""
     part = parts.setdefault(plan.joint, _Part(plan))
     part.times += times
+    part.runs += runs
     part.outside += outside
     if node is not None:
         values = tuple(v for eqn in plan.joint.first for v in eqn.outvars)
@@ -191,7 +194,8 @@ def _visit(plan: Plan, node: Node | None, times: int, outside: int,
         part.once = frozenset(gather(values, node.hoisted(every)))
     for inner, plans in plan.inner.items():
         for p in plans if _opened(inner) else ():
-            _visit(p, inner, times * inner.trips, times, parts)
+            trips, devices = inner.trips, devices_of(inner.eqn)
+            _visit(p, inner, times * trips, runs * trips * devices, times, parts)
 
 
 def _values(model: _Model, part: _Part, may: Room, link: Link | None) -> None:
@@ -218,7 +222,7 @@ def _equations(model: _Model, parts: dict[Joint, _Part], part: _Part) -> int:
     for eqn in joint.first:
         cost = math.inf if eqn.primitive is fork_p else price(eqn, 1.0)
         once = cost == math.inf
-        again = model.column(0.0 if once else part.times * cost, upper=float(not once))
+        again = model.column(0.0 if once else part.runs * cost, upper=float(not once))
         for v in eqn.outvars:
             sent = [(part.sent[v], 1.0)] if v in part.sent else []
             model.row((part.saved[v], 1.0), *sent, (again, 1.0), (needed[v], -1.0))

@@ -32,7 +32,7 @@ _TRIES = 64
 
 @dataclasses.dataclass(frozen=True)
 class Liveness:
-    """Live bytes over a program's steps.
+    """Live bytes on each device, over a program's steps.
 
     Attributes:
       argument_bytes, output_bytes: of the program's inputs and outputs.

@@ -27,7 +27,7 @@ class Residual:
       type: shape and dtype in one trip, as JAX writes them: `float32[4,8]`.
       shape: of the value in one trip.
       dtype: its dtype.
-      trip_bytes: bytes of one trip, over all devices.
+      trip_bytes: bytes of one trip, on each device.
       loops: trip counts of the loops that stack it, outermost first; empty outside loops.
       operation: the primitive that made it; for an argument, which one it is.
       name: the name that `checkpoint_name` gave it, or "".

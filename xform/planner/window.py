@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from xform._jax import JaxprEqn, Var
-from xform.interpret.joint import Joint, Plan, reads_of
+from xform.interpret.joint import Joint, Plan, live, reads_of
 from xform.interpret.node import fork_p, join_p
-from xform.planner.cost import aval_bytes, equation_flops
+from xform.planner.cost import aval_bytes, device_flops
 from xform.planner.link import Link
 
 _Times = tuple[list[float], list[float]]
@@ -75,7 +75,7 @@ class _Clock:
 
     def _seconds(self, eqn: JaxprEqn) -> float:
         if eqn.primitive not in (fork_p, join_p):
-            return equation_flops(eqn) / self.link.flops_per_second
+            return device_flops(eqn) / self.link.flops_per_second
         node, back = eqn.params["node"], eqn.primitive is join_p
         trip = max((sum(self.times(joint)[back]) for joint in node.joints), default=0.0)
         return node.trips * trip
@@ -85,7 +85,10 @@ class _Clock:
         joint = plan.joint
         first, second = self.times(joint)
         left = _before(reversed(first))[::-1]  # after each equation
-        last = {v: i for i, eqn in enumerate(joint.first) for v in (*eqn.invars, *eqn.outvars)
+        # A factor of the second part is made at the end, or there, if what it is made from is sent.
+        outputs = {id(eqn) for eqn in live(joint.first, joint.outputs, effects=False)}
+        last = {v: i for i, eqn in enumerate(joint.first)
+                for v in (*(eqn.invars if id(eqn) in outputs else ()), *eqn.outvars)
                 if isinstance(v, Var)}  # fmt: skip
         use = self._first_uses(plan, _before(second))
         for v in joint.producer:

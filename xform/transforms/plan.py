@@ -52,7 +52,9 @@ def plan(
     Args:
       f: pure function of pytrees of arrays.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
-      policy: of `xform.policies` or `jax.checkpoint_policies`; None is `min_cut`.
+      policy: of `xform.policies` or `jax.checkpoint_policies`; None is `min_cut`. Its bytes are
+        those on each device. Types say how values lie on a mesh of explicit axes; on one of `Auto`
+        axes only the compiler knows, and what is not compiled counts values whole.
       argnums: position or positions of the arguments to differentiate, as for `grad`; None is every
         argument, as for `vjp`.
       has_aux: whether `f` returns a pair, of which only the first is differentiated.
@@ -105,7 +107,8 @@ def plan(
         return compiled[-1]
 
     if isinstance(policy, Budget) and policy.of == "peak":
-        whole, size = _within(at, policy, peak, measured if verify else None, backend)
+        hidden = any(map(_hidden, given.arrays()))
+        whole, size = _within(at, policy, peak, measured if verify else None, backend, hidden)
     else:
         whole = at.planned(policy, backend)
         size = measured(whole) if verify else None
@@ -113,11 +116,12 @@ def plan(
 
 
 def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
-            measured: Callable[[Whole], int] | None, backend: str
+            measured: Callable[[Whole], int] | None, backend: str, hidden: bool
             ) -> tuple[Whole, int | None]:  # fmt: skip
     """The plan that the compiler, or without it the simulation, puts within the budget; its bytes.
 
-    One with less work is tried where the compiler leaves room.
+    One with less work is tried where the compiler leaves room. `hidden` says that arguments are
+    sharded in ways that the simulation cannot see: then it is scaled by the default's bytes.
     """
     ends = at.function.program, at.function.active(), at.function.differentiable()
     if measured is None:
@@ -130,7 +134,7 @@ def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
     tried: dict[Parts, int] = {}
     # How far the simulation is off, with the loops as they are written and in other shapes.
     scale, part = dict.fromkeys((True, False), 1.0), dict.fromkeys((True, False), _NEAR)
-    if peak(whole.how) < _OFF * budget.bytes:
+    if hidden or peak(whole.how) < _OFF * budget.bytes:
         tried[whole.how] = measured(whole)
         if tried[whole.how] <= budget.bytes:
             return whole, tried[whole.how]
@@ -160,6 +164,14 @@ def _within(at: At, budget: Budget, peak: Callable[[Parts], int],
     if expected(whole.how) < tried.get(least, math.inf):
         raise infeasible(budget, whole.how, int(expected(whole.how)), "simulated")
     raise infeasible(budget, least, tried[least], "compiled")
+
+
+def _hidden(x: Any) -> bool:
+    """Whether an argument is sharded in a way that its type does not say: over `Auto` axes."""
+    if getattr(x, "sharding", None) is None:
+        return False
+    on_device = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    return on_device < aval_bytes(jax.typeof(x))
 
 
 def _alias(at: At, donated: Sequence[Any]) -> int:
@@ -215,8 +227,13 @@ def _derivative(f: Any, argnums: Any, has_aux: bool, policy: Plan, at: At) -> An
 def _cotangent(at: At) -> Tree:
     signature = at.function.signature
     cts = [cotangent_aval(a) for a in signature.out_avals]
-    return jax.tree.unflatten(signature.out_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype)
-                                                   for a in cts])  # fmt: skip
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_placed(a)) for a in cts]
+    return jax.tree.unflatten(signature.out_tree, types)
+
+
+def _placed(aval: Any) -> Any:
+    """Where explicit axes say that a value lies."""
+    return None if aval.sharding.mesh.empty else aval.sharding
 
 
 def _backend(target: str | None) -> str:
