@@ -200,8 +200,14 @@ def budget(
 ) -> Budget:
     """Fit the backward pass into so many bytes, and run the least work again.
 
+    On a GPU or TPU whose link to its host is known (`planner/link.py`), values may wait in the
+    host's memory, `pinned_host`, rather than be run again: those that are idle for longer than
+    their way there and back, as many as the link carries in the time of the forward pass. Their
+    bytes are not counted. The states of loops, what is inside branches and `remat` regions, and
+    programs that are not solved exactly stay on the device.
+
     Args:
-      amount: bytes, or a number with a unit: `"6 GiB"`, `"500 MB"`.
+      amount: bytes on each device, or a number with a unit: `"6 GiB"`, `"500 MB"`.
       of: what is bounded. `"residuals"`: the values that are computed and kept
         (`xform.residuals(...).total_bytes`), not the arguments, the outputs, or what the backward
         pass has in work. `"peak"`: arguments, outputs and the peak of all that is live between, of

@@ -16,12 +16,19 @@ from xform.table import Value
 
 
 def values(
-    plan: Plan, wanted: Sequence[Atom], env: dict[Var, Value], effects: bool = True
+    plan: Plan,
+    wanted: Sequence[Atom],
+    env: dict[Var, Value],
+    effects: bool = True,
+    sent: dict[Var, Value] | None = None,
 ) -> list[Value]:
-    """Forward values of a Joint, from those in `env` (its inputs, and any others known)."""
+    """Forward values of a Joint, from those in `env` (its inputs, and any others known).
+
+    What the plan offloads is put into `sent`, moved as soon as it is made.
+    """
     equations = live(plan.joint.first, wanted, env, effects)
     env = {**dict(plan.joint.program.consts), **env}
-    _run(equations, env, plan, wanted)
+    _run(equations, env, plan, wanted, sent=sent)
     return [read(env, v) for v in wanted]
 
 
@@ -30,8 +37,10 @@ def forward(plan: Plan, args: Sequence[Value], used: Mask | None = None):
     joint = plan.joint
     used = used or (True,) * len(joint.outputs)
     outputs = gather(joint.outputs, used)
-    out = values(plan, [*outputs, *plan.kept], dict(zip(joint.inputs, args, strict=True)))
-    kept = [send(plan, v, x) for v, x in zip(plan.kept, out[len(outputs) :], strict=True)]
+    sent: dict[Var, Value] = {}
+    inputs = dict(zip(joint.inputs, args, strict=True))
+    out = values(plan, [*outputs, *plan.kept], inputs, sent=sent)
+    kept = [sent.get(v, x) for v, x in zip(plan.kept, out[len(outputs) :], strict=True)]
     return spread(out[: len(outputs)], used), kept
 
 
@@ -45,18 +54,28 @@ def second(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seconds: Se
     the first, and so it is late in a loop's body as well.
     """
     joint = plan.joint
-    env = dict(joint.program.consts)
+    env = _Kept(plan, kept)
+    env.update(joint.program.consts)
     write(env, joint.inputs, args)
     write(env, joint.second_inputs, seconds)
-    for v, x in zip(plan.kept, kept, strict=True):
-        env[v] = send(plan, v, x, back=True)
-    for x, y in joint.named.items():
-        if y in env:
-            env[x] = env[y]
     here = frozenset(plan.inner) if tied else frozenset()
     places = waits(plan, whole) if tied or whole else {}
     _run(plan.order, env, plan, joint.second_outputs, here, places)
     return [read(env, v) for v in joint.second_outputs]
+
+
+class _Kept(dict[Var, Value]):
+    """An environment with the kept values; what is offloaded comes back where it is first read."""
+
+    def __init__(self, plan: Plan, kept: Sequence[Value]):
+        self.plan, self.kept = plan, dict(zip(plan.kept, kept, strict=True))
+
+    def __missing__(self, v: Var) -> Value:
+        if v in self.kept:
+            self[v] = send(self.plan, v, self.kept[v], back=True)
+        else:
+            self[v] = self[self.plan.joint.named[v]]
+        return self[v]
 
 
 def send(plan: Plan, v: Var, x: Value, back: bool = False) -> Value:
@@ -70,7 +89,8 @@ def send(plan: Plan, v: Var, x: Value, back: bool = False) -> Value:
 
 
 def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outputs: Iterable[Value],
-         tied: frozenset[object] = frozenset(), places: Waits | None = None) -> None:  # fmt: skip
+         tied: frozenset[object] = frozenset(), places: Waits | None = None,
+         sent: dict[Var, Value] | None = None) -> None:  # fmt: skip
     """Run equations; `tied` are the nodes of which the forward part is in this computation."""
     need = {v for v in outputs if isinstance(v, Var)}
     for eqn in equations:
@@ -104,6 +124,8 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
             token = read(env, eqn.invars[0])
             ys = node.second(plan.inner[node], token, xs, seconds, node in here)
         write(env, eqn.outvars, ys)
+        if sent is not None:
+            sent.update((v, send(plan, v, env[v])) for v in eqn.outvars if v in plan.offloaded)
 
 
 def once(plan: Plan, wanted: Sequence[Var], env: dict[Var, Value]) -> dict[Var, Value]:

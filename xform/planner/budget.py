@@ -1,10 +1,11 @@
 """Plans that fit a number of bytes.
 
-A program of moderate size is decided exactly (`exact.py`). In a larger one, a price of work, in
-bytes for each FLOP, gives by minimum cuts the plan that is best at that price, in all nested
-programs at once; less price, fewer bytes. The price is found by bisection. Between the two plans
-that stand on either side of the budget, each program takes the price of one up to some point and
-that of the other from there on, since equal layers all change at the same price.
+A program of moderate size is decided exactly (`exact.py`), with what is sent to the host. In a
+larger one, a price of work, in bytes for each FLOP, gives by minimum cuts the plan that is best at
+that price, in all nested programs at once; less price, fewer bytes. The price is found by
+bisection. Between the two plans that stand on either side of the budget, each program takes the
+price of one up to some point and that of the other from there on, since equal layers all change at
+the same price.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import Joint, Plan, live
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.planner.choice import Choice
-from xform.planner.cost import equation_flops
+from xform.planner.cost import devices_of, equation_flops
 from xform.planner.exact import MOST, choose
 from xform.planner.held import held, held_bytes
+from xform.planner.link import Link
 from xform.planner.residuals import Residual, residuals_of
 from xform.planner.work import fusible
 from xform.policies import Budget, MinCut
@@ -34,24 +36,32 @@ _HALVINGS = 24
 Make = Callable[[MinCut | Choice], Plan]
 
 
-def fit(joint: Joint, budget: Budget, make: Make) -> Plan:
+def fit(joint: Joint, budget: Budget, make: Make, link: Link | None = None) -> Plan:
     """The Plan of a Joint that keeps at most `budget.bytes`; `make` plans it in some way.
 
-    Of the plans that are tried and fit, it is the one that runs the least work again. Raises
-    `BudgetInfeasible` if even the plan at no price keeps more.
+    Of the plans that are tried and fit, it is the one that runs the least work again. With a link,
+    values may be sent to the host, in programs that are decided exactly. Raises `BudgetInfeasible`
+    if even the plan that keeps least keeps more.
     """
     most = make(MinCut())
     if kept_bytes(most) <= budget.bytes:
         return most
-    best = make(MinCut(0.0, 0.0))
+    most_equations = math.inf if budget.solver == "exact" else MOST
+    best = _lowest(most, make, most_equations, link)
     if kept_bytes(best) > budget.bytes:
         raise over_budget(best, budget, kept_bytes(best))
 
-    most_equations = math.inf if budget.solver == "exact" else MOST
-    chosen = choose(most, budget.bytes, most_equations)
+    chosen = choose(most, budget.bytes, most_equations, link)
     if chosen is not None and kept_bytes(exact := make(chosen)) <= budget.bytes:
         return min(best, exact, key=_work)
     return by_prices(best, budget.bytes, make)
+
+
+def _lowest(most: Plan, make: Make, most_equations: float, link: Link | None) -> Plan:
+    """The plan that keeps the fewest bytes."""
+    found = make(MinCut(0.0, 0.0))
+    chosen = choose(most, None, most_equations, link) if link else None
+    return min(found, make(chosen), key=kept_bytes) if chosen else found
 
 
 def by_prices(best: Plan, most: int, make: Make) -> Plan:
@@ -76,12 +86,15 @@ def by_prices(best: Plan, most: int, make: Make) -> Plan:
     return best
 
 
-def _work(how: Plan) -> tuple[int, int]:
-    return again_flops(how), kept_bytes(how)
+def _work(how: Plan) -> tuple[int, int, int]:
+    return again_flops(how), sent_bytes(how), kept_bytes(how)
 
 
 def again_flops(how: Plan) -> int:
-    """FLOPs of the work that does not fuse and that a Plan runs again, in all trips of loops."""
+    """FLOPs of the work that does not fuse and that a Plan runs again.
+
+    In all trips of loops, and over all devices that a `shard_map` runs it on.
+    """
     if "flops" not in how.cache:
         how.cache["flops"] = sum(_flops(eqn, how) for eqn in how.order)
     return how.cache["flops"]
@@ -90,7 +103,8 @@ def again_flops(how: Plan) -> int:
 def _flops(eqn: JaxprEqn, how: Plan) -> int:
     if eqn.primitive is join_p:
         node, plans = eqn.params["node"], how.inner[eqn.params["node"]]
-        return node.trips * sum(map(again_flops, plans)) + sum(_retraced(node, p) for p in plans)
+        runs = node.trips * devices_of(node.eqn)
+        return runs * sum(map(again_flops, plans)) + sum(_retraced(node, p) for p in plans)
     if id(eqn) not in how.again or fusible(eqn):
         return 0
     return equation_flops(eqn.params["node"].eqn if eqn.primitive is fork_p else eqn)
@@ -114,10 +128,17 @@ def _retraced(node: Node, how: Plan) -> int:
 
 
 def kept_bytes(how: Plan) -> int:
-    """Bytes that a Plan keeps, in all trips of loops."""
+    """Bytes that a Plan keeps on each device, in all trips of loops."""
     if "bytes" not in how.cache:
         how.cache["bytes"] = held_bytes(held(how))
     return how.cache["bytes"]
+
+
+def sent_bytes(how: Plan) -> int:
+    """Bytes that a Plan keeps in other memories, in all trips of loops."""
+    if "sent" not in how.cache:
+        how.cache["sent"] = sum(v.total_bytes for v in held(how)) - kept_bytes(how)
+    return how.cache["sent"]
 
 
 def over_budget(floor: Plan, budget: Budget, least: int) -> BudgetInfeasible:

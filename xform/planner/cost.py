@@ -3,7 +3,8 @@
 FLOPs are counted from the program, since the compiler's own count takes a loop's body once. One
 elementwise operation on one element is one FLOP whatever its kind (`exp` like `add`) and its dtype
 (complex like real); moving data is none. Equations that no output depends on are not counted, as
-the compiler drops them. A count is of the whole program, over all devices.
+the compiler drops them. A count is of the whole program, over all devices; bytes are those on each
+device, so far as types say how values are sharded.
 
 | equation | FLOPs |
 | --- | --- |
@@ -33,12 +34,25 @@ from xform.ir import Program, program, trace
 
 
 def aval_bytes(aval: Any) -> int:
-    """Bytes of a value of type `aval`, over all devices; 0 for float0 and for tokens.
+    """Bytes of a value of type `aval` on each device; 0 for float0 and for tokens.
 
-    A PRNG key counts its key data; a 4-bit integer a whole byte, as JAX stores it.
+    Of a type that is sharded over explicit axes these are the bytes of one shard, and within
+    `shard_map` types are those of one device; of axes that the compiler decides about (`Auto`)
+    types say nothing, and a value counts as if it were whole. A PRNG key counts its key data; a
+    4-bit integer a whole byte, as JAX stores it.
     """
     dtype = getattr(aval, "dtype", None)
-    return 0 if dtype is None else math.prod(aval.shape) * dtype.itemsize
+    return 0 if dtype is None else math.prod(aval.shape) * dtype.itemsize // _shards(aval)
+
+
+def _shards(aval: Any) -> int:
+    """How many parts its type says that a value is in."""
+    sharding = getattr(aval, "sharding", None)
+    if sharding is None or sharding.mesh.empty:
+        return 1
+    sizes = sharding.mesh.shape
+    axes = (a for part in sharding.spec for a in (part if isinstance(part, tuple) else (part,)))
+    return math.prod(sizes[a] for a in axes if a in sizes)
 
 
 def program_flops(f: Callable[..., Any], *args: Any) -> int:
@@ -69,6 +83,18 @@ def equation_flops(eqn: JaxprEqn) -> int:
     if bodies:
         return flops(program(bodies[0]))
     return 0 if name in _MOVES else sum(map(_size, eqn.outvars))
+
+
+def device_flops(eqn: JaxprEqn) -> float:
+    """FLOPs of one equation on each device, if its work is shared as finely as its values are."""
+    return equation_flops(eqn) / max(_shards(v.aval) for v in (*eqn.invars, *eqn.outvars))
+
+
+def devices_of(eqn: JaxprEqn) -> int:
+    """How many devices a `shard_map` maps its body over; 1 for all other equations."""
+    if eqn.primitive.name != "shard_map":
+        return 1
+    return math.prod(eqn.params["mesh"].shape[a] for a in eqn.params["newly_manual_axes"])
 
 
 def _shape(v: Any) -> tuple[int, ...]:
@@ -204,10 +230,7 @@ _COUNT: dict[str, Callable[[JaxprEqn], float]] = {
     "scan": lambda e: e.params["length"] * flops(program(e.params["jaxpr"])),
     "while": lambda e: sum(flops(program(e.params[k])) for k in ("cond_jaxpr", "body_jaxpr")),
     "cond": lambda e: max(flops(program(b)) for b in e.params["branches"]),
-    "shard_map": lambda e: (
-        flops(program(e.params["jaxpr"]))
-        * math.prod(e.params["mesh"].shape[a] for a in e.params["newly_manual_axes"])
-    ),
+    "shard_map": lambda e: devices_of(e) * flops(program(e.params["jaxpr"])),
     "custom_linear_solve": lambda e: flops(program(e.params["jaxprs"].solve)),
     "pallas_call": _pallas,
     "reduce": lambda e: _inputs(e) * flops(program(e.params["jaxpr"])),

@@ -37,10 +37,11 @@ class Plan:
       policy: the policy that it was made by, as text.
       target: the backend.
       rows: one for each value that the backward pass reads and that is saved or run again.
-      saved_bytes: bytes that wait for the backward pass, over all devices.
+      saved_bytes: bytes that wait for the backward pass, on each device.
       forward_flops: FLOPs of the function itself.
       again_flops: FLOPs of products, convolutions, loops and calls that are run again.
-      predicted_bytes: arguments, outputs and the peak of temporary bytes by the simulation.
+      predicted_bytes: arguments, outputs and the peak of temporary bytes by the simulation, on each
+        device; what is sharded over `Auto` axes counts whole.
       compiled_bytes: the same by the compiler; None if the plan was not verified.
       compiles: how many programs were compiled to find it.
       live, saved: temporary bytes at each step of the program, and those of them that wait.
@@ -70,6 +71,11 @@ class Plan:
     def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> Any:
         """The answer of `min_cut`, in JAX's protocol, for whom a plan does not decide."""
         return min_cut(prim, *avals, **params)
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes that wait for the backward pass in the memory of the host, for each device."""
+        return sum(r.marginal_bytes for r in self.rows if r.decision == "OFFLOAD")
 
     def decide(self, joint: Joint) -> Choice:
         """The decisions for a Joint; `OtherProgram` if it is not the one that was planned."""
@@ -178,11 +184,12 @@ class Plan:
         if self.compiled_bytes is not None:
             error = self.predicted_bytes / max(self.compiled_bytes, 1) - 1
             compiled = f"{human_bytes(self.compiled_bytes)} compiled ({error:+.1%})"
+        sent = f", {human_bytes(n)} offloaded" if (n := self.offloaded_bytes) else ""
         return "\n".join([
             f"plan of {self.function}, {self.policy}, on {self.target}",
             table,
-            f"{human_bytes(self.saved_bytes)} saved; {human_flops(self.again_flops)} run again, "
-            f"beside {human_flops(self.forward_flops)} forward",
+            f"{human_bytes(self.saved_bytes)} saved{sent}; {human_flops(self.again_flops)} "
+            f"run again, beside {human_flops(self.forward_flops)} forward",
             f"peak {human_bytes(self.predicted_bytes)} predicted, {compiled}",
         ])  # fmt: skip
 
@@ -217,6 +224,8 @@ def _explained(row: Row) -> str:
     flops = human_flops(row.marginal_flops)
     if row.decision == "RECOMPUTE":
         other = f"saving it would take {human_bytes(row.marginal_bytes)} and spare {flops}"
+    elif row.decision == "OFFLOAD":
+        other = f"saving it would take {human_bytes(row.marginal_bytes)}, making it again {flops}"
     else:
         other = f"making it again would free {human_bytes(row.marginal_bytes)} and cost {flops}"
     return (

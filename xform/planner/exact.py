@@ -1,9 +1,11 @@
 """The least work for a number of bytes, as an integer program over a Joint and all that it holds.
 
-For each value: is it needed by the second part, is it saved; for each equation: is it run again.
-What is needed is saved or made again, and what is run again needs its inputs. Values of a loop's
-body weigh as often as the loop runs, and a Joint that several calls share is decided once. But for
-the row of the budget this is a minimum cut, whose relaxation is integral: HiGHS needs few branches.
+For each value: is it needed by the second part, is it saved, is it sent to the host; for each
+equation: is it run again. What is needed is saved, sent or made again, and what is run again needs
+its inputs. All that is sent shares the link to the host for the time of the forward part. Values
+of a loop's body weigh as often as the loop runs, and a Joint that several calls share is decided
+once. But for the rows of the budget and the link this is a minimum cut, whose relaxation is
+integral: HiGHS needs few branches.
 
 Source: a mixed-integer form of rematerialization was first given by Jain et al., "Checkmate", MLSys
 2020, with a schedule; here the schedule is given, and only what is saved is chosen.
@@ -23,9 +25,11 @@ from xform._jax import Var
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.planner.choice import Choice
-from xform.planner.cost import aval_bytes
+from xform.planner.cost import aval_bytes, devices_of
 from xform.planner.held import held_bytes
 from xform.planner.held import token as held_by
+from xform.planner.link import HOST, Link
+from xform.planner.window import Room, room
 from xform.planner.work import price
 
 # More equations than this are left to prices.
@@ -34,6 +38,9 @@ MOST = 3_000
 # that costs nothing. A limit on branches, unlike one on time, gives one plan on every machine.
 _GAP, _SMALL, _LARGE_GAP = 1e-6, 1_000, 1e-2
 _BRANCHES = 2_000
+# The price of sending a byte to the host and back, beside that of a FLOP: above that of a few
+# passes over memory, so that what fuses is rather run again, and below that of any product.
+_SENT = 1 / 16
 
 
 class _Model:
@@ -42,15 +49,19 @@ class _Model:
     def __init__(self) -> None:
         self.cost: list[float] = []
         self.size: list[float] = []
+        self.seconds: list[float] = []
         self.upper: list[float] = []
         self.lower: list[float] = []
         self.rows: list[int] = []
         self.terms: list[tuple[int, float]] = []
         self.count = 0
 
-    def column(self, cost: float = 0.0, size: float = 0.0, upper: float = 1.0) -> int:
+    def column(self, cost: float = 0.0, size: float = 0.0, upper: float = 1.0,
+               seconds: float = 0.0) -> int:  # fmt: skip
+        """A new column; `size` is on the device, `seconds` on the link."""
         self.cost.append(cost)
         self.size.append(size)
+        self.seconds.append(seconds)
         self.upper.append(upper)
         self.lower.append(0.0)
         return len(self.cost) - 1
@@ -61,8 +72,11 @@ class _Model:
         self.terms += terms
         self.count += 1
 
-    def solve(self, budget: float) -> np.ndarray | None:
-        """The cheapest columns of which the sizes fit; None if none was found."""
+    def solve(self, budget: float | None, seconds: float) -> np.ndarray | None:
+        """The cheapest columns that fit; None if none was found.
+
+        Without a budget, the columns of the fewest bytes.
+        """
         if not self.cost:
             return np.zeros(0)
         columns = [c for c, _ in self.terms]
@@ -70,10 +84,13 @@ class _Model:
         n = len(self.cost)
         rows = coo_array((values, (self.rows, columns)), shape=(self.count, n)).tocsr()
         constraints = [LinearConstraint(rows, 0, np.inf)] if self.count else []
-        weights = np.asarray(self.size)
-        scale = max(weights.max(), 1.0)
-        constraints.append(LinearConstraint(weights[None] / scale, -np.inf, budget / scale))
-        cost = np.asarray(self.cost)
+        most = ((self.size, math.inf if budget is None else budget), (self.seconds, seconds))
+        for amounts, limit in most:
+            weights = np.asarray(amounts)
+            if weights.any() and limit < math.inf:
+                scale = weights.max()
+                constraints.append(LinearConstraint(weights[None] / scale, -np.inf, limit / scale))
+        cost = np.asarray(self.cost if budget is not None else self.size)
         limits: Any = self.lower, self.upper
         found = milp(
             cost / max(cost.max(), 1.0),
@@ -92,37 +109,42 @@ class _Model:
 class _Part:
     """One Joint: how often it runs, what is the same in each trip, and its columns.
 
-    `saved` and `needed` are columns of values; `outside` is how often the loop around it starts.
+    It runs so many `times` on each device, `runs` over all: bytes are counted by the one, work by
+    the other. `outside` is how often the loop around it starts. `saved`, `sent` and `needed` are
+    columns of values.
     """
 
     plan: Plan
     times: int = 0
+    runs: int = 0
     outside: int = 0
     once: frozenset[Var] = frozenset()
     saved: dict[Var, int] = dataclasses.field(default_factory=dict)
+    sent: dict[Var, int] = dataclasses.field(default_factory=dict)
     needed: dict[Var, int] = dataclasses.field(default_factory=dict)
 
 
-def choose(top: Plan, budget: int, most: float = MOST) -> Choice | None:
+def choose(top: Plan, budget: int | None, most: float = MOST, link: Link | None = None
+           ) -> Choice | None:  # fmt: skip
     """What each Joint within a Plan saves, for the least work run again; None if none was found.
 
     The plan says what is inside nodes that decide for themselves: remat regions and while loops.
+    Without a budget, what saves the fewest bytes. With a link, values may be sent to the host.
     """
     parts = _parts(top)
     if _count(parts) > most:
         return None
     model = _Model()
+    may = room(top, link)
     for part in parts.values():
-        _values(model, part)
+        _values(model, part, may, link)
     fixed = sum(_equations(model, parts, part) for part in parts.values())
-    x = model.solve(budget - fixed)
+    x = model.solve(None if budget is None else budget - fixed, may.seconds)
     if x is None:
         return None
-    saved = {
-        joint: frozenset(v for v, i in part.saved.items() if x[i] > 0.5)
-        for joint, part in parts.items()
-    }
-    return _tree(top, saved, {})
+    on = lambda columns: frozenset(v for v, i in columns.items() if x[i] > 0.5)
+    decided = {joint: (on(part.saved), on(part.sent)) for joint, part in parts.items()}
+    return _tree(top, decided, {})
 
 
 def size(top: Plan) -> int:
@@ -132,7 +154,7 @@ def size(top: Plan) -> int:
 
 def _parts(top: Plan) -> dict[Joint, _Part]:
     parts: dict[Joint, _Part] = {}
-    _visit(top, None, 1, 1, parts)
+    _visit(top, None, 1, 1, 1, parts)
     return parts
 
 
@@ -140,15 +162,17 @@ def _count(parts: dict[Joint, _Part]) -> int:
     return sum(len(joint.first) for joint in parts)
 
 
-def _tree(plan: Plan, saved: dict[Joint, frozenset[Var]], made: dict[Joint, Choice]) -> Choice:
-    """The decisions, from those of each Joint."""
+def _tree(plan: Plan, decided: dict[Joint, tuple[frozenset[Var], frozenset[Var]]],
+          made: dict[Joint, Choice]) -> Choice:  # fmt: skip
+    """The decisions, from what each Joint saves and what it sends."""
     if plan.joint not in made:
         inner = {
-            node: tuple(_tree(p, saved, made) for p in plans)
+            node: tuple(_tree(p, decided, made) for p in plans)
             for node, plans in plan.inner.items()
             if _opened(node)
         }
-        made[plan.joint] = Choice(saved[plan.joint], inner)
+        saved, sent = decided[plan.joint]
+        made[plan.joint] = Choice(saved | sent, inner, dict.fromkeys(sent - saved, HOST))
     return made[plan.joint]
 
 
@@ -157,11 +181,12 @@ def _opened(node: Node) -> bool:
     return not node.region and node.eqn.primitive.name != "while"
 
 
-def _visit(plan: Plan, node: Node | None, times: int, outside: int,
+def _visit(plan: Plan, node: Node | None, times: int, runs: int, outside: int,
            parts: dict[Joint, _Part]) -> None:  # fmt: skip
     """Count how often each Joint runs."""
     part = parts.setdefault(plan.joint, _Part(plan))
     part.times += times
+    part.runs += runs
     part.outside += outside
     if node is not None:
         values = tuple(v for eqn in plan.joint.first for v in eqn.outvars)
@@ -169,10 +194,11 @@ def _visit(plan: Plan, node: Node | None, times: int, outside: int,
         part.once = frozenset(gather(values, node.hoisted(every)))
     for inner, plans in plan.inner.items():
         for p in plans if _opened(inner) else ():
-            _visit(p, inner, times * inner.trips, times, parts)
+            trips, devices = inner.trips, devices_of(inner.eqn)
+            _visit(p, inner, times * trips, runs * trips * devices, times, parts)
 
 
-def _values(model: _Model, part: _Part) -> None:
+def _values(model: _Model, part: _Part, may: Room, link: Link | None) -> None:
     """The columns of a Joint's values."""
     joint = part.plan.joint
     part.needed = {v: model.column() for v in joint.inputs}
@@ -185,6 +211,9 @@ def _values(model: _Model, part: _Part) -> None:
             size = 0 if token else times * aval_bytes(v.aval)
             part.saved[v] = model.column(size=size, upper=float(kept))
             part.needed[v] = model.column()
+            if link and kept and not token and v in may.values:
+                seconds = times * link.seconds(aval_bytes(v.aval))
+                part.sent[v] = model.column(_SENT * size, seconds=seconds)
 
 
 def _equations(model: _Model, parts: dict[Joint, _Part], part: _Part) -> int:
@@ -193,9 +222,10 @@ def _equations(model: _Model, parts: dict[Joint, _Part], part: _Part) -> int:
     for eqn in joint.first:
         cost = math.inf if eqn.primitive is fork_p else price(eqn, 1.0)
         once = cost == math.inf
-        again = model.column(0.0 if once else part.times * cost, upper=float(not once))
+        again = model.column(0.0 if once else part.runs * cost, upper=float(not once))
         for v in eqn.outvars:
-            model.row((part.saved[v], 1.0), (again, 1.0), (needed[v], -1.0))
+            sent = [(part.sent[v], 1.0)] if v in part.sent else []
+            model.row((part.saved[v], 1.0), *sent, (again, 1.0), (needed[v], -1.0))
         for v in eqn.invars:
             if isinstance(v, Var) and v in needed:
                 model.row((needed[v], 1.0), (again, -1.0))

@@ -1,6 +1,7 @@
 """A program as its compiler sees it, before fusion: calls opened, equal computations merged.
 
-Views of a value are the value. What no output needs is left out, and so is a tie that the backend
+Views of a value are the value. What is sent to the host takes no bytes there, but on a CPU, which
+has one memory, it is a view. What no output needs is left out, and so is a tie that the backend
 takes for nothing. Loops and branches stay single steps; their bodies are flattened where they are
 looked into.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
+
+import jax
 
 from xform._jax import JaxprEqn, Literal
 from xform.ir import Program
@@ -24,6 +27,8 @@ _VIEWS = frozenset((
     "copy_p", "expand_dims", "name", "pvary", "reshape", "sharding_constraint", "squeeze",
     "stop_gradient",
 ))  # fmt: skip
+# Of a `device_put` between memories of one device.
+_SPACES = ((jax.memory.Space.Host,), (jax.memory.Space.Device,))
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,13 +60,13 @@ class Flat:
     outputs: tuple[Cell, ...]
 
 
-def flatten(prog: Program, merge_light: bool) -> Flat:
+def flatten(prog: Program, cpu: bool) -> Flat:
     """The steps that make a program's outputs. Linear in equations, those of calls included.
 
-    `merge_light`: the backend takes light ties for identities.
+    A `cpu` takes light ties, and ways to the host and back, for identities.
     """
-    work = _Flattening(merge_light)
-    inputs = [Cell(aval_bytes(v.aval), "input") for v in prog.inputs]
+    work = _Flattening(cpu)
+    inputs = [Cell(work.bytes(v.aval), "input") for v in prog.inputs]
     outputs = work.run(prog, inputs)
     need = set(outputs)
     steps: list[Step] = []
@@ -77,10 +82,15 @@ def flatten(prog: Program, merge_light: bool) -> Flat:
 
 
 class _Flattening:
-    def __init__(self, merge_light: bool):
-        self.merge_light = merge_light
+    def __init__(self, cpu: bool):
+        self.cpu = cpu
         self.steps: list[Step] = []
         self.known: dict[Any, list[Cell]] = {}
+
+    def bytes(self, aval: Any) -> int:
+        """Bytes of a value on the device."""
+        host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
+        return 0 if host and not self.cpu else aval_bytes(aval)
 
     def run(self, prog: Program, inputs: Sequence[Cell]) -> list[Cell]:
         env = dict(zip(prog.inputs, inputs, strict=True))
@@ -98,7 +108,8 @@ class _Flattening:
         name = eqn.primitive.name
         if name in _CALLS:
             return self.run(body(eqn), reads)
-        if name in _VIEWS or (name == "tie" and eqn.params["light"] and self.merge_light):
+        moved = name == "device_put" and eqn.params["devices"] in _SPACES
+        if name in _VIEWS or (self.cpu and (moved or (name == "tie" and eqn.params["light"]))):
             return reads
         if name == "transpose" and _of_product(eqn, reads[0]):
             return reads
@@ -132,7 +143,7 @@ class _Flattening:
         """What a step makes; the same as before if it has been taken before."""
         found = self.known.get((name, key)) if not eqn.effects else None
         if found is None:
-            found = [Cell(n, "made") for n in sizes or [aval_bytes(v.aval) for v in eqn.outvars]]
+            found = [Cell(n, "made") for n in sizes or [self.bytes(v.aval) for v in eqn.outvars]]
             step = Step(name, eqn, [c for c in reads if c.kind != "constant"], found)
             for cell in found:
                 cell.maker = step

@@ -52,8 +52,8 @@ def held(plan: Plan) -> list[Held]:
 
 
 def held_bytes(values: Iterable[Held]) -> int:
-    """Bytes of values that are held together."""
-    return sum(v.total_bytes for v in values)
+    """Bytes on the device of values that are held together."""
+    return sum(v.total_bytes for v in values if v.memory == "device")
 
 
 def _kept(plan: Plan, values: Sequence[Var]) -> list[Held]:

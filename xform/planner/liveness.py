@@ -32,7 +32,7 @@ _TRIES = 64
 
 @dataclasses.dataclass(frozen=True)
 class Liveness:
-    """Live bytes over a program's steps.
+    """Live bytes on each device, over a program's steps.
 
     Attributes:
       argument_bytes, output_bytes: of the program's inputs and outputs.
@@ -66,7 +66,7 @@ def simulate(prog: Program, backend: str, n_seconds: int = 0) -> Liveness:
     in equations; loop bodies are looked into once.
     """
     cpu = backend == "cpu"
-    flat = flatten(prog, merge_light=cpu)
+    flat = flatten(prog, cpu)
     line = _Line(flat, cpu, frozenset(flat.outputs), frozenset())
     line.lend_outputs()
     seconds = flat.inputs[len(flat.inputs) - n_seconds :]
@@ -195,7 +195,7 @@ def _peak(prog: Program, cpu: bool, n_fixed: int | None) -> int:
     """The peak inside a body; its inputs after the first `n_fixed` are slices (None: none are)."""
     key = "peak", cpu, n_fixed
     if key not in prog.cache:
-        flat = flatten(prog, merge_light=cpu)
+        flat = flatten(prog, cpu)
         slices = flat.inputs[n_fixed:] if n_fixed is not None else ()
         line = _Line(flat, cpu, frozenset(), frozenset(slices))
         live, _ = line.run(0)

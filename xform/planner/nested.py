@@ -20,11 +20,12 @@ from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.node import Node, fork_p, gather
 from xform.ir import Mask, Program
-from xform.planner.budget import again_flops, fit, kept_bytes, over_budget
+from xform.planner.budget import again_flops, fit, kept_bytes, over_budget, sent_bytes
 from xform.planner.choice import Choice, choice_of
 from xform.planner.cost import aval_bytes
 from xform.planner.decided import Plan as Decided
 from xform.planner.held import held_bytes, token
+from xform.planner.link import Link, link_of
 from xform.planner.loops import Shape, fold, loops, reshaped
 from xform.planner.peak import first_within, front, infeasible, liveness
 from xform.planner.record import record
@@ -51,19 +52,20 @@ class Whole:
     shapes: Shapes
 
 
-def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
-    """The Plan of a whole program, under a policy."""
+def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy, backend: str | None = None
+            ) -> Whole:  # fmt: skip
+    """The Plan of a whole program, under a policy, for a backend (None: JAX's default)."""
     policy = check(policy)
     shapes = _recorded(policy, prog) if isinstance(policy, Decided) else {}
     joint = analyze(reshaped(prog, shapes) if shapes else prog, active, wanted)
     if not isinstance(policy, Budget):
         return Whole(plan(joint, policy, top=True), shapes)
-    backend = jax.default_backend()
+    backend = backend or jax.default_backend()
     key: Any = "whole", policy, backend
     if key not in joint.program.cache:
         peak = lambda how: liveness(how, backend).total_bytes
         measure = peak if policy.of == "peak" else waiting_bytes
-        found = search(prog, active, wanted, policy, measure)
+        found = search(prog, active, wanted, policy, measure, backend)
         least = int(measure(found.how))
         if least > policy.bytes and policy.of == "residuals":
             raise over_budget(found.how, policy, least)
@@ -91,14 +93,16 @@ def _recorded(made: Decided, prog: Program) -> Shapes:
     return shapes
 
 
-def search(prog: Program, active: Mask, wanted: Mask, budget: Budget, measure: Measure) -> Whole:
+def search(prog: Program, active: Mask, wanted: Mask, budget: Budget, measure: Measure,
+           backend: str) -> Whole:  # fmt: skip
     """The least work within a budget, of plans with the loops as they are, split and nested.
 
+    With the loops as they are, values may be sent to the host, if the backend has a link to one.
     If none is within it, the one with the fewest bytes.
     """
     joint = analyze(prog, active, wanted)
     fits = lambda w: measure(w.how) <= budget.bytes
-    found = [Whole(p, {}) for p in _flat(joint, budget, measure)]
+    found = [Whole(p, {}) for p in _flat(joint, budget, measure, link_of(backend))]
     within = list(filter(fits, found))
     if loops(prog) and not any(again_flops(w.how) == 0 for w in within):
         over = [w.how for w in found if not fits(w)]
@@ -113,23 +117,24 @@ def search(prog: Program, active: Mask, wanted: Mask, budget: Budget, measure: M
     return min(found, key=lambda w: measure(w.how))
 
 
-def _work(measure: Measure) -> Callable[[Plan], tuple[float, float]]:
-    return lambda how: (again_flops(how), measure(how))
+def _work(measure: Measure) -> Callable[[Plan], tuple[float, float, float]]:
+    return lambda how: (again_flops(how), sent_bytes(how), measure(how))
 
 
-def _flat(joint: Joint, budget: Budget, measure: Measure) -> list[Plan]:
+def _flat(joint: Joint, budget: Budget, measure: Measure, link: Link | None) -> list[Plan]:
     """Plans with the loops as they are, by rising work, up to the first that is within a budget."""
     make = lambda how: plan(joint, how, top=True)
     if measure(make(min_cut)) <= budget.bytes:
         return [make(min_cut)]
     if budget.of == "residuals":
         try:
-            return [make(MinCut()), fit(joint, budget, make)]
+            return [make(MinCut()), fit(joint, budget, make, link)]
         except BudgetInfeasible:
             return [make(MinCut(0.0, 0.0))]
-    if "front" not in joint.program.cache:
-        joint.program.cache["front"] = front(make)
-    return first_within(joint.program.cache["front"], measure, budget.bytes)
+    key = "front", link
+    if key not in joint.program.cache:
+        joint.program.cache[key] = front(make, link)
+    return first_within(joint.program.cache[key], measure, budget.bytes)
 
 
 def split(prog: Program, active: Mask, wanted: Mask, above: Plan, below: Plan,

@@ -23,6 +23,7 @@ from xform.ir import Program, trace
 from xform.planner.budget import Make, again_flops, fit, floor_rows, kept_bytes
 from xform.planner.cost import aval_bytes
 from xform.planner.exact import MOST, size
+from xform.planner.link import Link
 from xform.planner.liveness import Liveness, simulate
 from xform.policies import Budget, MinCut, min_cut
 from xform.text import human_bytes
@@ -75,12 +76,13 @@ def fit_peak(budget: Budget, make: Make, peak: Callable[[Plan], float]) -> Plan:
     raise infeasible(budget, floor, int(peak(floor)), "simulated")
 
 
-def front(make: Make) -> list[Plan]:
+def front(make: Make, link: Link | None = None) -> list[Plan]:
     """Plans from the most to the least saved bytes, by rising work.
 
     At prices of work, those that keep something else; between each two, the dearer one in the last
     part of the program, since what is made late is read early and leaves room; and the least work
-    for evenly spaced numbers of saved bytes. Of a large program there are fewer.
+    for evenly spaced numbers of saved bytes, with a link by what is sent to the host. Of a large
+    program there are fewer.
     """
     tried: list[Plan] = [make(min_cut)]
     joint = tried[0].joint
@@ -96,7 +98,7 @@ def front(make: Make) -> list[Plan]:
     sizes = list(map(kept_bytes, tried))
     low, high = min(sizes), max(sizes)
     for part in () if large else _FEW if many > _SMALL else _MANY:
-        tried.append(fit(joint, Budget(low + int(part * (high - low))), make))
+        tried.append(fit(joint, Budget(low + int(part * (high - low))), make, link))
     found = {(frozenset(p.kept), kept_bytes(p), again_flops(p)): p for p in tried}
     return sorted(found.values(), key=lambda p: (again_flops(p), kept_bytes(p)))
 

@@ -81,8 +81,8 @@ class _Writing:
                 "program": self._joints[joint],
                 "saved": sorted(number[v] for v in choice.saved if v in number),
                 "offloaded": {
-                    str(number[v]): [where.src, where.dst]
-                    for v, where in choice.offloaded.items()
+                    str(number[v]): [choice.offloaded[v].src, choice.offloaded[v].dst]
+                    for v in sorted(choice.offloaded, key=number.__getitem__)
                 },
                 "nodes": nodes,
                 "slots": choice.slots,

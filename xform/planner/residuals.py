@@ -27,7 +27,7 @@ class Residual:
       type: shape and dtype in one trip, as JAX writes them: `float32[4,8]`.
       shape: of the value in one trip.
       dtype: its dtype.
-      trip_bytes: bytes of one trip, over all devices.
+      trip_bytes: bytes of one trip, on each device.
       loops: trip counts of the loops that stack it, outermost first; empty outside loops.
       operation: the primitive that made it; for an argument, which one it is.
       name: the name that `checkpoint_name` gave it, or "".
@@ -86,8 +86,17 @@ class Residuals:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes kept beside the arguments."""
-        return sum(r.total_bytes for r in self.rows if r.kind in ("kept", "carry"))
+        """Bytes kept on the device beside the arguments."""
+        return sum(r.total_bytes for r in self._kept if r.memory == "device")
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes kept in other memories; on a CPU, which has one, they are beside the others."""
+        return sum(r.total_bytes for r in self._kept if r.memory != "device")
+
+    @property
+    def _kept(self) -> list[Residual]:
+        return [r for r in self.rows if r.kind in ("kept", "carry")]
 
     @property
     def argument_bytes(self) -> int:
@@ -99,6 +108,7 @@ class Residuals:
         return {
             "title": self.title,
             "total_bytes": self.total_bytes,
+            "offloaded_bytes": self.offloaded_bytes,
             "argument_bytes": self.argument_bytes,
             "rows": [r.to_dict() for r in self.rows],
         }
@@ -108,6 +118,8 @@ class Residuals:
         # Equal rows, as of the layers of an unrolled model, are one line.
         lines = [head, *(_line(r, n) for r, n in collections.Counter(self.rows).items())]
         total = f"{human_bytes(self.total_bytes)} kept"
+        if self.offloaded_bytes:
+            total += f", {human_bytes(self.offloaded_bytes)} offloaded"
         read = f"{human_bytes(self.argument_bytes)} of arguments read where they are"
         return f"{self.title}\n{columns(lines, right=(0, 1, 2, 3))}\n{total}, {read}"
 

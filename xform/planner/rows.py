@@ -11,7 +11,7 @@ from typing import Any
 from xform._jax import JaxprEqn, Literal, Var, frame
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import Node, fork_p
-from xform.planner.cost import aval_bytes, equation_flops
+from xform.planner.cost import aval_bytes, devices_of, equation_flops
 from xform.planner.held import state_why
 from xform.policies import TAG
 
@@ -25,13 +25,13 @@ class Row:
         of that in the program, as in `scan.4/dot_general.17`.
       decision: "SAVE", "RECOMPUTE" or "OFFLOAD".
       shape, dtype: in one trip.
-      trip_bytes: bytes of one trip, over all devices.
+      trip_bytes: bytes of one trip, on each device.
       loops: trip counts of the loops that stack it, outermost first.
       operation: the primitive that makes it, with the name that `checkpoint_name` gave.
       where: the user's line, `file:line (function)`, inside loop bodies and calls.
       why: why it is kept, or not.
       marginal_flops: for a saved value, what making it again would add; for a recomputed one, what
-        saving it would spare. All trips together.
+        saving it would spare. All trips together, over all devices.
     """
 
     value: str
@@ -87,7 +87,7 @@ def _node(node: Node, plans: Sequence[Plan], name: str, loops: tuple[int, ...], 
         inner = ()  # what is kept lasts for one step
     for k, p in enumerate(plans):
         branch = f"[{k}]" if len(plans) > 1 else ""
-        yield from _rows(p, f"{name}{branch}/", inner, times * node.trips)
+        yield from _rows(p, f"{name}{branch}/", inner, times * node.trips * devices_of(node.eqn))
     for i, n in enumerate(node.copies(plans)):
         if n:
             v = plans[0].joint.inputs[i]

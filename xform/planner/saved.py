@@ -221,9 +221,13 @@ class _Walk:
         elif self.policy == save_everything:
             answer, reason = True, "the backward pass reads it"
         elif self.whole:
-            answer = any(u in self.cut for e in self._chain(eqn) for u in e.outvars)
+            cut = [u for e in self._chain(eqn) for u in e.outvars if u in self.cut]
+            sent = self.policy.offloaded if isinstance(self.policy, Choice) else {}
+            answer = next((sent[u] for u in cut if u in sent), bool(cut))
             nested = eqn.primitive is fork_p
             reason = "of a loop or call that is kept" if nested else "on the cheapest cut"
+            if isinstance(answer, Offloadable):
+                reason = f"idle for longer than its way to {answer.dst} and back"
         else:
             for e in self._chain(eqn):
                 answer = ask(self.policy, e) if e.primitive is not fork_p else False

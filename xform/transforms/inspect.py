@@ -49,7 +49,8 @@ def residuals(
       A `Residuals` table that prints and iterates over rows: type, bytes x trip count, operation,
       the user's line (inside loop bodies and calls), and why. Rows are sorted by size.
       `total_bytes` is what is kept; arguments, which are read where they are, are counted apart in
-      `argument_bytes`. Bytes are over all devices, and those of a compiled function.
+      `argument_bytes`. Bytes are those on each device, of a compiled function; what a mesh
+      of `Auto` axes shards, of which types say nothing, counts whole.
 
     Raises:
       MissingRule: a primitive in `f` has no rule.
@@ -119,10 +120,10 @@ class At:
     function: Function
     inputs: list[str]
 
-    def planned(self, policy: Policy) -> Whole:
-        """Its plan under a policy."""
+    def planned(self, policy: Policy, backend: str | None = None) -> Whole:
+        """Its plan under a policy, for a backend (None: JAX's default)."""
         fun = self.function
-        return planned(fun.program, fun.active(), fun.differentiable(), policy)
+        return planned(fun.program, fun.active(), fun.differentiable(), policy, backend)
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,7 +44,9 @@ def plan(
     Args:
       f: pure function of pytrees of arrays.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
-      policy: of `xform.policies` or `jax.checkpoint_policies`; None is `min_cut`.
+      policy: of `xform.policies` or `jax.checkpoint_policies`; None is `min_cut`. Its bytes are
+        those on each device. Types say how values lie on a mesh of explicit axes; on one of `Auto`
+        axes only the compiler knows, and what is not compiled counts values whole.
       argnums: position or positions of the arguments to differentiate, as for `grad`; None is every
         argument, as for `vjp`.
       has_aux: whether `f` returns a pair, of which only the first is differentiated.
@@ -95,21 +98,35 @@ def plan(
             return memory_analysis(step, _cotangent(at), *given.arrays()).total_bytes
 
     if not verify:
-        return made(_simulated(at, policy, peak) if of_peak else at.planned(policy))
+        return made(
+            _simulated(at, policy, peak, backend) if of_peak else at.planned(policy, backend)
+        )
     placed = [str(getattr(x, "sharding", None)) for x in given.arrays()]
     compiler = Compiler(at.planned(min_cut).how, peak, measure, backend, donated, str(placed),
                         argnums is None)  # fmt: skip
-    whole = within(at, policy, compiler) if of_peak else at.planned(policy)
+    if not of_peak:
+        whole = at.planned(policy, backend)
+    else:
+        whole = within(at, policy, compiler, backend, any(map(_hidden, given.arrays())))
     return made(whole, compiler.bytes(whole), compiler.compiles)
 
 
-def _simulated(at: At, budget: Budget, peak: Callable[[Parts], int]) -> Whole:
+def _simulated(at: At, budget: Budget, peak: Callable[[Parts], int], backend: str
+               ) -> Whole:  # fmt: skip
     """The plan that the simulation puts within the budget."""
     ends = at.function.program, at.function.active(), at.function.differentiable()
-    whole = search(*ends, budget, peak)
+    whole = search(*ends, budget, peak, backend)
     if peak(whole.how) > budget.bytes:
         raise infeasible(budget, whole.how, peak(whole.how), "simulated")
     return whole
+
+
+def _hidden(x: Any) -> bool:
+    """Whether an argument is sharded in a way that its type does not say: over `Auto` axes."""
+    if getattr(x, "sharding", None) is None:
+        return False
+    on_device = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    return on_device < aval_bytes(jax.typeof(x))
 
 
 def _alias(at: At, donated: Sequence[Any]) -> int:
@@ -165,8 +182,13 @@ def _derivative(f: Any, argnums: Any, has_aux: bool, policy: Plan, at: At) -> An
 def _cotangent(at: At) -> Tree:
     signature = at.function.signature
     cts = [cotangent_aval(a) for a in signature.out_avals]
-    return jax.tree.unflatten(signature.out_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype)
-                                                   for a in cts])  # fmt: skip
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_placed(a)) for a in cts]
+    return jax.tree.unflatten(signature.out_tree, types)
+
+
+def _placed(aval: Any) -> Any:
+    """Where explicit axes say that a value lies."""
+    return None if aval.sharding.mesh.empty else aval.sharding
 
 
 def _backend(target: str | None) -> str:

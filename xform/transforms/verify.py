@@ -85,14 +85,16 @@ class Compiler:
         return size * near.bytes / max(near.predicted, 1) if near else size
 
 
-def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
+def within(at: At, budget: Budget, compiler: Compiler, backend: str, hidden: bool) -> Whole:
     """The plan that the compiler puts within the budget, or `BudgetInfeasible`.
 
-    One with less work is tried where the compiler leaves room.
+    One with less work is tried where the compiler leaves room. `hidden` says that arguments are
+    sharded in ways that the simulation cannot see: the default is then compiled to scale it.
     """
     ends = at.function.program, at.function.active(), at.function.differentiable()
     whole = at.planned(min_cut)
-    if compiler.peak(whole.how) < _OFF * budget.bytes and compiler.bytes(whole) <= budget.bytes:
+    likely = hidden or compiler.peak(whole.how) < _OFF * budget.bytes
+    if likely and compiler.bytes(whole) <= budget.bytes:
         return whole
     part = _NEAR
 
@@ -103,7 +105,7 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
     found: Whole | None = None
     tried: list[Whole] = []
     while True:
-        whole = search(*ends, budget, expected)
+        whole = search(*ends, budget, expected, backend)
         known, size = compiler.known(whole.how), expected(whole.how)
         if found and (again_flops(whole.how) >= again_flops(found.how) or size > budget.bytes):
             return found
