@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from xform.planner.held import held_bytes
 from xform.planner.held import token as held_by
 from xform.planner.work import price
 
-# More equations than this are left to prices.
+# More equations than this are left to blocks and to prices.
 MOST = 3_000
 # A solution is good enough whose work is this near to the bound: exact in a small program, where
 # that costs nothing. A limit on branches, unlike one on time, gives one plan on every machine.
@@ -61,22 +62,21 @@ class _Model:
         self.terms += terms
         self.count += 1
 
-    def solve(self, budget: float) -> np.ndarray | None:
-        """The cheapest columns of which the sizes fit; None if none was found."""
-        if not self.cost:
+    def solve(self, budget: float, cost: Sequence[float]) -> np.ndarray | None:
+        """The columns of the least `cost` of which the sizes fit; None if none were found."""
+        if not cost:
             return np.zeros(0)
         columns = [c for c, _ in self.terms]
         values = [a for _, a in self.terms]
-        n = len(self.cost)
+        n = len(cost)
         rows = coo_array((values, (self.rows, columns)), shape=(self.count, n)).tocsr()
         constraints = [LinearConstraint(rows, 0, np.inf)] if self.count else []
         weights = np.asarray(self.size)
         scale = max(weights.max(), 1.0)
         constraints.append(LinearConstraint(weights[None] / scale, -np.inf, budget / scale))
-        cost = np.asarray(self.cost)
         limits: Any = self.lower, self.upper
         found = milp(
-            cost / max(cost.max(), 1.0),
+            np.asarray(cost) / max(*cost, 1.0),
             integrality=np.ones(n),
             bounds=Bounds(*limits),
             constraints=constraints,
@@ -103,26 +103,53 @@ class _Part:
     needed: dict[Var, int] = dataclasses.field(default_factory=dict)
 
 
-def choose(top: Plan, budget: int, most: float = MOST) -> Choice | None:
-    """What each Joint within a Plan saves, for the least work run again; None if none was found.
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """What a solution saves, its bytes, and the price of what is then run again."""
+
+    choice: Choice
+    bytes: int
+    price: float
+
+
+class Problem:
+    """What each Joint within a Plan saves, to be solved for budgets.
 
     The plan says what is inside nodes that decide for themselves: remat regions and while loops.
     """
-    parts = _parts(top)
-    if _count(parts) > most:
-        return None
-    model = _Model()
-    for part in parts.values():
-        _values(model, part)
-    fixed = sum(_equations(model, parts, part) for part in parts.values())
-    x = model.solve(budget - fixed)
-    if x is None:
-        return None
-    saved = {
-        joint: frozenset(v for v, i in part.saved.items() if x[i] > 0.5)
-        for joint, part in parts.items()
-    }
-    return _tree(top, saved, {})
+
+    def __init__(self, top: Plan):
+        self.top, self.parts, self.model = top, _parts(top), _Model()
+        for part in self.parts.values():
+            _values(self.model, part)
+        self.fixed = sum(_equations(self.model, self.parts, p) for p in self.parts.values())
+
+    def at(self, budget: float) -> Point | None:
+        """The least work within a budget; None if none was found."""
+        return self._solved(budget, self.model.cost)
+
+    def at_price(self, flop: float) -> Point | None:
+        """The fewest bytes, where a FLOP run again has a price in bytes: 0 for the least of all."""
+        terms = zip(self.model.size, self.model.cost, strict=True)
+        return self._solved(math.inf, [size + flop * cost for size, cost in terms])
+
+    def _solved(self, budget: float, cost: Sequence[float]) -> Point | None:
+        x = self.model.solve(budget - self.fixed, cost)
+        if x is None:
+            return None
+        on = x > 0.5
+        saved = {
+            joint: frozenset(v for v, i in part.saved.items() if on[i])
+            for joint, part in self.parts.items()
+        }
+        size, price = (float(np.asarray(a) @ on) for a in (self.model.size, self.model.cost))
+        return Point(_tree(self.top, saved, {}), self.fixed + round(size), price)
+
+
+def choose(top: Plan, budget: int, most: float = MOST) -> Choice | None:
+    """What saves for the least work run again; None if none was found, or it is too large."""
+    found = Problem(top).at(budget) if size(top) <= most else None
+    return found and found.choice
 
 
 def size(top: Plan) -> int:
