@@ -107,7 +107,8 @@ def source(eqn: JaxprEqn, outer: Any):
     """
     info = eqn.source_info
     traceback = info.traceback if _in_user_code(info.traceback) else None
-    return source_info_util.user_context(traceback, name_stack=outer + info.name_stack)
+    stack = outer + info.name_stack if len(info.name_stack) else outer
+    return source_info_util.user_context(traceback, name_stack=stack)
 
 
 def within(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:

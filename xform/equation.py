@@ -25,7 +25,12 @@ def bind(eqn: JaxprEqn, args: Sequence[Any], outer: Any = None) -> list[Any]:
 
     `outer` is the current name stack; give it when many equations are bound in a row.
     """
-    prim = eqn.primitive
     with source(eqn, name_stack() if outer is None else outer), eqn.ctx.manager:
-        out = prim.bind(*args, **prim.get_bind_params(eqn.params))
+        return apply(eqn, args)
+
+
+def apply(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+    """The same where the code is now, which already stands for where the equation was written."""
+    prim = eqn.primitive
+    out = prim.bind(*args, **prim.get_bind_params(eqn.params))
     return list(out) if prim.multiple_results else [out]

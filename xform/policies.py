@@ -225,8 +225,8 @@ def budget(
       WrongArgument: the amount is negative or no number of bytes, or another argument is unusable.
 
     Cost: planning solves an integer program of the size of the program (a second for 24 unrolled
-    transformer layers), or, beyond 3,000 equations, some forty minimum cuts; for a peak, some fifty
-    plans are made, and simulated until one fits.
+    transformer layers), or, beyond 3,000 equations, one for each of its distinct blocks and some
+    forty minimum cuts; for a peak, some fifty plans are made, and simulated until one fits.
 
     >>> import xform
     >>> xform.policies.budget("1.5 MiB")

@@ -293,7 +293,7 @@ def kept(x: Value, y: Value) -> tuple[int, ...]:
 
 def reduce_like(ct: Value, x: Value) -> Value:
     """Transpose of the broadcast that an elementwise primitive does to a scalar operand."""
-    shape = np.shape(x)
+    shape = getattr(x, "shape", ())
     if ct.shape == shape:
         return ct
     if len(shape) != ct.ndim:

@@ -1,4 +1,4 @@
-"""How long planning takes: flat programs, a large loop body, many layers."""
+"""How long planning takes: flat programs, a large loop body, many layers, and those on a budget."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from jax import lax
 
 import xform
 from experiments.bench_step.run import transformer
+from experiments.planner.optimum import joint_of
 from experiments.report import write_table
 from xform.interpret.joint import Joint, analyze
 from xform.ir import trace
+from xform.planner import blocks
+from xform.planner.budget import again_flops, by_prices, kept_bytes
 from xform.planner.saved import plan
+from xform.policies import MinCut
 
 HERE = Path(__file__).parent
 HEAD = ["program", "equations of the joint", "seconds: trace", "analyze and plan", "all", "GB"]
+BLOCKS = ["layers, part of what min_cut saves", "forward equations", "blocks", "seconds: blocks",
+          "prices", "of the budget saved", "work again, to that by prices"]  # fmt: skip
 
 
 def chain(n: int) -> Callable[[jax.Array], jax.Array]:
@@ -81,6 +87,27 @@ def one(name: str) -> None:
     print("|".join([name, *cells]))
 
 
+def budgets(depth: int, part: float) -> list[str]:
+    """A row on unrolled transformer layers with a part of what a minimum cut saves as budget."""
+    loss, args = transformer(False, None, depth=depth)
+    joint = joint_of(loss, args)
+    make = lambda how: plan(joint, how, top=True)
+    most, least = make(MinCut()), make(MinCut(0.0, 0.0))
+    n = int(part * kept_bytes(most))
+    start = time.perf_counter()
+    chosen = blocks.choose(most, n)
+    assert chosen is not None
+    made = make(chosen)
+    solved = time.perf_counter()
+    priced = by_prices(least, n, make)
+    end = time.perf_counter()
+    work = again_flops(made) / again_flops(priced)
+    classes = blocks.classes(most)
+    return [f"{depth} layers, {part:.0%}", f"{len(joint.first):,}",
+            f"{sum(map(len, classes))} in {len(classes)} classes", f"{solved - start:.2f}",
+            f"{end - solved:.2f}", f"{kept_bytes(made) / n:.3f}", f"{work:.3f}"]  # fmt: skip
+
+
 def lowered() -> float:
     """Trace + lower of 48 unrolled transformer layers, as a multiple of `jax.grad`'s."""
     loss, args = transformer(False, None, depth=48)
@@ -96,11 +123,16 @@ def main() -> None:
     """Measure each case in a process of its own, and write the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--one")
+    parser.add_argument("--budgets", action="store_true", help="that table alone")
     options = parser.parse_args()
     if options.one:
         one(options.one)
         return
-    rows: list[list[str]] = []
+    rows = [budgets(96, part) for part in (0.8, 0.4, 0.1)]
+    write_table(HERE, BLOCKS, rows, "blocks")
+    if options.budgets:
+        return
+    rows = []
     for name in CASES:
         command = [sys.executable, "-m", "experiments.planner.size", "--one", name]
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout

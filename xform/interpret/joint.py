@@ -226,7 +226,7 @@ def live(
     need = {v for v in wanted if isinstance(v, Var) and v not in known}
     alive: list[JaxprEqn] = []
     for eqn in reversed(equations):
-        if (effects and eqn.effects) or any(v in need for v in eqn.outvars):
+        if (effects and eqn.effects) or not need.isdisjoint(eqn.outvars):
             alive.append(eqn)
             need.update(v for v in eqn.invars if isinstance(v, Var) and v not in known)
     return tuple(reversed(alive))

@@ -21,6 +21,7 @@ from xform._jax import (
     trace_of,
     zeros,
 )
+from xform.equation import apply
 from xform.errors import WrongCotangent
 from xform.interpret.activity import path
 from xform.interpret.concrete import Split, stage
@@ -88,14 +89,17 @@ _CUSTOM = ("custom_vjp_call", "call_hi_primitive")
 def _check(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     aval: Any = v.aval
     # JAX lets a custom_vjp return more precision than a short float has, and hands it on.
-    dtype = jax.typeof(ct).dtype
+    found = jax.typeof(ct)
+    shape, dtype = found.shape, found.dtype
+    if shape == aval.shape and dtype == aval.dtype:
+        return
     excess = aval.dtype.itemsize < 4 and np.issubdtype(dtype, np.floating)
     off = getattr(jax.config, "jax_disable_bwd_checks", False)
     unchecked = off and eqn.primitive.name in _CUSTOM
-    if not unchecked and (np.shape(ct) != aval.shape or not (excess or dtype == aval.dtype)):
+    if not unchecked and (shape != aval.shape or not excess):
         raise WrongCotangent(
             f"pullback of {eqn.primitive.name}",
-            f"its rule returned a cotangent {dtype}{list(np.shape(ct))} for an input of type "
+            f"its rule returned a cotangent {dtype}{list(shape)} for an input of type "
             f"{aval.str_short()}",
             frame(eqn),
             "let the rule return a cotangent of the input's shape and dtype",
@@ -103,7 +107,7 @@ def _check(eqn: JaxprEqn, v: Var, ct: Value) -> None:
 
 
 def vjp(eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
-    """Outputs and pullback of one equation."""
+    """Outputs and pullback of one equation, applied where the code is now."""
     rule = lookup(eqn)
     if isinstance(rule, Structured):
         return rule.vjp(eqn, xs, active, wanted)
@@ -111,7 +115,7 @@ def vjp(eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         return pull_of_jvp(
             lambda ps, dps: rule.call(rule.formulas[0], eqn, ps, dps), xs, active, wanted
         )
-    ys = bind(eqn, xs)
+    ys = apply(eqn, xs)
     return ys, lambda cts: list(rule.pull(eqn, xs, ys, cts, active))
 
 

@@ -1,11 +1,11 @@
 """Plans that fit a number of bytes.
 
-A program of moderate size is decided exactly (`exact.py`), with what is sent to the host. In a
-larger one, a price of work, in bytes for each FLOP, gives by minimum cuts the plan that is best at
-that price, in all nested programs at once; less price, fewer bytes. The price is found by
-bisection. Between the two plans that stand on either side of the budget, each program takes the
-price of one up to some point and that of the other from there on, since equal layers all change at
-the same price.
+A program of moderate size is decided exactly (`exact.py`), with what is sent to the host. A larger
+one is decided block by block (`blocks.py`), and by prices: a price of work, in bytes for each FLOP,
+gives by minimum cuts the plan that is best at that price, in all nested programs at once; less
+price, fewer bytes. The price is found by bisection. Between the two plans that stand on either side
+of the budget, each program takes the price of one up to some point and that of the other from there
+on, since equal layers all change at the same price. The better of the two ways is taken.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from xform.errors import BudgetInfeasible
 from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import Joint, Plan, live
 from xform.interpret.node import Node, fork_p, gather, join_p
+from xform.planner import blocks
 from xform.planner.choice import Choice
 from xform.planner.cost import devices_of, equation_flops
 from xform.planner.exact import MOST, choose
@@ -54,6 +55,9 @@ def fit(joint: Joint, budget: Budget, make: Make, link: Link | None = None) -> P
     chosen = choose(most, budget.bytes, most_equations, link)
     if chosen is not None and kept_bytes(exact := make(chosen)) <= budget.bytes:
         return min(best, exact, key=_work)
+    chosen = blocks.choose(most, budget.bytes)
+    if chosen is not None and kept_bytes(found := make(chosen)) <= budget.bytes:
+        best = min(best, found, key=_work)
     return by_prices(best, budget.bytes, make)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from xform.planner.link import HOST, Link
 from xform.planner.window import Room, room
 from xform.planner.work import price
 
-# More equations than this are left to prices.
+# More equations than this are left to blocks and to prices.
 MOST = 3_000
 # A solution is good enough whose work is this near to the bound: exact in a small program, where
 # that costs nothing. A limit on branches, unlike one on time, gives one plan on every machine.
@@ -72,28 +73,23 @@ class _Model:
         self.terms += terms
         self.count += 1
 
-    def solve(self, budget: float | None, seconds: float) -> np.ndarray | None:
-        """The cheapest columns that fit; None if none was found.
-
-        Without a budget, the columns of the fewest bytes.
-        """
-        if not self.cost:
+    def solve(self, budget: float, cost: Sequence[float], seconds: float) -> np.ndarray | None:
+        """The columns of the least `cost` that fit in bytes and on the link; None if none do."""
+        if not cost:
             return np.zeros(0)
         columns = [c for c, _ in self.terms]
         values = [a for _, a in self.terms]
-        n = len(self.cost)
+        n = len(cost)
         rows = coo_array((values, (self.rows, columns)), shape=(self.count, n)).tocsr()
         constraints = [LinearConstraint(rows, 0, np.inf)] if self.count else []
-        most = ((self.size, math.inf if budget is None else budget), (self.seconds, seconds))
-        for amounts, limit in most:
+        for amounts, limit in ((self.size, budget), (self.seconds, seconds)):
             weights = np.asarray(amounts)
             if weights.any() and limit < math.inf:
                 scale = weights.max()
                 constraints.append(LinearConstraint(weights[None] / scale, -np.inf, limit / scale))
-        cost = np.asarray(self.cost if budget is not None else self.size)
         limits: Any = self.lower, self.upper
         found = milp(
-            cost / max(cost.max(), 1.0),
+            np.asarray(cost) / max(*cost, 1.0),
             integrality=np.ones(n),
             bounds=Bounds(*limits),
             constraints=constraints,
@@ -124,27 +120,61 @@ class _Part:
     needed: dict[Var, int] = dataclasses.field(default_factory=dict)
 
 
-def choose(top: Plan, budget: int | None, most: float = MOST, link: Link | None = None
-           ) -> Choice | None:  # fmt: skip
-    """What each Joint within a Plan saves, for the least work run again; None if none was found.
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """What a solution saves, its bytes, and the price of what is then run again."""
+
+    choice: Choice
+    bytes: int
+    price: float
+
+
+class Problem:
+    """What each Joint within a Plan saves, to be solved for budgets.
 
     The plan says what is inside nodes that decide for themselves: remat regions and while loops.
+    With a link, values may be sent to the host.
+    """
+
+    def __init__(self, top: Plan, link: Link | None = None):
+        self.top, self.parts, self.model = top, _parts(top), _Model()
+        may = room(top, link)
+        self.seconds = may.seconds
+        for part in self.parts.values():
+            _values(self.model, part, may, link)
+        self.fixed = sum(_equations(self.model, self.parts, p) for p in self.parts.values())
+
+    def at(self, budget: float) -> Point | None:
+        """The least work within a budget; None if none was found."""
+        return self._solved(budget, self.model.cost)
+
+    def at_price(self, flop: float) -> Point | None:
+        """The fewest bytes, where a FLOP run again has a price in bytes: 0 for the least of all."""
+        terms = zip(self.model.size, self.model.cost, strict=True)
+        return self._solved(math.inf, [size + flop * cost for size, cost in terms])
+
+    def _solved(self, budget: float, cost: Sequence[float]) -> Point | None:
+        x = self.model.solve(budget - self.fixed, cost, self.seconds)
+        if x is None:
+            return None
+        on = x > 0.5
+        chosen = lambda columns: frozenset(v for v, i in columns.items() if on[i])
+        decided = {j: (chosen(part.saved), chosen(part.sent)) for j, part in self.parts.items()}
+        size, price = (float(np.asarray(a) @ on) for a in (self.model.size, self.model.cost))
+        return Point(_tree(self.top, decided, {}), self.fixed + round(size), price)
+
+
+def choose(top: Plan, budget: int | None, most: float = MOST, link: Link | None = None
+           ) -> Choice | None:  # fmt: skip
+    """What saves for the least work run again; None if none was found, or it is too large.
+
     Without a budget, what saves the fewest bytes. With a link, values may be sent to the host.
     """
-    parts = _parts(top)
-    if _count(parts) > most:
+    if size(top) > most:
         return None
-    model = _Model()
-    may = room(top, link)
-    for part in parts.values():
-        _values(model, part, may, link)
-    fixed = sum(_equations(model, parts, part) for part in parts.values())
-    x = model.solve(None if budget is None else budget - fixed, may.seconds)
-    if x is None:
-        return None
-    on = lambda columns: frozenset(v for v, i in columns.items() if x[i] > 0.5)
-    decided = {joint: (on(part.saved), on(part.sent)) for joint, part in parts.items()}
-    return _tree(top, decided, {})
+    problem = Problem(top, link)
+    found = problem.at_price(0.0) if budget is None else problem.at(budget)
+    return found and found.choice
 
 
 def size(top: Plan) -> int:

@@ -10,7 +10,6 @@ MLSys 2023; a price of work as in project selection (Picard, "Maximal closure of
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,18 +23,6 @@ from xform.planner.work import fusible
 
 # Of an equation: the price of running it again, in bytes; infinite if it must not be.
 Price = Callable[[JaxprEqn], float]
-
-
-@dataclasses.dataclass
-class _Edges:
-    tails: list[int]
-    heads: list[int]
-    capacities: list[float]
-
-    def add(self, tail: int, head: int, capacity: float) -> None:
-        self.tails.append(tail)
-        self.heads.append(head)
-        self.capacities.append(capacity)
 
 
 def cheapest(joint: Joint, inner: dict[Node, tuple[Plan, ...]], price: Price,
@@ -54,29 +41,30 @@ def cheapest(joint: Joint, inner: dict[Node, tuple[Plan, ...]], price: Price,
     number: dict[Any, int] = {}
     source, sink = 0, 1
     at = lambda x: number.setdefault(x, len(number) + 2)
-    edges = _Edges([], [], [])
+    edges: list[tuple[int, int, float]] = []
     for v in joint.inputs:
         if sizes.get(v):
-            edges.add(source, at(v), sizes[v])
+            edges.append((source, at(v), sizes[v]))
     for eqn in equations:
         again = at(id(eqn))
         cost = price(eqn)
         if cost:
-            edges.add(source, again, cost)
+            edges.append((source, again, cost))
         for v in reads_of(eqn, inner):
             if v in inputs or v in joint.producer:
-                edges.add(at(v), again, math.inf)
+                edges.append((at(v), again, math.inf))
         saved = eqn.primitive.name != "name"
         extra = 1 + written * fusible(eqn)
         for v in eqn.outvars:
             size = extra * sizes.get(v, aval_bytes(v.aval))
             size = size if saved and v not in joint.free else math.inf
-            edges.add(again, at(v), size)
+            edges.append((again, at(v), size))
     for v in wanted:
-        edges.add(at(v), sink, math.inf)
-    if not edges.heads:
+        edges.append((at(v), sink, math.inf))
+    if not edges:
         return frozenset()
-    needed = min_cut(len(number) + 2, edges.tails, edges.heads, edges.capacities, source, sink)
+    tails, heads, capacities = zip(*edges, strict=True)
+    needed = min_cut(len(number) + 2, tails, heads, capacities, source, sink)
     return frozenset(
         v
         for eqn in equations

@@ -12,7 +12,6 @@ function is a loop never run again: its carries are kept, and the policy decides
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -188,14 +187,14 @@ class _Walk:
                 continue
             if v not in self.joint.free and self._saved(v, eqn):
                 continue
-            for e in self._chain(eqn):
+            chain = self._chain(eqn)
+            between = {u for e in chain[1:] for u in e.outvars}
+            for e in chain:
                 self.placed.add(id(e))
                 if v not in self.joint.free:
                     self.again.add(id(e))
                 todo.append((e, True))
-                todo.extend(
-                    (u, False) for u in reads_of(e, self.inner) if not self._between(u, eqn)
-                )
+                todo.extend((u, False) for u in reads_of(e, self.inner) if u not in between)
 
     def _chain(self, eqn: JaxprEqn) -> list[JaxprEqn]:
         """An equation, and, if all it does is name a value, those that make the value."""
@@ -206,10 +205,6 @@ class _Walk:
                 break
             chain.append(self.joint.producer[named])
         return chain
-
-    def _between(self, u: Var, eqn: JaxprEqn) -> bool:
-        """Whether `u` is a value on the chain of names that `eqn` ends."""
-        return any(u in e.outvars for e in self._chain(eqn)[1:])
 
     def _saved(self, v: Var, eqn: JaxprEqn) -> bool:
         answer: bool | Offloadable = False
@@ -246,7 +241,8 @@ def _given(node: Node) -> Mask | None:
     if not node.loop:
         return None
     (joint,) = node.joints
-    reads_all = dataclasses.replace(plan(joint), reads=(True,) * len(joint.inputs))
+    every = (True,) * len(joint.inputs)
+    reads_all = Plan(joint, (), {}, (), frozenset(), every, {}, {}, plan)
     return tuple(not on for on in node.stacked([reads_all]))
 
 

@@ -22,7 +22,7 @@ def waists(joint: Joint) -> tuple[frozenset[Var], ...]:
     no more crosses than before and after the work.
     """
     forward = live(joint.first, joint.outputs, effects=False)
-    roots = _roots(joint)
+    roots = roots_of(joint)
     last = {
         roots[v]: i
         for i, eqn in enumerate(forward)
@@ -51,7 +51,7 @@ def waists(joint: Joint) -> tuple[frozenset[Var], ...]:
     return tuple(values for a, b, (size, values) in around if values and size <= min(a, b))
 
 
-def _roots(joint: Joint) -> dict[Var, Var]:
+def roots_of(joint: Joint) -> dict[Var, Var]:
     """For each forward value, the one that it is a view or another name of.
 
     None for what is made without real work: an input, a part of a parameter.

@@ -1,0 +1,229 @@
+"""Budgets of large programs: equal blocks are found by hashing, solved once, and counted.
+
+What crosses at the narrow places of the forward part (`waist.py`) is taken to be needed: it is
+saved, or made again in the block that makes it. Then no block's choice bears on another's work, and
+blocks add up. What a block is to the integer program of `exact.py` (its equations, their wiring,
+and what of them is read after it) is written down with variables by number: two blocks for which
+that is the same are equal, as layers are. Each class of blocks is solved at a few budgets of its
+own, and a second integer program says how many blocks of each class take which solution.
+
+Cost: linear in equations, but for the solutions of distinct blocks; 96 equal layers are as one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from xform._jax import Jaxpr, JaxprEqn, Literal, Var, closed
+from xform.interpret.joint import Joint, Plan, live, reads_of
+from xform.interpret.node import Node, fork_p, join_p
+from xform.ir import Program, program
+from xform.planner.choice import Choice
+from xform.planner.exact import MOST, Point, Problem, size
+from xform.planner.waist import roots_of, waists
+
+# Of a class of blocks: how many solutions are looked for.
+_POINTS = 16
+# In bytes for a FLOP: more than any is worth.
+_DEAREST = 16.0
+_GAP = 1e-4
+
+
+def choose(top: Plan, budget: int) -> Choice | None:
+    """What a Plan's Joint saves for little work run again; None if its blocks are too large.
+
+    The classes and their solutions are kept with the Plan, for other budgets.
+    """
+    if "blocks" not in top.cache:
+        found = classes(top)
+        small = all(size(same[0]) <= MOST for same in found)
+        top.cache["blocks"] = found, [front(same[0]) for same in found] if small else [[]]
+    found, fronts = top.cache["blocks"]
+    counts = _counts(fronts, [len(same) for same in found], budget) if all(fronts) else None
+    if counts is None:
+        return None
+    saved: set[Var] = set()
+    inner: dict[Node, tuple[Choice, ...]] = {}
+    for same, points, numbers in zip(found, fronts, counts, strict=True):
+        taken = [p.choice for p, n in zip(points, numbers, strict=True) for _ in range(n)]
+        for block, choice in zip(same, taken, strict=True):
+            moved = _moved(choice, same[0].joint, block.joint)
+            saved |= moved.saved
+            inner |= moved.inner
+    return Choice(frozenset(saved), inner)
+
+
+def classes(top: Plan) -> list[list[Plan]]:
+    """The blocks of a Plan, as Plans of their own, equal ones together."""
+    found: dict[Any, list[Plan]] = {}
+    for block in _blocks(top):
+        joint = block.joint
+        form = _form([*joint.first, *joint.second], joint.second_outputs)
+        found.setdefault(form, []).append(block)
+    return list(found.values())
+
+
+def front(block: Plan) -> list[Point]:
+    """Solutions of one block, from the fewest bytes to the least work; empty if none was found.
+
+    First its two ends, then always between those neighbours that enclose most of bytes x work.
+    """
+    problem = Problem(block)
+    least, high = problem.at_price(0.0), problem.at_price(_DEAREST)
+    if least is None or high is None:
+        return []
+    low = problem.at(least.bytes) or least
+    points = {p.bytes: p for p in (low, high)}
+    # Between two points, where the better one of them is known to be the best up to `middle`.
+    gaps = [(low, low.bytes, high)]
+    for _ in range(_POINTS):
+        a, start, b = gap = max(gaps, key=lambda g: (g[2].bytes - g[1]) * (g[0].price - g[2].price))
+        if b.bytes - start < 2 or a.price <= b.price:
+            break
+        gaps.remove(gap)
+        middle = (start + b.bytes) // 2
+        found = problem.at(middle)
+        if found is None or found.price >= a.price:
+            gaps.append((a, middle, b))
+            continue
+        points[found.bytes] = found
+        gaps += [(a, start, found), (found, middle, b)]
+    return [points[n] for n in sorted(points)]
+
+
+def _counts(fronts: Sequence[Sequence[Point]], numbers: Sequence[int], budget: int
+            ) -> list[list[int]] | None:  # fmt: skip
+    """How many blocks of each class take each point of its front, for the least work."""
+    points = [p for points in fronts for p in points]
+    of = np.repeat(np.arange(len(fronts)), [len(points) for points in fronts])
+    sizes, prices = (np.array([getattr(p, k) for p in points], float) for k in ("bytes", "price"))
+    scale = max(sizes.max(initial=0), 1.0)
+    each = (of == np.arange(len(fronts))[:, None]).astype(float)
+    many: Any = np.asarray(numbers)
+    found = milp(
+        prices / max(prices.max(initial=0), 1.0),
+        integrality=np.ones(len(points)),
+        bounds=Bounds(0, many[of]),
+        constraints=[
+            LinearConstraint(each, many, many),
+            LinearConstraint(sizes[None] / scale, -np.inf, budget / scale),
+        ],
+        options={"node_limit": 2_000, "mip_rel_gap": _GAP},
+    )
+    if found.x is None:
+        return None
+    whole = np.rint(found.x).astype(int)
+    return [[int(n) for n in whole[of == k]] for k in range(len(fronts))]
+
+
+def _blocks(top: Plan) -> list[Plan]:
+    """The blocks of a Plan, in order: what hangs together when crossing values are at hand.
+
+    So is what is made without real work from inputs: it is not worth saving in any block.
+    """
+    joint, roots = top.joint, roots_of(top.joint)
+    crossing = frozenset[Var]().union(*waists(joint))
+    plain = [v for e in joint.second if e.primitive is not join_p for v in reads_of(e, top.inner)]
+    plain += [v for v in joint.second_outputs if isinstance(v, Var)]
+    nested = [v for e in joint.second if e.primitive is join_p for v in reads_of(e, top.inner)]
+    ends = {joint.named.get(v, v) for v in plain}
+    equations = [
+        eqn
+        for eqn in live(joint.first, ends.union(nested), effects=False)
+        if any(v in roots and (roots[v] is v or roots[v] not in crossing) for v in eqn.outvars)
+    ]
+    number = {v: i for i, eqn in enumerate(equations) for v in eqn.outvars}
+    leader = list(range(len(equations)))
+
+    def find(i: int) -> int:
+        while leader[i] != i:
+            leader[i] = i = leader[leader[i]]
+        return i
+
+    for i, eqn in enumerate(equations):
+        for v in eqn.invars:
+            if isinstance(v, Var) and v in number and v not in crossing:
+                a, b = find(i), find(number[v])
+                leader[max(a, b)] = min(a, b)
+    parts: dict[int, list[JaxprEqn]] = {}
+    for i, eqn in enumerate(equations):
+        parts.setdefault(find(i), []).append(eqn)
+    joins = {e.params["node"]: e for e in joint.second if e.primitive is join_p}
+    return [_block(top, part, ends | crossing, joins) for part in parts.values()]
+
+
+def _block(top: Plan, part: list[JaxprEqn], ends: Iterable[Var], joins: dict[Node, JaxprEqn]
+           ) -> Plan:  # fmt: skip
+    """Some equations as a Plan of their own; what they read from outside is at hand."""
+    nodes = [e.params["node"] for e in part if e.primitive is fork_p]
+    joint = dataclasses.replace(
+        top.joint,
+        inputs=(),
+        first=tuple(part),
+        second=tuple(joins[n] for n in nodes if n in joins),
+        second_outputs=tuple(v for e in part for v in e.outvars if v in ends),
+    )
+    inner = {n: top.inner[n] for n in nodes}
+    return dataclasses.replace(top, joint=joint, inner=inner, kept=(), reads=(), cache={})
+
+
+def _moved(choice: Choice, one: Joint, other: Joint) -> Choice:
+    """The same decisions for another Joint of the same form."""
+    if one is other:
+        return choice
+    pairs = list(zip(one.first, other.first, strict=True))
+    there = {v: u for a, b in pairs for v, u in zip(a.outvars, b.outvars, strict=True)}
+    nodes = {a.params["node"]: b.params["node"] for a, b in pairs if a.primitive is fork_p}
+    inner = {
+        nodes[n]: tuple(map(_moved, choices, n.joints, nodes[n].joints))
+        for n, choices in choice.inner.items()
+    }
+    return Choice(frozenset(there[v] for v in choice.saved), inner)
+
+
+def _form(equations: Sequence[JaxprEqn], ends: Sequence[Any]) -> Any:
+    """Equations with their variables by number, as a key: the same for equal ones."""
+    numbers: dict[Var, int] = {}
+
+    def atom(v: Any) -> Any:
+        at = _key(v.val) if isinstance(v, Literal) else numbers.setdefault(v, len(numbers))
+        return at, v.aval
+
+    lines = tuple(
+        (e.primitive, _key(e.params), tuple(map(atom, e.invars)), tuple(map(atom, e.outvars)))
+        for e in equations
+    )
+    return lines, tuple(map(atom, ends))
+
+
+def _key(x: Any) -> Any:
+    """A parameter as a key; what can be neither opened nor hashed is equal to itself alone."""
+    if isinstance(x, dict):
+        return tuple((k, _key(v)) for k, v in x.items())
+    if isinstance(x, list | tuple):
+        return tuple(map(_key, x))
+    if isinstance(x, bool | int | float | complex | np.generic | np.ndarray):
+        return type(x), np.shape(x), np.asarray(x).tobytes()
+    if isinstance(x, Node):
+        made = tuple((len(j.inputs), _opened(j.program)) for j in x.joints)
+        return type(x), x.seconds, x.results, x.push, x.policy, _key(x.eqn.params), made
+    if isinstance(x, Jaxpr) or closed(x)[0] is not x:
+        return _opened(program(x))
+    try:
+        hash(x)
+    except TypeError:
+        return id(x)
+    return x
+
+
+def _opened(prog: Program) -> Any:
+    """The form of a program, made once."""
+    if "form" not in prog.cache:
+        consts = tuple((v.aval, id(x)) for v, x in prog.consts)
+        prog.cache["form"] = consts, _form(prog.equations, [*prog.inputs, *prog.outputs])
+    return prog.cache["form"]
