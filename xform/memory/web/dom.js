@@ -1,0 +1,88 @@
+/* Elements, the note beside the pointer, and canvases. Texts of the user's are only ever text. */
+
+const $$ = (id) => document.getElementById(id);
+
+/** An element with attributes, and children that are elements or text. */
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "color") element.style.background = value;
+    else if (name === "width") element.style.width = value;
+    else if (name === "left") element.style.left = value;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+const swatch = (color) => make("span", { class: "swatch", color });
+
+/** Show a note at a point of the window, within it. */
+function showTip(x, y, ...children) {
+  const tip = $$("tip");
+  tip.replaceChildren(...children);
+  tip.hidden = false;
+  const { width, height } = tip.getBoundingClientRect();
+  const left = x + 16 + width < innerWidth ? x + 16 : Math.max(8, x - width - 12);
+  const top = y + 16 + height < innerHeight ? y + 16 : Math.max(8, y - height - 12);
+  tip.style.left = `${Math.min(left, Math.max(8, innerWidth - width - 8))}px`;
+  tip.style.top = `${top}px`;
+}
+
+const hideTip = () => { $$("tip").hidden = true; };
+const say = (text) => { $$("say").textContent = text; };
+
+/** A two-column list of the facts that are not empty. */
+function factTable(facts) {
+  const rows = facts.filter(([, value]) => value !== "");
+  return make("table", {}, ...rows.map(([name, ...value]) =>
+    make("tr", {}, make("td", {}, name), make("td", {}, ...value))));
+}
+
+/** The drawing context of a canvas that is as sharp as the screen, cleared; and its size. */
+function fresh(canvas) {
+  const { clientWidth: width, clientHeight: height } = canvas;
+  const sharp = devicePixelRatio || 1;
+  const [w, h] = [Math.round(width * sharp), Math.round(height * sharp)];
+  if (canvas.width !== w || canvas.height !== h) [canvas.width, canvas.height] = [w, h];
+  const context = canvas.getContext("2d");
+  context.setTransform(sharp, 0, 0, sharp, 0, 0);
+  context.clearRect(0, 0, width, height);
+  context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  return { context, width, height };
+}
+
+/** Colours of the style sheet, as the theme has them now. */
+function ink(...names) {
+  const probe = document.body.appendChild(make("i"));
+  const found = names.map((name) => {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color;
+  });
+  probe.remove();
+  return found;
+}
+
+const isDark = () => {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+};
+
+/** Black or white, whichever is read better on a colour `#rrggbb`. */
+function inkOn(color) {
+  const [r, g, b] = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
+  return 0.3 * r + 0.59 * g + 0.11 * b < 140 ? "#ffffff" : "#14171d";
+}
+
+/** A text cut to a width, with an ellipsis; empty where not even a few letters fit. */
+function cut(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  let [low, high] = [0, text.length];
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (context.measureText(`${text.slice(0, middle)}…`).width <= width) low = middle;
+    else high = middle - 1;
+  }
+  return low > 3 ? `${text.slice(0, low)}…` : "";
+}
