@@ -40,6 +40,8 @@ function factTable(facts) {
     make("tr", {}, make("td", {}, name), make("td", {}, ...value))));
 }
 
+const FONT = "12px system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
+
 /** The drawing context of a canvas that is as sharp as the screen, cleared; and its size. */
 function fresh(canvas) {
   const { clientWidth: width, clientHeight: height } = canvas;
@@ -49,30 +51,40 @@ function fresh(canvas) {
   const context = canvas.getContext("2d");
   context.setTransform(sharp, 0, 0, sharp, 0, 0);
   context.clearRect(0, 0, width, height);
-  context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  context.font = FONT;
   return { context, width, height };
 }
 
-/** Colours of the style sheet, as the theme has them now. */
-function ink(...names) {
-  const probe = document.body.appendChild(make("i"));
-  const found = names.map((name) => {
-    probe.style.color = `var(--${name})`;
-    return getComputedStyle(probe).color;
-  });
-  probe.remove();
-  return found;
-}
+const INKS = ["ink", "muted", "line", "card", "accent", "alarm"];
+const paint = { dark: false }; // and the colours of the style sheet by name: asked for once a theme
 
-const isDark = () => {
+/** Read the theme, chosen here or in the system, and its colours. */
+function readTheme() {
   const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-};
+  paint.dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const probe = document.body.appendChild(make("i"));
+  for (const name of INKS) {
+    probe.style.color = `var(--${name})`;
+    paint[name] = getComputedStyle(probe).color;
+  }
+  probe.remove();
+}
 
 /** Black or white, whichever is read better on a colour `#rrggbb`. */
 function inkOn(color) {
   const [r, g, b] = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
   return 0.3 * r + 0.59 * g + 0.11 * b < 140 ? "#ffffff" : "#14171d";
+}
+
+/** A text that is read well on whatever lies under it. */
+function halo(context, text, x, y, ground) {
+  context.save();
+  context.strokeStyle = ground;
+  context.lineWidth = 4;
+  context.lineJoin = "round";
+  context.strokeText(text, x, y);
+  context.restore();
+  context.fillText(text, x, y);
 }
 
 /** A text cut to a width, with an ellipsis; empty where not even a few letters fit. */

@@ -3,7 +3,7 @@
 const started = performance.now();
 const { categories, reports: packed } = JSON.parse($$("data").textContent);
 const ofCategory = new Map(categories.map((c) => [c.name, c]));
-const colorOf = (name) => (ofCategory.get(name) ?? categories.at(-1))[isDark() ? "dark" : "light"];
+const colorOf = (name) => (ofCategory.get(name) ?? categories.at(-1))[paint.dark ? "dark" : "light"];
 const reports = packed.map(() => null); // unpacked when shown
 
 let report = null, step = 0, grouping = "category";
@@ -37,24 +37,24 @@ function headline() {
 
   const kinds = [
     ["arguments", report.argument_bytes, "--kind-a"],
-    ["new outputs", report.output_bytes - report.alias_bytes, "--kind-b"],
+    ["outputs", report.output_bytes - report.alias_bytes, "--kind-b"],
     ["temporaries", report.temp_bytes, "--kind-c"],
   ];
   fillBar($$("bar"), kinds, capacity, Math.max(total, capacity ?? 0));
   $$("bar").setAttribute("aria-label", `${kinds.map(([n, b]) => `${n} ${humanBytes(b)}`).join(", ")}` +
     (capacity ? ` of ${humanBytes(capacity)}` : ""));
-  $$("kinds").replaceChildren(...kinds.map(([name, bytes, color]) =>
-    make("li", {}, swatch(`var(${color})`), `${name} `, make("b", {}, humanBytes(bytes)))));
   $$("facts").replaceChildren(...[
-    ["Arguments", humanBytes(report.argument_bytes), "parameters, state and batch"],
-    ["Outputs", humanBytes(report.output_bytes), `${humanBytes(report.alias_bytes)} of them in donated arguments`],
-    ["Temporaries", humanBytes(report.temp_bytes), "all in between, at its peak"],
+    ["Arguments", humanBytes(report.argument_bytes), "parameters, state and batch", "--kind-a"],
+    ["Outputs", humanBytes(kinds[1][1]),
+      `and ${humanBytes(report.alias_bytes)} in place of donated arguments`, "--kind-b"],
+    ["Temporaries", humanBytes(report.temp_bytes), "all in between, at its peak", "--kind-c"],
     ["Host memory", humanBytes(report.host_bytes), "offloaded, not in the total"],
     ["Code", humanBytes(report.code_bytes), "not in the total"],
     ["Work", humanFlops(report.flops), device.count > 1 ? "over all devices" : "in one call"],
     ["Compiled in", `${report.compile_seconds.toFixed(1)} s`, ""],
-  ].map(([name, value, note]) =>
-    make("div", {}, make("dt", {}, name), make("dd", {}, value, make("small", {}, note)))));
+  ].map(([name, value, note, color]) => make("div", {},
+    make("dt", {}, ...(color ? [swatch(`var(${color})`)] : []), name),
+    make("dd", {}, value, make("small", {}, note)))));
 }
 
 function fillBar(bar, parts, capacity, whole) {
@@ -128,7 +128,8 @@ function refresh() {
 
 /** The switch says what it switches to. */
 function theme() {
-  const dark = isDark();
+  readTheme();
+  const dark = paint.dark;
   $$("theme").textContent = dark ? "☀ Light" : "☾ Dark";
   $$("theme").setAttribute("aria-label", `Switch to ${dark ? "light" : "dark"} colours`);
 }
@@ -149,7 +150,7 @@ function group(by) {
 }
 
 $$("theme").addEventListener("click", () => {
-  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+  document.documentElement.dataset.theme = paint.dark ? "light" : "dark";
   repaint();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);

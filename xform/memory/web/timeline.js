@@ -56,7 +56,7 @@ function makeTimeline(canvas, categories, inspect) {
 
   function draw() {
     const { context, width, height } = fresh(canvas);
-    const [text, muted, line, alarm, accent] = ink("ink", "muted", "line", "alarm", "accent");
+    const { ink, muted, alarm, accent, card } = paint;
     context.fillStyle = muted;
     if (!report.live.length) {
       context.fillText("The compiler gave no order of steps.", 16, 32);
@@ -67,12 +67,12 @@ function makeTimeline(canvas, categories, inspect) {
     const most = Math.max(peak(), near ? capacity : 0, 1) * 1.04;
     const low = height - MARGIN.bottom;
     const yOf = (bytes) => low - bytes / most * (low - MARGIN.top);
-    axes(context, width, height, yOf, most, { muted, line });
+    axes(context, width, height, yOf, most);
 
     const drawn = columns();
     let under = null;
     categories.forEach((category, i) => {
-      context.fillStyle = category[isDark() ? "dark" : "light"];
+      context.fillStyle = category[paint.dark ? "dark" : "light"];
       context.beginPath();
       for (const [x, end, step] of drawn) {
         const top = tops[i][step], bottom = under ? under[step] : 0;
@@ -89,13 +89,13 @@ function makeTimeline(canvas, categories, inspect) {
       context.setLineDash([6, 4]);
       stroke(context, MARGIN.left, yOf(capacity), width - MARGIN.right, yOf(capacity));
       context.setLineDash([]);
-      context.fillText(`capacity ${humanBytes(capacity)}`, MARGIN.left + 6, yOf(capacity) - 5);
+      halo(context, `capacity ${humanBytes(capacity)}`, MARGIN.left + 6, yOf(capacity) - 5, card);
     } else if (capacity) {
       context.fillText(`capacity ${humanBytes(capacity)}, far above`, MARGIN.left + 6, 13);
     }
     const at = xOf(report.peak_step + 0.5);
     if (at >= MARGIN.left && at <= width - MARGIN.right) {
-      context.fillStyle = text;
+      context.fillStyle = ink;
       context.beginPath();
       context.moveTo(at, yOf(peak()));
       context.lineTo(at - 5, yOf(peak()) - 8);
@@ -103,19 +103,19 @@ function makeTimeline(canvas, categories, inspect) {
       context.fill();
       const right = at < width - 140;
       context.textAlign = right ? "left" : "right";
-      context.fillText(`peak ${humanBytes(peak())}`, at + (right ? 9 : -9), yOf(peak()) - 4);
+      halo(context, `peak ${humanBytes(peak())}`, at + (right ? 9 : -9), yOf(peak()) - 4, card);
     }
-    for (const [step, color] of [[chosen === report.peak_step ? null : chosen, accent], [cursor, text]]) {
+    for (const [step, color] of [[chosen === report.peak_step ? null : chosen, accent], [cursor, ink]]) {
       if (step === null || step + 1 < from || step > to) continue;
       context.strokeStyle = color;
       stroke(context, xOf(step + 0.5), MARGIN.top - 8, xOf(step + 0.5), low);
     }
   }
 
-  function axes(context, width, height, yOf, most, { muted, line }) {
+  function axes(context, width, height, yOf, most) {
     const power = Math.floor(Math.log2(most) / 10 + 1e-9);
     const one = 1024 ** power;
-    context.strokeStyle = line;
+    context.strokeStyle = paint.line;
     context.textAlign = "right";
     for (const value of ticks(0, most / one, 5)) {
       const y = Math.round(yOf(value * one)) + 0.5;

@@ -111,46 +111,45 @@ function makeTreemap(canvas, trail) {
     canvas.setAttribute("aria-label", `Boxes of ${count(shown.count, "buffer")}, ${humanBytes(shown.bytes)}`);
 
     const { context, width, height } = fresh(canvas);
-    const [card, text, muted, line] = ink("card", "ink", "muted", "line");
     tiles = [];
     if (!shown.children.length) {
-      context.fillStyle = muted;
+      context.fillStyle = paint.muted;
       context.fillText("Nothing to show.", 16, 32);
       return;
     }
-    place(context, shown, 0, 0, width, height, { card, text, line });
+    place(context, shown, 0, 0, width, height);
     if (tiles[selected]) {
       const { x, y, w, h } = tiles[selected];
-      context.strokeStyle = text;
+      context.strokeStyle = paint.ink;
       context.lineWidth = 3;
       context.strokeRect(x + 2, y + 2, w - 4, h - 4);
       context.lineWidth = 1;
     }
   }
 
-  function place(context, group, x, y, width, height, colors) {
+  function place(context, group, x, y, width, height) {
     squarify(group.children, x, y, width, height, (node, x, y, w, h) => {
-      if (!node.children || w * h < 40) return leaf(context, node, x, y, w, h, colors);
+      if (!node.children || w * h < 40) return leaf(context, node, x, y, w, h);
       const titled = w > 56 && h > 3 * HEAD;
       tiles.push({ node, x, y, w, h });
       if (!titled) {
-        place(context, node, x, y, w, h, colors);
-        context.strokeStyle = colors.card;
+        place(context, node, x, y, w, h);
+        context.strokeStyle = paint.card;
         if (w > 6 && h > 6) context.strokeRect(x, y, w, h);
         return;
       }
-      context.fillStyle = colors.line;
+      context.fillStyle = paint.line;
       context.fillRect(x + 1, y + 1, w - 2, h - 2);
-      context.fillStyle = colors.text;
+      context.fillStyle = paint.ink;
       const size = humanBytes(node.bytes), room = w - 12;
       const both = `${node.name}  ${size}`;
       const label = context.measureText(both).width <= room ? both : cut(context, node.name, room);
       context.fillText(label, x + 6, y + 15);
-      place(context, node, x + 2, y + HEAD, w - 4, h - HEAD - 2, colors);
+      place(context, node, x + 2, y + HEAD, w - 4, h - HEAD - 2);
     });
   }
 
-  function leaf(context, node, x, y, w, h, colors) {
+  function leaf(context, node, x, y, w, h) {
     const fill = colorOf(node.buffer?.category ?? node.color);
     tiles.push({ node, x, y, w, h });
     context.fillStyle = fill;
@@ -158,7 +157,9 @@ function makeTreemap(canvas, trail) {
     context.fillRect(x + gap, y + gap, Math.max(w - 2 * gap, 0.3), Math.max(h - 2 * gap, 0.3));
     if (w < 44 || h < 18) return;
     const b = node.buffer;
-    const lines = b ? [b.scope || b.where || b.name, b.type, humanBytes(b.bytes)] : [node.name];
+    const size = humanBytes(node.bytes);
+    const whole = context.measureText(size).width <= w - 10; // half a number says the wrong thing
+    const lines = [b ? b.scope || b.where || b.name : node.name, whole ? size : "", b?.type ?? ""];
     context.fillStyle = inkOn(fill);
     lines.slice(0, Math.floor((h - 4) / 15)).forEach((line, i) => {
       context.fillText(cut(context, line, w - 10), x + 5, y + 14 + 15 * i);
