@@ -153,3 +153,16 @@ def _report(step: Step, capacity: int | None) -> dict[str, Any]:
         "peak_step": peak,
         "buffers": step.buffers,
     }
+
+
+HARM = """</script><img src=x onerror="window.harm=1"><!-- ${'"`\\u2028"""
+
+
+def harmful() -> dict[str, Any]:
+    """A report whose every text would do harm in a page that takes it for HTML."""
+    report = transformer(1)
+    texts = ("name", "dtype", "operation", "where", "scope", "category", "why")
+    for made in report["buffers"]:
+        made |= dict.fromkeys(texts, HARM)
+    report["device"]["name"] = HARM
+    return report | {"function": HARM, "target": HARM}

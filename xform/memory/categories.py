@@ -18,7 +18,7 @@ class Category(NamedTuple):
 # In the order in which they are stacked: what lives longest lies lowest.
 CATEGORIES = (
     Category("parameter", "weights of the model", "#15407f", "#4a7ce0"),
-    Category("optimizer state", "what the optimizer remembers", "#6cc3ee", "#a9e4f7"),
+    Category("optimizer state", "the optimizer's memory", "#6cc3ee", "#a9e4f7"),
     Category("argument", "other inputs, such as the batch", "#f3d527", "#f7ef2e"),
     Category("constant", "fixed by the program", "#5c2a1a", "#7d4425"),
     Category("code", "compiled instructions", "#2a2833", "#36507a"),

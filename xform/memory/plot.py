@@ -37,7 +37,9 @@ def draw(data: dict[str, Any], path: str | os.PathLike[str]) -> None:
     above, below = figure.subplots(2, 1, height_ratios=(4, 5))
     _timeline(above, data)
     _treemap(below, data)
-    figure.legend(loc="outside lower left", ncols=6, frameon=False, fontsize=9)
+    handles, names = above.get_legend_handles_labels()
+    if names:
+        figure.legend(handles, names, loc="outside lower left", ncols=6, frameon=False, fontsize=9)
     save(figure, _ASKED, path)
 
 

@@ -14,8 +14,8 @@ def squarify(sizes: Sequence[float], x: float, y: float, width: float, height: f
     Source: Bruls, Huizing, van Wijk, "Squarified treemaps", 2000, section 3.
 
     >>> from xform.memory.treemap import squarify
-    >>> squarify([2, 1, 1], 0, 0, 2, 2)
-    [(0, 0, 1.0, 2.0), (1.0, 0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0)]
+    >>> squarify([2, 1, 1], 0.0, 0.0, 2.0, 2.0)
+    [(0.0, 0.0, 1.0, 2.0), (1.0, 0.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0)]
     """
     boxes: list[Box] = []
     scale = width * height / max(sum(sizes), 1e-300)

@@ -48,13 +48,12 @@ def plain(ax: Any) -> None:
 
 def save(figure: Any, asked: str, path: str | os.PathLike[str]) -> None:
     """Write a figure, in the format that the file's name says."""
-    known = sorted(figure.canvas.get_supported_filetypes())
-    if (kind := Path(path).suffix[1:].lower()) not in known:
+    if (kind := Path(path).suffix[1:].lower()) not in figure.canvas.get_supported_filetypes():
         raise WrongArgument(
             f"{asked}({str(path)!r})",
             f"{kind!r} is no format of pictures" if kind else "the name of the file has no suffix",
             "",
-            f"end the name in .png, .svg or .pdf (also known: {', '.join(known)})",
+            "end the name in .png, .svg or .pdf",
         )
     with whole(path) as partial:
         figure.savefig(partial)

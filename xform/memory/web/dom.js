@@ -87,6 +87,17 @@ function halo(context, text, x, y, ground) {
   context.fillText(text, x, y);
 }
 
+/** A path without as many of its first parts as a width has no room for. */
+function tail(context, path, width) {
+  const parts = path.split("/");
+  let text = path;
+  while (parts.length > 1 && context.measureText(text).width > width) {
+    parts.shift();
+    text = `…/${parts.join("/")}`;
+  }
+  return text;
+}
+
 /** A text cut to a width, with an ellipsis; empty where not even a few letters fit. */
 function cut(context, text, width) {
   if (context.measureText(text).width <= width) return text;

@@ -86,7 +86,7 @@ function comparison(shown) {
     return row;
   });
   const heads = ["Report", "", "Total", "Room", "Temporaries", "Work"].map((title, i) =>
-    make("th", { scope: "col", class: i > 1 ? "number" : "" }, make("button", { disabled: "" }, title)));
+    make("th", { scope: "col", class: i > 1 ? "number" : "" }, title));
   $$("reports").replaceChildren(make("table", {},
     make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows)));
 }

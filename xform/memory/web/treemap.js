@@ -8,6 +8,11 @@ const GROUPINGS = {
   scope: (b) => (b.scope ? b.scope.split("/") : ["no scope"]),
 };
 
+const leafOf = (b) => ({ name: b.name, bytes: b.bytes, count: 1, buffer: b });
+
+/** The buffer of a group that has one. */
+const only = (group) => group.buffers[0] ?? only([...group.groups.values()][0]);
+
 /** A tree of groups over buffers; a group that holds one group alone is merged with it. */
 function grouped(buffers, grouping) {
   const root = { name: "all", bytes: 0, count: 0, groups: new Map(), buffers: [], up: null };
@@ -28,12 +33,12 @@ function grouped(buffers, grouping) {
   const finish = (node) => {
     node.children = [...node.groups.values()].map((child) => {
       while (child.groups.size === 1 && !child.buffers.length) {
-        const [only] = child.groups.values();
-        child = { ...only, name: `${child.name}/${only.name}` };
+        const [inner] = child.groups.values();
+        child = { ...inner, name: `${child.name}/${inner.name}` };
       }
-      return finish(child);
+      return child.count === 1 ? leafOf(only(child)) : finish(child);
     });
-    node.children.push(...node.buffers.map((b) => ({ name: b.name, bytes: b.bytes, count: 1, buffer: b })));
+    node.children.push(...node.buffers.map(leafOf));
     node.children = node.children.filter((c) => c.bytes > 0).sort((a, b) => b.bytes - a.bytes);
     node.color = node.children[0]?.buffer?.category ?? node.children[0]?.color;
     for (const child of node.children) child.up = node;
@@ -159,7 +164,8 @@ function makeTreemap(canvas, trail) {
     const b = node.buffer;
     const size = humanBytes(node.bytes);
     const whole = context.measureText(size).width <= w - 10; // half a number says the wrong thing
-    const lines = [b ? b.scope || b.where || b.name : node.name, whole ? size : "", b?.type ?? ""];
+    const name = b ? tail(context, b.scope || b.where || b.name, w - 10) : node.name;
+    const lines = [name, whole ? size : "", b?.type ?? ""].filter(Boolean);
     context.fillStyle = inkOn(fill);
     lines.slice(0, Math.floor((h - 4) / 15)).forEach((line, i) => {
       context.fillText(cut(context, line, w - 10), x + 5, y + 14 + 15 * i);
