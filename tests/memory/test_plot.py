@@ -39,7 +39,7 @@ def test_it_says_what_matters(tmp_path: Path) -> None:
     [
         ({"live": [], "buffers": []}, "no order of steps"),
         ({"live": [7], "peak_step": 0, "buffers": []}, "not attributed"),
-        ({"function": "$f_1$ <b>", "live": [0], "peak_step": 0, "buffers": []}, "peak 0 B"),
+        ({"function": "$\\frac$", "live": [0], "peak_step": 0, "buffers": []}, "peak 0 B"),
     ],
 )
 def test_what_is_not_known_is_left_out(lacking: Any, text: str, tmp_path: Path) -> None:

@@ -309,3 +309,9 @@ def test_ten_thousand_buffers(shown: Open) -> None:
     times = page.browser.execute_script(took)
     # Far above what is seen: a machine that is shared must not fail this.
     assert all(ms < 2000 for _, ms in times), times
+
+
+def test_what_no_buffer_accounts_for_is_in_the_legend(shown: Open) -> None:
+    assert "not attributed" not in shown().text("#legend")
+    page = shown(SMALL | {"live": [n + 2**30 for n in SMALL["live"]]})
+    assert page.texts("#legend li")[-1] == "not attributedpadding and gaps1.0 GiB"

@@ -17,6 +17,7 @@ from xform.text import human_bytes
 _ASKED = "MemoryReport.plot"
 _WIDTH, _HEIGHT = 10.0, 9.0
 _MOST_STEPS = 1200  # more than the points of the picture's width
+_PLAIN: dict[str, Any] = {"parse_math": False}  # a `$` in the user's texts is a `$`
 _INK, _FAINT = "#1a202c", "#718096"
 
 
@@ -68,7 +69,7 @@ def stacked(data: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
 def _timeline(ax: Any, data: dict[str, Any]) -> None:
     plain(ax)
     live, capacity = data["live"], data["device"]["capacity_bytes"]
-    ax.set_title(_title(data), loc="left", color=_INK)
+    ax.set_title(_title(data), loc="left", color=_INK, **_PLAIN)
     ax.set_xlabel("step of the compiled program, in the order in which it runs")
     peak = max(live, default=0)
     unit, one = _unit(peak)
@@ -101,7 +102,7 @@ def _timeline(ax: Any, data: dict[str, Any]) -> None:
         else:
             ceiling = max(peak, capacity)
             ax.axhline(capacity / one, color=_INK, linestyle="--", linewidth=1)
-        ax.set_title(label, loc="right", fontsize=9, color=_FAINT)
+        ax.set_title(label, loc="right", fontsize=9, color=_FAINT, **_PLAIN)
     ax.set_xlim(0, len(live))
     ax.set_ylim(0, 1.12 * ceiling / one or 1)
 
@@ -145,9 +146,9 @@ def _box(ax: Any, box: Box, color: str, where: str, size: str) -> None:
     ax.fill([x, x + width, x + width, x], [y, y, y + height, y + height], color=color, ec="w", lw=1)
     short = where if _fits(where, width) else where.partition(" (")[0]
     if _fits(short, width) and _fits(size, width) and height > 0.36:
-        text = f"{short}\n{size}".replace("$", r"\$")  # a pair of these would be mathematics
+        text = f"{short}\n{size}"
         at = (x + 0.06, y + 0.06)
-        ax.text(*at, text, va="top", fontsize=8, color=_ink(color), linespacing=1.25)
+        ax.text(*at, text, va="top", fontsize=8, color=_ink(color), linespacing=1.25, **_PLAIN)
 
 
 def _fits(text: str, width: float) -> bool:

@@ -15,8 +15,8 @@ function open(i) {
   report = reports[i] ??= unpack(packed[i]);
   headline();
   comparison(i);
-  legend();
   timeline.show(report);
+  legend();
   inspect(report.peak_step);
 }
 
@@ -93,10 +93,10 @@ function comparison(shown) {
 
 /** What the colours mean, and what each has at the peak. */
 function legend() {
-  const at = new Map();
-  for (const b of report.buffers) {
-    at.set(b.category, (at.get(b.category) ?? 0) + (b.atPeak ? b.bytes : 0));
-  }
+  const at = new Map(), add = (name, bytes) => at.set(name, (at.get(name) ?? 0) + bytes);
+  for (const b of report.buffers) add(b.category, b.atPeak ? b.bytes : 0);
+  const rest = timeline.rest();
+  if (rest.some((bytes) => bytes > 0.5)) add(categories.at(-1).name, rest[report.peak_step]);
   $$("legend").replaceChildren(...categories.filter((c) => at.has(c.name)).map((c) =>
     make("li", {}, swatch(colorOf(c.name)), make("b", {}, c.name),
       make("span", { class: "muted" }, c.meaning), humanBytes(at.get(c.name)))));

@@ -205,7 +205,10 @@ function makeTimeline(canvas, categories, inspect) {
     inspect(step);
   }
 
-  return { show, draw, reset, zoom, pick, range: () => [from, to] };
+  /** Bytes at each step that no buffer of a known category accounts for. */
+  const rest = () => tops.at(-1).map((top, step) => top - tops.at(-2)[step]);
+
+  return { show, draw, rest, reset, zoom, pick };
 }
 
 function stroke(context, x, y, toX, toY) {
