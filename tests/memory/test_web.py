@@ -167,6 +167,15 @@ def test_sort(shown: Open) -> None:
     assert page.column(9)[0] == str(max(b["dies"] for b in SMALL["buffers"]))
 
 
+def test_a_long_path_is_short_in_the_table_and_whole_in_the_note(shown: Open) -> None:
+    report = transformer(1)
+    for made in report["buffers"]:
+        made["where"] = "/home/somebody/model/layer.py:3 (f)"
+    page = shown(report)
+    assert set(page.column(3)) == {"…/model/layer.py:3 (f)"}
+    assert "/home/somebody/model/layer.py:3 (f)" in page.hover("#treemap")
+
+
 def test_more_rows(shown: Open) -> None:
     page = shown()
     assert len(page.column(1)) == 100

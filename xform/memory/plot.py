@@ -144,8 +144,10 @@ def _boxes(sizes: dict[str, int], box: Box) -> list[tuple[str, Box]]:
 def _box(ax: Any, box: Box, color: str, where: str, size: str) -> None:
     x, y, width, height = box
     ax.fill([x, x + width, x + width, x], [y, y, y + height, y + height], color=color, ec="w", lw=1)
-    short = where if _fits(where, width) else where.partition(" (")[0]
-    if _fits(short, width) and _fits(size, width) and height > 0.36:
+    file = where.rpartition("/")[2]
+    names = (where, file, file.partition(" (")[0])
+    short = next((name for name in names if _fits(name, width)), "")
+    if short and _fits(size, width) and height > 0.36:
         text = f"{short}\n{size}"
         at = (x + 0.06, y + 0.06)
         ax.text(*at, text, va="top", fontsize=8, color=_ink(color), linespacing=1.25, **_PLAIN)

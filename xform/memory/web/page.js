@@ -75,8 +75,9 @@ function comparison(shown) {
     fillBar(bar, [["", r.total_bytes, "--kind-b"]], capacity, whole);
     const spare = capacity - r.total_bytes;
     const room = !capacity ? "" : `${humanBytes(Math.abs(spare))} ${spare < 0 ? "too much" : "to spare"}`;
+    const choice = { type: "button", "aria-pressed": i === shown, onclick: () => open(i) };
     const row = make("tr", {},
-      make("td", {}, make("button", { type: "button", "aria-pressed": i === shown, onclick: () => open(i) }, r.label)),
+      make("td", {}, make("button", choice, r.label)),
       make("td", {}, bar),
       make("td", { class: "number" }, humanBytes(r.total_bytes)),
       make("td", { class: `number ${spare < 0 ? "over" : "fits"}` }, room),

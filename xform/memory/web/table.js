@@ -6,7 +6,7 @@ const MORE = 500;
 const COLUMNS = [
   ["bytes", "Bytes", (b) => humanBytes(b.bytes), "number"],
   ["category", "Category", (b) => [swatch(colorOf(b.category)), b.category]],
-  ["where", "Source line", (b) => b.where],
+  ["where", "Source line", (b) => make("span", { title: b.where }, nearby(b.where))],
   ["operation", "Operation", (b) => b.operation],
   ["type", "Type", (b) => b.type],
   ["scope", "Scope", (b) => b.scope],
@@ -15,6 +15,12 @@ const COLUMNS = [
   ["dies", "To step", (b) => b.dies.toLocaleString("en"), "number"],
   ["name", "Name", (b) => b.name],
 ];
+
+/** A place without the folders that most places share. */
+function nearby(where) {
+  const parts = where.split("/");
+  return parts.length > 3 ? `…/${parts.slice(-2).join("/")}` : where;
+}
 
 function makeTable(place, more) {
   let buffers = [], key = "bytes", down = true, rows = ROWS;

@@ -224,6 +224,8 @@ function ticks(from, to, about) {
   const ten = 10 ** Math.floor(Math.log10(rough));
   const stride = [1, 2, 5, 10].map((m) => m * ten).find((s) => s >= rough);
   const found = [];
-  for (let i = Math.ceil(from / stride); i * stride <= to; i++) found.push(Number((i * stride).toPrecision(6)));
+  for (let i = Math.ceil(from / stride); i * stride <= to; i++) {
+    found.push(Number((i * stride).toPrecision(12)));
+  }
   return found;
 }

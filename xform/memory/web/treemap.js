@@ -146,10 +146,11 @@ function makeTreemap(canvas, trail) {
       context.fillStyle = paint.line;
       context.fillRect(x + 1, y + 1, w - 2, h - 2);
       context.fillStyle = paint.ink;
-      const size = humanBytes(node.bytes), room = w - 12;
-      const both = `${node.name}  ${size}`;
-      const label = context.measureText(both).width <= room ? both : cut(context, node.name, room);
-      context.fillText(label, x + 6, y + 15);
+      const size = `  ${humanBytes(node.bytes)}`, room = w - 12;
+      const left = room - context.measureText(size).width;
+      const name = tail(context, node.name, left);
+      const both = context.measureText(name).width <= left;
+      context.fillText(both ? name + size : cut(context, tail(context, name, room), room), x + 6, y + 15);
       place(context, node, x + 2, y + HEAD, w - 4, h - HEAD - 2);
     });
   }
@@ -185,7 +186,7 @@ function makeTreemap(canvas, trail) {
       ["type", b.type], ["operation", b.operation], ["line", b.where], ["scope", b.scope],
       ["category", swatch(colorOf(b.category)), b.category], ["why", b.why],
       ["lives", `step ${b.born} to ${b.dies}`]]));
-    return `${b.name}, ${humanBytes(b.bytes)}, ${b.type}, ${b.operation}, ${b.where}, ${b.scope}, ${b.category}`;
+    return [b.name, humanBytes(b.bytes), b.type, b.operation, b.where, b.scope, b.category].join(", ");
   }
 
   /** The innermost tile at a point: those drawn later lie within. */
