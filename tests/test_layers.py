@@ -13,8 +13,8 @@ FILES = {
     for path in sorted((ROOT / "xform").rglob("*.py"))
 }
 LAYERS = """
-    errors, text < _jax < equation, place < references < ir < table, passes < interpret < rules
-    < policies < planner < memory < transforms < extend, flax, __init__, testing < commands
+    errors, text, files < _jax < equation, place < references < ir < table, passes < interpret
+    < rules < policies < planner < memory < transforms < extend, flax, __init__, testing < commands
     < __main__ < experimental
 """
 LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}

@@ -13,6 +13,7 @@ from typing import Any
 
 from xform._jax import Primitive
 from xform.errors import WrongArgument
+from xform.files import whole
 from xform.interpret.joint import Joint
 from xform.planner.choice import Choice
 from xform.planner.loops import Shape
@@ -109,7 +110,7 @@ class Plan:
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw live bytes over the program, with what is saved in colour; PNG, SVG or PDF."""
         draw(
-            Path(path),
+            path,
             f"{self.function}, {self.policy}",
             self.live,
             self.saved,
@@ -122,13 +123,8 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON. The file appears whole, or not at all."""
-        target = Path(path)
-        partial = target.with_name(f"{target.name}.partial")
-        try:
+        with whole(path) as partial:
             partial.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from xform.planner.picture import BLUE, ORANGE, axes
+from xform.planner.picture import BLUE, ORANGE, axes, save
 from xform.text import columns, human_bytes, human_flops
 
 
@@ -81,7 +80,7 @@ class Pareto:
         ax.set_ylabel("GFLOP run again")
         ax.set_xlim(left=0)
         ax.legend(frameon=False)
-        figure.savefig(Path(path))
+        save(figure, "Pareto.plot", path)
 
     def __str__(self) -> str:
         head = ["policy", "peak", "run again", "estimated time"]

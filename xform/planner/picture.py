@@ -1,23 +1,25 @@
-"""The picture of a plan. matplotlib is loaded when one is drawn: xform does not need it."""
+"""Pictures, and that of a plan. matplotlib is loaded when one is drawn: xform does not need it."""
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xform.errors import MissingExtra
+from xform.errors import MissingExtra, WrongArgument
+from xform.files import whole
 from xform.text import human_bytes
 
 _MIB = 2**20
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"
 
 
-def axes(asked: str, width: float = 8.4, height: float = 4.6) -> tuple[Any, Any]:
-    """A figure and its axes, with nothing of the user's matplotlib touched."""
+def sheet(asked: str, width: float, height: float) -> Any:
+    """An empty figure, with nothing of the user's matplotlib touched."""
     try:
-        figure = importlib.import_module("matplotlib.figure").Figure(
+        return importlib.import_module("matplotlib.figure").Figure(
             figsize=(width, height), dpi=130, layout="constrained"
         )
     except ImportError as error:
@@ -27,14 +29,39 @@ def axes(asked: str, width: float = 8.4, height: float = 4.6) -> tuple[Any, Any]
             "",
             "install it: pip install 'xform[plot]', or pip install matplotlib",
         ) from error
+
+
+def axes(asked: str, width: float = 8.4, height: float = 4.6) -> tuple[Any, Any]:
+    """A figure with one plot in it, and that plot."""
+    figure = sheet(asked, width, height)
     ax = figure.add_subplot()
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25)
-    ax.set_axisbelow(True)
+    plain(ax)
     return figure, ax
 
 
-def draw(path: Path, title: str, live: Sequence[int], saved: Sequence[int], fixed: int) -> None:
+def plain(ax: Any) -> None:
+    """The style of a plot: a faint grid behind it, and no box."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25)
+    ax.set_axisbelow(True)
+
+
+def save(figure: Any, asked: str, path: str | os.PathLike[str]) -> None:
+    """Write a figure, in the format that the file's name says."""
+    if (kind := Path(path).suffix[1:].lower()) not in figure.canvas.get_supported_filetypes():
+        raise WrongArgument(
+            f"{asked}({str(path)!r})",
+            f"{kind!r} is no format of pictures" if kind else "the name of the file has no suffix",
+            "",
+            "end the name in .png, .svg or .pdf",
+        )
+    with whole(path) as partial:
+        figure.savefig(partial)
+
+
+def draw(
+    path: str | os.PathLike[str], title: str, live: Sequence[int], saved: Sequence[int], fixed: int
+) -> None:
     """Live bytes over the steps of a program, of which `saved` wait for the backward pass.
 
     `fixed` bytes are arguments and outputs, which are there all the time.
@@ -63,4 +90,4 @@ def draw(path: Path, title: str, live: Sequence[int], saved: Sequence[int], fixe
     ax.set_xlabel("step of the compiled program, in the order in which it runs")
     ax.set_ylabel("temporary MiB")
     ax.legend(frameon=False, loc="upper left")
-    figure.savefig(path)
+    save(figure, "Plan.plot", path)

@@ -1,0 +1,98 @@
+"""The page's text: whole, escaped, with nothing to fetch. What it does is in test_web.py."""
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.memory.samples import HARM, harmful, transformer
+from xform.errors import WrongArgument
+from xform.memory.page import write
+
+
+def page(reports: list[dict[str, Any]], path: Path, labels: tuple[str, ...] = ()) -> str:
+    write(reports, path, labels)
+    return path.read_text(encoding="utf-8")
+
+
+def data(text: str) -> dict[str, Any]:
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_the_data_is_in_it(tmp_path: Path) -> None:
+    report = transformer(2)
+    (found,) = data(page([report], tmp_path / "page.html"))["reports"]
+    assert found["label"] == "train_step on tpu:v5e:1x1"
+    assert found["live"] == report["live"]
+    assert found["total_bytes"] == report["total_bytes"]
+    assert len(found["rows"]) == len(report["buffers"])
+    for row, b in zip(found["rows"], report["buffers"], strict=True):
+        shape = ",".join(map(str, b["shape"]))
+        texts = [found["text"][row[i]] for i in (0, 2, 3, 4, 5, 6, 7)]
+        keys = ("operation", "where", "scope", "category", "why")
+        assert texts == [b["name"], f"{b['dtype']}[{shape}]", *(b[k] for k in keys)]
+        assert [row[i] for i in (1, 8, 9, 10)] == [
+            b[k] for k in ("bytes", "born", "dies", "at_peak")
+        ]
+
+
+def test_nothing_is_fetched(tmp_path: Path) -> None:
+    text = page([transformer(2)], tmp_path / "page.html")
+    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|src=|<link|fetch\(|XMLHttp", text)
+    assert "default-src 'none'" in text
+
+
+def test_its_rules_let_its_own_scripts_run(tmp_path: Path) -> None:
+    text = page([transformer(2)], tmp_path / "page.html")
+    for tag in ("style", "script"):
+        (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in text
+
+
+def test_texts_of_the_user_are_escaped(tmp_path: Path) -> None:
+    text = page([harmful()], tmp_path / "page.html", (HARM,))
+    assert HARM not in text
+    assert "<img" not in text
+    assert text.count("</script>") == 2
+    (found,) = data(text)["reports"]
+    assert found["label"] == HARM
+    assert HARM in found["text"]
+
+
+def test_no_place_is_left_open(tmp_path: Path) -> None:
+    text = page([transformer(2)], tmp_path / "page.html")
+    assert not re.search(r"\$(title|style|script|data|policy)\b", text)
+
+
+def test_several_reports_have_labels(tmp_path: Path) -> None:
+    reports = [transformer(1), transformer(1, saves=False)]
+    found = data(page(reports, tmp_path / "page.html", ("all", "few")))["reports"]
+    assert [r["label"] for r in found] == ["all", "few"]
+
+
+@pytest.mark.parametrize(("reports", "labels"), [(0, ()), (1, ("a", "b"))])
+def test_wrong_numbers_are_refused(reports: int, labels: Any, tmp_path: Path) -> None:
+    with pytest.raises(WrongArgument) as caught:
+        write([transformer(1)] * reports, tmp_path / "page.html", labels)
+    assert f"problem: there are {reports} reports and {len(labels)} labels" in str(caught.value)
+    assert "remedy:  give one report at least, and a label for each or none" in str(caught.value)
+
+
+def test_it_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    write([transformer(1)], tmp_path / "page.html")
+    before = (tmp_path / "page.html").read_bytes()
+    broken = transformer(1) | {"flops": float("nan")}  # JSON has no such number
+    with pytest.raises(ValueError, match="JSON"):
+        write([broken], tmp_path / "page.html")
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [before]
+
+
+def test_ten_thousand_buffers_are_a_megabyte(tmp_path: Path) -> None:
+    assert len(page([transformer(220)], tmp_path / "page.html")) < 1_100_000

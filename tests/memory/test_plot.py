@@ -1,0 +1,97 @@
+"""The picture of a report: what it says, and that it is drawn whatever the report lacks."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.memory.samples import transformer
+from xform.errors import MissingExtra, WrongArgument
+from xform.memory.plot import draw, stacked
+from xform.text import human_bytes
+
+
+def tiny(**more: Any) -> dict[str, Any]:
+    return transformer(1) | more
+
+
+def drawn(data: dict[str, Any], path: Path) -> str:
+    """The texts of a picture, which matplotlib leaves in an SVG as comments."""
+    draw(data, path)
+    return "\n".join(re.findall(r"<!-- (.*?) -->", path.read_text(), re.DOTALL))
+
+
+def test_it_says_what_matters(tmp_path: Path) -> None:
+    data = tiny()
+    texts = drawn(data, tmp_path / "report.svg")
+    peak = f"peak {human_bytes(max(data['live']))}"
+    for text in ("train_step on tpu:v5e:1x1", "to spare", peak, "capacity of TPU v5e: 16.0 GiB"):
+        assert text in texts
+    for text in ("activation", "optimizer state", "model.py:52 (layer)", "optim.py:31 (adamw)"):
+        assert text in texts
+
+
+@pytest.mark.parametrize(
+    ("lacking", "text"),
+    [
+        ({"live": [], "buffers": []}, "no order of steps"),
+        ({"live": [7], "peak_step": 0, "buffers": []}, "not attributed"),
+        ({"function": "$\\frac$", "live": [0], "peak_step": 0, "buffers": []}, "peak 0 B"),
+    ],
+)
+def test_what_is_not_known_is_left_out(lacking: Any, text: str, tmp_path: Path) -> None:
+    data = tiny(**lacking)
+    data["device"] = data["device"] | {"capacity_bytes": None}
+    texts = drawn(data, tmp_path / "report.svg")
+    assert text in texts
+    assert "capacity" not in texts
+
+
+def test_too_much_is_said(tmp_path: Path) -> None:
+    assert "too much" in drawn(transformer(1, capacity=2**30), tmp_path / "report.svg")
+
+
+def test_layers_add_up() -> None:
+    data = tiny()
+    np.testing.assert_allclose(sum(stacked(data).values()), data["live"])
+    less = data | {"live": [n // 2 for n in data["live"]]}  # buffers that share memory
+    np.testing.assert_allclose(sum(stacked(less).values()), less["live"])
+    more = data | {"live": [n + 9 for n in data["live"]]}
+    np.testing.assert_allclose(stacked(more)["not attributed"], 9)
+
+
+def test_a_long_program_is_drawn_by_its_highest_steps(tmp_path: Path) -> None:
+    live = [1] * 50_000
+    live[31_415] = 2**20
+    data = tiny(live=live, peak_step=31_415, buffers=[])
+    draw(data, tmp_path / "long.svg")
+    assert (tmp_path / "long.svg").stat().st_size < 500_000
+
+
+def test_formats_by_name(tmp_path: Path) -> None:
+    for kind, start in (("png", b"\x89PNG"), ("pdf", b"%PDF")):
+        path = tmp_path / f"report.{kind}"
+        draw(tiny(), path)
+        assert path.read_bytes().startswith(start)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.pdf", "report.png"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("report.docx", "'docx' is no format of pictures"), ("report", "has no suffix")],
+)
+def test_a_format_that_is_not_known_is_refused(name: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(WrongArgument) as caught:
+        draw(tiny(), tmp_path / name)
+    assert problem in str(caught.value)
+    assert "remedy:  end the name in .png, .svg or .pdf" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtra, match="pip install"):
+        draw(tiny(), tmp_path / "report.png")

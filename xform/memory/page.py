@@ -1,0 +1,105 @@
+"""The page of a report: one file that opens from disk, with nothing to fetch."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import importlib.resources
+import json
+import os
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from xform.errors import WrongArgument
+from xform.files import whole
+from xform.memory.categories import CATEGORIES, REST, category
+
+_SCRIPTS = ("data", "dom", "timeline", "treemap", "table", "page")
+_KINDS = ("argument", "output", "temp", "alias", "total", "host", "code")
+
+
+def write(
+    reports: Sequence[dict[str, Any]],
+    path: str | os.PathLike[str],
+    labels: Sequence[str] = (),
+) -> None:
+    """Write one HTML page that shows a report, or compares several with a switch between them.
+
+    The page needs no network, and its own rules forbid it to ask for any; texts of the user's
+    program stand in it as data, and are only ever shown as text. It appears whole, or not at all.
+
+    Args:
+      reports: `MemoryReport.to_dict()` of each, one at least.
+      path: the file.
+      labels: a name for each report; by default its function and target.
+
+    Raises:
+      WrongArgument: no report, or another number of labels.
+
+    Cost: linear in buffers and steps: about 60 bytes for a buffer and 10 for a step.
+    """
+    labels = labels or [f"{r['function']} on {r['target']}" for r in reports]
+    if not reports or len(labels) != len(reports):
+        raise WrongArgument(
+            f"save_html({str(path)!r})",
+            f"there are {len(reports)} reports and {len(labels)} labels",
+            "",
+            "give one report at least, and a label for each or none",
+        )
+    page = _page([_packed(r, label) for r, label in zip(reports, labels, strict=True)])
+    with whole(path) as partial:
+        partial.write_text(page, encoding="utf-8")
+
+
+def _page(reports: Sequence[dict[str, Any]]) -> str:
+    folder = importlib.resources.files("xform.memory") / "web"
+    read = lambda name: (folder / name).read_text(encoding="utf-8")
+    style = read("page.css")
+    # In a function, so that the page has no names but the browser's own.
+    script = "\n".join(['"use strict"; (() => {', *(read(f"{n}.js") for n in _SCRIPTS), "})();\n"])
+    data = {"categories": [c._asdict() for c in (*CATEGORIES, REST)], "reports": reports}
+    # `<` as an escape of JSON: no text in the data can end its element, or begin another.
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return string.Template(read("page.html")).substitute(
+        title=html.escape(f"Memory of {reports[0]['function']}"),
+        policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"style-src '{_digest(style)}'; script-src '{_digest(script)}'",
+        style=style,
+        script=script,
+        data=text,
+    )
+
+
+def _digest(text: str) -> str:
+    """How a page says that this text, and no other, may run in it."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _packed(report: dict[str, Any], label: str) -> dict[str, Any]:
+    """A report with each text once: a buffer is a row of numbers, some of which are texts' places.
+
+    The order of a row is `FIELDS` of data.js.
+    """
+    places: dict[str, int] = {}
+    text = lambda value: places.setdefault(value, len(places))
+    rows = [
+        [
+            text(b["name"]),
+            b["bytes"],
+            text(f"{b['dtype']}[{','.join(map(str, b['shape']))}]"),
+            text(b["operation"]),
+            text(b["where"]),
+            text(b["scope"]),
+            text(category(b["category"]).name),
+            text(b["why"]),
+            b["born"],
+            b["dies"],
+            int(b["at_peak"]),
+        ]
+        for b in report["buffers"]
+    ]
+    kept = ("function", "target", "device", "flops", "compile_seconds", "live", "peak_step")
+    numbers = {k: report[k] for k in (*kept, *(f"{kind}_bytes" for kind in _KINDS))}
+    return {"label": label, **numbers, "text": list(places), "rows": rows}

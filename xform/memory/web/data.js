@@ -1,0 +1,69 @@
+/* The reports as objects, and numbers as people read them. */
+
+const FIELDS = ["name", "bytes", "type", "operation", "where", "scope", "category", "why", "born", "dies"];
+const NUMBERS = new Set(["bytes", "born", "dies"]);
+
+/** A report with its texts put back, and for each buffer the text that a search looks at. */
+function unpack(packed) {
+  const buffers = packed.rows.map((row) => {
+    const b = {};
+    FIELDS.forEach((field, i) => { b[field] = NUMBERS.has(field) ? row[i] : packed.text[row[i]]; });
+    b.atPeak = row[FIELDS.length] === 1;
+    b.searched = [b.name, b.type, b.operation, b.where, b.scope, b.category, b.why]
+      .join("\n").toLowerCase();
+    return b;
+  });
+  buffers.sort((a, b) => b.bytes - a.bytes);
+  return { ...packed, buffers };
+}
+
+/** Buffers that hold every word of a search. */
+function matching(buffers, search) {
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  return words.length ? buffers.filter((b) => words.every((w) => b.searched.includes(w))) : buffers;
+}
+
+/** What is live at a step; at the peak that is what the report says. */
+function liveAt(report, step) {
+  if (step === report.peak_step) return report.buffers.filter((b) => b.atPeak);
+  return report.buffers.filter((b) => b.born <= step && step <= b.dies);
+}
+
+/**
+ * The upper edge of each category's layer at each step. Where buffers share memory they share its
+ * bytes, in proportion; what no buffer accounts for is the last layer.
+ */
+function layers(report, categories) {
+  const n = report.live.length;
+  const place = new Map(categories.map((c, i) => [c.name, i]));
+  const change = categories.map(() => new Float64Array(n + 1));
+  for (const b of report.buffers) {
+    const of = change[place.get(b.category)];
+    of[Math.min(Math.max(b.born, 0), n)] += b.bytes;
+    of[Math.min(Math.max(b.dies + 1, 0), n)] -= b.bytes;
+  }
+  const tops = categories.map(() => new Float64Array(n));
+  const now = new Float64Array(categories.length);
+  for (let step = 0; step < n; step++) {
+    let total = 0;
+    for (let i = 0; i < now.length; i++) total += now[i] += change[i][step];
+    const share = Math.min(1, report.live[step] / Math.max(total, 1));
+    let top = 0;
+    for (let i = 0; i < now.length; i++) tops[i][step] = top += now[i] * share;
+    tops[now.length - 1][step] = report.live[step];
+  }
+  return tops;
+}
+
+function scaled(n, base, units) {
+  let power = 0;
+  while (Math.abs(n) / base ** power >= base - 0.05 && power < units.length - 1) power++;
+  return power ? `${(n / base ** power).toFixed(1)} ${units[power]}` : `${n} ${units[0]}`;
+}
+
+const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+const humanBytes = (n) => scaled(Math.round(n), 1024, BYTE_UNITS);
+const humanFlops = (n) =>
+  scaled(n, 1000, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"]);
+const percent = (part, whole) => `${(100 * part / Math.max(whole, 1)).toFixed(1)}%`;
+const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;

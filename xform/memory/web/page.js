@@ -1,0 +1,170 @@
+/* The page: which report, step, grouping and search are shown, and who shows them. */
+
+const started = performance.now();
+const { categories, reports: packed } = JSON.parse($$("data").textContent);
+const ofCategory = new Map(categories.map((c) => [c.name, c]));
+const colorOf = (name) => (ofCategory.get(name) ?? categories.at(-1))[paint.dark ? "dark" : "light"];
+const reports = packed.map(() => null); // unpacked when shown
+
+let report = null, step = 0, grouping = "category";
+const timeline = makeTimeline($$("timeline"), categories, inspect);
+const treemap = makeTreemap($$("treemap"), $$("trail"));
+const table = makeTable($$("table"), $$("more"));
+
+function open(i) {
+  report = reports[i] ??= unpack(packed[i]);
+  headline();
+  comparison(i);
+  timeline.show(report);
+  legend();
+  inspect(report.peak_step);
+}
+
+function headline() {
+  const { device, total_bytes: total } = report;
+  const capacity = device.capacity_bytes;
+  const each = device.count > 1 ? ` on each of ${device.count} devices` : "";
+  $$("function").textContent = `Memory of ${report.function}`;
+  $$("about").textContent = `compiled for ${device.name} (${report.target})` +
+    (device.count > 1 ? `, ${device.count} devices; bytes are per device` : "");
+  $$("headline").replaceChildren(humanBytes(total), make("small", {},
+    capacity ? ` of ${humanBytes(capacity)}${each}` : ` at its peak${each}`));
+  const spare = capacity - total, room = $$("room");
+  room.className = !capacity ? "muted" : spare < 0 ? "over" : "fits";
+  room.textContent = !capacity ? "The capacity of the device is not known."
+    : spare < 0 ? `Does not fit: ${humanBytes(-spare)} too much`
+      : `Fits: ${humanBytes(spare)} (${percent(spare, capacity)}) to spare`;
+
+  const kinds = [
+    ["arguments", report.argument_bytes, "--kind-a"],
+    ["outputs", report.output_bytes - report.alias_bytes, "--kind-b"],
+    ["temporaries", report.temp_bytes, "--kind-c"],
+  ];
+  fillBar($$("bar"), kinds, capacity, Math.max(total, capacity ?? 0));
+  $$("bar").setAttribute("aria-label", `${kinds.map(([n, b]) => `${n} ${humanBytes(b)}`).join(", ")}` +
+    (capacity ? ` of ${humanBytes(capacity)}` : ""));
+  $$("facts").replaceChildren(...[
+    ["Arguments", humanBytes(report.argument_bytes), "parameters, state and batch", "--kind-a"],
+    ["Outputs", humanBytes(kinds[1][1]),
+      `and ${humanBytes(report.alias_bytes)} in place of donated arguments`, "--kind-b"],
+    ["Temporaries", humanBytes(report.temp_bytes), "all in between, at its peak", "--kind-c"],
+    ["Host memory", humanBytes(report.host_bytes), "offloaded, not in the total"],
+    ["Code", humanBytes(report.code_bytes), "not in the total"],
+    ["Work", humanFlops(report.flops), device.count > 1 ? "over all devices" : "in one call"],
+    ["Compiled in", `${report.compile_seconds.toFixed(1)} s`, ""],
+  ].map(([name, value, note, color]) => make("div", {},
+    make("dt", {}, ...(color ? [swatch(`var(${color})`)] : []), name),
+    make("dd", {}, value, make("small", {}, note)))));
+}
+
+function fillBar(bar, parts, capacity, whole) {
+  bar.classList.add("bar");
+  const width = (bytes) => `${100 * bytes / Math.max(whole, 1)}%`;
+  bar.replaceChildren(...parts.map(([, bytes, color]) =>
+    make("i", { color: `var(${color})`, width: width(Math.max(bytes, 0)) })));
+  if (capacity && capacity < whole) bar.append(make("b", { left: width(capacity) }));
+}
+
+/** One row for each report, where there are several. */
+function comparison(shown) {
+  $$("comparison").hidden = packed.length < 2;
+  const whole = Math.max(...packed.map((r) => Math.max(r.total_bytes, r.device.capacity_bytes ?? 0)));
+  const rows = packed.map((r, i) => {
+    const capacity = r.device.capacity_bytes;
+    const bar = make("div", { class: "thin" });
+    fillBar(bar, [["", r.total_bytes, "--kind-b"]], capacity, whole);
+    const spare = capacity - r.total_bytes;
+    const room = !capacity ? "" : `${humanBytes(Math.abs(spare))} ${spare < 0 ? "too much" : "to spare"}`;
+    const choice = { type: "button", "aria-pressed": i === shown, onclick: () => open(i) };
+    const row = make("tr", {},
+      make("td", {}, make("button", choice, r.label)),
+      make("td", {}, bar),
+      make("td", { class: "number" }, humanBytes(r.total_bytes)),
+      make("td", { class: `number ${spare < 0 ? "over" : "fits"}` }, room),
+      make("td", { class: "number" }, humanBytes(r.temp_bytes)),
+      make("td", { class: "number" }, humanFlops(r.flops)));
+    if (i === shown) row.setAttribute("aria-current", "true");
+    return row;
+  });
+  const heads = ["Report", "", "Total", "Room", "Temporaries", "Work"].map((title, i) =>
+    make("th", { scope: "col", class: i > 1 ? "number" : "" }, title));
+  $$("reports").replaceChildren(make("table", {},
+    make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows)));
+}
+
+/** What the colours mean, and what each has at the peak. */
+function legend() {
+  const at = new Map(), add = (name, bytes) => at.set(name, (at.get(name) ?? 0) + bytes);
+  for (const b of report.buffers) add(b.category, b.atPeak ? b.bytes : 0);
+  const rest = timeline.rest();
+  if (rest.some((bytes) => bytes > 0.5)) add(categories.at(-1).name, rest[report.peak_step]);
+  $$("legend").replaceChildren(...categories.filter((c) => at.has(c.name)).map((c) =>
+    make("li", {}, swatch(colorOf(c.name)), make("b", {}, c.name),
+      make("span", { class: "muted" }, c.meaning), humanBytes(at.get(c.name)))));
+}
+
+/** Show what is live at a step. */
+function inspect(at) {
+  step = at;
+  const peak = step === report.peak_step;
+  $$("live-title").textContent = peak ? "What is live at the peak" : `What is live at step ${step}`;
+  $$("to-peak").hidden = peak;
+  refresh();
+}
+
+function refresh() {
+  const before = performance.now();
+  const live = liveAt(report, step), search = $$("search").value;
+  const found = matching(live, search);
+  const sum = (buffers) => buffers.reduce((total, b) => total + b.bytes, 0);
+  const [part, whole] = [sum(found), sum(live)];
+  $$("found").textContent = search.trim()
+    ? `${count(found.length, "buffer")} of ${live.length.toLocaleString("en")} match: ` +
+      `${humanBytes(part)}, ${percent(part, whole)} of ${humanBytes(whole)}`
+    : `${count(live.length, "buffer")}, ${humanBytes(whole)}`;
+  treemap.show(found, grouping);
+  table.show(found);
+  performance.measure("refresh", { start: before });
+}
+
+/** The switch says what it switches to. */
+function theme() {
+  readTheme();
+  const dark = paint.dark;
+  $$("theme").textContent = dark ? "☀ Light" : "☾ Dark";
+  $$("theme").setAttribute("aria-label", `Switch to ${dark ? "light" : "dark"} colours`);
+}
+
+/** All that holds colours, again. */
+function repaint() {
+  theme();
+  legend();
+  timeline.draw();
+  refresh();
+}
+
+function group(by) {
+  grouping = by;
+  for (const button of document.querySelectorAll("[data-group]")) {
+    button.setAttribute("aria-pressed", button.dataset.group === by);
+  }
+}
+
+$$("theme").addEventListener("click", () => {
+  document.documentElement.dataset.theme = paint.dark ? "light" : "dark";
+  repaint();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+$$("zoom-in").addEventListener("click", () => timeline.zoom(0.5));
+$$("zoom-out").addEventListener("click", () => timeline.zoom(2));
+$$("zoom-reset").addEventListener("click", timeline.reset);
+$$("to-peak").addEventListener("click", () => timeline.pick(report.peak_step));
+$$("search").addEventListener("input", refresh);
+for (const button of document.querySelectorAll("[data-group]")) {
+  button.addEventListener("click", () => { group(button.dataset.group); refresh(); });
+}
+group(grouping);
+theme();
+open(0);
+new ResizeObserver(() => { timeline.draw(); treemap.draw(); }).observe($$("treemap"));
+performance.measure("first paint", { start: started });
