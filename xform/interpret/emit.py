@@ -1,18 +1,27 @@
-"""Run the parts of a Joint under a Plan, in the current trace."""
+"""Run the parts of a Joint under a Plan, in the current trace.
+
+Both parts carry the name scopes of the user's equations; what the second part does is in one of
+the scopes below besides, so that profiles and `xform.memory` can tell the parts of a compiled
+program apart.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Var, name_stack
+from xform._jax import JaxprEqn, Var, name_stack, source
 from xform.interpret.joint import Plan, live, reads_of
 from xform.interpret.node import fork_p, gather, join_p, spread
 from xform.interpret.tie import tie
 from xform.interpret.wait import Waits, waits
 from xform.ir import Atom, Mask, bind, read, write
 from xform.table import Value
+
+BACKWARD, TANGENT, RECOMPUTE = "xform(backward)", "xform(tangent)", "xform(recompute)"
 
 
 def values(
@@ -30,6 +39,11 @@ def values(
     env = {**dict(plan.joint.program.consts), **env}
     _run(equations, env, plan, wanted, sent=sent)
     return [read(env, v) for v in wanted]
+
+
+def again() -> AbstractContextManager[Any]:
+    """The scope of forward equations that run once more, for the second part."""
+    return jax.named_scope(RECOMPUTE)
 
 
 def forward(plan: Plan, args: Sequence[Value], used: Mask | None = None):
@@ -60,7 +74,8 @@ def second(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seconds: Se
     write(env, joint.second_inputs, seconds)
     here = frozenset(plan.inner) if tied else frozenset()
     places = waits(plan, whole) if tied or whole else {}
-    _run(plan.order, env, plan, joint.second_outputs, here, places)
+    with jax.named_scope(TANGENT if joint.push else BACKWARD):
+        _run(plan.order, env, plan, joint.second_outputs, here, places)
     return [read(env, v) for v in joint.second_outputs]
 
 
@@ -91,11 +106,17 @@ def send(plan: Plan, v: Var, x: Value, back: bool = False) -> Value:
 def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outputs: Iterable[Value],
          tied: frozenset[object] = frozenset(), places: Waits | None = None,
          sent: dict[Var, Value] | None = None) -> None:  # fmt: skip
-    """Run equations; `tied` are the nodes of which the forward part is in this computation."""
+    """Run equations; `tied` are the nodes of which the forward part is in this computation.
+
+    `places` is given to a second part only: its forward equations are then recomputes.
+    """
     need = {v for v in outputs if isinstance(v, Var)}
     for eqn in equations:
         need.update(reads_of(eqn, plan.inner))
     outer = name_stack()
+    with again():
+        inner = name_stack()
+    part = plan.joint.second_ids if places is not None else None
     here: set[object] = set(tied)
     for i, eqn in enumerate(equations):
         if places and i in places:
@@ -103,16 +124,18 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
             cts = [env[v] for v in at.seconds]
             write(env, at.saved, tie([env[v] for v in at.saved], cts, at.light))
         node = eqn.params.get("node") if eqn.primitive in (fork_p, join_p) else None
+        scope = outer if part is None or id(eqn) in part else inner
         if node is None:
-            ys = bind(eqn, [read(env, v) for v in eqn.invars], outer)
+            ys = bind(eqn, [read(env, v) for v in eqn.invars], scope)
         elif eqn.primitive is fork_p:
             here.add(node)
             xs = [read(env, v) for v in eqn.invars]
             used = tuple(v in need for v in eqn.outvars)
-            if used[-1]:
-                ys, token = node.forward(plan.inner[node], xs, used[:-1])
-            else:
-                ys, token = node.outputs(plan.inner[node], xs, used[:-1]), None
+            with source(eqn, scope):
+                if used[-1]:
+                    ys, token = node.forward(plan.inner[node], xs, used[:-1])
+                else:
+                    ys, token = node.outputs(plan.inner[node], xs, used[:-1]), None
             ys = [*ys, token]
         else:
             n = len(node.eqn.invars)
@@ -122,7 +145,8 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
             ]
             seconds = [read(env, v) for v in eqn.invars[1 + n :]]
             token = read(env, eqn.invars[0])
-            ys = node.second(plan.inner[node], token, xs, seconds, node in here)
+            with source(eqn, scope):
+                ys = node.second(plan.inner[node], token, xs, seconds, node in here)
         write(env, eqn.outvars, ys)
         if sent is not None:
             sent.update((v, send(plan, v, env[v])) for v in eqn.outvars if v in plan.offloaded)

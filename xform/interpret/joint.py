@@ -67,6 +67,8 @@ class Joint:
       active: which inputs are differentiated.
       seconds: which outputs bring a cotangent (pushing: which inputs bring a tangent).
       results: which inputs receive a cotangent (pushing: which outputs receive a tangent).
+      push: whether the second part pushes tangents.
+      first, second: the equations of the two parts.
     """
 
     program: Program
@@ -77,8 +79,14 @@ class Joint:
     active: Mask
     seconds: Mask
     results: Mask
+    push: bool
     first: tuple[JaxprEqn, ...]
     second: tuple[JaxprEqn, ...]
+
+    @cached_property
+    def second_ids(self) -> frozenset[int]:
+        """`id`s of the second part's equations: others in a Plan's order are run again."""
+        return frozenset(map(id, self.second))
 
     @cached_property
     def producer(self) -> dict[Var, JaxprEqn]:
@@ -174,7 +182,7 @@ def _pulled(prog: Program, active: Mask, wanted: Mask) -> Joint:
 
     cts = [cotangent_aval(v.aval) for v, on in zip(prog.outputs, wanted, strict=True) if on]
     traced = trace(joint, *prog.in_avals, *cts)
-    return _split(inline(traced), prog, active, wanted, tuple(results))
+    return _split(inline(traced), prog, active, wanted, tuple(results), False)
 
 
 def _pushed(prog: Program, active: Mask, seconds: Mask) -> Joint:
@@ -188,10 +196,12 @@ def _pushed(prog: Program, active: Mask, seconds: Mask) -> Joint:
 
     dxs = [tangent_aval(v.aval) for v, on in zip(prog.inputs, seconds, strict=True) if on]
     traced = trace(joint, *prog.in_avals, *dxs)
-    return _split(inline(traced), prog, active, seconds, tuple(results))
+    return _split(inline(traced), prog, active, seconds, tuple(results), True)
 
 
-def _split(traced: Program, prog: Program, active: Mask, seconds: Mask, results: Mask) -> Joint:
+def _split(
+    traced: Program, prog: Program, active: Mask, seconds: Mask, results: Mask, push: bool
+) -> Joint:
     """Tell the two parts apart: the second is all that depends on a second input."""
     n, k = len(prog.inputs), len(prog.outputs)
     dependent = set(traced.inputs[n:])
@@ -211,6 +221,7 @@ def _split(traced: Program, prog: Program, active: Mask, seconds: Mask, results:
         active,
         seconds,
         results,
+        push,
         tuple(first),
         live(second, traced.outputs[k:]),
     )

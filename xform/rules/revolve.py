@@ -59,7 +59,8 @@ def second(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
     consts, fixed, seq = body.parts(xs)
     stored = body.parts(node.stacked([plan]))[1]
     hoisted = node.hoisted(plan)
-    once = emit.once(plan, gather(plan.kept, hoisted), _known(joint.inputs, xs))
+    with emit.again():
+        once = emit.once(plan, gather(plan.kept, hoisted), _known(joint.inputs, xs))
     each = [v for v, on in zip(plan.kept, hoisted, strict=True) if not on]
     wants, _, streams = body.parts(joint.results)
     cts, sums, ct_ys = node.starts(seconds)
@@ -79,12 +80,14 @@ def second(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
     def step(i: Value, x: States) -> States:
         env = _known(joint.inputs, inputs(i, x))
         moving = gather(joint.outputs[:nk], stored)
-        return emit.values(plan, moving, {**env, **once}, effects=False)
+        with emit.again():
+            return emit.values(plan, moving, {**env, **once}, effects=False)
 
     def pull(i: Value, x: States, after: States, cts: States, found: Any):
         sums, stacks = found[:n_sums], found[n_sums:]
         args = inputs(i, x)
-        kept = {**emit.once(plan, each, {**_known(joint.inputs, args), **once}), **once}
+        with emit.again():
+            kept = {**emit.once(plan, each, {**_known(joint.inputs, args), **once}), **once}
         given = [*cts, *(_get(ct, at(i)) for ct in ct_ys)]
         out = emit.second(plan, [kept[v] for v in plan.kept], args, given, True)
         ct_consts, ct_carry, ct_seq = body.parts(spread(out, joint.results))

@@ -253,10 +253,14 @@ class _Pull(Node):
             return {v: x for v, x in pairs if x is not None}
 
         def step(x: States) -> States:
-            return emit.values(plan, moving, known(x), effects=False)
+            with emit.again():
+                return emit.values(plan, moving, known(x), effects=False)
 
         def pull(x: States, after: States, cts: States) -> tuple[States, States]:
-            kept = emit.once(plan, plan.kept, {**known(x), **dict(zip(made, after, strict=True))})
+            with emit.again():
+                kept = emit.once(
+                    plan, plan.kept, {**known(x), **dict(zip(made, after, strict=True))}
+                )
             out = emit.second(plan, list(kept.values()), inputs(x), cts, True)
             full = spread(out, joint.results)
             carry = _full(full[n:], joint.inputs[n:], self.cts, cotangent_aval)

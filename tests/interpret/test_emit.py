@@ -1,0 +1,51 @@
+"""The scopes of what is emitted: profiles tell the parts of a program by them."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+
+import xform
+
+
+def mlp(w: jax.Array, x: jax.Array) -> jax.Array:
+    with jax.named_scope("mlp"):
+        return jnp.sum(jnp.sin(jnp.exp(x @ w) @ w))
+
+
+def scopes(f: object, *args: object) -> set[str]:
+    """The scopes of each operation of the lowered program."""
+    text = jax.jit(f).lower(*args).as_text(debug_info=True)  # type: ignore[arg-type]
+    return set(re.findall(r'loc\("jit\([^)]*\)/([^"]*)"', text))
+
+
+W, X = jnp.ones((8, 8)), jnp.ones((4, 8))
+
+
+def test_backward_and_recompute() -> None:
+    found = scopes(xform.grad(mlp, policy=xform.policies.save_dots), W, X)
+    assert "mlp/dot_general" in found or "mlp/mlp/dot_general" in found
+    assert any(re.fullmatch(r"xform\(backward\)/xform\(recompute\)/(mlp/)+exp", s) for s in found)
+    assert any(re.fullmatch(r"xform\(backward\)/(mlp/)+dot_general", s) for s in found)
+    assert not any("recompute" in s and "dot_general" in s for s in found)
+
+
+def test_tangents() -> None:
+    found = scopes(lambda w: xform.linearize(lambda w: mlp(w, X), w)[1](w), W)
+    assert any(s.startswith("xform(tangent)/") for s in found)
+    assert not any("backward" in s for s in found)
+
+
+def test_a_loop_keeps_its_scope_and_its_line() -> None:
+    def loss(ws: jax.Array, x: jax.Array) -> jax.Array:
+        with jax.named_scope("stack"):
+            return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0])
+
+    text = jax.jit(xform.grad(loss)).lower(jnp.ones((3, 8, 8)), X).as_text(debug_info=True)
+    assert re.search(r"stack/(stack/)*while", text)
+    assert re.search(r"xform\(backward\)/(stack/)+while", text)
+
+
+def test_a_region_that_is_run_again() -> None:
+    found = scopes(xform.grad(lambda w: xform.remat(mlp)(w, X)), W)
+    assert any("xform(recompute)" in s and s.endswith("exp") for s in found)

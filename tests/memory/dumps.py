@@ -1,0 +1,68 @@
+"""Small programs, compiled once for all tests of what reads their dumps."""
+
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import xform
+
+
+def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+    with jax.named_scope("layer"):
+        return jnp.tanh(x @ w), None
+
+
+def scanned(ws: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.sum(jax.lax.scan(layer, x, ws)[0] ** 2)
+
+
+def unrolled(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    for _ in range(3):
+        x = jnp.sin(jnp.exp(x @ p["w"]) @ p["w"])
+    return jnp.sum(x)
+
+
+def doubled(x: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda x: jnp.sum(x) < 1e3, lambda x: jnp.sin(x) @ x + x, x)
+
+
+def update(p: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    value, ct = xform.value_and_grad(scanned)(p, x)
+    return p - 0.1 * ct, value
+
+
+def odd(x: jax.Array, none: jax.Array, scale: jax.Array) -> Any:
+    return (x @ x) * scale, none + 1, scale * 2
+
+
+def ones(*shape: int) -> jax.Array:
+    return jnp.ones(shape)
+
+
+WS, X = (4, 64, 64), (32, 64)
+nothing = xform.policies.save_nothing
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
+    "scan": (xform.value_and_grad(scanned), (ones(*WS), ones(*X)), {}),
+    "scan, JAX": (jax.value_and_grad(scanned), (ones(*WS), ones(*X)), {}),
+    "recompute": (xform.grad(unrolled, policy=nothing), ({"w": ones(64, 64)}, ones(*X)), {}),
+    "while": (doubled, (ones(64, 64),), {}),
+    "donated": (update, (ones(*WS), ones(*X)), {"donate_argnums": 0}),
+    "odd": (odd, (ones(8, 8), ones(0, 3), ones()), {}),
+}
+
+
+@functools.cache
+def dumped(name: str) -> tuple[bytes, Any]:
+    """A program's dump, and what the compiler says of its memory."""
+    f, args, options = PROGRAMS[name]
+    lowered = jax.jit(f, **options).lower(*args)
+    with tempfile.TemporaryDirectory() as folder:
+        flags = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True}
+        stats = lowered.compile(compiler_options=flags).memory_analysis()
+        (path,) = Path(folder).glob("*after_optimizations.hlo.pb")
+        return path.read_bytes(), stats

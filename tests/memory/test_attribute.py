@@ -1,0 +1,132 @@
+"""Buffers in the user's words."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.memory.dumps import PROGRAMS, dumped
+from xform.memory.attribute import Argument, Row, part, rows, scope
+from xform.memory.buffers import read
+
+
+def of(name: str, *args: Any, **options: Any) -> list[Row]:
+    return rows(read(dumped(name)[0]), *args, **options)
+
+
+def count(found: list[Row]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for row in found:
+        total[row.category] += row.bytes if row.at_peak else 0
+    return total
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_rows_add_up_to_the_headline(name: str) -> None:
+    assignment = read(dumped(name)[0])
+    peak = [row for row in rows(assignment) if row.at_peak]
+    assert sum(row.bytes for row in peak) == assignment.total_bytes
+    assert sum(row.bytes for row in peak if row.where) >= 0.95 * assignment.total_bytes
+    assert all(row.born <= assignment.peak_step <= row.dies for row in peak)
+
+
+@pytest.mark.parametrize("name", ["scan", "scan, JAX"])
+def test_what_a_loop_stacks_is_an_activation(name: str) -> None:
+    found = of(name)
+    stack = next(row for row in found if row.category == "activation")
+    assert stack.shape[0] == 4
+    assert stack.bytes == 4 * 32 * 64 * 4
+    assert (stack.dtype, stack.scope) == ("f32", "layer")
+    assert stack.operation in ("tanh", "mul", "dot_general", "sub")
+    assert stack.where.endswith("(layer)")
+    grads = [row for row in found if row.category == "gradient" and row.at_peak]
+    assert (4, 64, 64) in {row.shape for row in grads}
+
+
+def test_recompute() -> None:
+    found = of("recompute")
+    assert "recompute" in {row.category for row in found}
+    names = {row.operation for row in found if row.category == "recompute"}
+    assert names & {"exp", "dot_general", "cos", "sin"}
+
+
+def test_arguments_have_names_and_the_callers_categories() -> None:
+    known = [Argument("params/w", "parameter"), Argument(category="optimizer state")]
+    found = {row.name: row for row in of("recompute", known)}
+    assert found["params/w"].category == "parameter"
+    assert found["x"].category == "optimizer state"
+    assert found["params/w"].where.endswith("(unrolled)")
+    assert {row.name for row in of("recompute", {}) if row.category == "argument"} == {
+        "p['w']",
+        "x",
+    }
+
+
+def test_a_gradient_has_the_type_of_a_parameter() -> None:
+    known = {0: Argument(category="optimizer state"), 1: Argument(category="parameter")}
+    assert "gradient" not in count(of("scan", known))
+    assert count(of("scan"))["gradient"] >= 4 * 64 * 64 * 4
+
+
+def test_a_donated_argument_is_one_row() -> None:
+    found = [row for row in of("donated") if row.at_peak]
+    (mine,) = (row for row in found if row.name == "p")
+    assert mine.category == "argument"
+    assert not [row for row in found if row.category == "output" and row.bytes == mine.bytes]
+
+
+def test_scalars_and_what_has_no_bytes() -> None:
+    found = of("odd")
+    assert {row.name: row.bytes for row in found if row.category == "argument"} == {
+        "x": 256, "none": 0, "scale": 4
+    }  # fmt: skip
+    assert count(found)["output"] >= 256 + 4
+
+
+def test_reasons() -> None:
+    stack = next(row for row in of("scan") if row.category == "activation")
+    again = of("scan", saved={stack.where: "saved by min_cut"})
+    assert {row.why for row in again if row.where == stack.where and row.category == "activation"} \
+        == {"saved by min_cut"}  # fmt: skip
+    assert {row.why for row in again if row.category != "activation"} == {""}
+
+
+def test_plain_data() -> None:
+    data = of("odd")[0].to_dict()
+    assert {"name", "bytes", "dtype", "shape", "operation", "where", "scope", "category", "why",
+            "born", "dies", "at_peak"} <= data.keys()  # fmt: skip
+    assert isinstance(data["shape"], list)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_of"),
+    [
+        ("jit(f)/dot_general", ""),
+        ("jit(f)/transpose", ""),
+        ("jit(f)/jvp(mlp)/mul", ""),
+        ("jit(f)/transpose(jvp(mlp))/while/body/mul", "backward"),
+        ("jit(f)/transpose(jvp(checkpoint))/rematted_computation/sin", "recompute"),
+        ("jit(f)/xform(backward)/while/body/closed_call/xform(backward)/xform(recompute)/sin",
+         "recompute"),
+        ("jit(f)/xform(backward)/xform(recompute)/while/body/xform(backward)/mul", "backward"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_parts(name: str, is_of: str) -> None:
+    assert part(name) == is_of
+
+
+@pytest.mark.parametrize(
+    ("name", "scopes"),
+    [
+        ("jit(f)/dot_general", ""),
+        ("jit(f)/jvp(layers)/jit(silu)/mul", "layers"),
+        ("jit(f)/layers/layers/dot_general", "layers"),
+        ("jit(f)/a/b/a/b/dot_general", "a/b"),
+        ("jit(f)/while/body/bkg,kg->bk/dot_general", ""),
+        ("jit(f)/transpose(jvp(a))/shard_map/vmap(b)/mul", "a/b"),
+        ("jit(f)/xform(backward)/branch_1_fun/attention/mul", "attention"),
+    ],
+)
+def test_scopes(name: str, scopes: str) -> None:
+    assert scope(name) == scopes

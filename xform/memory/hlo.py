@@ -1,0 +1,244 @@
+"""An optimized HLO module as XLA dumps it: what of it the analysis of memory reads.
+
+Field numbers are those of XLA's hlo.proto and xla_data.proto. Instructions are read when a
+computation is; shapes and places only when asked for.
+Source: https://github.com/openxla/xla/blob/main/xla/service/hlo.proto
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from xform.memory.proto import Message
+
+Index = tuple[int, ...]
+
+# Frames in these folders are not the user's: JAX, xform itself, Python's own library.
+_OWN = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (jax.__file__, os.path.dirname(os.path.abspath(__file__)), sysconfig.__file__)
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+# XLA's PrimitiveType, in the short names that JAX prints.
+_NAMES = """
+    bool i8 i16 i32 i64 u8 u16 u32 u64 f16 f32 f64 tuple opaque c64 bf16 token c128 f8_e5m2
+    f8_e4m3fn i4 u4 f8_e4m3b11fnuz f8_e5m2fnuz f8_e4m3fnuz i2 u2 f8_e4m3 f8_e3m4 i1 u1 f4_e2m1fn
+    f8_e8m0fnu
+"""
+_DTYPES = dict(enumerate(_NAMES.split(), start=1))
+_BITS = {"bool": 8, "c64": 64, "c128": 128, "bf16": 16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Type of one array (or `tuple`, `token`).
+
+    Attributes:
+      dtype: as JAX prints it, such as `bf16`.
+      dims: sizes of the axes.
+      minor_to_major: the layout: axes from the one that is contiguous in memory.
+      space: memory space of the layout; 0 is the device's main memory.
+      elements: the types of a tuple's elements.
+    """
+
+    dtype: str
+    dims: tuple[int, ...] = ()
+    minor_to_major: tuple[int, ...] = ()
+    space: int = 0
+    elements: tuple[Shape, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the elements, without what a layout pads; 0 of tuples and tokens."""
+        digits = self.dtype.partition("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
+        bits = _BITS.get(self.dtype) or int(digits or 0)
+        for n in self.dims:
+            bits *= n
+        return -(-bits // 8)
+
+    def at(self, index: Sequence[int]) -> Shape:
+        """The element of a (nested) tuple."""
+        shape = self
+        for i in index:
+            shape = shape.elements[i]
+        return shape
+
+
+class Instruction:
+    """One instruction.
+
+    Attributes:
+      id: unique in the module; name, opcode: HLO's.
+      operands: ids of the instructions that it reads.
+      called: ids of the computations that it calls.
+      computation: id of the computation that it stands in.
+      op_name: the path of scopes and primitive that JAX gave; of a parameter, the argument's name.
+      frame: its stack frame in the module's index; 0 is none.
+      number: a parameter's number, or the tuple index of a get-tuple-element.
+    """
+
+    __slots__ = (
+        "_file",
+        "_shape",
+        "called",
+        "computation",
+        "frame",
+        "id",
+        "name",
+        "number",
+        "op_name",
+        "opcode",
+        "operands",
+        "target",
+    )
+
+    def __init__(self, data: Message, computation: int):
+        meta = data.message(7)
+        self.id, self.name, self.opcode = data.number(35), data.text(1), data.text(2)
+        self.operands, self.called = data.numbers(36), data.numbers(38)
+        self.computation = computation
+        self.op_name, self.frame = meta.text(2), meta.number(15)
+        self.number = data.number(13 if self.opcode == "get-tuple-element" else 9)
+        self.target = data.text(28)
+        self._file = (meta.text(3), meta.number(4))
+        self._shape: Any = data.message(3)
+
+    @property
+    def shape(self) -> Shape:
+        """The type of its result."""
+        if isinstance(self._shape, Message):
+            self._shape = _shape(self._shape)
+        return self._shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """Instructions in the order in which they run, where the module is scheduled."""
+
+    id: int
+    name: str
+    instructions: tuple[Instruction, ...]
+    root: int
+    fused: bool
+
+
+class Module:
+    """A module.
+
+    Attributes:
+      name: of the jitted function.
+      entry: id of the entry computation.
+      computations: by id.
+      aliases: for each output that takes a donated argument's memory: the output's index, and the
+        argument's parameter number and index.
+    """
+
+    def __init__(self, data: Message):
+        self.name, self.entry = data.text(1), data.number(6)
+        runs = {entry.number(1): entry.message(2).numbers(1)
+                for entry in data.message(7).messages(1)}  # fmt: skip
+        self.computations: dict[int, Computation] = {}
+        self.instructions: dict[int, Instruction] = {}
+        for part in data.messages(3):
+            number = part.number(5)
+            found = {i.id: i for i in (Instruction(m, number) for m in part.messages(2))}
+            order = runs.get(number, found)
+            self.instructions.update(found)
+            self.computations[number] = Computation(
+                number, part.text(1), tuple(found[i] for i in order), part.number(6),
+                bool(part.number(7)),
+            )  # fmt: skip
+        self.aliases = [
+            (tuple(a.numbers(1)), a.number(2), tuple(a.numbers(3)))
+            for a in data.message(8).messages(1)
+        ]
+        self._frames = _Frames(data.message(17))
+
+    def root(self, computation: int) -> Instruction:
+        """The instruction whose result is the computation's."""
+        return self.instructions[self.computations[computation].root]
+
+    @cached_property
+    def callers(self) -> dict[int, Instruction]:
+        """The (last) instruction that calls each computation."""
+        return {c: i for i in self.instructions.values() for c in i.called}
+
+    @cached_property
+    def order(self) -> dict[int, int]:
+        """The step at which each instruction runs: program order, each loop's body once.
+
+        A loop's condition and body, branches and calls come just before the instruction itself, as
+        XLA counts. What is inside fusions has no step.
+        """
+        steps: dict[int, int] = {}
+        for i, instruction in enumerate(self._flat(self.entry)):
+            steps.setdefault(instruction.id, i)
+        return steps
+
+    def _flat(self, computation: int) -> Iterator[Instruction]:
+        for instruction in self.computations[computation].instructions:
+            called = instruction.called
+            if instruction.opcode == "while":
+                # XLA lists the body first and runs the condition first.
+                called = called[::-1]
+            if instruction.opcode in ("while", "conditional", "call", "async-start"):
+                for inner in called:
+                    yield from self._flat(inner)
+            yield instruction
+
+    def where(self, instruction: Instruction) -> str:
+        """`file:line (function)` of the innermost frame that is the user's, or nothing.
+
+        Frames of JAX, xform and installed packages are not.
+        """
+        if instruction.frame:
+            return self._frames.user(instruction.frame)
+        path, line = instruction._file
+        return f"{path}:{line}" if path and _users(path) else ""
+
+
+class _Frames:
+    """The module's table of stack frames; numbers in it count from 1."""
+
+    def __init__(self, data: Message):
+        self._files, self._functions = data.texts(1), data.texts(2)
+        self._places = [(m.number(1), m.number(2), m.number(3)) for m in data.messages(3)]
+        self._frames = [(m.number(1), m.number(2)) for m in data.messages(4)]
+        self._found: dict[int, str] = {}
+
+    def user(self, frame: int) -> str:
+        if frame not in self._found:
+            self._found[frame] = self._user(frame)
+        return self._found[frame]
+
+    def _user(self, frame: int) -> str:
+        while frame:
+            place, frame = self._frames[frame - 1]
+            file, function, line = self._places[place - 1]
+            path = self._files[file - 1]
+            if _users(path):
+                return f"{path}:{line} ({self._functions[function - 1].rpartition('.')[2]})"
+        return ""
+
+
+def _users(path: str) -> bool:
+    return not path.startswith(_OWN) and not any(part in path for part in _INSTALLED)
+
+
+def _shape(data: Message) -> Shape:
+    layout = data.message(5)
+    return Shape(
+        _DTYPES.get(data.number(2), "opaque"),
+        tuple(data.numbers(3)),
+        tuple(layout.numbers(1)),
+        layout.number(8),
+        tuple(map(_shape, data.messages(4))),
+    )

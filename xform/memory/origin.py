@@ -1,0 +1,181 @@
+"""From a value in a compiled program to the operation that made it, and to those that read it.
+
+XLA adds copies, moves values through tuples and loop states, and writes what a loop stacks with
+dynamic updates in place. None of these is what a reader looks for. `Flow` goes through them, back
+and forth: what a loop stacks comes from the operation in its body that made one slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+from xform.memory.hlo import Index, Instruction, Module
+
+# Their result is their first operand, elsewhere or seen otherwise.
+_COPIES = frozenset(("copy", "bitcast", "copy-done", "optimization-barrier"))
+_MOVES = _COPIES | {"reshape", "convert"}
+_FILLS = frozenset(("broadcast", "constant", "iota", "parameter"))
+
+
+class Flow:
+    """Where the values of a module come from, and go to.
+
+    Cost: a few steps for each value asked for.
+    """
+
+    def __init__(self, module: Module):
+        self._module = module
+
+    def origin(self, instruction: int, index: Index = ()) -> Instruction:
+        """The operation that made a value (or one element of a tuple)."""
+        start = self._module.instructions[instruction]
+        return self._back(start, index, set()) or start
+
+    def where(self, instruction: Instruction) -> str:
+        """Its line, or that of the nearest operation that it reads, or else that reads it."""
+        return self._nearest(instruction, up=True) or self._nearest(instruction, up=False)
+
+    def readers(self, places: Iterable[tuple[int, Index]]) -> list[Instruction]:
+        """The operations that read any of some values (instruction, index), or copies of them."""
+        found: dict[int, Instruction] = {}
+        queue = list(places)
+        seen = set(queue)
+        for place in queue:
+            for user, onto in self._forth(*place):
+                if onto is None:
+                    found[user.id] = user
+                elif onto not in seen:
+                    seen.add(onto)
+                    queue.append(onto)
+        return list(found.values())
+
+    def filled(self, instruction: Instruction) -> bool:
+        """Whether it says nothing of what a place is for: zeros to start from, new memory."""
+        return instruction.opcode in _FILLS or instruction.target == "AllocateBuffer"
+
+    @cached_property
+    def users(self) -> dict[int, list[Instruction]]:
+        """The instructions that read each instruction's result."""
+        found: dict[int, list[Instruction]] = {}
+        for i in self._module.instructions.values():
+            for operand in dict.fromkeys(i.operands):
+                found.setdefault(operand, []).append(i)
+        return found
+
+    def _back(
+        self, i: Instruction, index: Index, seen: set[tuple[int, Index]]
+    ) -> Instruction | None:
+        """The origin of a value, or None where it only comes from itself."""
+        if (i.id, index) in seen:
+            return None
+        seen.add((i.id, index))
+
+        def operand(k: int, index: Index = ()) -> Instruction | None:
+            return self._back(self._module.instructions[i.operands[k]], index, seen)
+
+        def result(computation: int, index: Index = index) -> Instruction | None:
+            return self._back(self._module.root(computation), index, seen)
+
+        match i.opcode:
+            case "get-tuple-element":
+                return operand(0, (i.number, *index))
+            case "tuple" if index:
+                return operand(index[0], index[1:])
+            case "copy-start":
+                return operand(0)
+            case opcode if opcode in _MOVES:
+                found = operand(0, index)
+                own = self._module.where(i)
+                return i if found is None or (own and not self._module.where(found)) else found
+            case "while":
+                return result(i.called[0]) or operand(0, index)
+            case "call" | "conditional" if i.called:
+                return result(i.called[0])
+            case "fusion":
+                inner = result(i.called[0])
+                return i if inner is None or not self._module.where(inner) else inner
+            case "dynamic-update-slice":
+                slices = operand(1)
+                return i if slices is None or self.filled(slices) else slices
+            case "parameter":
+                return self._given(i, index, seen)
+            case _:
+                return i
+
+    def _given(
+        self, i: Instruction, index: Index, seen: set[tuple[int, Index]]
+    ) -> Instruction | None:
+        """The origin of what a computation is called with."""
+        caller = self._module.callers.get(i.computation)
+        if caller is None:
+            return i
+        number = i.number
+        if caller.opcode == "while":
+            after = self._back(self._module.root(caller.called[0]), index, seen)
+            if after is not None:
+                return after
+        elif caller.opcode == "conditional":
+            number = 1 + caller.called.index(i.computation)
+        if number >= len(caller.operands):
+            return i
+        return self._back(self._module.instructions[caller.operands[number]], index, seen)
+
+    def _forth(
+        self, instruction: int, index: Index
+    ) -> Iterator[tuple[Instruction, tuple[int, Index] | None]]:
+        """The users of a value, each with the value that it hands it on as; None if it reads it."""
+        module = self._module
+        for u in self.users.get(instruction, ()):
+            places = [k for k, x in enumerate(u.operands) if x == instruction]
+            if u.opcode == "get-tuple-element":
+                if index[:1] == (u.number,):
+                    yield u, (u.id, index[1:])
+            elif u.opcode == "tuple":
+                yield from ((u, (u.id, (k, *index))) for k in places)
+            elif u.opcode == "copy-start":
+                yield u, (u.id, (0,))
+            elif u.opcode in _COPIES:
+                yield u, (u.id, index)
+            elif u.opcode in ("while", "call", "conditional"):
+                for c in u.called:
+                    # A branch has one operand, after the index that chooses it.
+                    k = 1 + u.called.index(c) if u.opcode == "conditional" else None
+                    yield from (
+                        (u, (self._parameters[c, 0 if k else n], index))
+                        for n in places
+                        if k in (None, n) and (c, 0 if k else n) in self._parameters
+                    )
+                if u.opcode == "while":
+                    yield u, (u.id, index)
+            elif not index:
+                yield u, None
+        here = module.instructions[instruction]
+        caller = module.callers.get(here.computation)
+        if caller is None or module.computations[here.computation].root != instruction:
+            return
+        if caller.opcode == "while":
+            yield from ((caller, (self._parameters[c, 0], index)) for c in caller.called)
+        yield caller, (caller.id, index)
+
+    @cached_property
+    def _parameters(self) -> dict[tuple[int, int], int]:
+        """The instruction that is each computation's parameter, by number."""
+        return {(i.computation, i.number): i.id for i in self._module.instructions.values()
+                if i.opcode == "parameter"}  # fmt: skip
+
+    def _nearest(self, start: Instruction, up: bool, most: int = 64) -> str:
+        """The first line met going breadth first along operands (or users)."""
+        queue, seen = [start], {start.id}
+        for i in queue:
+            if where := self._module.where(i):
+                return where
+            if len(queue) < most:
+                near = (
+                    [self._module.instructions[k] for k in i.operands]
+                    if up
+                    else self.users.get(i.id, [])
+                )
+                queue += [k for k in near if k.id not in seen]
+                seen.update(k.id for k in near)
+        return ""
