@@ -13,13 +13,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
-
 from xform._jax import frame
 from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.node import Node, fork_p, gather
 from xform.ir import Mask, Program
+from xform.planner.backend import backend
 from xform.planner.budget import again_flops, fit, kept_bytes, over_budget
 from xform.planner.choice import Choice, choice_of
 from xform.planner.cost import aval_bytes
@@ -58,10 +57,10 @@ def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
     joint = analyze(reshaped(prog, shapes) if shapes else prog, active, wanted)
     if not isinstance(policy, Budget):
         return Whole(plan(joint, policy, top=True), shapes)
-    backend = jax.default_backend()
-    key: Any = "whole", policy, backend
+    here = backend()
+    key: Any = "whole", policy, here
     if key not in joint.program.cache:
-        peak = lambda how: liveness(how, backend).total_bytes
+        peak = lambda how: liveness(how, here).total_bytes
         measure = peak if policy.of == "peak" else waiting_bytes
         found = search(prog, active, wanted, policy, measure)
         least = int(measure(found.how))
