@@ -223,12 +223,13 @@ def _compilation(name: str, goal: Target, devices: int, said: Answer, jaxpr: Any
             "",
             "report it with the program, if it is not the program's fault",
         )
-    work, needed = flops(program(jaxpr)), _needed(said.error)
+    work, needed = flops(program(jaxpr)), _needed(said.error, goal) if said.error else 0
     return Compilation(name, goal, devices, said.bytes, work, said.compile_seconds, said.module,
                        arguments, said.error, needed)  # fmt: skip
 
 
-def _needed(error: str) -> int:
+def _needed(error: str, goal: Target) -> int:
     """Bytes that a program would take, of what the compiler says when it is too big."""
     found = _SIZES.search(error)
-    return parse_bytes(f"{found['size']}{found['unit']}iB") if found else 0
+    said = parse_bytes(f"{found['size']}{found['unit']}iB") if found else 0
+    return max(said, (goal.device.capacity_bytes or 0) + 1)

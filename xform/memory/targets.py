@@ -132,7 +132,7 @@ def _unknown(name: str, blocked: str) -> WrongArgument:
         f"target={name!r}",
         blocked,
         "",
-        f"give None for JAX's default backend, cpu, cpu:N, {', '.join(names())}, gpu:NAME:N",
+        f"give one of cpu, cpu:N, {', '.join(names())}, gpu:NAME:N, or None for JAX's default",
     )
 
 

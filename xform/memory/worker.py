@@ -101,9 +101,9 @@ def answer(folder: Path) -> None:
     (folder / "answer.json").write_text(json.dumps(said))
 
 
-def when_alone(then: Callable[[], None]) -> None:
-    """Do this when standard input ends, which whoever asked holds open."""
-    while os.read(0, 4096):
+def when_alone(pipe: int, then: Callable[[], None]) -> None:
+    """Do this when a pipe ends, which whoever asked holds open."""
+    while os.read(pipe, 4096):
         pass
     then()
 
@@ -115,7 +115,7 @@ def main(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
-    threading.Thread(target=when_alone, args=(leave,), daemon=True).start()
+    threading.Thread(target=when_alone, args=(0, leave), daemon=True).start()
     answer(folder)
 
 
