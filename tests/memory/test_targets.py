@@ -84,8 +84,8 @@ def test_an_unknown_slice(slice_: str) -> None:
         parse_target(f"tpu:v5e:{slice_}")
     assert str(caught.value) == (
         f"target='tpu:v5e:{slice_}'\n"
-        f"  problem: {slice_!r} is no slice of TPU v5e, of which the chips are in 2 axes and 2x2 on "
-        "a host\n"
+        f"  problem: {slice_!r} is no slice of TPU v5e, of which the chips are in 2 axes and 2x2 "
+        "on a host\n"
         "  remedy:  give one of 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16, or the like"
     )
 
