@@ -50,6 +50,7 @@ __all__ = [
     "Var",
     "ad",
     "add_to",
+    "argument_names",
     "batching",
     "closed",
     "compute_on",
@@ -89,6 +90,12 @@ source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 def closed(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
     """The open jaxpr and its constants, of a Jaxpr or a ClosedJaxpr of any version."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def argument_names(jaxpr: Any) -> list[str]:
+    """What a traced function calls its inputs, as paths: `params['w']`."""
+    opened, _ = closed(jaxpr)
+    return [str(name) for name in opened.debug_info.safe_arg_names(len(opened.invars))]
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:

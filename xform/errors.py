@@ -92,3 +92,7 @@ class OtherProgram(XformError, ValueError):
 
 class MissingExtra(XformError, ImportError):
     """Something that xform can do without, and was asked for, is not installed."""
+
+
+class CompilationFailed(XformError, RuntimeError):
+    """The compiler of a target failed, or was stopped."""

@@ -22,6 +22,7 @@ from tests.sharding import mesh
 from xform import policies
 from xform.planner import link as link_module
 from xform.planner import nested
+from xform.planner.backend import planned_for
 from xform.planner.budget import again_flops, fit, kept_bytes, sent_bytes
 from xform.planner.cost import aval_bytes
 from xform.planner.link import Link, link_of
@@ -41,7 +42,7 @@ SHORT = {
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fast link to the host, which a CPU has not."""
-    monkeypatch.setattr(nested, "link_of", lambda backend: FAST)
+    monkeypatch.setattr(nested, "link_of", lambda: FAST)
 
 
 def within(joint, n: int, link: Link | None):
@@ -74,11 +75,21 @@ def test_a_link_is_known_by_its_device(monkeypatch, platform, kind, memory, know
         addressable_memories=lambda: [types.SimpleNamespace(kind=memory)],
     )
     monkeypatch.setattr(link_module.jax, "local_devices", lambda backend: [device])
-    found = link_of(platform)
+    with planned_for(platform):
+        found = link_of()
     assert (found is not None) == known
     if found is not None:
         assert found.seconds(0) == found.latency_seconds
         assert found.seconds(found.bytes_per_second) == pytest.approx(1, rel=1e-3)
+
+
+def test_a_link_of_a_device_that_is_not_here() -> None:
+    with planned_for("tpu", "TPU v5e"):
+        assert link_of() is not None
+    with planned_for("gpu", "a new one"):
+        assert link_of() is None
+    with planned_for("cpu", "CPU"):
+        assert link_of() is None
 
 
 @pytest.mark.parametrize("name", ["unrolled", "calls", "devices"])
@@ -238,7 +249,7 @@ def test_a_peak_is_met_by_what_is_sent(monkeypatch) -> None:
     found = nested.search(*args, asked, peak, "gpu").how
     assert sent_bytes(found) > 0
     assert peak(found) <= asked.bytes
-    monkeypatch.setattr(nested, "link_of", lambda backend: None)
+    monkeypatch.setattr(nested, "link_of", lambda: None)
     without = nested.search(*args, asked, peak, "gpu").how
     assert again_flops(found) < again_flops(without)
 

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 
 from xform._jax import Offloadable
+from xform.planner.backend import backend, device_kind
 
 # Where a budget sends values, as policies by name say it.
 HOST = Offloadable(src="device", dst="pinned_host")
@@ -43,17 +44,21 @@ _KNOWN = (
     ("H200", Link(990e12, 50e9)),
     ("TPU v4", Link(275e12, 16e9)),
     ("TPU v5 lite", Link(197e12, 16e9)),
+    ("TPU v5e", Link(197e12, 16e9)),
     ("TPU v5", Link(459e12, 16e9)),
-    ("TPU v6 lite", Link(918e12, 16e9)),
+    ("TPU v6", Link(918e12, 16e9)),
 )
 
 
-def link_of(backend: str) -> Link | None:
-    """The link of a backend's devices; None without one, and for a device that is not known.
+def link_of() -> Link | None:
+    """The link of the devices that are planned for; None for one that is not known.
 
     On a CPU there is one memory, whatever its kinds are called.
     """
-    device = jax.local_devices(backend=backend)[0]
-    if device.platform == "cpu" or all(m.kind != HOST.dst for m in device.addressable_memories()):
-        return None
-    return next((link for name, link in _KNOWN if name in device.device_kind), None)
+    kind = device_kind()
+    if kind is None:
+        device = jax.local_devices(backend=backend())[0]
+        kind = device.device_kind
+        if all(m.kind != HOST.dst for m in device.addressable_memories()):
+            return None
+    return None if backend() == "cpu" else next((x for name, x in _KNOWN if name in kind), None)

@@ -13,13 +13,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
-
 from xform._jax import frame
 from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.node import Node, fork_p, gather
 from xform.ir import Mask, Program
+from xform.planner.backend import backend
 from xform.planner.budget import again_flops, fit, kept_bytes, over_budget, sent_bytes
 from xform.planner.choice import Choice, choice_of
 from xform.planner.cost import aval_bytes
@@ -52,20 +51,19 @@ class Whole:
     shapes: Shapes
 
 
-def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy, backend: str | None = None
-            ) -> Whole:  # fmt: skip
-    """The Plan of a whole program, under a policy, for a backend (None: JAX's default)."""
+def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
+    """The Plan of a whole program, under a policy, for the backend that is planned for."""
     policy = check(policy)
     shapes = _recorded(policy, prog) if isinstance(policy, Decided) else {}
     joint = analyze(reshaped(prog, shapes) if shapes else prog, active, wanted)
     if not isinstance(policy, Budget):
         return Whole(plan(joint, policy, top=True), shapes)
-    backend = backend or jax.default_backend()
-    key: Any = "whole", policy, backend
+    here = backend()
+    key: Any = "whole", policy, here, link_of()
     if key not in joint.program.cache:
-        peak = lambda how: liveness(how, backend).total_bytes
+        peak = lambda how: liveness(how, here).total_bytes
         measure = peak if policy.of == "peak" else waiting_bytes
-        found = search(prog, active, wanted, policy, measure, backend)
+        found = search(prog, active, wanted, policy, measure)
         least = int(measure(found.how))
         if least > policy.bytes and policy.of == "residuals":
             raise over_budget(found.how, policy, least)
@@ -93,16 +91,15 @@ def _recorded(made: Decided, prog: Program) -> Shapes:
     return shapes
 
 
-def search(prog: Program, active: Mask, wanted: Mask, budget: Budget, measure: Measure,
-           backend: str) -> Whole:  # fmt: skip
+def search(prog: Program, active: Mask, wanted: Mask, budget: Budget, measure: Measure) -> Whole:
     """The least work within a budget, of plans with the loops as they are, split and nested.
 
-    With the loops as they are, values may be sent to the host, if the backend has a link to one.
+    With the loops as they are, values may be sent to the host, if there is a link to one.
     If none is within it, the one with the fewest bytes.
     """
     joint = analyze(prog, active, wanted)
     fits = lambda w: measure(w.how) <= budget.bytes
-    found = [Whole(p, {}) for p in _flat(joint, budget, measure, link_of(backend))]
+    found = [Whole(p, {}) for p in _flat(joint, budget, measure, link_of())]
     within = list(filter(fits, found))
     if loops(prog) and not any(again_flops(w.how) == 0 for w in within):
         over = [w.how for w in found if not fits(w)]

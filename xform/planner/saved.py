@@ -17,12 +17,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from xform._jax import JaxprEqn, Offloadable, Var
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.ir import Mask, uncollected
+from xform.planner.backend import backend
 from xform.planner.budget import fit
 from xform.planner.choice import Choice
 from xform.planner.cost import aval_bytes
@@ -48,7 +47,7 @@ def plan(joint: Joint, policy: Any = None, top: bool = False, given: Mask | None
     policy = policy if isinstance(policy, Choice) else check(policy)
     key: Any = policy, top, given
     if isinstance(policy, Budget) and policy.of == "peak":
-        key = *key, jax.default_backend()
+        key = *key, backend()
     if key not in joint.plans:
         if len(joint.plans) == _MOST:
             joint.plans.pop(next(iter(joint.plans)))
@@ -65,8 +64,8 @@ def _made(joint: Joint, policy: Any, make: Callable[[Any], Plan]) -> Plan:
         return make(policy)
     if policy.of == "residuals":
         return fit(joint, policy, make)
-    backend = jax.default_backend()
-    return fit_peak(policy, make, lambda how: liveness(how, backend).total_bytes)
+    here = backend()
+    return fit_peak(policy, make, lambda how: liveness(how, here).total_bytes)
 
 
 class _Walk:

@@ -120,10 +120,10 @@ class At:
     function: Function
     inputs: list[str]
 
-    def planned(self, policy: Policy, backend: str | None = None) -> Whole:
-        """Its plan under a policy, for a backend (None: JAX's default)."""
+    def planned(self, policy: Policy) -> Whole:
+        """Its plan under a policy."""
         fun = self.function
-        return planned(fun.program, fun.active(), fun.differentiable(), policy, backend)
+        return planned(fun.program, fun.active(), fun.differentiable(), policy)
 
     @property
     def name(self) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 
 from xform._jax import cotangent_aval
-from xform.errors import WrongArgument
 from xform.interpret.joint import Plan as Parts
 from xform.interpret.node import gather
-from xform.memory.compiled import memory_analysis
+from xform.memory.compilation import compile_for
+from xform.memory.targets import Target, parse_target
+from xform.planner.backend import planned_for
 from xform.planner.budget import again_flops
 from xform.planner.choice import choice_of
 from xform.planner.cost import aval_bytes, flops
@@ -50,7 +51,8 @@ def plan(
       argnums: position or positions of the arguments to differentiate, as for `grad`; None is every
         argument, as for `vjp`.
       has_aux: whether `f` returns a pair, of which only the first is differentiated.
-      target: the backend to plan and compile for; None is JAX's default.
+      target: what to plan and compile for: None is JAX's default backend, and others need not be
+        here, `tpu:v5e:1x1` or `gpu:h100`; see `xform.memory.targets`.
       donate_argnums: positions of the arguments whose memory the compiled function may reuse.
       verify: whether to compile. A budget of the peak is compiled at most three times; what the
         compiler says is what has to fit. No plan is compiled twice in a process.
@@ -62,6 +64,8 @@ def plan(
     Raises:
       BudgetInfeasible: no plan was found whose bytes fit, with the lowest as `floor_bytes`.
       WrongArgument: `f`, `argnums`, `policy` or `target` is unusable.
+      MissingExtra: what compiling for the target needs is not installed.
+      CompilationFailed: the target's compiler failed.
 
     Cost: one trace of `f` and its derivative; that of the policy; one compilation, or, for a budget
     of the peak, up to three, that of the default among them where it may fit.
@@ -77,45 +81,42 @@ def plan(
     >>> small.saved_bytes
     98304
     """
-    backend = _backend(target)
+    goal = parse_target(target)
     policy = check(min_cut if policy is None else policy)
-    at, given = point("plan", f, args, argnums, has_aux), Arguments(args)
-    ones = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    donated = given.donated(positions(ones, len(args), "plan")) if ones else ()
-    alias = _alias(at, [jax.typeof(given.arrays()[i]) for i in donated])
-    peak = lambda how: liveness(how, backend).total_bytes - alias
-    of_peak = isinstance(policy, Budget) and policy.of == "peak"
+    with planned_for(goal.backend, goal.absent):
+        at, given = point("plan", f, args, argnums, has_aux), Arguments(args)
+        ones = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+        donated = given.donated(positions(ones, len(args), "plan")) if ones else ()
+        alias = _alias(at, [jax.typeof(given.arrays()[i]) for i in donated])
+        peak = lambda how: liveness(how, goal.backend).total_bytes - alias
+        of_peak = isinstance(policy, Budget) and policy.of == "peak"
 
-    def made(whole: Whole, compiled: int | None = None, compiles: int = 0) -> Plan:
-        predicted = peak(whole.how)
-        return _plan(at, policy, whole, backend, predicted, compiled, compiles)
+        def made(whole: Whole, compiled: int | None = None, compiles: int = 0) -> Plan:
+            predicted = peak(whole.how)
+            return _plan(at, policy, whole, goal, predicted, compiled, compiles)
 
-    def measure(whole: Whole) -> int:
-        run = _derivative(f, argnums, has_aux, made(whole), at)
-        flat = lambda ct, *arrays: run(given.filled(arrays)[1], ct)
-        step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
-        with jax.default_device(jax.devices(backend)[0]):
-            return memory_analysis(step, _cotangent(at), *given.arrays()).total_bytes
+        def measure(whole: Whole) -> int:
+            run = _derivative(f, argnums, has_aux, made(whole), at)
+            flat = lambda ct, *arrays: run(given.filled(arrays)[1], ct)
+            step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
+            return compile_for(step, (_cotangent(at), *given.arrays()), target=goal).total_bytes
 
-    if not verify:
-        return made(
-            _simulated(at, policy, peak, backend) if of_peak else at.planned(policy, backend)
-        )
-    placed = [str(getattr(x, "sharding", None)) for x in given.arrays()]
-    compiler = Compiler(at.planned(min_cut).how, peak, measure, backend, donated, str(placed),
-                        argnums is None)  # fmt: skip
-    if not of_peak:
-        whole = at.planned(policy, backend)
-    else:
-        whole = within(at, policy, compiler, backend, any(map(_hidden, given.arrays())))
-    return made(whole, compiler.bytes(whole), compiler.compiles)
+        if not verify:
+            return made(_simulated(at, policy, peak) if of_peak else at.planned(policy))
+        placed = [str(getattr(x, "sharding", None)) for x in given.arrays()]
+        compiler = Compiler(at.planned(min_cut).how, peak, measure, goal.name, donated, str(placed),
+                            argnums is None)  # fmt: skip
+        if of_peak:
+            whole = within(at, policy, compiler, any(map(_hidden, given.arrays())))
+        else:
+            whole = at.planned(policy)
+        return made(whole, compiler.bytes(whole), compiler.compiles)
 
 
-def _simulated(at: At, budget: Budget, peak: Callable[[Parts], int], backend: str
-               ) -> Whole:  # fmt: skip
+def _simulated(at: At, budget: Budget, peak: Callable[[Parts], int]) -> Whole:
     """The plan that the simulation puts within the budget."""
     ends = at.function.program, at.function.active(), at.function.differentiable()
-    whole = search(*ends, budget, peak, backend)
+    whole = search(*ends, budget, peak)
     if peak(whole.how) > budget.bytes:
         raise infeasible(budget, whole.how, peak(whole.how), "simulated")
     return whole
@@ -142,14 +143,14 @@ def _alias(at: At, donated: Sequence[Any]) -> int:
     return total
 
 
-def _plan(at: At, policy: Policy, whole: Whole, backend: str, predicted: int,
+def _plan(at: At, policy: Policy, whole: Whole, goal: Target, predicted: int,
           compiled: int | None, compiles: int) -> Plan:  # fmt: skip
     how = whole.how
-    seen = liveness(how, backend)
+    seen = liveness(how, goal.backend)
     return Plan(
         function=at.name,
         policy=said(policy),
-        target=backend,
+        target=goal.name,
         rows=tuple(rows_of(how)),
         saved_bytes=waiting_bytes(how),
         forward_flops=flops(at.function.program),
@@ -189,18 +190,3 @@ def _cotangent(at: At) -> Tree:
 def _placed(aval: Any) -> Any:
     """Where explicit axes say that a value lies."""
     return None if aval.sharding.mesh.empty else aval.sharding
-
-
-def _backend(target: str | None) -> str:
-    if target is None:
-        return jax.default_backend()
-    try:
-        return jax.devices(target)[0].platform
-    except RuntimeError as error:
-        raise WrongArgument(
-            f"plan with target={target!r}",
-            "no such backend is at hand",
-            "",
-            f"give one of {', '.join(sorted({'cpu', jax.default_backend()}))}, or None for JAX's "
-            "default",
-        ) from error

@@ -85,7 +85,7 @@ class Compiler:
         return size * near.bytes / max(near.predicted, 1) if near else size
 
 
-def within(at: At, budget: Budget, compiler: Compiler, backend: str, hidden: bool) -> Whole:
+def within(at: At, budget: Budget, compiler: Compiler, hidden: bool) -> Whole:
     """The plan that the compiler puts within the budget, or `BudgetInfeasible`.
 
     One with less work is tried where the compiler leaves room. `hidden` says that arguments are
@@ -105,7 +105,7 @@ def within(at: At, budget: Budget, compiler: Compiler, backend: str, hidden: boo
     found: Whole | None = None
     tried: list[Whole] = []
     while True:
-        whole = search(*ends, budget, expected, backend)
+        whole = search(*ends, budget, expected)
         known, size = compiler.known(whole.how), expected(whole.how)
         if found and (again_flops(whole.how) >= again_flops(found.how) or size > budget.bytes):
             return found

@@ -1,0 +1,199 @@
+"""Compile for targets: the one that is here, several CPU devices, TPUs and GPUs that are not."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import xform
+from xform import errors
+from xform.memory import compilation
+from xform.memory.compilation import compile_for
+from xform.memory.lowering import Lowered
+from xform.memory.remote import Answer
+from xform.memory.targets import missing, parse_target
+
+W, X = jax.ShapeDtypeStruct((12, 64, 64), jnp.float32), jax.ShapeDtypeStruct((32, 64), jnp.float32)
+BYTES = {"argument": 100, "output": 50, "temp": 30, "alias": 20, "generated_code": 5,
+         "host_argument": 1, "host_output": 2, "host_temp": 4, "host_alias": 1}  # fmt: skip
+
+
+def loss(w, x):
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)[0].sum()
+
+
+def answering(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> list[Lowered]:
+    """In place of another process; what it was asked."""
+    asked: list[Lowered] = []
+
+    def compile_there(lowered, target, timeout):
+        asked.append(lowered)
+        return answer
+
+    pytest.importorskip("flatbuffers", reason="jax.export serializes with flatbuffers")
+    monkeypatch.setattr(compilation, "check_installed", lambda target: None)
+    monkeypatch.setattr(compilation, "compile_there", compile_there)
+    monkeypatch.setattr(compilation, "_remembered", compilation._remembered.__class__())
+    return asked
+
+
+@pytest.mark.parametrize("target", [None, "cpu"])
+def test_here(target: str | None) -> None:
+    made = compile_for(xform.grad(loss), (W, X), target=target, donate_argnums=0)
+    stats = jax.jit(xform.grad(loss), donate_argnums=0).lower(W, X).compile().memory_analysis()
+    assert made.argument_bytes == stats.argument_size_in_bytes
+    assert made.temp_bytes == stats.temp_size_in_bytes
+    assert made.alias_bytes == W.size * 4
+    assert (
+        made.total_bytes == made.argument_bytes + made.temp_bytes + made.output_bytes - W.size * 4
+    )
+    assert (made.function, made.devices, made.refused, made.fits) == ("loss", 1, "", True)
+    assert made.flops == xform.memory_analysis(xform.grad(loss), W, X).flops
+    assert b"jit_loss" in made.module
+    assert made.verdict().startswith("loss needs ")
+
+
+def test_here_on_a_mesh() -> None:
+    if jax.device_count() < 8:
+        pytest.skip("needs eight devices")
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    mesh = {"i": 4, "j": 2}
+    made = compile_for(lambda x: x + 1, (x,), mesh=mesh, in_specs=P("i", "j"))
+    assert made.devices == 8
+    assert made.argument_bytes == made.output_bytes == x.size * 4 // 8
+    abstract = jax.sharding.AbstractMesh((4, 2), ("i", "j"))
+    at = jax.sharding.NamedSharding(abstract, P("i"))
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=at)
+    assert compile_for(lambda x: x + 1, (x,)).argument_bytes == x.size * 4 // 4
+    with pytest.raises(errors.WrongArgument, match="give a target with that many devices"):
+        compile_for(lambda x: x, (x,), mesh={"i": 64})
+
+
+def test_what_a_compilation_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(Answer(BYTES, 2.0, b"hlo"), monkeypatch)
+    made = compile_for(lambda p, x: p["w"] + x, ({"w": X}, X), target="tpu:v5e:1x1")
+    assert made.arguments == ("p['w']", "x")
+    assert made.module == b"hlo"
+    assert (made.total_bytes, made.host_bytes, made.code_bytes) == (160, 6, 5)
+    assert (made.over_bytes, made.fits, made.compile_seconds) == (0, True, 2.0)
+    assert made.verdict() == (
+        "<lambda> needs 160 B of each TPU v5e, which has 15.8 GiB: it fits, 15.7 GiB are left"
+    )
+
+
+def test_a_program_is_compiled_once_for_each_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answering(Answer(BYTES, 2.0, None), monkeypatch)
+    f = lambda x: jnp.sin(x)
+    for _ in range(2):
+        compile_for(f, (X,), target="gpu:h100")
+    assert len(asked) == 1
+    compile_for(f, (X,), target="gpu:h200")
+    compile_for(f, (X,), target="gpu:h100", donate_argnums=0)
+    compile_for(f, (W,), target="gpu:h100")
+    assert len(asked) == 4
+    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_any=1")
+    compile_for(f, (X,), target="gpu:h100")
+    assert len(asked) == 5
+    monkeypatch.setattr(compilation, "_MOST", 5)
+    compile_for(f, (X,), target="gpu:h200:2")
+    assert len(compilation._remembered) == 5
+
+
+@pytest.mark.parametrize(
+    ("said", "needs"),
+    [
+        ("the total memory required for HLO temporaries (39.00G) exceeds available HBM (15.75G).",
+         "39.0 GiB of each TPU v5e, which has 15.8 GiB: it is over by 23.2 GiB"),
+        ("Ran out of memory in memory space hbm. Used 16.50G of 15.75G hbm. Exceeded by 768.00M.",
+         "16.5 GiB of each TPU v5e, which has 15.8 GiB: it is over by 768.0 MiB"),
+        ("in other words", "15.8 GiB of each TPU v5e, which has 15.8 GiB: it is over by 1 B"),
+    ],
+)  # fmt: skip
+def test_too_big_is_a_result(said: str, needs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = f"RESOURCE_EXHAUSTED: {said}"
+    answering(Answer({}, 1.0, b"hlo", error), monkeypatch)
+    made = compile_for(lambda x: x, (X,), target="tpu:v5e:1x1")
+    assert made.verdict() == f"<lambda> needs {needs}"
+    assert made.refused == error
+    assert not made.fits
+    assert made.module == b"hlo"
+
+
+def test_over_the_capacity_though_it_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(Answer({"temp": 100 * 2**30}, 1.0, None), monkeypatch)
+    made = compile_for(lambda x: x, (X,), target="gpu:h100")
+    assert not made.fits
+    assert made.over_bytes == 100 * 2**30 - made.target.device.capacity_bytes
+    assert made.verdict().endswith("it is over by 20.9 GiB")
+
+
+def test_another_error_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(Answer({}, 1.0, None, "INVALID_ARGUMENT: no\nstack"), monkeypatch)
+    with pytest.raises(errors.CompilationFailed) as caught:
+        compile_for(lambda x: x, (X,), target="gpu:h100")
+    assert str(caught.value) == (
+        "<lambda> for target='gpu:h100'\n"
+        "  problem: the compiler refused it: INVALID_ARGUMENT: no\n"
+        "  remedy:  report it with the program, if it is not the program's fault"
+    )
+
+
+def test_several_devices_of_another_process() -> None:
+    target = parse_target("cpu:2")
+    if missing(target):
+        pytest.skip("needs flatbuffers")
+    before = dict(os.environ), jax.devices()
+    made = compile_for(lambda x: (x @ x.T).sum(), (X,), target=target, mesh={"i": 2},
+                       in_specs=P("i"))  # fmt: skip
+    assert (dict(os.environ), jax.devices()) == before
+    assert made.devices == 2
+    assert made.argument_bytes == X.size * 4 // 2
+    assert b"all-gather" in made.module or b"all-reduce" in made.module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("one", "four"), [("tpu:v5e:1x1", "tpu:v5e:2x2"), ("gpu:h100", "gpu:h100:4")]
+)
+def test_without_the_device(one: str, four: str) -> None:
+    if absent := missing(parse_target(one)):
+        pytest.skip(f"needs {', '.join(absent)}")
+    w = jax.ShapeDtypeStruct((8, 1024, 1024), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((16384, 1024), jnp.bfloat16)
+
+    def layers(w, x):
+        for i in range(8):
+            x = jnp.tanh(jnp.tanh(x @ w[i]) @ w[i].T)
+        return jnp.sum(x.astype(jnp.float32) ** 2)
+
+    temp = {}
+    for name, policy in {
+        "all": xform.policies.save_everything,
+        "dots": xform.policies.save_dots,
+        "default": None,
+        "none": xform.policies.save_nothing,
+    }.items():
+        made = compile_for(xform.grad(layers, policy=policy), (w, x), target=one, donate_argnums=0)
+        assert made.argument_bytes >= 2 * (w.size + x.size)
+        assert b"bitcast" in made.module
+        temp[name] = made.temp_bytes
+    assert temp["none"] < 0.6 * min(temp["dots"], temp["default"], temp["all"])
+    spread = compile_for(xform.grad(layers), (w, x), target=four, mesh={"data": 4},
+                         in_specs=(P(), P("data")))  # fmt: skip
+    assert spread.devices == 4
+    assert spread.temp_bytes < 0.5 * temp["default"]
+    assert b"all-reduce" in spread.module
+
+
+@pytest.mark.slow
+def test_too_big_for_a_tpu() -> None:
+    if absent := missing(parse_target("tpu:v5e:1x1")):
+        pytest.skip(f"needs {', '.join(absent)}")
+    x = jax.ShapeDtypeStruct((2**31,), np.float32)
+    made = compile_for(lambda x: jnp.sin(x) + 1, (x,), target="tpu:v5e:1x1")
+    assert made.verdict() == (
+        "<lambda> needs 16.0 GiB of each TPU v5e, which has 15.8 GiB: it is over by 256.0 MiB"
+    )

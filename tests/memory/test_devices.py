@@ -1,0 +1,27 @@
+"""What is known of devices."""
+
+import re
+
+import pytest
+
+from xform.memory.devices import GPUS, TPUS
+
+
+@pytest.mark.parametrize("name", [*TPUS, *GPUS])
+def test_numbers_are_of_the_right_size(name: str) -> None:
+    device = {**TPUS, **GPUS}[name]
+    assert 15 * 2**30 < device.capacity_bytes < 200 * 2**30
+    assert 1e14 < device.flops_per_second < 3e15
+    assert device.flops_per_second / 4 < device.f32_flops_per_second <= device.flops_per_second
+    assert 2e11 < device.bytes_per_second < 1e13
+
+
+def test_a_target_config_is_protocol_buffer_text() -> None:
+    text = GPUS["h100"].target_config()
+    assert text.startswith("gpu_device_info {\n  threads_per_block_limit: 1024\n")
+    assert "  shared_memory_per_core: 233472\n" in text
+    assert "  shared_memory_per_block_optin: 232448\n" in text
+    assert "  memory_bandwidth: 3352000000000\n" in text
+    assert "  cuda_compute_capability { major: 9 minor: 0 }\n" in text
+    assert text.count("{") == text.count("}")
+    assert not re.search(r": *(None)?$", text, re.MULTILINE)

@@ -1,0 +1,173 @@
+"""Functions lowered for devices that are not here."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from xform import errors
+from xform.memory.lowering import jitted, lower, on_mesh
+from xform.memory.targets import parse_target
+
+CPU, FOUR = parse_target("cpu:1"), parse_target("cpu:4")
+MESH = {"data": 2, "model": 2}
+W, X = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((4, 8), jnp.float32)
+
+
+def product(p, x):
+    return x @ p["w"]
+
+
+def at(mesh, *spec):
+    return NamedSharding(mesh, P(*spec))
+
+
+def specs(given) -> list:
+    return [x.sharding.spec for x in jax.tree.leaves((given.args, given.kwargs))]
+
+
+def test_arguments_without_shardings_are_types() -> None:
+    given = on_mesh(({"w": np.ones((8, 16)), "n": 3}, jnp.ones((4, 8))), {}, CPU, None, None)
+    assert given.mesh is None
+    assert given.axes == []
+    assert isinstance(given.args[0]["w"], np.ndarray)
+    assert given.args[0]["n"] == 3
+    assert given.args[1] == jax.ShapeDtypeStruct((4, 8), jnp.float32)
+
+
+def test_specs_are_a_prefix_of_the_arguments() -> None:
+    args = ({"w": W, "v": W}, X)
+    for in_specs, found in (
+        (None, [P(), P(), P()]),
+        (P("data"), [P("data")] * 3),
+        ((P("data"), P(None, "model")), [P("data"), P("data"), P(None, "model")]),
+        (({"w": P("model"), "v": P()}, P()), [P(), P("model"), P()]),
+    ):
+        given = on_mesh(args, {"k": X}, FOUR, MESH, in_specs)
+        assert specs(given) == [*found, P()]
+        assert given.axes == [(2, "data", "Auto"), (2, "model", "Auto")]
+
+
+def test_shardings_of_the_arguments_are_kept() -> None:
+    mesh = AbstractMesh((4,), ("i",), axis_types=(AxisType.Explicit,))
+    x = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=at(mesh, "i"))
+    given = on_mesh(({"w": W}, x), {}, FOUR, None, None)
+    assert specs(given) == [P(), P("i")]
+    assert given.axes == [(4, "i", "Explicit")]
+    alone = on_mesh((X,), {}, FOUR, None, None)
+    assert alone.on(()) is alone
+
+
+def test_of_a_mesh_of_other_devices_the_axes_count() -> None:
+    if jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
+    given = on_mesh((jax.device_put(jnp.ones((4, 8)), at(mesh, "b")),), {}, FOUR, None, None)
+    assert given.mesh == mesh.abstract_mesh
+    (real,) = given.on(jax.devices()[4:]).args
+    assert real.sharding.mesh.devices.tolist() == np.array(jax.devices()[4:]).reshape(2, 2).tolist()
+    assert real.sharding.spec == P("b")
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    one, two = AbstractMesh((4,), ("i",)), AbstractMesh((4,), ("j",))
+    x, y = (jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=at(m)) for m in (one, two))
+    for call, text in (
+        (
+            lambda: on_mesh((X,), {}, CPU, MESH, None),
+            "target='cpu:1' with a mesh of {data: 2, model: 2}\n"
+            "  problem: the mesh has 4 devices and the target 1\n"
+            "  remedy:  give axes whose sizes multiply to the number of the target's devices, or a "
+            "target of that size",
+        ),
+        (
+            lambda: on_mesh((x, y), {}, FOUR, None, None),
+            "compile for a target\n"
+            "  problem: the arguments are on different meshes: "
+            f"{', '.join(sorted((str(one), str(two))))}\n"
+            "  remedy:  put all of them on one mesh, or give mesh= and in_specs=",
+        ),
+        (
+            lambda: on_mesh((X, X), {}, FOUR, MESH, None).on(()),
+            "a mesh of 4 devices\n"
+            "  problem: this process has 0\n"
+            "  remedy:  give a target with that many devices, such as target='cpu:4'",
+        ),
+        (
+            lambda: jitted(jax.jit(product), 0),
+            "donate_argnums=0\n"
+            "  problem: the function is jitted already, with options of its own\n"
+            "  remedy:  give jax.jit the donate_argnums, or pass the function that is not jitted",
+        ),
+    ):
+        with pytest.raises(errors.WrongArgument) as caught:
+            call()
+        assert str(caught.value) == text
+
+
+def test_specs_that_are_no_prefix_are_refused() -> None:
+    with pytest.raises(errors.WrongArgument) as caught:
+        on_mesh((X, X), {}, FOUR, MESH, (P(), P(), P()))
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"in_specs={(P(), P(), P())!r}"
+    assert lines[1].startswith("  problem: it is no prefix of the tree of the arguments: ")
+    assert lines[2] == (
+        "  remedy:  give one PartitionSpec for all, or a tuple with one entry for each argument, "
+        "each a PartitionSpec or a tree of them"
+    )
+
+
+class TestLower:
+    @pytest.fixture(autouse=True)
+    def _serializes(self) -> None:
+        pytest.importorskip("flatbuffers", reason="jax.export serializes with flatbuffers")
+
+    def test_donation_names_and_what_is_read(self) -> None:
+        f = jitted(lambda p, x, k: (p["w"] * 2, p["b"] + k), donate_argnums=0)
+        args = {"w": W, "b": X, "unread": W}, X
+        lowered, jaxpr = lower(f, on_mesh(args, {"k": 1.0}, CPU, None, None), CPU)
+        assert lowered.name == "<lambda>"
+        assert lowered.devices == 1
+        assert lowered.arguments == ("p['b']", "p['w']", "k")
+        assert lowered.donated == [0, 1, 2]
+        assert len(jaxpr.jaxpr.invars) == 5
+
+    def test_it_is_the_same_each_time(self) -> None:
+        given = on_mesh(({"w": W}, X), {}, FOUR, MESH, P("data"))
+        made = [lower(jitted(product), given, parse_target("tpu:v5e:2x2"))[0] for _ in range(2)]
+        assert made[0] == made[1]
+        assert made[0].devices == 4
+
+    def test_the_mesh_is_current(self) -> None:
+        f = lambda x: jax.lax.with_sharding_constraint(jnp.sin(x), P("data"))
+        assert lower(jitted(f), on_mesh((X,), {}, FOUR, MESH, None), FOUR)[0].devices == 4
+
+    def test_a_function_with_a_callback_is_refused(self) -> None:
+        def shows(x):
+            jax.debug.print("{}", x)
+            return x
+
+        with pytest.raises(errors.XformError) as caught:
+            lower(jitted(shows), on_mesh((X,), {}, CPU, None, None), CPU)
+        assert str(caught.value) == (
+            "shows for target='cpu:1'\n"
+            "  problem: it cannot be lowered without the device: serialization of host_callbacks "
+            "is not yet implemented\n"
+            "  remedy:  take out callbacks and prints, or compile where the device is, with "
+            "target=None"
+        )
+
+    def test_devices_without_a_mesh_are_refused(self) -> None:
+        if jax.device_count() < 4:
+            pytest.skip("needs four devices")
+        mesh = jax.sharding.Mesh(jax.devices()[:4], ("i",))
+        f = jax.jit(lambda x: x + 1, in_shardings=at(mesh, "i"))
+        with pytest.raises(errors.WrongArgument) as caught:
+            lower(f, on_mesh((X,), {}, FOUR, None, None), FOUR)
+        assert str(caught.value) == (
+            "<lambda> for target='cpu:4'\n"
+            "  problem: it runs on 4 devices, and its arguments name no mesh\n"
+            "  remedy:  give mesh={axis: size}, or arguments that have a NamedSharding"
+        )

@@ -1,0 +1,49 @@
+"""The compiler's side, in this process."""
+
+import os
+import threading
+
+import jax
+import numpy as np
+
+from xform.memory import worker
+
+
+def test_bytes_and_the_program(tmp_path) -> None:
+    lowered = jax.jit(lambda x: jax.numpy.sin(x @ x) @ x).lower(np.ones((64, 64), np.float32))
+    said, module = worker.compile_and_read(lowered, tmp_path / "dump")
+    assert list(said["bytes"]) == list(worker.KINDS)
+    assert said["bytes"]["argument"] == 64 * 64 * 4
+    assert said["bytes"]["temp"] >= 64 * 64 * 4
+    assert said["compile_seconds"] > 0
+    assert b"jit__lambda" in module
+
+
+def test_of_several_programs_the_last_is_read(tmp_path) -> None:
+    for name, size in {
+        "a.before_optimizations": 9,
+        "a.x_after_optimizations": 8,
+        "a.x_after_optimizations_after_buffer_assignment": 4,
+        "helper.x_after_optimizations_after_buffer_assignment": 2,
+    }.items():
+        (tmp_path / f"{name}.hlo.pb").write_bytes(name[:1].encode() * size)
+
+    class Lowered:
+        def compile(self, compiler_options):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: too big")
+
+    said, module = worker.compile_and_read(Lowered(), tmp_path)
+    assert said["error"] == "RESOURCE_EXHAUSTED: too big"
+    assert module == b"aaaa"
+
+
+def test_it_notices_that_nobody_waits() -> None:
+    reads, writes = os.pipe()
+    alone = threading.Event()
+    thread = threading.Thread(target=worker.when_alone, args=(reads, alone.set))
+    thread.start()
+    assert not alone.wait(0.05)
+    os.close(writes)
+    assert alone.wait(10)
+    thread.join()
+    os.close(reads)

@@ -1,0 +1,57 @@
+"""The backend that is planned for, where a program is lowered for another one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xform
+from xform.planner import nested, saved
+from xform.planner.backend import backend, planned_for
+from xform.planner.peak import liveness
+
+X = np.ones((64, 64), np.float32)
+
+
+def test_is_the_default_unless_another_is_set() -> None:
+    assert backend() == jax.default_backend()
+    with planned_for("tpu"):
+        assert backend() == "tpu"
+        with planned_for("gpu"):
+            assert backend() == "gpu"
+        assert backend() == "tpu"
+    assert backend() == jax.default_backend()
+
+
+def test_a_function_is_traced_again_for_another() -> None:
+    seen = []
+
+    @jax.jit
+    def f(x):
+        seen.append(backend())
+        return x
+
+    for name in ("cpu", "tpu", "cpu", "tpu"):
+        with planned_for(name):
+            f.trace(X)
+    assert seen == ["cpu", "tpu"]
+
+
+def test_a_budget_of_the_peak_is_simulated_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+
+    def simulated(how, name):
+        seen.add(name)
+        return liveness(how, name)
+
+    for module in (nested, saved):
+        monkeypatch.setattr(module, "liveness", simulated)
+    policy = xform.policies.budget("1 MiB", of="peak")
+    loss = lambda x: jnp.sum(jnp.sin(x @ x) @ x)
+    region = lambda x: xform.remat(loss, policy=policy)(x)
+    for step in (jax.jit(xform.grad(loss, policy=policy)), jax.jit(xform.grad(region))):
+        for name in ("cpu", "tpu", "gpu"):
+            with planned_for(name):
+                step.trace(X)
+            assert seen == {name}
+            seen.clear()

@@ -1,0 +1,235 @@
+"""Compile a function for a target, and keep what the compiler says."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, NamedSharding
+
+from xform.errors import CompilationFailed
+from xform.ir import program
+from xform.memory.lowering import Arguments, jitted, lower, on_mesh
+from xform.memory.remote import Answer, compile_there, read
+from xform.memory.targets import Target, check_installed, parse_target
+from xform.memory.worker import compile_and_read
+from xform.planner.backend import planned_for
+from xform.planner.cost import flops
+from xform.text import human_bytes, parse_bytes
+
+# "... required for HLO temporaries (39.00G) exceeds ...", "Used 24.00G of 15.75G hbm".
+_SIZES = re.compile(r"(?:\(|Used )(?P<size>\d+(?:\.\d+)?)(?P<unit>[KMGT])(?:\) exceeds| of )")
+# How many answers are remembered.
+_MOST = 32
+_remembered: collections.OrderedDict[str, Answer] = collections.OrderedDict()
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """What the compiler of a target says of a program; bytes are those of each device.
+
+    Attributes:
+      function: its name.
+      target: what it was compiled for.
+      devices: on how many devices it runs.
+      bytes: by kind, see `worker.KINDS`; empty if the compiler refused the program.
+      flops: over all devices, with trip counts.
+      compile_seconds: wall time of the compiler.
+      module: a serialized HloProto: the compiled module and its buffer assignment; None where the
+        compiler wrote none.
+      arguments: a name for each parameter of the module; empty if the module has them itself.
+      refused: the compiler's words, if the program is too big for the device.
+      needed_bytes: what a refused program would take, as far as the compiler says.
+    """
+
+    function: str
+    target: Target
+    devices: int
+    bytes: dict[str, int]
+    flops: int
+    compile_seconds: float
+    module: bytes | None
+    arguments: tuple[str, ...] = ()
+    refused: str = ""
+    needed_bytes: int = 0
+
+    @property
+    def argument_bytes(self) -> int:
+        """Inputs."""
+        return self.bytes.get("argument", 0)
+
+    @property
+    def output_bytes(self) -> int:
+        """Outputs."""
+        return self.bytes.get("output", 0)
+
+    @property
+    def temp_bytes(self) -> int:
+        """Everything in between, at its peak."""
+        return self.bytes.get("temp", 0)
+
+    @property
+    def alias_bytes(self) -> int:
+        """Outputs that reuse the memory of donated inputs, counted in both of the above."""
+        return self.bytes.get("alias", 0)
+
+    @property
+    def code_bytes(self) -> int:
+        """The compiled code."""
+        return self.bytes.get("generated_code", 0)
+
+    @property
+    def host_bytes(self) -> int:
+        """What waits in host memory."""
+        kinds = ("host_argument", "host_output", "host_temp")
+        return sum(self.bytes.get(k, 0) for k in kinds) - self.bytes.get("host_alias", 0)
+
+    @property
+    def total_bytes(self) -> int:
+        """The headline: argument + output + temp - alias; of a refused program, what it needs."""
+        if self.refused:
+            return self.needed_bytes
+        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
+
+    @property
+    def over_bytes(self) -> int:
+        """By how much the program is over the capacity of a device; 0 if it fits."""
+        capacity = self.target.device.capacity_bytes
+        return max(0, self.total_bytes - capacity) if capacity else 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the program fits a device."""
+        return not self.refused and not self.over_bytes
+
+    def verdict(self) -> str:
+        """Whether it fits, and by how much, in a line."""
+        capacity = self.target.device.capacity_bytes
+        size, name = human_bytes(self.total_bytes), self.target.device.name
+        needs = f"{self.function} needs {size} of each {name}"
+        if capacity is None:
+            return needs
+        has = f"which has {human_bytes(capacity)}"
+        if self.fits:
+            return f"{needs}, {has}: it fits, {human_bytes(capacity - self.total_bytes)} are left"
+        return f"{needs}, {has}: it is over by {human_bytes(self.over_bytes)}"
+
+
+def compile_for(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    target: str | Target | None = None,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    in_specs: Any = None,
+    donate_argnums: int | Sequence[int] = (),
+    timeout_seconds: float = 3600,
+) -> Compilation:
+    """Compile a function for a target, which need not be here.
+
+    Args:
+      f: a function of pytrees of arrays, or one that `jax.jit` made, with options of its own.
+      args: arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run. They may have
+        `NamedSharding`s, over an `AbstractMesh`, or over other devices: the mesh's axes count.
+      kwargs: keyword arguments, of the same kinds.
+      target: see `parse_target`; None is JAX's default backend.
+      mesh: sizes of the axes of a mesh of the target's devices, by name.
+      in_specs: with `mesh`, a `PartitionSpec` for each of `args`, or a prefix of their tree; what
+        has none, and `kwargs`, is on every device.
+      donate_argnums: as for `jax.jit`.
+      timeout_seconds: after which the compiler is stopped, in a process of its own.
+
+    Returns:
+      A `Compilation`; of a program that is too big for the device too.
+
+    Raises:
+      WrongArgument: there is no such target, or the mesh does not fit it.
+      MissingExtra: what compiling for the target needs is not installed.
+      CompilationFailed: the compiler failed, or was stopped.
+
+    Cost: a trace, a lowering, a compilation; for devices that are not here a process that imports
+    JAX. What was compiled is remembered, by program and target.
+    """
+    goal = target if isinstance(target, Target) else parse_target(target)
+    f = jitted(f, donate_argnums)
+    if goal.here:
+        return _here(f, args, kwargs or {}, goal, mesh, in_specs)
+    check_installed(goal)
+    lowered, jaxpr = lower(f, on_mesh(args, kwargs or {}, goal, mesh, in_specs), goal)
+    flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
+    key = _key(lowered.program, goal.name, str(lowered.donated), *flags)
+    there = _answer(key, lambda: compile_there(lowered, goal, timeout_seconds))
+    return _compilation(lowered.name, goal, lowered.devices, there, jaxpr, lowered.arguments)
+
+
+def _here(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
+          mesh: Mapping[str, int] | None, in_specs: Any) -> Compilation:  # fmt: skip
+    """Compile for devices of this process."""
+    given = on_mesh(args, kwargs, goal, mesh, in_specs)
+    if mesh is None and not any(map(_abstract, jax.tree.leaves((args, kwargs)))):
+        given = Arguments(tuple(args), dict(kwargs), given.mesh)
+    else:
+        given = given.on(jax.devices(goal.backend))
+    with planned_for(goal.backend, goal.absent), jax.default_device(jax.devices(goal.backend)[0]):
+        traced = f.trace(*given.args, **given.kwargs)
+        traced = getattr(traced, "traced", traced)  # `nnx.jit` wraps what `jax.jit` traced
+        lowered = traced.lower()
+    key = _key(lowered.as_text(debug_info=True).encode(), goal.name)
+
+    def ask() -> Answer:
+        with tempfile.TemporaryDirectory(prefix="xform-") as folder:
+            return read(*compile_and_read(lowered, Path(folder)))
+
+    devices = given.mesh.size if given.mesh else 1
+    return _compilation(traced.fun_name, goal, devices, _answer(key, ask), traced.jaxpr)
+
+
+def _abstract(x: Any) -> bool:
+    sharding = getattr(x, "sharding", None)
+    return isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh)
+
+
+def _key(program_: bytes, *decides: str) -> str:
+    text = hashlib.sha256(program_)
+    for part in decides:
+        text.update(b"\0" + part.encode())
+    return text.hexdigest()
+
+
+def _answer(key: str, ask: Callable[[], Answer]) -> Answer:
+    """What was answered before, or is now."""
+    if key not in _remembered:
+        _remembered[key] = ask()
+        if len(_remembered) > _MOST:
+            _remembered.popitem(last=False)
+    return _remembered[key]
+
+
+def _compilation(name: str, goal: Target, devices: int, said: Answer, jaxpr: Any,
+                 arguments: tuple[str, ...] = ()) -> Compilation:  # fmt: skip
+    if said.error and "RESOURCE_EXHAUSTED" not in said.error:
+        raise CompilationFailed(
+            f"{name} for target={goal.name!r}",
+            f"the compiler refused it: {said.error.strip().splitlines()[0]}",
+            "",
+            "report it with the program, if it is not the program's fault",
+        )
+    work, needed = flops(program(jaxpr)), _needed(said.error, goal) if said.error else 0
+    return Compilation(name, goal, devices, said.bytes, work, said.compile_seconds, said.module,
+                       arguments, said.error, needed)  # fmt: skip
+
+
+def _needed(error: str, goal: Target) -> int:
+    """Bytes that a program would take, of what the compiler says when it is too big."""
+    found = _SIZES.search(error)
+    said = parse_bytes(f"{found['size']}{found['unit']}iB") if found else 0
+    return max(said, (goal.device.capacity_bytes or 0) + 1)

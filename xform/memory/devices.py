@@ -1,0 +1,147 @@
+"""What is known of TPUs and GPUs: memory, speed, and what XLA asks of a GPU that is not at hand.
+
+Numbers are those of one device as JAX counts them: of a TPU v4, v5p or v6e one chip, of a TPU7x
+one of the two cores of a chip. Speeds are peaks of dense products, not counting sparsity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+_GIB, _KIB = 2**30, 2**10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """A kind of device.
+
+    Attributes:
+      name: what it is called.
+      capacity_bytes: memory that a program can use.
+      flops_per_second: of matrix products in bfloat16.
+      f32_flops_per_second: of matrix products in float32 at JAX's default precision: a TPU makes
+        them in one bfloat16 pass, a GPU in TF32.
+      bytes_per_second: of its memory.
+    """
+
+    name: str
+    capacity_bytes: int | None = None
+    flops_per_second: float | None = None
+    f32_flops_per_second: float | None = None
+    bytes_per_second: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tpu(Device):
+    """A TPU.
+
+    Attributes:
+      axes: of its interconnect: how many numbers name a slice.
+      per_chip: devices of a chip.
+      chip_config: in which way the cores of a chip are one device, where libtpu asks.
+    """
+
+    axes: int
+    per_chip: int = 1
+    chip_config: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpu(Device):
+    """A GPU, with what the XLA compiler asks of it.
+
+    Attributes:
+      capability: of CUDA, major and minor.
+      processors: streaming multiprocessors.
+      clock_ghz: boost clock.
+      l2_bytes: second level cache.
+    """
+
+    capability: tuple[int, int]
+    processors: int
+    clock_ghz: float
+    l2_bytes: int
+
+    def target_config(self) -> str:
+        """XLA's GpuTargetConfig, as protocol buffer text."""
+        threads, units, shared = _CAPABILITIES[self.capability]
+        major, minor = self.capability
+        numbers = {
+            "threads_per_block_limit": 1024,
+            "threads_per_warp": 32,
+            "shared_memory_per_block": 48 * _KIB,
+            "shared_memory_per_core": shared,
+            "threads_per_core_limit": threads,
+            "core_count": self.processors,
+            "fpus_per_core": units,
+            "block_dim_limit_x": 2**31 - 1,
+            "block_dim_limit_y": 2**16 - 1,
+            "block_dim_limit_z": 2**16 - 1,
+            "memory_bandwidth": round(self.bytes_per_second or 0),
+            "l2_cache_size": self.l2_bytes,
+            "clock_rate_ghz": self.clock_ghz,
+            "device_memory_size": self.capacity_bytes,
+            "shared_memory_per_block_optin": shared - _KIB,
+            "cuda_compute_capability": f"{{ major: {major} minor: {minor} }}",
+            "registers_per_core_limit": 2**16,
+            "registers_per_block_limit": 2**16,
+        }
+        inside = "".join(f"  {k}{'' if '{' in str(v) else ':'} {v}\n" for k, v in numbers.items())
+        return (
+            f"gpu_device_info {{\n{inside}}}\n"
+            'platform_name: "CUDA"\n'
+            "dnn_version_info { major: 9 minor: 10 }\n"
+            f'device_description_str: "{self.name}"\n'
+        )
+
+
+# By compute capability: threads and float32 units of a multiprocessor, bytes of its shared memory.
+# Source: NVIDIA, CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+_CAPABILITIES = {
+    (8, 0): (2048, 64, 164 * _KIB),
+    (8, 9): (1536, 128, 100 * _KIB),
+    (9, 0): (2048, 128, 228 * _KIB),
+    (10, 0): (2048, 128, 228 * _KIB),
+}
+
+
+def _tpu(name: str, gib: float, teraflops: float, gigabytes: float, axes: int,
+         per_chip: int = 1, chip_config: str = "") -> Tpu:  # fmt: skip
+    flops = teraflops * 1e12
+    return Tpu(name=name, capacity_bytes=round(gib * _GIB), flops_per_second=flops,
+               f32_flops_per_second=flops, bytes_per_second=gigabytes * 1e9,
+               axes=axes, per_chip=per_chip, chip_config=chip_config)  # fmt: skip
+
+
+# Memory: what the compiler says is available when a program is too big for it. Speeds: Google
+# Cloud, "TPU versions", the page of each; those of a TPU7x chip halved.
+TPUS = {
+    "v4": _tpu("TPU v4", 30.75, 275, 1228, axes=3, chip_config="megacore"),
+    "v5e": _tpu("TPU v5e", 15.75, 197, 819, axes=2),
+    "v5p": _tpu("TPU v5p", 95.74, 459, 2765, axes=3),
+    "v6e": _tpu("TPU v6e", 31.25, 918, 1640, axes=2),
+    "tpu7x": _tpu("TPU7x", 94.75, 2307 / 2, 7380 / 2, axes=3, per_chip=2),
+}
+
+
+def _gpu(name: str, gib: float, bf16: float, tf32: float, gigabytes: float,
+         capability: tuple[int, int], processors: int, clock: float,
+         l2_mib: int) -> Gpu:  # fmt: skip
+    return Gpu(name=name, capacity_bytes=round(gib * _GIB), flops_per_second=bf16 * 1e12,
+               f32_flops_per_second=tf32 * 1e12, bytes_per_second=gigabytes * 1e9,
+               capability=capability, processors=processors, clock_ghz=clock,
+               l2_bytes=l2_mib * 2**20)  # fmt: skip
+
+
+# Memory: the total that CUDA reports, less than that on the label; JAX takes 0.75 of it unless
+# XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise. The rest: NVIDIA's data sheet of each (the SXM
+# module where there is one), of which the rates with sparsity are halved.
+GPUS = {
+    "a100-40": _gpu("NVIDIA A100 40GB", 39.39, 312, 156, 1555, (8, 0), 108, 1.41, 40),
+    "a100-80": _gpu("NVIDIA A100 80GB", 79.15, 312, 156, 2039, (8, 0), 108, 1.41, 40),
+    "h100": _gpu("NVIDIA H100 80GB", 79.11, 989.4, 494.7, 3352, (9, 0), 132, 1.98, 50),
+    "h200": _gpu("NVIDIA H200", 139.81, 989.4, 494.7, 4800, (9, 0), 132, 1.98, 50),
+    "b200": _gpu("NVIDIA B200", 178.35, 2250, 1125, 8000, (10, 0), 148, 1.965, 126),
+    "l4": _gpu("NVIDIA L4", 22.03, 121, 60, 300, (8, 9), 58, 2.04, 48),
+    "rtx4090": _gpu("NVIDIA RTX 4090", 23.64, 165.2, 82.6, 1008, (8, 9), 128, 2.52, 72),
+}

@@ -1,0 +1,236 @@
+"""Lower a function for devices that are not here: its program, as JAX serializes it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from xform._jax import argument_names
+from xform.errors import WrongArgument, XformError
+from xform.memory.targets import Target
+from xform.planner.backend import planned_for
+
+Axes = list[tuple[int, str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What a function is lowered on: `mesh` is the one of the arguments' shardings, if any."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    mesh: AbstractMesh | None
+
+    @property
+    def axes(self) -> Axes:
+        """Sizes, names and types of the mesh's axes."""
+        if self.mesh is None:
+            return []
+        types = (t.name for t in self.mesh.axis_types)
+        return [*zip(self.mesh.axis_sizes, self.mesh.axis_names, types, strict=True)]
+
+    def on(self, devices: Sequence[Any]) -> Arguments:
+        """The same on a mesh of these devices.
+
+        Raises:
+          WrongArgument: they are too few.
+        """
+        if self.mesh is None:
+            return self
+        if len(devices) < self.mesh.size:
+            raise WrongArgument(
+                f"a mesh of {self.mesh.size} devices",
+                f"this process has {len(devices)}",
+                "",
+                f"give a target with that many devices, such as target='cpu:{self.mesh.size}'",
+            )
+        array = np.array(devices[: self.mesh.size]).reshape(self.mesh.axis_sizes)
+        mesh = Mesh(array, self.mesh.axis_names, axis_types=self.mesh.axis_types)
+
+        def there(x: Any) -> Any:
+            at = getattr(x, "sharding", None)
+            if at is None:
+                return x
+            real = NamedSharding(mesh, at.spec, memory_kind=at.memory_kind)
+            weak = getattr(x, "weak_type", False)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=real, weak_type=weak)
+
+        args, kwargs = jax.tree.map(there, (self.args, self.kwargs))
+        return Arguments(args, kwargs, self.mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A program for devices that are not here.
+
+    Attributes:
+      name: of the function.
+      program: serialized by `jax.export`; it takes and returns flat arrays.
+      devices: on how many it runs.
+      axes: sizes, names and types of the axes of its mesh; none without a mesh.
+      donated: places of arguments whose memory it may reuse.
+      arguments: a name for each argument that it reads.
+    """
+
+    name: str
+    program: bytes
+    devices: int
+    axes: Axes
+    donated: list[int]
+    arguments: tuple[str, ...]
+
+
+def jitted(f: Any, donate_argnums: int | Sequence[int] = ()) -> Any:
+    """`f` as `jax.jit` makes it; one that is made already keeps its own options."""
+    if not hasattr(f, "trace") or not hasattr(f, "lower"):
+        return jax.jit(f, donate_argnums=donate_argnums)
+    if donate_argnums == ():
+        return f
+    raise WrongArgument(
+        f"donate_argnums={donate_argnums!r}",
+        "the function is jitted already, with options of its own",
+        "",
+        "give jax.jit the donate_argnums, or pass the function that is not jitted",
+    )
+
+
+def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
+            mesh: Mapping[str, int] | None, in_specs: Any) -> Arguments:  # fmt: skip
+    """The arguments as types, on the mesh that is given or that their own shardings have.
+
+    Raises:
+      WrongArgument: the mesh is not of the target's size, there are two, or `in_specs` do not fit.
+    """
+    if mesh is not None:
+        named = AbstractMesh(tuple(mesh.values()), tuple(mesh))
+        specs = [_broadcast(in_specs, tuple(args))]
+    else:
+        named, specs = _mesh_of((args, kwargs)), []
+    if named is not None:
+        _check_size(named, target)
+    typed = functools.partial(_type, named)
+    placed = jax.tree.map(typed, tuple(args), *specs)
+    return Arguments(placed, jax.tree.map(typed, dict(kwargs)), named)
+
+
+def lower(f: Any, given: Arguments, target: Target) -> tuple[Lowered, Any]:
+    """The program of a jitted function for a target, and its jaxpr.
+
+    Raises:
+      XformError: the program holds what JAX cannot export.
+    """
+    manual = jax.sharding.use_abstract_mesh(given.mesh) if given.mesh else contextlib.nullcontext()
+    with planned_for(target.backend, target.absent), manual:
+        traced = f.trace(*given.args, **given.kwargs)
+        traced = getattr(traced, "traced", traced)  # `nnx.jit` wraps what `jax.jit` traced
+        try:
+            made = export.export(_Traced(traced), platforms=[target.platform])()
+        except NotImplementedError as error:
+            raise XformError(
+                f"{traced.fun_name} for target={target.name!r}",
+                f"it cannot be lowered without the device: {str(error).splitlines()[0]}",
+                "",
+                "take out callbacks and prints, or compile where the device is, with target=None",
+            ) from error
+    if made.nr_devices > 1 and given.mesh is None:
+        raise WrongArgument(
+            f"{traced.fun_name} for target={target.name!r}",
+            f"it runs on {made.nr_devices} devices, and its arguments name no mesh",
+            "",
+            "give mesh={axis: size}, or arguments that have a NamedSharding",
+        )
+    flat = dataclasses.replace(
+        made,
+        in_tree=jax.tree.structure(((None,) * len(made.in_avals), {}), is_leaf=_is_none),
+        out_tree=jax.tree.structure([None] * len(made.out_avals), is_leaf=_is_none),
+    )
+    names = argument_names(traced.jaxpr)
+    donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
+    lowered = Lowered(made.fun_name, bytes(flat.serialize()), made.nr_devices, given.axes, donated,
+                      tuple(names[i] for i in made.module_kept_var_idx))  # fmt: skip
+    return lowered, traced.jaxpr
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    """A function that is traced already, as `jax.export` takes it: it traces no other arguments."""
+
+    traced: Any
+
+    def __call__(self) -> Any:
+        raise NotImplementedError
+
+    def trace(self) -> Any:
+        return self.traced
+
+    def lower(self) -> Any:
+        return self.traced.lower()
+
+
+def _type(mesh: AbstractMesh | None, x: Any, spec: PartitionSpec | None = None) -> Any:
+    """An array as its type, on the mesh; what is no array stays."""
+    if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
+        if mesh is None or not hasattr(x, "shape"):
+            return x
+        x = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    own = getattr(x, "sharding", None)
+    own = own if isinstance(own, NamedSharding) else None
+    at = None
+    if mesh is not None:
+        spec = spec if spec is not None else own.spec if own else PartitionSpec()
+        at = NamedSharding(mesh, spec, memory_kind=own.memory_kind if own else None)
+    weak = getattr(x, "weak_type", False)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at, weak_type=weak)
+
+
+def _mesh_of(tree: Any) -> AbstractMesh | None:
+    """The mesh of the arguments' shardings."""
+    shardings = (getattr(x, "sharding", None) for x in jax.tree.leaves(tree))
+    found = {s.mesh.abstract_mesh for s in shardings if isinstance(s, NamedSharding)}
+    if len(found) > 1:
+        raise WrongArgument(
+            "compile for a target",
+            f"the arguments are on different meshes: {', '.join(sorted(map(str, found)))}",
+            "",
+            "put all of them on one mesh, or give mesh= and in_specs=",
+        )
+    return found.pop() if found else None
+
+
+def _check_size(mesh: AbstractMesh, target: Target) -> None:
+    if target.count is not None and mesh.size != target.count:
+        shape = ", ".join(f"{k}: {n}" for k, n in mesh.shape.items())
+        raise WrongArgument(
+            f"target={target.name!r} with a mesh of {{{shape}}}",
+            f"the mesh has {mesh.size} devices and the target {target.count}",
+            "",
+            "give axes whose sizes multiply to the number of the target's devices, or a target of "
+            "that size",
+        )
+
+
+def _broadcast(specs: Any, args: tuple[Any, ...]) -> Any:
+    """A PartitionSpec for each leaf of the arguments, from a prefix of their tree."""
+    specs = PartitionSpec() if specs is None else specs
+    try:
+        return jax.tree.broadcast(specs, args, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    except ValueError as error:
+        raise WrongArgument(
+            f"in_specs={specs!r}",
+            f"it is no prefix of the tree of the arguments: {str(error).splitlines()[0]}",
+            "",
+            "give one PartitionSpec for all, or a tuple with one entry for each argument, each a "
+            "PartitionSpec or a tree of them",
+        ) from error
+
+
+def _is_none(x: Any) -> bool:
+    return x is None

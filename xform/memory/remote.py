@@ -1,0 +1,146 @@
+"""Compile in a process of its own, so that the one that asks stays as it was.
+
+The environment, the backend and the devices of this process have nothing to do with the target's.
+A request is a folder of files, which is removed in any case: when the compiler crashes, is killed,
+takes too long, or the user presses Ctrl-C. Should this process be killed, the other one sees its
+standard input end, and removes the folder itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from xform.errors import CompilationFailed
+from xform.memory import worker
+from xform.memory.lowering import Lowered
+from xform.memory.targets import Target
+
+# `-P`: modules that lie beside the worker's file are not its own.
+WORKER: Sequence[str] = (sys.executable, "-P", worker.__file__)
+
+# Lines of a compiler's log that say nothing of a failure: what is not fatal, and its preamble.
+_NOISE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before|Failed to find host bounds|\s*$")
+_LINES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a compiler said.
+
+    Attributes:
+      bytes: by kind, see `worker.KINDS`; none if the program was refused.
+      compile_seconds: wall time of the compiler.
+      module: the HloProto of the compiled program, with its buffer assignment.
+      error: why the program was refused.
+    """
+
+    bytes: dict[str, int]
+    compile_seconds: float
+    module: bytes | None
+    error: str = ""
+
+
+def read(said: dict[str, Any], module: bytes | None) -> Answer:
+    """The answer that a worker gives as plain data."""
+    return Answer(said.get("bytes", {}), said["compile_seconds"], module, said.get("error", ""))
+
+
+def compile_there(lowered: Lowered, target: Target, timeout_seconds: float) -> Answer:
+    """Compile a program for a target in another process.
+
+    Raises:
+      CompilationFailed: the process failed, or took too long.
+
+    Cost: the compiler's time, and that of a fresh process that imports JAX.
+    """
+    with tempfile.TemporaryDirectory(prefix="xform-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        request = {
+            "target": {"platform": target.platform, "topology": target.topology},
+            "axes": lowered.axes,
+            "donated": lowered.donated,
+        }
+        (folder / "request.json").write_text(json.dumps(request))
+        (folder / "program").write_bytes(lowered.program)
+        log = folder / "log"
+        try:
+            code = _run(folder, log, environment(target, folder), timeout_seconds)
+        except subprocess.TimeoutExpired as error:
+            raise _failed(
+                lowered, target, f"the compiler took more than {timeout_seconds:g} s", log
+            ) from error
+        if code != 0 or not (folder / "answer.json").exists():
+            raise _failed(lowered, target, _ended(code), log)
+        said = json.loads((folder / "answer.json").read_text())
+        module = folder / "module"
+        return read(said, module.read_bytes() if module.exists() else None)
+
+
+def environment(target: Target, folder: Path) -> dict[str, str]:
+    """The worker's environment: nothing of this process's JAX, and files only in the folder."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", kept.get("XLA_FLAGS", ""))
+    return kept | {
+        "XLA_FLAGS": flags.strip(),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(target.count if target.platform == "cpu" else 1),
+        "JAX_ENABLE_X64": "1",  # types are those of the program, of 64 bits too
+        "JAX_ENABLE_COMPILATION_CACHE": "0",  # what is found there is not written down
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_LOG_DIR": "disabled",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process may compile for TPU meanwhile
+        "TMPDIR": str(folder),
+        "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+    }
+
+
+def _run(folder: Path, log: Path, env: dict[str, str], timeout_seconds: float) -> int:
+    """The worker's exit status. It, and what it has started, is dead afterwards in any case."""
+    with log.open("wb") as err:
+        process = subprocess.Popen(
+            [*WORKER, str(folder)],
+            stdin=subprocess.PIPE,  # nothing is written to it; it ends when this process does
+            stdout=err,
+            stderr=err,
+            env=env,
+            start_new_session=True,  # Ctrl-C is for this process, and ptxas is in the group
+        )
+        with process:
+            try:
+                return process.wait(timeout_seconds)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"the compiler ended with status {code}"
+    return f"the compiler was ended by {signal.Signals(-code).name}"
+
+
+def _failed(lowered: Lowered, target: Target, what: str, log: Path) -> CompilationFailed:
+    said = last_lines(log.read_text(errors="replace")) if log.exists() else ""
+    return CompilationFailed(
+        f"{lowered.name} for target={target.name!r}",
+        f"{what}{f', and said last:{chr(10)}{said}' if said else ''}",
+        "",
+        "try again with a smaller program; if it is not that, report what the compiler said",
+    )
+
+
+def last_lines(log: str) -> str:
+    """The last lines of a compiler's log that say something."""
+    lines = [line for line in log.splitlines() if not _NOISE.match(line)]
+    return "\n".join(f"    {line}" for line in lines[-_LINES:])

@@ -1,0 +1,185 @@
+"""Targets: what a program is compiled for, by name, at hand or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from xform.errors import MissingExtra, WrongArgument
+from xform.memory.devices import GPUS, TPUS, Device, Gpu, Tpu
+
+# Slices of a TPU that are named in messages, by the axes of its interconnect.
+_SLICES = {2: "1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16", 3: "1x1x1, 2x2x1, 2x2x2, 2x2x4, 4x4x4"}
+# GPUs of one host.
+_HOST = 8
+# What libtpu takes a single chip for is a part of a host, unless it is told.
+_ONE_CHIP = {"chips_per_host_bounds": [1, 1, 1]}
+
+_INSTALL = {"tpu": "'xform[tpu]'", "cuda": "'xform[gpu-aot]'", "cpu": "flatbuffers"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Devices to compile for.
+
+    Attributes:
+      name: as the user wrote it, or the name of JAX's default backend.
+      platform: as JAX lowers for it: "cpu", "tpu", "cuda".
+      device: what is known of each.
+      count: how many there are; None for those of this process.
+      topology: arguments of `jax.experimental.topologies.get_topology_desc`.
+    """
+
+    name: str
+    platform: str
+    device: Device
+    count: int | None = None
+    topology: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any], hash=False)
+
+    @property
+    def backend(self) -> str:
+        """As JAX calls the backend: "cpu", "tpu" or "gpu"."""
+        return "gpu" if self.platform == "cuda" else self.platform
+
+    @property
+    def absent(self) -> str | None:
+        """The name of a device that is not here; None of one of this process."""
+        return None if self.here else self.device.name
+
+    @property
+    def here(self) -> bool:
+        """Whether it is the process's own."""
+        return self.count is None
+
+
+def parse_target(name: str | None) -> Target:
+    """The target of a name; None is JAX's default backend.
+
+    Names are `cpu`, `cpu:8` (devices), `tpu:v5e:2x2` (a slice), `gpu:h100`, `gpu:h100:8` (devices).
+
+    Raises:
+      WrongArgument: there is no such target.
+
+    >>> from xform.memory.targets import parse_target
+    >>> target = parse_target("tpu:v5e:4x4")
+    >>> target.count, target.device.capacity_bytes / 2**30
+    (16, 15.75)
+    """
+    if name is None:
+        return _own(jax.default_backend())
+    kind, *rest = name.split(":")
+    if name in ("cpu", "gpu", "tpu"):
+        return _own(name)
+    if kind == "cpu" and len(rest) == 1 and _number(rest[0]):
+        return Target(name, "cpu", Device(name="CPU"), int(rest[0]))
+    if kind == "tpu" and len(rest) == 2 and rest[0] in TPUS:
+        return _tpu(name, TPUS[rest[0]], rest[1])
+    if kind == "gpu" and 1 <= len(rest) <= 2 and rest[0] in GPUS:
+        return _gpu(name, GPUS[rest[0]], rest[1] if len(rest) == 2 else "1")
+    raise _unknown(name, "no such target")
+
+
+def _own(backend: str) -> Target:
+    """A backend of this process."""
+    try:
+        device = jax.devices(backend)[0]
+    except RuntimeError as error:
+        raise _unknown(backend, f"JAX has no {backend} here") from error
+    stats = device.memory_stats() or {}
+    known = Device(name=device.device_kind, capacity_bytes=stats.get("bytes_limit"))
+    return Target(backend, {"gpu": "cuda"}.get(backend, backend), known)
+
+
+def _tpu(name: str, device: Tpu, slice_: str) -> Target:
+    sizes = [int(n) for n in slice_.split("x")] if re.fullmatch(r"\d+(x\d+)*", slice_) else []
+    one = set(sizes) == {1}
+    if len(sizes) != device.axes or not (one or all(n and n % 2 == 0 for n in sizes[:2])):
+        raise WrongArgument(
+            f"target={name!r}",
+            f"{slice_!r} is no slice of {device.name}, of which the chips are in {device.axes} "
+            "axes and 2x2 on a host",
+            "",
+            f"give one of {_SLICES[device.axes]}, or the like",
+        )
+    options: dict[str, Any] = {"topology_name": name.removeprefix("tpu:")}
+    options |= _ONE_CHIP if one else {}
+    options |= {"chip_config_name": device.chip_config} if device.chip_config else {}
+    return Target(name, "tpu", device, math.prod(sizes) * device.per_chip, options)
+
+
+def _gpu(name: str, device: Gpu, count: str) -> Target:
+    n = int(count) if _number(count) else 0
+    if not n or (n > _HOST and n % _HOST):
+        raise WrongArgument(
+            f"target={name!r}",
+            f"{count!r} is no number of GPUs on hosts of {_HOST}",
+            "",
+            f"give a number from 1 to {_HOST}, or a multiple of {_HOST}",
+        )
+    hosts, each = (1, n) if n <= _HOST else (n // _HOST, _HOST)
+    options = {"target_config": device.target_config(), "topology": f"1x{hosts}x{each}"}
+    return Target(name, "cuda", device, n, options)
+
+
+def _number(text: str) -> bool:
+    return re.fullmatch(r"[1-9]\d*", text) is not None
+
+
+def _unknown(name: str, blocked: str) -> WrongArgument:
+    return WrongArgument(
+        f"target={name!r}",
+        blocked,
+        "",
+        f"give one of cpu, cpu:N, {', '.join(names())}, gpu:NAME:N, or None for JAX's default",
+    )
+
+
+def names() -> Iterator[str]:
+    """Targets that need no device, the smallest of each kind."""
+    for generation, tpu in TPUS.items():
+        yield f"tpu:{generation}:{'x'.join('1' * tpu.axes)}"
+    yield from (f"gpu:{name}" for name in GPUS)
+
+
+def missing(target: Target) -> list[str]:
+    """Packages that compiling for a target needs and that are not installed."""
+    if target.here:
+        return []
+    needed = {"flatbuffers": _found("flatbuffers")}
+    if target.platform == "tpu":
+        needed["libtpu"] = _found("libtpu")
+    if target.platform == "cuda":
+        needed["jax-cuda12-plugin"] = _found("jax_cuda12_plugin") or _found("jax_cuda13_plugin")
+        needed["jax-cuda12-pjrt"] = _found("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+        needed["nvidia-cuda-nvcc-cu12"] = _found("nvidia.cuda_nvcc") or bool(shutil.which("ptxas"))
+    return sorted(package for package, found in needed.items() if not found)
+
+
+def check_installed(target: Target) -> None:
+    """Raise `MissingExtra` if a package is missing that compiling for the target needs."""
+    if absent := missing(target):
+        raise MissingExtra(
+            f"target={target.name!r}",
+            f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed",
+            "",
+            f"pip install {_INSTALL[target.platform]}",
+        )
+
+
+def _found(*modules: str) -> bool:
+    """Whether one of these modules could be imported."""
+
+    def here(module: str) -> bool:
+        try:
+            return importlib.util.find_spec(module) is not None
+        except ModuleNotFoundError:
+            return False
+
+    return any(map(here, modules))

@@ -1,0 +1,30 @@
+"""The backend that is planned for: JAX's default, but while a program is lowered for another.
+
+What is asked while a function is traced is part of what the trace depends on, so the answer is in
+the keys of JAX's caches: a function that `jax.jit` has traced for one backend is traced again for
+another. What lowering alone decides (`interpret/tie.py`) needs no such answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+
+_other: Any = jax.make_user_context(None)
+
+
+def backend() -> str:
+    """The backend that is planned for: "cpu", "gpu" or "tpu"."""
+    return _other.value[0] if _other.value else jax.default_backend()
+
+
+def device_kind() -> str | None:
+    """The name of a device that is planned for and is not here; None for those of this process."""
+    return _other.value[1] if _other.value else None
+
+
+def planned_for(name: str, kind: str | None = None) -> contextlib.AbstractContextManager[None]:
+    """Within it, what is traced is planned for this backend, and devices of this `kind`."""
+    return _other((name, kind))
