@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 import xform
-from xform import errors
+from xform import commands, errors
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 HERE = __file__
@@ -52,6 +52,13 @@ def other_program():
 
 def of_sine():
     return xform.plan(lambda x: jnp.sum(jnp.sin(x)), X, verify=False)
+
+
+def fails(x):
+    raise RuntimeError("of its own")
+
+
+fails.inputs = lambda: (X,)
 
 
 def without_matplotlib():
@@ -307,6 +314,12 @@ grad with has_aux=True
         lambda: xform.linear_transpose(lambda x: jnp.sin(x), X),
         errors.NotLinear,
         TypeError,
+        None,
+    ),
+    "a function on the command line that fails": (
+        lambda: commands.run(["residuals", f"{__name__}:fails"]),
+        errors.FailedFunction,
+        errors.XformError,
         None,
     ),
     "two rules": (

@@ -92,3 +92,7 @@ class OtherProgram(XformError, ValueError):
 
 class MissingExtra(XformError, ImportError):
     """Something that xform can do without, and was asked for, is not installed."""
+
+
+class FailedFunction(XformError):
+    """A function that was named on the command line, or what gives its inputs, failed."""
