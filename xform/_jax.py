@@ -29,6 +29,7 @@ from jax.extend.core import (
     Literal,
     Primitive,
     Var,
+    jaxprs_in_params,
     new_jaxpr_eqn,
     set_current_trace,
     take_current_trace,
@@ -60,6 +61,7 @@ __all__ = [
     "is_reference",
     "is_zero",
     "jax_primitives",
+    "jaxprs_of",
     "mlir",
     "name_stack",
     "opaque_equation",
@@ -89,6 +91,11 @@ source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 def closed(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
     """The open jaxpr and its constants, of a Jaxpr or a ClosedJaxpr of any version."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
+    """The jaxprs that an equation holds, in whatever parameter."""
+    return list(jaxprs_in_params(eqn.params))
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
