@@ -40,7 +40,7 @@ def constants(x):
 
 
 def algebra(x):
-    y = -(-x) * 1.0
+    y = jnp.negative(-x) * 1.0
     z = (x + 0.0) + (x - 0.0)
     return [y, z, x.T.T, x.reshape(6).reshape(3, 2), x.astype(np.float16), jnp.abs(-x)]
 
@@ -52,7 +52,7 @@ def exact(x):
 
 def nested(x):
     """The same to simplify in a loop, in a branch and in a call."""
-    tidy = lambda x: jnp.sin(-(-x)) + jnp.sin(x) * jnp.cos(jnp.float32(0.0))
+    tidy = lambda x: jnp.sin(jnp.negative(-x)) + jnp.sin(x) * jnp.cos(jnp.float32(0.0))
 
     def step(carry):
         i, x = carry

@@ -13,7 +13,7 @@ from tests.fuzz.source import function
 from xform import ir, passes
 from xform.passes import fold
 
-QUICK, SLOW = range(10), range(10, 400)
+QUICK, SLOW = range(10), range(10, 200)
 ALL = passes.Pipeline([p() for p in passes.PASSES.values()])
 SPECIAL = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.0, 0.1])
 
@@ -98,7 +98,7 @@ def test_a_pass_never_changes_a_value_of_many(seed: int) -> None:
 
 EXACT = {
     "neutral": lambda x: [x * 1.0, 1.0 * x, x / 1.0, x - 0.0, x + -0.0, x + 0.0, x - -0.0, 0.0 - x],
-    "twice": lambda x: [-(-x), lax.rev(lax.rev(x, (0,)), (0,)), jnp.abs(-x),
+    "twice": lambda x: [jnp.negative(-x), lax.rev(lax.rev(x, (0,)), (0,)), jnp.abs(-x),
                         jnp.floor(jnp.ceil(x))],
     "halves": lambda x: [x.astype(np.float16).astype(np.float64).astype(np.float16),
                          x.astype(np.float32).astype(np.float64), x.astype(np.float64)],

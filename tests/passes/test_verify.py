@@ -113,7 +113,7 @@ def test_a_broken_pass_is_named_with_the_first_wrong_equation(change) -> None:
     assert asked == f"pass 'broken' on a program of {len(prog.equations)} equations"
     assert re.fullmatch(f"  problem: {WRONG[change]}", problem), problem
     if "equation" in problem or "effects" in problem:
-        assert re.fullmatch(r"  where:   .*test_verify\.py:\d+\S* \(\w+\)", rest.pop(0))
+        assert re.fullmatch(r"  where:   .*test_verify\.py:\d+\S* \(\S+\)", rest.pop(0))
     assert rest == ["  remedy:  mend the pass, or leave it out; see what it makes by its `rewrite`"]
     assert isinstance(passes.Pipeline([broken()], verified=False)(prog), ir.Program)
 

@@ -96,6 +96,17 @@ def given(args: argparse.Namespace) -> Given:
             "",
             "return the tuple of positional arguments, (x,) if there is one",
         )
+    try:
+        inspect.signature(f).bind(*values)
+    except TypeError as error:
+        raise WrongArgument(
+            f"{args.function} on the arguments by {made}",
+            f"{error}; it is {args.function.rpartition(':')[2]}{inspect.signature(f)}",
+            "",
+            f"return one value for each argument; it returned {len(values)}",
+        ) from error
+    except ValueError:
+        pass  # what has no signature is called as it is
     return Given(args.function, f, tuple(values))
 
 

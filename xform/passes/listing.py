@@ -66,7 +66,7 @@ def _rows(prog: Program, names: Names, indent: str, lines: bool,
     for eqn in prog.equations:
         row = [indent + line(eqn, names)]
         row += [note(eqn)] if note else []
-        row += [f"# {near(frame(eqn))}"] if lines else []
+        row += [place(eqn)] if lines else []
         yield row
         for label, inner in programs(eqn):
             blank = [""] * (len(row) - 1)
@@ -75,6 +75,12 @@ def _rows(prog: Program, names: Names, indent: str, lines: bool,
             yield [f"{head} ; {consts}" if consts else head, *blank]
             yield from _rows(inner, names, indent + "    ", lines, note)
             yield [f"{indent}  return {' '.join(map(names, inner.outputs))}", *blank]
+
+
+def place(eqn: JaxprEqn) -> str:
+    """The user's line, as a comment; empty if there is none."""
+    where = near(frame(eqn))
+    return f"# {where}" if where else ""
 
 
 def line(eqn: JaxprEqn, names: Names) -> str:
