@@ -1,54 +1,204 @@
-"""`python -m xform`."""
+"""`python -m xform`: the function that is named, its inputs, errors, exit codes."""
 
 import json
+import os
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 
-from xform import commands
+import xform
+from xform import commands, policies
+from xform.commands import given
+from xform.errors import FailedFunction, WrongArgument
+
+MODEL = """
+import jax, jax.numpy as jnp
+
+def loss(w, x):
+    return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+def inputs(batch: int = 4, dtype="float32"):
+    return jax.ShapeDtypeStruct((8, 8), dtype), jax.ShapeDtypeStruct((batch, 8), dtype)
+
+def other():
+    return [jnp.ones((8, 8)), jnp.ones((3, 8))]
+
+def no_tuple():
+    return jnp.ones(3)
+
+def bad(w, x):
+    return x @ w @ x
+
+def bare(x):
+    return x
+
+def square(x):
+    return jnp.sum(x * x)
+
+square.inputs = lambda n=5: (jax.ShapeDtypeStruct((n,), "float32"),)
+
+class Model:
+    def loss(w, x):
+        return jnp.sum(x @ w)
+"""
 
 
-def table(*args: str) -> list[dict[str, str]]:
-    return json.loads(commands.run(["rules", "--json", *args]))
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with modules `written` and `lonely` in it, on the path."""
+    (tmp_path / "written.py").write_text(textwrap.dedent(MODEL))
+    (tmp_path / "lonely.py").write_text("def f(x):\n    return x\n")
+    (tmp_path / "broken.py").write_text("def f(x:\n    return x\n")
+    (tmp_path / "missing.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name in ("written", "lonely", "broken", "missing"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
 
 
-def test_rules() -> None:
-    rows = {row["primitive"]: row for row in table()}
-    assert rows["sin"] | {"tested": ""} == {
-        "primitive": "sin", "word": "pointwise", "jvp": "yes", "pull": "yes",
-        "transpose": "if linear", "tested": "", "reason": "",
-    }  # fmt: skip
-    assert "case" in rows["sin"]["tested"]
-    assert rows["scan"]["tested"] == "tests/rules/test_structured.py"
-    assert (rows["custom_vjp_call"]["jvp"], rows["custom_vjp_call"]["pull"]) == ("no", "yes")
-    assert rows["pure_callback"]["word"] == "opaque"
-    assert rows["schur"]["word"] == "-"
-    assert "qr" in rows["schur"]["reason"]
-    assert len(rows) > 230
+def kept(*words: str) -> dict:
+    return json.loads(commands.run(["residuals", *words, "--json"]))
 
 
-def test_filter() -> None:
-    assert {row["primitive"] for row in table("triangular")} == {"triangular_solve"}
-    assert {row["word"] for row in table("opaque")} == {"opaque"}
+def shapes(*words: str) -> list[list[int]]:
+    rows = kept(*words, "--policy", "full")["rows"]
+    return sorted(row["shape"] for row in rows if row["kind"] == "argument")
 
 
-def test_text() -> None:
-    text = commands.run(["rules", "schur"])
-    assert text.splitlines()[-1].startswith("schur: ")
-    assert "0 with a rule, 1 without." in text
-    assert "tan  " in commands.run(["rules", "tan"])
+@pytest.mark.usefixtures("model")
+def test_inputs() -> None:
+    assert shapes("written:loss") == [[4, 8], [8, 8]]
+    assert shapes("written:loss", "--batch", "2") == [[2, 8], [8, 8]]
+    assert shapes("written:loss", "--batch=2", "--dtype", "float16") == [[2, 8], [8, 8]]
+    assert shapes("written:loss", "--arg", "batch=6") == [[6, 8], [8, 8]]
+    assert shapes("written:loss", "--inputs", "written:other") == [[3, 8], [8, 8]]
+    assert shapes("written:square") == [[5]]
+    assert shapes("written:square", "--n", "7") == [[7]]
+    assert shapes("written:Model.loss") == [[4, 8], [8, 8]]
 
 
-def test_outside_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    monkeypatch.setattr(commands.xform, "__file__", str(tmp_path / "xform" / "__init__.py"))
-    text = commands.run(["rules", "sin"])
-    assert "?" in text
-    assert "checkout" in text.splitlines()[-1]
+@pytest.mark.usefixtures("model")
+def test_policies() -> None:
+    assert given.policy("default") is policies.min_cut
+    assert given.policy("full") is policies.save_nothing
+    assert given.policy("budget:8GiB") == policies.budget("8 GiB")
+    assert given.policy("peak:1000") == policies.budget(1000, of="peak")
+    assert kept("written:loss", "--policy", "full")["total_bytes"] == 0
+    assert kept("written:loss", "--policy", "dots")["total_bytes"] == 4 * 8 * 4
+    with pytest.raises(WrongArgument, match=r"--policy some\n.*not known\n.*peak:8GiB"):
+        given.policy("some")
+    with pytest.raises(WrongArgument, match=r"budget\('8 apples'\)"):
+        given.policy("budget:8 apples")
 
 
-def test_command_line() -> None:
-    command = [sys.executable, "-m", "xform", "rules", "erf"]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "erf_inv" in out
-    assert subprocess.run([*command[:3], "unknown"], capture_output=True).returncode == 2
+@pytest.mark.usefixtures("model")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["nowhere:f"], "nowhere:f\n  problem: there is no module 'nowhere'\n"
+         "  remedy:  start in the folder that holds it, or put that on PYTHONPATH"),
+        (["lonely:g"], "lonely:g\n  problem: the module has no 'g'\n"
+         "  remedy:  name a function of it: f"),
+        (["lonely:f"], "the arguments of lonely:f\n"
+         "  problem: neither lonely:f nor its module has a function `inputs`\n"
+         "  remedy:  write one that returns the tuple of arguments, as arrays or "
+         "ShapeDtypeStructs, or name one by --inputs module:name"),
+        (["written:loss", "--bach", "8"], "the arguments of written:loss, by inputs()\n"
+         "  problem: got an unexpected keyword argument 'bach'; it is "
+         "inputs(batch: int = 4, dtype='float32')\n"
+         "  remedy:  give its keyword arguments as --name value or --arg name=value, and no "
+         "others"),
+        (["written:loss", "--inputs", "written:no_tuple"],
+         "the arguments of written:loss, by --inputs written:no_tuple\n"
+         "  problem: it returned ArrayImpl, not a tuple\n"
+         "  remedy:  return the tuple of positional arguments, (x,) if there is one"),
+    ],
+)  # fmt: skip
+def test_errors(words: list[str], text: str, capsys: pytest.CaptureFixture) -> None:
+    assert commands.main(["residuals", *words]) == 1
+    out, err = capsys.readouterr()
+    assert err == f"{text}\n"
+    assert out == ""
+
+
+def test_errors_of_the_users_code_say_which_line(model: Path) -> None:
+    with pytest.raises(FailedFunction) as e:
+        commands.run(["residuals", "written:bad"])
+    assert str(e.value).startswith(
+        "python -m xform residuals\n  problem: TypeError: dot_general requires"
+    )
+    line = MODEL.splitlines().index("    return x @ w @ x") + 1
+    assert f"\n  where:   {model / 'written.py'}:{line} (bad)\n" in str(e.value)
+    with pytest.raises(FailedFunction, match=r"SyntaxError.*\n.*broken\.py:1"):
+        commands.run(["plan", "broken:f"])
+    with pytest.raises(FailedFunction, match=r"no_such_library.*\n.*missing\.py:1"):
+        commands.run(["plan", "missing:f"])
+    with pytest.raises(FailedFunction, match=r"TypeError: data type.*\n.*written\.py"):
+        commands.run(["plan", "written:loss", "--dtype", "apples"])
+
+
+@pytest.mark.usefixtures("model")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "required: command"),
+        (["unknown"], "invalid choice"),
+        (["rules", "sin", "--what"], "unrecognized arguments: --what"),
+        (["plan"], "required: FUNC"),
+        (["plan", "written"], "'written' is not module:name"),
+        (["plan", "written:loss", "extra"], "unrecognized arguments: extra"),
+        (["plan", "written:loss", "--arg", "batch"], "--arg takes name=value"),
+        (["plan", "written:loss", "--argnums", "first"], "'first' is not a position"),
+        (["plan", "written:loss", "--donate", "all"], "name positions, as 0,1"),
+    ],
+)
+def test_usage(words: list[str], text: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as e:
+        commands.main(words)
+    assert e.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as e:
+        commands.main(["--help"])
+    assert e.value.code == 0
+    out = capsys.readouterr().out
+    for name, module in commands.COMMANDS.items():
+        assert name in out
+        assert module.run.__doc__.splitlines()[0][:40] in " ".join(out.split())
+
+
+@pytest.mark.usefixtures("model")
+def test_plan(tmp_path: Path) -> None:
+    text = commands.run(["plan", "written:loss", "--no-verify", "--argnums", "0,1"])
+    assert text.splitlines()[0] == "plan of loss, min_cut, on cpu"
+    words = ["plan", "written:loss", "--policy", "budget:1kB", "--donate", "0", "--json",
+             "--save", "plan.json"]  # fmt: skip
+    data = json.loads(commands.run(words))
+    assert (data["function"], data["policy"]) == ("loss", "budget('1000 B')")
+    assert data["compiled_bytes"] > 0
+    assert data["rows"]
+    assert xform.Plan.load(tmp_path / "plan.json").saved_bytes == data["saved_bytes"]
+    with pytest.raises(FailedFunction, match="FileNotFoundError"):
+        commands.run(["plan", "written:loss", "--no-verify", "--save", "nowhere/plan.json"])
+
+
+@pytest.mark.usefixtures("model")
+def test_plan_draws(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    commands.run(["plan", "written:loss", "--no-verify", "--png", "plan.png"])
+    assert (tmp_path / "plan.png").stat().st_size > 1000
+
+
+def test_command_line(model: Path) -> None:
+    command = [sys.executable, "-m", "xform", "residuals", "lonely:g"]
+    env = {**os.environ, "PYTHONPATH": str(Path(xform.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=model, env=env)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("lonely:g\n  problem: the module has no 'g'")

@@ -14,7 +14,8 @@ from jax import lax
 from jax.extend.core import Primitive
 
 import xform
-from xform import errors
+from xform import commands, errors, passes
+from xform.ir import trace
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 HERE = __file__
@@ -52,6 +53,13 @@ def other_program():
 
 def of_sine():
     return xform.plan(lambda x: jnp.sum(jnp.sin(x)), X, verify=False)
+
+
+def fails(x):
+    raise RuntimeError("of its own")
+
+
+fails.inputs = lambda: (X,)
 
 
 def without_matplotlib():
@@ -308,6 +316,21 @@ grad with has_aux=True
         errors.NotLinear,
         TypeError,
         None,
+    ),
+    "a function on the command line that fails": (
+        lambda: commands.run(["residuals", f"{__name__}:fails"]),
+        errors.FailedFunction,
+        errors.XformError,
+        None,
+    ),
+    "a pass that drops an output": (
+        lambda: passes.verify(trace(lambda x: [x, x], X), trace(lambda x: [x], X), "mine"),
+        errors.BrokenPass,
+        AssertionError,
+        """\
+pass 'mine' on a program of 0 equations
+  problem: its outputs became f32[3], and were f32[3], f32[3]
+  remedy:  mend the pass, or leave it out; see what it makes by its `rewrite`""",
     ),
     "two rules": (
         lambda: xform.extend.pointwise(strict_p, lambda y, x: 1),

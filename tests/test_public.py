@@ -10,7 +10,7 @@ import pytest
 import xform
 
 PUBLIC = {
-    "Plan", "pareto", "plan",
+    "Plan", "pareto", "passes", "plan",
     "checkpoint", "errors", "extend", "fwd_and_bwd", "grad", "hessian", "hvp", "jacfwd", "jacobian",
     "jacrev", "jvp", "linear_transpose", "linearize", "memory_analysis", "policies", "remat",
     "residuals", "rules", "value_and_grad", "vjp", "while_checkpoints",

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from xform import errors, extend, policies, rules
+from xform import errors, extend, passes, policies, rules
 from xform.memory.compiled import memory_analysis
 from xform.planner.decided import Plan
 from xform.transforms.checkpoint import checkpoint
@@ -33,6 +33,7 @@ __all__ = [
     "linearize",
     "memory_analysis",
     "pareto",
+    "passes",
     "plan",
     "policies",
     "remat",

@@ -1,6 +1,8 @@
-"""`python -m xform rules`: what xform knows, on the command line."""
+"""`python -m xform`: what xform knows, and sees, on the command line."""
 
-from xform.commands import run
+import sys
+
+from xform.commands import main
 
 if __name__ == "__main__":
-    print(run())
+    sys.exit(main())

@@ -29,6 +29,7 @@ from jax.extend.core import (
     Literal,
     Primitive,
     Var,
+    jaxprs_in_params,
     new_jaxpr_eqn,
     set_current_trace,
     take_current_trace,
@@ -61,6 +62,7 @@ __all__ = [
     "is_reference",
     "is_zero",
     "jax_primitives",
+    "jaxprs_of",
     "mlir",
     "name_stack",
     "opaque_equation",
@@ -96,6 +98,11 @@ def argument_names(jaxpr: Any) -> list[str]:
     """What a traced function calls its inputs, as paths: `params['w']`."""
     opened, _ = closed(jaxpr)
     return [str(name) for name in opened.debug_info.safe_arg_names(len(opened.invars))]
+
+
+def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
+    """The jaxprs that an equation holds, in whatever parameter."""
+    return list(jaxprs_in_params(eqn.params))
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:

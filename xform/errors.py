@@ -96,3 +96,11 @@ class MissingExtra(XformError, ImportError):
 
 class CompilationFailed(XformError, RuntimeError):
     """The compiler of a target failed, or was stopped."""
+
+
+class FailedFunction(XformError):
+    """A function that was named on the command line, or what gives its inputs, failed."""
+
+
+class BrokenPass(XformError, AssertionError):
+    """A pass made something that is no program, or one of other types or effects."""

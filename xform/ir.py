@@ -116,3 +116,14 @@ def last_uses(equations: Sequence[JaxprEqn], outputs: Sequence[Atom]) -> dict[in
                 seen.add(v)
                 drop.setdefault(id(eqn), []).append(v)
     return drop
+
+
+def spread(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """Values in the places that are True, None elsewhere."""
+    rest = iter(values)
+    return [next(rest) if on else None for on in mask]
+
+
+def gather(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """The values in the places that are True: the inverse of `spread`."""
+    return [v for v, on in zip(values, mask, strict=True) if on]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from xform._jax import Var
-from xform.interpret.joint import Joint, Plan, live
+from xform.interpret.joint import Joint, Plan
 from xform.interpret.node import gather
 from xform.ir import Atom
+from xform.passes.dce import live
 
 _NONE: Mapping[Var, Var] = {}
 

@@ -14,11 +14,12 @@ from typing import Any
 import jax
 
 from xform._jax import JaxprEqn, Var, name_stack, source
-from xform.interpret.joint import Plan, live, reads_of
+from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import fork_p, gather, join_p, spread
 from xform.interpret.tie import tie
 from xform.interpret.wait import Waits, waits
 from xform.ir import Atom, Mask, bind, read, write
+from xform.passes.dce import live
 from xform.table import Value
 
 BACKWARD, TANGENT, RECOMPUTE = "xform(backward)", "xform(tangent)", "xform(recompute)"

@@ -9,18 +9,19 @@ candidates for saving. Structured equations appear as `fork` and `join` with Joi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 from xform._jax import JaxprEqn, Offloadable, Var, cotangent_aval, tangent_aval
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SLOTS
-from xform.interpret.inline import inline
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, gather, join_p, spread
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, Program, trace
+from xform.passes.dce import live
+from xform.passes.inline import opened, small
 from xform.table import Value
 
 # Equations without inputs of their own that cost nothing to run again, if all they read is
@@ -182,7 +183,7 @@ def _pulled(prog: Program, active: Mask, wanted: Mask) -> Joint:
 
     cts = [cotangent_aval(v.aval) for v, on in zip(prog.outputs, wanted, strict=True) if on]
     traced = trace(joint, *prog.in_avals, *cts)
-    return _split(inline(traced), prog, active, wanted, tuple(results), False)
+    return _split(opened(traced, small), prog, active, wanted, tuple(results), False)
 
 
 def _pushed(prog: Program, active: Mask, seconds: Mask) -> Joint:
@@ -196,7 +197,7 @@ def _pushed(prog: Program, active: Mask, seconds: Mask) -> Joint:
 
     dxs = [tangent_aval(v.aval) for v, on in zip(prog.inputs, seconds, strict=True) if on]
     traced = trace(joint, *prog.in_avals, *dxs)
-    return _split(inline(traced), prog, active, seconds, tuple(results), True)
+    return _split(opened(traced, small), prog, active, seconds, tuple(results), True)
 
 
 def _split(
@@ -225,22 +226,6 @@ def _split(
         tuple(first),
         live(second, traced.outputs[k:]),
     )
-
-
-def live(
-    equations: Sequence[JaxprEqn],
-    wanted: Iterable[Any],
-    known: Container[Var] = (),
-    effects: bool = True,
-) -> tuple[JaxprEqn, ...]:
-    """The equations, in order, that make `wanted` values from `known` ones, or have `effects`."""
-    need = {v for v in wanted if isinstance(v, Var) and v not in known}
-    alive: list[JaxprEqn] = []
-    for eqn in reversed(equations):
-        if (effects and eqn.effects) or not need.isdisjoint(eqn.outvars):
-            alive.append(eqn)
-            need.update(v for v in eqn.invars if isinstance(v, Var) and v not in known)
-    return tuple(reversed(alive))
 
 
 def reads_of(eqn: JaxprEqn, inner: dict[Node, tuple[Plan, ...]]) -> list[Var]:

@@ -17,6 +17,8 @@ import numpy as np
 
 from xform._jax import JaxprEqn, Primitive, ShapedArray, cotangent_aval, tangent_aval, zeros
 from xform.ir import Atom, Mask, bind
+from xform.ir import gather as gather
+from xform.ir import spread as spread
 from xform.table import Rule, Value
 
 # `joint.Joint` and `joint.Plan`, which are made of nodes: a Node only hands them on.
@@ -164,14 +166,3 @@ def _instantiate(values: Sequence[Value], variables: Sequence[Atom], mask: Mask,
         for x, v, on in zip(values, variables, mask, strict=True)
         if on
     ]
-
-
-def spread(values: Sequence[Value], mask: Sequence[bool]) -> list[Value]:
-    """Values in the places that are True, None elsewhere."""
-    rest = iter(values)
-    return [next(rest) if on else None for on in mask]
-
-
-def gather(values: Sequence[Value], mask: Sequence[bool]) -> list[Value]:
-    """The values in the places that are True: the inverse of `spread`."""
-    return [v for v, on in zip(values, mask, strict=True) if on]

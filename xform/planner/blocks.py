@@ -20,9 +20,10 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from xform._jax import Jaxpr, JaxprEqn, Literal, Var, closed
-from xform.interpret.joint import Joint, Plan, live, reads_of
+from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p, join_p
 from xform.ir import Program, program
+from xform.passes.dce import live
 from xform.planner.choice import Choice
 from xform.planner.exact import MOST, Point, Problem, size
 from xform.planner.waist import roots_of, waists

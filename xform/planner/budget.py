@@ -16,8 +16,9 @@ from collections.abc import Callable
 from xform._jax import JaxprEqn
 from xform.errors import BudgetInfeasible
 from xform.interpret.checkpoints import steps_run
-from xform.interpret.joint import Joint, Plan, live
+from xform.interpret.joint import Joint, Plan
 from xform.interpret.node import Node, fork_p, gather, join_p
+from xform.passes.dce import live
 from xform.planner import blocks
 from xform.planner.choice import Choice
 from xform.planner.cost import devices_of, equation_flops

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from xform._jax import JaxprEqn
-from xform.interpret.joint import live
 from xform.ir import Program, program, trace
+from xform.passes.dce import live
 
 
 def aval_bytes(aval: Any) -> int:

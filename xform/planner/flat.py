@@ -16,8 +16,8 @@ import jax
 
 from xform._jax import JaxprEqn, Literal
 from xform.ir import Program
+from xform.passes.structured import body
 from xform.planner.cost import aval_bytes
-from xform.rules.call import body
 
 _CALLS = frozenset((
     "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit",

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from xform._jax import JaxprEqn, Var
-from xform.interpret.joint import Joint, Plan, live, reads_of
+from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node
+from xform.passes.dce import live
 from xform.planner.cost import aval_bytes
 from xform.planner.mincut import min_cut
 from xform.planner.work import fusible

@@ -21,7 +21,7 @@ from jax import lax
 
 from xform._jax import JaxprEqn, name_stack, scan_counts, source
 from xform.ir import Program, bind, environment, evaluate, program, read, trace, write
-from xform.rules.call import body, placed
+from xform.passes.structured import body, placed
 from xform.table import RULES
 
 # Of a loop: consecutive parts, each of trips within trips, outermost first.

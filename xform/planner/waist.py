@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 
 from xform._jax import Var
-from xform.interpret.joint import Joint, live
+from xform.interpret.joint import Joint
+from xform.passes.dce import live
 from xform.planner.cost import aval_bytes
 from xform.planner.work import fusible
 

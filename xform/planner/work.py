@@ -12,8 +12,8 @@ import math
 
 from xform._jax import JaxprEqn
 from xform.interpret.node import fork_p
+from xform.passes.structured import body
 from xform.planner.cost import aval_bytes, equation_flops
-from xform.rules.call import body
 from xform.table import RULES
 
 # Elementwise in form, but iterations inside: not free.

@@ -22,18 +22,12 @@ from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, Program, evaluate, program
+from xform.passes.structured import body, placed, sharding
 from xform.table import Value, add_rule
-
-_BODIES = ("jaxpr", "call_jaxpr", "fwd_jaxpr")
 
 # Within another computation, a body of this many equations is worth a function of its own. Where
 # operations run one by one, what the user compiles stays compiled.
 _LARGE = 48
-
-
-def body(eqn: JaxprEqn) -> Program:
-    """The program that a call runs."""
-    return program(next(eqn.params[k] for k in _BODIES if k in eqn.params))
 
 
 def size(prog: Program) -> int:
@@ -92,22 +86,11 @@ class _JitNode(CallNode):
         options: dict[str, Any] = {}
         if part == "forward" and placed(self.eqn):
             params = self.eqn.params
-            outs = gather([_sharding(s) for s in params["out_shardings"]], how)
-            options["in_shardings"] = ([_sharding(s) for s in params["in_shardings"]],)
+            outs = gather([sharding(s) for s in params["out_shardings"]], how)
+            options["in_shardings"] = ([sharding(s) for s in params["in_shardings"]],)
             options["out_shardings"] = (outs, None)
         plan.cache[part, how] = jax.jit(run, **options)
         return plan.cache[part, how]
-
-
-def _sharding(s: Any) -> Any:
-    """A sharding of a jit equation; None where it leaves the choice to the compiler."""
-    return s if isinstance(s, jax.sharding.Sharding) else None
-
-
-def placed(eqn: JaxprEqn) -> bool:
-    """Whether a jit equation says where its inputs or outputs live: then it is not inlined."""
-    where = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    return any(_sharding(s) is not None for s in where)
 
 
 class Jit(Structured):

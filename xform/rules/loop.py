@@ -19,10 +19,11 @@ from xform._jax import JaxprEqn, Var, scan_counts, tangent_aval, zeros
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.again import needed
-from xform.interpret.joint import Joint, Plan, analyze, live
+from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.ir import Atom, Mask, Program, program
+from xform.passes.dce import live
 from xform.rules import revolve
 from xform.table import Value, add_rule
 

@@ -18,11 +18,12 @@ from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.again import needed, read_for
 from xform.interpret.checkpoints import SLOTS, States, back, in_lanes, sweep
-from xform.interpret.joint import Joint, Plan, analyze, live
+from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import final, while_loop
 from xform.interpret.node import Node, Plans, Structured, Whole, fork_p, gather, spread
 from xform.ir import Atom, Mask, Program, evaluate, program
+from xform.passes.dce import live
 from xform.table import Value, add_rule
 
 # Effects that a step may repeat; what it prints itself, and not in a loop within, is printed once.

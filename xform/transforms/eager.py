@@ -25,12 +25,12 @@ from xform._jax import (
     tangent_aval,
 )
 from xform.interpret.concrete import Mark, Results, Split, Watch, stage
-from xform.interpret.joint import live
 from xform.interpret.jvp import push
 from xform.interpret.node import Node, Pull, fork_p, gather, join_p, spread
 from xform.interpret.pullback import back, pull_of_jvp
 from xform.interpret.pullback import vjp as pull_equation
 from xform.ir import Mask, Program, evaluate
+from xform.passes.dce import live
 from xform.planner.saved import plan
 from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule
 from xform.table import (

@@ -1,4 +1,4 @@
-"""The commands of `python -m xform`, each a function from parsed arguments to text."""
+"""`python -m xform rules`: each primitive, its rule, its tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import dataclasses
 import importlib
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import xform
 from xform._jax import registered
@@ -82,7 +80,7 @@ def _tried() -> dict[str, str] | None:
     return {**elsewhere, **cases}
 
 
-def rules(args: argparse.Namespace) -> str:
+def run(args: argparse.Namespace) -> str:
     """The table of derivative rules."""
     wanted = [r for r in rows() if args.filter in r.primitive or args.filter == r.word]
     if args.json:
@@ -102,22 +100,7 @@ def rules(args: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def _rules_arguments(parser: argparse.ArgumentParser) -> None:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
     parser.add_argument("filter", nargs="?", default="", help="part of a name, or a word")
     parser.add_argument("--json", action="store_true", help="a list of objects")
-
-
-Command = tuple[Callable[[argparse.Namespace], str], Callable[[argparse.ArgumentParser], None]]
-COMMANDS: dict[str, Command] = {"rules": (rules, _rules_arguments)}
-
-
-def run(argv: list[str] | None = None) -> str:
-    """The text that a command line asks for."""
-    parser = argparse.ArgumentParser(prog="python -m xform")
-    commands: Any = parser.add_subparsers(required=True, metavar="command")
-    for name, (command, arguments) in COMMANDS.items():
-        sub = commands.add_parser(name, help=command.__doc__, description=command.__doc__)
-        arguments(sub)
-        sub.set_defaults(command=command)
-    args = parser.parse_args(argv)
-    return args.command(args)

@@ -1,0 +1,145 @@
+"""The verifier: passes that are broken on purpose, and what it says of them."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xform import ir, passes
+from xform._jax import Literal, Var
+from xform.errors import BrokenPass, WrongArgument
+
+X = np.ones(3, np.float32)
+
+
+def f(x):
+    y = jnp.sin(x)
+    jax.debug.print("{}", y[0])
+    return [y * 2.0, jnp.cos(y)]
+
+
+def with_equations(prog, equations, **other):
+    return dataclasses.replace(prog, equations=tuple(equations), cache={}, **other)
+
+
+def unread(prog):
+    return with_equations(prog, prog.equations[1:])
+
+
+def twice(prog):
+    return with_equations(prog, [prog.equations[0], *prog.equations])
+
+
+def backwards(prog):
+    return with_equations(prog, prog.equations[::-1])
+
+
+def ill_typed(prog):
+    """A cosine is said to be an integer."""
+    last = prog.equations[-1]
+    v = Var(last.outvars[0].aval.update(dtype=np.dtype(np.int32)))
+    return with_equations(prog, [*prog.equations, last.replace(outvars=[v])])
+
+
+def misfit(prog):
+    """A sum of arrays of other shapes."""
+    *_, last = ir.trace(lambda x, y: [x + y], X, X).equations
+    z = ir.trace(lambda x: [x], np.ones(4, np.float32)).inputs[0]
+    wrong = last.replace(invars=[prog.inputs[0], z])
+    return dataclasses.replace(
+        with_equations(prog, [*prog.equations, wrong]), consts=((z, np.ones(4, np.float32)),)
+    )
+
+
+def silent(prog):
+    return with_equations(prog, [e for e in prog.equations if not e.effects])
+
+
+def louder(prog):
+    (loud,) = (e for e in prog.equations if e.effects)
+    return with_equations(prog, [*prog.equations, loud])
+
+
+def narrower(prog):
+    return dataclasses.replace(prog, outputs=prog.outputs[:1], cache={})
+
+
+def other_type(prog):
+    return dataclasses.replace(prog, outputs=(prog.outputs[0], _one()), cache={})
+
+
+def nothing_makes(prog):
+    return dataclasses.replace(prog, outputs=(prog.outputs[0], Var(prog.outputs[1].aval)), cache={})
+
+
+def same_input(prog):
+    (v,) = prog.inputs
+    return dataclasses.replace(prog, consts=((v, X), *prog.consts), cache={})
+
+
+def _one():
+    return Literal(np.float32(1), ir.trace(lambda x: [x], np.float32(1)).inputs[0].aval)
+
+
+WRONG = {
+    unread: "equation 0, `.*`, reads a value that nothing before it makes",
+    twice: r"equation 1, `b:f32\[3\] = sin a`, makes a value that is there already",
+    backwards: "equation 0, `.*`, reads a value that nothing before it makes",
+    ill_typed: r"equation \d, `b:i32\[3\] = cos a`, makes f32\[3\]",
+    misfit: r"equation \d+, `c:f32\[3\] = add a b`, is not well typed: .*shapes.*",
+    silent: "the effects are not the 1 that there were, in their order, at debug_(print|callback)",
+    louder: "the effects are not the 1 that there were, in their order, at debug_(print|callback)",
+    narrower: r"its outputs became f32\[3\], and were f32\[3\], f32\[3\]",
+    other_type: r"its outputs became f32\[3\], f32\[\], and were f32\[3\], f32\[3\]",
+    nothing_makes: "nothing makes output 1",
+    same_input: "an input or constant is there twice",
+}
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_a_broken_pass_is_named_with_the_first_wrong_equation(change) -> None:
+    prog = ir.trace(f, X)
+    broken = dataclasses.make_dataclass(
+        "Broken", [], bases=(passes.Pass,), frozen=True,
+        namespace={"name": "broken", "rewrite": lambda self, prog: change(prog)},
+    )  # fmt: skip
+    with pytest.raises(BrokenPass) as e:
+        passes.Pipeline([passes.Dce(), broken()])(prog)
+    asked, problem, *rest = str(e.value).splitlines()
+    assert asked == f"pass 'broken' on a program of {len(prog.equations)} equations"
+    assert re.fullmatch(f"  problem: {WRONG[change]}", problem), problem
+    if "equation" in problem or "effects" in problem:
+        assert re.fullmatch(r"  where:   .*test_verify\.py:\d+\S* \(\S+\)", rest.pop(0))
+    assert rest == ["  remedy:  mend the pass, or leave it out; see what it makes by its `rewrite`"]
+    assert isinstance(passes.Pipeline([broken()], verified=False)(prog), ir.Program)
+
+
+def test_effects_are_counted_in_loops_and_calls() -> None:
+    def loud(x):
+        def step(c, _):
+            jax.debug.print("{}", c)
+            return c + 1.0, None
+
+        return [lax.scan(step, x, None, length=3)[0]]
+
+    prog, quiet = ir.trace(loud, 0.0), ir.trace(lambda x: [x + 1.0], 0.0)
+    with pytest.raises(BrokenPass, match="effects are not the 1"):
+        passes.verify(prog, quiet)
+    passes.verify(prog, passes.Pipeline([p() for p in passes.PASSES.values()])(prog))
+
+
+def test_weak_types_are_types() -> None:
+    strong, weak = ir.trace(lambda x: [x], np.float32(1)), ir.trace(lambda x: [x], 1.0)
+    with pytest.raises(BrokenPass, match=r"its inputs became f32\[\] \(weak\), and were f32\[\]"):
+        passes.verify(strong, weak)
+
+
+def test_a_pipeline_of_something_else() -> None:
+    with pytest.raises(WrongArgument, match="is no pass"):
+        passes.Pipeline([passes.Dce])
+    with pytest.raises(WrongArgument, match="3 is no function"):
+        passes.Dce()(3)

@@ -1,0 +1,117 @@
+"""The commands of `python -m xform`: each is a file of this folder.
+
+A command's file has `run(args)`, from parsed arguments to the text that is printed, whose docstring
+is its help, and `arguments(parser)`; its name is the file's, with `-` for `_`. To add one, add a
+file. `given.py` reads what commands share: a function, its inputs, a policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+import sysconfig
+import traceback
+from typing import Any
+
+from xform.errors import FailedFunction, XformError
+
+_MODULES = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
+COMMANDS: dict[str, Any] = {
+    m.__name__.rpartition(".")[2].replace("_", "-"): m for m in _MODULES if hasattr(m, "run")
+}
+
+# Where code is not the user's.
+_OTHERS = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+           sysconfig.get_path("stdlib") + os.sep, "<")  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command line and print what it says; 0, or 1 after an error of the user's.
+
+    A command line that cannot be parsed exits with 2.
+    """
+    try:
+        print(run(argv))
+    except XformError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(argv: list[str] | None = None) -> str:
+    """The text that a command line asks for.
+
+    Raises:
+      XformError: something is wrong with what was asked for, or with the user's code.
+    """
+    parser = argparse.ArgumentParser(prog="python -m xform", allow_abbrev=False)
+    commands: Any = parser.add_subparsers(required=True, metavar="command")
+    for name, module in COMMANDS.items():
+        about = module.run.__doc__
+        sub = commands.add_parser(
+            name, help=about.splitlines()[0], description=about, allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        module.arguments(sub)
+        sub.set_defaults(run=module.run, parser=sub)
+    args, rest = parser.parse_known_args(argv)
+    if rest and not hasattr(args, "options"):
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if hasattr(args, "options"):
+        args.options = _options(args, rest)
+    try:
+        return args.run(args)
+    except XformError:
+        raise
+    except Exception as error:
+        where = _blamed(error)
+        if not where and not isinstance(error, OSError):
+            raise
+        kind = type(error).__name__
+        raise FailedFunction(
+            f"python -m xform {args.parser.prog.rpartition(' ')[2]}",
+            f"{kind}: {_first_lines(str(error))}",
+            where,
+            "mend the function, or what inputs() returns for it",
+        ) from error
+
+
+def _options(args: argparse.Namespace, rest: list[str]) -> dict[str, str]:
+    """`--name value`, `--name=value` and `--name` as a dict; a value is True if there is none."""
+    found: dict[str, str] = {}
+    for word in args.options:
+        name, equals, value = word.partition("=")
+        if not (name.isidentifier() and equals):
+            args.parser.error(f"--arg takes name=value, not {word!r}")
+        found[name] = value
+    name = ""
+    for word in rest:
+        if word.startswith("--") and word[2:3].isalpha():
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = value if equals else "True"
+            name = "" if equals else name
+        elif name:
+            found[name], name = word, ""
+        else:
+            args.parser.error(f"unrecognized arguments: {word}")
+    return found
+
+
+def _blamed(error: BaseException) -> str:
+    """The place in the user's code where an error came from; empty if it came from elsewhere."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(_OTHERS)]
+    own = [f for f in own if f"{os.sep}site-packages{os.sep}" not in f.filename]
+    return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].name})" if own else ""
+
+
+def _first_lines(text: str) -> str:
+    """A message without the long tail that JAX's have."""
+    head = text.strip().split("\n\n")[0].splitlines()[:8]
+    return "\n           ".join(line.strip() for line in head)

@@ -1,0 +1,170 @@
+"""What commands are given: a function, its inputs, a policy.
+
+A function is named as `module:name`. Its arguments come from a function that returns them as a
+tuple: `--inputs module:name`, or the function's own attribute `inputs`, or the function `inputs` of
+its module, in this order. They are arrays, or `jax.ShapeDtypeStruct`s (nothing is allocated for
+those), in pytrees; anything else is passed on as it is. What stands on the command line as
+`--name value` and is no option of the command is a keyword argument of `inputs`, read as Python if
+it can be, as text otherwise; `--arg name=value` says the same, of any name.
+
+    # model.py
+    def inputs(batch: int = 8):
+        return params, jax.ShapeDtypeStruct((batch, 64), "float32")
+
+    $ python -m xform residuals model:loss --batch 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xform import policies
+from xform.errors import WrongArgument
+
+_POLICIES = {
+    "default": policies.min_cut,
+    "full": policies.save_nothing,
+    "dots": policies.save_dots,
+    "everything": policies.save_everything,
+}
+_ABOUT_POLICIES = f"{', '.join(_POLICIES)}, budget:8GiB (of what is saved) or peak:8GiB (of all)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A function and its arguments."""
+
+    name: str
+    f: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+def add_function(parser: argparse.ArgumentParser) -> None:
+    """Options of a command that takes a function: read them with `given`."""
+    parser.add_argument("function", type=_reference, metavar="FUNC", help="module:name")
+    parser.add_argument("--inputs", type=_reference, metavar="module:name",
+                        help="what returns its arguments, rather than its own or its module's "
+                        "`inputs`")  # fmt: skip
+    parser.add_argument("--arg", action="append", default=[], dest="options", metavar="name=value",
+                        help="a keyword argument of `inputs`; also --name value")  # fmt: skip
+
+
+def add_policy(parser: argparse.ArgumentParser) -> None:
+    """The option `--policy`: read it with `policy`."""
+    parser.add_argument("--policy", default="default", metavar="P", help=_ABOUT_POLICIES)
+
+
+def given(args: argparse.Namespace) -> Given:
+    """The function that a command line names, with its arguments."""
+    f = found(args.function)
+    owner = importlib.import_module(args.function.partition(":")[0])
+    made = f"--inputs {args.inputs}" if args.inputs else "inputs()"
+    inputs = found(args.inputs) if args.inputs else getattr(
+        f, "inputs", getattr(owner, "inputs", None))  # fmt: skip
+    if inputs is None:
+        raise WrongArgument(
+            f"the arguments of {args.function}",
+            f"neither {args.function} nor its module has a function `inputs`",
+            "",
+            "write one that returns the tuple of arguments, as arrays or ShapeDtypeStructs, or "
+            "name one by --inputs module:name",
+        )
+    options = {name: _value(text) for name, text in args.options.items()}
+    signature = inspect.signature(inputs)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise WrongArgument(
+            f"the arguments of {args.function}, by {made}",
+            f"{error}; it is inputs{signature}",
+            "",
+            "give its keyword arguments as --name value or --arg name=value, and no others",
+        ) from error
+    values = inputs(**options)
+    if not isinstance(values, tuple | list):
+        raise WrongArgument(
+            f"the arguments of {args.function}, by {made}",
+            f"it returned {type(values).__name__}, not a tuple",
+            "",
+            "return the tuple of positional arguments, (x,) if there is one",
+        )
+    try:
+        inspect.signature(f).bind(*values)
+    except TypeError as error:
+        raise WrongArgument(
+            f"{args.function} on the arguments by {made}",
+            f"{error}; it is {args.function.rpartition(':')[2]}{inspect.signature(f)}",
+            "",
+            f"return one value for each argument; it returned {len(values)}",
+        ) from error
+    except ValueError:
+        pass  # what has no signature is called as it is
+    return Given(args.function, f, tuple(values))
+
+
+def found(reference: str) -> Any:
+    """What `module:name` names."""
+    module, _, name = reference.partition(":")
+    try:
+        owner = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise WrongArgument(
+            reference,
+            f"there is no module {error.name!r}",
+            "",
+            "start in the folder that holds it, or put that on PYTHONPATH",
+        ) from None
+    with contextlib.suppress(AttributeError):
+        return operator.attrgetter(name)(owner)
+    names = sorted(n for n, x in vars(owner).items() if not n.startswith("_") and callable(x))
+    raise WrongArgument(
+        reference,
+        f"the module has no {name!r}",
+        "",
+        f"name a function of it: {', '.join(names) or 'it has none'}",
+    )
+
+
+def policy(text: str) -> Any:
+    """The policy that `--policy` names."""
+    kind, colon, amount = text.partition(":")
+    if kind in ("budget", "peak") and colon:
+        return policies.budget(amount, of="peak" if kind == "peak" else "residuals")
+    if text not in _POLICIES:
+        raise WrongArgument(f"--policy {text}", "it is not known", "", f"give {_ABOUT_POLICIES}")
+    return _POLICIES[text]
+
+
+def positions(text: str) -> int | Sequence[int] | None:
+    """Positions of arguments: `0`, `0,2`, or `all`."""
+    if text == "all":
+        return None
+    try:
+        several = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a position, 0,2 or all") from None
+    return several if "," in text else several[0]
+
+
+def _reference(text: str) -> str:
+    module, _, name = text.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise argparse.ArgumentTypeError(f"{text!r} is not module:name")
+    return text
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

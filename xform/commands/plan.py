@@ -1,0 +1,55 @@
+"""`python -m xform plan`: decide what a backward pass keeps, and ask the compiler."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import xform
+from xform.commands.given import add_function, add_policy, given, policy, positions
+
+
+def run(args: argparse.Namespace) -> str:
+    """Decide what the backward pass of a function keeps, and ask the compiler."""
+    on = given(args)
+    plan = xform.plan(on.f, *on.args, policy=policy(args.policy), argnums=args.argnums,
+                      has_aux=args.has_aux, target=args.target, donate_argnums=args.donate,
+                      verify=not args.no_verify)  # fmt: skip
+    if args.save:
+        plan.save(args.save)
+    if args.png:
+        plan.plot(args.png)
+    return json.dumps(_data(plan), indent=1) if args.json else str(plan)
+
+
+def _data(plan: xform.Plan) -> dict[str, Any]:
+    """A plan as plain data, without the record by which it is applied."""
+    numbers = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)
+               if f.name not in ("rows", "record", "live", "saved")}  # fmt: skip
+    return {**numbers, "rows": [dataclasses.asdict(row) for row in plan]}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    add_function(parser)
+    add_policy(parser)
+    parser.add_argument("--argnums", type=positions, default=0, metavar="0,1",
+                        help="arguments to differentiate (default: the first); or all")  # fmt: skip
+    parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
+    parser.add_argument("--donate", type=_several, default=(), metavar="0,1",
+                        help="arguments whose memory may be reused")  # fmt: skip
+    parser.add_argument("--target", default=None, help="the backend (default: JAX's)")
+    parser.add_argument("--no-verify", action="store_true", help="do not compile")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw live bytes over the program")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan, to be loaded")
+    parser.add_argument("--json", action="store_true", help="an object with rows")
+
+
+def _several(text: str) -> tuple[int, ...]:
+    found = positions(text)
+    if found is None:
+        raise argparse.ArgumentTypeError("name positions, as 0,1")
+    return (found,) if isinstance(found, int) else tuple(found)

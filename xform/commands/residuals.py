@@ -1,0 +1,27 @@
+"""`python -m xform residuals`: what a backward pass keeps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import xform
+from xform.commands.given import add_function, add_policy, given, policy, positions
+
+
+def run(args: argparse.Namespace) -> str:
+    """What the backward pass of a function keeps: bytes, trip counts, lines."""
+    on = given(args)
+    kept = xform.residuals(on.f, *on.args, policy=policy(args.policy), argnums=args.argnums,
+                           has_aux=args.has_aux)  # fmt: skip
+    return json.dumps(kept.to_dict(), indent=1) if args.json else str(kept)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    add_function(parser)
+    add_policy(parser)
+    parser.add_argument("--argnums", type=positions, default=None, metavar="0,1",
+                        help="arguments to differentiate (default: all)")  # fmt: skip
+    parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
+    parser.add_argument("--json", action="store_true", help="an object with rows")

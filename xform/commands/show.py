@@ -1,0 +1,182 @@
+"""`python -m xform show`: a function's program, from what is traced to what is compiled."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+import xform
+from xform._jax import tangent_aval
+from xform.commands.given import Given, add_function, add_policy, given, policy, positions
+from xform.interpret.joint import analyze
+from xform.ir import Program, trace
+from xform.memory.printed import compiled_text, stablehlo_text
+from xform.passes import PASSES, Pipeline, Step, listing
+from xform.passes.base import size
+from xform.planner.saved import plan
+from xform.planner.shown import shown
+from xform.text import columns
+from xform.transforms.inspect import Arguments, point, said
+
+TRANSFORMS = ("grad", "vjp", "jvp", "linearize", "remat")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flat:
+    """A function of arrays, which are all that is traced, and their types."""
+
+    f: Callable[..., Any]
+    types: list[Any]
+
+
+def run(args: argparse.Namespace) -> str:
+    """The program of a function: as traced, split by a transform, after passes, as compiled.
+
+    With --transform grad, vjp or linearize the joint program is shown too: what runs forward, what
+    is saved, what runs in the second part, and what of it is run again. --stablehlo and --hlo show
+    what the compiler gets, and makes, instead.
+    """
+    on = given(args)
+    flat = _transformed(on, args)
+    steps: list[Step] = []
+    if args.passes:
+        pipeline = Pipeline([PASSES[name]() for name in args.passes])
+        steps = list(pipeline.steps(trace(flat.f, *flat.types)))
+        flat = dataclasses.replace(flat, f=pipeline(flat.f))
+    if args.stablehlo:
+        return stablehlo_text(flat.f, flat.types)
+    if args.hlo:
+        return compiled_text(flat.f, flat.types, args.target)
+    return "\n\n".join(_sections(on, args, flat, steps))
+
+
+def _sections(on: Given, args: argparse.Namespace, flat: _Flat, steps: Sequence[Step]
+              ) -> Iterator[str]:  # fmt: skip
+    called = f"{args.transform} of {on.name}" if args.transform else on.name
+    if args.transform in ("grad", "vjp", "linearize"):
+        yield _joint(on, args)
+    if not steps:
+        prog = trace(flat.f, *flat.types)
+        yield f"{called}: {_count(prog)}\n{listing(prog, args.lines)}"
+        return
+    if args.print_after_all:
+        for step in steps:
+            yield f"after {step.name}: {_count(step.program)}\n{listing(step.program, args.lines)}"
+    else:
+        last = steps[-1].program
+        yield f"{called}, after all passes: {_count(last)}\n{listing(last, args.lines)}"
+    rows = [[s.name, str(s.before), str(s.after), f"{1000 * s.seconds:.1f}"] for s in steps]
+    yield columns([["pass", "equations before", "after", "ms"], *rows], right=(1, 2, 3))
+
+
+def _count(prog: Program) -> str:
+    n = size(prog)
+    return f"{n} equation{'s' * (n != 1)}"
+
+
+def _joint(on: Given, args: argparse.Namespace) -> str:
+    """The joint program that a transform makes, under its policy."""
+    if args.transform == "grad":
+        at = point("show", on.f, on.args, args.argnums, args.has_aux)
+    else:
+        flat = _of_arrays(on)
+        at = point("show", flat.f, flat.types, None, args.has_aux)
+    if args.transform == "linearize":
+        fun = at.function
+        how = plan(analyze(fun.program, fun.active(), fun.differentiable(), push=True), None)
+        return f"joint program of {on.name}, linearized\n{shown(how, args.lines, 'tangents')}"
+    by = policy(args.policy)
+    how = at.planned(by).how
+    return f"joint program of {on.name}, {said(by)}\n{shown(how, args.lines)}"
+
+
+def _of_arrays(on: Given) -> _Flat:
+    """The function of the arrays among its arguments; all others are held as they are."""
+    held = Arguments(on.args)
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
+             for x in map(jax.typeof, held.arrays())]  # fmt: skip
+    return _Flat(lambda *xs: on.f(*held.filled(xs)[1]), types)
+
+
+def _transformed(on: Given, args: argparse.Namespace) -> _Flat:
+    """The function that a transform makes, of arrays only; `vjp` returns cotangents alone."""
+    f, types = dataclasses.astuple(_of_arrays(on))
+    by, aux, n = policy(args.policy), args.has_aux, len(types)
+    held = Arguments(on.args)
+    made: Callable[..., Any] = f
+    match args.transform:
+        case "grad":
+            grad = xform.grad(on.f, _argnums(on, args.argnums), aux, policy=by)
+            made = lambda *xs: grad(*held.filled(xs)[1])
+        case "vjp":
+            out = jax.eval_shape(f, *types)
+            cts, tree = jax.tree.flatten(jax.tree.map(_tangent, out[0] if aux else out))
+            types = [*types, *cts]
+
+            def pulled(*xs: Any) -> Any:
+                pull = xform.vjp(f, *xs[:n], has_aux=aux, policy=by)[1]
+                return pull(jax.tree.unflatten(tree, xs[n:]))
+
+            made = pulled
+        case "jvp":
+            types = [*types, *map(_tangent, types)]
+            made = lambda *xs: xform.jvp(f, xs[:n], xs[n:], aux)
+        case "linearize":
+            types = [*types, *map(_tangent, types)]
+
+            def pushed(*xs: Any) -> Any:
+                y, push, *_ = xform.linearize(f, *xs[:n], has_aux=aux)
+                return y, push(*xs[n:])
+
+            made = pushed
+        case "remat":
+            # What `remat` itself does by default is to save nothing.
+            made = xform.remat(f, policy=None if args.policy == "default" else by)
+        case _:
+            pass
+
+    def program(*xs: Any) -> list[Any]:
+        return [y for y in jax.tree.leaves(made(*xs)) if y.dtype != jax.dtypes.float0]
+
+    return _Flat(program, types)
+
+
+def _argnums(on: Given, argnums: int | Sequence[int] | None) -> int | Sequence[int]:
+    return tuple(range(len(on.args))) if argnums is None else argnums
+
+
+def _tangent(x: Any) -> Any:
+    aval = tangent_aval(jax.typeof(x))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    add_function(parser)
+    add_policy(parser)
+    parser.add_argument("--transform", choices=TRANSFORMS, help="of FUNC, by xform")
+    parser.add_argument("--argnums", type=positions, default=0, metavar="0,1",
+                        help="what grad differentiates (default: the first); or all")  # fmt: skip
+    parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
+    parser.add_argument("--passes", type=_passes, default=(), metavar="P,Q",
+                        help=f"passes to run in this order, of {', '.join(PASSES)}")  # fmt: skip
+    parser.add_argument("--print-after-all", action="store_true",
+                        help="show the program after each pass")  # fmt: skip
+    parser.add_argument("--lines", action="store_true", help="the user's line for each equation")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--stablehlo", action="store_true", help="what the compiler gets")
+    form.add_argument("--hlo", action="store_true", help="what the compiler makes of it")
+    parser.add_argument("--target", help="what to compile for, with --hlo (default: cpu)")
+
+
+def _passes(text: str) -> tuple[str, ...]:
+    names = tuple(filter(None, text.split(",")))
+    unknown = [n for n in names if n not in PASSES]
+    if unknown or not names:
+        known = ", ".join(PASSES)
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown) or 'none'}: known are {known}")
+    return names

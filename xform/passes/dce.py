@@ -1,0 +1,112 @@
+"""Dead code: equations of which nothing is read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, ClassVar
+
+from xform._jax import JaxprEqn, Var, scan_counts
+from xform.ir import Mask, Program, gather
+from xform.passes.base import Pass
+from xform.passes.builder import Builder
+from xform.passes.structured import bodies, reads, rebuilt
+
+
+@dataclasses.dataclass(frozen=True)
+class Dce(Pass):
+    """Dead code: equations that no output depends on, without effects, are dropped.
+
+    Of loops, branches and calls, outputs that nothing reads are dropped, and so is what a loop
+    carries for those alone. A loop whose outputs are not read goes, even if it would not end.
+
+    >>> from xform import passes
+    >>> f = passes.Dce()(lambda x: (jnp.cos(x), jnp.sin(x))[1])
+    >>> [e.primitive.name for e in jax.make_jaxpr(f)(1.0).eqns]
+    ['sin']
+    """
+
+    name: ClassVar[str] = "dce"
+
+    def rewrite(self, prog: Program) -> Program:
+        need = {v for v in prog.outputs if isinstance(v, Var)}
+        kept: list[JaxprEqn | tuple[JaxprEqn, Program, Mask]] = []
+        for eqn in reversed(prog.equations):
+            if not eqn.effects and not any(v in need for v in eqn.outvars):
+                continue
+            pruned = self._pruned(eqn, tuple(v in need for v in eqn.outvars))
+            kept.append(eqn if pruned is None else (eqn, *pruned))
+            reading = (True,) * len(eqn.invars) if pruned is None else reads(pruned[0])
+            need.update(v for v in gather(eqn.invars, reading) if isinstance(v, Var))
+        build = Builder(prog)
+        build.changed = len(kept) < len(prog.equations)
+        for item in reversed(kept):
+            if isinstance(item, tuple):
+                eqn, made, used = item
+                build.alias(gather(eqn.outvars, used), build.splice(made, build.atoms(eqn.invars)))
+            else:
+                build.add(build.renamed(item))
+        return build.program()
+
+    def _pruned(self, eqn: JaxprEqn, used: Mask) -> tuple[Program, Mask] | None:
+        """An equation without the outputs that are not used, nor what makes them; which are left.
+
+        None if that is the equation.
+        """
+        old = bodies(eqn)
+        whole: Mask = ()
+        match eqn.primitive.name:
+            case "scan":
+                nc, nk = scan_counts(eqn.params)
+                used = _carried(used, nk, old[0], nc)
+            case "while":
+                a, b = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+                until = reads(old[0])[a:]
+                used = tuple(u or c for u, c in zip(used, until, strict=True))
+                used, whole = _carried(used, len(used), old[1], b), (True,)
+            case _:
+                pass
+        masks = (whole, used) if whole else (used,) * len(old)
+        new = [self.program(_only(p, m)) for p, m in zip(old, masks, strict=True)]
+        if all(n is p for n, p in zip(new, old, strict=True)):
+            return None
+        made = rebuilt(eqn, new, used)
+        return None if made is None else (made, used)
+
+
+def _carried(used: Mask, n: int, steps: Program, first: int) -> Mask:
+    """Outputs of a loop that are used, or needed by those, trip after trip."""
+    while True:
+        read = reads(_only(steps, used))[first : first + n]
+        more = (*(u or r for u, r in zip(used[:n], read, strict=True)), *used[n:])
+        if more == used:
+            return used
+        used = more
+
+
+def _only(prog: Program, used: Mask) -> Program:
+    """The program that makes some of the outputs. Kept in the program's cache."""
+    equations = live(prog.equations, gather(prog.outputs, used))
+    if all(used) and len(equations) == len(prog.equations):
+        return prog
+    key = "only", used
+    if key not in prog.cache:
+        outputs = tuple(gather(prog.outputs, used))
+        prog.cache[key] = Program(prog.inputs, prog.consts, equations, outputs)
+    return prog.cache[key]
+
+
+def live(
+    equations: Sequence[JaxprEqn],
+    wanted: Iterable[Any],
+    known: Container[Var] = (),
+    effects: bool = True,
+) -> tuple[JaxprEqn, ...]:
+    """The equations, in order, that make `wanted` values from `known` ones, or have `effects`."""
+    need = {v for v in wanted if isinstance(v, Var) and v not in known}
+    alive: list[JaxprEqn] = []
+    for eqn in reversed(equations):
+        if (effects and eqn.effects) or not need.isdisjoint(eqn.outvars):
+            alive.append(eqn)
+            need.update(v for v in eqn.invars if isinstance(v, Var) and v not in known)
+    return tuple(reversed(alive))

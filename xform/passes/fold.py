@@ -1,0 +1,85 @@
+"""Constants: equations of constants, run when the program is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from xform._jax import JaxprEqn, Literal, Tracer
+from xform.ir import Atom, Program, bind
+from xform.passes.base import Pass
+from xform.passes.builder import Builder
+from xform.passes.pure import pure
+from xform.table import RULES
+
+_WORDS = frozenset(("pointwise", "linear", "bilinear", "constant", "composite"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fold(Pass):
+    """Constants: operations on literals and constants are run now, and their results kept.
+
+    Loops, branches, calls and collectives are not run, nor what has a kernel or an effect.
+
+    Attributes:
+      most_bytes: of one result; what would be larger stays an equation.
+
+    >>> from xform import passes
+    >>> f = passes.Fold()(lambda x: x * jnp.sin(jnp.arange(3.0)))
+    >>> [e.primitive.name for e in jax.make_jaxpr(f)(jnp.ones(3)).eqns]
+    ['mul']
+    """
+
+    name: ClassVar[str] = "fold"
+    most_bytes: int = 64 * 1024
+
+    def rewrite(self, prog: Program) -> Program:
+        build = Builder(prog)
+        known: dict[Any, Any] = {v: x for v, x in prog.consts if not isinstance(x, Tracer)}
+        for eqn in prog.equations:
+            if not self._folds(eqn) or not all(_given(v, known) for v in eqn.invars):
+                build.add(build.renamed(eqn))
+                continue
+            with jax.ensure_compile_time_eval():
+                values = bind(eqn, [v.val if isinstance(v, Literal) else known[v]
+                                    for v in eqn.invars])  # fmt: skip
+            for v, value in zip(eqn.outvars, values, strict=True):
+                known[v] = value
+                if _scalar(v.aval):
+                    build.alias([v], [Literal(np.asarray(value), v.aval)])
+                else:
+                    build.constant(v, value)
+        return build.program()
+
+    def _folds(self, eqn: JaxprEqn) -> bool:
+        rule = RULES.get(eqn.primitive.name)
+        if rule is None or rule.word not in _WORDS or not pure(eqn) or _collective(eqn):
+            return False
+        return all(_bytes(v.aval) <= self.most_bytes for v in eqn.outvars)
+
+
+def _given(atom: Atom, known: dict[Any, Any]) -> bool:
+    return isinstance(atom, Literal) or atom in known
+
+
+def _collective(eqn: JaxprEqn) -> bool:
+    """Whether an equation names an axis of a mesh."""
+    axes = eqn.params.get("axes") or ()
+    return "axis_name" in eqn.params or any(isinstance(a, str) for a in axes)
+
+
+def _scalar(aval: Any) -> bool:
+    """Whether a value can be a literal: those of weak type keep that as constants only."""
+    plain = isinstance(aval.dtype, np.dtype) and not aval.weak_type
+    return plain and aval.shape == ()
+
+
+def _bytes(aval: Any) -> float:
+    """Bytes of a value; infinite where that is not known."""
+    sizes = aval.shape
+    if not all(isinstance(n, int) for n in sizes) or not hasattr(aval, "dtype"):
+        return float("inf")
+    return float(np.prod(sizes, dtype=np.float64)) * aval.dtype.itemsize

@@ -1,0 +1,101 @@
+"""Calls replaced by what they call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+from xform._jax import JaxprEqn, Literal, Var, within
+from xform.ir import Atom, Program
+from xform.passes.base import Pass
+from xform.passes.structured import body, placed
+from xform.table import RULES
+
+# The program that stands for an equation; None if the equation stays.
+Opens = Callable[[JaxprEqn], Program | None]
+
+_CALLS = frozenset(("jit", "closed_call", "core_call", "core_closed_call", "eval_jaxpr"))
+_CUSTOM = frozenset(("custom_jvp_call", "custom_vjp_call"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Inline(Pass):
+    """Calls of jitted functions, opened.
+
+    A call that places its values stays, and so do remat regions. Custom rules are kept, as a
+    derivative of the program needs them.
+
+    Attributes:
+      most: of a body, how many equations at most; None: any number. A large function that is called
+        often is compiled once as long as it is a call.
+      custom: whether functions with custom rules are opened too, and lose them.
+
+    >>> from xform import passes
+    >>> f = jax.jit(lambda x: jnp.sin(x))
+    >>> opened = passes.Inline()(lambda x: f(x) + 1)
+    >>> [e.primitive.name for e in jax.make_jaxpr(opened)(1.0).eqns]
+    ['sin', 'add']
+    """
+
+    name: ClassVar[str] = "inline"
+    most: int | None = None
+    custom: bool = False
+
+    def rewrite(self, prog: Program) -> Program:
+        return opened(prog, self._opens)
+
+    def _opens(self, eqn: JaxprEqn) -> Program | None:
+        name = eqn.primitive.name
+        if name not in _CALLS and not (self.custom and name in _CUSTOM):
+            return None
+        if name in _CALLS and (placed(eqn) or not _known(eqn)):
+            return None
+        called = body(eqn)
+        fits = self.most is None or len(called.equations) <= self.most
+        return called if fits else None
+
+
+def _known(eqn: JaxprEqn) -> bool:
+    return any(k in eqn.params for k in ("jaxpr", "call_jaxpr"))
+
+
+def small(eqn: JaxprEqn) -> Program | None:
+    """What a plan sees through: calls of no weight of their own, as the table of rules says."""
+    rule = RULES.get(eqn.primitive.name)
+    return None if rule is None else rule.inlined(eqn, True)
+
+
+def opened(prog: Program, opens: Opens) -> Program:
+    """The program with some of its calls opened, and those within them. Linear in equations."""
+    if not any(opens(eqn) is not None for eqn in prog.equations):
+        return prog
+    names: dict[Any, Atom] = {}
+    consts = dict(prog.consts)
+    equations = tuple(_open(prog.equations, opens, names, consts, None))
+    outputs = tuple(_renamed(prog.outputs, names))
+    return Program(prog.inputs, tuple(consts.items()), equations, outputs)
+
+
+def _open(equations: Sequence[JaxprEqn], opens: Opens, names: dict[Any, Atom],
+          consts: dict[Var, Any], call: JaxprEqn | None) -> Iterator[JaxprEqn]:  # fmt: skip
+    """The equations of a program, or of what a `call` calls: then with variables of its own."""
+    for eqn in equations:
+        inputs = _renamed(eqn.invars, names)
+        here = eqn if call is None else within(eqn, call)
+        inner = opens(eqn)
+        if inner is not None:
+            consts.update(inner.consts)
+            own: dict[Any, Atom] = dict(zip(inner.inputs, inputs, strict=True))
+            yield from _open(inner.equations, opens, own, consts, here)
+            names.update(zip(eqn.outvars, _renamed(inner.outputs, own), strict=True))
+        elif call is None:
+            yield eqn.replace(invars=inputs)
+        else:
+            outputs = [Var(v.aval) for v in eqn.outvars]
+            names.update(zip(eqn.outvars, outputs, strict=True))
+            yield here.replace(invars=inputs, outvars=outputs)
+
+
+def _renamed(atoms: Sequence[Atom], names: dict[Any, Atom]) -> list[Atom]:
+    return [v if isinstance(v, Literal) else names.get(v, v) for v in atoms]

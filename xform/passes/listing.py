@@ -1,0 +1,137 @@
+"""Programs as text: one line for each equation, nested programs below theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from xform._jax import JaxprEqn, Literal, frame
+from xform.ir import Program, program
+from xform.text import columns, near
+
+# What is nested in an equation, beside `jaxpr`s: what it is called.
+_CALLED = {"jaxpr": "body", "call_jaxpr": "body", "cond_jaxpr": "condition", "body_jaxpr": "body"}
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+class Names:
+    """Names of variables: a, b, ... z, ba, bb, in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self._names: dict[Any, str] = {}
+
+    def __call__(self, atom: Any) -> str:
+        """The name of a variable, or the value of a literal."""
+        if isinstance(atom, Literal):
+            return _literal(atom)
+        if atom not in self._names:
+            self._names[atom] = _name(len(self._names))
+        return self._names[atom]
+
+    def typed(self, atoms: Sequence[Any]) -> str:
+        """Names with types."""
+        return " ".join(f"{self(v)}:{v.aval.str_short(True)}" for v in atoms)
+
+
+def listing(prog: Program, lines: bool = False,
+            note: Callable[[JaxprEqn], str] | None = None) -> str:  # fmt: skip
+    """A program as text.
+
+    Args:
+      prog: the program.
+      lines: whether the user's line stands behind each equation.
+      note: what else stands there.
+
+    >>> from xform import ir, passes
+    >>> print(passes.listing(ir.trace(lambda x: [jnp.sin(x) * 2.0], jnp.ones(3))))
+    inputs  a:f32[3]
+      b:f32[3] = sin a
+      c:f32[3] = mul b 2.0
+    outputs c
+    """
+    names = Names()
+    head = f"inputs  {names.typed(prog.inputs)}".rstrip()
+    if prog.consts:
+        head += f"\nconsts  {names.typed([v for v, _ in prog.consts])}"
+    rows = list(_rows(prog, names, "  ", lines, note))
+    body = columns(rows) if rows else ""
+    tail = f"outputs {' '.join(map(names, prog.outputs))}".rstrip()
+    return "\n".join(filter(None, (head, body, tail)))
+
+
+def _rows(prog: Program, names: Names, indent: str, lines: bool,
+          note: Callable[[JaxprEqn], str] | None) -> Iterator[list[str]]:  # fmt: skip
+    for eqn in prog.equations:
+        row = [indent + line(eqn, names)]
+        row += [note(eqn)] if note else []
+        row += [place(eqn)] if lines else []
+        yield row
+        for label, inner in programs(eqn):
+            blank = [""] * (len(row) - 1)
+            consts = names.typed([v for v, _ in inner.consts])
+            head = f"{indent}  {label}: {names.typed(inner.inputs)}"
+            yield [f"{head} ; {consts}" if consts else head, *blank]
+            yield from _rows(inner, names, indent + "    ", lines, note)
+            yield [f"{indent}  return {' '.join(map(names, inner.outputs))}", *blank]
+
+
+def place(eqn: JaxprEqn) -> str:
+    """The user's line, as a comment; empty if there is none."""
+    where = near(frame(eqn))
+    return f"# {where}" if where else ""
+
+
+def line(eqn: JaxprEqn, names: Names) -> str:
+    """An equation in one line, without what is nested in it."""
+    inputs = " ".join(map(names, eqn.invars))
+    params = ", ".join(f"{k}={_value(v)}" for k, v in eqn.params.items() if _shown(k, v))
+    text = eqn.primitive.name + (f"[{params}]" if params else "") + (f" {inputs}" if inputs else "")
+    return f"{names.typed(eqn.outvars)} = {text}" if eqn.outvars else text
+
+
+def programs(eqn: JaxprEqn) -> Iterator[tuple[str, Program]]:
+    """The programs that an equation holds, with what each is."""
+    for key, value in eqn.params.items():
+        if key == "branches":
+            yield from ((f"branch {i}", program(b)) for i, b in enumerate(value))
+        elif key in _CALLED and hasattr(value, "eqns"):
+            yield _CALLED[key], program(value)
+
+
+def _shown(key: str, value: Any) -> bool:
+    """Whether a parameter is plain and says something."""
+    if key in _HIDDEN or value is None or value is False or (key, value) == ("unroll", 1):
+        return False
+    return _plain(value)
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_plain, value)) and any(x is not None and x is not False for x in value)
+    return value is None or isinstance(value, bool | int | float | str | np.dtype | type)
+
+
+# Counts of inputs, which are there to be seen.
+_HIDDEN = frozenset(("num_consts", "num_carry", "cond_nconsts", "body_nconsts", "ctx_mesh"))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, np.dtype | type):
+        return np.dtype(value).name
+    return str(value).replace(" ", "")
+
+
+def _literal(atom: Any) -> str:
+    plain = isinstance(atom.aval.dtype, np.dtype)
+    return str(np.asarray(atom.val)[()]) if plain else "key"
+
+
+def _name(i: int) -> str:
+    letters = ""
+    while True:
+        letters = _ALPHABET[i % 26] + letters
+        i = i // 26 - 1
+        if i < 0:
+            return letters

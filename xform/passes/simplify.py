@@ -1,0 +1,322 @@
+"""Algebra that is exact for every value: NaN, infinities and the sign of zero included.
+
+Of `x + 0.0` that is not true (-0.0 + 0.0 is 0.0, as is a sum of -0.0 alone), of `x + -0.0` it is;
+nor of complex products by one. A result stands for another of the same type only, weak or not.
+Values smaller than the normal ones, which some backends take for zero in arithmetic but not in
+copies, are left out of "every".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from jax import lax
+
+from xform._jax import JaxprEqn, Literal, name_stack, source
+from xform.ir import Atom, Program, trace
+from xform.passes.base import Pass
+from xform.passes.builder import Builder
+
+Producers = Mapping[Any, JaxprEqn]
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A value that something simpler makes from others."""
+
+    f: Callable[..., Any]
+    of: tuple[Atom, ...]
+
+
+Rule = Callable[[JaxprEqn, Producers], Atom | Made | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Simplify(Pass):
+    """Algebra: what is the same as something simpler, for every value.
+
+    Neutral elements, operations that undo each other (of signs, conversions, transpositions, new
+    shapes), those that do nothing, and chains of two that are one.
+
+    >>> from xform import passes
+    >>> f = passes.Simplify()(lambda x: -(-x) * 1.0 + x.T.T)
+    >>> [e.primitive.name for e in jax.make_jaxpr(f)(jnp.ones((2, 3))).eqns]
+    ['neg', 'transpose', 'add']
+    >>> g = passes.Pipeline([passes.Simplify(), passes.Dce()])(f)
+    >>> [e.primitive.name for e in jax.make_jaxpr(g)(jnp.ones((2, 3))).eqns]
+    ['add']
+    """
+
+    name: ClassVar[str] = "simplify"
+
+    def rewrite(self, prog: Program) -> Program:
+        build = Builder(prog)
+        for eqn in map(build.renamed, prog.equations):
+            rule = _RULES.get(eqn.primitive.name)
+            found = rule(eqn, build.producer) if rule is not None else None
+            if isinstance(found, Made):
+                made = _made(eqn, found)
+                if made.out_avals == [eqn.outvars[0].aval]:
+                    build.alias(eqn.outvars, build.splice(made, found.of))
+                    continue
+            elif found is not None and found.aval == eqn.outvars[0].aval:
+                build.alias(eqn.outvars, [found])
+                continue
+            build.add(eqn)
+        return build.program()
+
+
+def _made(eqn: JaxprEqn, found: Made) -> Program:
+    def run(*xs: Any) -> list[Any]:
+        with source(eqn, name_stack()), eqn.ctx.manager:
+            return [found.f(*xs)]
+
+    return trace(run, *[v.aval for v in found.of])
+
+
+def _type(atom: Atom) -> Any:
+    return atom.aval
+
+
+def _before(atom: Atom, by: Producers, *names: str) -> JaxprEqn | None:
+    """The equation that makes a value, if it is of one of these primitives."""
+    eqn = None if isinstance(atom, Literal) else by.get(atom)
+    return eqn if eqn is not None and eqn.primitive.name in names else None
+
+
+def _is(atom: Atom, by: Producers, value: float) -> bool:
+    """Whether all elements are this real number, with its sign if it is zero."""
+    spread = _before(atom, by, "broadcast_in_dim")
+    if spread is not None:
+        atom = spread.invars[0]
+    if not isinstance(atom, Literal) or not isinstance(_type(atom).dtype, np.dtype):
+        return False
+    if np.issubdtype(_type(atom).dtype, np.complexfloating):
+        return False
+    x = np.asarray(atom.val).astype(np.float64)
+    return bool(x == value) and bool(np.signbit(x)) == (math.copysign(1, value) < 0)
+
+
+def _neutral(value: float | None, right: bool = False) -> Rule:
+    """An operation with a number that changes nothing; None: the zero of its type that does not."""
+
+    def rule(eqn: JaxprEqn, by: Producers) -> Atom | None:
+        x, y = eqn.invars
+        number = value
+        if number is None:
+            # In floating point the neutral element of a sum is -0.0, of a difference 0.0.
+            integral = np.issubdtype(_type(eqn.outvars[0]).dtype, np.integer)
+            number = 0.0 if integral or right else -0.0
+        if _is(y, by, number):
+            return x
+        return y if not right and _is(x, by, number) else None
+
+    return rule
+
+
+def _twice(eqn: JaxprEqn, by: Producers) -> Atom | None:
+    """An operation that undoes itself."""
+    before = _before(eqn.invars[0], by, eqn.primitive.name)
+    same = before is not None and _params(before) == _params(eqn)
+    return before.invars[0] if before is not None and same else None
+
+
+def _once(eqn: JaxprEqn, by: Producers) -> Atom | None:
+    """An operation that a second time changes nothing."""
+    before = _before(eqn.invars[0], by, eqn.primitive.name)
+    return eqn.invars[0] if before is not None and _params(before) == _params(eqn) else None
+
+
+def _params(eqn: JaxprEqn) -> Any:
+    return {k: v for k, v in eqn.params.items() if k != "sharding"}
+
+
+def _abs(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
+    before = _before(eqn.invars[0], by, "neg")
+    return _once(eqn, by) if before is None else Made(lax.abs, (before.invars[0],))
+
+
+def _same(eqn: JaxprEqn, by: Producers) -> Atom | None:
+    """An operation that of equal operands returns either; of truth values, a neutral one."""
+    x, y = eqn.invars
+    if x is y:
+        return x
+    if _type(eqn.outvars[0]).dtype != np.dtype(bool) or eqn.primitive.name not in ("and", "or"):
+        return None
+    neutral = float(eqn.primitive.name == "and")
+    return x if _is(y, by, neutral) else y if _is(x, by, neutral) else None
+
+
+def _select(eqn: JaxprEqn, by: Producers) -> Atom | None:
+    which, *cases = eqn.invars
+    if all(c is cases[0] for c in cases):
+        return cases[0]
+    for i, case in enumerate(cases):
+        if _is(which, by, float(i)):
+            return case
+    return None
+
+
+def _nothing(does: Callable[[JaxprEqn], bool]) -> Rule:
+    """An operation that with some parameters changes nothing."""
+    return lambda eqn, by: None if does(eqn) else eqn.invars[0]
+
+
+def _power(eqn: JaxprEqn, by: Producers) -> Atom | None:
+    return eqn.invars[0] if eqn.params["y"] == 1 else None
+
+
+def _convert(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
+    (x,), new = eqn.invars, _type(eqn.outvars[0]).dtype
+    if eqn.params.get("sharding") is not None or isinstance(x, Literal):
+        return None
+    if _type(x).dtype == new:
+        return x
+    before = _before(x, by, "convert_element_type")
+    if before is None or before.params.get("sharding") is not None:
+        return None
+    (first,) = before.invars
+    if isinstance(first, Literal) or not _holds(_type(first).dtype, _type(x).dtype):
+        return None
+    if _type(first).dtype == new:
+        return first
+    kinds = {d.kind if isinstance(d, np.dtype) else "" for d in (_type(x).dtype, new)}
+    alike = kinds == {_kind(_type(first).dtype)} and _kind(_type(first).dtype) in ("f", "i")
+    return Made(lambda x: lax.convert_element_type(x, new), (first,)) if alike else None
+
+
+def _kind(dtype: Any) -> str:
+    return dtype.kind if isinstance(dtype, np.dtype) else ""
+
+
+# For floating-point types: bits of the fraction, the largest exponent.
+_FLOATS = {"bfloat16": (7, 127), "float16": (10, 15), "float32": (23, 127), "float64": (52, 1023)}
+
+
+def _holds(small: Any, large: Any) -> bool:
+    """Whether a type holds each value of another."""
+    if not (isinstance(small, np.dtype) and isinstance(large, np.dtype)):
+        return False
+    if small.name in _FLOATS:
+        low, high = _FLOATS[small.name], _FLOATS.get(large.name, (0, 0))
+        return all(a <= b for a, b in zip(low, high, strict=True))
+    if small.kind == "b":
+        return large.kind in "iu" or large.name in _FLOATS
+    if small.kind not in "iu":
+        return False
+    bits = 8 * small.itemsize - (small.kind == "i")
+    if large.name in _FLOATS:
+        return bits <= _FLOATS[large.name][0] + 1 and bits <= _FLOATS[large.name][1]
+    if large.kind not in "iu" or (small.kind == "i" and large.kind == "u"):
+        return False
+    return bits <= 8 * large.itemsize - (large.kind == "i")
+
+
+def _transpose(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
+    order, x = eqn.params["permutation"], eqn.invars[0]
+    if tuple(order) == tuple(range(len(order))):
+        return x
+    before = _before(x, by, "transpose")
+    if before is None:
+        return None
+    both = [before.params["permutation"][i] for i in order]
+    if both == sorted(both):
+        return before.invars[0]
+    return Made(lambda x: lax.transpose(x, both), (before.invars[0],))
+
+
+_SHAPES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
+
+
+def _reshape(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
+    """A new shape that is the old one, or of a value that has a new shape already."""
+    if not _reshapes(eqn):
+        return None
+    x, shape = eqn.invars[0], _type(eqn.outvars[0]).shape
+    if _type(x).shape == shape:
+        return x
+    before = _before(x, by, *_SHAPES)
+    if before is None or not _reshapes(before):
+        return None
+    (first,) = before.invars
+    if _type(first).shape == shape:
+        return first
+    if eqn.primitive.name == before.primitive.name == "reshape":
+        return Made(lambda x: lax.reshape(x, shape), (first,))
+    return None
+
+
+def _reshapes(eqn: JaxprEqn) -> bool:
+    """Whether an equation is of one input and changes its shape only, elements in their order."""
+    params, name = eqn.params, eqn.primitive.name
+    if len(eqn.invars) != 1 or params.get("sharding") is not None:
+        return False
+    if name == "reshape":
+        return params["dimensions"] is None
+    if name != "broadcast_in_dim":
+        return True
+    (x,), dims = eqn.invars, params["broadcast_dimensions"]
+    return list(dims) == sorted(dims) and _size(x) == _size(eqn.outvars[0]) > 0
+
+
+def _size(atom: Atom) -> int:
+    return math.prod(_type(atom).shape)
+
+
+def _broadcast(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
+    found = _reshape(eqn, by)
+    before = _before(eqn.invars[0], by, "broadcast_in_dim")
+    if found is not None or before is None or len(eqn.invars) + len(before.invars) > 2:
+        return found
+    if any(e.params.get("sharding") is not None for e in (eqn, before)):
+        return None
+    first, dims = before.params["broadcast_dimensions"], eqn.params["broadcast_dimensions"]
+    shape, both = eqn.params["shape"], [dims[i] for i in first]
+    return Made(lambda x: lax.broadcast_in_dim(x, shape, both), (before.invars[0],))
+
+
+def _slices(eqn: JaxprEqn) -> bool:
+    return _type(eqn.invars[0]).shape != _type(eqn.outvars[0]).shape
+
+
+def _part(which: int) -> Rule:
+    def rule(eqn: JaxprEqn, by: Producers) -> Atom | None:
+        before = _before(eqn.invars[0], by, "complex")
+        return None if before is None else before.invars[which]
+
+    return rule
+
+
+_RULES: dict[str, Rule] = {
+    "mul": _neutral(1.0),
+    "div": _neutral(1.0, right=True),
+    "add": _neutral(None),
+    "sub": _neutral(None, right=True),
+    "neg": _twice,
+    "not": _twice,
+    "rev": _twice,
+    "abs": _abs,
+    **dict.fromkeys(("floor", "ceil", "round"), _once),
+    **dict.fromkeys(("max", "min", "and", "or"), _same),
+    "select_n": _select,
+    "integer_pow": _power,
+    "real": _part(0),
+    "imag": _part(1),
+    "convert_element_type": _convert,
+    "transpose": _transpose,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "broadcast_in_dim": _broadcast,
+    **dict.fromkeys(("slice", "dynamic_slice"), _nothing(_slices)),
+    "pad": _nothing(lambda eqn: any(map(any, eqn.params["padding_config"]))),
+    "concatenate": _nothing(lambda eqn: len(eqn.invars) > 1),
+    **dict.fromkeys(
+        ("reduce_max", "reduce_min", "reduce_and", "reduce_or"),
+        _nothing(lambda eqn: bool(eqn.params["axes"])),
+    ),
+}

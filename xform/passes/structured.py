@@ -1,0 +1,175 @@
+"""Equations that hold programs: the programs, and the equation made again around others.
+
+A loop, a branch or a call is made again by the function of JAX that made it, in a trace of its own;
+the equations of that trace take its place. A program is only written anew where nothing hangs on
+the equation as it is: a call that places its values, a remat region and a custom rule stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from xform._jax import JaxprEqn, Var, name_stack, scan_counts, source
+from xform.ir import Mask, Program, evaluate, gather, program, spread, trace
+
+_BODIES = ("jaxpr", "call_jaxpr", "fwd_jaxpr")
+
+
+def body(eqn: JaxprEqn) -> Program:
+    """The program that a call runs."""
+    return program(next(eqn.params[k] for k in _BODIES if k in eqn.params))
+
+
+def sharding(s: Any) -> Any:
+    """A sharding of a jit equation; None where it leaves the choice to the compiler."""
+    return s if isinstance(s, jax.sharding.Sharding) else None
+
+
+def placed(eqn: JaxprEqn) -> bool:
+    """Whether a jit equation says where its inputs or outputs live: then it is not inlined."""
+    where = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return any(sharding(s) is not None for s in where)
+
+
+def bodies(eqn: JaxprEqn) -> tuple[Program, ...]:
+    """The programs of an equation that may be written anew; none if it holds none."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "scan":
+            return (program(params["jaxpr"]),)
+        case "while":
+            return program(params["cond_jaxpr"]), program(params["body_jaxpr"])
+        case "cond":
+            return tuple(map(program, params["branches"]))
+        case "jit" if not placed(eqn) and not _special(params):
+            return (program(params["jaxpr"]),)
+        case _:
+            return ()
+
+
+def _special(params: dict[str, Any]) -> bool:
+    """Whether a jit says more than what is called."""
+    layouts = (*params.get("in_layouts", ()), *params.get("out_layouts", ()))
+    donated, options = params.get("donated_invars", ()), params.get("compiler_options_kvs", ())
+    meshless = getattr(params.get("ctx_mesh"), "empty", True)
+    return any(donated) or bool(options) or any(x is not None for x in layouts) or not meshless
+
+
+def nested(eqn: JaxprEqn, f: Callable[[Program], Program]) -> Program | None:
+    """What stands for an equation whose programs become `f` of them; None if they stay."""
+    old = bodies(eqn)
+    new = [f(p) for p in old]
+    if all(n is p for n, p in zip(new, old, strict=True)):
+        return None
+    return rebuilt(eqn, new, (True,) * len(eqn.outvars))
+
+
+def rebuilt(eqn: JaxprEqn, new: Sequence[Program], used: Mask) -> Program | None:
+    """A program of the inputs and the `used` outputs of an equation, with other programs in it.
+
+    Those have the inputs of the old ones, and of the outputs the used ones (the condition of a loop
+    has its own); inputs that nothing reads are left out. A loop's carry is used if one of its own
+    programs reads it. None if the outputs would be of other types.
+    """
+    make = _MAKERS[eqn.primitive.name]
+
+    def run(*xs: Any) -> list[Any]:
+        with source(eqn, name_stack()), eqn.ctx.manager:
+            return make(eqn, new, used, xs)
+
+    made = trace(run, *[v.aval for v in eqn.invars])
+    if eqn.primitive.name == "cond":
+        made = _unclamped(made)
+    same = made.out_avals == [v.aval for v in gather(eqn.outvars, used)]
+    return made if same else None
+
+
+def reads(*programs: Program) -> Mask:
+    """Which inputs some programs of the same inputs read, or return."""
+    found: list[bool] = [False] * len(programs[0].inputs)
+    for prog in programs:
+        read: set[Any] = {v for e in prog.equations for v in e.invars if isinstance(v, Var)}
+        read |= {v for v in prog.outputs if isinstance(v, Var)}
+        found = [on or v in read for on, v in zip(found, prog.inputs, strict=True)]
+    return tuple(found)
+
+
+def _scan(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
+    (steps,) = new
+    nc, nk = scan_counts(eqn.params)
+    carried, read = used[:nk], reads(steps)[nc + nk :]
+    consts, start = xs[:nc], gather(xs[nc : nc + nk], carried)
+    n = len(start)
+
+    def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+        ys = evaluate(steps, [*consts, *spread(carry, carried), *spread(x, read)])
+        return ys[:n], ys[n:]
+
+    names = ("length", "reverse", "unroll", "_split_transpose")
+    options = {k: eqn.params[k] for k in names if k in eqn.params}
+    carry, ys = lax.scan(step, start, gather(xs[nc + nk :], read), **options)
+    return [*carry, *ys]
+
+
+def _while(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
+    until, steps = new
+    a = eqn.params["cond_nconsts"]
+    b = a + eqn.params["body_nconsts"]
+    before, inside = xs[:a], xs[a:b]
+    return lax.while_loop(
+        lambda state: evaluate(until, [*before, *spread(state, used)])[0],
+        lambda state: evaluate(steps, [*inside, *spread(state, used)]),
+        gather(xs[b:], used),
+    )
+
+
+def _cond(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
+    index, *operands = xs
+    read = reads(*new)
+
+    def branch(prog: Program) -> Callable[..., list[Any]]:
+        return lambda given: evaluate(prog, spread(given, read))
+
+    return lax.switch(index, list(map(branch, new)), gather(operands, read))
+
+
+def _unclamped(made: Program) -> Program:
+    """`lax.switch` without the clamp of its index: that of an equation is in range."""
+    clamps = {e.outvars[0]: e for e in made.equations if e.primitive.name == "clamp"}
+    index = made.inputs[0]
+    kept: list[JaxprEqn] = []
+    for e in made.equations:
+        clamp = clamps.get(e.invars[0]) if e.primitive.name == "cond" else None  # pyright: ignore[reportArgumentType, reportCallIssue]
+        if clamp is not None and clamp.invars[1] is index:
+            e = e.replace(invars=[index, *e.invars[1:]])
+            kept = [k for k in kept if k is not clamp]
+        kept.append(e)
+    return Program(made.inputs, made.consts, tuple(kept), made.outputs)
+
+
+def _jit(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
+    (called,) = new
+    read = reads(called)
+    options = {k: eqn.params[k] for k in ("inline", "keep_unused")}
+    # Made once for a program, so that what is called often is compiled once.
+    key = "jitted", eqn.params["name"], *options.values()
+    if key not in called.cache:
+
+        def run(*given: Any) -> list[Any]:
+            return evaluate(called, spread(given, read))
+
+        run.__name__ = eqn.params["name"]
+        called.cache[key] = jax.jit(run, **options)
+    return called.cache[key](*gather(xs, read))
+
+
+_MAKERS: dict[str, Callable[[JaxprEqn, Sequence[Program], Mask, Sequence[Any]], list[Any]]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "jit": _jit,
+}
