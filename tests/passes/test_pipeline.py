@@ -230,3 +230,25 @@ def test_time_is_linear() -> None:
     seconds(10)
     small, large = seconds(200), seconds(1000)
     assert large < 5 * small * 3 + 0.2
+
+
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_on_a_mesh(kind) -> None:
+    mesh = jax.make_mesh((8,), ("d",), (kind,))
+    spec = jax.sharding.PartitionSpec("d")
+
+    def f(x):
+        step = lambda c, _: ((c[0] * 1.0 + jnp.sin(c[0]), c[1]), None)
+        c = lax.scan(step, (x, x), None, length=3)[0][0]
+        return lax.cond(True, lambda c: c.T.T, lambda c: c, c) + jnp.sin(jnp.arange(4.0))
+
+    total = lambda x: lax.psum(f(x), "d")
+    mapped = lambda f: jax.shard_map(f, mesh=mesh, in_specs=spec,
+                                     out_specs=jax.sharding.PartitionSpec())  # fmt: skip
+    x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
+    with jax.set_mesh(mesh):
+        there = jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+        got = jax.jit(lambda x: (ALL(f)(x), mapped(ALL(total))(x), ALL(mapped(total))(x)))(there)
+    want = f(x)
+    close(list(got), [want, want.sum(0)[None], want.sum(0)[None]])
+    assert got[0].sharding.is_equivalent_to(there.sharding, 2)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from xform.errors import WrongArgument
-from xform.ir import Program, evaluate, gather, spread, trace
+from xform.ir import Program, evaluate, gather, spread, trace, uncollected
 from xform.passes.builder import inside
 from xform.passes.structured import bodies
 from xform.passes.verify import verify
@@ -124,7 +124,8 @@ class Pipeline(Pass):
         """The passes one by one, with what each did."""
         for p in self.passes:
             start = time.perf_counter()
-            after = p.program(prog)
+            with uncollected():
+                after = p.program(prog)
             seconds = time.perf_counter() - start
             if self.verified and after is not prog:
                 verify(prog, after, p.name)

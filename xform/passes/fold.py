@@ -22,7 +22,7 @@ _WORDS = frozenset(("pointwise", "linear", "bilinear", "constant", "composite"))
 class Fold(Pass):
     """Constants: operations on literals and constants are run now, and their results kept.
 
-    Loops, branches, calls and collectives are not run, nor what has a kernel or an effect.
+    Loops, branches and calls are not run, nor what has a kernel or an effect or runs on a mesh.
 
     Attributes:
       most_bytes: of one result; what would be larger stays an equation.
@@ -56,7 +56,7 @@ class Fold(Pass):
 
     def _folds(self, eqn: JaxprEqn) -> bool:
         rule = RULES.get(eqn.primitive.name)
-        if rule is None or rule.word not in _WORDS or not pure(eqn) or _collective(eqn):
+        if rule is None or rule.word not in _WORDS or not pure(eqn) or _on_a_mesh(eqn):
             return False
         return all(_bytes(v.aval) <= self.most_bytes for v in eqn.outvars)
 
@@ -65,10 +65,12 @@ def _given(atom: Atom, known: dict[Any, Any]) -> bool:
     return isinstance(atom, Literal) or atom in known
 
 
-def _collective(eqn: JaxprEqn) -> bool:
-    """Whether an equation names an axis of a mesh."""
+def _on_a_mesh(eqn: JaxprEqn) -> bool:
+    """Whether an equation is one of many devices: it cannot be run alone, or names their axes."""
     axes = eqn.params.get("axes") or ()
-    return "axis_name" in eqn.params or any(isinstance(a, str) for a in axes)
+    if "axis_name" in eqn.params or any(isinstance(a, str) for a in axes):
+        return True
+    return not getattr(eqn.ctx.cur_abstract_mesh, "empty", True)
 
 
 def _scalar(aval: Any) -> bool:
