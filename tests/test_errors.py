@@ -16,6 +16,9 @@ from jax.extend.core import Primitive
 import xform
 from xform import commands, errors, passes
 from xform.ir import trace
+from xform.memory import remote
+from xform.memory.lowering import Lowered
+from xform.memory.targets import parse_target
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 HERE = __file__
@@ -68,7 +71,23 @@ def without_matplotlib():
         plan.plot("plan.png")
 
 
+def compiler_crashes():
+    lowered = Lowered("step", b"", 1, [], [], ())
+    with mock.patch.object(remote, "WORKER", (sys.executable, "-c", "import sys; sys.exit('Oh')")):
+        remote.compile_there(lowered, parse_target("gpu:h100"), 60)
+
+
 GOLDEN = {
+    "compilation failed": (
+        compiler_crashes,
+        errors.CompilationFailed,
+        RuntimeError,
+        """\
+step for target='gpu:h100'
+  problem: the compiler ended with status 1, and said last:
+    Oh
+  remedy:  try again with a smaller program; if it is not that, report what the compiler said""",
+    ),
     "another program": (
         other_program,
         errors.OtherProgram,

@@ -1,5 +1,6 @@
 """`xform.plan`: what it decides is what `grad` does; it prints, explains, plots, saves, refuses."""
 
+import dataclasses
 import json
 import os
 
@@ -13,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 import xform
 from tests.reference import close
 from xform import errors, policies
+from xform.memory import compilation
 
 W = np.cos(np.arange(6 * 64 * 64.0)).reshape(6, 64, 64).astype(np.float32) / 8
 X = np.sin(np.arange(64 * 64.0)).reshape(64, 64).astype(np.float32)
@@ -222,3 +224,23 @@ def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(errors.WrongArgument) as caught:
         xform.plan(scanned, W, X, target="abacus")
     assert "give one of cpu" in str(caught.value)
+
+
+def test_a_target_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is simulated, and compiled, for the target: here by what stands for its compiler."""
+    asked = []
+
+    def compile_for(f, args, *, target):
+        asked.append(target.name)
+        return dataclasses.replace(said, bytes={"temp": 10**6 * len(asked)})
+
+    said = compilation.compile_for(jnp.sin, (X,))
+    monkeypatch.setattr("xform.transforms.plan.compile_for", compile_for)
+    made = xform.plan(unrolled, W, X, target="tpu:v5e:1x1")
+    assert (made.target, made.compiled_bytes, asked) == ("tpu:v5e:1x1", 10**6, ["tpu:v5e:1x1"])
+    here, other = (
+        xform.plan(unrolled, W, X, target=t, verify=False).predicted_bytes
+        for t in ("cpu", "tpu:v5e:1x1")
+    )
+    assert made.predicted_bytes == other
+    assert here != other

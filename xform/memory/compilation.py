@@ -175,10 +175,11 @@ def _here(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
           mesh: Mapping[str, int] | None, in_specs: Any) -> Compilation:  # fmt: skip
     """Compile for devices of this process."""
     given = on_mesh(args, kwargs, goal, mesh, in_specs)
-    if mesh is None and not any(map(_abstract, jax.tree.leaves((args, kwargs)))):
-        given = Arguments(tuple(args), dict(kwargs), given.mesh)
-    else:
+    abstract = mesh is not None or any(map(_abstract, jax.tree.leaves((args, kwargs))))
+    if abstract or goal.backend != jax.default_backend():
         given = given.on(jax.devices(goal.backend))
+    else:
+        given = Arguments(tuple(args), dict(kwargs), given.mesh)
     with planned_for(goal.backend, goal.absent), jax.default_device(jax.devices(goal.backend)[0]):
         traced = f.trace(*given.args, **given.kwargs)
         traced = getattr(traced, "traced", traced)  # `nnx.jit` wraps what `jax.jit` traced
