@@ -39,6 +39,19 @@ def human_flops(n: int) -> str:
     return _scaled(n, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
 
 
+def human_seconds(seconds: float) -> str:
+    """A time in s, ms or us.
+
+    >>> from xform.text import human_seconds
+    >>> human_seconds(2.5), human_seconds(0.0123)
+    ('2.5 s', '12.3 ms')
+    """
+    for unit, scale in (("s", 1), ("ms", 1e3)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.1f} {unit}"
+    return f"{seconds * 1e6:.1f} us"
+
+
 def _scaled(n: int, base: int, units: Sequence[str]) -> str:
     power = 0
     # What would round up to the base is shown in the next unit.

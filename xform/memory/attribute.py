@@ -64,6 +64,7 @@ class Row:
       why: of an activation, the reason for which it is saved, where the caller knows it.
       born, dies: the steps of program order between which it is live, both included.
       at_peak: it is live at the peak; these rows' bytes add up to the headline.
+      output: it holds an output in the end; an argument that does is donated and used.
       space: memory space; 0 is main memory, the only one that can be `at_peak`.
     """
 
@@ -79,6 +80,7 @@ class Row:
     born: int
     dies: int
     at_peak: bool
+    output: bool = False
     space: int = DEVICE
 
     def to_dict(self) -> dict[str, Any]:
@@ -197,7 +199,7 @@ class _Reader:
         )
         return Row(name, storage.bytes, shape.dtype, shape.dims, word, near(where), made_scope,
                    category, why, storage.born, storage.dies, at_peak,
-                   storage.allocation.space)  # fmt: skip
+                   storage.allocation.out, storage.allocation.space)  # fmt: skip
 
     def _value(self, storage: Storage) -> tuple[Buffer, Instruction]:
         """The buffer that says what a storage holds, and the operation that made it.

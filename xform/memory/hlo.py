@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sysconfig
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -35,6 +36,9 @@ _NAMES = """
 """
 _DTYPES = dict(enumerate(_NAMES.split(), start=1))
 _BITS = {"bool": 8, "c64": 64, "c128": 128, "bf16": 16}
+
+
+_TRIPS = re.compile(r'"known_trip_count":{"n":"(\d+)"}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +87,13 @@ class Instruction:
       op_name: the path of scopes and primitive that JAX gave; of a parameter, the argument's name.
       frame: its stack frame in the module's index; 0 is none.
       number: a parameter's number, or the tuple index of a get-tuple-element.
+      value: of a constant that is one integer.
     """
 
     __slots__ = (
         "_file",
         "_shape",
+        "_trips",
         "called",
         "computation",
         "frame",
@@ -98,6 +104,7 @@ class Instruction:
         "opcode",
         "operands",
         "target",
+        "value",
     )
 
     def __init__(self, data: Message, computation: int):
@@ -109,6 +116,13 @@ class Instruction:
         self.number = data.number(13 if self.opcode == "get-tuple-element" else 9)
         self.target = data.text(28)
         self._file = (meta.text(3), meta.number(4))
+        self.value, self._trips = None, 0
+        if self.opcode == "constant":
+            values = [n for field in (4, 5) for n in data.message(8).numbers(field)]
+            self.value = values[0] if len(values) == 1 else None
+        elif self.opcode == "while":
+            found = _TRIPS.search(data.text(43))
+            self._trips = int(found[1]) if found else 0
         self._shape: Any = data.message(3)
 
     @property
@@ -193,6 +207,20 @@ class Module:
                 for inner in called:
                     yield from self._flat(inner)
             yield instruction
+
+    def trips(self, loop: Instruction) -> int:
+        """How often a loop runs: as XLA notes it, else the one constant of its condition; or 1."""
+        if loop._trips:
+            return loop._trips
+        inside = [i for c in loop.called for i in self._with_fusions(c) if c != loop.called[0]]
+        bounds = {i.value for i in inside if i.value}
+        return bounds.pop() if len(bounds) == 1 else 1
+
+    def _with_fusions(self, computation: int) -> Iterator[Instruction]:
+        for instruction in self.computations[computation].instructions:
+            yield instruction
+            for inner in instruction.called if instruction.opcode == "fusion" else ():
+                yield from self.computations[inner].instructions
 
     def where(self, instruction: Instruction) -> str:
         """`file:line (function)` of the innermost frame that is the user's, or nothing.

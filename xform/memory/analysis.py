@@ -1,0 +1,70 @@
+"""`memory_analysis`: compile a function for a device, at hand or not, and report its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from xform.errors import WrongArgument
+from xform.memory.compilation import compile_for
+from xform.memory.report import MemoryReport
+
+
+def memory_analysis(
+    f: Callable[..., Any],
+    *args: Any,
+    target: str | None = None,
+    mesh: Mapping[str, int] | None = None,
+    in_specs: Any = None,
+    donate_argnums: int | Sequence[int] = (),
+    **kwargs: Any,
+) -> MemoryReport:
+    """Compile `f` for a device, which need not be here, and report the memory that it needs there.
+
+    Args:
+      f: a function of pytrees of arrays, or one that `jax.jit` made: its donation, shardings and
+        static arguments are kept.
+      *args: arrays, or `jax.ShapeDtypeStruct`s (with shardings, if wanted) in pytrees. Nothing is
+        run, and for the latter nothing is allocated.
+      target: `"cpu"`, `"cpu:8"`, `"tpu:v5e:2x2"` (v4, v5e, v5p, v6e, tpu7x, and a slice),
+        `"gpu:h100"` or `"gpu:h100:8"` (a100-40, a100-80, h100, h200, b200, l4, rtx4090); None is
+        JAX's default backend. `python -m xform doctor` says which of them work here.
+      mesh: sizes of the axes of a mesh of the target's devices, by name: `{"data": 4, "model": 4}`.
+      in_specs: with `mesh`, a `PartitionSpec` for each of `args`, or a prefix of their tree.
+      donate_argnums: positions of the arguments whose memory may be reused, as for `jax.jit`.
+      **kwargs: keyword arguments of `f`, of the same kinds as `args`.
+
+    Returns:
+      A `MemoryReport`, of one device. The headline `total_bytes` is argument + output + temp -
+      alias; a program that is too big for the device gives a report that says by how much.
+
+    Raises:
+      WrongArgument: `f` is not callable, there is no such target, or the mesh does not fit it.
+      MissingExtra: what compiling for the target needs is not installed.
+      CompilationFailed: the compiler failed.
+
+    Cost: one trace, one lowering and one compilation of `f`; for a device that is not here, in a
+    process of its own. What was compiled is remembered.
+    Source: https://docs.jax.dev/en/latest/aot.html
+
+    >>> x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    >>> report = xform.memory_analysis(lambda x: x @ x, x)
+    >>> report.argument_bytes, report.output_bytes, report.flops
+    (262144, 262144, 33554432)
+    """
+    if not callable(f):
+        raise WrongArgument(
+            "memory_analysis", f"{f!r} is not callable", "", "pass the function, then its arguments"
+        )
+    made = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
+                       donate_argnums=donate_argnums)  # fmt: skip
+    leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
+              for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
+    return MemoryReport(made, frozenset((_short(x.dtype), tuple(x.shape)) for x in leaves))
+
+
+def _short(dtype: Any) -> str:
+    """A dtype as JAX prints it: f32."""
+    return jax.core.ShapedArray((), dtype).str_short().partition("[")[0]

@@ -1,0 +1,219 @@
+"""What people ask of memory: does it fit, how large a batch does, and why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from xform.errors import WrongArgument
+from xform.memory.advice import advice
+from xform.memory.analysis import memory_analysis
+from xform.memory.report import MemoryReport
+from xform.text import columns, human_bytes
+
+_COMPILES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """The largest batch that a target has room for; prints as a line for each that was compiled.
+
+    Attributes:
+      size: the largest batch that fits.
+      fits: its report.
+      over: the report of the next larger one, which does not fit; None if the largest that was
+        asked about fits.
+      tried: total bytes of every batch that was compiled.
+    """
+
+    size: int
+    fits: MemoryReport
+    over: MemoryReport | None
+    tried: Mapping[int, int]
+
+    @property
+    def compiles(self) -> int:
+        """How many batches were compiled."""
+        return len(self.tried)
+
+    def __str__(self) -> str:
+        capacity = self.fits.capacity_bytes or 0
+        rows = [[str(n), human_bytes(b), "fits" if b <= capacity else "over"]
+                for n, b in sorted(self.tried.items())]  # fmt: skip
+        head = f"{self.fits.function} on {self.fits.target}: the largest batch is {self.size}"
+        return f"{head}\n\n" + columns([["batch", "bytes", ""], *rows], right=(0, 1))
+
+
+def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> MemoryReport:
+    """Whether a function fits a target: a report, true in a condition if it does.
+
+    Args:
+      f: as for `memory_analysis`.
+      *args: arrays or `jax.ShapeDtypeStruct`s in pytrees.
+      target: a device whose capacity is known, such as `"tpu:v5e:1x1"` or `"gpu:h100"`.
+      **options: of `memory_analysis`.
+
+    Raises:
+      WrongArgument: the target is not known, or its capacity is not.
+
+    Cost: one compilation; nothing is run.
+    """
+    report = memory_analysis(f, *args, target=target, **options)
+    if report.capacity_bytes is None:
+        raise WrongArgument(
+            f"fits on target={target!r}", "the memory of that device is not known", "",
+            "name a TPU or GPU, such as 'tpu:v5e:1x1' or 'gpu:h100'",
+        )  # fmt: skip
+    return report
+
+
+def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: Any = 0,
+              batch_argnums: int | Sequence[int] = -1, multiple_of: int = 1, most: int = 2**20,
+              **options: Any) -> Batch:  # fmt: skip
+    """The largest batch with which a function fits a target, by compiling alone.
+
+    Args:
+      f: as for `memory_analysis`; it must take any size of the batch.
+      *args: arrays or `jax.ShapeDtypeStruct`s in pytrees, with some batch.
+      target: a device whose capacity is known.
+      batch_axis: which axis of the leaves of those arguments is the batch.
+      batch_argnums: positions of the arguments that have a batch; all their leaves do.
+      multiple_of: sizes that are asked for, such as the number of devices the batch is sharded on.
+      most: the largest batch that is asked about.
+      **options: of `memory_analysis`.
+
+    Returns:
+      A `Batch`: the size, and that the next larger one does not fit.
+
+    Raises:
+      WrongArgument: not even the smallest batch fits, or the arguments have no such axis.
+
+    Cost: at most eight compilations. Bytes grow nearly linearly with the batch, so a line through
+    two of them says where to look; what is left is bisected.
+    """
+    ones = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
+    places = {i % len(args) for i in ones}
+    tried: dict[int, MemoryReport] = {}
+
+    def at(units: int) -> MemoryReport:
+        if units not in tried:
+            resized = [_resized(a, batch_axis, units * multiple_of) if i in places else a
+                       for i, a in enumerate(args)]  # fmt: skip
+            tried[units] = fits(f, *resized, target=target, **options)
+        return tried[units]
+
+    start = max(1, _batch(args, places, batch_axis) // multiple_of)
+    low, high, guess = 0, most // multiple_of + 1, start
+    while high - low > 1 and len(tried) < _COMPILES:
+        guess = min(max(guess, low + 1), high - 1)
+        low, high = (guess, high) if at(guess).fits else (low, guess)
+        guess = _next(tried, low, high)
+    sizes = {n * multiple_of: r.total_bytes for n, r in tried.items()}
+    if not low:
+        smallest = tried[high]
+        raise WrongArgument(
+            f"max_batch on target={target!r}",
+            f"a batch of {high * multiple_of} is over: {smallest.compilation.verdict()}",
+            "",
+            "give grad a policy that saves less, shard over more devices, or name a larger device",
+        )
+    return Batch(low * multiple_of, tried[low], tried.get(high), sizes)
+
+
+def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Reason:
+    """Why a function does not fit a target: what is live at its peak, and what would help.
+
+    A compiler that refuses a program says little of it. It is then compiled for a device with more
+    memory, of the same kind if there is one, and the report is that one's.
+
+    Args:
+      f: as for `memory_analysis`.
+      *args: arrays or `jax.ShapeDtypeStruct`s in pytrees.
+      target: where it does not fit.
+      **options: of `memory_analysis`.
+
+    Cost: two compilations at most; nothing is run.
+    """
+    here = fits(f, *args, target=target, **options)
+    report = here
+    for other in _roomier(here) if here.assignment is None else ():
+        report = memory_analysis(f, *args, target=other, **options)
+        if report.assignment is not None:
+            break
+    return Reason(here, report)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why a function does not fit; prints the verdict, the report and advice.
+
+    Attributes:
+      asked: the report for the target, which may be the compiler's refusal alone.
+      report: what is live at the peak, on the device that `report.target` says.
+    """
+
+    asked: MemoryReport
+    report: MemoryReport
+
+    def __str__(self) -> str:
+        verdict = self.asked.compilation.verdict()
+        if self.report is not self.asked:
+            verdict += (f". {self.asked.compilation.target.device.name}'s compiler says no more; "
+                        f"what follows is of {self.report.target}")  # fmt: skip
+        said = advice(self.report)
+        lines = "\n".join(f"- {text}" for text in said)
+        return "\n\n".join(filter(None, (verdict, str(self.report), lines)))
+
+
+def _roomier(report: MemoryReport) -> Iterator[str]:
+    """Targets of as many devices with more memory, that compile alike."""
+    count = report.compilation.devices
+    shapes = {1: "1x1x1", 4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
+    if report.compilation.target.platform == "tpu" and count in shapes:
+        yield f"tpu:v5p:{shapes[count]}"
+    yield f"gpu:b200:{count}"
+    yield f"cpu:{count}"
+
+
+def _next(tried: Mapping[int, MemoryReport], low: int, high: int) -> int:
+    """Where the line through the two batches nearest to the capacity meets it."""
+    known = [(n, r) for n, r in tried.items() if r.total_bytes]
+    room = lambda r: abs(r.head_room_bytes or 0)
+    nearest = sorted(known, key=lambda pair: room(pair[1]))[:2]
+    if len(nearest) == 2:
+        (n, a), (m, b) = nearest
+        slope = (b.total_bytes - a.total_bytes) / (m - n)
+        if slope > 0:
+            return math.floor(n + (a.head_room_bytes or 0) / slope)
+    # One batch alone says nothing of what does not grow.
+    return 2 * low if low and high > 2 * low else (low + high) // 2
+
+
+def _batch(args: Sequence[Any], places: set[int], axis: int) -> int:
+    """The size of the batch in some arguments."""
+    leaves = [(i, x) for i in places for x in jax.tree.leaves(args[i])]
+    sizes = {x.shape[axis] for _, x in leaves if -x.ndim <= axis < x.ndim}
+    if len(sizes) != 1 or any(not -x.ndim <= axis < x.ndim for _, x in leaves):
+        raise WrongArgument(
+            f"max_batch with batch_axis={axis}, batch_argnums={sorted(places)}",
+            f"the leaves of those arguments have {', '.join(map(str, sorted(sizes))) or 'no size'} "
+            "there, not one size",
+            "",
+            "name the arguments that have a batch, all on the same axis",
+        )
+    return sizes.pop()
+
+
+def _resized(tree: Any, axis: int, size: int) -> Any:
+    """Types of arrays with another batch."""
+
+    def leaf(x: Any) -> jax.ShapeDtypeStruct:
+        shape = list(x.shape)
+        shape[axis] = size
+        return jax.ShapeDtypeStruct(tuple(shape), x.dtype, sharding=getattr(x, "sharding", None))
+
+    return jax.tree.map(leaf, tree)

@@ -1,0 +1,136 @@
+"""What a compiled program moves: bytes to and from memory, and between devices.
+
+Each instruction that is not fused into another reads its operands and writes its result, as often
+as the loops around it run; of an array that is cut or updated in place only the part counts. It is
+what a device with no cache would move: an estimate for a roofline, from above.
+Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from xform.memory.hlo import Instruction, Module, Shape
+
+# Instructions that move nothing: names of values, and what only holds other instructions.
+_FREE = frozenset(
+    "parameter constant tuple get-tuple-element bitcast while conditional call after-all "
+    "partition-id replica-id opt-barrier add-dependency iota".split()
+)
+_HOLDS = ("while", "conditional", "call", "async-start")
+_COLLECTIVES = (
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+    "collective-permute", "collective-broadcast",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One kind of communication.
+
+    Attributes:
+      kind: as HLO calls it, such as `all-reduce`.
+      count: how often it runs in a step, with trip counts.
+      bytes: of its results, on each device, over all its runs.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+
+
+def moved_bytes(module: Module) -> int:
+    """Bytes that each device reads and writes in one run. Linear in instructions."""
+    return sum(times * _moved(module, i) for i, times in _runs(module))
+
+
+def collectives(module: Module) -> tuple[Collective, ...]:
+    """The communication between devices in one run, by kind."""
+    counts: dict[str, list[int]] = {}
+    for i, times in _runs(module):
+        kind = i.opcode.removesuffix("-start")
+        if kind in _COLLECTIVES:
+            size = _size(i.shape.elements[-1] if i.opcode != kind and i.shape.elements else i.shape)
+            row = counts.setdefault(kind, [0, 0])
+            row[0], row[1] = row[0] + times, row[1] + times * size
+    return tuple(Collective(kind, *counts[kind]) for kind in sorted(counts))
+
+
+def _runs(module: Module) -> Iterator[tuple[Instruction, int]]:
+    """Each instruction that is not fused, and how often it runs; each branch of a cond does."""
+    todo = [(module.entry, 1)]
+    while todo:
+        computation, times = todo.pop()
+        for i in module.computations[computation].instructions:
+            yield i, times
+            if i.opcode in _HOLDS:
+                inner = times * (module.trips(i) if i.opcode == "while" else 1)
+                todo.extend((c, inner) for c in i.called)
+
+
+def _moved(module: Module, i: Instruction) -> int:
+    if i.opcode in _FREE or i.opcode.endswith("-done"):
+        return 0
+    operands = [module.instructions[o] for o in i.operands]
+    if i.opcode == "fusion":
+        return _fused(module, i, operands)
+    if i.opcode in ("dynamic-slice", "slice", "gather"):
+        return 2 * _size(i.shape)
+    if i.opcode in ("dynamic-update-slice", "scatter"):
+        return 2 * _size(operands[-1 if i.opcode == "scatter" else 1].shape)
+    return _size(i.shape) + sum(_size(o.shape) for o in operands)
+
+
+def _fused(module: Module, i: Instruction, operands: list[Instruction]) -> int:
+    """Of an operand that the fusion only cuts, the cuts; of one updated in place, the update."""
+    (body,) = i.called
+    inside = module.computations[body].instructions
+    readers: dict[int, list[Instruction]] = {}
+    for inner in inside:
+        for o in inner.operands:
+            readers.setdefault(o, []).append(inner)
+    total = 0
+    for p in inside:
+        if p.opcode != "parameter":
+            continue
+        by = _through(p, readers)
+        if by and all(r.opcode in ("dynamic-slice", "slice", "gather") for r in by):
+            total += sum(_size(r.shape) for r in by)
+        elif not (by and all(r.opcode == "dynamic-update-slice" and r.operands[0] in
+                             {p.id, *_same(p, readers)} for r in by)):  # fmt: skip
+            total += _size(operands[p.number].shape)
+    root = module.root(body)
+    parts = [module.instructions[o] for o in root.operands] if root.opcode == "tuple" else [root]
+    return total + sum(_written(module, part) for part in parts)
+
+
+def _written(module: Module, part: Instruction) -> int:
+    while part.opcode == "bitcast":
+        part = module.instructions[part.operands[0]]
+    if part.opcode == "dynamic-update-slice":
+        return _size(module.instructions[part.operands[1]].shape)
+    return _size(part.shape)
+
+
+def _same(p: Instruction, readers: dict[int, list[Instruction]]) -> set[int]:
+    """The ids of views of a value."""
+    found = {p.id}
+    todo = [p.id]
+    while todo:
+        for r in readers.get(todo.pop(), ()):
+            if r.opcode == "bitcast" and r.id not in found:
+                found.add(r.id)
+                todo.append(r.id)
+    return found
+
+
+def _through(p: Instruction, readers: dict[int, list[Instruction]]) -> list[Instruction]:
+    """What reads a value or a view of it."""
+    return [r for v in _same(p, readers) for r in readers.get(v, ()) if r.opcode != "bitcast"]
+
+
+def _size(shape: Shape) -> int:
+    if shape.elements:
+        return sum(map(_size, shape.elements))
+    return shape.bytes
