@@ -65,6 +65,22 @@ def test_what_is_never_freed_lives_to_the_end() -> None:
     assert a.live == [8, 16]
 
 
+def test_one_of_two_results_takes_a_place_that_was_freed_meanwhile() -> None:
+    events = [(ALLOC, 1), (ALLOC, 2), (FREE, 1), (SHARE, 3, 1), (FREE, 2), (FREE, 3)]
+    data = made(events, {1: 100, 2: 40, 3: 100}, 140)
+    a = read(data.replace(message(f1=3, f2=100, f3=message(f4=3)),
+                          message(f1=3, f2=100, f3=message(f4=2))))  # fmt: skip
+    assert a.live == [100, 140, 0]
+    assert {(s.bytes, s.born, s.dies) for s in a.storages} == {(100, 0, 1), (40, 1, 1)}
+
+
+def test_a_block_without_a_heap() -> None:
+    data = made([], {1: 8, 2: 8}, 32).replace(message(f1=2, f2=0, f3=8), message(f1=2, f2=16, f3=8))
+    a = read(data)
+    assert [(s.bytes, s.born, s.dies) for s in a.storages] == [(16, 0, 1), (16, 0, 1)]
+    assert (a.live, a.fragmentation_bytes) == ([32, 32], 0)
+
+
 def test_other_memories_do_not_count() -> None:
     a = read(made([(ALLOC, 1), (FREE, 1)], {1: 100}, 100, space=1))
     assert (a.temp_bytes, a.total_bytes, a.live) == (0, 0, [0])

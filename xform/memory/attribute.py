@@ -215,7 +215,8 @@ class _Reader:
         def rank(entry: tuple[Buffer, int]) -> tuple[bool, bool, bool, bool, bool, int]:
             buffer, born = entry
             made, own = origin[buffer.id], self._module.instructions[buffer.instruction]
-            lined, state = bool(self._module.where(made)), own.opcode in ("while", "parameter")
+            state = own.opcode in ("while", "parameter")
+            lined = kept or bool(self._module.where(made))
             whole = buffer.bytes == storage.bytes
             return whole, not self._flow.filled(made), lined, born <= until, not state, born
 

@@ -50,7 +50,7 @@ class Allocation:
       parameter: of an argument, its parameter number and index in that.
       out: an output lies in it: an argument with that is donated and used.
       space: the memory that it is in.
-      buffers: the ids of the buffers in it.
+      buffers: the offset of each buffer in it, by id.
     """
 
     index: int
@@ -59,7 +59,7 @@ class Allocation:
     parameter: tuple[int, Index] | None
     out: bool
     space: int
-    buffers: tuple[int, ...]
+    buffers: dict[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,11 +189,28 @@ def _assignment(module: Module, data: Message) -> Assignment:
     traced = {b.id for s in storages for b, _ in s.buffers}
     end = len(module.order) - 1
     for a in allocations:
-        if not traced.intersection(a.buffers) and a.kind != "local":
-            mine = [buffers[b] for b in a.buffers]
-            steps = [(b, module.order.get(b.instruction, 0)) for b in mine]
-            storages.append(Storage(a, a.bytes, tuple(steps), 0, end))
+        if traced.isdisjoint(a.buffers) and a.kind != "local":
+            for size, mine in _places(a, buffers):
+                steps = [(b, module.order.get(b.instruction, 0)) for b in mine]
+                storages.append(Storage(a, size, tuple(steps), 0, end))
     return Assignment(module, allocations, tuple(storages))
+
+
+def _places(a: Allocation, buffers: dict[int, Buffer]) -> list[tuple[int, list[Buffer]]]:
+    """The places of an allocation without a heap, each with what pads it up to the next."""
+    if a.kind != "temp" or not a.buffers:
+        return [(a.bytes, [buffers[b] for b in a.buffers])]
+    starts: list[int] = []
+    found: list[list[Buffer]] = []
+    end = 0
+    for number, offset in sorted(a.buffers.items(), key=lambda item: item[1]):
+        if not found or offset >= end:
+            starts.append(offset if found else 0)
+            found.append([])
+        found[-1].append(buffers[number])
+        end = max(end, offset + buffers[number].bytes)
+    ends = [*starts[1:], a.bytes]
+    return [(e - s, mine) for s, e, mine in zip(starts, ends, found, strict=True)]
 
 
 def _allocation(m: Message) -> Allocation:
@@ -204,7 +221,7 @@ def _allocation(m: Message) -> Allocation:
         kind = "constant" if m.number(12) else "local" if m.number(3) else "temp"
     if kind == "temp" and out:
         kind = "output"
-    assigned = tuple(a.number(1) for a in m.messages(9))
+    assigned = {a.number(1): a.number(2) for a in m.messages(9)}
     return Allocation(m.number(1), m.number(2), kind, parameter, out, m.number(8), assigned)
 
 
@@ -213,9 +230,10 @@ def _replay(module: Module, buffers: dict[int, Buffer], home: dict[int, Allocati
     """The storages of one heap.
 
     An event of a value names the instruction that makes it, also when it frees it: what is freed
-    lives until the step of the last event before that makes something.
+    lives until the step of the last event before that makes something. Where an operation has more
+    results, and one takes the place of what is read and was freed meanwhile, that storage goes on.
     """
-    found: list[Storage] = []
+    found: dict[int, list[Storage]] = {}
     canonical: dict[int, int] = {}
     members: dict[int, list[tuple[Buffer, int]]] = {}
     users: dict[int, int] = {}
@@ -224,7 +242,8 @@ def _replay(module: Module, buffers: dict[int, Buffer], home: dict[int, Allocati
     def free(first: int) -> None:
         mine = members.pop(first)
         size = max(b.bytes for b, _ in mine)
-        found.append(Storage(home[first], size, tuple(mine), mine[0][1], now))
+        storage = Storage(home[first], size, tuple(mine), mine[0][1], now)
+        found.setdefault(first, []).append(storage)
         del users[first]
 
     for event in events:
@@ -241,10 +260,12 @@ def _replay(module: Module, buffers: dict[int, Buffer], home: dict[int, Allocati
         if kind == _SHARE:
             other = event.number(5)
             first = canonical.get(other, other)
+            if first not in members and first in found and found[first][-1].dies == now:
+                members[first] = list(found[first].pop().buffers)
         canonical[number] = first
         users[first] = users.get(first, 0) + 1
         members.setdefault(first, []).append((buffer, now))
     now = len(module.order) - 1
     for first in tuple(members):
         free(first)
-    return found
+    return [s for storages in found.values() for s in storages]

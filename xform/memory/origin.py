@@ -15,6 +15,8 @@ from xform.memory.hlo import Index, Instruction, Module
 # Their result is their first operand, elsewhere or seen otherwise.
 _COPIES = frozenset(("copy", "bitcast", "copy-done", "optimization-barrier"))
 _MOVES = _COPIES | {"reshape", "convert"}
+# What XLA does to a value by itself, and gives no name: it fetches it in parts.
+_PARTS = frozenset(("slice", "concatenate", "custom-call", "reshape", "transpose"))
 _FILLS = frozenset(("broadcast", "constant", "iota", "parameter"))
 
 
@@ -84,7 +86,11 @@ class Flow:
                 return operand(index[0], index[1:])
             case "copy-start":
                 return operand(0)
-            case opcode if opcode in _MOVES:
+            case "async-done":
+                return operand(0, (1, *index))
+            case "async-start" if index[:1] == (1,) and i.called:
+                return result(i.called[0], index[1:])
+            case opcode if opcode in _MOVES or (opcode in _PARTS and i.operands and not i.op_name):
                 found = operand(0, index)
                 own = self._module.where(i)
                 return i if found is None or (own and not self._module.where(found)) else found
@@ -135,9 +141,12 @@ class Flow:
                 yield from ((u, (u.id, (k, *index))) for k in places)
             elif u.opcode == "copy-start":
                 yield u, (u.id, (0,))
+            elif u.opcode == "copy-done":
+                if index[:1] == (0,):
+                    yield u, (u.id, index[1:])
             elif u.opcode in _COPIES:
                 yield u, (u.id, index)
-            elif u.opcode in ("while", "call", "conditional"):
+            elif u.opcode in ("while", "call", "conditional", "async-start"):
                 for c in u.called:
                     # A branch has one operand, after the index that chooses it.
                     k = 1 + u.called.index(c) if u.opcode == "conditional" else None
@@ -148,15 +157,18 @@ class Flow:
                     )
                 if u.opcode == "while":
                     yield u, (u.id, index)
+            elif u.opcode == "async-done":
+                if index[:1] == (1,):
+                    yield u, (u.id, index[1:])
             elif not index:
-                yield u, None
+                yield u, (u.id, ()) if u.opcode in _PARTS and not u.op_name else None
         here = module.instructions[instruction]
         caller = module.callers.get(here.computation)
         if caller is None or module.computations[here.computation].root != instruction:
             return
         if caller.opcode == "while":
             yield from ((caller, (self._parameters[c, 0], index)) for c in caller.called)
-        yield caller, (caller.id, index)
+        yield caller, (caller.id, (1, *index) if caller.opcode == "async-start" else index)
 
     @cached_property
     def _parameters(self) -> dict[tuple[int, int], int]:
