@@ -4,10 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from xform import errors, extend, passes, policies, rules
-from xform.memory.compiled import memory_analysis
+from xform.memory.analysis import memory_analysis
+from xform.memory.questions import fits, max_batch, why_oom
 from xform.planner.decided import Plan
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.checkpoint import checkpoint as remat
+from xform.transforms.compare import compare
 from xform.transforms.forward import jvp, linearize
 from xform.transforms.inspect import residuals
 from xform.transforms.jacobian import hessian, hvp, jacfwd, jacobian, jacrev
@@ -19,8 +21,10 @@ from xform.transforms.while_loop import while_checkpoints
 __all__ = [
     "Plan",
     "checkpoint",
+    "compare",
     "errors",
     "extend",
+    "fits",
     "fwd_and_bwd",
     "grad",
     "hessian",
@@ -31,6 +35,7 @@ __all__ = [
     "jvp",
     "linear_transpose",
     "linearize",
+    "max_batch",
     "memory_analysis",
     "pareto",
     "passes",
@@ -42,6 +47,7 @@ __all__ = [
     "value_and_grad",
     "vjp",
     "while_checkpoints",
+    "why_oom",
 ]
 
 if TYPE_CHECKING:

@@ -34,8 +34,11 @@ def _donations(report: MemoryReport) -> Iterator[tuple[int, str]]:
             spared += row.bytes
             names.append(row.name)
     if names:
-        yield spared, (f"donate {_several(names)} (donate_argnums), if not used afterwards: outputs "
-                       f"of the same type take that memory, up to {human_bytes(spared)} less")  # fmt: skip
+        yield (
+            spared,
+            f"donate {_several(names)} (donate_argnums), if nothing needs it afterwards: outputs "
+            f"of the same type take that memory, up to {human_bytes(spared)} less",
+        )
 
 
 def _copies(report: MemoryReport) -> Iterator[tuple[int, str]]:
@@ -67,8 +70,11 @@ def _activations(report: MemoryReport) -> Iterator[tuple[int, str]]:
         size = sum(r.bytes for r in rows)
         capacity = report.capacity_bytes
         budget = human_bytes(capacity if capacity and not report.fits else report.total_bytes // 2)
-        yield size, (f"{human_bytes(size)} wait for the backward pass, most at {_places(rows)}: "
-                     f"give grad policy=xform.policies.budget({budget!r}, of='peak'), or less")  # fmt: skip
+        yield (
+            size,
+            f"{human_bytes(size)} wait for the backward pass, most at {_places(rows)}: give grad "
+            f"policy=xform.policies.budget({budget!r}, of='peak'), or less",
+        )
 
 
 def _several(names: list[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from xform._jax import ShapedArray
 from xform.errors import WrongArgument
 from xform.memory.compilation import compile_for
 from xform.memory.report import MemoryReport
@@ -67,4 +68,4 @@ def memory_analysis(
 
 def _short(dtype: Any) -> str:
     """A dtype as JAX prints it: f32."""
-    return jax.core.ShapedArray((), dtype).str_short().partition("[")[0]
+    return ShapedArray((), dtype).str_short().partition("[")[0]

@@ -28,6 +28,7 @@ _NOTES = {
     "total": "argument + output + temp - alias",
     "host": "offloaded, in the host's memory",
 }
+# Properties of buffers that a report can be grouped by.
 _GROUPS = ("category", "where", "scope", "operation")
 _HALF = ("bf16", "f16", "f8")
 
@@ -259,49 +260,37 @@ class MemoryReport:
         return Difference(self, other)
 
     def __str__(self) -> str:
-        return "\n\n".join(part for part in (self._head(), self._numbers(), *self._tables()) if part)
+        return "\n\n".join(self._parts())
 
-    def _head(self) -> str:
-        compiled = self.compilation
-        many = f"{compiled.devices} x " if compiled.devices > 1 else ""
-        return f"{self.function} on {self.target} ({many}{compiled.target.device.name})"
+    def _parts(self) -> Iterator[str]:
+        made = self.compilation
+        many = f"{made.devices} x " if made.devices > 1 else ""
+        yield f"{self.function} on {self.target} ({many}{made.target.device.name})"
+        yield columns([*self._bytes(), *self._work()], right=(1,))
+        if made.refused:
+            yield "the compiler refused it, and says nothing more: ask xform.why_oom"
+        if self.peak:
+            yield "live at the peak, by category\n" + _shares(self.by("category"), self.total_bytes)
+            yield "the largest of them\n" + _largest(self.peak)
 
-    def _numbers(self) -> str:
-        lines = [
-            [k, human_bytes(getattr(self, f"{k}_bytes")), _NOTES.get(k, "")]
-            for k in _BYTES
-            if k != "host" or self.host_bytes
-        ]
-        room = self.head_room_bytes
-        if room is not None:
-            of = f"of {human_bytes(self.capacity_bytes or 0)}"
-            lines.append(["head-room", human_bytes(room), of] if room >= 0 else
-                         ["over by", human_bytes(-room), of])  # fmt: skip
-        lines.append(["flops", human_flops(self.flops), ""])
-        if self.moved_bytes and self.intensity is not None:
-            lines.append(["moved", human_bytes(self.moved_bytes),
-                          f"{self.intensity:.0f} FLOP for each byte"])  # fmt: skip
+    def _bytes(self) -> Iterator[list[str]]:
+        for k in _BYTES:
+            if k != "host" or self.host_bytes:
+                yield [k, human_bytes(getattr(self, f"{k}_bytes")), _NOTES.get(k, "")]
+        if (room := self.head_room_bytes) is not None:
+            name = "head-room" if room >= 0 else "over by"
+            yield [name, human_bytes(abs(room)), f"of {human_bytes(self.capacity_bytes or 0)}"]
+
+    def _work(self) -> Iterator[list[str]]:
+        yield ["flops", human_flops(self.flops), ""]
+        if self.intensity is not None:
+            each = f"{self.intensity:.0f} FLOP for each byte"
+            yield ["moved", human_bytes(self.moved_bytes), each]
         if self.seconds is not None:
-            lines.append(["step", human_seconds(self.seconds), "estimate, by the roofline"])
+            yield ["step", human_seconds(self.seconds), "an estimate, by the roofline"]
         for c in self.collectives:
-            lines.append([c.kind, human_bytes(c.bytes), f"{c.count} times"])
-        lines.append(["compile", f"{self.compile_seconds:.2f} s", ""])
-        return columns(lines, right=(1,))
-
-    def _tables(self) -> Iterator[str]:
-        if not self.peak:
-            return
-        yield "live at the peak, by category\n" + _grouped(self.by("category"), self.total_bytes)
-        table = [["bytes", "type", "category", "operation", "line", "scope"]]
-        for row in self.peak[:_LINES]:
-            shape = f"{row.dtype}[{','.join(map(str, row.shape))}]" if row.dtype else ""
-            table.append([human_bytes(row.bytes), shape, row.category,
-                          row.operation if row.operation != "parameter" else row.name,
-                          row.where, row.scope])  # fmt: skip
-        rest = self.peak[_LINES:]
-        if rest:
-            table.append([human_bytes(sum(r.bytes for r in rest)), f"{len(rest)} more", *[""] * 4])
-        yield "the largest of them\n" + columns(table, right=(0,))
+            yield [c.kind, human_bytes(c.bytes), f"{c.count} times"]
+        yield ["compile", f"{self.compile_seconds:.2f} s", ""]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,36 +301,46 @@ class Difference:
     other: MemoryReport
 
     def rows(self, key: str = "where") -> list[tuple[str, int, int]]:
-        """Bytes at the peak of each line (or `key`, see `MemoryReport.by`), largest change first."""
+        """Bytes at the peak of each line (or other `key` of `MemoryReport.by`), and in the other.
+
+        Largest change first.
+        """
         left, right = ({g.name: g.bytes for g in r.by(key)} for r in (self.one, self.other))
         found = [(k, left.get(k, 0), right.get(k, 0)) for k in {*left, *right}]
         return sorted(found, key=lambda r: (-abs(r[1] - r[2]), r[0]))
 
     def __str__(self) -> str:
         names = [f"{r.function} on {r.target}" for r in (self.one, self.other)]
-        numbers = [["", *names, "change"]] + [
-            self._line(k, *(getattr(r, f"{k}_bytes") for r in (self.one, self.other)))
-            for k in _BYTES
-        ]
-        parts = [columns(numbers, right=(1, 2, 3))]
+        of = lambda k: tuple(getattr(r, f"{k}_bytes") for r in (self.one, self.other))
+        lines = [["", *names, "change"], *(_changed(k, *of(k)) for k in _BYTES)]
+        parts = [columns(lines, right=(1, 2, 3))]
         for key in ("category", "where"):
-            changed = [r for r in self.rows(key) if r[1] != r[2]][:_LINES]
-            if changed:
-                lines = [[key, *names, "change"], *(self._line(*r) for r in changed)]
+            if rows := [r for r in self.rows(key) if r[1] != r[2]][:_LINES]:
+                lines = [[key, *names, "change"], *(_changed(*r) for r in rows)]
                 parts.append(columns(lines, right=(1, 2, 3)))
         return "\n\n".join(parts)
 
-    def _line(self, name: str, a: int, b: int) -> list[str]:
-        sign = "-" if b < a else "+"
-        return [name or "(none)", human_bytes(a), human_bytes(b), sign + human_bytes(abs(b - a))]
+
+def _changed(name: str, a: int, b: int) -> list[str]:
+    change = f"{'-' if b < a else '+'}{human_bytes(abs(b - a))}"
+    return [name or "(no line)", human_bytes(a), human_bytes(b), change]
 
 
-def _grouped(groups: Sequence[Group], total: int) -> str:
-    return columns(
-        [
-            [g.name or "(none)", human_bytes(g.bytes), f"{g.bytes / max(total, 1):.0%}",
-             f"{g.count} buffers" if g.count > 1 else "1 buffer"]
-            for g in groups
-        ],
-        right=(1, 2),
-    )  # fmt: skip
+def _shares(groups: Sequence[Group], total: int) -> str:
+    rows = [
+        [g.name, human_bytes(g.bytes), f"{g.bytes / max(total, 1):.0%}", f"in {g.count}"]
+        for g in groups
+    ]
+    return columns(rows, right=(1, 2))
+
+
+def _largest(rows: Sequence[Row]) -> str:
+    table = [["bytes", "type", "category", "operation", "line", "scope"]]
+    for row in rows[:_LINES]:
+        shape = f"{row.dtype}[{','.join(map(str, row.shape))}]" if row.dtype else ""
+        made = row.name if row.operation == "parameter" else row.operation
+        table.append([human_bytes(row.bytes), shape, row.category, made, row.where, row.scope])
+    if rest := rows[_LINES:]:
+        size = human_bytes(sum(r.bytes for r in rest))
+        table.append([size, f"{len(rest)} more", *[""] * 4])
+    return columns(table, right=(0,))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 
-_OPTIMIZER = frozenset(
-    "opt optimizer optstate opt_state optim mu nu momentum trace slots ema moments".split()
-)
-_PARAMETER = frozenset(
-    "param params parameter parameters weight weights kernel bias embedding model variables".split()
-)
+_OPTIMIZER = {"opt", "optimizer", "optim", "opt_state", "mu", "nu", "momentum", "trace", "ema"}
+_PARAMETER = {"param", "params", "parameter", "parameters", "weight", "weights", "kernel", "bias",
+              "embedding", "model", "variables"}  # fmt: skip
 
 
 def role(name: str) -> str:

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from xform.memory.hlo import Instruction, Module, Shape
 
 # Instructions that move nothing: names of values, and what only holds other instructions.
-_FREE = frozenset(
-    "parameter constant tuple get-tuple-element bitcast while conditional call after-all "
-    "partition-id replica-id opt-barrier add-dependency iota".split()
-)
+_FREE = (
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
+    "call", "after-all", "partition-id", "replica-id", "opt-barrier", "add-dependency", "iota",
+)  # fmt: skip
 _HOLDS = ("while", "conditional", "call", "async-start")
 _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",

@@ -1,0 +1,190 @@
+"""`compare`: what policies take on targets, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from xform.errors import BudgetInfeasible, WrongArgument
+from xform.memory.analysis import memory_analysis
+from xform.memory.page import write
+from xform.memory.report import MemoryReport
+from xform.planner.picture import BLUE, ORANGE, axes, save
+from xform.policies import min_cut
+from xform.text import columns, human_bytes, human_flops, human_seconds
+from xform.transforms.function import Tree
+from xform.transforms.inspect import said
+from xform.transforms.reverse import Policy, value_and_grad
+
+Policies = Mapping[str, Policy] | Sequence[Policy]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One policy on one target; `report` is None where the policy has no plan that fits.
+
+    Attributes:
+      policy: what it is called.
+      target: the target.
+      report: what the compiler says.
+      floor_bytes: of a budget that cannot be kept, the fewest bytes that can be.
+    """
+
+    policy: str
+    target: str
+    report: MemoryReport | None
+    floor_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Policies on targets; prints as a table, draws bytes against time, writes one page."""
+
+    function: str
+    entries: tuple[Entry, ...]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {
+            "function": self.function,
+            "entries": [
+                {
+                    "policy": e.policy,
+                    "target": e.target,
+                    "floor_bytes": e.floor_bytes,
+                    "report": e.report and e.report.to_dict(),
+                }
+                for e in self.entries
+            ],
+        }
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one page with every report, and a switch between them."""
+        found = [(e, e.report) for e in self.entries if e.report]
+        labels = [f"{e.policy}, {e.target}" for e, _ in found]
+        write([r.to_dict() for _, r in found], path, labels)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw bytes against estimated time, or FLOPs where a device's speed is not known."""
+        figure, ax = axes("Comparison.plot")
+        found = [e for e in self.entries if e.report]
+        timed = all(e.report and e.report.seconds is not None for e in found)
+        for i, target in enumerate(dict.fromkeys(e.target for e in found)):
+            rows = [(e.policy, e.report) for e in found if e.target == target and e.report]
+            xs = [r.total_bytes / 2**30 for _, r in rows]
+            ys = [1e3 * (r.seconds or 0) if timed else r.flops / 1e12 for _, r in rows]
+            color = (BLUE, ORANGE, "#2f855a", "#805ad5", "#718096")[i % 5]
+            ax.plot(xs, ys, "o", color=color, label=target)
+            for (name, _), x, y in zip(rows, xs, ys, strict=True):
+                ax.annotate(name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
+        ax.set_title(f"{self.function}: what each policy takes", loc="left")
+        ax.set_xlabel("GiB on each device (compiled)")
+        ax.set_ylabel("step, ms (roofline estimate)" if timed else "TFLOP")
+        ax.set_xlim(left=0)
+        ax.margins(y=0.2)
+        ax.legend(frameon=False)
+        save(figure, "Comparison.plot", path)
+
+    def __str__(self) -> str:
+        head = ["policy", "target", "total", "temp", "head-room", "FLOPs", "step (estimate)"]
+        return columns([head, *map(_cells, self.entries)], right=(2, 3, 4, 5, 6))
+
+
+def compare(
+    f: Callable[..., Any],
+    *args: Tree,
+    policies: Policies,
+    targets: Sequence[str | None] = (None,),
+    argnums: int | Sequence[int] = 0,
+    progress: Callable[[str, str], None] | None = None,
+    **options: Any,
+) -> Comparison:
+    """What each of some policies takes on each of some targets, by their compilers.
+
+    Args:
+      f: a function with a keyword argument `policy`, such as a training step; or, without one, a
+        loss, of which `xform.value_and_grad(f, argnums, policy=...)` is compiled.
+      *args: arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run.
+      policies: policies, or policies by name; None is the default.
+      targets: as for `memory_analysis`.
+      argnums: of a loss: the arguments to differentiate.
+      progress: called with the name of each policy and target before it is compiled.
+      **options: of `memory_analysis`: `mesh`, `in_specs`, `donate_argnums`.
+
+    Returns:
+      A `Comparison`. A budget that cannot be kept is a row with the floor that can be.
+
+    Raises:
+      WrongArgument: there is no such target, or there are no policies.
+
+    Cost: one compilation for each policy and target.
+
+    >>> loss = lambda w, x: jnp.sum(jnp.sin(x @ w) @ w)
+    >>> w = x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    >>> table = xform.compare(loss, w, x, policies=[None, xform.policies.save_nothing])
+    >>> [entry.policy for entry in table]
+    ['min_cut', 'save_nothing']
+    """
+    named = policies if isinstance(policies, Mapping) else {
+        said(min_cut if p is None else p): p for p in policies
+    }  # fmt: skip
+    if not named:
+        raise WrongArgument(
+            "compare with no policies",
+            "there is nothing to compare",
+            "",
+            "give policies, such as [None, xform.policies.save_nothing]",
+        )
+    entries: list[Entry] = []
+    for target in targets:
+        for name, policy in named.items():
+            if progress:
+                progress(name, target or "default backend")
+            run, given = with_policy(f, policy, argnums)
+            try:
+                report = memory_analysis(run, *args, target=target, **given, **options)
+                entries.append(Entry(name, report.target, report))
+            except BudgetInfeasible as error:
+                entries.append(Entry(name, target or "", None, error.floor_bytes))
+    return Comparison(getattr(f, "__name__", type(f).__name__), tuple(entries))
+
+
+def with_policy(f: Callable[..., Any], policy: Policy, argnums: int | Sequence[int] = 0
+                ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
+    """A function under a policy: what to compile, and its keyword arguments.
+
+    One with a keyword argument `policy` is given it; any other is a loss, and is differentiated.
+    """
+    if "policy" not in inspect.signature(f).parameters:
+        run = value_and_grad(f, argnums, policy=policy)
+        return run, {}
+    if hasattr(f, "lower"):  # `jax.jit` has made it, with options of its own
+        return f, {"policy": policy}
+    return functools.wraps(f)(functools.partial(f, policy=policy)), {}
+
+
+def _cells(entry: Entry) -> list[str]:
+    report = entry.report
+    if report is None:
+        return [entry.policy, entry.target, f"floor {human_bytes(entry.floor_bytes)}", *[""] * 4]
+    room = report.head_room_bytes
+    left = "" if room is None else human_bytes(room) if room >= 0 else f"over {human_bytes(-room)}"
+    return [
+        entry.policy,
+        entry.target,
+        human_bytes(report.total_bytes),
+        "refused" if report.compilation.refused else human_bytes(report.temp_bytes),
+        left,
+        human_flops(report.flops),
+        "" if report.seconds is None else human_seconds(report.seconds),
+    ]
