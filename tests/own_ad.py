@@ -59,7 +59,8 @@ _DOORS = {
     ("transforms/function.py", "run"),
     ("transforms/function.py", "held"),
     ("transforms/inspect.py", "held"),
-    ("memory/compiled.py", "memory_analysis"),
+    ("memory/compilation.py", "_here"),
+    ("memory/lowering.py", "lower"),
     ("ir.py", "trace"),
 }
 _REFERENCES = {"testing/__init__.py", "testing/watch.py"}

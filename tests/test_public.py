@@ -10,10 +10,10 @@ import pytest
 import xform
 
 PUBLIC = {
-    "Plan", "pareto", "passes", "plan",
-    "checkpoint", "errors", "extend", "fwd_and_bwd", "grad", "hessian", "hvp", "jacfwd", "jacobian",
-    "jacrev", "jvp", "linear_transpose", "linearize", "memory_analysis", "policies", "remat",
-    "residuals", "rules", "value_and_grad", "vjp", "while_checkpoints",
+    "Plan", "checkpoint", "compare", "errors", "extend", "fits", "fwd_and_bwd", "grad", "hessian",
+    "hvp", "jacfwd", "jacobian", "jacrev", "jvp", "linear_transpose", "linearize", "max_batch",
+    "memory_analysis", "pareto", "passes", "plan", "policies", "remat", "residuals", "rules",
+    "value_and_grad", "vjp", "while_checkpoints", "why_oom",
 }  # fmt: skip
 EXTEND = {
     "RULES", "Node", "Structured", "add_rule", "bilinear", "composite", "constant", "linear",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ import jax
 
 from xform._jax import JaxprEqn, Offloadable, Primitive, policy_answer
 from xform.errors import WrongArgument
-from xform.text import human_bytes, parse_bytes
+from xform.text import byte_count, human_bytes
 
 Answer = bool | Offloadable
 # What the names of `Tagged` start with.
@@ -234,16 +233,14 @@ def budget(
     """
     asked = f"budget({amount!r})"
     try:
-        n = parse_bytes(amount) if isinstance(amount, str) else operator.index(amount)
+        n = byte_count(amount)
     except (TypeError, ValueError):
-        n = -1
-    if n < 0:
         raise WrongArgument(
             asked,
             "it is not a number of bytes",
             "",
             "give an integer, or a string such as '6 GiB' or '500 MB'",
-        )
+        ) from None
     for name, given, known in (("of", of, ("residuals", "peak")), ("solver", solver, _SOLVERS)):
         if given not in known:
             raise WrongArgument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Sequence
@@ -32,6 +33,14 @@ def parse_bytes(text: str) -> int:
     number, prefix, binary = found.groups()
     base = 1024 if binary else 1000
     return round(float(number) * base ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0))
+
+
+def byte_count(amount: int | str) -> int:
+    """Bytes from an integer or a string; ValueError or TypeError if it is neither, or negative."""
+    n = parse_bytes(amount) if isinstance(amount, str) else operator.index(amount)
+    if n < 0:
+        raise ValueError(f"{amount!r} is negative")
+    return n
 
 
 def human_flops(n: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from xform._jax import ShapedArray
 from xform.errors import WrongArgument
 from xform.memory.compilation import compile_for
 from xform.memory.report import MemoryReport
+from xform.text import byte_count
 
 
 def memory_analysis(
@@ -20,6 +22,7 @@ def memory_analysis(
     mesh: Mapping[str, int] | None = None,
     in_specs: Any = None,
     donate_argnums: int | Sequence[int] = (),
+    capacity: str | int | None = None,
     **kwargs: Any,
 ) -> MemoryReport:
     """Compile `f` for a device, which need not be here, and report the memory that it needs there.
@@ -35,6 +38,8 @@ def memory_analysis(
       mesh: sizes of the axes of a mesh of the target's devices, by name: `{"data": 4, "model": 4}`.
       in_specs: with `mesh`, a `PartitionSpec` for each of `args`, or a prefix of their tree.
       donate_argnums: positions of the arguments whose memory may be reused, as for `jax.jit`.
+      capacity: bytes of a device, or a string such as `"14 GiB"`, in the place of what is known of
+        it: of a CPU nothing is, and of a GPU JAX takes three quarters by default.
       **kwargs: keyword arguments of `f`, of the same kinds as `args`.
 
     Returns:
@@ -61,9 +66,24 @@ def memory_analysis(
         )
     made = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
                        donate_argnums=donate_argnums)  # fmt: skip
+    if capacity is not None:
+        device = dataclasses.replace(made.target.device, capacity_bytes=_bytes(capacity))
+        made = dataclasses.replace(made, target=dataclasses.replace(made.target, device=device))
     leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
               for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
     return MemoryReport(made, frozenset((_short(x.dtype), tuple(x.shape)) for x in leaves))
+
+
+def _bytes(capacity: int | str) -> int:
+    try:
+        return byte_count(capacity)
+    except (TypeError, ValueError):
+        raise WrongArgument(
+            f"capacity={capacity!r}",
+            "it is not a number of bytes",
+            "",
+            "give an integer, or a string such as '16 GiB'",
+        ) from None
 
 
 def _short(dtype: Any) -> str:

@@ -49,7 +49,7 @@ class Batch:
 
 
 def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> MemoryReport:
-    """Whether a function fits a target: a report, true in a condition if it does.
+    """Whether a function fits a target: a report whose `fits` says so, and whose numbers say why.
 
     Args:
       f: as for `memory_analysis`.
@@ -61,6 +61,10 @@ def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Memo
       WrongArgument: the target is not known, or its capacity is not.
 
     Cost: one compilation; nothing is run.
+
+    >>> x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    >>> xform.fits(lambda x: x @ x, x, target="cpu", capacity="6 MiB").fits
+    False
     """
     report = memory_analysis(f, *args, target=target, **options)
     if report.capacity_bytes is None:
@@ -94,6 +98,11 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: Any = 
 
     Cost: at most eight compilations. Bytes grow nearly linearly with the batch, so a line through
     two of them says where to look; what is left is bisected.
+
+    >>> w, x = jnp.ones((256, 256)), jnp.ones((8, 256))
+    >>> found = xform.max_batch(lambda w, x: x @ w, w, x, target="cpu", capacity="1 MiB")
+    >>> found.size
+    384
     """
     ones = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
     places = {i % len(args) for i in ones}
@@ -137,6 +146,11 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
       **options: of `memory_analysis`.
 
     Cost: two compilations at most; nothing is run.
+
+    >>> x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    >>> print(xform.why_oom(lambda x: x @ x, x, target="cpu", capacity="6 MiB"))
+    <lambda> needs 8.0 MiB of each cpu, which has 6.0 MiB: it is over by 2.0 MiB
+    ...
     """
     here = fits(f, *args, target=target, **options)
     report = here

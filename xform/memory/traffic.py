@@ -94,11 +94,13 @@ def _fused(module: Module, i: Instruction, operands: list[Instruction]) -> int:
     for p in inside:
         if p.opcode != "parameter":
             continue
-        by = _through(p, readers)
-        if by and all(r.opcode in ("dynamic-slice", "slice", "gather") for r in by):
+        views = _views(p, readers)
+        by = [r for v in views for r in readers.get(v, ()) if r.opcode != "bitcast"]
+        parts = {r.opcode for r in by if r.operands[0] in views}
+        whole = any(not views.isdisjoint(r.operands[1:]) for r in by)
+        if by and not whole and parts <= {"dynamic-slice", "slice", "gather"}:
             total += sum(_size(r.shape) for r in by)
-        elif not (by and all(r.opcode == "dynamic-update-slice" and r.operands[0] in
-                             {p.id, *_same(p, readers)} for r in by)):  # fmt: skip
+        elif whole or parts != {"dynamic-update-slice"}:
             total += _size(operands[p.number].shape)
     root = module.root(body)
     parts = [module.instructions[o] for o in root.operands] if root.opcode == "tuple" else [root]
@@ -113,21 +115,14 @@ def _written(module: Module, part: Instruction) -> int:
     return _size(part.shape)
 
 
-def _same(p: Instruction, readers: dict[int, list[Instruction]]) -> set[int]:
-    """The ids of views of a value."""
-    found = {p.id}
-    todo = [p.id]
+def _views(p: Instruction, readers: dict[int, list[Instruction]]) -> set[int]:
+    """The ids of a value and of its bitcasts."""
+    found, todo = {p.id}, [p.id]
     while todo:
-        for r in readers.get(todo.pop(), ()):
-            if r.opcode == "bitcast" and r.id not in found:
-                found.add(r.id)
-                todo.append(r.id)
+        new = [r.id for r in readers.get(todo.pop(), ()) if r.opcode == "bitcast"]
+        todo += new
+        found.update(new)
     return found
-
-
-def _through(p: Instruction, readers: dict[int, list[Instruction]]) -> list[Instruction]:
-    """What reads a value or a view of it."""
-    return [r for v in _same(p, readers) for r in readers.get(v, ()) if r.opcode != "bitcast"]
 
 
 def _size(shape: Shape) -> int:

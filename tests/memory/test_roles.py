@@ -1,0 +1,21 @@
+"""What an argument is for, by its name."""
+
+import pytest
+
+from xform.memory.roles import role
+
+
+@pytest.mark.parametrize(
+    ("name", "is_for"),
+    [
+        ("params['w']", "parameter"),
+        ("state.params['dense']['kernel'].value", "parameter"),
+        ("state.opt_state[0].mu['dense']['kernel']", "optimizer state"),
+        ("opt_state.nu.params.w", "optimizer state"),
+        ("tokens", "argument"),
+        ("", "argument"),
+        ("x", "argument"),
+    ],
+)
+def test_roles(name: str, is_for: str) -> None:
+    assert role(name) == is_for
