@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 import xform
-from models.config import TransformerConfig
+from models.config import PRESETS, TransformerConfig
 from models.optim import OptimConfig, optimizer, schedule
 from models.transformer import Transformer, abstract_transformer, next_token_loss
 
@@ -32,6 +34,8 @@ class TrainState:
 
 
 Metrics = dict[str, jax.Array]
+# What the memory of a step is analyzed with: the number of steps decides no bytes.
+_OPTIM = OptimConfig(steps=1000)
 Step = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
 
 
@@ -42,8 +46,8 @@ def init_state(model: TransformerConfig, optim: OptimConfig, seed: int) -> Train
     return TrainState(params, optimizer(optim).init(params), jnp.zeros((), jnp.int32))
 
 
-def make_step(model: TransformerConfig, optim: OptimConfig) -> Step:
-    """The pure function of one update.
+def make_step(model: TransformerConfig, optim: OptimConfig, policy: Any = None) -> Step:
+    """The pure function of one update, of which `policy` says what the backward pass keeps.
 
     It maps a state and uint8 tokens `[accumulate, batch, window + 1]` to the next state and the
     metrics `loss` (nats per token, before the update), `grad_norm` and `learning_rate`. Gradients
@@ -56,7 +60,8 @@ def make_step(model: TransformerConfig, optim: OptimConfig) -> Step:
     def gradient(params: nnx.State, tokens: jax.Array) -> tuple[jax.Array, nnx.State]:
         # A copy, since NNX takes no variables that were made outside the loop over slices.
         merged = nnx.merge(graphdef, params, copy=True)
-        return xform.flax.value_and_grad(next_token_loss)(merged, tokens.astype(jnp.int32))
+        differentiate = xform.flax.value_and_grad(next_token_loss, policy=policy)
+        return differentiate(merged, tokens.astype(jnp.int32))
 
     def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
         if tokens.shape[0] == 1:
@@ -79,6 +84,39 @@ def make_step(model: TransformerConfig, optim: OptimConfig) -> Step:
         return TrainState(params, opt_state, state.step + 1), metrics
 
     return step
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="policy", donate_argnums=1)
+def train_step(model: TransformerConfig, state: TrainState, tokens: jax.Array, *,
+               policy: Any = None) -> tuple[TrainState, Metrics]:  # fmt: skip
+    """One update with the usual optimizer, as `python -m xform memory` takes it."""
+    return make_step(model, _OPTIM, policy)(state, tokens)
+
+
+def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None, dtype: str = "bf16",
+           scan: bool = True, data: int = 1, model: int = 1
+           ) -> tuple[TransformerConfig, TrainState, jax.ShapeDtypeStruct]:  # fmt: skip
+    """Arguments of `train_step` as types: nothing is allocated.
+
+    On `data` x `model` devices the batch is sharded over the one axis, and the largest axis of each
+    array of the state over both, if they divide it.
+    """
+    base = PRESETS[preset]
+    config = dataclasses.replace(base, context=context or base.context, dtype=dtype, scan=scan)
+    state = jax.eval_shape(lambda: init_state(config, _OPTIM, 0))
+    tokens = jax.ShapeDtypeStruct((1, batch, config.context + 1), jnp.uint8)
+    if data * model == 1:
+        return config, state, tokens
+    mesh = AbstractMesh((data, model), ("data", "model"))
+
+    def sharded(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        axis = max(range(x.ndim), key=lambda i: x.shape[i], default=0)
+        split = x.ndim and x.shape[axis] % (data * model) == 0
+        spec = P(*[None] * axis, ("data", "model")) if split else P()
+        return x.update(sharding=NamedSharding(mesh, spec))
+
+    tokens = tokens.update(sharding=NamedSharding(mesh, P(None, "data")))
+    return config, jax.tree.map(sharded, state), tokens
 
 
 @functools.cache

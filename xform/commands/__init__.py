@@ -31,18 +31,24 @@ _OTHERS = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
 def main(argv: list[str] | None = None) -> int:
     """Run a command line and print what it says; 0, or 1 after an error of the user's.
 
-    A command line that cannot be parsed exits with 2.
+    A command line that cannot be parsed exits with 2, and `fits` with 3 if the answer is no.
     """
     try:
-        print(run(argv))
+        text, status = answer(argv)
     except XformError as error:
         print(error, file=sys.stderr)
         return 1
-    return 0
+    print(text)
+    return status
 
 
 def run(argv: list[str] | None = None) -> str:
-    """The text that a command line asks for.
+    """The text that a command line asks for."""
+    return answer(argv)[0]
+
+
+def answer(argv: list[str] | None = None) -> tuple[str, int]:
+    """The text that a command line asks for, and its exit status.
 
     Raises:
       XformError: something is wrong with what was asked for, or with the user's code.
@@ -63,7 +69,7 @@ def run(argv: list[str] | None = None) -> str:
     if hasattr(args, "options"):
         args.options = _options(args, rest)
     try:
-        return args.run(args)
+        return args.run(args), getattr(args, "status", 0)
     except XformError:
         raise
     except Exception as error:

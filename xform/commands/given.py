@@ -35,7 +35,10 @@ _POLICIES = {
     "dots": policies.save_dots,
     "everything": policies.save_everything,
 }
-_ABOUT_POLICIES = f"{', '.join(_POLICIES)}, budget:8GiB (of what is saved) or peak:8GiB (of all)"
+ABOUT_POLICIES = (
+    f"{', '.join(_POLICIES)}, budget:8GiB (of all that is live) or saved:8GiB (of what waits for "
+    "the backward pass)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +62,7 @@ def add_function(parser: argparse.ArgumentParser) -> None:
 
 def add_policy(parser: argparse.ArgumentParser) -> None:
     """The option `--policy`: read it with `policy`."""
-    parser.add_argument("--policy", default="default", metavar="P", help=_ABOUT_POLICIES)
+    parser.add_argument("--policy", default="default", metavar="P", help=ABOUT_POLICIES)
 
 
 def given(args: argparse.Namespace) -> Given:
@@ -138,10 +141,10 @@ def found(reference: str) -> Any:
 def policy(text: str) -> Any:
     """The policy that `--policy` names."""
     kind, colon, amount = text.partition(":")
-    if kind in ("budget", "peak") and colon:
-        return policies.budget(amount, of="peak" if kind == "peak" else "residuals")
+    if kind in ("budget", "saved") and colon:
+        return policies.budget(amount, of="peak" if kind == "budget" else "residuals")
     if text not in _POLICIES:
-        raise WrongArgument(f"--policy {text}", "it is not known", "", f"give {_ABOUT_POLICIES}")
+        raise WrongArgument(f"--policy {text}", "it is not known", "", f"give {ABOUT_POLICIES}")
     return _POLICIES[text]
 
 

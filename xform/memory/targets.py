@@ -162,6 +162,11 @@ def missing(target: Target) -> list[str]:
     return sorted(package for package, found in needed.items() if not found)
 
 
+def install(target: Target) -> str:
+    """What to install with pip for a target."""
+    return _INSTALL[target.platform]
+
+
 def check_installed(target: Target) -> None:
     """Raise `MissingExtra` if a package is missing that compiling for the target needs."""
     if absent := missing(target):
@@ -169,7 +174,7 @@ def check_installed(target: Target) -> None:
             f"target={target.name!r}",
             f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed",
             "",
-            f"pip install {_INSTALL[target.platform]}",
+            f"pip install {install(target)}",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,11 +15,15 @@ from xform.memory.analysis import memory_analysis
 from xform.memory.page import write
 from xform.memory.report import MemoryReport
 from xform.planner.picture import BLUE, ORANGE, axes, save
-from xform.policies import min_cut
+from xform.policies import Budget, min_cut
 from xform.text import columns, human_bytes, human_flops, human_seconds
 from xform.transforms.function import Tree
 from xform.transforms.inspect import said
 from xform.transforms.reverse import Policy, value_and_grad
+
+# How often a budget is compiled; how much of what it is over by is taken off it; how much faster
+# where that changes nothing.
+_COMPILES, _FURTHER, _FASTER = 4, 1.05, 2.5
 
 Policies = Mapping[str, Policy] | Sequence[Policy]
 
@@ -150,24 +155,46 @@ def compare(
         for name, policy in named.items():
             if progress:
                 progress(name, target or "default backend")
-            run, given = with_policy(f, policy, argnums)
             try:
-                report = memory_analysis(run, *args, target=target, **given, **options)
+                report = kept_on(target, f, args, policy, argnums, **options)
                 entries.append(Entry(name, report.target, report))
             except BudgetInfeasible as error:
                 entries.append(Entry(name, target or "", None, error.floor_bytes))
     return Comparison(getattr(f, "__name__", type(f).__name__), tuple(entries))
 
 
-def with_policy(f: Callable[..., Any], policy: Policy, argnums: int | Sequence[int] = 0
-                ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
-    """A function under a policy: what to compile, and its keyword arguments.
+def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
+            argnums: int | Sequence[int] = 0, **options: Any) -> MemoryReport:  # fmt: skip
+    """The report of a function under a policy on a target.
 
-    One with a keyword argument `policy` is given it; any other is a loss, and is differentiated.
+    A function with a keyword argument `policy` is given it; any other is a loss, and is
+    differentiated. A budget of the peak bounds the whole function there: what the compiler says is
+    over it is taken off the budget that the derivative within is planned for, and that is compiled
+    again, three times in all at most.
     """
+    if not isinstance(policy, Budget) or policy.of != "peak":
+        run, given = _with_policy(f, policy, argnums)
+        return memory_analysis(run, *args, target=target, **given, **options)
+    inner, taken, sizes = policy, 0.0, list[int]()
+    while True:
+        run, given = _with_policy(f, inner, argnums)
+        report = memory_analysis(run, *args, target=target, **given, **options)
+        over = report.total_bytes - policy.bytes
+        if over <= 0 or len(sizes) == _COMPILES - 1:
+            return report
+        # The same bytes as before: the derivative fits by far, and what is around it is large.
+        taken = _FASTER * taken if report.total_bytes in sizes else taken + _FURTHER * over
+        sizes.append(report.total_bytes)
+        if taken >= policy.bytes:
+            return report
+        inner = dataclasses.replace(policy, bytes=policy.bytes - math.ceil(taken))
+
+
+def _with_policy(f: Callable[..., Any], policy: Policy, argnums: int | Sequence[int]
+                 ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
+    """What to compile, and its keyword arguments."""
     if "policy" not in inspect.signature(f).parameters:
-        run = value_and_grad(f, argnums, policy=policy)
-        return run, {}
+        return functools.wraps(f)(value_and_grad(f, argnums, policy=policy)), {}
     if hasattr(f, "lower"):  # `jax.jit` has made it, with options of its own
         return f, {"policy": policy}
     return functools.wraps(f)(functools.partial(f, policy=policy)), {}

@@ -1,0 +1,39 @@
+"""`python -m xform compare`: policies on targets, side by side."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import xform
+from xform.commands.given import add_function, given, policy
+from xform.commands.reports import (
+    add_outputs,
+    add_policies,
+    add_targets,
+    options,
+    progress,
+    told,
+)
+
+
+def run(args: argparse.Namespace) -> str:
+    """What policies take on targets: bytes, FLOPs, estimated time."""
+    return told(compared(args), args)
+
+
+def compared(args: argparse.Namespace) -> Any:
+    """The comparison that a command line asks for."""
+    on = given(args)
+    policies = {name: policy(name) for name in args.policy or ["default"]}
+    with progress(len(policies) * len(args.target)) as step:
+        return xform.compare(on.f, *on.args, policies=policies, targets=args.target, progress=step,
+                             **options(args))  # fmt: skip
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    add_function(parser)
+    add_policies(parser, "everything,default,dots,full")
+    add_targets(parser)
+    add_outputs(parser)

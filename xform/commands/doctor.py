@@ -1,0 +1,64 @@
+"""`python -m xform doctor`: what is installed, and which targets work."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import platform
+from typing import Any
+
+import jax
+
+from xform.memory.compilation import compile_for
+from xform.memory.targets import install, missing, names, parse_target
+from xform.text import columns, human_bytes
+
+_PACKAGES = (
+    "jax", "jaxlib", "numpy", "scipy", "flax", "optax", "matplotlib", "rich", "libtpu",
+    "jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12", "flatbuffers",
+)  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> str:
+    """What is installed, which targets work here, and what to install for the others."""
+    packages = {name: _version(name) for name in ("xform", *_PACKAGES)}
+    targets = [_target(name, args.compile) for name in ("cpu", "cpu:2", *names())]
+    backend = f"{jax.default_backend()}, {len(jax.devices())} x {jax.devices()[0].device_kind}"
+    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if args.json:
+        return json.dumps({"python": python, "backend": backend, "packages": packages,
+                           "targets": targets}, indent=1)  # fmt: skip
+    table = [["target", "device", "memory", ""]]
+    table += [[t["name"], t["device"], t["memory"], t["state"]] for t in targets]
+    versions = [["python", python], ["backend", backend]]
+    versions += [[k, v or "not installed"] for k, v in packages.items()]
+    return f"{columns(versions)}\n\n{columns(table)}"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    about = "compile a small function for each target that is installed"
+    parser.add_argument("--compile", action="store_true", help=about)
+    parser.add_argument("--json", action="store_true", help="an object")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _target(name: str, compiled: bool) -> dict[str, Any]:
+    target = parse_target(name)
+    absent = missing(target)
+    state = "installed"
+    if absent:
+        state = f"pip install {install(target)}  (lacks {', '.join(absent)})"
+    elif compiled:
+        x = jax.ShapeDtypeStruct((128, 128), "float32")
+        made = compile_for(lambda x: x @ x, [x], target=target)
+        state = f"works: compiled in {made.compile_seconds:.1f} s"
+    memory = human_bytes(target.device.capacity_bytes) if target.device.capacity_bytes else ""
+    return {"name": name, "device": target.device.name, "memory": memory, "state": state}

@@ -1,0 +1,30 @@
+"""`python -m xform fits`: whether a function fits a device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import xform
+from xform.commands.given import add_function, given
+from xform.commands.reports import add_targets, options
+
+# The exit status of an answer that is no.
+OVER = 3
+
+
+def run(args: argparse.Namespace) -> str:
+    """Whether a function fits a device. Exits with 3 if it does not."""
+    on = given(args)
+    report = xform.fits(on.f, *on.args, target=args.target, **options(args))
+    args.status = 0 if report.fits else OVER
+    if args.json:
+        return json.dumps({"fits": report.fits, **report.to_dict()}, indent=1)
+    return report.compilation.verdict()
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    add_function(parser)
+    add_targets(parser, several=False)
+    parser.add_argument("--json", action="store_true", help="the whole report as an object")

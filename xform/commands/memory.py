@@ -1,0 +1,44 @@
+"""`python -m xform memory`: what a function takes on a device, and what is live at its peak."""
+
+from __future__ import annotations
+
+import argparse
+
+import xform
+from xform.commands.compare import compared
+from xform.commands.given import add_function, given, policy
+from xform.commands.reports import (
+    add_outputs,
+    add_policies,
+    add_targets,
+    options,
+    progress,
+    told,
+)
+from xform.transforms.compare import kept_on
+
+
+def run(args: argparse.Namespace) -> str:
+    """What a function takes on a device, at hand or not, and what is live at its peak.
+
+    With --policy the function is given that policy, if it has an argument `policy`; else it is a
+    loss, and its derivative is what is compiled. Several policies or targets make a table.
+    """
+    if len(args.target) > 1 or len(args.policy or ()) > 1:
+        return told(compared(args), args)
+    on, (target,) = given(args), args.target
+    with progress(1) as step:
+        step(args.policy[0] if args.policy else "the function", target or "the default backend")
+        if args.policy:
+            report = kept_on(target, on.f, on.args, policy(args.policy[0]), **options(args))
+        else:
+            report = xform.memory_analysis(on.f, *on.args, target=target, **options(args))
+    return told(report, args)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    add_function(parser)
+    add_policies(parser, None)
+    add_targets(parser)
+    add_outputs(parser)
