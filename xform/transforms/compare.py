@@ -170,7 +170,7 @@ def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
     A function with a keyword argument `policy` is given it; any other is a loss, and is
     differentiated. A budget of the peak bounds the whole function there: what the compiler says is
     over it is taken off the budget that the derivative within is planned for, and that is compiled
-    again, three times in all at most.
+    again, four times in all at most.
     """
     if not isinstance(policy, Budget) or policy.of != "peak":
         run, given = _with_policy(f, policy, argnums)

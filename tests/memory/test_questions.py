@@ -1,0 +1,91 @@
+"""Does it fit, how large a batch does, and why not: on a CPU that is said to be small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import xform
+from xform.errors import WrongArgument
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def loss(w: Any, x: Any) -> Any:
+    return jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)
+
+
+step = xform.value_and_grad(loss)
+
+
+def test_fits() -> None:
+    report = xform.fits(step, f32(64, 64), f32(32, 64), target="cpu", capacity="1 MiB")
+    assert report.fits
+    assert report.head_room_bytes == 2**20 - report.total_bytes
+    over = xform.fits(step, f32(64, 64), f32(32, 64), target="cpu", capacity=report.total_bytes - 1)
+    assert not over.fits
+    assert over.head_room_bytes == -1
+    assert "it is over by 1 B" in over.compilation.verdict()
+    assert "over by" in str(over)
+
+
+def test_fits_needs_a_capacity() -> None:
+    with pytest.raises(WrongArgument, match="the memory of that device is not known"):
+        xform.fits(step, f32(64, 64), f32(32, 64), target="cpu")
+
+
+@pytest.mark.parametrize("capacity", [300_000, 1_000_000, 4_000_000])
+@pytest.mark.parametrize("multiple_of", [1, 8])
+def test_the_next_batch_does_not_fit(capacity: int, multiple_of: int) -> None:
+    found = xform.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity=capacity,
+                            multiple_of=multiple_of)  # fmt: skip
+    assert found.compiles <= 8
+    assert found.size % multiple_of == 0
+    assert found.fits.total_bytes <= capacity
+    for size, fits in ((found.size, True), (found.size + multiple_of, False)):
+        report = xform.memory_analysis(step, f32(64, 64), f32(size, 64), capacity=capacity)
+        assert report.fits == fits
+    assert found.over is not None
+    assert not found.over.fits
+    assert f"the largest batch is {found.size}" in str(found)
+
+
+def test_another_axis_several_arguments_and_a_limit() -> None:
+    f = lambda w, x, y: jnp.sum(w @ x + y["a"])
+    args = f32(8, 8), f32(8, 2), {"a": f32(8, 2)}
+    found = xform.max_batch(f, *args, target="cpu", capacity="1 MiB", batch_axis=1,
+                            batch_argnums=(1, 2), most=20)  # fmt: skip
+    assert found.size == 20
+    assert found.over is None
+
+
+def test_not_even_one() -> None:
+    with pytest.raises(WrongArgument, match="a batch of 1 is over"):
+        xform.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity="16 KiB")
+
+
+def test_arguments_without_one_batch() -> None:
+    with pytest.raises(WrongArgument, match="have 4, 64 there, not one size"):
+        xform.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity=10**6,
+                        batch_argnums=(0, 1))  # fmt: skip
+    with pytest.raises(WrongArgument, match="name the arguments that have a batch"):
+        xform.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity=10**6, batch_axis=2)
+
+
+def test_why_not() -> None:
+    reason = xform.why_oom(step, f32(64, 64), f32(512, 64), target="cpu", capacity="100 KiB")
+    assert reason.report is reason.asked
+    text = str(reason)
+    for part in ("it is over by", "live at the peak", "test_questions.py:", "- "):
+        assert part in text
+
+
+@pytest.mark.parametrize("capacity", ["a lot", -1, 1.5])
+def test_a_capacity_that_is_none(capacity: Any) -> None:
+    with pytest.raises(WrongArgument, match="it is not a number of bytes"):
+        xform.memory_analysis(step, f32(64, 64), f32(4, 64), capacity=capacity)

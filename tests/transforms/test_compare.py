@@ -1,0 +1,96 @@
+"""Policies on targets, side by side."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import xform
+from xform import policies
+from xform.errors import WrongArgument
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def loss(ws: Any, x: Any) -> Any:
+    def layer(x: Any, w: Any) -> Any:
+        return x + jnp.tanh(jnp.sin(x @ w) @ w.T), None
+
+    return jnp.sum(jax.lax.scan(layer, x, ws)[0] ** 2)
+
+
+def step(ws: Any, momentum: Any, x: Any, *, policy: Any = None) -> Any:
+    g = xform.grad(loss, policy=policy)(ws, x)
+    momentum = 0.9 * momentum + g
+    return ws - momentum, momentum
+
+
+ARGS = f32(12, 64, 64), f32(256, 64)
+KINDS = {"all": policies.save_everything, "default": None, "nothing": policies.save_nothing}
+
+
+def test_a_loss_is_differentiated() -> None:
+    table = xform.compare(loss, *ARGS, policies=KINDS)
+    sizes = [e.report.total_bytes for e in table]
+    assert sizes == sorted(sizes, reverse=True)
+    assert [(e.policy, e.target) for e in table] == [(name, "cpu") for name in KINDS]
+    flops = [e.report.flops for e in table]
+    assert flops[0] < flops[2]
+    assert "nothing" in str(table)
+    assert len(table.to_dict()["entries"]) == len(table) == 3
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_a_step_takes_its_policy(donate: bool) -> None:
+    args = ARGS[0], ARGS[0], ARGS[1]
+    f: Any = step
+    if donate:
+        f = jax.jit(step, donate_argnums=(0, 1), static_argnames="policy")
+    free, less = xform.compare(f, *args, policies=[None, policies.save_nothing])
+    assert less.report.temp_bytes < free.report.temp_bytes
+    assert (free.report.alias_bytes > 0) == donate
+
+
+def test_a_budget_is_kept_by_the_whole_step() -> None:
+    """The state of the optimizer is around what the budget is planned for."""
+    args = ARGS[0], ARGS[0], ARGS[1]
+    free = xform.compare(step, *args, policies=[None]).entries[0].report.total_bytes
+    budget = policies.budget(int(0.9 * free), of="peak")
+    (kept,) = xform.compare(step, *args, policies={"budget": budget})
+    assert kept.report.total_bytes <= 0.9 * free
+
+
+def test_a_budget_that_cannot_be_kept_names_its_floor() -> None:
+    table = xform.compare(loss, *ARGS, policies={"b": policies.budget("1 KiB", of="peak")})
+    (entry,) = table
+    assert entry.report is None
+    assert entry.floor_bytes > 12 * 64 * 64 * 4
+    assert "floor" in str(
+        xform.compare(loss, *ARGS, policies={"b": policies.budget("1 KiB", of="peak")})
+    )
+
+
+def test_it_is_drawn_and_written(tmp_path: Any) -> None:
+    seen: list[tuple[str, str]] = []
+    table = xform.compare(loss, *ARGS, policies=KINDS, progress=lambda *at: seen.append(at))
+    table.plot(tmp_path / "c.svg")
+    table.save_html(tmp_path / "c.html")
+    assert seen == [(name, "default backend") for name in KINDS]
+    assert "<svg" in (tmp_path / "c.svg").read_text()
+    assert "nothing, cpu" in (tmp_path / "c.html").read_text()
+
+
+def test_partial_functions_keep_their_name() -> None:
+    table = xform.compare(functools.partial(step), ARGS[0], ARGS[0], ARGS[1], policies=[None])
+    assert table.entries[0].report.total_bytes > 0
+
+
+def test_no_policies() -> None:
+    with pytest.raises(WrongArgument, match="there is nothing to compare"):
+        xform.compare(loss, *ARGS, policies=[])
