@@ -85,8 +85,8 @@ def test_inputs() -> None:
 def test_policies() -> None:
     assert given.policy("default") is policies.min_cut
     assert given.policy("full") is policies.save_nothing
-    assert given.policy("budget:8GiB") == policies.budget("8 GiB")
-    assert given.policy("peak:1000") == policies.budget(1000, of="peak")
+    assert given.policy("budget:8GiB") == policies.budget("8 GiB", of="peak")
+    assert given.policy("saved:1000") == policies.budget(1000)
     assert kept("written:loss", "--policy", "full")["total_bytes"] == 0
     assert kept("written:loss", "--policy", "dots")["total_bytes"] == 4 * 8 * 4
     with pytest.raises(WrongArgument, match=r"--policy some\n.*not known\n.*peak:8GiB"):
@@ -177,7 +177,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture) -> None:
 def test_plan(tmp_path: Path) -> None:
     text = commands.run(["plan", "written:loss", "--no-verify", "--argnums", "0,1"])
     assert text.splitlines()[0] == "plan of loss, min_cut, on cpu"
-    words = ["plan", "written:loss", "--policy", "budget:1kB", "--donate", "0", "--json",
+    words = ["plan", "written:loss", "--policy", "saved:1kB", "--donate", "0", "--json",
              "--save", "plan.json"]  # fmt: skip
     data = json.loads(commands.run(words))
     assert (data["function"], data["policy"]) == ("loss", "budget('1000 B')")

@@ -1,0 +1,127 @@
+"""`python -m xform memory | compare | fits | max-batch | why-oom | doctor`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from xform import commands
+from xform.errors import MissingExtra, WrongArgument
+from xform.memory import targets
+
+MODEL = """
+import jax, jax.numpy as jnp, xform
+
+def loss(w, x):
+    return jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)
+
+def step(w, x, policy=None):
+    return w - xform.grad(loss, policy=policy)(w, x)
+
+def inputs(batch: int = 64):
+    return jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((batch, 64), "float32")
+"""
+
+
+@pytest.fixture(autouse=True)
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "small.py").write_text(textwrap.dedent(MODEL))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "small", raising=False)
+    return tmp_path
+
+
+def test_a_report_of_the_function_as_it_is() -> None:
+    text = commands.run(["memory", "small:loss"])
+    for part in ("loss on cpu (cpu)", "total", "live at the peak", "small.py:"):
+        assert part in text
+
+
+def test_a_report_as_json_picture_and_page(model: Path) -> None:
+    command = ["memory", "small:step", "--batch", "32", "--policy", "full", "--donate", "0"]
+    text = commands.run([*command, "--png", "a.png", "--html", "a.html"])
+    assert text.endswith("wrote a.png\nwrote a.html")
+    assert (model / "a.png").exists()
+    assert "small.py" in (model / "a.html").read_text()
+    data = json.loads(commands.run([*command, "--json"]))
+    assert data["alias_bytes"] == 64 * 64 * 4
+    assert data["argument_bytes"] == (64 * 64 + 32 * 64) * 4
+
+
+def test_several_policies_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    text = commands.run(["memory", "small:loss", "--policy", "everything,full,budget:1MiB"])
+    assert [line.split()[0] for line in text.splitlines()] == [
+        "policy", "everything", "full", "budget:1MiB",
+    ]  # fmt: skip
+    assert text == commands.run(
+        ["compare", "small:loss", "--policy", "everything,full,budget:1MiB", "--target", "cpu"]
+    )
+    assert capsys.readouterr().err == ""  # no bar where there is no terminal
+
+
+def test_fits_answers_by_its_status(capsys: pytest.CaptureFixture[str]) -> None:
+    fits = ["fits", "small:loss", "--target", "cpu", "--capacity"]
+    assert commands.main([*fits, "1MiB"]) == 0
+    assert "it fits" in capsys.readouterr().out
+    assert commands.main([*fits, "10KiB"]) == 3
+    assert "it is over by" in capsys.readouterr().out
+    assert commands.main([*fits, "much"]) == 1
+    assert "it is not a number of bytes" in capsys.readouterr().err
+
+
+def test_the_largest_batch() -> None:
+    command = ["max-batch", "small:loss", "--target", "cpu", "--capacity", "256KiB"]
+    data = json.loads(commands.run([*command, "--json"]))
+    assert data["tried"][str(data["batch"])] <= 2**18 < data["tried"][str(data["batch"] + 1)]
+    assert f"the largest batch is {data['batch']}" in commands.run(command)
+
+
+def test_why_not() -> None:
+    text = commands.run(["why-oom", "small:loss", "--target", "cpu", "--capacity", "1KiB"])
+    assert "it is over by" in text
+
+
+def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "_found", lambda *modules: False)
+    text = commands.run(["doctor"])
+    assert "pip install 'xform[tpu]'" in text
+    assert "pip install 'xform[gpu-aot]'" in text
+    data = json.loads(commands.run(["doctor", "--json"]))
+    assert data["packages"]["jax"]
+    assert {t["name"] for t in data["targets"]} >= {"cpu", "tpu:v5e:1x1", "gpu:h100"}
+
+
+def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "_found", lambda *modules: False)
+    with pytest.raises(MissingExtra) as caught:
+        commands.run(["memory", "small:loss", "--target", "tpu:v5e:1x1"])
+    assert "pip install 'xform[tpu]'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["memory", "small:loss", "--target", "tpu:v9"], "no such target"),
+        (["memory", "small:loss", "--policy", "best"], "it is not known"),
+        (["compare", "small:loss", "--policy", "budget:lots"], "it is not a number of bytes"),
+    ],
+)
+def test_bad_input(command: list[str], said: str) -> None:
+    with pytest.raises(WrongArgument, match=said):
+        commands.run(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["fits", "small:loss"], ["memory", "small:loss", "--mesh", "data"],
+     ["memory", "small:loss", "--donate", "first"]],
+)  # fmt: skip
+def test_a_command_line_that_cannot_be_read(command: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        commands.run(command)
+    assert caught.value.code == 2
