@@ -89,7 +89,7 @@ def test_policies() -> None:
     assert given.policy("saved:1000") == policies.budget(1000)
     assert kept("written:loss", "--policy", "full")["total_bytes"] == 0
     assert kept("written:loss", "--policy", "dots")["total_bytes"] == 4 * 8 * 4
-    with pytest.raises(WrongArgument, match=r"--policy some\n.*not known\n.*peak:8GiB"):
+    with pytest.raises(WrongArgument, match=r"--policy some\n.*not known\n.*budget:8GiB"):
         given.policy("some")
     with pytest.raises(WrongArgument, match=r"budget\('8 apples'\)"):
         given.policy("budget:8 apples")

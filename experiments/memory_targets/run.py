@@ -1,0 +1,153 @@
+"""Reports, policies and batches on devices that are not here: three tables and a page."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import xform
+from experiments.planner.zoo import cnn
+from experiments.report import write_table
+from models import step
+from xform.memory.report import MemoryReport
+
+HERE = Path(__file__).parent
+GIB = 2**30
+GPT2 = {"preset": "gpt2-124m", "batch": 8}
+LLAMA = {"preset": "llama2-7b", "batch": 16}
+POLICIES = {
+    "everything": xform.policies.save_everything,
+    "default": None,
+    "dots": xform.policies.save_dots,
+    "full": xform.policies.save_nothing,
+}
+BUDGETS = (0.8, 0.65, 0.5)
+
+Rows = list[list[str]]
+
+
+def gpt2(target: str, **options: Any) -> MemoryReport:
+    """GPT-2 124M: a training step with AdamW, its state donated."""
+    return xform.memory_analysis(step.train_step, *step.inputs(**GPT2), target=target, **options)
+
+
+def llama(target: str) -> MemoryReport:
+    """Llama-2 7B, the same, sharded over all devices of the target, each layer run again."""
+    data, model = (4, 4) if target.startswith("tpu") else (2, 4)
+    args = step.inputs(**LLAMA, data=data, model=model)
+    return xform.memory_analysis(step.train_step, *args, target=target,
+                                 policy=xform.policies.save_nothing)  # fmt: skip
+
+
+def convolutions(target: str) -> MemoryReport:
+    """A residual network of convolutions: its loss and gradient."""
+    loss, args = cnn()
+    return xform.memory_analysis(xform.value_and_grad(loss), *args, target=target)
+
+
+PROGRAMS: dict[str, tuple[Callable[[str], MemoryReport], Sequence[str]]] = {
+    "GPT-2 124M, batch 8": (gpt2, ("cpu", "tpu:v5e:1x1", "tpu:v5p:1x1x1", "gpu:h100")),
+    "CNN": (convolutions, ("cpu", "tpu:v5e:1x1", "tpu:v5p:1x1x1", "gpu:h100")),
+    "Llama-2 7B, batch 16": (llama, ("cpu:16", "tpu:v5e:4x4", "tpu:v5p:2x2x4", "gpu:h100:8")),
+}
+
+
+def reports(targets: Iterable[str]) -> None:
+    """What each program takes on each target."""
+    head = ["program", "target", "GiB on each device", "temp GiB", "capacity GiB",
+            "replayed / temp", "with a line", "step, estimated", "seconds, all"]  # fmt: skip
+    table: Rows = []
+    for name, (analyze, places) in PROGRAMS.items():
+        for target in places:
+            if not target.startswith(tuple(targets)):
+                continue
+            start = time.perf_counter()
+            report = analyze(target)
+            lined = sum(r.bytes for r in report if r.where) / max(report.total_bytes, 1)
+            seconds = time.perf_counter() - start
+            if name.startswith("GPT-2") and target == "tpu:v5e:1x1":
+                report.save_html(HERE / "gpt2.html")
+                report.plot(HERE / "gpt2.png")
+            table.append([name, target, gib(report.total_bytes), gib(report.temp_bytes),
+                          gib(report.capacity_bytes), replayed(report), f"{lined:.1%}",
+                          f"{1e3 * report.seconds:.0f} ms" if report.seconds else "",
+                          f"{seconds:.0f}"])  # fmt: skip
+            print(table[-1], flush=True)
+            write_table(HERE, head, table, "reports")
+
+
+def policies(targets: Iterable[str]) -> None:
+    """The transformer under stock policies, the default, and budgets, on each target."""
+    head = ["target", "policy", "GiB on the device", "TFLOP a step", "step, estimated"]
+    args = step.inputs(**GPT2)
+    table: Rows = []
+    for target in ("cpu", "tpu:v5e:1x1", "gpu:h100"):
+        if not target.startswith(tuple(targets)):
+            continue
+        found = list(xform.compare(step.train_step, *args, policies=POLICIES, targets=[target]))
+        sizes = {e.policy: e.report.total_bytes for e in found if e.report}
+        least, most = sizes["full"], sizes["default"]
+        asked = {f"budget {gib(n)}": xform.policies.budget(n, of="peak")
+                 for n in (int(least + (most - least) * part) for part in BUDGETS)}  # fmt: skip
+        found += xform.compare(step.train_step, *args, policies=asked, targets=[target])
+        for entry in found:
+            r = entry.report
+            table.append([target, entry.policy, gib(r.total_bytes) if r else "refused",
+                          f"{r.flops / 1e12:.2f}" if r else "",
+                          f"{1e3 * r.seconds:.0f} ms" if r and r.seconds else ""])  # fmt: skip
+            print(table[-1], flush=True)
+        write_table(HERE, head, table, "policies")
+
+
+def batches(targets: Iterable[str]) -> None:
+    """The largest batch of the tiny transformer's step."""
+    head = ["target", "largest batch", "GiB on the device", "capacity GiB", "GiB of the next",
+            "compilations"]  # fmt: skip
+    table: Rows = []
+    for target in ("tpu:v5e:1x1", "gpu:l4", "gpu:h100"):
+        if not target.startswith(tuple(targets)):
+            continue
+        config, state, tokens = step.inputs(preset="tiny", batch=512)
+        run = functools.partial(xform.max_batch, step.train_step, config, state, tokens)
+        found = run(target=target, batch_axis=1)
+        after = found.over.total_bytes if found.over else None
+        sizes = found.fits.total_bytes, found.fits.capacity_bytes, after
+        cells = [gib(n, 3) for n in sizes]
+        table.append([target, str(found.size), *cells, str(found.compiles)])
+        print(table[-1], flush=True)
+        write_table(HERE, head, table, "batches")
+
+
+def gib(n: int | None, digits: int = 2) -> str:
+    return "" if n is None else f"{n / GIB:.{digits}f}"
+
+
+def replayed(report: MemoryReport) -> str:
+    """The replayed peak of temporary bytes over the compiler's."""
+    made = report.assignment
+    if made is None or not report.temp_bytes:
+        return ""
+    fixed = made.total_bytes - made.temp_bytes
+    return f"{(max(made.live) - fixed) / report.temp_bytes:.4f}"
+
+
+def main() -> None:
+    """Write the tables that are named (all), for the targets whose names begin so (all)."""
+    parts = {"reports": reports, "policies": policies, "batches": batches}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tables", nargs="*", default=list(parts), help=", ".join(parts))
+    parser.add_argument("--targets", default="cpu,tpu,gpu", help="beginnings of names")
+    options = parser.parse_args()
+    for name in options.tables:
+        parts[name](options.targets.split(","))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    main()
