@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 
-def slow(names: Iterable[str], *which: str) -> list[Any]:
+def slow(names: Iterable[Any], *which: Any) -> list[Any]:
     """The names, those in `which` marked as slow."""
     names = tuple(names)
     assert set(which) <= set(names)

@@ -133,6 +133,7 @@ def quartic(x: Any) -> Any:
     return jnp.sum(10.0 * (x[1:] - x[:-1] ** 2) ** 2 + (1.0 - x[:-1]) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_lbfgs_with_its_line_search() -> None:
     def run(value_and_grad: Any) -> Any:

@@ -158,7 +158,7 @@ def test_initial_loss_is_that_of_a_uniform_guess() -> None:
 
 
 @pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unrolled"])
-@pytest.mark.parametrize("policy", [None, *POLICIES])
+@pytest.mark.parametrize("policy", slow([None, *POLICIES], *list(POLICIES)[1:]))
 def test_gradients_at_every_policy_are_those_of_jax(policy: str | None, scan: bool) -> None:
     config = dataclasses.replace(MICRO, scan=scan)
     expected = gradient_of(config, nnx.value_and_grad)
@@ -166,7 +166,7 @@ def test_gradients_at_every_policy_are_those_of_jax(policy: str | None, scan: bo
     chex.assert_trees_all_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("policy", [None, "save_dots"])
+@pytest.mark.parametrize("policy", slow([None, "save_dots"], "save_dots"))
 def test_gradients_without_jit_are_those_of_jax(policy: str | None) -> None:
     actual = gradient_of(dataclasses.replace(MICRO, policy=policy), jitted=False)
     expected = gradient_of(MICRO, nnx.value_and_grad)

@@ -51,7 +51,7 @@ def test_a_budget_of_the_peak_is_simulated_for_it(monkeypatch: pytest.MonkeyPatc
     region = lambda x: xform.remat(loss, policy=policy)(x)
     for step in (jax.jit(xform.grad(loss, policy=policy)), jax.jit(xform.grad(region))):
         for name in ("cpu", "tpu", "gpu"):
-            with planned_for(name):
+            with planned_for(name, f"a {name}"):
                 step.trace(X)
             assert seen == {name}
             seen.clear()

@@ -11,6 +11,7 @@ import xform
 from experiments.planner.optimum import drawn, models
 from experiments.planner.run import block, inputs
 from experiments.planner.size import layers
+from tests.parameters import slow
 from tests.planner.test_budget import PROGRAMS, WS, X, layer
 from tests.planner.test_exact import joint_of
 from tests.reference import close
@@ -123,6 +124,7 @@ def test_little_more_work_than_the_optimum() -> None:
     assert np.mean(found) <= 1.05
 
 
+@pytest.mark.slow
 def test_a_large_program_takes_no_more_work_than_by_prices() -> None:
     joint = joint_of(layers(140), np.ones((8, 8), np.float32))
     assert len(joint.first) > budget.MOST
@@ -172,7 +174,7 @@ def test_equal_loops_are_one_class() -> None:
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("name", slow(NESTED, "nested", "regions"))
 def test_values_are_those_without_a_plan(name: str, monkeypatch) -> None:
     monkeypatch.setattr(budget, "MOST", 0)
     f = NESTED[name]

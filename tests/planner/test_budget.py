@@ -68,7 +68,7 @@ def devices(ws, x):
 PROGRAMS = {f.__name__: f for f in (unrolled, scanned, calls, nested, branches, devices)}
 
 
-LONG = ("devices", "branches")
+LONG = ("devices", "branches", "nested", "calls")
 
 
 @pytest.mark.usefixtures("x64")

@@ -50,7 +50,7 @@ def within(joint, n: int, link: Link | None):
 
 
 def test_a_cpu_has_no_link() -> None:
-    assert link_of("cpu") is None
+    assert link_of() is None
     half = budget(xform.residuals(PROGRAMS["unrolled"], WS, X).total_bytes // 2)
     made = xform.plan(PROGRAMS["unrolled"], WS, X, policy=half, verify=False)
     assert made.offloaded_bytes == 0
@@ -246,11 +246,11 @@ def test_a_peak_is_met_by_what_is_sent(monkeypatch) -> None:
     asked = budget(int(0.945 * peak(plan(joint, policies.min_cut, True))), of="peak")
     prog = xform.ir.trace(lambda *xs: [f(xs[:6], xs[6])], *map(jnp.asarray, (*WS, X)))
     args = prog, (True,) * 7, (True,)
-    found = nested.search(*args, asked, peak, "gpu").how
+    found = nested.search(*args, asked, peak).how
     assert sent_bytes(found) > 0
     assert peak(found) <= asked.bytes
     monkeypatch.setattr(nested, "link_of", lambda: None)
-    without = nested.search(*args, asked, peak, "gpu").how
+    without = nested.search(*args, asked, peak).how
     assert again_flops(found) < again_flops(without)
 
 

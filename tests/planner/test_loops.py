@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import xform
+from tests.parameters import slow
 from tests.reference import close
 from xform import errors, policies
 from xform.ir import evaluate, trace
@@ -42,7 +43,7 @@ SHAPES = [((2, 15),), ((2, 3, 5),), ((10,), (20,)), ((4, 7), (2,)), ((30, 1),), 
           ((1,), (29,))]  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", slow(SHAPES, *SHAPES[1::2]))
 def test_values_are_the_same(shape) -> None:
     prog = trace(lambda *xs: [recurrent(*xs)], W, X, STEPS)
     assert [eqn.params["length"] for eqn in loops(prog)] == [30, 30]
@@ -89,7 +90,7 @@ def test_more_levels_keep_less() -> None:
         assert n <= 1.25 * (depth + 1) * 3000 ** (1 / (depth + 1))
 
 
-@pytest.mark.parametrize("part", [0.8, 0.5, 0.2, 0.15])
+@pytest.mark.parametrize("part", slow([0.8, 0.5, 0.2, 0.15], 0.5, 0.15))
 def test_a_budget_takes_loops_apart(part: float) -> None:
     most = xform.residuals(final, W, X, STEPS).total_bytes
     budget = policies.budget(int(part * most))

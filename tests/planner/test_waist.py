@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import xform
@@ -48,6 +49,7 @@ def test_what_all_layers_read_crosses_as_well() -> None:
     assert crossing(loss, W, X) == [alone, both, both, alone]
 
 
+@pytest.mark.slow
 def test_the_default_starts_no_wave_of_recomputes() -> None:
     """A chain of sums: without narrow places all its values are made again at once."""
 

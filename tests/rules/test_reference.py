@@ -181,7 +181,7 @@ INDICES = {
 
 
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
-@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("traced", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_places(index, traced: bool) -> None:
     """What is read and written is what JAX reads and writes outside of any transform."""
     x = jnp.asarray(RNG.normal(size=(4, 5, 2)))

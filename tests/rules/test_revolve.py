@@ -89,6 +89,7 @@ def test_short_loops(length) -> None:
     close(gradient(f, 2, args)[0](*args), jax.grad(f, (0, 1, 2))(*args), 1e-12)
 
 
+@pytest.mark.slow
 def test_batches_and_second_derivatives() -> None:
     f = lambda w, x, s: jnp.sum(lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), x, s)[0])
     got, _ = gradient(f, 3)

@@ -10,6 +10,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import xform
+from tests.parameters import slow
 from tests.reference import close, grads_agree
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -188,7 +189,7 @@ NESTED = {
 }
 
 
-@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("name", slow(NESTED, *list(NESTED)[1::2]))
 def test_nested_programs_at_every_saved_set(name: str) -> None:
     grads_agree(NESTED[name], X, policies=POLICIES, ways=("jit", "vmap"))
 

@@ -166,7 +166,7 @@ CARRIES = {
 }
 
 
-@pytest.mark.parametrize("name", CARRIES)
+@pytest.mark.parametrize("name", slow(CARRIES, *list(CARRIES)[1::2]))
 def test_carries(name) -> None:
     step, start = CARRIES[name]
 
@@ -236,7 +236,7 @@ def masked(c, i, n):
 POLICIES = (None, xform.policies.save_nothing, xform.policies.save_dots)
 
 
-@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("name", slow(WRAPPED, *list(WRAPPED)[1::2]))
 def test_nested(name) -> None:
     f = lambda run, n, x: jnp.sum(WRAPPED[name](run, n)(x))
     want = jax.grad(lambda x: f(scan, 5, x))(X)
@@ -299,6 +299,7 @@ def test_lanes_of_different_length() -> None:
     close(jnp.stack([twice[i, i, 0] for i in range(3)]), jnp.stack(want), 1e-12)
 
 
+@pytest.mark.slow
 def test_lanes_within_the_function_that_is_differentiated() -> None:
     f = lambda xs, w: jnp.sum(jax.vmap(end(loop, w))(xs, NS) ** 2)
     theirs = lambda xs, w: sum(

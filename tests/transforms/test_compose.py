@@ -215,6 +215,7 @@ def chain(n):
     return f
 
 
+@pytest.mark.slow
 def test_thousands_of_equations_do_not_meet_the_recursion_limit() -> None:
     for n, policy in ((5000, None), (1000, xform.policies.save_nothing)):
         jaxpr = jax.make_jaxpr(xform.grad(chain(n), policy=policy))(X)

@@ -4,6 +4,7 @@ import itertools
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import xform
 
@@ -17,6 +18,7 @@ def loss(w, x):
     return jnp.sum(x)
 
 
+@pytest.mark.slow
 def test_less_bytes_are_more_work(tmp_path) -> None:
     curve = xform.pareto(loss, W, X, points=4)
     ours = [p for p in curve if not p.stock]

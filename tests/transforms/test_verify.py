@@ -8,6 +8,7 @@ import pytest
 
 import xform
 from xform import errors, policies
+from xform.memory.compilation import compile_for
 
 X = jnp.ones((64, 96)) / 3
 
@@ -40,6 +41,7 @@ def test_a_plan_is_compiled_once_in_a_process() -> None:
     assert xform.plan(f, w, X, donate_argnums=0).compiles == 1
 
 
+@pytest.mark.slow
 def test_every_budget_down_to_the_floor_is_kept() -> None:
     f, w = layers(9)
     most = xform.plan(f, w, X).compiled_bytes
@@ -58,11 +60,11 @@ def test_a_refusal_names_what_the_compiler_would_say(monkeypatch: pytest.MonkeyP
     said: list[int] = []
 
     def twice(*args, **kwargs):
-        report = xform.memory_analysis(*args, **kwargs)
+        report = compile_for(*args, **kwargs)
         said.append(2 * report.total_bytes)
         return type("Report", (), {"total_bytes": said[-1]})
 
-    monkeypatch.setattr("xform.transforms.plan.memory_analysis", twice)
+    monkeypatch.setattr("xform.transforms.plan.compile_for", twice)
     monkeypatch.setattr("xform.transforms.verify._remembered", {})
     with pytest.raises(errors.BudgetInfeasible) as caught:
         peak(f, w, free.compiled_bytes)
