@@ -42,7 +42,7 @@ def compile_and_read(lowered: Any, dump: Path) -> tuple[dict[str, Any], bytes | 
         stats = lowered.compile(compiler_options=options).memory_analysis()
     except jax.errors.JaxRuntimeError as error:
         seconds = time.perf_counter() - start
-        return {"error": str(error), "compile_seconds": seconds}, _module(dump)
+        return {"error": str(error), "compile_seconds": seconds}, None
     seconds = time.perf_counter() - start
     read = lambda kind: int(getattr(stats, f"{kind}_size_in_bytes", None) or 0)
     return {"compile_seconds": seconds, "bytes": {k: read(k) for k in KINDS}}, _module(dump)
@@ -51,7 +51,7 @@ def compile_and_read(lowered: Any, dump: Path) -> tuple[dict[str, Any], bytes | 
 def _module(dump: Path) -> bytes | None:
     """The largest program that the compiler wrote after its last pass: small ones are helpers."""
     written = [*dump.glob("*after_optimizations*.hlo.pb")]
-    last = [p for p in written if "buffer_assignment" in p.name] or written
+    last = [p for p in written if "after_buffer_assignment" in p.name] or written
     return max((p.read_bytes() for p in last), key=len, default=None)
 
 
