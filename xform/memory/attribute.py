@@ -227,8 +227,8 @@ class _Reader:
     def _category(self, storage: Storage, buffer: Buffer, made: Instruction) -> str:
         if storage.allocation.kind == "constant":
             return "constant"
-        readers = [(u, part(u.op_name)) for u in self._readers(buffer)]
-        mine = part(made.op_name)
+        readers = [(u, self._part(u)) for u in self._readers(buffer)]
+        mine = self._part(made)
         if mine == "backward" and self._type(buffer.instruction, buffer.index) in self._parameters:
             inside = {b.instruction for b, _ in storage.buffers}
             if not any(p and u.id not in inside for u, p in readers):
@@ -262,6 +262,13 @@ class _Reader:
 
     def _step(self, instruction: Instruction) -> int:
         return self._module.order.get(instruction.id, len(self._module.order))
+
+    def _part(self, instruction: Instruction) -> str:
+        """The part of an operation; of one that the compiler made, that of the loop around it."""
+        found: Instruction | None = instruction
+        while found is not None and not found.op_name:
+            found = self._module.callers.get(found.computation)
+        return part(found.op_name) if found else ""
 
     def _readers(self, buffer: Buffer) -> list[Instruction]:
         return self._flow.readers([(buffer.instruction, buffer.index)])
