@@ -50,8 +50,7 @@ def compile_and_read(lowered: Any, dump: Path) -> tuple[dict[str, Any], bytes | 
 
 def _module(dump: Path) -> bytes | None:
     """The largest program that the compiler wrote after its last pass: small ones are helpers."""
-    written = [*dump.glob("*after_optimizations*.hlo.pb")]
-    last = [p for p in written if "after_buffer_assignment" in p.name] or written
+    last = dump.glob("*after_optimizations.hlo.pb")
     return max((p.read_bytes() for p in last), key=len, default=None)
 
 
