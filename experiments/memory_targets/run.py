@@ -20,7 +20,7 @@ from xform.memory.report import MemoryReport
 HERE = Path(__file__).parent
 GIB = 2**30
 GPT2 = {"preset": "gpt2-124m", "batch": 8}
-LLAMA = {"preset": "llama2-7b", "batch": 16}
+LLAMA = {"preset": "llama2-7b", "batch": 4}
 POLICIES = {
     "everything": xform.policies.save_everything,
     "default": None,
@@ -54,7 +54,7 @@ def convolutions(target: str) -> MemoryReport:
 PROGRAMS: dict[str, tuple[Callable[[str], MemoryReport], Sequence[str]]] = {
     "GPT-2 124M, batch 8": (gpt2, ("cpu", "tpu:v5e:1x1", "tpu:v5p:1x1x1", "gpu:h100")),
     "CNN": (convolutions, ("cpu", "tpu:v5e:1x1", "tpu:v5p:1x1x1", "gpu:h100")),
-    "Llama-2 7B, batch 16": (llama, ("cpu:16", "tpu:v5e:4x4", "tpu:v5p:2x2x4", "gpu:h100:8")),
+    "Llama-2 7B, batch 4": (llama, ("cpu:16", "tpu:v5e:4x4", "tpu:v5p:2x2x4", "gpu:h100:8")),
 }
 
 
