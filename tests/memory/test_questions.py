@@ -77,12 +77,22 @@ def test_arguments_without_one_batch() -> None:
         xform.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity=10**6, batch_axis=2)
 
 
+def test_a_number_has_no_batch() -> None:
+    with pytest.raises(WrongArgument, match="have no size there"):
+        xform.max_batch(lambda x: x, 3, target="cpu", capacity=100)
+
+
 def test_why_not() -> None:
     reason = xform.why_oom(step, f32(64, 64), f32(512, 64), target="cpu", capacity="100 KiB")
     assert reason.report is reason.asked
     text = str(reason)
     for part in ("it is over by", "live at the peak", "test_questions.py:", "- "):
         assert part in text
+
+
+def test_a_target_that_is_no_name() -> None:
+    with pytest.raises(WrongArgument, match="it is not the name of a target"):
+        xform.fits(step, f32(64, 64), f32(4, 64), target=7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("capacity", ["a lot", -1, 1.5])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from xform.errors import WrongArgument
 from xform.memory.advice import advice
@@ -209,9 +210,10 @@ def _next(tried: Mapping[int, MemoryReport], low: int, high: int) -> int:
 
 def _batch(args: Sequence[Any], places: set[int], axis: int) -> int:
     """The size of the batch in some arguments."""
-    leaves = [(i, x) for i in places for x in jax.tree.leaves(args[i])]
-    sizes = {x.shape[axis] for _, x in leaves if -x.ndim <= axis < x.ndim}
-    if len(sizes) != 1 or any(not -x.ndim <= axis < x.ndim for _, x in leaves):
+    leaves = [x for i in places for x in jax.tree.leaves(args[i])]
+    shapes = [np.shape(x) for x in leaves]
+    sizes = {shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)}
+    if len(sizes) != 1 or any(not -len(shape) <= axis < len(shape) for shape in shapes):
         raise WrongArgument(
             f"max_batch with batch_axis={axis}, batch_argnums={sorted(places)}",
             f"the leaves of those arguments have {', '.join(map(str, sorted(sizes))) or 'no size'} "

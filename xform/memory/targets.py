@@ -74,6 +74,8 @@ def parse_target(name: str | None) -> Target:
     """
     if name is None:
         return _own(jax.default_backend())
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise _unknown(name, "it is not the name of a target")
     kind, *rest = name.split(":")
     if name in ("cpu", "gpu", "tpu"):
         return _own(name)
