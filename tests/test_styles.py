@@ -122,6 +122,7 @@ def linen_run(value_and_grad: Any, steps: int = 6) -> Any:
     return losses, params, stats
 
 
+@pytest.mark.slow
 def test_linen_with_scan_remat_dropout_and_batch_statistics() -> None:
     got = linen_run(xform.value_and_grad)
     same(got, linen_run(jax.value_and_grad), 1e-4)

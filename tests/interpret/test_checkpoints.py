@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from tests.parameters import slow
 from xform.interpret.checkpoints import (
     _split,
     _stride,
@@ -104,7 +105,7 @@ def retraced(length, n, called):
     return back(trail, [], (False,), count, pull, [jnp.int32(length)], [jnp.int32(0)])
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 40])
+@pytest.mark.parametrize("n", slow([1, 2, 3, 5, 8, 40], 2, 5, 8))
 def test_a_loop_of_known_length_takes_the_fewest_steps(n) -> None:
     for length in (1, 2, 3, 4, 7, 10, 21, 36):
         runs: list[int] = []

@@ -74,13 +74,13 @@ def test_here_on_a_mesh() -> None:
 
 def test_what_a_compilation_says(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(Answer(BYTES, 2.0, b"hlo"), monkeypatch)
-    made = compile_for(lambda p, x: p["w"] + x, ({"w": X}, X), target="tpu:v5e:1x1")
+    made = compile_for(lambda p, x: p["w"] + x, ({"w": X}, X), target="gpu:l4")
     assert made.arguments == ("p['w']", "x")
     assert made.module == b"hlo"
     assert (made.total_bytes, made.host_bytes, made.code_bytes) == (160, 6, 5)
     assert (made.over_bytes, made.fits, made.compile_seconds) == (0, True, 2.0)
     assert made.verdict() == (
-        "<lambda> needs 160 B of each TPU v5e, which has 15.8 GiB: it fits, 15.7 GiB are left"
+        "<lambda> needs 160 B of each NVIDIA L4, which has 22.0 GiB: it fits, 22.0 GiB are left"
     )
 
 

@@ -2,9 +2,11 @@
 
 import os
 import threading
+import types
 
 import jax
 import numpy as np
+import pytest
 
 from xform.memory import worker
 
@@ -19,22 +21,32 @@ def test_bytes_and_the_program(tmp_path) -> None:
     assert b"jit__lambda" in module
 
 
-def test_of_several_programs_the_last_is_read(tmp_path) -> None:
+@pytest.mark.parametrize("refused", [False, True])
+def test_of_several_programs_the_largest_after_the_last_pass_is_read(tmp_path, refused) -> None:
     for name, size in {
         "a.before_optimizations": 9,
         "a.x_after_optimizations": 8,
-        "a.x_after_optimizations_after_buffer_assignment": 4,
-        "helper.x_after_optimizations_after_buffer_assignment": 2,
+        "a.x_after_optimizations_after_buffer_assignment": 12,
+        "helper.x_after_optimizations": 2,
     }.items():
         (tmp_path / f"{name}.hlo.pb").write_bytes(name[:1].encode() * size)
 
     class Lowered:
         def compile(self, compiler_options):
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: too big")
+            if refused:
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: too big")
+            return self
+
+        def memory_analysis(self):
+            return types.SimpleNamespace(temp_size_in_bytes=5, output_size_in_bytes=None)
 
     said, module = worker.compile_and_read(Lowered(), tmp_path)
-    assert said["error"] == "RESOURCE_EXHAUSTED: too big"
-    assert module == b"aaaa"
+    if refused:
+        assert said["error"] == "RESOURCE_EXHAUSTED: too big"
+        assert module is None
+    else:
+        assert (said["bytes"]["temp"], said["bytes"]["output"]) == (5, 0)
+        assert module == b"aaaaaaaa"
 
 
 def test_it_notices_that_nobody_waits() -> None:

@@ -34,7 +34,9 @@ def test_scanned_equals_unrolled(x: jax.Array) -> None:
     chex.assert_trees_all_equal(stack_blocks(blocks), nnx.state(scanned.stack.blocks))
 
 
-@pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unrolled"])
+@pytest.mark.parametrize(
+    "scan", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["scanned", "unrolled"]
+)
 def test_gradients_at_every_policy_are_those_of_jax(scan: bool, x: jax.Array) -> None:
     config = dataclasses.replace(MICRO, scan=scan)
     plain = MLP(config, rngs=nnx.Rngs(0))

@@ -110,6 +110,7 @@ CASES = {f"random {k}": drawn(k) for k in range(0, 40, 10)}
 CASES |= {f"model {k}": models()[k] for k in (3, 5, 8)}
 
 
+@pytest.mark.slow
 def test_little_more_work_than_the_optimum() -> None:
     found = []
     for f, args in CASES.values():

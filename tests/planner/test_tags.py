@@ -8,6 +8,7 @@ from jax import lax
 from jax.ad_checkpoint import print_saved_residuals
 
 import xform
+from tests.parameters import slow
 from tests.reference import close
 from xform import policies
 
@@ -45,7 +46,7 @@ def scanned(layer, ws, x):
 WAYS = [policies.min_cut, policies.budget(400), policies.budget(8)]
 
 
-@pytest.mark.parametrize("policy", WAYS)
+@pytest.mark.parametrize("policy", slow(WAYS, WAYS[1]))
 @pytest.mark.parametrize("f", [unrolled, scanned])
 def test_gradients_are_those_without_the_region(f, policy) -> None:
     want = jax.grad(f, (1, 2))(layer, WS, X)

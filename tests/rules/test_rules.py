@@ -31,13 +31,17 @@ def dtypes(case: Case, *names: str) -> list[str]:
 
 # Factorizations and the gamma sampler are large programs: a minute or so for each case.
 HEAVY = {"lu", "qr", "svd", "eigh", "eig", "cholesky", "random_gamma"}
+# Seconds each, and like others: a minimum is a maximum the other way round.
+LONG = ("scatter-min-", "igammac-shape", "ormqr-right", "householder_product-batch")
 marks = {True: [pytest.mark.slow], False: []}
 
 
+def heavy(case: Case) -> bool:
+    return case.primitive in HEAVY or case.id.startswith(LONG)
+
+
 @pytest.mark.usefixtures("strict_promotion")
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=marks[c.primitive in HEAVY], id=c.id) for c in CASES]
-)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=marks[heavy(c)], id=c.id) for c in CASES])
 def test_rule(case: Case) -> None:
     check_rule(case, dtypes=["float64"], modes=["first"])
 

@@ -173,6 +173,7 @@ def test_ten_transforms_deep() -> None:
         np.testing.assert_allclose(f(0.0), want[n % 4], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_no_tracer_leaks() -> None:
     def f(x):
         y = lax.scan(lambda c, _: (jnp.sin(c) * x, c), x, None, length=2)[0]
