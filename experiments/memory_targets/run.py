@@ -54,7 +54,7 @@ def convolutions(target: str) -> MemoryReport:
 PROGRAMS: dict[str, tuple[Callable[[str], MemoryReport], Sequence[str]]] = {
     "GPT-2 124M, batch 8": (gpt2, ("cpu", "tpu:v5e:1x1", "tpu:v5p:1x1x1", "gpu:h100")),
     "CNN": (convolutions, ("cpu", "tpu:v5e:1x1", "tpu:v5p:1x1x1", "gpu:h100")),
-    "Llama-2 7B, batch 4": (llama, ("cpu:16", "tpu:v5e:4x4", "tpu:v5p:2x2x4", "gpu:h100:8")),
+    "Llama-2 7B, batch 4": (llama, ("cpu:8", "tpu:v5e:4x4", "tpu:v5p:2x2x4", "gpu:h100:8")),
 }
 
 
