@@ -64,6 +64,21 @@ def test_another_axis_several_arguments_and_a_limit() -> None:
     assert found.over is None
 
 
+def test_where_bytes_jump_the_largest_is_not_claimed() -> None:
+    """Bytes that grow by a step in the middle: the line through two batches misses it."""
+
+    def jumps(x: Any) -> Any:
+        return jnp.sum(jnp.sin(jnp.tile(x, (64, 1))) @ x[0]) if len(x) > 700 else jnp.sum(x)
+
+    found = xform.max_batch(jumps, f32(4, 64), target="cpu", capacity=4_000_000)
+    assert found.compiles <= 8
+    assert found.fits.fits
+    if found.over is None:
+        assert "known to fit" in str(found)
+    else:
+        assert not found.over.fits
+
+
 def test_not_even_one() -> None:
     with pytest.raises(WrongArgument, match="a batch of 1 is over"):
         xform.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity="16 KiB")

@@ -27,7 +27,7 @@ class Batch:
       size: the largest batch that fits.
       fits: its report.
       over: the report of the next larger one, which does not fit; None if the largest that was
-        asked about fits.
+        asked about fits, or eight compilations were not enough to meet at one size.
       tried: total bytes of every batch that was compiled.
     """
 
@@ -45,7 +45,8 @@ class Batch:
         capacity = self.fits.capacity_bytes or 0
         rows = [[str(n), human_bytes(b), "fits" if b <= capacity else "over"]
                 for n, b in sorted(self.tried.items())]  # fmt: skip
-        head = f"{self.fits.function} on {self.fits.target}: the largest batch is {self.size}"
+        known = "the largest batch is" if self.over else "the largest batch known to fit is"
+        head = f"{self.fits.function} on {self.fits.target}: {known} {self.size}"
         return f"{head}\n\n" + columns([["batch", "bytes", ""], *rows], right=(0, 1))
 
 
@@ -92,7 +93,8 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: Any = 
       **options: of `memory_analysis`.
 
     Returns:
-      A `Batch`: the size, and that the next larger one does not fit.
+      A `Batch`: the size, and the next larger one, which does not fit. Where bytes jump with the
+        batch, eight compilations may not find the last that fits: `over` is then None.
 
     Raises:
       WrongArgument: not even the smallest batch fits, or the arguments have no such axis.
@@ -131,7 +133,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: Any = 
             "",
             "give grad a policy that saves less, shard over more devices, or name a larger device",
         )
-    return Batch(low * multiple_of, tried[low], tried.get(high), sizes)
+    return Batch(low * multiple_of, tried[low], tried.get(low + 1), sizes)
 
 
 def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Reason:
