@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import xform
+from tests.parameters import slow
 from tests.sharding import BATCH, agree, checked, inputs, mesh, placed, same, shard, total
 from xform.table import RULES
 
@@ -44,7 +45,7 @@ COLLECTIVES: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @checked
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("name", slow(COLLECTIVES, *list(COLLECTIVES)[1::2]))
 def test_collective(name: str, check_vma: bool) -> None:
     body = COLLECTIVES[name]
 

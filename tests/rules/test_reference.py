@@ -10,6 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 import xform
+from tests.parameters import slow
 from xform.errors import NotDifferentiable
 
 X = np.array([0.3, 0.7, 1.1])
@@ -143,7 +144,7 @@ def total(f):
 
 
 @pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("f", [*FUNCTIONS, in_while])
+@pytest.mark.parametrize("f", slow([*FUNCTIONS, in_while], *FUNCTIONS[1::2]))
 def test_derivatives(f, jit: bool) -> None:
     compiled = jax.jit if jit else lambda f: f
     f, x = total(f), jnp.asarray(X)

@@ -66,6 +66,17 @@ def test_a_budget_is_kept_by_the_whole_step() -> None:
     assert kept.report.total_bytes <= 0.9 * free
 
 
+def test_a_step_that_is_over_its_budget_names_the_lowest() -> None:
+    """The derivative can be had for it; with the state of the optimizer it cannot."""
+    args = ARGS[0], ARGS[0], ARGS[1]
+    (free,) = xform.compare(step, *args, policies=[None])
+    fixed = free.report.argument_bytes + free.report.output_bytes
+    budget = policies.budget(fixed, of="peak")
+    (entry,) = xform.compare(step, *args, policies={"b": budget})
+    assert entry.report is None
+    assert entry.floor_bytes > budget.bytes
+
+
 def test_a_budget_that_cannot_be_kept_names_its_floor() -> None:
     table = xform.compare(loss, *ARGS, policies={"b": policies.budget("1 KiB", of="peak")})
     (entry,) = table

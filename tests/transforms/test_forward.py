@@ -34,7 +34,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", slow(FUNCTIONS, "solve", "softmax"))
+@pytest.mark.parametrize("name", slow(FUNCTIONS, *{"solve", "softmax", *list(FUNCTIONS)[1::2]}))
 def test_jvp_and_linearize_are_jaxs(name: str) -> None:
     f, x, dx = FUNCTIONS[name], X.astype(np.float64), np.cos(X.astype(np.float64))
 

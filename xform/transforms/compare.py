@@ -176,18 +176,31 @@ def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
         run, given = _with_policy(f, policy, argnums)
         return memory_analysis(run, *args, target=target, **given, **options)
     inner, taken, sizes = policy, 0.0, list[int]()
-    while True:
+    while len(sizes) < _COMPILES and taken < policy.bytes:
         run, given = _with_policy(f, inner, argnums)
-        report = memory_analysis(run, *args, target=target, **given, **options)
+        try:
+            report = memory_analysis(run, *args, target=target, **given, **options)
+        except BudgetInfeasible:
+            if not sizes:
+                raise
+            break
         over = report.total_bytes - policy.bytes
-        if over <= 0 or len(sizes) == _COMPILES - 1:
+        if over <= 0:
             return report
         # The same bytes as before: the derivative fits by far, and what is around it is large.
         taken = _FASTER * taken if report.total_bytes in sizes else taken + _FURTHER * over
         sizes.append(report.total_bytes)
-        if taken >= policy.bytes:
-            return report
-        inner = dataclasses.replace(policy, bytes=policy.bytes - math.ceil(taken))
+        inner = dataclasses.replace(policy, bytes=max(0, policy.bytes - math.ceil(taken)))
+    least = min(sizes)
+    raise BudgetInfeasible(
+        f"{getattr(f, '__name__', 'a function')} with policy={policy!r}",
+        f"of {len(sizes)} that were compiled, the lowest takes {human_bytes(least)}; what is "
+        "around the derivative (an optimizer's state, say) counts as well",
+        "",
+        "raise the budget, donate arguments that are not read later, make the batch smaller, or "
+        "shard the largest arguments",
+        least,
+    )
 
 
 def _with_policy(f: Callable[..., Any], policy: Policy, argnums: int | Sequence[int]
