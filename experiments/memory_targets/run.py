@@ -133,8 +133,7 @@ def replayed(report: MemoryReport) -> str:
     made = report.assignment
     if made is None or not report.temp_bytes:
         return ""
-    fixed = made.total_bytes - made.temp_bytes
-    return f"{(max(made.live) - fixed) / report.temp_bytes:.4f}"
+    return f"{(made.temp_bytes - made.fragmentation_bytes) / report.temp_bytes:.4f}"
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Memo
     return report
 
 
-def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: Any = 0,
+def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 0,
               batch_argnums: int | Sequence[int] = -1, multiple_of: int = 1, most: int = 2**20,
               **options: Any) -> Batch:  # fmt: skip
     """The largest batch with which a function fits a target, by compiling alone.
@@ -100,7 +100,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: Any = 
       WrongArgument: not even the smallest batch fits, or the arguments have no such axis.
 
     Cost: at most eight compilations. Bytes grow nearly linearly with the batch, so a line through
-    two of them says where to look; what is left is bisected.
+    the two that are nearest to the capacity says where to look next.
 
     >>> w, x = jnp.ones((256, 256)), jnp.ones((8, 256))
     >>> found = xform.max_batch(lambda w, x: x @ w, w, x, target="cpu", capacity="1 MiB")
@@ -140,7 +140,7 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
     """Why a function does not fit a target: what is live at its peak, and what would help.
 
     A compiler that refuses a program says little of it. It is then compiled for a device with more
-    memory, of the same kind if there is one, and the report is that one's.
+    memory, of the same kind if there is one, and the report is that of the first that takes it.
 
     Args:
       f: as for `memory_analysis`.
@@ -148,7 +148,7 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
       target: where it does not fit.
       **options: of `memory_analysis`.
 
-    Cost: two compilations at most; nothing is run.
+    Cost: one compilation, and at most three where that is refused; nothing is run.
 
     >>> x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
     >>> print(xform.why_oom(lambda x: x @ x, x, target="cpu", capacity="6 MiB"))

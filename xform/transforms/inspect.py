@@ -13,6 +13,7 @@ import numpy as np
 from jax.tree_util import keystr
 
 from xform.interpret.node import gather, spread
+from xform.ir import Mask, Program
 from xform.planner.nested import Whole, planned
 from xform.planner.residuals import Residuals, residuals_of
 from xform.policies import check, min_cut
@@ -120,10 +121,15 @@ class At:
     function: Function
     inputs: list[str]
 
+    @property
+    def ends(self) -> tuple[Program, Mask, Mask]:
+        """The program, its inputs that are differentiated, its outputs that bring a cotangent."""
+        fun = self.function
+        return fun.program, fun.active(), fun.differentiable()
+
     def planned(self, policy: Policy) -> Whole:
         """Its plan under a policy."""
-        fun = self.function
-        return planned(fun.program, fun.active(), fun.differentiable(), policy)
+        return planned(*self.ends, policy)
 
     @property
     def name(self) -> str:

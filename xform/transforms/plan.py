@@ -11,6 +11,7 @@ import jax
 
 from xform._jax import cotangent_aval
 from xform.interpret.joint import Plan as Parts
+from xform.interpret.joint import analyze
 from xform.interpret.node import gather
 from xform.memory.compilation import compile_for
 from xform.memory.targets import Target, parse_target
@@ -104,7 +105,7 @@ def plan(
         if not verify:
             return made(_simulated(at, policy, peak) if of_peak else at.planned(policy))
         placed = [str(getattr(x, "sharding", None)) for x in given.arrays()]
-        compiler = Compiler(at.planned(min_cut).how, peak, measure, goal.name, donated, str(placed),
+        compiler = Compiler(analyze(*at.ends), peak, measure, goal.name, donated, str(placed),
                             argnums is None)  # fmt: skip
         if of_peak:
             whole = within(at, policy, compiler, any(map(_hidden, given.arrays())))
@@ -115,8 +116,7 @@ def plan(
 
 def _simulated(at: At, budget: Budget, peak: Callable[[Parts], int]) -> Whole:
     """The plan that the simulation puts within the budget."""
-    ends = at.function.program, at.function.active(), at.function.differentiable()
-    whole = search(*ends, budget, peak)
+    whole = search(*at.ends, budget, peak)
     if peak(whole.how) > budget.bytes:
         raise infeasible(budget, whole.how, peak(whole.how), "simulated")
     return whole

@@ -11,13 +11,14 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Hashable
+from typing import Any
 
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Joint, Plan
 from xform.planner.budget import again_flops
 from xform.planner.choice import choice_of
 from xform.planner.nested import Whole, search
 from xform.planner.peak import infeasible
-from xform.planner.record import record
+from xform.planner.record import lines, record
 from xform.policies import Budget, min_cut
 from xform.transforms.inspect import At
 
@@ -49,16 +50,16 @@ class Compiler:
     """What the compiler says of plans of one program.
 
     Args:
-      as_written: a plan with the program's loops as they are.
+      as_written: the program, with its loops as they are.
       peak: bytes of a plan by the simulation.
       measure: bytes of a plan by the compiler, which is run for it.
       decides: what a plan's bytes depend on besides the plan: the backend, what is donated.
     """
 
-    def __init__(self, as_written: Plan, peak: Callable[[Plan], int],
+    def __init__(self, as_written: Joint, peak: Callable[[Plan], int],
                  measure: Callable[[Whole], int], *decides: Hashable) -> None:  # fmt: skip
-        self.peak, self._measure, self._joint = peak, measure, as_written.joint
-        self._said = _remembered.setdefault((_key(as_written), *decides), {})
+        self.peak, self._measure, self._joint = peak, measure, as_written
+        self._said = _remembered.setdefault((_hash(lines(as_written)), *decides), {})
         if len(_remembered) > _PROGRAMS:
             _remembered.pop(next(iter(_remembered)))
         self.compiles = 0
@@ -91,7 +92,6 @@ def within(at: At, budget: Budget, compiler: Compiler, hidden: bool) -> Whole:
     One with less work is tried where the compiler leaves room. `hidden` says that arguments are
     sharded in ways that the simulation cannot see: the default is then compiled to scale it.
     """
-    ends = at.function.program, at.function.active(), at.function.differentiable()
     whole = at.planned(min_cut)
     likely = hidden or compiler.peak(whole.how) < _OFF * budget.bytes
     if likely and compiler.bytes(whole) <= budget.bytes:
@@ -105,7 +105,7 @@ def within(at: At, budget: Budget, compiler: Compiler, hidden: bool) -> Whole:
     found: Whole | None = None
     tried: list[Whole] = []
     while True:
-        whole = search(*ends, budget, expected)
+        whole = search(*at.ends, budget, expected)
         known, size = compiler.known(whole.how), expected(whole.how)
         if found and (again_flops(whole.how) >= again_flops(found.how) or size > budget.bytes):
             return found
@@ -131,6 +131,9 @@ def within(at: At, budget: Budget, compiler: Compiler, hidden: bool) -> Whole:
 def _key(how: Plan) -> str:
     """The same for equal plans of equal programs."""
     if "key" not in how.cache:
-        text = repr(record(choice_of(how), how.joint, {}))
-        how.cache["key"] = hashlib.sha256(text.encode()).hexdigest()
+        how.cache["key"] = _hash(record(choice_of(how), how.joint, {}))
     return how.cache["key"]
+
+
+def _hash(what: Any) -> str:
+    return hashlib.sha256(repr(what).encode()).hexdigest()
