@@ -7,7 +7,7 @@ PY := $(BIN)/python
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check slow fuzz format clean
+.PHONY: help demo test check lint types slow fuzz format clean
 
 help: ## this text
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -19,9 +19,14 @@ test: .venv/.installed ## all tests but the slow ones, and the examples in docst
 	@$(PY) -m pytest -m "not slow" -n 2 --durations=15
 
 check: .venv/.installed ## formatting, lint, types, layers: under 20 seconds
+	@$(MAKE) --no-print-directory -j2 types lint
+
+types: .venv/.installed
+	@$(BIN)/pyright --warnings
+
+lint: .venv/.installed
 	@$(BIN)/ruff format --check --quiet . || { echo "Not formatted: run 'make format'."; exit 1; }
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/pyright --warnings
 	@$(PY) -m pytest -q -s tests/test_layers.py tests/test_repository.py
 
 slow: .venv/.installed ## the tests that take minutes

@@ -1,14 +1,18 @@
+import importlib.metadata
 import os
 from collections.abc import Iterator
 
 # Before JAX is imported: eight CPU devices, and no time spent on fast machine code for thousands of
 # small programs (what XLA itself does to a program is left alone). What the caller chose stays.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-for flag in (
+flags = [
     "--xla_force_host_platform_device_count=8",
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
-):
+]
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    flags.append("--xla_cpu_use_fusion_emitters=false")  # later versions do not know it, and abort
+for flag in flags:
     if flag.partition("=")[0] not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 

@@ -300,6 +300,11 @@ def save_from_both_policies(one: Policy, other: Policy) -> Either:
     return Either(one, other)
 
 
+def said(policy: Any) -> str:
+    """What a policy is called."""
+    return getattr(policy, "__name__", repr(policy))
+
+
 def ask(policy: Policy, eqn: JaxprEqn) -> Answer:
     """A policy's answer for one equation."""
     return policy_answer(policy(eqn.primitive, *[v.aval for v in eqn.invars], **eqn.params))

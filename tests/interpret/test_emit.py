@@ -4,6 +4,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 import xform
 
@@ -24,16 +25,24 @@ W, X = jnp.ones((8, 8)), jnp.ones((4, 8))
 
 def test_backward_and_recompute() -> None:
     found = scopes(xform.grad(mlp, policy=xform.policies.save_dots), W, X)
-    assert "mlp/dot_general" in found or "mlp/mlp/dot_general" in found
+    saved = r"xform\(saved: save_dots saves dot_general\)/(mlp/)+dot_general"
+    assert any(re.fullmatch(saved, s) for s in found)
+    assert not any("saved" in s and "dot_general" not in s for s in found)
     assert any(re.fullmatch(r"xform\(backward\)/xform\(recompute\)/(mlp/)+exp", s) for s in found)
     assert any(re.fullmatch(r"xform\(backward\)/(mlp/)+dot_general", s) for s in found)
     assert not any("recompute" in s and "dot_general" in s for s in found)
 
 
+def test_what_is_saved_by_name_says_so() -> None:
+    named = lambda w: jnp.sum(jnp.sin(checkpoint_name(jnp.exp(X @ w), "a/b")))
+    found = scopes(xform.grad(named, policy=xform.policies.save_only_these_names("a/b")), W)
+    assert "xform(saved: save_only_these_names(a/b) saves a/b)/exp" in found
+
+
 def test_tangents() -> None:
     found = scopes(lambda w: xform.linearize(lambda w: mlp(w, X), w)[1](w), W)
     assert any(s.startswith("xform(tangent)/") for s in found)
-    assert not any("backward" in s for s in found)
+    assert not any("xform(backward)" in s for s in found)
 
 
 def test_a_loop_keeps_its_scope_and_its_line() -> None:

@@ -149,6 +149,7 @@ def _report(step: Step, capacity: int | None) -> dict[str, Any]:
         "code_bytes": 21_400_000,
         "flops": 6 * TOKENS * alias // 10,
         "compile_seconds": 14.2,
+        "advice": ["donate the state: 1.0 GiB less"],
         "live": live,
         "peak_step": peak,
         "buffers": step.buffers,
@@ -165,4 +166,4 @@ def harmful() -> dict[str, Any]:
     for made in report["buffers"]:
         made |= dict.fromkeys(texts, HARM)
     report["device"]["name"] = HARM
-    return report | {"function": HARM, "target": HARM}
+    return report | {"function": HARM, "target": HARM, "advice": [HARM]}

@@ -11,7 +11,6 @@ from flax import nnx
 
 import xform
 from xform.errors import WrongArgument
-from xform.memory.advice import advice
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -146,7 +145,7 @@ def test_a_difference(report: Any) -> None:
 
 
 def test_advice_has_numbers(report: Any) -> None:
-    said = advice(report)
+    said = report.advice
     donation = next(text for text in said if "donate" in text)
     assert "256.0 KiB less" in donation
     assert "params['layers'][0]" in donation
@@ -155,7 +154,14 @@ def test_advice_has_numbers(report: Any) -> None:
     step = jax.jit(update, donate_argnums=0)
     donated = xform.memory_analysis(step, PARAMS, f32(512, 128))
     assert donated.alias_bytes == 4 * 128 * 128 * 4
-    assert not any("donate" in text for text in advice(donated))
+    assert not any("donate" in text for text in donated.advice)
+
+
+def test_an_activation_says_why_it_is_saved(report: Any) -> None:
+    reasons = {r.why for r in report if r.category == "activation"}
+    assert "on the cheapest cut" in reasons
+    assert {r.why for r in report if r.category != "activation"} == {""}
+    assert not any("xform" in r.scope for r in report)
 
 
 def test_nothing_and_scalars() -> None:

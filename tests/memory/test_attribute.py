@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.memory.dumps import PROGRAMS, dumped
-from xform.memory.attribute import Argument, Row, part, rows, scope
+from xform.memory.attribute import Argument, Row, part, reason, rows, scope
 from xform.memory.buffers import read
 
 
@@ -83,12 +83,19 @@ def test_scalars_and_what_has_no_bytes() -> None:
     assert count(found)["output"] >= 256 + 4
 
 
-def test_reasons() -> None:
-    stack = next(row for row in of("scan") if row.category == "activation")
-    again = of("scan", saved={stack.where: "saved by min_cut"})
-    assert {row.why for row in again if row.where == stack.where and row.category == "activation"} \
-        == {"saved by min_cut"}  # fmt: skip
-    assert {row.why for row in again if row.category != "activation"} == {""}
+@pytest.mark.parametrize(
+    ("name", "why", "within"),
+    [
+        ("jit(f)/mlp/sin", "", "mlp"),
+        ("jit(f)/xform(saved: on the cheapest cut)/mlp/sin", "on the cheapest cut", "mlp"),
+        ("jit(f)/xform(saved: names('a/b') saves a/b)/mlp/sin", "names('a/b') saves a/b", "mlp"),
+        ("jit(f)/while/body/xform(saved: has effects: never run again)/sin",
+         "has effects: never run again", ""),
+        ("jit(f)/xform(backward)/mlp/sin", "", "mlp"),
+    ],
+)  # fmt: skip
+def test_reasons(name: str, why: str, within: str) -> None:
+    assert (reason(name), scope(name)) == (why, within)
 
 
 def test_plain_data() -> None:

@@ -112,6 +112,11 @@ def shown(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[Open]:
     assert browser.execute_script(fetched) == []
 
 
+def test_advice_is_a_list_or_is_not_there(shown: Open) -> None:
+    assert shown().texts("#advice li") == SMALL["advice"]
+    assert not shown(SMALL | {"advice": []}).one("#advice").is_displayed()
+
+
 def test_the_headline(shown: Open) -> None:
     page = shown()
     assert page.text("#headline") == f"{human_bytes(SMALL['total_bytes'])} of 16.0 GiB"

@@ -2,7 +2,7 @@
 
 Both parts carry the name scopes of the user's equations; what the second part does is in one of
 the scopes below besides, so that profiles and `xform.memory` can tell the parts of a compiled
-program apart.
+program apart. What makes a value that is saved is in a scope that says why it is.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from xform.passes.dce import live
 from xform.table import Value
 
 BACKWARD, TANGENT, RECOMPUTE = "xform(backward)", "xform(tangent)", "xform(recompute)"
+SAVED = "xform(saved: {})"
 
 
 def values(
@@ -118,6 +119,7 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
     with again():
         inner = name_stack()
     part = plan.joint.second_ids if places is not None else None
+    saved = _reasons(plan) if part is None else {}
     here: set[object] = set(tied)
     for i, eqn in enumerate(equations):
         if places and i in places:
@@ -127,6 +129,9 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
         node = eqn.params.get("node") if eqn.primitive in (fork_p, join_p) else None
         scope = outer if part is None or id(eqn) in part else inner
         if node is None:
+            if reason := next((saved[v] for v in eqn.outvars if v in saved), ""):
+                with jax.named_scope(SAVED.format(reason)):
+                    scope = name_stack()
             ys = bind(eqn, [read(env, v) for v in eqn.invars], scope)
         elif eqn.primitive is fork_p:
             here.add(node)
@@ -151,6 +156,19 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
         write(env, eqn.outvars, ys)
         if sent is not None:
             sent.update((v, send(plan, v, env[v])) for v in eqn.outvars if v in plan.offloaded)
+
+
+def _reasons(plan: Plan) -> dict[Var, str]:
+    """Why each value is saved that is; one that is saved under a name is the value it names."""
+    found: dict[Var, str] = {}
+    for kept in plan.kept:
+        v, reason = kept, plan.why.get(kept, "")
+        while isinstance(v, Var) and v not in found:
+            found[v] = reason
+            eqn = plan.joint.producer.get(v)
+            if eqn is not None and eqn.primitive.name == "name":
+                (v,) = eqn.invars
+    return found
 
 
 def once(plan: Plan, wanted: Sequence[Var], env: dict[Var, Value]) -> dict[Var, Value]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator
+from typing import Any
 
 from xform.memory.attribute import Row
-from xform.memory.report import MemoryReport
 from xform.text import human_bytes
 
 # What is a smaller part of the whole is not worth a line.
@@ -14,14 +14,17 @@ _PART = 0.02
 _MOST = 3
 
 
-def advice(report: MemoryReport) -> list[str]:
-    """What to change so that a function takes fewer bytes, the most promising first."""
+def advice(report: Any) -> list[str]:
+    """What to change so that a function takes fewer bytes, the most promising first.
+
+    `report` is its `MemoryReport`.
+    """
     found = [*_donations(report), *_copies(report), *_whole(report), *_activations(report)]
     worth = [(n, text) for n, text in found if n >= _PART * report.total_bytes]
     return [text for _, text in sorted(worth, key=lambda pair: -pair[0])]
 
 
-def _donations(report: MemoryReport) -> Iterator[tuple[int, str]]:
+def _donations(report: Any) -> Iterator[tuple[int, str]]:
     """Arguments whose memory an output of their type could take."""
     kinds = ("argument", "parameter", "optimizer state")
     outputs = collections.Counter(
@@ -41,7 +44,7 @@ def _donations(report: MemoryReport) -> Iterator[tuple[int, str]]:
         )
 
 
-def _copies(report: MemoryReport) -> Iterator[tuple[int, str]]:
+def _copies(report: Any) -> Iterator[tuple[int, str]]:
     """Values that are there in a second dtype."""
     rows = [r for r in report.peak if r.operation == "convert_element_type"]
     if rows:
@@ -50,7 +53,7 @@ def _copies(report: MemoryReport) -> Iterator[tuple[int, str]]:
                      "the values in the dtype they are used in, or convert them later")  # fmt: skip
 
 
-def _whole(report: MemoryReport) -> Iterator[tuple[int, str]]:
+def _whole(report: Any) -> Iterator[tuple[int, str]]:
     """Arguments that every device has all of."""
     if report.compilation.devices == 1:
         return
@@ -63,7 +66,7 @@ def _whole(report: MemoryReport) -> Iterator[tuple[int, str]]:
                      f"{n} they take {human_bytes(size - size // n)} less")  # fmt: skip
 
 
-def _activations(report: MemoryReport) -> Iterator[tuple[int, str]]:
+def _activations(report: Any) -> Iterator[tuple[int, str]]:
     """Values that wait for the backward pass."""
     rows = [r for r in report.peak if r.category == "activation"]
     if rows:

@@ -35,8 +35,10 @@ FRAGMENTATION = "fragmentation"
 
 _STRUCTURE = re.compile(
     r"while|body|cond|closed_call|core_call|call_exported|checkpoint|rematted_computation|remat2?"
-    r"|custom_jvp_call|custom_vjp_call\w*|shard_map|branch_\d+_fun|p?jit(\(.*\))?|xform\(.*\)|.*->.*|"
+    r"|custom_jvp_call|custom_vjp_call\w*|shard_map|branch_\d+_fun|p?jit(\(.*\))?|.*->.*|"
 )
+# The scopes of `xform.interpret.emit`, of which one says why a value is saved.
+_OURS = re.compile(r"xform\((?:saved: (?P<why>(?:[^()]|\([^()]*\))*)|\w*)\)(?:/|$)")
 _WRAPPED = re.compile(r"(?:transpose|jvp|vmap|linearize)\((.*)\)")
 
 
@@ -61,7 +63,7 @@ class Row:
       where: `file:line (function)` that it comes from; of an argument, where it is first read.
       scope: named scopes and module paths, joined by `/`.
       category: see the module.
-      why: of an activation, the reason for which it is saved, where the caller knows it.
+      why: of an activation that `xform` saves, the reason.
       born, dies: the steps of program order between which it is live, both included.
       at_peak: it is live at the peak; these rows' bytes add up to the headline.
       output: it holds an output in the end; an argument that does is donated and used.
@@ -91,7 +93,6 @@ class Row:
 def rows(
     assignment: Assignment,
     arguments: Mapping[int, Argument] | Sequence[Argument] = (),
-    saved: Mapping[str, str] | None = None,
 ) -> list[Row]:
     """The buffers of a compiled program, largest first.
 
@@ -99,7 +100,6 @@ def rows(
       assignment: what `xform.memory.buffers.read` returns.
       arguments: what is known of the entry parameters, by parameter number. These are the flat
         arguments without those that `jax.jit` drops because nothing reads them.
-      saved: for lines, the reason for which values made there are saved.
 
     Returns:
       A row for each buffer: those that are `at_peak` add up to `assignment.total_bytes`.
@@ -107,7 +107,7 @@ def rows(
     Cost: plain Python, about 20 microseconds for each instruction.
     """
     known = arguments if isinstance(arguments, Mapping) else dict(enumerate(arguments))
-    return _Reader(assignment, known, saved or {}).rows()
+    return _Reader(assignment, known).rows()
 
 
 def part(op_name: str) -> str:
@@ -133,7 +133,7 @@ def scope(op_name: str) -> str:
     'decoder/mlp'
     """
     pieces: list[str] = []
-    for piece in op_name.split("/")[:-1]:
+    for piece in _OURS.sub("", op_name).split("/")[:-1]:
         while found := _WRAPPED.fullmatch(piece):
             piece = found[1]
         if not _STRUCTURE.fullmatch(piece):
@@ -149,6 +149,16 @@ def scope(op_name: str) -> str:
     return "/".join(pieces)
 
 
+def reason(op_name: str) -> str:
+    """Why the value of an operation is saved, if its name says it.
+
+    >>> from xform.memory.attribute import reason
+    >>> reason("jit(f)/xform(saved: on the cheapest cut)/mlp/dot_general")
+    'on the cheapest cut'
+    """
+    return next((why for m in _OURS.finditer(op_name) if (why := m["why"])), "")
+
+
 def operation(instruction: Instruction) -> str:
     """The primitive in an operation's name, or HLO's own word."""
     last = instruction.op_name.rpartition("/")[2]
@@ -158,11 +168,9 @@ def operation(instruction: Instruction) -> str:
 
 
 class _Reader:
-    def __init__(
-        self, assignment: Assignment, arguments: Mapping[int, Argument], saved: Mapping[str, str]
-    ):
+    def __init__(self, assignment: Assignment, arguments: Mapping[int, Argument]):
         self._assignment, self._module = assignment, assignment.module
-        self._arguments, self._saved = arguments, {near(k): why for k, why in saved.items()}
+        self._arguments = arguments
         self._flow = Flow(assignment.module)
 
     def rows(self) -> list[Row]:
@@ -179,7 +187,7 @@ class _Reader:
         own = self._module.instructions[buffer.instruction]
         shape = own.shape.at(buffer.index)
         index = "".join(f"{{{k}}}" for k in buffer.index)
-        name, where, why = own.name + index, self._flow.where(made), ""
+        name, where = own.name + index, self._flow.where(made)
         if kind == "argument":
             number = (storage.allocation.parameter or (0, ()))[0]
             given = self._arguments.get(number, Argument())
@@ -189,8 +197,7 @@ class _Reader:
         else:
             category = self._category(storage, buffer, made)
             made_scope, word = scope(made.op_name), operation(made)
-        if category == "activation":
-            why = self._saved.get(near(where), "")
+        why = reason(made.op_name) if category == "activation" else ""
         peak = self._assignment.peak_step
         at_peak = (
             storage.allocation.space == DEVICE

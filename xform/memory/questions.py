@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from xform.errors import WrongArgument
-from xform.memory.advice import advice
 from xform.memory.analysis import memory_analysis
 from xform.memory.report import MemoryReport
 from xform.text import columns, human_bytes
@@ -166,7 +165,7 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Why a function does not fit; prints the verdict, the report and advice.
+    """Why a function does not fit; prints the verdict, and the report with its advice.
 
     Attributes:
       asked: the report for the target, which may be the compiler's refusal alone.
@@ -181,9 +180,7 @@ class Reason:
         if self.report is not self.asked:
             verdict += (f". {self.asked.compilation.target.device.name}'s compiler says no more; "
                         f"what follows is of {self.report.target}")  # fmt: skip
-        said = advice(self.report)
-        lines = "\n".join(f"- {text}" for text in said)
-        return "\n\n".join(filter(None, (verdict, str(self.report), lines)))
+        return f"{verdict}\n\n{self.report}"
 
 
 def _roomier(report: MemoryReport) -> Iterator[str]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from xform.errors import WrongArgument
-from xform.memory import buffers
+from xform.memory import advice, buffers
 from xform.memory.attribute import Argument, Row, rows
 from xform.memory.buffers import Assignment
 from xform.memory.compilation import Compilation
@@ -202,6 +202,11 @@ class MemoryReport:
         each = self.flops / self.compilation.devices
         return max(each / speed, self.moved_bytes / device.bytes_per_second)
 
+    @cached_property
+    def advice(self) -> list[str]:
+        """What to change so that it takes fewer bytes, with numbers, the most promising first."""
+        return advice.advice(self)
+
     def by(self, key: str) -> list[Group]:
         """What is live at the peak, grouped, largest first.
 
@@ -238,6 +243,7 @@ class MemoryReport:
             "seconds_estimate": self.seconds,
             "compile_seconds": self.compile_seconds,
             "collectives": [dataclasses.asdict(c) for c in self.collectives],
+            "advice": self.advice,
             "live": list(self.live),
             "peak_step": self.peak_step,
             "buffers": [row.to_dict() for row in self.buffers],
@@ -272,6 +278,8 @@ class MemoryReport:
         if self.peak:
             yield "live at the peak, by category\n" + _shares(self.by("category"), self.total_bytes)
             yield "the largest of them\n" + _largest(self.peak)
+        if self.advice:
+            yield "to take less\n" + "\n".join(f"- {text}" for text in self.advice)
 
     def _bytes(self) -> Iterator[list[str]]:
         for k in _BYTES:

@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
+from xform.devices import GPUS, TPUS, Device, Gpu, Tpu, known
 from xform.errors import MissingExtra, WrongArgument
-from xform.memory.devices import GPUS, TPUS, Device, Gpu, Tpu
 
 # Slices of a TPU that are named in messages, by the axes of its interconnect.
 _SLICES = {2: "1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16", 3: "1x1x1, 2x2x1, 2x2x2, 2x2x4, 4x4x4"}
@@ -95,8 +95,12 @@ def _own(backend: str) -> Target:
     except RuntimeError as error:
         raise _unknown(backend, f"JAX has no {backend} here") from error
     stats = device.memory_stats() or {}
-    known = Device(name=device.device_kind, capacity_bytes=stats.get("bytes_limit"))
-    return Target(backend, {"gpu": "cuda"}.get(backend, backend), known)
+    own = dataclasses.replace(
+        known(device.device_kind) or Device(name=""),
+        name=device.device_kind,
+        capacity_bytes=stats.get("bytes_limit"),
+    )
+    return Target(backend, {"gpu": "cuda"}.get(backend, backend), own)
 
 
 def _tpu(name: str, device: Tpu, slice_: str) -> Target:

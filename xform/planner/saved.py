@@ -31,7 +31,7 @@ from xform.planner.held import held_bytes, token
 from xform.planner.peak import fit_peak, liveness
 from xform.planner.waist import waists
 from xform.planner.work import price
-from xform.policies import Budget, MinCut, Policy, ask, check, save_everything
+from xform.policies import Budget, MinCut, Policy, ask, check, said, save_everything
 
 # A policy that is made afresh for each call must not fill the memory.
 _MOST = 16
@@ -226,7 +226,7 @@ class _Walk:
             for e in self._chain(eqn):
                 answer = ask(self.policy, e) if e.primitive is not fork_p else False
                 if answer:
-                    reason = f"{self.policy!r} saves {e.params.get('name', e.primitive.name)}"
+                    reason = f"{said(self.policy)} saves {e.params.get('name', e.primitive.name)}"
                     break
         if answer:
             self.kept[v] = reason

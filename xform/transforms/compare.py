@@ -15,10 +15,9 @@ from xform.memory.analysis import memory_analysis
 from xform.memory.page import write
 from xform.memory.report import MemoryReport
 from xform.planner.picture import BLUE, ORANGE, axes, save
-from xform.policies import Budget, min_cut
+from xform.policies import Budget, min_cut, said
 from xform.text import columns, human_bytes, human_flops, human_seconds
 from xform.transforms.function import Tree
-from xform.transforms.inspect import said
 from xform.transforms.reverse import Policy, value_and_grad
 
 # How often a budget is compiled; how much of what it is over by is taken off it; how much faster
@@ -193,7 +192,7 @@ def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
         inner = dataclasses.replace(policy, bytes=max(0, policy.bytes - math.ceil(taken)))
     least = min(sizes)
     raise BudgetInfeasible(
-        f"{getattr(f, '__name__', 'a function')} with policy={policy!r}",
+        f"{getattr(f, '__name__', 'a function')} with policy={said(policy)}",
         f"of {len(sizes)} that were compiled, the lowest takes {human_bytes(least)}; what is "
         "around the derivative (an optimizer's state, say) counts as well",
         "",

@@ -16,7 +16,7 @@ from xform.interpret.node import gather, spread
 from xform.ir import Mask, Program
 from xform.planner.nested import Whole, planned
 from xform.planner.residuals import Residuals, residuals_of
-from xform.policies import check, min_cut
+from xform.policies import check, min_cut, said
 from xform.transforms.function import (
     Function,
     Tree,
@@ -75,11 +75,6 @@ def residuals(
     at = point("residuals", f, args, argnums, has_aux)
     title = f"kept for the backward pass of {at.name}, {said(by)}"
     return residuals_of(at.planned(by).how, at.inputs, title)
-
-
-def said(policy: Any) -> str:
-    """What a policy is called."""
-    return getattr(policy, "__name__", repr(policy))
 
 
 class Arguments:

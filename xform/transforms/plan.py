@@ -24,9 +24,9 @@ from xform.planner.nested import Whole, search, waiting_bytes
 from xform.planner.peak import infeasible, liveness
 from xform.planner.record import record
 from xform.planner.rows import rows_of
-from xform.policies import Budget, check, min_cut
+from xform.policies import Budget, check, min_cut, said
 from xform.transforms.function import Tree, partial, positions
-from xform.transforms.inspect import Arguments, At, point, said
+from xform.transforms.inspect import Arguments, At, point
 from xform.transforms.reverse import Policy, value_and_grad, vjp
 from xform.transforms.verify import Compiler, within
 

@@ -14,6 +14,7 @@ const table = makeTable($$("table"), $$("more"));
 function open(i) {
   report = reports[i] ??= unpack(packed[i]);
   headline();
+  advise();
   comparison(i);
   timeline.show(report);
   legend();
@@ -55,6 +56,12 @@ function headline() {
   ].map(([name, value, note, color]) => make("div", {},
     make("dt", {}, ...(color ? [swatch(`var(${color})`)] : []), name),
     make("dd", {}, value, make("small", {}, note)))));
+}
+
+/** What would take fewer bytes. */
+function advise() {
+  $$("advice").hidden = !report.advice.length;
+  $$("advice").querySelector("ul").replaceChildren(...report.advice.map((text) => make("li", {}, text)));
 }
 
 function fillBar(bar, parts, capacity, whole) {

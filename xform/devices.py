@@ -7,6 +7,7 @@ one of the two cores of a chip. Speeds are peaks of dense products, not counting
 from __future__ import annotations
 
 import dataclasses
+import re
 
 _GIB, _KIB = 2**30, 2**10
 
@@ -17,18 +18,22 @@ class Device:
 
     Attributes:
       name: what it is called.
+      kind: what its name has in it where JAX names it, as `Device.device_kind`.
       capacity_bytes: memory that a program can use.
       flops_per_second: of matrix products in bfloat16.
       f32_flops_per_second: of matrix products in float32 at JAX's default precision: a TPU makes
         them in one bfloat16 pass, a GPU in TF32.
       bytes_per_second: of its memory.
+      host_bytes_per_second: of its link to the memory of the host, in one direction.
     """
 
     name: str
+    kind: str = ""
     capacity_bytes: int | None = None
     flops_per_second: float | None = None
     f32_flops_per_second: float | None = None
     bytes_per_second: float | None = None
+    host_bytes_per_second: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,43 +110,74 @@ _CAPABILITIES = {
 }
 
 
-def _tpu(name: str, gib: float, teraflops: float, gigabytes: float, axes: int,
+def _tpu(name: str, kind: str, gib: float, teraflops: float, gigabytes: float, axes: int,
          per_chip: int = 1, chip_config: str = "") -> Tpu:  # fmt: skip
     flops = teraflops * 1e12
-    return Tpu(name=name, capacity_bytes=round(gib * _GIB), flops_per_second=flops,
+    return Tpu(name=name, kind=kind, capacity_bytes=round(gib * _GIB), flops_per_second=flops,
                f32_flops_per_second=flops, bytes_per_second=gigabytes * 1e9,
+               host_bytes_per_second=16e9,
                axes=axes, per_chip=per_chip, chip_config=chip_config)  # fmt: skip
 
 
 # Memory: what the compiler says is available when a program is too big for it. Speeds: Google
-# Cloud, "TPU versions", the page of each; those of a TPU7x chip halved.
+# Cloud, "TPU versions", the page of each; those of a TPU7x chip halved. Links to the host: of a v4
+# https://jax-ml.github.io/scaling-book/tpus says 16 GB/s; later ones are no slower.
 TPUS = {
-    "v4": _tpu("TPU v4", 30.75, 275, 1228, axes=3, chip_config="megacore"),
-    "v5e": _tpu("TPU v5e", 15.75, 197, 819, axes=2),
-    "v5p": _tpu("TPU v5p", 95.74, 459, 2765, axes=3),
-    "v6e": _tpu("TPU v6e", 31.25, 918, 1640, axes=2),
-    "tpu7x": _tpu("TPU7x", 94.75, 2307 / 2, 7380 / 2, axes=3, per_chip=2),
+    "v4": _tpu("TPU v4", "TPU v4", 30.75, 275, 1228, axes=3, chip_config="megacore"),
+    "v5e": _tpu("TPU v5e", "TPU v5 lite", 15.75, 197, 819, axes=2),
+    "v5p": _tpu("TPU v5p", "TPU v5", 95.74, 459, 2765, axes=3),
+    "v6e": _tpu("TPU v6e", "TPU v6 lite", 31.25, 918, 1640, axes=2),
+    "tpu7x": _tpu("TPU7x", "TPU7x", 94.75, 2307 / 2, 7380 / 2, axes=3, per_chip=2),
 }
 
 
-def _gpu(name: str, gib: float, bf16: float, tf32: float, gigabytes: float,
+def _gpu(name: str, kind: str, gib: float, bf16: float, tf32: float, gigabytes: float,
          capability: tuple[int, int], processors: int, clock: float,
          l2_mib: int) -> Gpu:  # fmt: skip
-    return Gpu(name=name, capacity_bytes=round(gib * _GIB), flops_per_second=bf16 * 1e12,
+    return Gpu(name=name, kind=kind, capacity_bytes=round(gib * _GIB), flops_per_second=bf16 * 1e12,
                f32_flops_per_second=tf32 * 1e12, bytes_per_second=gigabytes * 1e9,
+               host_bytes_per_second=_PCI_EXPRESS[5 if capability >= (9, 0) else 4],
                capability=capability, processors=processors, clock_ghz=clock,
                l2_bytes=l2_mib * 2**20)  # fmt: skip
 
+
+# Four fifths of what 16 lanes carry in one direction, by generation: 15.8, 31.5 and 63 GB/s.
+_PCI_EXPRESS = {3: 12e9, 4: 25e9, 5: 50e9}
 
 # Memory: the total that CUDA reports, less than that on the label; JAX takes 0.75 of it unless
 # XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise. The rest: NVIDIA's data sheet of each (the SXM
 # module where there is one), of which the rates with sparsity are halved.
 GPUS = {
-    "a100-40": _gpu("NVIDIA A100 40GB", 39.39, 312, 156, 1555, (8, 0), 108, 1.41, 40),
-    "a100-80": _gpu("NVIDIA A100 80GB", 79.15, 312, 156, 2039, (8, 0), 108, 1.41, 40),
-    "h100": _gpu("NVIDIA H100 80GB", 79.11, 989.4, 494.7, 3352, (9, 0), 132, 1.98, 50),
-    "h200": _gpu("NVIDIA H200", 139.81, 989.4, 494.7, 4800, (9, 0), 132, 1.98, 50),
-    "b200": _gpu("NVIDIA B200", 178.35, 2250, 1125, 8000, (10, 0), 148, 1.965, 126),
-    "l4": _gpu("NVIDIA L4", 22.03, 121, 60, 300, (8, 9), 58, 2.04, 48),
-    "rtx4090": _gpu("NVIDIA RTX 4090", 23.64, 165.2, 82.6, 1008, (8, 9), 128, 2.52, 72),
+    "a100-40": _gpu("NVIDIA A100 40GB", "A100", 39.39, 312, 156, 1555, (8, 0), 108, 1.41, 40),
+    "a100-80": _gpu("NVIDIA A100 80GB", "A100", 79.15, 312, 156, 2039, (8, 0), 108, 1.41, 40),
+    "h100": _gpu("NVIDIA H100 80GB", "H100", 79.11, 989.4, 494.7, 3352, (9, 0), 132, 1.98, 50),
+    "h200": _gpu("NVIDIA H200", "H200", 139.81, 989.4, 494.7, 4800, (9, 0), 132, 1.98, 50),
+    "b200": _gpu("NVIDIA B200", "B200", 178.35, 2250, 1125, 8000, (10, 0), 148, 1.965, 126),
+    "l4": _gpu("NVIDIA L4", "L4", 22.03, 121, 60, 300, (8, 9), 58, 2.04, 48),
+    "rtx4090": _gpu("NVIDIA RTX 4090", "RTX 4090", 23.64, 165.2, 82.6, 1008, (8, 9), 128, 2.52, 72),
 }
+
+# Those that are no targets: nothing compiles for them where they are not.
+_OTHERS = (
+    Device(
+        name="NVIDIA V100",
+        kind="V100",
+        flops_per_second=125e12,
+        bytes_per_second=900e9,
+        host_bytes_per_second=_PCI_EXPRESS[3],
+    ),
+)
+
+
+def known(kind: str) -> Device | None:
+    """What is known of a device, by what JAX calls it or by a `Device.name`.
+
+    Two sizes of one GPU are not told apart: ask the device at hand for its memory.
+
+    >>> from xform.devices import known
+    >>> known("TPU v5 lite").name, known("NVIDIA H100 80GB HBM3").name, known("cpu")
+    ('TPU v5e', 'NVIDIA H100 80GB', None)
+    """
+    every = (*TPUS.values(), *GPUS.values(), *_OTHERS)
+    named = (d for d in every if d.name == kind)
+    return next(named, None) or next((d for d in every if re.search(rf"\b{d.kind}\b", kind)), None)

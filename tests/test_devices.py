@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from xform.memory.devices import GPUS, TPUS
+from xform.devices import GPUS, TPUS, known
 
 
 @pytest.mark.parametrize("name", [*TPUS, *GPUS])
@@ -25,3 +25,17 @@ def test_a_target_config_is_protocol_buffer_text() -> None:
     assert "  cuda_compute_capability { major: 9 minor: 0 }\n" in text
     assert text.count("{") == text.count("}")
     assert not re.search(r": *(None)?$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("kind", "name"), {
+    "TPU v5 lite": "TPU v5e", "TPU v5": "TPU v5p", "TPU v6 lite": "TPU v6e", "TPU7x": "TPU7x",
+    "NVIDIA A100-SXM4-80GB": "NVIDIA A100 40GB", "NVIDIA A100 80GB": "NVIDIA A100 80GB",
+    "NVIDIA GeForce RTX 4090": "NVIDIA RTX 4090", "Tesla V100-SXM2-16GB": "NVIDIA V100",
+}.items())  # fmt: skip
+def test_a_device_is_known_by_what_jax_calls_it(kind: str, name: str) -> None:
+    assert known(kind).name == name
+
+
+@pytest.mark.parametrize("kind", ["cpu", "NVIDIA L40S", "", "TPU v9"])
+def test_another_device_is_not_known(kind: str) -> None:
+    assert known(kind) is None
