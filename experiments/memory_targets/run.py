@@ -119,7 +119,8 @@ def batches(targets: Iterable[str]) -> None:
         after = found.over.total_bytes if found.over else None
         sizes = found.fits.total_bytes, found.fits.capacity_bytes, after
         cells = [gib(n, 3) for n in sizes]
-        table.append([target, str(found.size), *cells, str(found.compiles)])
+        size = f"{found.size}" + ("" if found.over else ", not shown to be the last")
+        table.append([target, size, *cells, str(found.compiles)])
         print(table[-1], flush=True)
         write_table(HERE, head, table, "batches")
 

@@ -77,7 +77,9 @@ def main() -> None:
             print(row, flush=True)
     mine, theirs = (sum(x) / 1e9 for x in zip(*saved, strict=True))
     less = f"{1 - mine / theirs:.0%} less"
-    rows.append(["all that run anything again", "", "", "", "", less, f"{theirs:.2f}", f"{mine:.2f}"])
+    rows.append(
+        ["all that run anything again", "", "", "", "", less, f"{theirs:.2f}", f"{mine:.2f}"]
+    )
     write_table(HERE, HEAD, rows, "stock")
 
 

@@ -99,7 +99,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
       WrongArgument: not even the smallest batch fits, or the arguments have no such axis.
 
     Cost: at most eight compilations. Bytes grow nearly linearly with the batch, so a line through
-    the two that are nearest to the capacity says where to look next.
+    the nearest to the capacity and another far from it says where to look next.
 
     >>> w, x = jnp.ones((256, 256)), jnp.ones((8, 256))
     >>> found = xform.max_batch(lambda w, x: x @ w, w, x, target="cpu", capacity="1 MiB")
@@ -118,9 +118,9 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
         return tried[units]
 
     start = max(1, _batch(args, places, batch_axis) // multiple_of)
-    low, high, guess = 0, most // multiple_of + 1, start
+    low, high = 0, most // multiple_of + 1
+    guess = min(start, high - 1)
     while high - low > 1 and len(tried) < _COMPILES:
-        guess = min(max(guess, low + 1), high - 1)
         low, high = (guess, high) if at(guess).fits else (low, guess)
         guess = _next(tried, low, high)
     sizes = {n * multiple_of: r.total_bytes for n, r in tried.items()}
@@ -194,17 +194,21 @@ def _roomier(report: MemoryReport) -> Iterator[str]:
 
 
 def _next(tried: Mapping[int, MemoryReport], low: int, high: int) -> int:
-    """Where the line through the two batches nearest to the capacity meets it."""
-    known = [(n, r) for n, r in tried.items() if r.total_bytes]
-    room = lambda r: abs(r.head_room_bytes or 0)
-    nearest = sorted(known, key=lambda pair: room(pair[1]))[:2]
-    if len(nearest) == 2:
-        (n, a), (m, b) = nearest
-        slope = (b.total_bytes - a.total_bytes) / (m - n)
-        if slope > 0:
-            return math.floor(n + (a.head_room_bytes or 0) / slope)
-    # One batch alone says nothing of what does not grow.
-    return 2 * low if low and high > 2 * low else (low + high) // 2
+    """Where bytes should meet the capacity, by a line through the nearest batch and the farthest.
+
+    Near the capacity bytes do not rise evenly, so two batches there say nothing of the slope. Of a
+    refused program the compiler says a rounded sum, which counts where there is nothing better.
+    """
+    exact = [(n, r) for n, r in tried.items() if not r.compilation.refused]
+    known = exact if len(exact) > 1 else [*tried.items()]
+    n, near = min(known, key=lambda pair: abs(pair[1].head_room_bytes or 0))
+    m, far = max(known, key=lambda pair: abs(pair[0] - n))
+    rise = near.total_bytes - far.total_bytes if m != n else near.total_bytes
+    slope = rise / (n - m or n)
+    guess = n + math.floor((near.head_room_bytes or 0) / slope) if slope > 0 else high
+    if guess < high:
+        return max(guess, low + 1)
+    return (low + high) // 2 if high in tried else high - 1
 
 
 def _batch(args: Sequence[Any], places: set[int], axis: int) -> int:

@@ -9,6 +9,7 @@ Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from xform.memory.hlo import Instruction, Module, Shape
@@ -19,6 +20,8 @@ _FREE = (
     "call", "after-all", "partition-id", "replica-id", "opt-barrier", "add-dependency", "iota",
 )  # fmt: skip
 _HOLDS = ("while", "conditional", "call", "async-start")
+# Instructions that read of their first operand no more than they return.
+_CUTS = ("dynamic-slice", "slice", "gather")
 _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
     "collective-permute", "collective-broadcast",
@@ -70,12 +73,12 @@ def _runs(module: Module) -> Iterator[tuple[Instruction, int]]:
 
 
 def _moved(module: Module, i: Instruction) -> int:
-    if i.opcode in _FREE or i.opcode.endswith("-done"):
+    if i.opcode in _FREE or i.opcode.endswith("-done") or i.target == "AllocateBuffer":
         return 0
     operands = [module.instructions[o] for o in i.operands]
     if i.opcode == "fusion":
         return _fused(module, i, operands)
-    if i.opcode in ("dynamic-slice", "slice", "gather"):
+    if i.opcode in _CUTS:
         return 2 * _size(i.shape)
     if i.opcode in ("dynamic-update-slice", "scatter"):
         return 2 * _size(operands[-1 if i.opcode == "scatter" else 1].shape)
@@ -85,44 +88,42 @@ def _moved(module: Module, i: Instruction) -> int:
 def _fused(module: Module, i: Instruction, operands: list[Instruction]) -> int:
     """Of an operand that the fusion only cuts, the cuts; of one updated in place, the update."""
     (body,) = i.called
-    inside = module.computations[body].instructions
-    readers: dict[int, list[Instruction]] = {}
-    for inner in inside:
-        for o in inner.operands:
-            readers.setdefault(o, []).append(inner)
-    total = 0
-    for p in inside:
-        if p.opcode != "parameter":
-            continue
-        views = _views(p, readers)
-        by = [r for v in views for r in readers.get(v, ()) if r.opcode != "bitcast"]
-        parts = {r.opcode for r in by if r.operands[0] in views}
-        whole = any(not views.isdisjoint(r.operands[1:]) for r in by)
-        if by and not whole and parts <= {"dynamic-slice", "slice", "gather"}:
-            total += sum(_size(r.shape) for r in by)
-        elif whole or parts != {"dynamic-update-slice"}:
-            total += _size(operands[p.number].shape)
     root = module.root(body)
     parts = [module.instructions[o] for o in root.operands] if root.opcode == "tuple" else [root]
-    return total + sum(_written(module, part) for part in parts)
+    read = sum(min(_size(o.shape), _read(module, body, k)) for k, o in enumerate(operands))
+    return int(read) + sum(_written(module, part) for part in parts)
+
+
+def _read(module: Module, body: int, number: int) -> float:
+    """Bytes that a fused computation reads of a parameter; infinite for all of it."""
+    inside = module.computations[body].instructions
+    readers: dict[int, list[Instruction]] = {}
+    for i in inside:
+        for o in dict.fromkeys(i.operands):
+            readers.setdefault(o, []).append(i)
+    start = next(i for i in inside if i.opcode == "parameter" and i.number == number)
+    views, total = [start.id], 0.0
+    for v in views:
+        for r in readers.get(v, ()):
+            if r.opcode == "bitcast":
+                views.append(r.id)
+            elif r.opcode == "fusion":
+                places = (k for k, o in enumerate(r.operands) if o == v)
+                total += sum(_read(module, r.called[0], k) for k in places)
+            elif v in r.operands[1:] or r.opcode not in (*_CUTS, "dynamic-update-slice"):
+                return math.inf
+            elif r.opcode in _CUTS:
+                total += _size(r.shape)
+    return math.inf if module.computations[body].root in views else total
 
 
 def _written(module: Module, part: Instruction) -> int:
-    while part.opcode == "bitcast":
-        part = module.instructions[part.operands[0]]
+    while part.opcode in ("bitcast", "fusion") and not part.shape.elements:
+        inner = module.root(part.called[0]) if part.called else None
+        part = inner or module.instructions[part.operands[0]]
     if part.opcode == "dynamic-update-slice":
         return _size(module.instructions[part.operands[1]].shape)
     return _size(part.shape)
-
-
-def _views(p: Instruction, readers: dict[int, list[Instruction]]) -> set[int]:
-    """The ids of a value and of its bitcasts."""
-    found, todo = {p.id}, [p.id]
-    while todo:
-        new = [r.id for r in readers.get(todo.pop(), ()) if r.opcode == "bitcast"]
-        todo += new
-        found.update(new)
-    return found
 
 
 def _size(shape: Shape) -> int:
