@@ -16,6 +16,8 @@ from xform.memory.report import MemoryReport
 from xform.text import columns, human_bytes
 
 _COMPILES = 8
+# What a compiler that refuses a program may round off when it says how large it is.
+_ROUNDED = 2**30 // 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,13 +201,14 @@ def _next(tried: Mapping[int, MemoryReport], low: int, high: int) -> int:
     Near the capacity bytes do not rise evenly, so two batches there say nothing of the slope. Of a
     refused program the compiler says a rounded sum, which counts where there is nothing better.
     """
-    exact = [(n, r) for n, r in tried.items() if not r.compilation.refused]
-    known = exact if len(exact) > 1 else [*tried.items()]
-    n, near = min(known, key=lambda pair: abs(pair[1].head_room_bytes or 0))
-    m, far = max(known, key=lambda pair: abs(pair[0] - n))
-    rise = near.total_bytes - far.total_bytes if m != n else near.total_bytes
-    slope = rise / (n - m or n)
-    guess = n + math.floor((near.head_room_bytes or 0) / slope) if slope > 0 else high
+    exact = {n: r for n, r in tried.items() if not r.compilation.refused}
+    known = exact if len(exact) > 1 else tried
+    room = {n: (r.head_room_bytes or 0) - _ROUNDED * (n not in exact) for n, r in known.items()}
+    near = min(known, key=lambda n: (abs(room[n]), n))
+    far = max(known, key=lambda n: abs(n - near))
+    other = known[far].total_bytes if far != near else 0
+    slope = (known[near].total_bytes - other) / (near - far or near)
+    guess = near + math.floor(room[near] / slope) if slope > 0 else high
     if guess < high:
         return max(guess, low + 1)
     return (low + high) // 2 if high in tried else high - 1
