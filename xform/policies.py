@@ -232,15 +232,7 @@ def budget(
     budget('1.5 MiB')
     """
     asked = f"budget({amount!r})"
-    try:
-        n = byte_count(amount)
-    except (TypeError, ValueError):
-        raise WrongArgument(
-            asked,
-            "it is not a number of bytes",
-            "",
-            "give an integer, or a string such as '6 GiB' or '500 MB'",
-        ) from None
+    n = bytes_of(amount, asked)
     for name, given, known in (("of", of, ("residuals", "peak")), ("solver", solver, _SOLVERS)):
         if given not in known:
             raise WrongArgument(
@@ -298,6 +290,19 @@ def offload_dots_with_no_batch_dims(offload_src: str, offload_dst: str) -> Dots:
 def save_from_both_policies(one: Policy, other: Policy) -> Either:
     """Save what either policy saves."""
     return Either(one, other)
+
+
+def bytes_of(amount: int | str, asked: str) -> int:
+    """Bytes from an integer or a string, or an error for what was asked."""
+    try:
+        return byte_count(amount)
+    except (TypeError, ValueError):
+        raise WrongArgument(
+            asked,
+            "it is not a number of bytes",
+            "",
+            "give an integer, or a string such as '6 GiB' or '500 MB'",
+        ) from None
 
 
 def said(policy: Any) -> str:

@@ -10,6 +10,10 @@ import pytest
 
 import xform
 from xform.errors import WrongArgument
+from xform.memory import questions
+from xform.memory.compilation import Compilation
+from xform.memory.report import MemoryReport
+from xform.memory.targets import parse_target
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -103,6 +107,25 @@ def test_why_not() -> None:
     text = str(reason)
     for part in ("it is over by", "live at the peak", "test_questions.py:", "- "):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "installed", "others"),
+    [
+        ("tpu:v5e:1x1", True, ["tpu:v5p:1x1x1", "cpu:1"]),
+        ("tpu:v5e:2x6", True, ["cpu:12"]),
+        ("gpu:h100:8", True, ["gpu:b200:8", "cpu:8"]),
+        ("gpu:h100:8", False, ["cpu:8"]),
+    ],
+)
+def test_where_else_a_refused_program_is_compiled(
+    asked: str, installed: bool, others: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacks = lambda target: [] if installed or target.platform == "cpu" else ["a package"]
+    monkeypatch.setattr(questions, "missing", lacks)
+    target = parse_target(asked)
+    compilation = Compilation("f", target, target.count, {}, 0, 0.0, None, refused="too big")
+    assert [*questions._roomier(MemoryReport(compilation))] == others
 
 
 def test_a_target_that_is_no_name() -> None:

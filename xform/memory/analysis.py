@@ -12,7 +12,7 @@ from xform._jax import ShapedArray
 from xform.errors import WrongArgument
 from xform.memory.compilation import compile_for
 from xform.memory.report import MemoryReport
-from xform.text import byte_count
+from xform.policies import bytes_of
 
 
 def memory_analysis(
@@ -67,23 +67,12 @@ def memory_analysis(
     made = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
                        donate_argnums=donate_argnums)  # fmt: skip
     if capacity is not None:
-        device = dataclasses.replace(made.target.device, capacity_bytes=_bytes(capacity))
+        n = bytes_of(capacity, f"capacity={capacity!r}")
+        device = dataclasses.replace(made.target.device, capacity_bytes=n)
         made = dataclasses.replace(made, target=dataclasses.replace(made.target, device=device))
     leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
               for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
     return MemoryReport(made, frozenset((_short(x.dtype), tuple(x.shape)) for x in leaves))
-
-
-def _bytes(capacity: int | str) -> int:
-    try:
-        return byte_count(capacity)
-    except (TypeError, ValueError):
-        raise WrongArgument(
-            f"capacity={capacity!r}",
-            "it is not a number of bytes",
-            "",
-            "give an integer, or a string such as '16 GiB'",
-        ) from None
 
 
 def _short(dtype: Any) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from xform.errors import WrongArgument
 from xform.memory.analysis import memory_analysis
 from xform.memory.report import MemoryReport
+from xform.memory.targets import missing, parse_target
 from xform.text import columns, human_bytes
 
 _COMPILES = 8
@@ -186,13 +187,16 @@ class Reason:
 
 
 def _roomier(report: MemoryReport) -> Iterator[str]:
-    """Targets of as many devices with more memory, that compile alike."""
+    """Targets of as many devices with more memory, that compile alike and can be compiled for."""
     count = report.compilation.devices
     shapes = {1: "1x1x1", 4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
-    if report.compilation.target.platform == "tpu" and count in shapes:
-        yield f"tpu:v5p:{shapes[count]}"
-    yield f"gpu:b200:{count}"
-    yield f"cpu:{count}"
+    platform = report.compilation.target.platform
+    others = [f"cpu:{count}"]
+    if platform == "cuda":
+        others.insert(0, f"gpu:b200:{count}")
+    elif platform == "tpu" and count in shapes:
+        others.insert(0, f"tpu:v5p:{shapes[count]}")
+    yield from (name for name in others if not missing(parse_target(name)))
 
 
 def _next(tried: Mapping[int, MemoryReport], low: int, high: int) -> int:
