@@ -20,7 +20,6 @@ from xform.memory.report import MemoryReport
 HERE = Path(__file__).parent
 GIB = 2**30
 GPT2 = {"preset": "gpt2-124m", "batch": 8}
-LLAMA = {"preset": "llama2-7b", "batch": 4}
 POLICIES = {
     "everything": xform.policies.save_everything,
     "default": None,
@@ -37,10 +36,10 @@ def gpt2(target: str, **options: Any) -> MemoryReport:
     return xform.memory_analysis(step.train_step, *step.inputs(**GPT2), target=target, **options)
 
 
-def llama(target: str) -> MemoryReport:
+def llama(target: str, batch: int = 4) -> MemoryReport:
     """Llama-2 7B, the same, sharded over all devices of the target, each layer run again."""
     data, model = (4, 4) if target.startswith("tpu") else (2, 4)
-    args = step.inputs(**LLAMA, data=data, model=model)
+    args = step.inputs(preset="llama2-7b", batch=batch, data=data, model=model)
     return xform.memory_analysis(step.train_step, *args, target=target,
                                  policy=xform.policies.save_nothing)  # fmt: skip
 
@@ -55,6 +54,7 @@ PROGRAMS: dict[str, tuple[Callable[[str], MemoryReport], Sequence[str]]] = {
     "GPT-2 124M, batch 8": (gpt2, ("cpu", "tpu:v5e:1x1", "tpu:v5p:1x1x1", "gpu:h100")),
     "CNN": (convolutions, ("cpu", "tpu:v5e:1x1", "tpu:v5p:1x1x1", "gpu:h100")),
     "Llama-2 7B, batch 4": (llama, ("cpu:8", "tpu:v5e:4x4", "tpu:v5p:2x2x4", "gpu:h100:8")),
+    "Llama-2 7B, batch 16": (functools.partial(llama, batch=16), ("tpu:v5e:4x4", "tpu:v5p:2x2x4")),
 }
 
 

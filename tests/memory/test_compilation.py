@@ -10,10 +10,10 @@ from jax.sharding import PartitionSpec as P
 
 import xform
 from xform import errors
-from xform.memory import compilation
+from xform.memory import answers, compilation
+from xform.memory.answers import Answer
 from xform.memory.compilation import compile_for
 from xform.memory.lowering import Lowered
-from xform.memory.remote import Answer
 from xform.memory.targets import missing, parse_target
 
 W, X = jax.ShapeDtypeStruct((12, 64, 64), jnp.float32), jax.ShapeDtypeStruct((32, 64), jnp.float32)
@@ -36,7 +36,7 @@ def answering(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> list[Lowered]:
     pytest.importorskip("flatbuffers", reason="jax.export serializes with flatbuffers")
     monkeypatch.setattr(compilation, "check_installed", lambda target: None)
     monkeypatch.setattr(compilation, "compile_there", compile_there)
-    monkeypatch.setattr(compilation, "_remembered", compilation._remembered.__class__())
+    monkeypatch.setattr(answers, "_remembered", answers._remembered.__class__())
     return asked
 
 
@@ -97,9 +97,9 @@ def test_a_program_is_compiled_once_for_each_target(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_any=1")
     compile_for(f, (X,), target="gpu:h100")
     assert len(asked) == 5
-    monkeypatch.setattr(compilation, "_MOST", 5)
+    monkeypatch.setattr(answers, "_MOST", 5)
     compile_for(f, (X,), target="gpu:h200:2")
-    assert len(compilation._remembered) == 5
+    assert len(answers._remembered) == 5
 
 
 @pytest.mark.parametrize(

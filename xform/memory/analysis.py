@@ -52,7 +52,8 @@ def memory_analysis(
       CompilationFailed: the compiler failed.
 
     Cost: one trace, one lowering and one compilation of `f`; for a device that is not here, in a
-    process of its own. What was compiled is remembered.
+    process of its own. What was compiled is remembered, on disk too if JAX is told to keep what it
+    compiles (`jax_compilation_cache_dir`).
     Source: https://docs.jax.dev/en/latest/aot.html
 
     >>> x = jax.ShapeDtypeStruct((256, 256), jnp.float32)

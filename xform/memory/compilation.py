@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import hashlib
-import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +15,9 @@ from jax.sharding import AbstractMesh, NamedSharding
 from xform.errors import CompilationFailed
 from xform.ir import program
 from xform.memory import buffers
+from xform.memory.answers import Answer, answered
 from xform.memory.lowering import Arguments, jitted, lower, on_mesh
-from xform.memory.remote import Answer, compile_there, read
+from xform.memory.remote import compile_there, read
 from xform.memory.targets import Target, check_installed, parse_target
 from xform.memory.worker import compile_and_read
 from xform.planner.backend import planned_for
@@ -28,9 +26,6 @@ from xform.text import human_bytes, parse_bytes
 
 # "... required for HLO temporaries (39.00G) exceeds ...", "Used 24.00G of 15.75G hbm".
 _SIZES = re.compile(r"(?:\(|Used )(?P<size>\d+(?:\.\d+)?)(?P<unit>[KMGT])(?:\) exceeds| of )")
-# How many answers are remembered.
-_MOST = 32
-_remembered: collections.OrderedDict[str, Answer] = collections.OrderedDict()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +153,7 @@ def compile_for(
       CompilationFailed: the compiler failed, or was stopped.
 
     Cost: a trace, a lowering, a compilation; for devices that are not here a process that imports
-    JAX. What was compiled is remembered, by program and target.
+    JAX. What was compiled is remembered, by program and target: see `xform.memory.answers`.
     """
     goal = target if isinstance(target, Target) else parse_target(target)
     f = jitted(f, donate_argnums)
@@ -166,9 +161,8 @@ def compile_for(
         return _here(f, args, kwargs or {}, goal, mesh, in_specs)
     check_installed(goal)
     lowered, jaxpr = lower(f, on_mesh(args, kwargs or {}, goal, mesh, in_specs), goal)
-    flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
-    key = _key(lowered.program, goal.name, str(lowered.donated), *flags)
-    there = _answer(key, lambda: compile_there(lowered, goal, timeout_seconds))
+    ask = lambda: compile_there(lowered, goal, timeout_seconds)
+    there = answered(lowered.program, goal.name, str(lowered.donated), ask=ask)
     return _compilation(lowered.name, goal, lowered.devices, there, jaxpr, lowered.arguments)
 
 
@@ -185,35 +179,19 @@ def _here(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
         traced = f.trace(*given.args, **given.kwargs)
         traced = getattr(traced, "traced", traced)  # `nnx.jit` wraps what `jax.jit` traced
         lowered = traced.lower()
-    key = _key(lowered.as_text(debug_info=True).encode(), goal.name)
 
     def ask() -> Answer:
         with tempfile.TemporaryDirectory(prefix="xform-") as folder:
             return read(*compile_and_read(lowered, Path(folder)))
 
     devices = given.mesh.size if given.mesh else 1
-    return _compilation(traced.fun_name, goal, devices, _answer(key, ask), traced.jaxpr)
+    said = answered(lowered.as_text(debug_info=True).encode(), goal.name, ask=ask)
+    return _compilation(traced.fun_name, goal, devices, said, traced.jaxpr)
 
 
 def _abstract(x: Any) -> bool:
     sharding = getattr(x, "sharding", None)
     return isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh)
-
-
-def _key(program_: bytes, *decides: str) -> str:
-    text = hashlib.sha256(program_)
-    for part in decides:
-        text.update(b"\0" + part.encode())
-    return text.hexdigest()
-
-
-def _answer(key: str, ask: Callable[[], Answer]) -> Answer:
-    """What was answered before, or is now."""
-    if key not in _remembered:
-        _remembered[key] = ask()
-        if len(_remembered) > _MOST:
-            _remembered.popitem(last=False)
-    return _remembered[key]
 
 
 def _compilation(name: str, goal: Target, devices: int, said: Answer, jaxpr: Any,

@@ -8,7 +8,6 @@ standard input end, and removes the folder itself.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from typing import Any
 
 from xform.errors import CompilationFailed
 from xform.memory import worker
+from xform.memory.answers import Answer
 from xform.memory.lowering import Lowered
 from xform.memory.targets import Target
 
@@ -31,23 +31,6 @@ WORKER: Sequence[str] = (sys.executable, "-P", worker.__file__)
 # Lines of a compiler's log that say nothing of a failure: what is not fatal, and its preamble.
 _NOISE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before|Failed to find host bounds|\s*$")
 _LINES = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What a compiler said.
-
-    Attributes:
-      bytes: by kind, see `worker.KINDS`; none if the program was refused.
-      compile_seconds: wall time of the compiler.
-      module: the HloProto of the compiled program, with its buffer assignment.
-      error: why the program was refused.
-    """
-
-    bytes: dict[str, int]
-    compile_seconds: float
-    module: bytes | None
-    error: str = ""
 
 
 def read(said: dict[str, Any], module: bytes | None) -> Answer:
