@@ -37,6 +37,7 @@ from jax.extend.core import (
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.ref import AbstractRef
+from jaxlib import xla_client
 
 __all__ = [
     "Jaxpr",
@@ -59,6 +60,7 @@ __all__ = [
     "equation",
     "float0_zeros",
     "frame",
+    "hlo_text",
     "is_reference",
     "is_zero",
     "jax_primitives",
@@ -92,6 +94,12 @@ source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 def closed(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
     """The open jaxpr and its constants, of a Jaxpr or a ClosedJaxpr of any version."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def hlo_text(module: bytes) -> str:
+    """The text of a serialized HloModuleProto."""
+    made: Any = xla_client
+    return made.XlaComputation(module).as_hlo_text()
 
 
 def argument_names(jaxpr: Any) -> list[str]:

@@ -19,8 +19,9 @@ from xform.passes import PASSES, Pipeline, Step, listing
 from xform.passes.base import size
 from xform.planner.saved import plan
 from xform.planner.shown import shown
+from xform.policies import said
 from xform.text import columns
-from xform.transforms.inspect import Arguments, point, said
+from xform.transforms.inspect import Arguments, point
 
 TRANSFORMS = ("grad", "vjp", "jvp", "linearize", "remat")
 
@@ -170,7 +171,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--stablehlo", action="store_true", help="what the compiler gets")
     form.add_argument("--hlo", action="store_true", help="what the compiler makes of it")
-    parser.add_argument("--target", help="what to compile for, with --hlo (default: cpu)")
+    parser.add_argument("--target", help="what to compile for, with --hlo, at hand or not")
 
 
 def _passes(text: str) -> tuple[str, ...]:

@@ -7,7 +7,10 @@ from typing import Any
 
 import jax
 
-from xform.errors import WrongArgument
+from xform._jax import hlo_text
+from xform.errors import CompilationFailed
+from xform.memory.compilation import compile_for
+from xform.memory.proto import Message
 
 
 def stablehlo_text(f: Callable[..., Any], args: Sequence[Any]) -> str:
@@ -16,13 +19,17 @@ def stablehlo_text(f: Callable[..., Any], args: Sequence[Any]) -> str:
 
 
 def compiled_text(f: Callable[..., Any], args: Sequence[Any], target: str | None = None) -> str:
-    """The optimized HLO of `f`, compiled for `target` (None: cpu). Arguments may be types."""
-    if target not in (None, "cpu"):
-        raise WrongArgument(
-            f"the optimized HLO for target={target!r}",
-            "only the CPU's compiler is asked for its text",
+    """The optimized HLO of `f`, compiled for `target`. Arguments may be types.
+
+    Raises: what `xform.memory.compilation.compile_for` raises, and `CompilationFailed` for a
+    program that is too big for the target, of which a compiler writes nothing down.
+    """
+    made = compile_for(f, args, target=target)
+    if made.module is None:
+        raise CompilationFailed(
+            f"the optimized HLO of {made.function} for target={made.target.name!r}",
+            made.verdict() if made.refused else "the compiler wrote none down",
             "",
-            "leave out the target, or look at the StableHLO, which is the same for all",
+            "name a larger device, or look at the StableHLO",
         )
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return jax.jit(f).lower(*args).compile().as_text() or ""
+    return hlo_text(Message(made.module).raw(1))

@@ -64,6 +64,11 @@ class Message:
         """A repeated string."""
         return [str(value, "utf-8", "replace") for value in self._bytes(field)]
 
+    def raw(self, field: int) -> bytes:
+        """The bytes of a nested message, or another field with a length; empty if there is none."""
+        values = self._bytes(field)
+        return bytes(values[-1]) if values else b""
+
     def message(self, field: int) -> Message:
         """A nested message; an empty one where there is none."""
         values = self._bytes(field)
