@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
@@ -107,7 +107,7 @@ def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None, dty
     tokens = jax.ShapeDtypeStruct((1, batch, config.context + 1), jnp.uint8)
     if data * model == 1:
         return config, state, tokens
-    mesh = AbstractMesh((data, model), ("data", "model"))
+    mesh = AbstractMesh((data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
     def sharded(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         axis = max(range(x.ndim), key=lambda i: x.shape[i], default=0)

@@ -34,8 +34,8 @@ from xform.text import near
 FRAGMENTATION = "fragmentation"
 
 _STRUCTURE = re.compile(
-    r"while|body|cond|closed_call|core_call|call_exported|checkpoint|rematted_computation|remat2?"
-    r"|custom_jvp_call|custom_vjp_call\w*|shard_map|branch_\d+_fun|p?jit(\(.*\))?|.*->.*|"
+    r"while|body|cond|closed_call|core_call|call_exported|eval_jaxpr|checkpoint|remat2?"
+    r"|rematted_computation|custom_jvp_call|custom_vjp_call\w*|shard_map|branch_\d+_fun|p?jit(\(.*\))?|.*->.*|"
 )
 # The scopes of `xform.interpret.emit`, of which one says why a value is saved.
 _OURS = re.compile(r"xform\((?:saved: (?P<why>(?:[^()]|\([^()]*\))*)|\w*)\)(?:/|$)")

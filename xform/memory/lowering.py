@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from xform._jax import argument_names
 from xform.errors import WrongArgument, XformError
@@ -110,7 +110,8 @@ def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
       WrongArgument: the mesh is not of the target's size, there are two, or `in_specs` do not fit.
     """
     if mesh is not None:
-        named = AbstractMesh(tuple(mesh.values()), tuple(mesh))
+        kinds = (AxisType.Auto,) * len(mesh)  # what JAX takes for granted differs by version
+        named = AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=kinds)
         specs = [_broadcast(in_specs, tuple(args))]
     else:
         named, specs = _mesh_of((args, kwargs)), []
