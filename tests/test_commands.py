@@ -1,5 +1,6 @@
 """`python -m xform`: the function that is named, its inputs, errors, exit codes."""
 
+import errno
 import json
 import os
 import subprocess
@@ -37,6 +38,13 @@ def bare(x):
 
 def square(x):
     return jnp.sum(x * x)
+
+SIZE = 3
+
+def odd(x):
+    return x
+
+odd.inputs = 3
 
 square.inputs = lambda n=5: (jax.ShapeDtypeStruct((n,), "float32"),)
 
@@ -116,6 +124,19 @@ def test_policies() -> None:
          "the arguments of written:loss, by --inputs written:no_tuple\n"
          "  problem: it returned ArrayImpl, not a tuple\n"
          "  remedy:  return the tuple of positional arguments, (x,) if there is one"),
+        (["written:SIZE"], "written:SIZE\n"
+         "  problem: it is int, not a function\n"
+         "  remedy:  name a function"),
+        (["written:loss", "--inputs", "written:SIZE"],
+         "the arguments of written:loss, by --inputs written:SIZE\n"
+         "  problem: it is int, not a function\n"
+         "  remedy:  make it a function that returns the tuple of arguments"),
+        (["written:odd"], "the arguments of written:odd, by inputs()\n"
+         "  problem: it is int, not a function\n"
+         "  remedy:  make it a function that returns the tuple of arguments"),
+        (["written:loss", "--batch", "-3"], "the arguments of written:loss, by inputs()\n"
+         "  problem: it returned the shape (-3, 8)\n"
+         "  remedy:  return shapes of sizes from 0"),
     ],
 )  # fmt: skip
 def test_errors(words: list[str], text: str, capsys: pytest.CaptureFixture) -> None:
@@ -154,6 +175,10 @@ def test_errors_of_the_users_code_say_which_line(model: Path) -> None:
         (["plan", "written:loss", "--arg", "batch"], "--arg takes name=value"),
         (["plan", "written:loss", "--argnums", "first"], "'first' is not a position"),
         (["plan", "written:loss", "--donate", "all"], "name positions, as 0,1"),
+        (["plan", "written:loss", "--save", "nowhere/plan.json"], "no folder 'nowhere'"),
+        (["plan", "written:loss", "--save", "."], "'.' is not a file"),
+        (["plan", "written:loss", "--png", "plan.bmp"], "does not end in .png, .svg or .pdf"),
+        (["memory", "written:loss", "--html", "nowhere/a.html"], "no folder 'nowhere'"),
     ],
 )
 def test_usage(words: list[str], text: str, capsys: pytest.CaptureFixture) -> None:
@@ -184,8 +209,22 @@ def test_plan(tmp_path: Path) -> None:
     assert data["compiled_bytes"] > 0
     assert data["rows"]
     assert xform.Plan.load(tmp_path / "plan.json").saved_bytes == data["saved_bytes"]
-    with pytest.raises(FailedFunction, match="FileNotFoundError"):
-        commands.run(["plan", "written:loss", "--no-verify", "--save", "nowhere/plan.json"])
+    with pytest.raises(WrongArgument, match=r"--donate 7\n.*loss is given 2 arguments"):
+        commands.run(["plan", "written:loss", "--donate", "7"])
+
+
+@pytest.mark.usefixtures("model")
+def test_a_file_that_cannot_be_written_costs_no_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def full(plan: xform.Plan, path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", ".plan.1.partial.json")
+
+    monkeypatch.setattr(xform.Plan, "save", full)
+    assert commands.main(["plan", "written:loss", "--no-verify", "--save", "plan.json"]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("plan of loss")
+    assert err.startswith("writing plan.json\n  problem: OSError: No space left on device\n")
 
 
 @pytest.mark.usefixtures("model")
@@ -195,10 +234,21 @@ def test_plan_draws(tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").stat().st_size > 1000
 
 
+ENV = {**os.environ, "PYTHONPATH": str(Path(xform.__file__).parents[1])}
+
+
 def test_command_line(model: Path) -> None:
     command = [sys.executable, "-m", "xform", "residuals", "lonely:g"]
-    env = {**os.environ, "PYTHONPATH": str(Path(xform.__file__).parents[1])}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=model, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=model, env=ENV)
     assert (done.returncode, done.stdout) == (1, "")
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("lonely:g\n  problem: the module has no 'g'")
+
+
+def test_a_reader_that_has_enough() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "xform", "rules"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=ENV)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")

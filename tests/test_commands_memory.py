@@ -14,10 +14,25 @@ from xform.errors import MissingExtra, WrongArgument
 from xform.memory import targets
 
 MODEL = """
+import functools
 import jax, jax.numpy as jnp, xform
 
 def loss(w, x):
     return jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)
+
+def alone(x):
+    return jnp.max(x)
+
+alone.inputs = lambda: (jax.ShapeDtypeStruct((64, 128), "float32"),)
+
+def words():
+    return jax.ShapeDtypeStruct((64, 64), "float32"), {"x": "rows"}
+
+@functools.partial(jax.jit, static_argnums=1)
+def tall(x, how):
+    return x * len(how)
+
+tall.inputs = lambda: (jax.ShapeDtypeStruct((64, 64), "float32"), "rows")
 
 def step(w, x, policy=None):
     return w - xform.grad(loss, policy=policy)(w, x)
@@ -40,6 +55,10 @@ def test_a_report_of_the_function_as_it_is() -> None:
     text = commands.run(["memory", "small:loss"])
     for part in ("loss on cpu (cpu)", "total", "live at the peak", "small.py:"):
         assert part in text
+
+
+def test_a_static_argument_is_no_array() -> None:
+    assert "tall on cpu" in commands.run(["memory", "small:tall"])
 
 
 def test_a_report_as_json_picture_and_page(model: Path) -> None:
@@ -79,6 +98,8 @@ def test_the_largest_batch() -> None:
     data = json.loads(commands.run([*command, "--json"]))
     assert data["tried"][str(data["batch"])] <= 2**18 < data["tried"][str(data["batch"] + 1)]
     assert f"the largest batch is {data['batch']}" in commands.run(command)
+    alone = ["max-batch", "small:alone", *command[2:], "--batch-argnums", "all"]
+    assert "the largest batch is 511" in commands.run(alone)  # with the output
 
 
 def test_why_not() -> None:
@@ -109,6 +130,11 @@ def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         (["memory", "small:loss", "--target", "tpu:v9"], "no such target"),
         (["memory", "small:loss", "--policy", "best"], "it is not known"),
         (["compare", "small:loss", "--policy", "budget:lots"], "it is not a number of bytes"),
+        (["memory", "small:loss", "--donate", "5"], "--donate 5\n.*loss is given 2 arguments"),
+        (
+            ["memory", "small:loss", "--inputs", "small:words"],
+            r"by --inputs small:words\n.*TypeError(.*\n)*.*: \[1\]\['x'\] is str$",
+        ),
     ],
 )
 def test_bad_input(command: list[str], said: str) -> None:
@@ -119,7 +145,8 @@ def test_bad_input(command: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [["fits", "small:loss"], ["memory", "small:loss", "--mesh", "data"],
-     ["memory", "small:loss", "--donate", "first"]],
+     ["memory", "small:loss", "--donate", "first"], ["memory", "small:loss", "--target", ","],
+     ["compare", "small:loss", "--target", ""], ["memory", "small:loss", "--policy", ","]],
 )  # fmt: skip
 def test_a_command_line_that_cannot_be_read(command: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -55,6 +55,7 @@ __all__ = [
     "argument_names",
     "batching",
     "closed",
+    "compiler_options",
     "compute_on",
     "cotangent_aval",
     "equation",
@@ -94,6 +95,12 @@ source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 def closed(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
     """The open jaxpr and its constants, of a Jaxpr or a ClosedJaxpr of any version."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def compiler_options(traced: Any) -> dict[str, Any]:
+    """The options that `jax.jit` was given for the compiler, of what it traced."""
+    found = getattr(traced, "_params", {}).get("compiler_options_kvs", ())
+    return dict(found)
 
 
 def hlo_text(module: bytes) -> str:

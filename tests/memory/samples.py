@@ -145,6 +145,7 @@ def _report(step: Step, capacity: int | None) -> dict[str, Any]:
         "temp_bytes": max(live) - arguments - 4,
         "alias_bytes": alias,
         "total_bytes": max(live),
+        "constant_bytes": 0,
         "host_bytes": 0,
         "code_bytes": 21_400_000,
         "flops": 6 * TOKENS * alias // 10,

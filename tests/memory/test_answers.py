@@ -45,6 +45,13 @@ def test_another_process_finds_an_answer(answer: Answer, folder: Path, monkeypat
     assert [p.suffix for p in (folder / "xform").iterdir()] == [".answer"]
 
 
+def test_a_failure_may_pass(folder: Path) -> None:
+    failed = Answer({}, 0.1, None, "INTERNAL: no ptxas")
+    assert answered(b"program", ask=lambda: failed) is failed
+    assert answered(b"program", ask=lambda: ANSWERS[0]) is ANSWERS[0]
+    assert len(list((folder / "xform").iterdir())) == 1
+
+
 def test_what_an_answer_depends_on(folder: Path, monkeypatch) -> None:
     one, other = ANSWERS
     answered(b"program", "cpu", ask=lambda: one)

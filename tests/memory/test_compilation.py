@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import PartitionSpec as P
 
 import xform
+from tests.memory.dumps import dumped
 from xform import errors
 from xform.memory import answers, compilation
 from xform.memory.answers import Answer
@@ -73,15 +75,17 @@ def test_here_on_a_mesh() -> None:
 
 
 def test_what_a_compilation_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    answering(Answer(BYTES, 2.0, b"hlo"), monkeypatch)
+    module, _ = dumped("odd")
+    answering(Answer(BYTES, 2.0, module), monkeypatch)
     made = compile_for(lambda p, x: p["w"] + x, ({"w": X}, X), target="gpu:l4")
     assert made.arguments == ("p['w']", "x")
-    assert made.module == b"hlo"
+    assert made.module == module
+    assert made.device_bytes == made.total_bytes + made.constant_bytes
+    assert made.constant_bytes < 64
     assert (made.total_bytes, made.host_bytes, made.code_bytes) == (160, 6, 5)
     assert (made.over_bytes, made.fits, made.compile_seconds) == (0, True, 2.0)
-    assert made.verdict() == (
-        "<lambda> needs 160 B of each NVIDIA L4, which has 22.0 GiB: it fits, 22.0 GiB are left"
-    )
+    needs, has = f"{made.device_bytes} B of each NVIDIA L4", "which has 22.0 GiB"
+    assert made.verdict() == f"<lambda> needs {needs}, {has}: it fits, 22.0 GiB are left"
 
 
 def test_a_program_is_compiled_once_for_each_target(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,3 +200,44 @@ def test_too_big_for_a_tpu() -> None:
     assert made.verdict() == (
         "<lambda> needs 16.0 GiB of each TPU v5e, which has 15.8 GiB: it is over by 256.0 MiB"
     )
+
+
+def test_options_of_the_compiler_count() -> None:
+    f = lambda x: jnp.sum(jnp.sin(jnp.sin(x) * 2) + x)
+    apart = {"xla_disable_hlo_passes": "fusion,cpu-fusion,fusion-wrapper,ynn_fusion"}
+    plain, options = jax.jit(f), jax.jit(f, compiler_options=apart)
+    assert compile_for(plain, (X,)).module != compile_for(options, (X,)).module
+
+
+def test_what_jax_has_in_its_cache_is_compiled_to_be_read(tmp_path, monkeypatch) -> None:
+    settings = {"jax_compilation_cache_dir": str(tmp_path),
+                "jax_persistent_cache_min_compile_time_secs": 0,
+                "jax_persistent_cache_min_entry_size_bytes": -1}  # fmt: skip
+    before = {name: getattr(jax.config, name) for name in settings}
+    monkeypatch.setattr(answers, "_remembered", answers._remembered.__class__())
+    compilation_cache.reset_cache()
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    try:
+        f = jax.jit(lambda x: jnp.sin(x @ x.T))
+        f(jnp.ones(X.shape))
+        assert list(tmp_path.iterdir())
+        report = xform.memory_analysis(f, X)
+        assert sum(row.bytes for row in report) == report.total_bytes > 0
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+def test_what_a_function_closes_over_takes_room() -> None:
+    w = jnp.arange(256.0 * 256).reshape(256, 256)
+    report = xform.memory_analysis(
+        lambda x: x @ w, jax.ShapeDtypeStruct((4, 256), jnp.float32), capacity="128 KiB"
+    )
+    assert report.constant_bytes >= w.nbytes
+    assert report.total_bytes < 2**17
+    assert not report.fits
+    assert report.head_room_bytes == 2**17 - report.total_bytes - report.constant_bytes
+    assert any("closes over" in text for text in report.advice)
+    assert "in the program" in str(report)

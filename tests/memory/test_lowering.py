@@ -44,6 +44,8 @@ def test_specs_are_a_prefix_of_the_arguments() -> None:
         (P("data"), [P("data")] * 3),
         ((P("data"), P(None, "model")), [P("data"), P("data"), P(None, "model")]),
         (({"w": P("model"), "v": P()}, P()), [P(), P("model"), P()]),
+        ((None, P("data")), [P(), P(), P("data")]),
+        (({"w": P("model"), "v": None}, None), [P(), P("model"), P()]),
     ):
         given = on_mesh(args, {"k": X}, FOUR, MESH, in_specs)
         assert specs(given) == [*found, P()]
@@ -58,6 +60,14 @@ def test_shardings_of_the_arguments_are_kept() -> None:
     assert given.axes == [(4, "i", "Explicit")]
     alone = on_mesh((X,), {}, FOUR, None, None)
     assert alone.on(()) is alone
+
+
+def test_shardings_of_the_arguments_are_kept_on_a_mesh_that_is_given() -> None:
+    x = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=at(AbstractMesh((4,), ("i",)), "i"))
+    for in_specs, found in ((None, P("i")), (P(None, "i"), P(None, "i")), ((None,), P())):
+        given = on_mesh((x,), {"k": x}, FOUR, {"i": 4}, in_specs)
+        assert specs(given) == [found, P("i")]
+        assert specs(on_mesh((x,), {}, FOUR, None, in_specs)) == [found]
 
 
 def test_of_a_mesh_of_other_devices_the_axes_count() -> None:
@@ -96,6 +106,26 @@ def test_what_does_not_fit_is_refused() -> None:
             "  remedy:  give a target with that many devices, such as target='cpu:4'",
         ),
         (
+            lambda: on_mesh((X,), {}, FOUR, None, P("data")),
+            f"in_specs={P('data')!r}\n"
+            "  problem: there is no mesh whose axes they could name\n"
+            "  remedy:  give mesh={axis: size} too, or arguments that have a NamedSharding",
+        ),
+        (
+            lambda: on_mesh((X,), {}, FOUR, MESH, "data"),
+            "in_specs with 'data'\n"
+            "  problem: it is no PartitionSpec\n"
+            "  remedy:  give a jax.sharding.PartitionSpec for each argument, such as "
+            "PartitionSpec('data'), or None for what is on every device",
+        ),
+        (
+            lambda: jitted(product, 5),
+            "donate_argnums=5\n"
+            "  problem: Jitted function has donate_argnums=(5,), but only accepts 2 positional "
+            "arguments.\n"
+            "  remedy:  give positions of arguments that the function has",
+        ),
+        (
             lambda: jitted(jax.jit(product), 0),
             "donate_argnums=0\n"
             "  problem: the function is jitted already, with options of its own\n"
@@ -105,6 +135,35 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(errors.WrongArgument) as caught:
             call()
         assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("mesh", [{}, {"d": 0}, {"d": -4}, {"d": 2.0}, {"d": True}, (4,), "d"])
+def test_a_mesh_that_is_none_is_refused(mesh) -> None:
+    with pytest.raises(errors.WrongArgument, match="not a positive size for each of some axes"):
+        on_mesh((X,), {}, FOUR, mesh, None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "problem"),
+    [
+        (P("nope"), (4, 8), "the mesh has no axis 'nope'"),
+        (P("data", "data"), (4, 8), "an axis of the mesh is named twice"),
+        (P(None, None, "data"), (4, 8), "the spec is of 3 axes and the argument has 2"),
+        (P("data"), (), "the spec is of 1 axes and the argument has 0"),
+        (P("data"), (5, 8), "5 elements are not divided evenly among 2 devices, by data"),
+        (P(None, ("data", "model")), (4, 6),
+         "6 elements are not divided evenly among 4 devices, by data, model"),
+    ],
+)  # fmt: skip
+def test_a_spec_that_does_not_fit_is_refused(spec, shape, problem) -> None:
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    with pytest.raises(errors.WrongArgument) as caught:
+        on_mesh((x,), {}, FOUR, MESH, spec)
+    assert str(caught.value) == (
+        f"{spec!r} for an argument of shape {shape} on a mesh of {{data: 2, model: 2}}\n"
+        f"  problem: {problem}\n"
+        "  remedy:  give in_specs of axes of the mesh, each once and whose sizes divide the shape"
+    )
 
 
 def test_specs_that_are_no_prefix_are_refused() -> None:
@@ -155,9 +214,24 @@ class TestLower:
             "shows for target='cpu:1'\n"
             "  problem: it cannot be lowered without the device: serialization of host_callbacks "
             "is not yet implemented\n"
-            "  remedy:  take out callbacks and prints, or compile where the device is, with "
-            "target=None"
+            "  remedy:  take out callbacks, prints and foreign calls, or compile where the device "
+            "is, with target=None"
         )
+
+    def test_a_function_with_a_foreign_call_is_refused(self) -> None:
+        foreign = lambda x: jax.ffi.ffi_call("their_sum", x)(x)
+        with pytest.raises(errors.XformError) as caught:
+            lower(jitted(foreign), on_mesh((X,), {}, CPU, None, None), CPU)
+        assert "it cannot be lowered without the device: Cannot serialize" in str(caught.value)
+        assert "(their_sum)" in str(caught.value)
+
+    def test_another_error_of_the_export_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(*args, **kwargs):
+            raise ValueError("another")
+
+        monkeypatch.setattr(jax.export, "export", fails)
+        with pytest.raises(ValueError, match="another"):
+            lower(jitted(lambda x: x), on_mesh((X,), {}, CPU, None, None), CPU)
 
     def test_devices_without_a_mesh_are_refused(self) -> None:
         if jax.device_count() < 4:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -30,8 +31,9 @@ step = xform.value_and_grad(loss)
 def test_fits() -> None:
     report = xform.fits(step, f32(64, 64), f32(32, 64), target="cpu", capacity="1 MiB")
     assert report.fits
-    assert report.head_room_bytes == 2**20 - report.total_bytes
-    over = xform.fits(step, f32(64, 64), f32(32, 64), target="cpu", capacity=report.total_bytes - 1)
+    needed = report.total_bytes + report.constant_bytes
+    assert report.head_room_bytes == 2**20 - needed
+    over = xform.fits(step, f32(64, 64), f32(32, 64), target="cpu", capacity=needed - 1)
     assert not over.fits
     assert over.head_room_bytes == -1
     assert "it is over by 1 B" in over.compilation.verdict()
@@ -39,8 +41,9 @@ def test_fits() -> None:
 
 
 def test_fits_needs_a_capacity() -> None:
-    with pytest.raises(WrongArgument, match="the memory of that device is not known"):
+    with pytest.raises(WrongArgument, match="the memory of that device is not known") as caught:
         xform.fits(step, f32(64, 64), f32(32, 64), target="cpu")
+    assert "give its memory, such as capacity='14 GiB'" in str(caught.value)
 
 
 @pytest.mark.parametrize("capacity", [300_000, 1_000_000, 4_000_000])
@@ -99,6 +102,41 @@ def test_arguments_without_one_batch() -> None:
 def test_a_number_has_no_batch() -> None:
     with pytest.raises(WrongArgument, match="have no size there"):
         xform.max_batch(lambda x: x, 3, target="cpu", capacity=100)
+
+
+def test_a_batch_of_all_arguments() -> None:
+    f = lambda x, y: x + y
+    found = xform.max_batch(f, f32(4, 8), f32(4, 8), target="cpu", capacity="1 MiB",
+                            batch_argnums=None, most=2)  # fmt: skip
+    assert found.size == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        (0, {}, "the function is given 0 positional arguments"),
+        (2, {"batch_argnums": 7}, "the function is given 2 positional arguments"),
+        (2, {"batch_argnums": (1, -3)}, "the function is given 2 positional arguments"),
+        (2, {"batch_argnums": ()}, "have no size there"),
+        (2, {"multiple_of": 0}, "there is no positive multiple"),
+        (2, {"multiple_of": -2}, "there is no positive multiple"),
+        (2, {"multiple_of": 8, "most": 4}, "multiple_of=8, most=4"),
+    ],
+)
+def test_a_batch_that_cannot_be_asked_for(args: int, options: Any, message: str) -> None:
+    given = (f32(64, 64), f32(4, 64))[:args]
+    with pytest.raises(WrongArgument, match=message):
+        xform.max_batch(step, *given, target="cpu", capacity=10**6, **options)
+
+
+@pytest.mark.parametrize("capacity", [None, 0])
+def test_a_batch_says_what_its_reports_say(capacity: int | None) -> None:
+    target = parse_target("cpu:1")
+    device = dataclasses.replace(target.device, capacity_bytes=capacity)
+    target = dataclasses.replace(target, device=device)
+    fits = MemoryReport(Compilation("f", target, 1, {}, 0, 0.0, None))
+    lines = str(questions.Batch(8, fits, None, {4: 100, 8: 200, 16: 400})).splitlines()
+    assert [line.split()[-1] for line in lines[-3:]] == ["fits", "fits", "over"]
 
 
 def test_why_not() -> None:

@@ -62,6 +62,7 @@ def test_an_answer(folder, worker) -> None:
         },
         "axes": [],
         "donated": [0],
+        "options": {},
     }
 
 

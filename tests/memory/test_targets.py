@@ -78,7 +78,7 @@ def test_a_backend_that_is_not_here() -> None:
     )
 
 
-@pytest.mark.parametrize("slice_", ["3x3", "2x2x1", "0x2", "two", "1x4", ""])
+@pytest.mark.parametrize("slice_", ["3x3", "2x2x1", "0x2", "02x2", "two", "1x4", ""])
 def test_an_unknown_slice(slice_: str) -> None:
     with pytest.raises(errors.WrongArgument) as caught:
         parse_target(f"tpu:v5e:{slice_}")
@@ -87,6 +87,21 @@ def test_an_unknown_slice(slice_: str) -> None:
         f"  problem: {slice_!r} is no slice of TPU v5e, of which the chips are in 2 axes and 2x2 "
         "on a host\n"
         "  remedy:  give one of 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16, or the like"
+    )
+
+
+def test_an_axis_of_no_chips() -> None:
+    with pytest.raises(errors.WrongArgument, match="'2x2x0' is no slice of TPU v4"):
+        parse_target("tpu:v4:2x2x0")
+
+
+def test_more_devices_than_a_cpu_is_taken_for() -> None:
+    assert parse_target("cpu:4096").count == 4096
+    with pytest.raises(errors.WrongArgument) as caught:
+        parse_target("cpu:99999999999")
+    assert str(caught.value) == (
+        "target='cpu:99999999999'\n  problem: a CPU is taken for 4096 devices at most\n"
+        "  remedy:  give a number from 1 to 4096"
     )
 
 

@@ -10,6 +10,7 @@ from jax import lax
 
 import xform
 from xform import ir, passes
+from xform.errors import WrongArgument
 from xform.interpret.tie import tie
 from xform.passes.base import size
 
@@ -160,6 +161,31 @@ def test_fold_has_a_limit() -> None:
 def test_fold_leaves_tracers() -> None:
     f = jax.jit(lambda y: passes.Fold()(lambda x: x * jnp.sin(y))(X))
     close(f(2.0), X * np.sin(2.0))
+
+
+def test_outputs_are_arrays_as_of_jit() -> None:
+    f = lambda x: (x, jnp.float32(2) * 3, 2.0, 1, True, 1j, np.arange(3.0), jnp.asarray(2.0) * 3,
+                   jnp.arange(3) * 2, np.float16(1), jax.random.key(0))  # fmt: skip
+    inside = lambda x: [y.astype(y.dtype) for y in passes.Fold()(f)(x)[:-1]]
+    for made in (passes.Fold()(f), ALL(f)):
+        got, want = made(X), jax.jit(f)(X)
+        assert all(isinstance(y, jax.Array) for y in got)
+        assert [*map(jax.typeof, got)] == [*map(jax.typeof, want)]
+        assert [y.weak_type for y in got[:-1]] == [y.weak_type for y in want[:-1]]
+        close(got[:-1], want[:-1])
+    close(jax.jit(inside)(X), inside(X))
+    none = lambda x: np.zeros(2, jax.dtypes.float0)
+    assert ALL(none)(X).dtype == jax.dtypes.float0
+
+
+@pytest.mark.parametrize("given", [passes.Cse(), None, 5])
+def test_passes_that_are_no_list(given) -> None:
+    with pytest.raises(WrongArgument) as caught:
+        passes.Pipeline(given)
+    assert str(caught.value) == (
+        f"Pipeline\n  problem: {given!r} is no list of passes\n"
+        "  remedy:  give a list, such as Pipeline([xform.passes.Cse()])"
+    )
 
 
 def test_dce_of_nested_programs() -> None:

@@ -102,6 +102,30 @@ def test_partial_functions_keep_their_name() -> None:
     assert table.entries[0].report.total_bytes > 0
 
 
-def test_no_policies() -> None:
-    with pytest.raises(WrongArgument, match="there is nothing to compare"):
-        xform.compare(loss, *ARGS, policies=[])
+@pytest.mark.parametrize(
+    ("f", "options", "problem"),
+    [
+        (loss, {"policies": []}, "nothing to compare"),
+        (loss, {"policies": [None], "targets": []}, "nothing to compare"),
+        (loss, {"policies": policies.save_dots}, "is no list of policies"),
+        (loss, {"policies": "dots"}, "is no list of policies"),
+        (3, {"policies": [None]}, "it is not callable"),
+    ],
+)
+def test_what_cannot_be_compared(f: Any, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(WrongArgument, match=problem):
+        xform.compare(f, *ARGS, **options)
+
+
+def test_policies_of_one_name_are_numbered() -> None:
+    some = [policies.budget(n) for n in (2_000_000, 2_000_010)]
+    table = xform.compare(loss, *ARGS, policies=some, targets="cpu")
+    assert [e.policy for e in table] == ["budget('1.9 MiB')", "budget('1.9 MiB') (2)"]
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    table = xform.compare(loss, *ARGS, policies=[policies.budget(0, of="peak")])
+    (entry,) = table
+    assert entry.report is None
+    assert entry.floor_bytes > 0
+    assert entry.target == "cpu"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import xform
 from xform import errors, policies
@@ -39,6 +41,29 @@ def test_a_plan_is_compiled_once_in_a_process() -> None:
     assert peak(lambda *args: f(*args), w, 0.97 * most).compiles == 0
     assert xform.plan(f, w, X).compiles == 0
     assert xform.plan(f, w, X, donate_argnums=0).compiles == 1
+
+
+def test_what_is_compiled_is_the_whole_program() -> None:
+    """Two programs that differ in what has no derivative, or only in what they return."""
+
+    def sums(n: int):
+        def body(x, _):
+            return jnp.sort(jnp.stack([jnp.sin(k * x) for k in range(n)]), 0)[-1], None
+
+        return lambda w, x: jnp.sum(w * lax.stop_gradient(lax.scan(body, x, None, length=3)[0]))
+
+    def kept(n: int):
+        return lambda w, x: (jnp.sum(w * x), (x + 1,) * n)
+
+    w = jnp.ones((64, 96))
+    for make, aux in ((sums, False), (kept, True)):
+        one, other = (xform.plan(make(n), w, X, has_aux=aux) for n in (1, 9))
+        assert other.compiles == 1
+        stats = jax.jit(xform.value_and_grad(make(9), has_aux=aux)).lower(w, X).compile()
+        sizes = stats.memory_analysis()
+        total = (sizes.argument_size_in_bytes + sizes.output_size_in_bytes
+                 + sizes.temp_size_in_bytes)  # fmt: skip
+        assert other.compiled_bytes == total > one.compiled_bytes
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import sysconfig
 import traceback
 from typing import Any
 
-from xform.errors import FailedFunction, XformError
+from xform.errors import FailedFunction, WrongArgument, XformError
 
 _MODULES = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
 COMMANDS: dict[str, Any] = {
@@ -38,7 +38,11 @@ def main(argv: list[str] | None = None) -> int:
     except XformError as error:
         print(error, file=sys.stderr)
         return 1
-    print(text)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # a reader such as `head` has enough
+        # Python flushes once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
 
 
@@ -75,6 +79,7 @@ def answer(argv: list[str] | None = None) -> tuple[str, int]:
     except Exception as error:
         where = _blamed(error)
         if not where and not isinstance(error, OSError):
+            _blame_inputs(error, args)
             raise
         kind = type(error).__name__
         raise FailedFunction(
@@ -115,6 +120,22 @@ def _blamed(error: BaseException) -> str:
     own = [f for f in frames if not f.filename.startswith(_OTHERS)]
     own = [f for f in own if f"{os.sep}site-packages{os.sep}" not in f.filename]
     return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].name})" if own else ""
+
+
+def _blame_inputs(error: Exception, args: argparse.Namespace) -> None:
+    """Raise an error of `inputs` if what it returned, which JAX or xform did not take, is why.
+
+    A configuration is no array either, and right if its argument is static: only failing tells.
+    """
+    on = getattr(args, "given", None)
+    if isinstance(error, TypeError | ValueError) and on and (others := on.no_arrays()):
+        raise WrongArgument(
+            f"the arguments of {on.name}, by {on.made}",
+            f"{type(error).__name__}: {_first_lines(str(error))}",
+            "",
+            "return arrays or ShapeDtypeStructs, but for static arguments of a jitted function: "
+            f"{others}",
+        ) from error
 
 
 def _first_lines(text: str) -> str:

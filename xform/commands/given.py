@@ -22,9 +22,12 @@ import contextlib
 import dataclasses
 import importlib
 import inspect
+import numbers
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
 
 from xform import policies
 from xform.errors import WrongArgument
@@ -43,11 +46,18 @@ ABOUT_POLICIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A function and its arguments."""
+    """A function and its arguments, and what made those."""
 
     name: str
     f: Callable[..., Any]
     args: tuple[Any, ...]
+    made: str
+
+    def no_arrays(self) -> str:
+        """What is no array among the arguments: a configuration, or a mistake."""
+        others = [(path, x) for path, x in jax.tree.leaves_with_path(self.args)
+                  if not (hasattr(x, "dtype") or isinstance(x, numbers.Number))]  # fmt: skip
+        return ", ".join(f"{jax.tree_util.keystr(p)} is {type(x).__name__}" for p, x in others)
 
 
 def add_function(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +78,10 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
 def given(args: argparse.Namespace) -> Given:
     """The function that a command line names, with its arguments."""
     f = found(args.function)
+    if not callable(f):
+        raise WrongArgument(
+            args.function, f"it is {type(f).__name__}, not a function", "", "name a function"
+        )
     owner = importlib.import_module(args.function.partition(":")[0])
     made = f"--inputs {args.inputs}" if args.inputs else "inputs()"
     inputs = found(args.inputs) if args.inputs else getattr(
@@ -79,6 +93,13 @@ def given(args: argparse.Namespace) -> Given:
             "",
             "write one that returns the tuple of arguments, as arrays or ShapeDtypeStructs, or "
             "name one by --inputs module:name",
+        )
+    if not callable(inputs):
+        raise WrongArgument(
+            f"the arguments of {args.function}, by {made}",
+            f"it is {type(inputs).__name__}, not a function",
+            "",
+            "make it a function that returns the tuple of arguments",
         )
     options = {name: _value(text) for name, text in args.options.items()}
     signature = inspect.signature(inputs)
@@ -99,6 +120,14 @@ def given(args: argparse.Namespace) -> Given:
             "",
             "return the tuple of positional arguments, (x,) if there is one",
         )
+    types = [x for x in jax.tree.leaves(values) if isinstance(x, jax.ShapeDtypeStruct)]
+    if wrong := [x.shape for x in types if any(isinstance(n, int) and n < 0 for n in x.shape)]:
+        raise WrongArgument(
+            f"the arguments of {args.function}, by {made}",
+            f"it returned the shape {wrong[0]}",
+            "",
+            "return shapes of sizes from 0",
+        )
     try:
         inspect.signature(f).bind(*values)
     except TypeError as error:
@@ -110,7 +139,16 @@ def given(args: argparse.Namespace) -> Given:
         ) from error
     except ValueError:
         pass  # what has no signature is called as it is
-    return Given(args.function, f, tuple(values))
+    n = len(values)
+    if not all(-n <= i < n for i in getattr(args, "donate", ())):
+        raise WrongArgument(
+            f"--donate {','.join(map(str, args.donate))}",
+            f"{args.function} is given {n} argument{'s' * (n != 1)}",
+            "",
+            "name positions of those, from 0",
+        )
+    args.given = Given(args.function, f, tuple(values), made)
+    return args.given
 
 
 def found(reference: str) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import xform
 from xform.commands.given import add_function, add_policy, given, policy, positions
+from xform.commands.reports import file, picture, wrote
 
 
 def run(args: argparse.Namespace) -> str:
@@ -18,10 +18,8 @@ def run(args: argparse.Namespace) -> str:
     plan = xform.plan(on.f, *on.args, policy=policy(args.policy), argnums=args.argnums,
                       has_aux=args.has_aux, target=args.target, donate_argnums=args.donate,
                       verify=not args.no_verify)  # fmt: skip
-    if args.save:
-        plan.save(args.save)
-    if args.png:
-        plan.plot(args.png)
+    wrote(args.save, plan.save, args)
+    wrote(args.png, plan.plot, args)
     return json.dumps(_data(plan), indent=1) if args.json else str(plan)
 
 
@@ -43,8 +41,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="arguments whose memory may be reused")  # fmt: skip
     parser.add_argument("--target", default=None, help="the backend (default: JAX's)")
     parser.add_argument("--no-verify", action="store_true", help="do not compile")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw live bytes over the program")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan, to be loaded")
+    parser.add_argument("--png", type=picture, metavar="FILE",
+                        help="draw live bytes over the program")  # fmt: skip
+    parser.add_argument("--save", type=file, metavar="FILE", help="write the plan, to be loaded")
     parser.add_argument("--json", action="store_true", help="an object with rows")
 
 

@@ -7,11 +7,14 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 from xform.commands.given import ABOUT_POLICIES
+from xform.errors import FailedFunction, XformError
 
 Progress = Callable[[str, str], None]
 
@@ -39,8 +42,8 @@ def add_policies(parser: argparse.ArgumentParser, default: str | None) -> None:
 def add_outputs(parser: argparse.ArgumentParser) -> None:
     """Options for what is written besides the text."""
     parser.add_argument("--json", action="store_true", help="an object, rather than text")
-    parser.add_argument("--png", metavar="FILE", help="a picture (PNG, SVG or PDF)")
-    parser.add_argument("--html", metavar="FILE", help="a page for the browser")
+    parser.add_argument("--png", type=picture, metavar="FILE", help="a picture (PNG, SVG or PDF)")
+    parser.add_argument("--html", type=file, metavar="FILE", help="a page for the browser")
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
@@ -52,14 +55,46 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
 
 def told(what: Any, args: argparse.Namespace) -> str:
     """A report, or a comparison, in the forms that a command line asks for."""
-    if args.png:
-        what.plot(args.png)
-    if args.html:
-        what.save_html(args.html)
+    wanted = ((args.png, what.plot), (args.html, what.save_html))
+    written = [path for path, write in wanted if wrote(path, write, args)]
     if args.json:
         return json.dumps(what.to_dict(), indent=1)
-    written = [path for path in (args.png, args.html) if path]
     return "\n".join([str(what), *(f"wrote {path}" for path in written)])
+
+
+def wrote(path: Path | None, write: Callable[[Path], None], args: argparse.Namespace) -> bool:
+    """Write a file that may be asked for; if that fails say so, and keep the text."""
+    if path is None:
+        return False
+    try:
+        write(path)
+    except (OSError, XformError) as error:
+        if isinstance(error, OSError):  # its own message names the partial file
+            kind, why = type(error).__name__, error.strerror
+            error = FailedFunction(f"writing {path}", f"{kind}: {why}", "", "name another file")
+        print(error, file=sys.stderr)
+        args.status = 1
+        return False
+    return True
+
+
+def file(text: str) -> Path:
+    """A file that can be written, as far as is known before the work."""
+    path = Path(text)
+    if not text or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file")
+    if not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r} that "
+                                         "can be written to")  # fmt: skip
+    return path
+
+
+def picture(text: str) -> Path:
+    """A file whose name says the format of a picture."""
+    path = file(text)
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png, .svg or .pdf")
+    return path
 
 
 @contextlib.contextmanager
@@ -88,7 +123,10 @@ def progress(total: int) -> Generator[Progress]:
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
+    words = [word for word in text.split(",") if word]
+    if not words:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+    return words
 
 
 def _numbers(text: str) -> tuple[int, ...]:

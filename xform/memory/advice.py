@@ -19,8 +19,9 @@ def advice(report: Any) -> list[str]:
 
     `report` is its `MemoryReport`.
     """
-    found = [*_donations(report), *_copies(report), *_whole(report), *_activations(report)]
-    worth = [(n, text) for n, text in found if n >= _PART * report.total_bytes]
+    kinds = (_donations, _copies, _whole, _activations, _constants)
+    found = [line for kind in kinds for line in kind(report)]
+    worth = [(n, text) for n, text in found if n and n >= _PART * report.total_bytes]
     return [text for _, text in sorted(worth, key=lambda pair: -pair[0])]
 
 
@@ -78,6 +79,14 @@ def _activations(report: Any) -> Iterator[tuple[int, str]]:
             f"{human_bytes(size)} wait for the backward pass, most at {_places(rows)}: give grad "
             f"policy=xform.policies.budget({budget!r}, of='peak'), or less",
         )
+
+
+def _constants(report: Any) -> Iterator[tuple[int, str]]:
+    """Arrays that the function closes over."""
+    size = report.constant_bytes
+    yield size, (f"{human_bytes(size)} are part of the program, as arrays that the function closes "
+                 "over: pass them as arguments, which can be sharded, donated, and shared with "
+                 "other programs")  # fmt: skip
 
 
 def _several(names: list[str]) -> str:

@@ -36,7 +36,8 @@ def memory_analysis(
         `"gpu:h100"` or `"gpu:h100:8"` (a100-40, a100-80, h100, h200, b200, l4, rtx4090); None is
         JAX's default backend. `python -m xform doctor` says which of them work here.
       mesh: sizes of the axes of a mesh of the target's devices, by name: `{"data": 4, "model": 4}`.
-      in_specs: with `mesh`, a `PartitionSpec` for each of `args`, or a prefix of their tree.
+      in_specs: a `PartitionSpec` for each of `args`, or a prefix of their tree, over `mesh` or the
+        mesh of the arguments' own shardings, which hold without it.
       donate_argnums: positions of the arguments whose memory may be reused, as for `jax.jit`.
       capacity: bytes of a device, or a string such as `"14 GiB"`, in the place of what is known of
         it: of a CPU nothing is, and of a GPU JAX takes three quarters by default.

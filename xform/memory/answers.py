@@ -59,6 +59,8 @@ def answered(program: bytes, *decides: str, ask: Callable[[], Answer]) -> Answer
         found = _read(file) if file else None
         if found is None:
             found = ask()
+            if found.error and "RESOURCE_EXHAUSTED" not in found.error:
+                return found  # it may be another one the next time
             if file:
                 _write(file, found)
         _remembered[name] = found

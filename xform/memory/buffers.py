@@ -12,6 +12,7 @@ Source: https://github.com/openxla/xla/blob/main/xla/service/hlo.proto
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -113,6 +114,11 @@ class Assignment:
         return self._bytes("temp")
 
     @property
+    def constant_bytes(self) -> int:
+        """Of arrays that are part of the program, which the headline does not count."""
+        return self._bytes("constant")
+
+    @property
     def total_bytes(self) -> int:
         """The headline: argument + output + temp - alias."""
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
@@ -154,18 +160,12 @@ def read(source: str | Path | bytes) -> Assignment:
     Raises:
       WrongArgument: it is not an HloProto, is cut short, or holds no buffer assignment.
 
-    Cost: plain Python; a few seconds for 10 MB.
+    Cost: plain Python; a few seconds for 10 MB. The last few are remembered.
     """
     name = "an HloProto" if isinstance(source, bytes) else str(source)
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
     try:
-        proto = Message(data)
-        module, assignment = Module(proto.message(1)), proto.message(3)
-        if not module.entry or 3 not in assignment:
-            raise Corrupt(
-                "it holds no buffer assignment" if module.entry else "it holds no HLO module"
-            )
-        return _assignment(module, assignment)
+        return _read(data)
     except (Corrupt, LookupError) as error:
         blocked = f"{len(data)} bytes: {error}"
         if not isinstance(error, Corrupt):
@@ -175,6 +175,15 @@ def read(source: str | Path | bytes) -> Assignment:
             "dump it again with compiler_options={'xla_dump_to': folder, "
             "'xla_dump_hlo_as_proto': True}, and read *after_optimizations.hlo.pb",
         ) from error  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4)
+def _read(data: bytes) -> Assignment:
+    proto = Message(data)
+    module, assignment = Module(proto.message(1)), proto.message(3)
+    if not module.entry or 3 not in assignment:
+        raise Corrupt("it holds no buffer assignment" if module.entry else "it holds no HLO module")
+    return _assignment(module, assignment)
 
 
 def _assignment(module: Module, data: Message) -> Assignment:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
+from xform._jax import compiler_options
 from xform.errors import CompilationFailed
 from xform.ir import program
 from xform.memory import buffers
@@ -36,7 +37,7 @@ class Compilation:
       function: its name.
       target: what it was compiled for.
       devices: on how many devices it runs.
-      bytes: by kind, see `worker.KINDS`; empty if the compiler refused the program.
+      bytes: by kind, see `worker.KINDS`, and `constant`; empty if the compiler refused the program.
       flops: over all devices, with trip counts.
       compile_seconds: wall time of the compiler.
       module: a serialized HloProto: the compiled module and its buffer assignment; None where the
@@ -96,10 +97,20 @@ class Compilation:
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
 
     @property
+    def constant_bytes(self) -> int:
+        """Arrays that are part of the program: those that the function closes over."""
+        return self.bytes.get("constant", 0)
+
+    @property
+    def device_bytes(self) -> int:
+        """What a device must have room for: the headline, and constants."""
+        return self.total_bytes + self.constant_bytes
+
+    @property
     def over_bytes(self) -> int:
         """By how much the program is over the capacity of a device; 0 if it fits."""
         capacity = self.target.device.capacity_bytes
-        return max(0, self.total_bytes - capacity) if capacity else 0
+        return 0 if capacity is None else max(0, self.device_bytes - capacity)
 
     @property
     def fits(self) -> bool:
@@ -109,13 +120,15 @@ class Compilation:
     def verdict(self) -> str:
         """Whether it fits, and by how much, in a line."""
         capacity = self.target.device.capacity_bytes
-        size, name = human_bytes(self.total_bytes), self.target.device.name
+        size, name = human_bytes(self.device_bytes), self.target.device.name
         needs = f"{self.function} needs {size} of each {name}"
         if capacity is None:
             return needs
         has = f"which has {human_bytes(capacity)}"
         if self.fits:
-            return f"{needs}, {has}: it fits, {human_bytes(capacity - self.total_bytes)} are left"
+            return f"{needs}, {has}: it fits, {human_bytes(capacity - self.device_bytes)} are left"
+        if not self.over_bytes:
+            return f"{needs}, {has}: the compiler refused it"
         return f"{needs}, {has}: it is over by {human_bytes(self.over_bytes)}"
 
 
@@ -139,8 +152,9 @@ def compile_for(
       kwargs: keyword arguments, of the same kinds.
       target: see `parse_target`; None is JAX's default backend.
       mesh: sizes of the axes of a mesh of the target's devices, by name.
-      in_specs: with `mesh`, a `PartitionSpec` for each of `args`, or a prefix of their tree; what
-        has none, and `kwargs`, is on every device.
+      in_specs: a `PartitionSpec` for each of `args`, or a prefix of their tree, over `mesh` or the
+        arguments' own; None within is on every device. Without it their own shardings hold, and
+        what has none is on every device.
       donate_argnums: as for `jax.jit`.
       timeout_seconds: after which the compiler is stopped, in a process of its own.
 
@@ -162,7 +176,8 @@ def compile_for(
     check_installed(goal)
     lowered, jaxpr = lower(f, on_mesh(args, kwargs or {}, goal, mesh, in_specs), goal)
     ask = lambda: compile_there(lowered, goal, timeout_seconds)
-    there = answered(lowered.program, goal.name, str(lowered.donated), ask=ask)
+    decides = goal.name, str(lowered.donated), str(lowered.options)
+    there = answered(lowered.program, *decides, ask=ask)
     return _compilation(lowered.name, goal, lowered.devices, there, jaxpr, lowered.arguments)
 
 
@@ -170,7 +185,8 @@ def _here(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
           mesh: Mapping[str, int] | None, in_specs: Any) -> Compilation:  # fmt: skip
     """Compile for devices of this process."""
     given = on_mesh(args, kwargs, goal, mesh, in_specs)
-    abstract = mesh is not None or any(map(_abstract, jax.tree.leaves((args, kwargs))))
+    named = mesh is not None or in_specs is not None
+    abstract = named or any(map(_abstract, jax.tree.leaves((args, kwargs))))
     if abstract or goal.backend != jax.default_backend():
         given = given.on(jax.devices(goal.backend))
     else:
@@ -182,10 +198,13 @@ def _here(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
 
     def ask() -> Answer:
         with tempfile.TemporaryDirectory(prefix="xform-") as folder:
-            return read(*compile_and_read(lowered, Path(folder)))
+            # Under a name of its own: of a program in JAX's cache no compiler says where all lies.
+            fresh = {"xla_dump_emitter_re": Path(folder).name}
+            return read(*compile_and_read(lowered, Path(folder), fresh))
 
     devices = given.mesh.size if given.mesh else 1
-    said = answered(lowered.as_text(debug_info=True).encode(), goal.name, ask=ask)
+    decides = goal.name, goal.device.name, str(compiler_options(traced))
+    said = answered(lowered.as_text(debug_info=True).encode(), *decides, ask=ask)
     return _compilation(traced.fun_name, goal, devices, said, traced.jaxpr)
 
 
@@ -205,9 +224,12 @@ def _compilation(name: str, goal: Target, devices: int, said: Answer, jaxpr: Any
         )
     work, needed = flops(program(jaxpr)), _needed(said.error, goal) if said.error else 0
     sizes = dict(said.bytes)
-    if goal.platform == "tpu" and said.module and sizes:
-        # libtpu's own sum is up to a third above what its buffer assignment takes.
-        sizes["temp"] = buffers.read(said.module).temp_bytes
+    if said.module and sizes:
+        assignment = buffers.read(said.module)
+        sizes["constant"] = assignment.constant_bytes
+        if goal.platform == "tpu":
+            # libtpu's own sum is up to a third above what its buffer assignment takes.
+            sizes["temp"] = assignment.temp_bytes
     return Compilation(name, goal, devices, sizes, work, said.compile_seconds, said.module,
                        arguments, said.error, needed)  # fmt: skip
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 from jax import export
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from xform._jax import argument_names
+from xform._jax import argument_names, compiler_options
 from xform.errors import WrongArgument, XformError
 from xform.memory.targets import Target
 from xform.planner.backend import planned_for
@@ -78,6 +80,7 @@ class Lowered:
       axes: sizes, names and types of the axes of its mesh; none without a mesh.
       donated: places of arguments whose memory it may reuse.
       arguments: a name for each argument that it reads.
+      options: those that `jax.jit` was given for the compiler.
     """
 
     name: str
@@ -86,12 +89,21 @@ class Lowered:
     axes: Axes
     donated: list[int]
     arguments: tuple[str, ...]
+    options: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
 def jitted(f: Any, donate_argnums: int | Sequence[int] = ()) -> Any:
     """`f` as `jax.jit` makes it; one that is made already keeps its own options."""
     if not hasattr(f, "trace") or not hasattr(f, "lower"):
-        return jax.jit(f, donate_argnums=donate_argnums)
+        try:
+            return jax.jit(f, donate_argnums=donate_argnums)
+        except ValueError as error:
+            raise WrongArgument(
+                f"donate_argnums={donate_argnums!r}",
+                str(error).splitlines()[0],
+                "",
+                "give positions of arguments that the function has",
+            ) from error
     if donate_argnums == ():
         return f
     raise WrongArgument(
@@ -106,15 +118,21 @@ def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
             mesh: Mapping[str, int] | None, in_specs: Any) -> Arguments:  # fmt: skip
     """The arguments as types, on the mesh that is given or that their own shardings have.
 
+    Without `in_specs` the arguments keep those of their own shardings.
+
     Raises:
-      WrongArgument: the mesh is not of the target's size, there are two, or `in_specs` do not fit.
+      WrongArgument: the mesh is none, or not of the target's size, there are two, or `in_specs` do
+        not fit.
     """
-    if mesh is not None:
-        kinds = (AxisType.Auto,) * len(mesh)  # what JAX takes for granted differs by version
-        named = AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=kinds)
-        specs = [_broadcast(in_specs, tuple(args))]
-    else:
-        named, specs = _mesh_of((args, kwargs)), []
+    named = _mesh_of((args, kwargs)) if mesh is None else _mesh(mesh)
+    specs = [] if in_specs is None else [_broadcast(in_specs, tuple(args))]
+    if specs and named is None:
+        raise WrongArgument(
+            f"in_specs={in_specs!r}",
+            "there is no mesh whose axes they could name",
+            "",
+            "give mesh={axis: size} too, or arguments that have a NamedSharding",
+        )
     if named is not None:
         _check_size(named, target)
     typed = functools.partial(_type, named)
@@ -134,12 +152,16 @@ def lower(f: Any, given: Arguments, target: Target) -> tuple[Lowered, Any]:
         traced = getattr(traced, "traced", traced)  # `nnx.jit` wraps what `jax.jit` traced
         try:
             made = export.export(_Traced(traced), platforms=[target.platform])()
-        except NotImplementedError as error:
+        except (NotImplementedError, ValueError) as error:
+            # What has custom calls of its own is a ValueError, and so is much else.
+            if isinstance(error, ValueError) and not str(error).startswith("Cannot serialize"):
+                raise
             raise XformError(
                 f"{traced.fun_name} for target={target.name!r}",
-                f"it cannot be lowered without the device: {str(error).splitlines()[0]}",
+                f"it cannot be lowered without the device: {_reason(error)}",
                 "",
-                "take out callbacks and prints, or compile where the device is, with target=None",
+                "take out callbacks, prints and foreign calls, or compile where the device is, "
+                "with target=None",
             ) from error
     if made.nr_devices > 1 and given.mesh is None:
         raise WrongArgument(
@@ -156,7 +178,8 @@ def lower(f: Any, given: Arguments, target: Target) -> tuple[Lowered, Any]:
     names = argument_names(traced.jaxpr)
     donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
     lowered = Lowered(made.fun_name, bytes(flat.serialize()), made.nr_devices, given.axes, donated,
-                      tuple(names[i] for i in made.module_kept_var_idx))  # fmt: skip
+                      tuple(names[i] for i in made.module_kept_var_idx),
+                      compiler_options(traced))  # fmt: skip
     return lowered, traced.jaxpr
 
 
@@ -187,9 +210,69 @@ def _type(mesh: AbstractMesh | None, x: Any, spec: PartitionSpec | None = None) 
     at = None
     if mesh is not None:
         spec = spec if spec is not None else own.spec if own else PartitionSpec()
+        _check_spec(spec, x, mesh)
         at = NamedSharding(mesh, spec, memory_kind=own.memory_kind if own else None)
     weak = getattr(x, "weak_type", False)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at, weak_type=weak)
+
+
+def _reason(error: Exception) -> str:
+    """Why JAX cannot export a program, and which foreign functions it names."""
+    first = str(error).splitlines()[0].partition(". See ")[0]
+    called = sorted(set(re.findall(r"custom_call @([\w.]+)", str(error))))
+    return first + (f" ({', '.join(called)})" if called else "")
+
+
+def _mesh(mesh: Mapping[str, int]) -> AbstractMesh:
+    """A mesh of axes by name."""
+    count = lambda n: isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0
+    if not (isinstance(mesh, Mapping) and mesh and all(map(count, mesh.values()))):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise WrongArgument(
+            f"mesh={mesh!r}",
+            "it is not a positive size for each of some axes, by name",
+            "",
+            "give axes and sizes, such as mesh={'data': 2, 'model': 2}, or the `shape` of a Mesh",
+        )
+    kinds = (AxisType.Auto,) * len(mesh)  # what JAX takes for granted differs by version
+    return AbstractMesh(tuple(map(int, mesh.values())), tuple(mesh), axis_types=kinds)
+
+
+def _check_spec(spec: PartitionSpec, x: Any, mesh: AbstractMesh) -> None:
+    """Raise where an array cannot be laid out so: what JAX raises differs by what is wrong."""
+    if problem := _misfit(spec, tuple(x.shape), mesh):
+        raise WrongArgument(
+            f"{spec!r} for an argument of shape {tuple(x.shape)} on a mesh of {_axes(mesh)}",
+            problem,
+            "",
+            "give in_specs of axes of the mesh, each once and whose sizes divide the shape",
+        )
+
+
+def _misfit(spec: PartitionSpec, shape: tuple[int, ...], mesh: AbstractMesh) -> str | None:
+    """What is wrong with the layout of an array, if anything."""
+    parts = [_names(part) for part in spec]
+    named = [name for part in parts for name in part]
+    if unknown := [name for name in named if name not in mesh.shape]:
+        return f"the mesh has no axis {unknown[0]!r}"
+    if len(set(named)) < len(named):
+        return "an axis of the mesh is named twice"
+    if len(parts) > len(shape):
+        return f"the spec is of {len(parts)} axes and the argument has {len(shape)}"
+    for n, part in zip(shape, parts, strict=False):
+        if n % (size := math.prod(mesh.shape[name] for name in part)):
+            return f"{n} elements are not divided evenly among {size} devices, by {', '.join(part)}"
+    return None
+
+
+def _names(part: Any) -> tuple[Any, ...]:
+    """The axes of the mesh along which one axis of an array is divided."""
+    if part is None or part is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return tuple(part) if isinstance(part, tuple) else (part,)
+
+
+def _axes(mesh: AbstractMesh) -> str:
+    return "{" + ", ".join(f"{k}: {n}" for k, n in mesh.shape.items()) + "}"
 
 
 def _mesh_of(tree: Any) -> AbstractMesh | None:
@@ -208,9 +291,8 @@ def _mesh_of(tree: Any) -> AbstractMesh | None:
 
 def _check_size(mesh: AbstractMesh, target: Target) -> None:
     if target.count is not None and mesh.size != target.count:
-        shape = ", ".join(f"{k}: {n}" for k, n in mesh.shape.items())
         raise WrongArgument(
-            f"target={target.name!r} with a mesh of {{{shape}}}",
+            f"target={target.name!r} with a mesh of {_axes(mesh)}",
             f"the mesh has {mesh.size} devices and the target {target.count}",
             "",
             "give axes whose sizes multiply to the number of the target's devices, or a target of "
@@ -220,9 +302,10 @@ def _check_size(mesh: AbstractMesh, target: Target) -> None:
 
 def _broadcast(specs: Any, args: tuple[Any, ...]) -> Any:
     """A PartitionSpec for each leaf of the arguments, from a prefix of their tree."""
-    specs = PartitionSpec() if specs is None else specs
+    leaf = lambda x: x is None or isinstance(x, PartitionSpec)
+    given = jax.tree.map(_spec, specs, is_leaf=leaf)
     try:
-        return jax.tree.broadcast(specs, args, is_leaf=lambda x: isinstance(x, PartitionSpec))
+        return jax.tree.broadcast(given, args, is_leaf=leaf)
     except ValueError as error:
         raise WrongArgument(
             f"in_specs={specs!r}",
@@ -231,6 +314,21 @@ def _broadcast(specs: Any, args: tuple[Any, ...]) -> Any:
             "give one PartitionSpec for all, or a tuple with one entry for each argument, each a "
             "PartitionSpec or a tree of them",
         ) from error
+
+
+def _spec(x: Any) -> PartitionSpec:
+    """What is given for an argument; None is on every device."""
+    if isinstance(x, PartitionSpec):
+        return x
+    if x is not None:
+        raise WrongArgument(
+            f"in_specs with {x!r}",
+            "it is no PartitionSpec",
+            "",
+            "give a jax.sharding.PartitionSpec for each argument, such as PartitionSpec('data'), "
+            "or None for what is on every device",
+        )
+    return PartitionSpec()
 
 
 def _is_none(x: Any) -> bool:

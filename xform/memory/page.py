@@ -17,7 +17,7 @@ from xform.files import whole
 from xform.memory.categories import CATEGORIES, REST, category
 
 _SCRIPTS = ("data", "dom", "timeline", "treemap", "table", "page")
-_KINDS = ("argument", "output", "temp", "alias", "total", "host", "code")
+_KINDS = ("argument", "output", "temp", "alias", "total", "constant", "host", "code")
 
 
 def write(

@@ -44,8 +44,8 @@ class Batch:
         return len(self.tried)
 
     def __str__(self) -> str:
-        capacity = self.fits.capacity_bytes or 0
-        rows = [[str(n), human_bytes(b), "fits" if b <= capacity else "over"]
+        # By the reports' own `fits`, every batch that fits is at most this, and no other is.
+        rows = [[str(n), human_bytes(b), "fits" if n <= self.size else "over"]
                 for n, b in sorted(self.tried.items())]  # fmt: skip
         known = "the largest batch is" if self.over else "the largest batch known to fit is"
         head = f"{self.fits.function} on {self.fits.target}: {known} {self.size}"
@@ -74,14 +74,15 @@ def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Memo
     if report.capacity_bytes is None:
         raise WrongArgument(
             f"fits on target={target!r}", "the memory of that device is not known", "",
-            "name a TPU or GPU, such as 'tpu:v5e:1x1' or 'gpu:h100'",
+            "give its memory, such as capacity='14 GiB', or name a TPU or GPU, such as "
+            "'tpu:v5e:1x1' or 'gpu:h100'",
         )  # fmt: skip
     return report
 
 
 def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 0,
-              batch_argnums: int | Sequence[int] = -1, multiple_of: int = 1, most: int = 2**20,
-              **options: Any) -> Batch:  # fmt: skip
+              batch_argnums: int | Sequence[int] | None = -1, multiple_of: int = 1,
+              most: int = 2**20, **options: Any) -> Batch:  # fmt: skip
     """The largest batch with which a function fits a target, by compiling alone.
 
     Args:
@@ -89,7 +90,8 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees, with some batch.
       target: a device whose capacity is known.
       batch_axis: which axis of the leaves of those arguments is the batch.
-      batch_argnums: positions of the arguments that have a batch; all their leaves do.
+      batch_argnums: positions of the arguments that have a batch; all their leaves do. None is all
+        arguments.
       multiple_of: sizes that are asked for, such as the number of devices the batch is sharded on.
       most: the largest batch that is asked about.
       **options: of `memory_analysis`.
@@ -99,7 +101,8 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
         batch, eight compilations may not find the last that fits: `over` is then None.
 
     Raises:
-      WrongArgument: not even the smallest batch fits, or the arguments have no such axis.
+      WrongArgument: not even the smallest batch fits, the arguments have no such axis, or no batch
+        is a multiple of `multiple_of` and at most `most`.
 
     Cost: at most eight compilations. Bytes grow nearly linearly with the batch, so a line through
     the nearest to the capacity and another far from it says where to look next.
@@ -109,8 +112,8 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     >>> found.size
     384
     """
-    ones = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
-    places = {i % len(args) for i in ones}
+    _check_sizes(multiple_of, most)
+    places = _places(len(args), batch_argnums)
     tried: dict[int, MemoryReport] = {}
 
     def at(units: int) -> MemoryReport:
@@ -216,6 +219,31 @@ def _next(tried: Mapping[int, MemoryReport], low: int, high: int) -> int:
     if guess < high:
         return max(guess, low + 1)
     return (low + high) // 2 if high in tried else high - 1
+
+
+def _check_sizes(multiple_of: int, most: int) -> None:
+    if not 1 <= multiple_of <= most:
+        raise WrongArgument(
+            f"max_batch with multiple_of={multiple_of!r}, most={most!r}",
+            "there is no positive multiple of the one that is at most the other",
+            "",
+            "give a multiple_of from 1 to most",
+        )
+
+
+def _places(count: int, batch_argnums: int | Sequence[int] | None) -> set[int]:
+    """Which of that many arguments have a batch."""
+    if batch_argnums is None:
+        return set(range(count))
+    ones = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
+    if any(not -count <= i < count for i in ones):
+        raise WrongArgument(
+            f"max_batch with batch_argnums={batch_argnums!r}",
+            f"the function is given {count} positional arguments",
+            "",
+            "give positions of the arguments that have a batch, or None for all of them",
+        )
+    return {i % count for i in ones}
 
 
 def _batch(args: Sequence[Any], places: set[int], axis: int) -> int:

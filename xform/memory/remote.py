@@ -52,6 +52,7 @@ def compile_there(lowered: Lowered, target: Target, timeout_seconds: float) -> A
             "target": {"platform": target.platform, "topology": target.topology},
             "axes": lowered.axes,
             "donated": lowered.donated,
+            "options": lowered.options,
         }
         (folder / "request.json").write_text(json.dumps(request))
         (folder / "program").write_bytes(lowered.program)

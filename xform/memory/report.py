@@ -22,10 +22,13 @@ from xform.text import columns, human_bytes, human_flops, human_seconds
 
 # Lines of a table that is printed.
 _LINES = 12
-_BYTES = ("argument", "output", "temp", "alias", "total", "host", "code")
+_BYTES = ("argument", "output", "temp", "alias", "total", "constant", "host", "code")
+# Those of which most programs have none.
+_RARE = ("constant", "host")
 _NOTES = {
     "alias": "outputs in the memory of donated arguments",
     "total": "argument + output + temp - alias",
+    "constant": "in the program: arrays that the function closes over",
     "host": "offloaded, in the host's memory",
 }
 # Properties of buffers that a report can be grouped by.
@@ -93,6 +96,11 @@ class MemoryReport:
         return self.compilation.alias_bytes
 
     @property
+    def constant_bytes(self) -> int:
+        """Arrays that are part of the program, beside the headline: those it closes over."""
+        return self.compilation.constant_bytes
+
+    @property
     def host_bytes(self) -> int:
         """What waits in host memory (offloaded values)."""
         return self.compilation.host_bytes
@@ -124,8 +132,9 @@ class MemoryReport:
 
     @property
     def head_room_bytes(self) -> int | None:
-        """What is left of the capacity; negative if the program is over it."""
-        return None if self.capacity_bytes is None else self.capacity_bytes - self.total_bytes
+        """What is left of the capacity, constants counted; negative if the program is over it."""
+        capacity = self.capacity_bytes
+        return None if capacity is None else capacity - self.compilation.device_bytes
 
     @property
     def fits(self) -> bool:
@@ -283,8 +292,8 @@ class MemoryReport:
 
     def _bytes(self) -> Iterator[list[str]]:
         for k in _BYTES:
-            if k != "host" or self.host_bytes:
-                yield [k, human_bytes(getattr(self, f"{k}_bytes")), _NOTES.get(k, "")]
+            if (size := getattr(self, f"{k}_bytes")) or k not in _RARE:
+                yield [k, human_bytes(size), _NOTES.get(k, "")]
         if (room := self.head_room_bytes) is not None:
             name = "head-room" if room >= 0 else "over by"
             yield [name, human_bytes(abs(room)), f"of {human_bytes(self.capacity_bytes or 0)}"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-_OPTIMIZER = {"opt", "optimizer", "optim", "opt_state", "mu", "nu", "momentum", "trace", "ema"}
+_OPTIMIZER = {"opt", "optimizer", "optim", "opt_state", "mu", "nu", "momentum", "ema"}
 _PARAMETER = {"param", "params", "parameter", "parameters", "weight", "weights", "kernel", "bias",
               "embedding", "model", "variables"}  # fmt: skip
+# A field of optax's momentum; an argument of that name is anything.
+_TRACE = re.compile(r"\.trace\b")
 
 
 def role(name: str) -> str:
@@ -18,8 +20,10 @@ def role(name: str) -> str:
     >>> from xform.memory.roles import role
     >>> role("state.opt_state[0].mu['dense']['kernel']"), role("params['w']"), role("tokens")
     ('optimizer state', 'parameter', 'argument')
+    >>> role("params_0"), role("state[0].trace['w']"), role("trace")
+    ('parameter', 'optimizer state', 'argument')
     """
-    words = set(re.findall(r"[a-z_]+", name.lower()))
-    if words & _OPTIMIZER:
+    words = set(re.findall(r"[a-z]+(?:_[a-z]+)*", name.lower()))
+    if words & _OPTIMIZER or _TRACE.search(name):
         return "optimizer state"
     return "parameter" if words & _PARAMETER else "argument"

@@ -17,6 +17,8 @@ from xform.errors import MissingExtra, WrongArgument
 
 # Slices of a TPU that are named in messages, by the axes of its interconnect.
 _SLICES = {2: "1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16", 3: "1x1x1, 2x2x1, 2x2x2, 2x2x4, 4x4x4"}
+# As many devices as a CPU is taken for; each is threads and memory of the process that compiles.
+_MOST_CPUS = 4096
 # GPUs of one host.
 _HOST = 8
 # What libtpu takes a single chip for is a part of a host, unless it is told.
@@ -80,7 +82,7 @@ def parse_target(name: str | None) -> Target:
     if name in ("cpu", "gpu", "tpu"):
         return _own(name)
     if kind == "cpu" and len(rest) == 1 and _number(rest[0]):
-        return Target(name, "cpu", Device(name="CPU"), int(rest[0]))
+        return _cpu(name, int(rest[0]))
     if kind == "tpu" and len(rest) == 2 and rest[0] in TPUS:
         return _tpu(name, TPUS[rest[0]], rest[1])
     if kind == "gpu" and 1 <= len(rest) <= 2 and rest[0] in GPUS:
@@ -103,10 +105,22 @@ def _own(backend: str) -> Target:
     return Target(backend, {"gpu": "cuda"}.get(backend, backend), own)
 
 
+def _cpu(name: str, count: int) -> Target:
+    if count > _MOST_CPUS:
+        raise WrongArgument(
+            f"target={name!r}",
+            f"a CPU is taken for {_MOST_CPUS} devices at most",
+            "",
+            f"give a number from 1 to {_MOST_CPUS}",
+        )
+    return Target(name, "cpu", Device(name="CPU"), count)
+
+
 def _tpu(name: str, device: Tpu, slice_: str) -> Target:
-    sizes = [int(n) for n in slice_.split("x")] if re.fullmatch(r"\d+(x\d+)*", slice_) else []
+    axes = slice_.split("x")
+    sizes = [int(n) for n in axes] if all(map(_number, axes)) else []
     one = set(sizes) == {1}
-    if len(sizes) != device.axes or not (one or all(n and n % 2 == 0 for n in sizes[:2])):
+    if len(sizes) != device.axes or not (one or all(n % 2 == 0 for n in sizes[:2])):
         raise WrongArgument(
             f"target={name!r}",
             f"{slice_!r} is no slice of {device.name}, of which the chips are in {device.axes} "

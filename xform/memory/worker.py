@@ -14,7 +14,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,15 @@ KINDS = ("argument", "output", "temp", "alias", "generated_code",
          "host_argument", "host_output", "host_temp", "host_alias")  # fmt: skip
 
 
-def compile_and_read(lowered: Any, dump: Path) -> tuple[dict[str, Any], bytes | None]:
-    """Compile: bytes by kind, and seconds; and the HloProto with its buffer assignment.
+def compile_and_read(
+    lowered: Any, dump: Path, given: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], bytes | None]:
+    """Compile, with the options that are given: bytes by kind, and seconds; and the HloProto.
 
-    The proto is None where none was written (a compilation cache had the program). A program that
-    the compiler refuses, such as one that is too big, is answered with `error`.
+    The proto is None where the compiler wrote none. A program that the compiler refuses, such as
+    one that is too big, is answered with `error`.
     """
-    options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_proto": True}
+    options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_proto": True, **(given or {})}
     start = time.perf_counter()
     try:
         stats = lowered.compile(compiler_options=options).memory_analysis()
@@ -94,7 +96,8 @@ def answer(folder: Path) -> None:
     """Compile the request in a folder."""
     request = json.loads((folder / "request.json").read_text())
     exported = export.deserialize(bytearray((folder / "program").read_bytes()))
-    said, module = compile_and_read(lower(exported, request), folder / "dump")
+    lowered = lower(exported, request)
+    said, module = compile_and_read(lowered, folder / "dump", request["options"])
     if module is not None:
         (folder / "module").write_bytes(module)
     (folder / "answer.json").write_text(json.dumps(said))

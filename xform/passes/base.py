@@ -6,10 +6,11 @@ import abc
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xform.errors import WrongArgument
@@ -104,6 +105,11 @@ class Pipeline(Pass):
     verified: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.passes, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WrongArgument(
+                "Pipeline", f"{self.passes!r} is no list of passes", "",
+                "give a list, such as Pipeline([xform.passes.Cse()])",
+            )  # fmt: skip
         object.__setattr__(self, "passes", tuple(self.passes))
         for p in self.passes:
             if not isinstance(p, Pass):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -158,6 +164,12 @@ def _optimized(by: Pass, f: Callable[..., Any]) -> Callable[..., Any]:
             return ys
 
         ys = evaluate(by.program(trace(flat, *arrays)), arrays)
-        return jax.tree.unflatten(out[0], ys)
+        return jax.tree.unflatten(out[0], map(_array, ys))
 
     return run
+
+
+def _array(y: Any) -> Any:
+    """An output as jit returns it: constants become arrays, and keep their weak types."""
+    kept = isinstance(y, jax.Array) or getattr(y, "dtype", None) == jax.dtypes.float0
+    return y if kept else jnp.asarray(y)

@@ -8,6 +8,7 @@ times has one program and, if it keeps the same, one choice.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,8 @@ import numpy as np
 from xform._jax import JaxprEqn, Literal, Offloadable, Var, frame
 from xform.errors import OtherProgram
 from xform.interpret.joint import Joint
-from xform.interpret.node import fork_p
+from xform.interpret.node import Node, fork_p
+from xform.ir import Program, program
 from xform.planner.choice import Choice
 from xform.planner.loops import Shape
 
@@ -29,7 +31,7 @@ class Record:
     """Decisions for one program, as JSON has them.
 
     Attributes:
-      programs: of each Joint, its forward and second equations as lines.
+      programs: of each Joint, its forward and second equations as lines, its inputs and outputs.
       choices: of each Choice, its program, the numbers of the values that it saves, those that it
         offloads with their memories, the choices of its nodes by the place of their equation, and
         how many states its loop stores.
@@ -154,8 +156,16 @@ def lines(joint: Joint) -> tuple[str, ...]:
         names: dict[Any, str] = {}
         for v in itertools.chain((v for v, _ in joint.program.consts), joint.program.inputs):
             names[v] = f"i{len(names)}"
-        cache["lines", joint] = tuple(_lines((*joint.first, *joint.second), names))
+        made = tuple(_lines((*joint.first, *joint.second), names))
+        cache["lines", joint] = (*made, *_ends(joint, names))
     return cache["lines", joint]
+
+
+def _ends(joint: Joint, names: Mapping[Any, str]) -> Iterator[str]:
+    """What goes into a Joint, and what comes out of its parts."""
+    yield f"inputs {' '.join(v.aval.str_short() for v in joint.inputs)}"
+    for atoms in (joint.outputs, joint.second_outputs):
+        yield f"outputs {' '.join(names[v] if isinstance(v, Var) else str(v) for v in atoms)}"
 
 
 def _lines(equations: Sequence[JaxprEqn], names: dict[Any, str]) -> Iterator[str]:
@@ -164,8 +174,7 @@ def _lines(equations: Sequence[JaxprEqn], names: dict[Any, str]) -> Iterator[str
         for v in eqn.outvars:
             names[v] = f"v{len(names)}"
         types = " ".join(v.aval.str_short() for v in eqn.outvars)
-        params = ", ".join(f"{k}={x}" for k, v in sorted(eqn.params.items()) if (x := _said(v)))
-        yield f"{types} = {eqn.primitive.name}[{params}] {' '.join(reads)}"
+        yield f"{types} = {eqn.primitive.name}[{_parameters(eqn)}] {' '.join(reads)}"
 
 
 def _said(value: Any) -> str:
@@ -174,4 +183,22 @@ def _said(value: Any) -> str:
         return str(value)
     if isinstance(value, tuple | list):
         return f"({', '.join(map(_said, value))})"
-    return ""
+    if isinstance(value, Node):
+        return f"{value.eqn.primitive.name}[{_parameters(value.eqn)}]"
+    return _digest(program(value)) if hasattr(value, "eqns") else ""
+
+
+def _parameters(eqn: JaxprEqn) -> str:
+    return ", ".join(f"{k}={x}" for k, v in sorted(eqn.params.items()) if (x := _said(v)))
+
+
+def _digest(prog: Program) -> str:
+    """The same for equal programs, which stand within an equation."""
+    if "digest" not in prog.cache:
+        names: dict[Any, str] = {}
+        for v in itertools.chain((v for v, _ in prog.consts), prog.inputs):
+            names[v] = f"i{len(names)}"
+        made = [*_lines(prog.equations, names)]
+        made += [names[v] if isinstance(v, Var) else str(v) for v in prog.outputs]
+        prog.cache["digest"] = hashlib.sha256("\n".join(made).encode()).hexdigest()[:16]
+    return prog.cache["digest"]

@@ -7,8 +7,10 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import jax
 
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.memory.analysis import memory_analysis
@@ -139,18 +141,21 @@ def compare(
     >>> [entry.policy for entry in table]
     ['min_cut', 'save_nothing']
     """
-    named = policies if isinstance(policies, Mapping) else {
-        said(min_cut if p is None else p): p for p in policies
-    }  # fmt: skip
-    if not named:
+    asked = f"compare of {f!r}"
+    if not callable(f):
+        raise WrongArgument(asked, "it is not callable", "", "pass the function, then arguments")
+    named = policies if isinstance(policies, Mapping) else _named(policies, asked)
+    where = [targets] if isinstance(targets, str) else list(targets)
+    if not named or not where:
         raise WrongArgument(
-            "compare with no policies",
-            "there is nothing to compare",
+            asked,
+            f"there are {len(named)} policies and {len(where)} targets: nothing to compare",
             "",
-            "give policies, such as [None, xform.policies.save_nothing]",
+            "give policies, such as [None, xform.policies.save_nothing], and targets, of which "
+            "None is JAX's default backend",
         )
     entries: list[Entry] = []
-    for target in targets:
+    for target in where:
         for name, policy in named.items():
             if progress:
                 progress(name, target or "default backend")
@@ -158,8 +163,26 @@ def compare(
                 report = kept_on(target, f, args, policy, argnums, **options)
                 entries.append(Entry(name, report.target, report))
             except BudgetInfeasible as error:
-                entries.append(Entry(name, target or "", None, error.floor_bytes))
+                entries.append(Entry(name, target or jax.default_backend(), None,
+                                     error.floor_bytes))  # fmt: skip
     return Comparison(getattr(f, "__name__", type(f).__name__), tuple(entries))
+
+
+def _named(policies: Any, asked: str) -> dict[str, Policy]:
+    """Policies by what they are called; those that are called the same are numbered."""
+    if callable(policies) or isinstance(policies, str) or not isinstance(policies, Iterable):
+        raise WrongArgument(
+            asked,
+            f"policies={policies!r} is no list of policies",
+            "",
+            "give a list, such as [None, xform.policies.save_nothing], or policies by name",
+        )
+    found: dict[str, Policy] = {}
+    for policy in policies:
+        name = said(min_cut if policy is None else policy)
+        alike = sum(known.partition(" (")[0] == name for known in found)
+        found[f"{name} ({alike + 1})" if alike else name] = policy
+    return found
 
 
 def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
@@ -175,7 +198,7 @@ def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
         run, given = _with_policy(f, policy, argnums)
         return memory_analysis(run, *args, target=target, **given, **options)
     inner, taken, sizes = policy, 0.0, list[int]()
-    while len(sizes) < _COMPILES and taken < policy.bytes:
+    while not sizes or (len(sizes) < _COMPILES and taken < policy.bytes):
         run, given = _with_policy(f, inner, argnums)
         try:
             report = memory_analysis(run, *args, target=target, **given, **options)

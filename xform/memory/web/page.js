@@ -30,7 +30,7 @@ function headline() {
     (device.count > 1 ? `, ${device.count} devices; bytes are per device` : "");
   $$("headline").replaceChildren(humanBytes(total), make("small", {},
     capacity ? ` of ${humanBytes(capacity)}${each}` : ` at its peak${each}`));
-  const spare = capacity - total, room = $$("room");
+  const spare = capacity - total - report.constant_bytes, room = $$("room");
   room.className = !capacity ? "muted" : spare < 0 ? "over" : "fits";
   room.textContent = !capacity ? "The capacity of the device is not known."
     : spare < 0 ? `Does not fit: ${humanBytes(-spare)} too much`
@@ -49,6 +49,7 @@ function headline() {
     ["Outputs", humanBytes(kinds[1][1]),
       `and ${humanBytes(report.alias_bytes)} in place of donated arguments`, "--kind-b"],
     ["Temporaries", humanBytes(report.temp_bytes), "all in between, at its peak", "--kind-c"],
+    ["Constants", humanBytes(report.constant_bytes), "in the program, not in the total"],
     ["Host memory", humanBytes(report.host_bytes), "offloaded, not in the total"],
     ["Code", humanBytes(report.code_bytes), "not in the total"],
     ["Work", humanFlops(report.flops), device.count > 1 ? "over all devices" : "in one call"],
@@ -80,7 +81,7 @@ function comparison(shown) {
     const capacity = r.device.capacity_bytes;
     const bar = make("div", { class: "thin" });
     fillBar(bar, [["", r.total_bytes, "--kind-b"]], capacity, whole);
-    const spare = capacity - r.total_bytes;
+    const spare = capacity - r.total_bytes - r.constant_bytes;
     const room = !capacity ? "" : `${humanBytes(Math.abs(spare))} ${spare < 0 ? "too much" : "to spare"}`;
     const choice = { type: "button", "aria-pressed": i === shown, onclick: () => open(i) };
     const row = make("tr", {},
