@@ -74,8 +74,10 @@ def reports(targets: Iterable[str]) -> None:
             if name.startswith("GPT-2") and target == "tpu:v5e:1x1":
                 report.save_html(HERE / "gpt2.html")
                 report.plot(HERE / "gpt2.png")
-            table.append([name, target, gib(report.total_bytes), gib(report.temp_bytes),
-                          gib(report.capacity_bytes), replayed(report), f"{lined:.1%}",
+            made = report.assignment  # none of a refused program
+            table.append([name, target, gib(report.total_bytes),
+                          gib(report.temp_bytes if made else None), gib(report.capacity_bytes),
+                          replayed(report), f"{lined:.1%}" if made else "",
                           f"{1e3 * report.seconds:.0f} ms" if report.seconds else "",
                           f"{seconds:.0f}"])  # fmt: skip
             print(table[-1], flush=True)

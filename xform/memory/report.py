@@ -28,7 +28,7 @@ _RARE = ("constant", "host")
 _NOTES = {
     "alias": "outputs in the memory of donated arguments",
     "total": "argument + output + temp - alias",
-    "constant": "in the program: arrays that the function closes over",
+    "constant": "in the program: such as arrays that the function closes over",
     "host": "offloaded, in the host's memory",
 }
 # Properties of buffers that a report can be grouped by.
