@@ -171,6 +171,12 @@ def test_a_target_that_is_no_name() -> None:
         xform.fits(step, f32(64, 64), f32(4, 64), target=7)  # type: ignore[arg-type]
 
 
+def test_nothing_fits_no_room() -> None:
+    report = xform.fits(step, f32(64, 64), f32(4, 64), target="cpu", capacity=0)
+    assert not report.fits
+    assert "it is over by" in report.compilation.verdict()
+
+
 @pytest.mark.parametrize("capacity", ["a lot", -1, 1.5])
 def test_a_capacity_that_is_none(capacity: Any) -> None:
     with pytest.raises(WrongArgument, match="it is not a number of bytes"):
