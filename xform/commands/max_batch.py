@@ -13,9 +13,8 @@ from xform.commands.reports import add_targets, options
 def run(args: argparse.Namespace) -> str:
     """The largest batch with which a function fits a device, by compiling alone."""
     on = given(args)
-    places = range(len(on.args)) if args.batch_argnums is None else args.batch_argnums
     found = xform.max_batch(on.f, *on.args, target=args.target, batch_axis=args.batch_axis,
-                            batch_argnums=places, multiple_of=args.multiple_of,
+                            batch_argnums=args.batch_argnums, multiple_of=args.multiple_of,
                             **options(args))  # fmt: skip
     if args.json:
         return json.dumps({"batch": found.size, "tried": found.tried}, indent=1)

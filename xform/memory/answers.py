@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -43,6 +44,11 @@ class Answer:
     module: bytes | None
     error: str = ""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the compiler failed, and not because the program is too big for the device."""
+        return bool(self.error) and "RESOURCE_EXHAUSTED" not in self.error
+
 
 _remembered: collections.OrderedDict[str, Answer] = collections.OrderedDict()
 
@@ -59,7 +65,7 @@ def answered(program: bytes, *decides: str, ask: Callable[[], Answer]) -> Answer
         found = _read(file) if file else None
         if found is None:
             found = ask()
-            if found.error and "RESOURCE_EXHAUSTED" not in found.error:
+            if found.failed:
                 return found  # it may be another one the next time
             if file:
                 _write(file, found)
@@ -69,6 +75,7 @@ def answered(program: bytes, *decides: str, ask: Callable[[], Answer]) -> Answer
     return _remembered[name]
 
 
+@functools.cache
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

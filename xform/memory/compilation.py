@@ -215,7 +215,7 @@ def _abstract(x: Any) -> bool:
 
 def _compilation(name: str, goal: Target, devices: int, said: Answer, jaxpr: Any,
                  arguments: tuple[str, ...] = ()) -> Compilation:  # fmt: skip
-    if said.error and "RESOURCE_EXHAUSTED" not in said.error:
+    if said.failed:
         raise CompilationFailed(
             f"{name} for target={goal.name!r}",
             f"the compiler refused it: {said.error.strip().splitlines()[0]}",

@@ -90,31 +90,35 @@ def _fused(module: Module, i: Instruction, operands: list[Instruction]) -> int:
     (body,) = i.called
     root = module.root(body)
     parts = [module.instructions[o] for o in root.operands] if root.opcode == "tuple" else [root]
-    read = sum(min(_size(o.shape), _read(module, body, k)) for k, o in enumerate(operands))
+    reads = _reads(module, body)
+    read = sum(min(_size(o.shape), reads[k]) for k, o in enumerate(operands))
     return int(read) + sum(_written(module, part) for part in parts)
 
 
-def _read(module: Module, body: int, number: int) -> float:
-    """Bytes that a fused computation reads of a parameter; infinite for all of it."""
+def _reads(module: Module, body: int) -> dict[int, float]:
+    """Bytes that a fused computation reads of each parameter, by number; infinite for all of it."""
     inside = module.computations[body].instructions
     readers: dict[int, list[Instruction]] = {}
     for i in inside:
         for o in dict.fromkeys(i.operands):
             readers.setdefault(o, []).append(i)
-    start = next(i for i in inside if i.opcode == "parameter" and i.number == number)
-    views, total = [start.id], 0.0
-    for v in views:
-        for r in readers.get(v, ()):
-            if r.opcode == "bitcast":
-                views.append(r.id)
-            elif r.opcode == "fusion":
-                places = (k for k, o in enumerate(r.operands) if o == v)
-                total += sum(_read(module, r.called[0], k) for k in places)
-            elif v in r.operands[1:] or r.opcode not in (*_CUTS, "dynamic-update-slice"):
-                return math.inf
-            elif r.opcode in _CUTS:
-                total += _size(r.shape)
-    return math.inf if module.computations[body].root in views else total
+
+    def read(start: int) -> float:
+        views, total = [start], 0.0
+        for v in views:
+            for r in readers.get(v, ()):
+                if r.opcode == "bitcast":
+                    views.append(r.id)
+                elif r.opcode == "fusion":
+                    inner = _reads(module, r.called[0])
+                    total += sum(inner[k] for k, o in enumerate(r.operands) if o == v)
+                elif v in r.operands[1:] or r.opcode not in (*_CUTS, "dynamic-update-slice"):
+                    return math.inf
+                elif r.opcode in _CUTS:
+                    total += _size(r.shape)
+        return math.inf if module.computations[body].root in views else total
+
+    return {p.number: read(p.id) for p in inside if p.opcode == "parameter"}
 
 
 def _written(module: Module, part: Instruction) -> int:

@@ -153,12 +153,16 @@ def lines(joint: Joint) -> tuple[str, ...]:
     """The equations of a Joint as text; equal for equal programs, whatever made them."""
     cache = joint.program.cache
     if ("lines", joint) not in cache:
-        names: dict[Any, str] = {}
-        for v in itertools.chain((v for v, _ in joint.program.consts), joint.program.inputs):
-            names[v] = f"i{len(names)}"
+        names = _given(joint.program)
         made = tuple(_lines((*joint.first, *joint.second), names))
         cache["lines", joint] = (*made, *_ends(joint, names))
     return cache["lines", joint]
+
+
+def _given(prog: Program) -> dict[Any, str]:
+    """Names of the constants and inputs of a program."""
+    given = dict.fromkeys((*(v for v, _ in prog.consts), *prog.inputs))
+    return {v: f"i{n}" for n, v in enumerate(given)}
 
 
 def _ends(joint: Joint, names: Mapping[Any, str]) -> Iterator[str]:
@@ -195,9 +199,7 @@ def _parameters(eqn: JaxprEqn) -> str:
 def _digest(prog: Program) -> str:
     """The same for equal programs, which stand within an equation."""
     if "digest" not in prog.cache:
-        names: dict[Any, str] = {}
-        for v in itertools.chain((v for v, _ in prog.consts), prog.inputs):
-            names[v] = f"i{len(names)}"
+        names = _given(prog)
         made = [*_lines(prog.equations, names)]
         made += [names[v] if isinstance(v, Var) else str(v) for v in prog.outputs]
         prog.cache["digest"] = hashlib.sha256("\n".join(made).encode()).hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import inspect
@@ -178,10 +179,11 @@ def _named(policies: Any, asked: str) -> dict[str, Policy]:
             "give a list, such as [None, xform.policies.save_nothing], or policies by name",
         )
     found: dict[str, Policy] = {}
+    alike = collections.Counter[str]()
     for policy in policies:
         name = said(min_cut if policy is None else policy)
-        alike = sum(known.partition(" (")[0] == name for known in found)
-        found[f"{name} ({alike + 1})" if alike else name] = policy
+        alike[name] += 1
+        found[name if alike[name] == 1 else f"{name} ({alike[name]})"] = policy
     return found
 
 
