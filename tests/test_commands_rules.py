@@ -1,11 +1,11 @@
 """`python -m xform rules`."""
 
 import json
+from pathlib import Path
 
-import pytest
-
-import xform
+from tests.rules.tested import how_tested
 from xform import commands
+from xform.commands.rules import TESTED
 
 
 def table(*args: str) -> list[dict[str, str]]:
@@ -16,7 +16,7 @@ def test_rules() -> None:
     rows = {row["primitive"]: row for row in table()}
     assert rows["sin"] | {"tested": ""} == {
         "primitive": "sin", "word": "pointwise", "jvp": "yes", "pull": "yes",
-        "transpose": "if linear", "tested": "", "reason": "",
+        "transpose": "if linear", "tested": "", "traits": "elementwise, dear", "reason": "",
     }  # fmt: skip
     assert "case" in rows["sin"]["tested"]
     assert rows["scan"]["tested"] == "tests/rules/test_structured.py"
@@ -39,8 +39,13 @@ def test_text() -> None:
     assert "tan  " in commands.run(["rules", "tan"])
 
 
-def test_outside_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    monkeypatch.setattr(xform, "__file__", str(tmp_path / "xform" / "__init__.py"))
-    text = commands.run(["rules", "sin"])
-    assert "?" in text
-    assert "checkout" in text.splitlines()[-1]
+def test_what_is_tested_is_told_in_an_installed_copy_too() -> None:
+    assert json.loads(TESTED.read_text()) == how_tested(), "run: python -m tests.rules.tested"
+    assert TESTED.parent == Path(commands.__file__).parent
+
+
+def test_traits() -> None:
+    rows = {row["primitive"]: row["traits"] for row in table()}
+    assert rows["reshape"] == "movement, view"
+    assert rows["jit"] == "not foldable, call=jaxpr"
+    assert rows["psum"] == "collective"

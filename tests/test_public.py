@@ -16,8 +16,8 @@ PUBLIC = {
     "value_and_grad", "vjp", "while_checkpoints", "why_oom",
 }  # fmt: skip
 EXTEND = {
-    "RULES", "Node", "Structured", "add_rule", "bilinear", "composite", "constant", "linear",
-    "pointwise",
+    "RULES", "Node", "Structured", "Traits", "add_rule", "bilinear", "composite", "constant",
+    "linear", "pointwise",
 }  # fmt: skip
 FUNCTIONS = sorted(n for n in PUBLIC if inspect.isfunction(getattr(xform, n)))
 SAME_AS_JAX = ["grad", "value_and_grad", "jvp", "vjp", "linearize", "jacfwd", "jacrev", "jacobian",

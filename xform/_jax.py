@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,16 @@ from jax.extend.core import (
     take_current_trace,
 )
 from jax.extend.core import primitives as jax_primitives
+from jax.extend.core.primitives import (
+    broadcast_in_dim_p,
+    cond_p,
+    conv_general_dilated_p,
+    dot_general_p,
+    jit_p,
+    name_p,
+    scan_p,
+    while_p,
+)
 from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.ref import AbstractRef
 from jaxlib import xla_client
@@ -54,10 +65,14 @@ __all__ = [
     "add_to",
     "argument_names",
     "batching",
+    "broadcast_in_dim_p",
     "closed",
     "compiler_options",
     "compute_on",
+    "cond_p",
+    "conv_general_dilated_p",
     "cotangent_aval",
+    "dot_general_p",
     "equation",
     "float0_zeros",
     "frame",
@@ -66,8 +81,11 @@ __all__ = [
     "is_zero",
     "jax_primitives",
     "jaxprs_of",
+    "jit_p",
     "mlir",
+    "name_p",
     "name_stack",
+    "named",
     "opaque_equation",
     "perturbed",
     "policy_answer",
@@ -75,6 +93,7 @@ __all__ = [
     "pull_custom_vjp",
     "registered",
     "scan_counts",
+    "scan_p",
     "set_current_trace",
     "source",
     "staging",
@@ -82,6 +101,7 @@ __all__ = [
     "tangent_aval",
     "trace_of",
     "weak_as",
+    "while_p",
     "zeros",
 ]
 
@@ -211,6 +231,27 @@ def primitives() -> dict[str, Primitive]:
     """The primitives that JAX names publicly, by name."""
     found = {k: getattr(jax_primitives, k) for k in dir(jax_primitives) if k.endswith("_p")}
     return {p.name: p for p in found.values()}
+
+
+def named(name: str) -> Primitive | None:
+    """JAX's own primitive of this name; None where no module of JAX's that is loaded has one.
+
+    JAX names some of its primitives publicly; of the others, and of those in modules that are
+    loaded late, all that is known is that a module of JAX's holds them. Somebody else's primitive
+    of the same name is not one of those.
+    """
+    if name not in _OWN:
+        for module in sys.modules.keys() - _SEEN:
+            holds = sys.modules[module] if module.partition(".")[0] == "jax" else None
+            if not getattr(getattr(holds, "__spec__", None), "_initializing", False):
+                _SEEN.add(module)
+            found = [x for x in vars(holds).values() if isinstance(x, Primitive)] if holds else []
+            _OWN.update((p.name, p) for p in found)
+    return _OWN.get(name)
+
+
+_OWN: dict[str, Primitive] = {}
+_SEEN: set[str] = set()  # the modules that were looked through
 
 
 def registered() -> set[str]:

@@ -16,15 +16,21 @@ operations, from which the pullback is derived. Formulas take the primitive's pa
 keyword-only arguments, and every parameter that is not None, False or empty must be taken by one of
 them. A subclass of `Structured` describes a primitive that holds programs. Test what you declare
 with `xform.testing.check_rule`.
+
+A rule is that of the Primitive object, whatever its name. `traits` tells planner and passes what
+else is known of it: `Traits(fusion="elementwise")` that XLA fuses it, `flops=` what it costs,
+`random=True` that it is not to be run again.
 """
 
 from xform.interpret.node import Node, Structured
 from xform.table import RULES, add_rule, bilinear, composite, constant, linear, pointwise
+from xform.traits import Traits
 
 __all__ = [
     "RULES",
     "Node",
     "Structured",
+    "Traits",
     "add_rule",
     "bilinear",
     "composite",

@@ -60,6 +60,17 @@ def program(jaxpr: Any) -> Program:
     return found
 
 
+def forget() -> None:
+    """Read jaxprs anew from now on: what was derived from their Programs no longer holds."""
+    _PROGRAMS.clear()
+
+
+def lifted(prog: Program) -> tuple[Program, list[Any]]:
+    """The program with what it closed over as leading inputs; and the values of those."""
+    inputs = (*(v for v, _ in prog.consts), *prog.inputs)
+    return Program(inputs, (), prog.equations, prog.outputs), [x for _, x in prog.consts]
+
+
 def _read(jaxpr: Any) -> Program:
     opened, consts = closed(pure(jaxpr) if makes_references(jaxpr) else jaxpr)
     pairs = tuple(zip(opened.constvars, consts, strict=True))

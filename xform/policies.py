@@ -18,7 +18,15 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Offloadable, Primitive, policy_answer
+from xform._jax import (
+    JaxprEqn,
+    Offloadable,
+    Primitive,
+    conv_general_dilated_p,
+    dot_general_p,
+    name_p,
+    policy_answer,
+)
 from xform.errors import WrongArgument
 from xform.text import byte_count, human_bytes
 
@@ -54,10 +62,10 @@ class Dots:
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
         """The answer, in JAX's protocol."""
-        if prim.name == "dot_general":
+        if prim is dot_general_p:
             _, batch_dims = params["dimension_numbers"]
             return self.answer if self.batch or not any(map(len, batch_dims)) else False
-        return self.answer if self.batch and prim.name == "conv_general_dilated" else False
+        return self.answer if self.batch and prim is conv_general_dilated_p else False
 
     def __repr__(self) -> str:
         return self.name
@@ -87,7 +95,7 @@ class MinCut:
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
         """Whether a primitive is one that is costly to run again."""
-        return prim.name in ("dot_general", "conv_general_dilated")
+        return prim in (dot_general_p, conv_general_dilated_p)
 
     def __repr__(self) -> str:
         return (
@@ -134,7 +142,7 @@ class Tagged:
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
         """Whether a value bears one of the names."""
-        return prim.name == "name" and params["name"] in self.names
+        return prim is name_p and params["name"] in self.names
 
     def __repr__(self) -> str:
         return repr(self.planned)
@@ -151,7 +159,7 @@ class Names:
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
         """The answer, in JAX's protocol."""
-        if prim.name != "name":
+        if prim is not name_p:
             return False
         name = params["name"]
         if self.excluded is not None:

@@ -19,10 +19,15 @@ from xform._jax import (
     JaxprEqn,
     Primitive,
     closed,
+    cond_p,
     frame,
+    jit_p,
     name_stack,
+    named,
     scan_counts,
+    scan_p,
     source,
+    while_p,
 )
 from xform.equation import bind, read, write
 from xform.errors import NotDifferentiable
@@ -48,7 +53,7 @@ class Cell:
 
 def makes_references(jaxpr: Any) -> bool:
     """Whether equations of a jaxpr, nested ones aside, make references."""
-    return any(eqn.primitive.name in _MAKERS for eqn in closed(jaxpr)[0].eqns)
+    return any(eqn.primitive in _MAKERS for eqn in closed(jaxpr)[0].eqns)
 
 
 def pure(jaxpr: Any) -> Any:
@@ -60,16 +65,16 @@ def pure(jaxpr: Any) -> Any:
 
 def involves(primitive: Primitive, args: Sequence[Any]) -> bool:
     """Whether an operation makes a reference, or is on a cell."""
-    return primitive.name in _MAKERS or any(isinstance(x, Cell) for x in args)
+    return primitive in _MAKERS or any(isinstance(x, Cell) for x in args)
 
 
 def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
           where: str = "") -> list[Any]:  # fmt: skip
     """Outputs of an operation that `involves` references; cells among `args` change."""
     name = primitive.name
-    if name in _OPERATIONS:
-        return _OPERATIONS[name](params, *args)
-    if name not in _PROGRAMS:
+    if primitive in _OPERATIONS:
+        return _OPERATIONS[primitive](params, *args)
+    if primitive not in _PROGRAMS:
         raise NotDifferentiable(
             f"derivative of a program in which {name} uses a mutable reference",
             f"what a reference holds cannot be passed through {name}",
@@ -77,7 +82,7 @@ def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
             f"read the reference before, pass the value to {name}, and write what it returns",
         )
     cells = list(dict.fromkeys(x for x in args if isinstance(x, Cell)))
-    outs, values = _PROGRAMS[name](params, list(args), cells)
+    outs, values = _PROGRAMS[primitive](params, list(args), cells)
     for cell, value in zip(cells, values, strict=True):
         cell.value = value
     return list(outs)
@@ -221,20 +226,24 @@ def _run_state(params: dict[str, Any], *values: Value) -> list[Any]:
     return _held(cells)
 
 
-_MAKERS = ("new_ref", "empty_ref", "run_state")
-_OPERATIONS: dict[str, Callable[..., list[Any]]] = {
-    "new_ref": _new,
-    "empty_ref": _empty,
-    "free_ref": lambda params, cell: [],
-    "freeze": lambda params, cell: [cell.value],
-    "get": _get,
-    "swap": _swap,
-    "addupdate": _addupdate,
-    "run_state": _run_state,
+_new_p, _empty_p, _run_state_p = named("new_ref"), named("empty_ref"), named("run_state")
+_MAKERS = (_new_p, _empty_p, _run_state_p)
+_OPERATIONS: dict[Primitive | None, Callable[..., list[Any]]] = {
+    _new_p: _new,
+    _empty_p: _empty,
+    named("free_ref"): lambda params, cell: [],
+    named("freeze"): lambda params, cell: [cell.value],
+    named("get"): _get,
+    named("swap"): _swap,
+    named("addupdate"): _addupdate,
+    _run_state_p: _run_state,
 }
-_PROGRAMS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("jit", "closed_call", "core_call", "remat2"), _call),
-    "cond": _cond,
-    "while": _while,
-    "scan": _scan,
+_PROGRAMS: dict[Primitive | None, Callable[..., Any]] = {
+    jit_p: _call,
+    named("closed_call"): _call,
+    named("core_call"): _call,
+    named("remat2"): _call,
+    cond_p: _cond,
+    while_p: _while,
+    scan_p: _scan,
 }

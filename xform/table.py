@@ -14,39 +14,56 @@ In formulas `y` is the output, `x` or `a, b` the inputs, `ct` a cotangent, `d...
 `None` a symbolic zero. A formula takes the parameters that it uses as keyword-only arguments; any
 other parameter of the equation must be neutral (None, False or empty), else `UnsupportedParam`: a
 parameter that a new JAX adds is never ignored silently.
+
+A rule is that of a Primitive object, not of a name: a user's own "sin" is not JAX's. The library's
+own rules name JAX's primitives, and find the object when they load, or, where JAX loads it later
+(kernels, sparse arrays), when it is first met. What else is known of a primitive stands beside its
+derivative, as its traits.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
-from xform._jax import JaxprEqn, Primitive, frame, is_reference, zeros
+from xform._jax import JaxprEqn, Primitive, frame, named, zeros
+from xform.arithmetic import Value, add, differentiable, instantiate, like, reduce_like, scale
 from xform.errors import MissingRule, UnsupportedParam, WrongRule
-from xform.ir import Mask, Program, bind
+from xform.ir import Mask, Program, bind, forget
+from xform.traits import ELEMENTWISE, PLAIN, UNKNOWN, Traits
 
 Formula = Callable[..., Any]
-Value = Any
-RULES: dict[str, Rule] = {}
+R = TypeVar("R", bound="Rule")
+RULES: dict[Primitive, Rule] = {}
+# Rules of primitives that JAX has not loaded yet, by name, and of those that other versions have.
+LATER: dict[str, Rule] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rule:
-    """What xform knows of one primitive: its name, its word, its formulas."""
+    """What xform knows of one primitive.
+
+    Attributes:
+      name: what its equations are called.
+      word: how its derivative is declared.
+      formulas: the derivative.
+      used: for each formula, the parameters that it takes.
+      known: the parameters that the rule knows; None: any, which none of them may change.
+      traits: what else is known.
+      own: whether it is one of the library's own rules.
+    """
 
     name: str
     word: str
     formulas: tuple[Formula, ...] = ()
     used: dict[Formula, tuple[str, ...]] = dataclasses.field(default_factory=dict, repr=False)
-    known: frozenset[str] = frozenset()
+    known: frozenset[str] | None = None
+    traits: Traits = PLAIN
+    own: bool = False
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         """Which outputs depend differentiably on the active inputs."""
@@ -72,7 +89,9 @@ class Rule:
         raise NotImplementedError
 
     def check(self, eqn: JaxprEqn) -> None:
-        """Refuse a parameter that no formula of this rule mentions."""
+        """Refuse a parameter that this rule does not know."""
+        if self.known is None:
+            return
         for name, value in eqn.params.items():
             neutral = value is None or value is False or (isinstance(value, tuple) and not value)
             if name not in self.known and not neutral:
@@ -131,7 +150,7 @@ class Linear(Rule):
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
-        full = [zeros(v.aval) if ct is None else ct for ct, v in zip(cts, eqn.outvars, strict=True)]
+        full = instantiate(cts, eqn.outvars, kind=lambda aval: aval)
         ct = full if eqn.primitive.multiple_results else full[0]
         out = self.call(self.formulas[0], eqn, ct, *xs)
         if not isinstance(out, list | tuple):
@@ -162,13 +181,14 @@ class Composite(Rule):
     """The formula is a jvp; `interpret` derives the pullback from its linear part."""
 
 
-def declare(kind: type[Rule], primitive: Primitive | str, word: str, formulas: Sequence[Formula],
-            **fields: Any) -> Rule:  # fmt: skip
-    """Enter a rule of some kind; its formulas' keyword-only arguments are the known parameters."""
+def declare(kind: type[R], primitive: Primitive | str, word: str,
+            formulas: Sequence[Formula], traits: Traits = PLAIN,
+            known: Iterable[str] | None = (), **fields: Any) -> R:  # fmt: skip
+    """Enter a rule of some kind; the formulas' keyword-only arguments are known parameters too."""
     used = {f: _keywords(f) for f in formulas}
-    known = frozenset(k for names in used.values() for k in names)
     name = primitive if isinstance(primitive, str) else primitive.name
-    return add_rule(kind(name, word, tuple(formulas), used, known, **fields))
+    every = None if known is None else frozenset(known).union(*used.values())
+    return add_rule(primitive, kind(name, word, tuple(formulas), used, every, traits, **fields))
 
 
 def _keywords(f: Formula) -> tuple[str, ...]:
@@ -176,55 +196,192 @@ def _keywords(f: Formula) -> tuple[str, ...]:
     return tuple(p.name for p in params if p.kind is p.KEYWORD_ONLY)
 
 
-def add_rule(rule: Rule) -> Rule:
-    """Enter a rule in the table; two rules for one name are an error."""
-    if rule.name in RULES:
-        raise WrongRule(
-            f"declaration of a rule for {rule.name}",
-            "a primitive of that name has a rule already",
-            "",
-            "give your primitive another name",
-        )
-    RULES[rule.name] = rule
+def add_rule(primitive: Primitive | str, rule: R) -> R:
+    """Enter the rule of a primitive; declared again (a notebook cell run twice), it is replaced.
+
+    Args:
+      primitive: the Primitive; a name stands for JAX's own primitive of that name.
+      rule: an instance of a subclass of `Rule`, mostly of `xform.extend.Structured`, which has the
+        example.
+
+    Returns:
+      The rule.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+    """
+    if isinstance(primitive, str):
+        found, rule = named(primitive), dataclasses.replace(rule, own=True)
+        if found is None:
+            LATER[primitive] = rule
+            return rule
+        primitive = found
+    before = rule_of(primitive)
+    if before is not None:
+        if before.own:
+            raise WrongRule(
+                f"declaration of a rule for {primitive.name}",
+                "xform has a rule for that primitive",
+                "",
+                "bind a primitive of your own, or wrap the call in jax.custom_jvp or "
+                "jax.custom_vjp",
+            )
+        forget()
+    RULES[primitive] = rule
     return rule
 
 
-def pointwise(primitive: Primitive | str, *partials: Formula) -> Rule:
-    """An elementwise primitive: one partial derivative `di(y, *x)` for each input."""
-    return declare(Pointwise, primitive, "pointwise", partials)
+def rule_of(primitive: Primitive) -> Rule | None:
+    """The rule of a primitive, if it has one."""
+    rule = RULES.get(primitive)
+    if rule is None and primitive.name in LATER and named(primitive.name) is primitive:
+        rule = RULES[primitive] = LATER.pop(primitive.name)
+    return rule
 
 
-def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...] | None = None):
-    """A primitive linear in its array inputs; `transpose(ct, *x)` returns their cotangents.
+def every_rule() -> dict[str, Rule]:
+    """All rules by the names of their primitives, loaded or not: for lists, not for looking up.
 
-    `transpose` may return one cotangent (that of the first linear input) or a list for all inputs.
+    Of primitives of one name, the library's own.
     """
-    return declare(Linear, primitive, "linear", [transpose], over=over)
+    rules = sorted((*LATER.values(), *RULES.values()), key=lambda rule: rule.own)
+    return {rule.name: rule for rule in rules}
 
 
-def bilinear(primitive: Primitive | str, lhs: Formula, rhs: Formula) -> Rule:
-    """A primitive linear in each of its two inputs."""
-    return declare(Bilinear, primitive, "bilinear", [lhs, rhs])
+def traits(primitive: Primitive) -> Traits:
+    """The traits of a primitive; those of which nothing is known, if it has no rule."""
+    rule = rule_of(primitive)
+    return UNKNOWN if rule is None else rule.traits
 
 
-def constant(*primitives: Primitive | str) -> None:
-    """Primitives whose derivative is zero wherever it exists (rounding, comparison, integers)."""
+def pointwise(primitive: Primitive | str, *partials: Formula, traits: Traits = ELEMENTWISE) -> Rule:
+    """An elementwise primitive: one partial derivative `di(y, *x)` for each input.
+
+    Args:
+      primitive: the Primitive; it returns one array, of the shape that its inputs broadcast to.
+      *partials: for each input a function of the output and the inputs, which returns the partial
+        derivative as an array, or 1 or -1, or a tuple of factors; parameters of the primitive that
+        it takes are keyword-only.
+      traits: what else is known; without a word, that XLA fuses it.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> half_p = Primitive("half")
+    >>> _, _ = half_p.def_impl(lambda x: x / 2), half_p.def_abstract_eval(lambda x: x)
+    >>> _ = xform.extend.pointwise(half_p, lambda y, x: jnp.full_like(x, 0.5))
+    >>> float(xform.grad(half_p.bind)(3.0))
+    0.5
+    """
+    return declare(Pointwise, primitive, "pointwise", partials, traits)
+
+
+def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...] | None = None,
+           traits: Traits = PLAIN) -> Rule:  # fmt: skip
+    """A primitive that is linear in its array inputs.
+
+    Args:
+      primitive: the Primitive.
+      transpose: `transpose(ct, *x)` returns one cotangent (that of the first linear input) or a
+        list for all inputs, None where there is none; `ct` is a list if the primitive has
+        `multiple_results`.
+      over: the positions of the linear inputs; None: every one of a float or complex dtype.
+      traits: what else is known.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> flip_p = Primitive("flip")
+    >>> _, _ = flip_p.def_impl(lambda x: x[::-1]), flip_p.def_abstract_eval(lambda x: x)
+    >>> _ = xform.extend.linear(flip_p, lambda ct, x: flip_p.bind(ct))
+    >>> xform.vjp(flip_p.bind, jnp.arange(2.0))[1](jnp.array([3.0, 4.0]))[0].tolist()
+    [4.0, 3.0]
+    """
+    return declare(Linear, primitive, "linear", [transpose], traits, over=over)
+
+
+def bilinear(
+    primitive: Primitive | str, lhs: Formula, rhs: Formula, traits: Traits = PLAIN
+) -> Rule:
+    """A primitive that is linear in each of its two inputs, with the other one held.
+
+    Args:
+      primitive: the Primitive.
+      lhs: `lhs(ct, a, b)` returns the cotangent of `a`.
+      rhs: `rhs(ct, a, b)` returns the cotangent of `b`.
+      traits: what else is known.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> times_p = Primitive("times")
+    >>> _, _ = times_p.def_impl(lambda a, b: a * b), times_p.def_abstract_eval(lambda a, b: a)
+    >>> times = lambda ct, a, b: times_p.bind(ct, b)
+    >>> _ = xform.extend.bilinear(times_p, times, lambda ct, a, b: times_p.bind(a, ct))
+    >>> tuple(map(float, xform.grad(times_p.bind, argnums=(0, 1))(jnp.float32(2), jnp.float32(5))))
+    (5.0, 2.0)
+    """
+    return declare(Bilinear, primitive, "bilinear", [lhs, rhs], traits)
+
+
+def constant(*primitives: Primitive | str, known: Iterable[str] | None = None,
+             traits: Traits = PLAIN) -> None:  # fmt: skip
+    """Primitives whose derivative is zero wherever it exists (rounding, comparison, integers).
+
+    Args:
+      *primitives: any number of Primitives.
+      known: the parameters that they may have; None: any.
+      traits: what else is known of all of them.
+
+    Raises:
+      WrongRule: a primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> rank_p = Primitive("rank")
+    >>> _ = rank_p.def_impl(lambda x: jnp.float32(x.ndim))
+    >>> _ = rank_p.def_abstract_eval(lambda x: x.update(shape=()))
+    >>> xform.extend.constant(rank_p)
+    >>> xform.grad(lambda x: rank_p.bind(x) * x.sum())(jnp.ones(2)).tolist()
+    [1.0, 1.0]
+    """
     for p in primitives:
-        declare(Rule, p, "constant", [])
+        declare(Rule, p, "constant", [], traits, known)
 
 
-def composite(primitive: Primitive | str, jvp: Formula) -> Rule:
+def composite(primitive: Primitive | str, jvp: Formula, traits: Traits = PLAIN) -> Rule:
     """A primitive whose derivative is written in JAX operations.
 
-    `jvp(primals, tangents, **params)` returns a list of outputs and a list of their tangents; a
-    tangent may be None, coming in and going out. Its linear part is transposed for the pullback.
+    Args:
+      primitive: the Primitive.
+      jvp: `jvp(primals, tangents, **params)` returns a list of outputs and a list of their
+        tangents; a tangent may be None, coming in and going out. Its linear part is transposed for
+        the pullback.
+      traits: what else is known.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> norm_p = Primitive("norm")
+    >>> _ = norm_p.def_impl(lambda x: jnp.sqrt(jnp.vdot(x, x)))
+    >>> _ = norm_p.def_abstract_eval(lambda x: x.update(shape=()))
+    >>> def norm_jvp(primals, tangents):
+    ...     (x,), (dx,) = primals, tangents
+    ...     y = norm_p.bind(x)
+    ...     return [y], [jnp.vdot(x, dx) / y]
+    >>> _ = xform.extend.composite(norm_p, norm_jvp)
+    >>> [round(float(g), 3) for g in xform.grad(norm_p.bind)(jnp.array([3.0, 4.0]))]
+    [0.6, 0.8]
     """
-    return declare(Composite, primitive, "composite", [jvp])
+    return declare(Composite, primitive, "composite", [jvp], traits)
 
 
 def lookup(eqn: JaxprEqn) -> Rule:
     """The rule of an equation's primitive, checked against its parameters."""
-    rule = RULES.get(eqn.primitive.name)
+    rule = rule_of(eqn.primitive)
     if rule is None:
         raise MissingRule(
             f"derivative of {eqn.primitive.name}",
@@ -233,70 +390,5 @@ def lookup(eqn: JaxprEqn) -> Rule:
             "declare one with xform.extend (pointwise, linear, bilinear, composite), wrap the call "
             "in jax.custom_vjp, or cut it off with jax.lax.stop_gradient",
         )
-    if rule.formulas:
-        rule.check(eqn)
+    rule.check(eqn)
     return rule
-
-
-# Arithmetic of tangents and cotangents.
-
-
-def differentiable(aval: Any) -> bool:
-    """Whether a value of this type has tangents other than float0."""
-    dtype = getattr(aval, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, np.inexact) and not is_reference(aval)
-
-
-def arrayed(x: Value) -> Value:
-    """`x`, or the array of a Python number: user's rules return such, and programs hold them."""
-    return x if x is None or hasattr(x, "shape") else jnp.asarray(x)
-
-
-def constant_like(x: Value, c: float) -> Value:
-    """The scalar `c` in the dtype of `x`: a literal, which lax broadcasts for free."""
-    return np.asarray(c, x.dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class Over:
-    """The factor 1 / `divisor`, not formed."""
-
-    divisor: Value
-
-
-def scale(ct: Value, d: Value) -> Value:
-    """`ct` times a partial derivative: 1, -1, an array, an `Over`, or several of these in turn."""
-    if isinstance(d, tuple):
-        return functools.reduce(scale, d, ct)
-    if isinstance(d, Over):
-        return lax.div(ct, d.divisor)
-    if isinstance(d, int):
-        return ct if d == 1 else lax.neg(ct)
-    return lax.mul(ct, d)
-
-
-def add(terms: Sequence[Value]) -> Value:
-    total = terms[0]
-    for term in terms[1:]:
-        total = lax.add(total, term)
-    return total
-
-
-def like(dx: Value, y: Value) -> Value:
-    """`dx` in the shape of `y`: lax lets a scalar meet an array in elementwise operations."""
-    return dx if dx.shape == y.shape else lax.broadcast_in_dim(dx, y.shape, kept(dx, y))
-
-
-def kept(x: Value, y: Value) -> tuple[int, ...]:
-    return tuple(range(y.ndim)) if x.ndim == y.ndim else ()
-
-
-def reduce_like(ct: Value, x: Value) -> Value:
-    """Transpose of the broadcast that an elementwise primitive does to a scalar operand."""
-    shape = getattr(x, "shape", ())
-    if ct.shape == shape:
-        return ct
-    if len(shape) != ct.ndim:
-        return lax.reduce_sum(ct, tuple(range(ct.ndim)))
-    axes = tuple(i for i, (a, b) in enumerate(zip(ct.shape, shape, strict=True)) if a != b)
-    return lax.reshape(lax.reduce_sum(ct, axes), shape)

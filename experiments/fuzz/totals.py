@@ -13,7 +13,7 @@ from typing import Any
 from experiments.fuzz.worker import Result
 from experiments.report import write_table
 from tests.fuzz.cases import Case, load, save
-from xform.table import RULES
+from xform.table import every_rule
 
 HERE = Path(__file__).parent
 FILE = HERE / "totals.json"
@@ -111,7 +111,7 @@ class Totals:
 
     def report(self) -> None:
         """Put the totals into the README."""
-        ruled = sum(name in RULES for name in self.names)
+        ruled = sum(name in every_rule() for name in self.names)
         by = lambda counter: ", ".join(f"{k}: {counter[k]:,}" for k in sorted(counter))
         rows = [
             ["programs compared", f"{self.programs:,}"],
@@ -121,7 +121,7 @@ class Totals:
             ["compositions by order", by(self.orders)],
             ["programs by depth of nesting", by(self.depths)],
             ["ways of running", by(self.ways)],
-            ["primitives with a rule, in programs", f"{ruled} of {len(RULES)}"],
+            ["primitives with a rule, in programs", f"{ruled} of {len(every_rule())}"],
             ["largest error that agrees", f"{self.worst:.1e}"],
             ["ill-conditioned, apart within their own noise", f"{self.ill_conditioned:,}"],
             ["refused by JAX, not compared", f"{self.refused:,}"],

@@ -19,6 +19,7 @@ from tests.fuzz.generate import inputs, sample
 from tests.fuzz.in_numpy import IN_NUMPY
 from tests.fuzz.modes import Level, order
 from tests.fuzz.source import function
+from xform._jax import jax_primitives as jp
 from xform.ir import bind
 from xform.table import RULES
 
@@ -83,20 +84,20 @@ def _caught(word: str) -> bool:
 
 def test_a_wrong_partial_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = lambda y, x: lax.mul(lax.cos(x), np.float64(1 + 1e-7))
-    rule = dataclasses.replace(RULES["sin"], formulas=(wrong,), used={wrong: ()})
-    monkeypatch.setitem(RULES, "sin", rule)
+    rule = dataclasses.replace(RULES[jp.sin_p], formulas=(wrong,), used={wrong: ()})
+    monkeypatch.setitem(RULES, jp.sin_p, rule)
     assert _caught("lax.sin(")
 
 
 def test_a_transpose_of_the_wrong_sign_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = lambda ct, x, *, dimensions: ct
-    rule = dataclasses.replace(RULES["rev"], formulas=(wrong,), used={wrong: ("dimensions",)})
-    monkeypatch.setitem(RULES, "rev", rule)
+    rule = dataclasses.replace(RULES[jp.rev_p], formulas=(wrong,), used={wrong: ("dimensions",)})
+    monkeypatch.setitem(RULES, jp.rev_p, rule)
     assert _caught("lax.rev(")
 
 
 def test_a_custom_rule_that_is_not_asked_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RULES, "custom_jvp_call", RULES["closed_call"])
+    monkeypatch.setitem(RULES, jp.custom_jvp_call_p, RULES[jp.closed_call_p])
     assert _caught("jax.custom_jvp")
 
 

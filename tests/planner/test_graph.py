@@ -13,9 +13,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 import xform
 from xform._jax import Var
+from xform.cost import aval_bytes
 from xform.interpret.joint import analyze
 from xform.ir import trace
-from xform.planner.cost import aval_bytes
 from xform.planner.graph import cheapest
 from xform.planner.saved import plan
 from xform.planner.work import price

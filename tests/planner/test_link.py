@@ -20,11 +20,11 @@ from tests.planner.test_exact import joint_of, work
 from tests.reference import close
 from tests.sharding import mesh
 from xform import policies
+from xform.cost import aval_bytes
 from xform.planner import link as link_module
 from xform.planner import nested
 from xform.planner.backend import planned_for
 from xform.planner.budget import again_flops, fit, kept_bytes, sent_bytes
-from xform.planner.cost import aval_bytes
 from xform.planner.link import Link, link_of
 from xform.planner.peak import liveness
 from xform.planner.residuals import residuals_of

@@ -14,8 +14,8 @@ import xform
 from tests.planner.test_exact import joint_of
 from tests.sharding import mesh, shard
 from xform import policies
+from xform.cost import aval_bytes, device_flops
 from xform.planner.budget import again_flops, kept_bytes
-from xform.planner.cost import aval_bytes, device_flops
 from xform.planner.link import Link
 from xform.planner.saved import plan
 from xform.planner.window import room

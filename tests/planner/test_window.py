@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from tests.planner.test_exact import joint_of
-from xform.planner.cost import equation_flops
+from xform.cost import equation_flops
 from xform.planner.link import Link
 from xform.planner.saved import plan
 from xform.planner.window import room

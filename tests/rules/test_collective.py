@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import xform
 from tests.parameters import slow
 from tests.sharding import BATCH, agree, checked, inputs, mesh, placed, same, shard, total
-from xform.table import RULES
+from xform.table import every_rule
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -112,7 +112,7 @@ def test_pbroadcast() -> None:
 
     def both(x: Any) -> Any:
         ct = jnp.cos(x)
-        mine = RULES["pbroadcast"].formulas[0](ct, x, axis_name="i", source=3)
+        mine = every_rule()["pbroadcast"].formulas[0](ct, x, axis_name="i", source=3)
         return mine, xform.vjp(chosen, x)[1](ct)[0]
 
     same(*jax.jit(shard(both, True, P("i"), (P("i"), P("i"))))(inputs()[0]))
@@ -168,7 +168,7 @@ def test_ragged_all_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     how = np.array([
         [[0, 1], [2, 0]], [[1, 2], [3, 1]], [[1, 0], [2, 3]], [[1, 3], [2, 1]]
     ], np.int32)  # fmt: skip
-    (transpose,) = RULES["ragged_all_to_all"].formulas
+    (transpose,) = every_rule()["ragged_all_to_all"].formulas
     names = {"axis_name": "i", "axis_index_groups": None}
     lanes = lambda f: jax.vmap(f, axis_name="i")
     y = lanes(lambda *args: ragged(*args, **names))(x, into, *how)

@@ -1,27 +1,37 @@
 """The table is complete: every rule has a case, every primitive of JAX has a rule or a reason."""
 
+import ast
 import gc
 import importlib
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.experimental import hijax, multihost_utils, pallas, sparse
 
 import xform
 from tests.rules.elsewhere import ELSEWHERE
-from xform._jax import Primitive, registered
+from tests.rules.tested import FAMILIES
+from xform import table
+from xform._jax import Primitive, mlir, registered
+from xform.cost import equation_flops
+from xform.errors import MissingRule, UnsupportedParam, WrongRule
+from xform.planner.work import fusible
 from xform.rules.without import ONE_WAY, WITHOUT
-from xform.table import RULES
+from xform.table import every_rule
+from xform.traits import REDUCTION, UNKNOWN
 
-FAMILIES = [path.stem for path in Path(__file__).parent.glob("cases/[a-z]*.py")]
 MODULES = [importlib.import_module(f"tests.rules.cases.{family}") for family in FAMILIES]
 TRIED = {case.primitive for module in MODULES for case in module.CASES}
 ROOT = Path(xform.__file__).parent.parent
 
 # Kernels and calls that this machine cannot make; the rule is that of others which it can.
 UNMADE = {
-    *(name for name, rule in RULES.items() if rule.word == "opaque"),
+    *(name for name, rule in every_rule().items() if rule.word == "opaque"),
     "stage", "broadcast_to", "with_memory_space_constraint",
 }  # fmt: skip
 
@@ -30,13 +40,13 @@ UNMADE = {
 IMPORTED = (hijax, multihost_utils, pallas, sparse)
 
 # Read before any test runs: other tests declare rules of their own.
-LIBRARY = tuple(RULES)
+LIBRARY = tuple(every_rule())
 
 
 def has_a_case(name: str) -> bool:
     new = name in {"log2", "one_minus_square", "polynomial"} and not hasattr(lax, name)
     known = new or name in TRIED or name in ELSEWHERE or name in UNMADE
-    return known or RULES[name].word == "constant"
+    return known or every_rule()[name].word == "constant"
 
 
 def test_every_rule_has_a_case() -> None:
@@ -44,7 +54,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 def test_every_case_has_a_rule() -> None:
-    assert not TRIED - RULES.keys()
+    assert not TRIED - every_rule().keys()
 
 
 @pytest.mark.parametrize("path", sorted(set(ELSEWHERE.values())))
@@ -54,11 +64,11 @@ def test_what_is_tested_elsewhere_is_there(path: str) -> None:
 
 def test_every_primitive_has_a_rule_or_a_reason() -> None:
     """Those that are public, and those for which JAX has a derivative."""
-    assert not registered() - RULES.keys() - WITHOUT.keys()
+    assert not registered() - every_rule().keys() - WITHOUT.keys()
 
 
 def test_what_is_without_a_rule_is_still_without() -> None:
-    assert not WITHOUT.keys() & RULES.keys()
+    assert not WITHOUT.keys() & every_rule().keys()
 
 
 def test_what_is_without_a_rule_exists() -> None:
@@ -68,4 +78,137 @@ def test_what_is_without_a_rule_exists() -> None:
 
 def test_reasons_are_short() -> None:
     assert len(set(WITHOUT.values())) <= 12
-    assert ONE_WAY.keys() <= RULES.keys()
+    assert ONE_WAY.keys() <= every_rule().keys()
+
+
+# A rule is that of a Primitive object.
+
+SIN = Primitive("sin")
+SIN.def_impl(lambda x: 2 * x)
+SIN.def_abstract_eval(lambda x: x)
+
+
+def test_a_primitive_with_the_name_of_another_has_not_its_rule() -> None:
+    with pytest.raises(MissingRule):
+        xform.grad(SIN.bind)(3.0)
+    assert table.traits(SIN) == UNKNOWN
+
+
+def test_a_rule_for_it_is_its_own() -> None:
+    twin = Primitive("sin")
+    twin.def_impl(lambda x: 2 * x)
+    twin.def_abstract_eval(lambda x: x)
+    xform.extend.pointwise(twin, lambda y, x: jnp.full_like(x, 2))
+    assert xform.grad(lambda x: twin.bind(x) + jnp.sin(x))(0.0) == 3.0
+
+
+def declared(slope: float) -> Primitive:
+    prim = ONCE
+    xform.extend.pointwise(prim, lambda y, x: jnp.full_like(x, slope))
+    return prim
+
+
+ONCE = Primitive("declared_twice")
+ONCE.def_impl(lambda x: x)
+ONCE.def_abstract_eval(lambda x: x)
+mlir.register_lowering(ONCE, mlir.lower_fun(lambda x: x, multiple_results=False))
+
+
+def test_a_rule_that_is_declared_again_replaces_the_first() -> None:
+    inner = jax.jit(lambda x: declared_twice(x) * 2)
+    declared_twice = declared(1.0).bind
+    f = lambda x: inner(x) + declared_twice(x)
+    assert xform.grad(f)(1.0) == 3.0
+    assert jax.jit(lambda x: xform.grad(f)(x))(1.0) == 3.0
+    declared(10.0)
+    assert xform.grad(f)(1.0) == 30.0
+    assert jax.jit(lambda x: xform.grad(f)(x))(1.0) == 30.0
+
+
+@pytest.mark.parametrize("primitive", [lax.sin_p, "sin"])
+def test_the_library_s_own_rules_stay(primitive: Primitive | str) -> None:
+    with pytest.raises(WrongRule, match="xform has a rule"):
+        xform.extend.pointwise(primitive, lambda y, x: 1)
+
+
+def with_parameter(declare) -> Primitive:
+    prim = Primitive("with_parameter")
+    prim.def_impl(lambda x, **_: x)
+    prim.def_abstract_eval(lambda x, **_: x)
+    declare(prim)
+    return prim
+
+
+class Same(xform.extend.Structured):
+    """The identity."""
+
+    def jvp(self, eqn, xs, dxs):
+        return xs, dxs
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda p: xform.extend.constant(p, known=("axis",)),
+        lambda p: xform.extend.add_rule(p, Same("same", "structured", known=frozenset(("axis",)))),
+        lambda p: xform.extend.pointwise(p, lambda y, x, *, axis: 1),
+    ],
+    ids=("constant", "structured", "pointwise"),
+)
+def test_a_parameter_that_a_rule_does_not_know_is_refused(declare) -> None:
+    prim = with_parameter(declare)
+    xform.jvp(lambda x: prim.bind(x, axis=1, new=None), (1.0,), (1.0,))
+    with pytest.raises(UnsupportedParam, match="new=2"):
+        xform.jvp(lambda x: prim.bind(x, axis=1, new=2), (1.0,), (1.0,))
+
+
+def test_rules_of_primitives_that_are_loaded_later_are_found() -> None:
+    assert "pallas_call" in table.every_rule()
+    assert not {p.name for p in table.RULES} & table.LATER.keys()
+
+
+# Traits.
+
+
+def test_a_call_names_its_body() -> None:
+    calls = {name: rule.traits.call for name, rule in every_rule().items() if rule.traits.call}
+    assert calls.items() >= {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr"}.items()
+    assert all(every_rule()[name].known is None or call in every_rule()[name].known
+               for name, call in calls.items())  # fmt: skip
+
+
+def test_a_trait_of_a_user_s_rule_is_used() -> None:
+    prim = with_parameter(lambda p: xform.extend.linear(p, lambda ct, x: ct, traits=REDUCTION))
+    eqn = jax.make_jaxpr(prim.bind)(jnp.ones(3)).eqns[0]
+    assert fusible(eqn)
+    assert equation_flops(eqn) == 3
+
+
+# Nothing else knows what a primitive is.
+
+APART = ("rules", "memory")  # the registry itself; and what reads HLO, whose operations have names
+PACKAGE = Path(xform.__file__).parent
+
+
+def collections_of_names(path: Path) -> Iterator[tuple[int, set[str]]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
+        found = {i.value for i in items if isinstance(i, ast.Constant)} & set(LIBRARY)
+        if len(found) > 2:
+            yield node.lineno, found
+
+
+FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.relative_to(PACKAGE).parts[0] not in APART]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_sets_of_primitives_stand_in_the_registry_only(path: Path) -> None:
+    assert not list(collections_of_names(path)), "make it a trait of the rules: see xform/traits.py"
+    compared = re.findall(r"primitive\.name (?:==|!=|in|not in) .*\"", path.read_text())
+    assert not compared, "compare Primitive objects: somebody else's may have the same name"
+
+
+def test_such_a_set_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "planner.py"
+    file.write_text('VIEWS = frozenset(("reshape", "squeeze", "transpose"))')
+    assert list(collections_of_names(file)) == [(1, {"reshape", "squeeze", "transpose"})]

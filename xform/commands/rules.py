@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
-import importlib
 import json
-import sys
 from pathlib import Path
 
-import xform
 from xform._jax import registered
 from xform.rules.without import ONE_WAY, WITHOUT
-from xform.table import RULES
+from xform.table import every_rule
+
+# How each primitive is tested: written from the cases in tests/rules by tests/rules/tested.py.
+TESTED = Path(__file__).with_name("tested.json")
 
 # What a word says of the three directions.
 _DIRECTIONS = {
@@ -27,57 +26,41 @@ _DIRECTIONS = {
     "reference": ("by value", "by value", "by value"),
     "opaque": ("error", "error", "error"),
 }
-_COLUMNS = ("primitive", "word", "jvp", "pull", "transpose", "tested")
+_COLUMNS = ("primitive", "word", "jvp", "pull", "transpose", "tested", "traits")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What is known of one primitive; `tested` is None where the tests are not at hand."""
+    """What is known of one primitive."""
 
     primitive: str
     word: str
     jvp: str
     pull: str
     transpose: str
-    tested: str | None
+    tested: str
+    traits: str = ""
     reason: str = ""
 
 
 def rows() -> list[Row]:
     """A row for each primitive that has a rule, or the reason why it has none."""
-    tried = _tried()
+    tried, rules = json.loads(TESTED.read_text()), every_rule()
     found = []
-    for name in sorted({*RULES, *WITHOUT, *registered()} - {"xform_fork", "xform_join"}):
-        if name not in RULES:
+    for name in sorted({*rules, *WITHOUT, *registered()} - {"xform_fork", "xform_join"}):
+        if name not in rules:
             reason = WITHOUT.get(name, "not known to xform")
-            found.append(Row(name, "-", "no", "no", "no", None, reason))
+            found.append(Row(name, "-", "no", "no", "no", "no", reason=reason))
             continue
-        word = RULES[name].word
+        word = rules[name].word
         untested = "nothing flows" if word == "constant" else "no"
-        tested = None if tried is None else tried.get(name, untested)
+        tested = tried.get(name, untested)
         ways = dict(zip(("jvp", "pull", "transpose"), _DIRECTIONS[word], strict=True))
         missing, reason = ONE_WAY.get(name, ("", ""))
         ways |= {missing: "no"} if missing else {}
-        found.append(Row(name, word, **ways, tested=tested, reason=reason))
+        traits = ", ".join(rules[name].traits.named)
+        found.append(Row(name, word, **ways, tested=tested, traits=traits, reason=reason))
     return found
-
-
-def _tried() -> dict[str, str] | None:
-    """How each primitive is tested: known in a checkout only, which has the tests."""
-    root = Path(xform.__file__).resolve().parent.parent
-    folder = root / "tests" / "rules"
-    if not (folder / "cases").is_dir():
-        return None
-    sys.path.insert(0, str(root))
-    try:
-        families = [importlib.import_module(f"tests.rules.cases.{path.stem}")
-                    for path in sorted((folder / "cases").glob("[a-z]*.py"))]  # fmt: skip
-        elsewhere = importlib.import_module("tests.rules.elsewhere").ELSEWHERE
-    finally:
-        sys.path.remove(str(root))
-    count = collections.Counter(case.primitive for f in families for case in f.CASES)
-    cases = {name: f"{n} case{'s' * (n > 1)}" for name, n in count.items()}
-    return {**elsewhere, **cases}
 
 
 def run(args: argparse.Namespace) -> str:
@@ -95,8 +78,6 @@ def run(args: argparse.Namespace) -> str:
         if r.reason:
             reasons.setdefault(r.reason, []).append(r.primitive)
     lines += [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    if any(r.tested is None for r in known):
-        lines.append("What is tested is known in a checkout of the repository only.")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 
 from xform._jax import Var
 from xform.ir import Mask, Program
-from xform.table import RULES, lookup
+from xform.table import lookup, rule_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ def _path(prog: Program, active: Mask, wanted: Mask | None) -> Path:
     found: list[tuple[int, Mask]] = []
     for i, eqn in enumerate(prog.equations):
         ins = tuple(isinstance(v, Var) and v in live for v in eqn.invars)
-        if any(ins) and (eqn.outvars or eqn.primitive.name in RULES):  # an effect may have no rule
+        if any(ins) and (eqn.outvars or rule_of(eqn.primitive)):  # an effect may have no rule
             outs = lookup(eqn).active(eqn, ins)
             if any(outs):
                 found.append((i, ins))

@@ -27,9 +27,10 @@ from xform._jax import (
     take_current_trace,
     trace_of,
 )
+from xform.arithmetic import Value, arrayed
 from xform.interpret.reference import refer
 from xform.ir import Mask, evaluate, trace
-from xform.table import RULES, Value, arrayed, lookup
+from xform.table import lookup, rule_of
 
 Mark = Any
 Results = tuple[Sequence[Value], Sequence[Mark]]
@@ -147,7 +148,7 @@ class Watch(Trace, abc.ABC):
         if not any(on):
             return None
         eqn = equation(primitive, list(map(self.variable, xs, marks)), params)
-        if not eqn.outvars and primitive.name not in RULES:  # an effect may have no rule
+        if not eqn.outvars and rule_of(primitive) is None:  # an effect may have no rule
             return None
         wanted = lookup(eqn).active(eqn, on)
         return (eqn, wanted) if any(wanted) else None

@@ -13,14 +13,14 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Var, name_stack, source
+from xform._jax import JaxprEqn, Var, name_p, name_stack, source
+from xform.arithmetic import Value
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import fork_p, gather, join_p, spread
 from xform.interpret.tie import tie
 from xform.interpret.wait import Waits, waits
 from xform.ir import Atom, Mask, bind, read, write
 from xform.passes.dce import live
-from xform.table import Value
 
 BACKWARD, TANGENT, RECOMPUTE = "xform(backward)", "xform(tangent)", "xform(recompute)"
 SAVED = "xform(saved: {})"
@@ -166,7 +166,7 @@ def _reasons(plan: Plan) -> dict[Var, str]:
         while isinstance(v, Var) and v not in found:
             found[v] = reason
             eqn = plan.joint.producer.get(v)
-            if eqn is not None and eqn.primitive.name == "name":
+            if eqn is not None and eqn.primitive is name_p:
                 (v,) = eqn.invars
     return found
 

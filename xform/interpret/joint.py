@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from xform._jax import JaxprEqn, Offloadable, Var, cotangent_aval, tangent_aval
+from xform._jax import JaxprEqn, Offloadable, Var, cotangent_aval, name_p, tangent_aval
+from xform.arithmetic import Value
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SLOTS
 from xform.interpret.jvp import jvp
@@ -22,39 +23,7 @@ from xform.interpret.pullback import pullback
 from xform.ir import Mask, Program, trace
 from xform.passes.dce import live
 from xform.passes.inline import opened, small
-from xform.table import Value
-
-# Equations without inputs of their own that cost nothing to run again, if all they read is
-# constant: a causal mask is not worth saving. And views, of which the source is saved instead.
-_CONSTANT = frozenset(
-    [
-        "iota",
-        "broadcast_in_dim",
-        "reshape",
-        "squeeze",
-        "transpose",
-        "convert_element_type",
-        "eq",
-        "ne",
-        "lt",
-        "gt",
-        "le",
-        "ge",
-        "and",
-        "or",
-        "not",
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "neg",
-        "max",
-        "min",
-        "select_n",
-        "pvary",
-    ]
-)
-_VIEWS = frozenset(("broadcast_in_dim", "reshape", "squeeze", "pvary"))
+from xform.table import traits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,19 +66,25 @@ class Joint:
     @cached_property
     def named(self) -> dict[Var, Var]:
         """Values that `checkpoint_name` names, with the variable that bears the name."""
-        pairs = [(e.invars[0], e.outvars[0]) for e in self.first if e.primitive.name == "name"]
+        pairs = [(e.invars[0], e.outvars[0]) for e in self.first if e.primitive is name_p]
         return {x: y for x, y in pairs if isinstance(x, Var) and x in self.producer}
 
     @cached_property
     def free(self) -> frozenset[Var]:
-        """Forward values that the second part makes itself: constants, and views of others."""
+        """Forward values that the second part makes itself: constants, and views of others.
+
+        What costs nothing to run again, if all it reads is constant, is not worth saving (a causal
+        mask); of a view, the source is saved instead.
+        """
         constant: set[Var] = set()
         views: set[Var] = set()
         for eqn in self.first:
             known = [not isinstance(v, Var) or v in constant for v in eqn.invars]
-            if all(known) and eqn.primitive.name in _CONSTANT:
+            of = traits(eqn.primitive)
+            loop = of.fusion in ("elementwise", "movement") and of.pure and not of.identity
+            if all(known) and loop:
                 constant.update(eqn.outvars)
-            elif eqn.primitive.name in _VIEWS:
+            elif of.view:
                 views.update(eqn.outvars)
         return frozenset(constant | views)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xform._jax import JaxprEqn, Var, name_stack, source
+from xform.arithmetic import Value
 from xform.interpret.activity import path
 from xform.interpret.node import Structured
 from xform.ir import Mask, Program, bind, environment, read, write
-from xform.table import Composite, Value, lookup
+from xform.table import Composite, lookup
 
 
 def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: bool = False,

@@ -20,8 +20,10 @@ import numpy as np
 from jax import lax
 
 from xform._jax import Primitive, ad, batching, mlir, zeros
+from xform.arithmetic import Value
 from xform.errors import NotDifferentiable
-from xform.table import Value, constant, linear
+from xform.table import constant, linear
+from xform.traits import UNFUSED
 
 some_p, keep_p = Primitive("some_lane"), Primitive("keep_lane")
 store_p, final_p = Primitive("store_lanes"), Primitive("loop_result")
@@ -168,7 +170,7 @@ _declare(keep_p, lambda alive, new, old: new, 1, _keep_batched, _keep_jvp)
 _declare(store_p, _update, 0, _store_batched, _store_jvp)
 _declare(final_p, lambda x, *, where: x, 0, _final_batched, _final_jvp)
 ad.primitive_transposes[final_p] = _refuse
-constant(some_p)
-linear(keep_p, _keep_transpose, over=(1, 2))
-linear(store_p, _store_transpose, over=(0, 1))
-linear(final_p, lambda ct, x, *, where: ct)
+constant(some_p, known=(), traits=UNFUSED)
+linear(keep_p, _keep_transpose, over=(1, 2), traits=UNFUSED)
+linear(store_p, _store_transpose, over=(0, 1), traits=UNFUSED)
+linear(final_p, lambda ct, x, *, where: ct, traits=UNFUSED)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from xform._jax import JaxprEqn, Var, frame
+from xform.arithmetic import differentiable
 from xform.errors import NotLinear
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import fork_p, join_p
 from xform.ir import Mask
 from xform.passes.dce import live
-from xform.table import differentiable, lookup
+from xform.table import lookup
 
 
 def check_linear(plan: Plan, active: Mask) -> None:

@@ -15,11 +15,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xform._jax import JaxprEqn, Primitive, ShapedArray, cotangent_aval, tangent_aval, zeros
-from xform.ir import Atom, Mask, bind
+from xform._jax import JaxprEqn, Primitive, ShapedArray, cotangent_aval, tangent_aval
+from xform.arithmetic import Value, instantiate
+from xform.ir import Mask, bind
 from xform.ir import gather as gather
 from xform.ir import spread as spread
-from xform.table import Rule, Value
+from xform.table import Rule
 
 # `joint.Joint` and `joint.Plan`, which are made of nodes: a Node only hands them on.
 Joint = Any
@@ -44,6 +45,11 @@ def _(*_: Any, node: Node) -> list[Any]:
     return [kind(v.aval) for v, on in zip(of, node.results, strict=True) if on]
 
 
+def bound(eqn: JaxprEqn) -> JaxprEqn:
+    """The equation of the user's program that a fork stands for; any other is itself."""
+    return eqn.params["node"].eqn if eqn.primitive is fork_p else eqn
+
+
 class Node(abc.ABC):
     """One structured equation with its nested Joints.
 
@@ -56,6 +62,7 @@ class Node(abc.ABC):
     """
 
     trips: int = 1
+    device_count: int = 1  # of the devices that each run its programs
     first_carry: int = 0  # in a loop's program
     loop: ClassVar[bool] = False  # re-running it costs its whole length: a plan may keep its state
     policy: Any = None
@@ -123,7 +130,31 @@ class Whole(Node):
 
 
 class Structured(Rule):
-    """The rule of a primitive that holds programs."""
+    """The rule of a primitive that holds programs, or says itself how it is differentiated.
+
+    A subclass has `jvp` for forward mode, and `node`, with a `Node` of its own, for reverse mode
+    and `linearize`; or, where its two parts need no plan, `vjp` and `split` themselves. `active`
+    says which outputs depend on the active inputs: without it, every one of a float dtype.
+
+    Args:
+      name: the name of the primitive.
+      word: "structured".
+      known: the parameters that it may have; without, any.
+      traits: what else is known, see `xform.traits.Traits`: `call` of a call, for one.
+
+    >>> from jax.extend.core import Primitive
+    >>> class Twice(xform.extend.Structured):
+    ...     def jvp(self, eqn, xs, dxs):
+    ...         return [2 * xs[0]], [2 * dxs[0]]
+    ...
+    ...     def vjp(self, eqn, xs, active, wanted):
+    ...         return [2 * xs[0]], lambda cts: [2 * cts[0]]
+    >>> twice_p = Primitive("twice")
+    >>> _, _ = twice_p.def_impl(lambda x: 2 * x), twice_p.def_abstract_eval(lambda x: x)
+    >>> _ = xform.extend.add_rule(twice_p, Twice("twice", "structured"))
+    >>> float(xform.jvp(twice_p.bind, (1.0,), (3.0,))[1]), float(xform.grad(twice_p.bind)(1.0))
+    (6.0, 2.0)
+    """
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         """Outputs and their tangents, in one pass; a tangent may be None."""
@@ -145,7 +176,7 @@ class Structured(Rule):
         *ys, token = fork_p.bind(*xs, node=node)
 
         def pull(cts: Sequence[Value]) -> list[Value]:
-            full = _instantiate(cts, eqn.outvars, node.seconds, cotangent_aval)
+            full = instantiate(cts, eqn.outvars, node.seconds, cotangent_aval)
             return spread(join_p.bind(token, *xs, *full, node=node), node.results)
 
         return ys, pull
@@ -154,15 +185,5 @@ class Structured(Rule):
         """Outputs and tangents, with the tangent part apart from the primal part."""
         node = self.node(eqn, tuple(dx is not None for dx in dxs), wanted, push=True)
         *ys, token = fork_p.bind(*xs, node=node)
-        full = _instantiate(dxs, eqn.invars, node.seconds, tangent_aval)
+        full = instantiate(dxs, eqn.invars, node.seconds)
         return ys, spread(join_p.bind(token, *xs, *full, node=node), node.results)
-
-
-def _instantiate(values: Sequence[Value], variables: Sequence[Atom], mask: Mask,
-                 kind: Callable[[Any], Any]) -> list[Value]:  # fmt: skip
-    """The values in the places that are True, zeros for those that are None."""
-    return [
-        zeros(kind(v.aval)) if x is None else x
-        for x, v, on in zip(values, variables, mask, strict=True)
-        if on
-    ]

@@ -21,13 +21,14 @@ from xform._jax import (
     trace_of,
     zeros,
 )
+from xform.arithmetic import Value, arrayed, differentiable
 from xform.equation import apply
 from xform.errors import WrongCotangent
 from xform.interpret.activity import path
 from xform.interpret.concrete import Split, stage
 from xform.interpret.node import Pull, Structured, gather, spread
 from xform.ir import Atom, Mask, Program, bind, environment, read, write
-from xform.table import Composite, Value, arrayed, differentiable, lookup
+from xform.table import Composite, lookup, traits
 
 
 def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value]):
@@ -83,9 +84,6 @@ def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
         env_ct[v] = lax.add(env_ct[v], ct) if v in env_ct else ct
 
 
-_CUSTOM = ("custom_vjp_call", "call_hi_primitive")
-
-
 def _check(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     aval: Any = v.aval
     # JAX lets a custom_vjp return more precision than a short float has, and hands it on.
@@ -95,7 +93,7 @@ def _check(eqn: JaxprEqn, v: Var, ct: Value) -> None:
         return
     excess = aval.dtype.itemsize < 4 and np.issubdtype(dtype, np.floating)
     off = getattr(jax.config, "jax_disable_bwd_checks", False)
-    unchecked = off and eqn.primitive.name in _CUSTOM
+    unchecked = off and traits(eqn.primitive).calls == "custom"
     if not unchecked and (shape != aval.shape or not excess):
         raise WrongCotangent(
             f"pullback of {eqn.primitive.name}",

@@ -21,8 +21,10 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, Primitive, ShapedArray, ad, batching, mlir
+from xform.arithmetic import Value, differentiable
 from xform.ir import Mask
-from xform.table import Linear, Value, add_rule, differentiable
+from xform.table import Linear, declare
+from xform.traits import Traits
 
 tie_p = Primitive("tie")
 tie_p.multiple_results = True
@@ -115,4 +117,4 @@ class _Tie(Linear):
         return [*cts, *[None] * (len(xs) - len(cts))]
 
 
-add_rule(_Tie(tie_p.name, "linear"))
+declare(_Tie, tie_p, "linear", (), Traits("movement", pure=False), known=("n", "light"))

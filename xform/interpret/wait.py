@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from xform._jax import JaxprEqn, Var
+from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import fork_p
 
@@ -129,7 +129,7 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
 def _repeated(v: Var, eqn: JaxprEqn) -> bool:
     """Whether an elementwise equation, or a broadcast, repeats the elements of an input."""
     x, y = _aval(v), _aval(eqn.outvars[0])
-    if eqn.primitive.name == "broadcast_in_dim":
+    if eqn.primitive is broadcast_in_dim_p:
         return x.size < y.size
     pairs = zip(x.shape, y.shape, strict=False)
     return x.ndim == y.ndim and x.size < y.size and all(a in (1, b) for a, b in pairs)

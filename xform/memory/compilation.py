@@ -13,6 +13,7 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
 from xform._jax import compiler_options
+from xform.cost import flops
 from xform.errors import CompilationFailed
 from xform.ir import program
 from xform.memory import buffers
@@ -22,7 +23,6 @@ from xform.memory.remote import compile_there, read
 from xform.memory.targets import Target, check_installed, parse_target
 from xform.memory.worker import compile_and_read
 from xform.planner.backend import planned_for
-from xform.planner.cost import flops
 from xform.text import human_bytes, parse_bytes
 
 # "... required for HLO temporaries (39.00G) exceeds ...", "Used 24.00G of 15.75G hbm".

@@ -117,7 +117,7 @@ class MemoryReport:
 
     @property
     def flops(self) -> int:
-        """Of the whole program over all devices, with trip counts; see `xform.planner.cost`."""
+        """Of the whole program over all devices, with trip counts; see `xform.cost`."""
         return self.compilation.flops
 
     @property

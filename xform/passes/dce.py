@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, ClassVar
 
-from xform._jax import JaxprEqn, Var, scan_counts
+from xform._jax import JaxprEqn, Var, scan_counts, scan_p, while_p
 from xform.ir import Mask, Program, gather
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
@@ -55,17 +55,14 @@ class Dce(Pass):
         """
         old = bodies(eqn)
         whole: Mask = ()
-        match eqn.primitive.name:
-            case "scan":
-                nc, nk = scan_counts(eqn.params)
-                used = _carried(used, nk, old[0], nc)
-            case "while":
-                a, b = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-                until = reads(old[0])[a:]
-                used = tuple(u or c for u, c in zip(used, until, strict=True))
-                used, whole = _carried(used, len(used), old[1], b), (True,)
-            case _:
-                pass
+        if eqn.primitive is scan_p:
+            nc, nk = scan_counts(eqn.params)
+            used = _carried(used, nk, old[0], nc)
+        elif eqn.primitive is while_p:
+            a, b = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+            until = reads(old[0])[a:]
+            used = tuple(u or c for u, c in zip(used, until, strict=True))
+            used, whole = _carried(used, len(used), old[1], b), (True,)
         masks = (whole, used) if whole else (used,) * len(old)
         new = [self.program(_only(p, m)) for p, m in zip(old, masks, strict=True)]
         if all(n is p for n, p in zip(new, old, strict=True)):

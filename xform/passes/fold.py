@@ -13,9 +13,7 @@ from xform.ir import Atom, Program, bind
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
 from xform.passes.pure import pure
-from xform.table import RULES
-
-_WORDS = frozenset(("pointwise", "linear", "bilinear", "constant", "composite"))
+from xform.table import traits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +53,7 @@ class Fold(Pass):
         return build.program()
 
     def _folds(self, eqn: JaxprEqn) -> bool:
-        rule = RULES.get(eqn.primitive.name)
-        if rule is None or rule.word not in _WORDS or not pure(eqn) or _on_a_mesh(eqn):
+        if not traits(eqn.primitive).foldable or not pure(eqn) or _on_a_mesh(eqn):
             return False
         return all(_bytes(v.aval) <= self.most_bytes for v in eqn.outvars)
 

@@ -9,14 +9,11 @@ from typing import Any, ClassVar
 from xform._jax import JaxprEqn, Literal, Var, within
 from xform.ir import Atom, Program
 from xform.passes.base import Pass
-from xform.passes.structured import body, placed
-from xform.table import RULES
+from xform.passes.structured import body, called, placed
+from xform.table import rule_of, traits
 
 # The program that stands for an equation; None if the equation stays.
 Opens = Callable[[JaxprEqn], Program | None]
-
-_CALLS = frozenset(("jit", "closed_call", "core_call", "core_closed_call", "eval_jaxpr"))
-_CUSTOM = frozenset(("custom_jvp_call", "custom_vjp_call"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,23 +43,17 @@ class Inline(Pass):
         return opened(prog, self._opens)
 
     def _opens(self, eqn: JaxprEqn) -> Program | None:
-        name = eqn.primitive.name
-        if name not in _CALLS and not (self.custom and name in _CUSTOM):
-            return None
-        if name in _CALLS and (placed(eqn) or not _known(eqn)):
-            return None
-        called = body(eqn)
-        fits = self.most is None or len(called.equations) <= self.most
-        return called if fits else None
-
-
-def _known(eqn: JaxprEqn) -> bool:
-    return any(k in eqn.params for k in ("jaxpr", "call_jaxpr"))
+        inner = None if placed(eqn) else called(eqn)
+        of = traits(eqn.primitive)
+        if self.custom and of.call and of.calls == "custom":
+            inner = body(eqn)
+        fits = inner is None or self.most is None or len(inner.equations) <= self.most
+        return inner if fits else None
 
 
 def small(eqn: JaxprEqn) -> Program | None:
     """What a plan sees through: calls of no weight of their own, as the table of rules says."""
-    rule = RULES.get(eqn.primitive.name)
+    rule = rule_of(eqn.primitive)
     return None if rule is None else rule.inlined(eqn, True)
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Literal, name_stack, source
+from xform._jax import JaxprEqn, Literal, Primitive, name_stack, source
 from xform.ir import Atom, Program, trace
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
@@ -56,7 +56,7 @@ class Simplify(Pass):
     def rewrite(self, prog: Program) -> Program:
         build = Builder(prog)
         for eqn in map(build.renamed, prog.equations):
-            rule = _RULES.get(eqn.primitive.name)
+            rule = _RULES.get(eqn.primitive)
             found = rule(eqn, build.producer) if rule is not None else None
             if isinstance(found, Made):
                 made = _made(eqn, found)
@@ -82,15 +82,15 @@ def _type(atom: Atom) -> Any:
     return atom.aval
 
 
-def _before(atom: Atom, by: Producers, *names: str) -> JaxprEqn | None:
+def _before(atom: Atom, by: Producers, *of: Primitive) -> JaxprEqn | None:
     """The equation that makes a value, if it is of one of these primitives."""
     eqn = None if isinstance(atom, Literal) else by.get(atom)
-    return eqn if eqn is not None and eqn.primitive.name in names else None
+    return eqn if eqn is not None and eqn.primitive in of else None
 
 
 def _is(atom: Atom, by: Producers, value: float) -> bool:
     """Whether all elements are this real number, with its sign if it is zero."""
-    spread = _before(atom, by, "broadcast_in_dim")
+    spread = _before(atom, by, lax.broadcast_in_dim_p)
     if spread is not None:
         atom = spread.invars[0]
     if not isinstance(atom, Literal) or not isinstance(_type(atom).dtype, np.dtype):
@@ -120,14 +120,14 @@ def _neutral(value: float | None, right: bool = False) -> Rule:
 
 def _twice(eqn: JaxprEqn, by: Producers) -> Atom | None:
     """An operation that undoes itself."""
-    before = _before(eqn.invars[0], by, eqn.primitive.name)
+    before = _before(eqn.invars[0], by, eqn.primitive)
     same = before is not None and _params(before) == _params(eqn)
     return before.invars[0] if before is not None and same else None
 
 
 def _once(eqn: JaxprEqn, by: Producers) -> Atom | None:
     """An operation that a second time changes nothing."""
-    before = _before(eqn.invars[0], by, eqn.primitive.name)
+    before = _before(eqn.invars[0], by, eqn.primitive)
     return eqn.invars[0] if before is not None and _params(before) == _params(eqn) else None
 
 
@@ -136,7 +136,7 @@ def _params(eqn: JaxprEqn) -> Any:
 
 
 def _abs(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
-    before = _before(eqn.invars[0], by, "neg")
+    before = _before(eqn.invars[0], by, lax.neg_p)
     return _once(eqn, by) if before is None else Made(lax.abs, (before.invars[0],))
 
 
@@ -145,9 +145,9 @@ def _same(eqn: JaxprEqn, by: Producers) -> Atom | None:
     x, y = eqn.invars
     if x is y:
         return x
-    if _type(eqn.outvars[0]).dtype != np.dtype(bool) or eqn.primitive.name not in ("and", "or"):
+    if _type(eqn.outvars[0]).dtype != np.dtype(bool) or eqn.primitive not in (lax.and_p, lax.or_p):
         return None
-    neutral = float(eqn.primitive.name == "and")
+    neutral = float(eqn.primitive is lax.and_p)
     return x if _is(y, by, neutral) else y if _is(x, by, neutral) else None
 
 
@@ -176,7 +176,7 @@ def _convert(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
         return None
     if _type(x).dtype == new:
         return x
-    before = _before(x, by, "convert_element_type")
+    before = _before(x, by, lax.convert_element_type_p)
     if before is None or before.params.get("sharding") is not None:
         return None
     (first,) = before.invars
@@ -220,7 +220,7 @@ def _transpose(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
     order, x = eqn.params["permutation"], eqn.invars[0]
     if tuple(order) == tuple(range(len(order))):
         return x
-    before = _before(x, by, "transpose")
+    before = _before(x, by, lax.transpose_p)
     if before is None:
         return None
     both = [before.params["permutation"][i] for i in order]
@@ -229,7 +229,7 @@ def _transpose(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
     return Made(lambda x: lax.transpose(x, both), (before.invars[0],))
 
 
-_SHAPES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
+_SHAPES = (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p)
 
 
 def _reshape(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
@@ -245,19 +245,19 @@ def _reshape(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
     (first,) = before.invars
     if _type(first).shape == shape:
         return first
-    if eqn.primitive.name == before.primitive.name == "reshape":
+    if eqn.primitive is before.primitive is lax.reshape_p:
         return Made(lambda x: lax.reshape(x, shape), (first,))
     return None
 
 
 def _reshapes(eqn: JaxprEqn) -> bool:
     """Whether an equation is of one input and changes its shape only, elements in their order."""
-    params, name = eqn.params, eqn.primitive.name
+    params, made = eqn.params, eqn.primitive
     if len(eqn.invars) != 1 or params.get("sharding") is not None:
         return False
-    if name == "reshape":
+    if made is lax.reshape_p:
         return params["dimensions"] is None
-    if name != "broadcast_in_dim":
+    if made is not lax.broadcast_in_dim_p:
         return True
     (x,), dims = eqn.invars, params["broadcast_dimensions"]
     return list(dims) == sorted(dims) and _size(x) == _size(eqn.outvars[0]) > 0
@@ -269,7 +269,7 @@ def _size(atom: Atom) -> int:
 
 def _broadcast(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
     found = _reshape(eqn, by)
-    before = _before(eqn.invars[0], by, "broadcast_in_dim")
+    before = _before(eqn.invars[0], by, lax.broadcast_in_dim_p)
     if found is not None or before is None or len(eqn.invars) + len(before.invars) > 2:
         return found
     if any(e.params.get("sharding") is not None for e in (eqn, before)):
@@ -285,38 +285,37 @@ def _slices(eqn: JaxprEqn) -> bool:
 
 def _part(which: int) -> Rule:
     def rule(eqn: JaxprEqn, by: Producers) -> Atom | None:
-        before = _before(eqn.invars[0], by, "complex")
+        before = _before(eqn.invars[0], by, lax.complex_p)
         return None if before is None else before.invars[which]
 
     return rule
 
 
-_RULES: dict[str, Rule] = {
-    "mul": _neutral(1.0),
-    "div": _neutral(1.0, right=True),
-    "add": _neutral(None),
-    "sub": _neutral(None, right=True),
-    "neg": _twice,
-    "not": _twice,
-    "rev": _twice,
-    "abs": _abs,
-    **dict.fromkeys(("floor", "ceil", "round"), _once),
-    **dict.fromkeys(("max", "min", "and", "or"), _same),
-    "select_n": _select,
-    "integer_pow": _power,
-    "real": _part(0),
-    "imag": _part(1),
-    "convert_element_type": _convert,
-    "transpose": _transpose,
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "expand_dims": _reshape,
-    "broadcast_in_dim": _broadcast,
-    **dict.fromkeys(("slice", "dynamic_slice"), _nothing(_slices)),
-    "pad": _nothing(lambda eqn: any(map(any, eqn.params["padding_config"]))),
-    "concatenate": _nothing(lambda eqn: len(eqn.invars) > 1),
+_RULES: dict[Primitive, Rule] = {
+    lax.mul_p: _neutral(1.0),
+    lax.div_p: _neutral(1.0, right=True),
+    lax.add_p: _neutral(None),
+    lax.sub_p: _neutral(None, right=True),
+    lax.neg_p: _twice,
+    lax.not_p: _twice,
+    lax.rev_p: _twice,
+    lax.abs_p: _abs,
+    **dict.fromkeys((lax.floor_p, lax.ceil_p, lax.round_p), _once),
+    **dict.fromkeys((lax.max_p, lax.min_p, lax.and_p, lax.or_p), _same),
+    lax.select_n_p: _select,
+    lax.integer_pow_p: _power,
+    lax.real_p: _part(0),
+    lax.imag_p: _part(1),
+    lax.convert_element_type_p: _convert,
+    lax.transpose_p: _transpose,
+    lax.reshape_p: _reshape,
+    lax.squeeze_p: _reshape,
+    lax.broadcast_in_dim_p: _broadcast,
+    **dict.fromkeys((lax.slice_p, lax.dynamic_slice_p), _nothing(_slices)),
+    lax.pad_p: _nothing(lambda eqn: any(map(any, eqn.params["padding_config"]))),
+    lax.concatenate_p: _nothing(lambda eqn: len(eqn.invars) > 1),
     **dict.fromkeys(
-        ("reduce_max", "reduce_min", "reduce_and", "reduce_or"),
+        (lax.reduce_max_p, lax.reduce_min_p, lax.reduce_and_p, lax.reduce_or_p),
         _nothing(lambda eqn: bool(eqn.params["axes"])),
     ),
 }

@@ -13,15 +13,31 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, name_stack, scan_counts, source
+from xform._jax import (
+    JaxprEqn,
+    Primitive,
+    Var,
+    cond_p,
+    jit_p,
+    name_stack,
+    scan_counts,
+    scan_p,
+    source,
+    while_p,
+)
 from xform.ir import Mask, Program, evaluate, gather, program, spread, trace
-
-_BODIES = ("jaxpr", "call_jaxpr", "fwd_jaxpr")
+from xform.table import traits
 
 
 def body(eqn: JaxprEqn) -> Program:
     """The program that a call runs."""
-    return program(next(eqn.params[k] for k in _BODIES if k in eqn.params))
+    return program(eqn.params[traits(eqn.primitive).call])
+
+
+def called(eqn: JaxprEqn) -> Program | None:
+    """What stands for an equation that means nothing but what it calls; None for others."""
+    known = traits(eqn.primitive)
+    return body(eqn) if known.call in eqn.params and not known.calls else None
 
 
 def sharding(s: Any) -> Any:
@@ -38,17 +54,12 @@ def placed(eqn: JaxprEqn) -> bool:
 def bodies(eqn: JaxprEqn) -> tuple[Program, ...]:
     """The programs of an equation that may be written anew; none if it holds none."""
     params = eqn.params
-    match eqn.primitive.name:
-        case "scan":
-            return (program(params["jaxpr"]),)
-        case "while":
-            return program(params["cond_jaxpr"]), program(params["body_jaxpr"])
-        case "cond":
-            return tuple(map(program, params["branches"]))
-        case "jit" if not placed(eqn) and not _special(params):
-            return (program(params["jaxpr"]),)
-        case _:
-            return ()
+    if eqn.primitive is while_p:
+        return program(params["cond_jaxpr"]), program(params["body_jaxpr"])
+    if eqn.primitive is cond_p:
+        return tuple(map(program, params["branches"]))
+    plain = eqn.primitive is jit_p and not placed(eqn) and not _special(params)
+    return (program(params["jaxpr"]),) if plain or eqn.primitive is scan_p else ()
 
 
 def _special(params: dict[str, Any]) -> bool:
@@ -75,14 +86,14 @@ def rebuilt(eqn: JaxprEqn, new: Sequence[Program], used: Mask) -> Program | None
     has its own); inputs that nothing reads are left out. A loop's carry is used if one of its own
     programs reads it. None if the outputs would be of other types.
     """
-    make = _MAKERS[eqn.primitive.name]
+    make = _MAKERS[eqn.primitive]
 
     def run(*xs: Any) -> list[Any]:
         with source(eqn, name_stack()), eqn.ctx.manager:
             return make(eqn, new, used, xs)
 
     made = trace(run, *[v.aval for v in eqn.invars])
-    if eqn.primitive.name == "cond":
+    if eqn.primitive is cond_p:
         made = _unclamped(made)
     same = made.out_avals == [v.aval for v in gather(eqn.outvars, used)]
     return made if same else None
@@ -139,11 +150,11 @@ def _cond(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) 
 
 def _unclamped(made: Program) -> Program:
     """`lax.switch` without the clamp of its index: that of an equation is in range."""
-    clamps = {e.outvars[0]: e for e in made.equations if e.primitive.name == "clamp"}
+    clamps = {e.outvars[0]: e for e in made.equations if e.primitive is lax.clamp_p}
     index = made.inputs[0]
     kept: list[JaxprEqn] = []
     for e in made.equations:
-        clamp = clamps.get(e.invars[0]) if e.primitive.name == "cond" else None  # pyright: ignore[reportArgumentType, reportCallIssue]
+        clamp = clamps.get(e.invars[0]) if e.primitive is cond_p else None  # pyright: ignore[reportArgumentType, reportCallIssue]
         if clamp is not None and clamp.invars[1] is index:
             e = e.replace(invars=[index, *e.invars[1:]])
             kept = [k for k in kept if k is not clamp]
@@ -167,9 +178,6 @@ def _jit(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -
     return called.cache[key](*gather(xs, read))
 
 
-_MAKERS: dict[str, Callable[[JaxprEqn, Sequence[Program], Mask, Sequence[Any]], list[Any]]] = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-    "jit": _jit,
-}
+Makes = Callable[[JaxprEqn, Sequence[Program], Mask, Sequence[Any]], list[Any]]
+
+_MAKERS: dict[Primitive, Makes] = {scan_p: _scan, while_p: _while, cond_p: _cond, jit_p: _jit}

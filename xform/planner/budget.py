@@ -14,14 +14,14 @@ import math
 from collections.abc import Callable
 
 from xform._jax import JaxprEqn
+from xform.cost import equation_flops
 from xform.errors import BudgetInfeasible
 from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import Joint, Plan
-from xform.interpret.node import Node, fork_p, gather, join_p
+from xform.interpret.node import Node, bound, gather, join_p
 from xform.passes.dce import live
 from xform.planner import blocks
 from xform.planner.choice import Choice
-from xform.planner.cost import devices_of, equation_flops
 from xform.planner.exact import MOST, choose
 from xform.planner.held import held, held_bytes
 from xform.planner.link import Link
@@ -108,11 +108,11 @@ def again_flops(how: Plan) -> int:
 def _flops(eqn: JaxprEqn, how: Plan) -> int:
     if eqn.primitive is join_p:
         node, plans = eqn.params["node"], how.inner[eqn.params["node"]]
-        runs = node.trips * devices_of(node.eqn)
+        runs = node.trips * node.device_count
         return runs * sum(map(again_flops, plans)) + sum(_retraced(node, p) for p in plans)
     if id(eqn) not in how.again or fusible(eqn):
         return 0
-    return equation_flops(eqn.params["node"].eqn if eqn.primitive is fork_p else eqn)
+    return equation_flops(bound(eqn))
 
 
 def _retraced(node: Node, how: Plan) -> int:
@@ -121,9 +121,7 @@ def _retraced(node: Node, how: Plan) -> int:
         return 0
     joint = how.joint
     work = lambda wanted: sum(
-        equation_flops(e.params["node"].eqn if e.primitive is fork_p else e)
-        for e in live(joint.first, wanted, effects=False)
-        if not fusible(e)
+        equation_flops(bound(e)) for e in live(joint.first, wanted, effects=False) if not fusible(e)
     )
     further = steps_run(node.trips, how.slots) - max(node.trips - 1, 0)
     first = node.first_carry

@@ -22,11 +22,11 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from xform._jax import Var
+from xform._jax import Var, name_p, while_p
+from xform.cost import aval_bytes
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.planner.choice import Choice
-from xform.planner.cost import aval_bytes, devices_of
 from xform.planner.held import held_bytes
 from xform.planner.held import token as held_by
 from xform.planner.link import HOST, Link
@@ -208,7 +208,7 @@ def _tree(plan: Plan, decided: dict[Joint, tuple[frozenset[Var], frozenset[Var]]
 
 def _opened(node: Node) -> bool:
     """Whether what a node keeps is decided with the rest."""
-    return not node.region and node.eqn.primitive.name != "while"
+    return not node.region and node.eqn.primitive is not while_p
 
 
 def _visit(plan: Plan, node: Node | None, times: int, runs: int, outside: int,
@@ -224,7 +224,7 @@ def _visit(plan: Plan, node: Node | None, times: int, runs: int, outside: int,
         part.once = frozenset(gather(values, node.hoisted(every)))
     for inner, plans in plan.inner.items():
         for p in plans if _opened(inner) else ():
-            trips, devices = inner.trips, devices_of(inner.eqn)
+            trips, devices = inner.trips, inner.device_count
             _visit(p, inner, times * trips, runs * trips * devices, times, parts)
 
 
@@ -235,7 +235,7 @@ def _values(model: _Model, part: _Part, may: Room, link: Link | None) -> None:
     for eqn in joint.first:
         decided = eqn.primitive is not fork_p
         for v in eqn.outvars:
-            kept = v not in joint.free and eqn.primitive.name != "name"
+            kept = v not in joint.free and eqn.primitive is not name_p
             token = not decided and v is eqn.outvars[-1]
             times = part.outside if v in part.once else part.times
             size = 0 if token else times * aval_bytes(v.aval)

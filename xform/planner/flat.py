@@ -13,20 +13,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax import lax
 
-from xform._jax import JaxprEqn, Literal
+from xform._jax import JaxprEqn, Literal, Primitive, conv_general_dilated_p, dot_general_p
+from xform.cost import aval_bytes
+from xform.interpret.tie import tie_p
 from xform.ir import Program
 from xform.passes.structured import body
-from xform.planner.cost import aval_bytes
+from xform.table import traits
 
-_CALLS = frozenset((
-    "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit",
-    "remat", "remat2",
-))  # fmt: skip
-_VIEWS = frozenset((
-    "copy_p", "expand_dims", "name", "pvary", "reshape", "sharding_constraint", "squeeze",
-    "stop_gradient",
-))  # fmt: skip
+# In no program: a compiler writes out what is repeated, where it looks for it (see `fused`).
+repeat_p = Primitive("repeat")
 # Of a `device_put` between memories of one device.
 _SPACES = ((jax.memory.Space.Host,), (jax.memory.Space.Device,))
 
@@ -43,9 +40,9 @@ class Cell:
 
 @dataclasses.dataclass(eq=False)
 class Step:
-    """One operation: what it is called, the equation that it is or is part of, its values."""
+    """One operation: what it does, the equation that it is or is part of, its values."""
 
-    name: str
+    does: Primitive
     eqn: JaxprEqn
     reads: list[Cell]
     makes: list[Cell]
@@ -105,31 +102,34 @@ class _Flattening:
         return self.known.setdefault(("constant", key), [Cell(0, "constant")])[0]
 
     def _made(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
-        name = eqn.primitive.name
-        if name in _CALLS:
+        prim, of = eqn.primitive, traits(eqn.primitive)
+        if of.call:
             return self.run(body(eqn), reads)
-        moved = name == "device_put" and eqn.params["devices"] in _SPACES
-        if name in _VIEWS or (self.cpu and (moved or (name == "tie" and eqn.params["light"]))):
+        moved = prim is lax.device_put_p and eqn.params["devices"] in _SPACES
+        if self.cpu and (moved or (prim is tie_p and eqn.params["light"])):
             return reads
-        if name == "transpose" and _of_product(eqn, reads[0]):
+        same = of.view and aval_bytes(eqn.invars[0].aval) == aval_bytes(eqn.outvars[0].aval)
+        if of.identity or same:
             return reads
-        if name == "div" and _repeats(reads[1], eqn):
+        if prim is lax.transpose_p and _of_product(eqn, reads[0]):
+            return reads
+        if prim is lax.div_p and _repeats(reads[1], eqn):
             # The compiler multiplies by the reciprocal, which it repeats first.
             shape = str(eqn.outvars[0].aval)
-            reads = [reads[0], *self._step("repeat", (reads[1], shape), eqn, reads[1:])]
-            name = "mul"
-        if name == "integer_pow" and eqn.params["y"] > 1:
+            reads = [reads[0], *self._step(repeat_p, (reads[1], shape), eqn, reads[1:])]
+            prim = lax.mul_p
+        if prim is lax.integer_pow_p and eqn.params["y"] > 1:
             return [self._power(reads[0], eqn.params["y"], eqn)]
         reads = [
-            self._step("transpose", (x, order), eqn, [x], [x.bytes])[0] if order else x
+            self._step(lax.transpose_p, (x, order), eqn, [x], [x.bytes])[0] if order else x
             for x, order in zip(reads, _orders(eqn, len(reads)), strict=True)
         ]
         key = tuple(reads), str(eqn.params), str([v.aval for v in eqn.outvars])
-        return self._step(name, key, eqn, reads)
+        return self._step(prim, key, eqn, reads)
 
     def _power(self, x: Cell, y: int, eqn: JaxprEqn) -> Cell:
         """A power by squares and products, which powers of one value share."""
-        times = lambda a, b: self._step("mul", (a, b), eqn, [a, b])[0]
+        times = lambda a, b: self._step(lax.mul_p, (a, b), eqn, [a, b])[0]
         found = None
         while y:
             if y % 2:
@@ -138,24 +138,24 @@ class _Flattening:
             x = times(x, x) if y else x
         return found or x
 
-    def _step(self, name: str, key: Any, eqn: JaxprEqn, reads: list[Cell],
+    def _step(self, does: Primitive, key: Any, eqn: JaxprEqn, reads: list[Cell],
               sizes: Sequence[int] | None = None) -> list[Cell]:  # fmt: skip
         """What a step makes; the same as before if it has been taken before."""
-        found = self.known.get((name, key)) if not eqn.effects else None
+        found = self.known.get((does, key)) if not eqn.effects else None
         if found is None:
             found = [Cell(n, "made") for n in sizes or [self.bytes(v.aval) for v in eqn.outvars]]
-            step = Step(name, eqn, [c for c in reads if c.kind != "constant"], found)
+            step = Step(does, eqn, [c for c in reads if c.kind != "constant"], found)
             for cell in found:
                 cell.maker = step
             self.steps.append(step)
-            self.known[name, key] = found
+            self.known[does, key] = found
         return found
 
 
 def _of_product(eqn: JaxprEqn, x: Cell) -> bool:
     """Whether a transpose of a matrix product is the product of the transposes."""
     flat = len(eqn.params["permutation"]) == 2
-    return flat and x.maker is not None and x.maker.name == "dot_general"
+    return flat and x.maker is not None and x.maker.does is dot_general_p
 
 
 def _repeats(divisor: Cell, eqn: JaxprEqn) -> bool:
@@ -170,7 +170,7 @@ def _orders(eqn: JaxprEqn, n: int) -> list[Any]:
     are run with channels last.
     """
     orders: list[Any] = [None] * n
-    if eqn.primitive.name == "dot_general":
+    if eqn.primitive is dot_general_p:
         contracted, batch = eqn.params["dimension_numbers"]
         for i in (0, 1):
             ndim = len(eqn.invars[i].aval.shape)  # pyright: ignore[reportAttributeAccessIssue]
@@ -178,7 +178,7 @@ def _orders(eqn: JaxprEqn, n: int) -> list[Any]:
             last, first = (*batch[i], *free, *contracted[i]), (*batch[i], *contracted[i], *free)
             if tuple(range(ndim)) not in (last, first):
                 orders[i] = (last, first)[i]
-    elif eqn.primitive.name == "conv_general_dilated":
+    elif eqn.primitive is conv_general_dilated_p:
         numbers = eqn.params["dimension_numbers"]
         for i, (a, b, *spatial) in enumerate((numbers.lhs_spec, numbers.rhs_spec)):
             order = (a, *spatial, b) if i == 0 else (*spatial, b, a)

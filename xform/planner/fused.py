@@ -8,27 +8,26 @@ they take a product of two values within, and write out what is repeated from th
 
 from __future__ import annotations
 
-from xform.planner.flat import Cell, Flat, Step
-from xform.planner.work import fusible
+from jax import lax
 
-_DEAR = frozenset((
-    "asin", "acos", "atan", "atan2", "cbrt", "cos", "div", "erf", "erf_inv", "erfc", "exp", "exp2",
-    "expm1", "log", "log1p", "logistic", "pow", "rem", "rsqrt", "sin", "sqrt", "tan", "tanh",
-))  # fmt: skip
-_REDUCTIONS = frozenset((
-    "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
-    "reduce_sum",
-))  # fmt: skip
-_ABSORBED = frozenset(("convert_element_type", "integer_pow", "mul", "square"))
+from xform._jax import Primitive
+from xform.interpret.tie import tie_p
+from xform.planner.flat import Cell, Flat, Step, repeat_p
+from xform.planner.work import fusible
+from xform.table import traits
+
 # How many operations on the result of a reduction are looked at.
 _CHAIN = 5
 
 
 def fuses(step: Step) -> bool:
     """Whether a step may be part of a loop over elements."""
-    return step.name in ("repeat", "tie", "transpose") or (
-        step.name not in _REDUCTIONS and fusible(step.eqn)
-    )
+    moves = step.does in (repeat_p, lax.transpose_p)
+    return moves or (not _reduces(step) and fusible(step.eqn))
+
+
+def _reduces(step: Step) -> bool:
+    return traits(step.does).fusion == "reduction"
 
 
 class Fusion:
@@ -43,21 +42,21 @@ class Fusion:
         self._absorbed = {
             c.maker
             for step in flat.steps
-            if step.name in _REDUCTIONS and step.reads
+            if _reduces(step) and step.reads
             for c in step.reads[:1]
-            if c.maker is not None and c.maker.name in _ABSORBED
+            if c.maker is not None and traits(c.maker.does).absorbed
         }
         outputs = set(flat.outputs)
         self._written: dict[Step, bool] = {}
         for step in reversed(flat.steps):
             self._written[step] = self._must(step, outputs)
         for step in flat.steps:
-            if step.name in _REDUCTIONS and step.reads:
+            if _reduces(step) and step.reads:
                 self._grow(step.makes[0], step.reads[0], outputs, 0)
         # What is written for one reader is made again within another that fuses, if it is cheap.
         self._repeated = {
             s for s in flat.steps
-            if self._written[s] and fuses(s) and s.name not in _DEAR and s.name != "repeat"
+            if self._written[s] and fuses(s) and not traits(s.does).dear and s.does is not repeat_p
             and not _merges(s) and not _turned(s)
         }  # fmt: skip
         self._leaves: dict[Step, dict[Cell, None]] = {}
@@ -73,10 +72,11 @@ class Fusion:
             return True
         readers = {s for c in step.makes for s in c.readers}
         if step in self._absorbed:
-            readers = {s for s in readers if s.name not in _REDUCTIONS}
+            readers = {s for s in readers if not _reduces(s)}
         if any(not fuses(s) or s in self._absorbed for s in readers):
             return True
-        dear = step.name in _DEAR or step.name == "transpose" or _merges(step) or _turned(step)
+        dear = traits(step.does).dear or step.does is lax.transpose_p
+        dear = dear or _merges(step) or _turned(step)
         return len(readers) > 1 and dear
 
     def _grow(self, cell: Cell, whole: Cell, outputs: set[Cell], depth: int) -> None:
@@ -85,15 +85,15 @@ class Fusion:
             return
         for step in cell.readers:
             made = step.makes[0]
-            if not fuses(step) or step.name == "tie":
+            if not fuses(step) or step.does is tie_p:
                 continue
             if made.bytes < whole.bytes:
                 alone = all(c is cell or c.maker is None for c in step.reads)
                 if len(cell.readers) == 1 and alone:
                     self._grow(made, whole, outputs, depth + 1)
-            elif step.name == "repeat":
+            elif step.does is repeat_p:
                 self._written[step] = True
-            elif step.name == "sub" and step.reads[0] is whole and _ends_in(made, "exp"):
+            elif step.does is lax.sub_p and step.reads[0] is whole and _ends_in(made, lax.exp_p):
                 self._written[step] = False
 
     def _inside(self, step: Step, reader: Step) -> bool:
@@ -129,7 +129,7 @@ class Fusion:
 
 def _merges(step: Step) -> bool:
     """Whether a step reads several values of its own size: run twice, it would read more."""
-    if step.name == "tie":  # of a cotangent it reads one element
+    if step.does is tie_p:  # of a cotangent it reads one element
         return False
     made = step.makes[0].bytes
     return len({c for c in step.reads if c.bytes >= made and c.kind != "constant"}) > 1
@@ -137,9 +137,9 @@ def _merges(step: Step) -> bool:
 
 def _turned(step: Step) -> bool:
     """Whether a step is the square of a transposed value: each reader would transpose it twice."""
-    makers = [c.maker for c in step.reads if c.maker and c.maker.name == "transpose"]
+    makers = [c.maker for c in step.reads if c.maker and c.maker.does is lax.transpose_p]
     return len(makers) == 2 and makers[0] is makers[1]
 
 
-def _ends_in(cell: Cell, name: str) -> bool:
-    return len(cell.readers) == 1 and cell.readers[0].name == name
+def _ends_in(cell: Cell, does: Primitive) -> bool:
+    return len(cell.readers) == 1 and cell.readers[0].does is does

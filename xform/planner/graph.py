@@ -14,11 +14,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from xform._jax import JaxprEqn, Var
+from xform._jax import JaxprEqn, Var, name_p
+from xform.cost import aval_bytes
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node
 from xform.passes.dce import live
-from xform.planner.cost import aval_bytes
 from xform.planner.mincut import min_cut
 from xform.planner.work import fusible
 
@@ -54,7 +54,7 @@ def cheapest(joint: Joint, inner: dict[Node, tuple[Plan, ...]], price: Price,
         for v in reads_of(eqn, inner):
             if v in inputs or v in joint.producer:
                 edges.append((at(v), again, math.inf))
-        saved = eqn.primitive.name != "name"
+        saved = eqn.primitive is not name_p
         extra = 1 + written * fusible(eqn)
         for v in eqn.outvars:
             size = extra * sizes.get(v, aval_bytes(v.aval))

@@ -13,10 +13,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Var
+from xform._jax import JaxprEqn, Var, name_p
+from xform.cost import aval_bytes
 from xform.interpret.joint import Joint, Plan
 from xform.interpret.node import Node, fork_p, gather
-from xform.planner.cost import aval_bytes
 from xform.policies import TAG
 
 
@@ -139,7 +139,7 @@ def _origin(joint: Joint, v: Any) -> tuple[JaxprEqn, str] | None:
     found = None
     while isinstance(v, Var) and (eqn := joint.producer.get(v)) is not None:
         found = eqn
-        if eqn.primitive.name == "name":
+        if eqn.primitive is name_p:
             given = eqn.params["name"]
             name, v = name or ("" if given.startswith(TAG) else given), eqn.invars[0]
         elif eqn.primitive is fork_p and len(eqn.params["node"].joints) == 1:

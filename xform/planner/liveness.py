@@ -18,11 +18,12 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from xform._jax import scan_counts
+from xform._jax import jaxprs_of, scan_counts, scan_p
+from xform.cost import aval_bytes
 from xform.ir import Program, program
-from xform.planner.cost import aval_bytes
 from xform.planner.flat import Cell, Flat, Step, flatten
 from xform.planner.fused import Fusion, fuses
+from xform.table import traits
 
 # Buffers smaller than this are not worth a search for another's place.
 _SMALL = 1024
@@ -164,17 +165,13 @@ class _Line:
 
     def _inside(self, step: Step) -> int:
         """What runs in a step needs beside its operands and results, at its peak."""
-        params = step.eqn.params
-        if step.name == "scan":
-            body = program(params["jaxpr"])
-            return _peak(body, self.cpu, sum(scan_counts(params)))
-        if step.name == "while":
-            return _peak(program(params["body_jaxpr"]), self.cpu, None)
-        if step.name == "cond":
-            return max(_peak(program(b), self.cpu, None) for b in params["branches"])
-        if step.name == "shard_map":
-            return _peak(program(params["jaxpr"]), self.cpu, None)
-        return 0
+        if step.does is scan_p:
+            params = step.eqn.params
+            return _peak(program(params["jaxpr"]), self.cpu, sum(scan_counts(params)))
+        if traits(step.does).foreign:
+            return 0
+        inner = (_peak(program(j), self.cpu, None) for j in jaxprs_of(step.eqn))
+        return max(inner, default=0)
 
     def _waiting(self, second: int) -> list[int]:
         """Bytes at each step that were made before the step `second` and are read from it on."""

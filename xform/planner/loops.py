@@ -19,10 +19,10 @@ from typing import Any
 
 from jax import lax
 
-from xform._jax import JaxprEqn, name_stack, scan_counts, source
+from xform._jax import JaxprEqn, jit_p, name_stack, scan_counts, scan_p, source
 from xform.ir import Program, bind, environment, evaluate, program, read, trace, write
 from xform.passes.structured import body, placed
-from xform.table import RULES
+from xform.table import rule_of
 
 # Of a loop: consecutive parts, each of trips within trips, outermost first.
 Shape = tuple[tuple[int, ...], ...]
@@ -35,7 +35,7 @@ def loops(prog: Program) -> tuple[JaxprEqn, ...]:
 
 def _loops(prog: Program) -> Iterator[JaxprEqn]:
     for eqn in prog.equations:
-        if eqn.primitive.name == "scan":
+        if eqn.primitive is scan_p:
             yield eqn
         elif (inner := _opened(eqn)) is not None:
             yield from _loops(inner)
@@ -43,9 +43,9 @@ def _loops(prog: Program) -> Iterator[JaxprEqn]:
 
 def _opened(eqn: JaxprEqn) -> Program | None:
     """The body of a call that may be opened: small, or holding a scan and without a placement."""
-    rule = RULES.get(eqn.primitive.name)
+    rule = rule_of(eqn.primitive)
     small = None if rule is None else rule.inlined(eqn, True)
-    if small is not None or eqn.primitive.name != "jit":
+    if small is not None or eqn.primitive is not jit_p:
         return small
     whole = body(eqn)
     found = next(_loops(whole), None) is not None
@@ -74,7 +74,7 @@ class _Reshaping:
         for eqn in prog.equations:
             xs = [read(env, v) for v in eqn.invars]
             inner = _opened(eqn)
-            if eqn.primitive.name == "scan":
+            if eqn.primitive is scan_p:
                 self.place += 1
                 shape = self.shapes.get(self.place)
                 with source(eqn, outer), eqn.ctx.manager:

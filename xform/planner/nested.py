@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xform._jax import frame
+from xform.cost import aval_bytes
 from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.node import Node, fork_p, gather
@@ -21,7 +22,6 @@ from xform.ir import Mask, Program
 from xform.planner.backend import backend
 from xform.planner.budget import again_flops, fit, kept_bytes, over_budget, sent_bytes
 from xform.planner.choice import Choice, choice_of
-from xform.planner.cost import aval_bytes
 from xform.planner.decided import Plan as Decided
 from xform.planner.held import held_bytes, token
 from xform.planner.link import Link, link_of

@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from xform.cost import aval_bytes
 from xform.errors import BudgetInfeasible
 from xform.interpret import emit
 from xform.interpret.joint import Plan
 from xform.interpret.node import gather, spread
 from xform.ir import Program, trace
 from xform.planner.budget import Make, again_flops, fit, floor_rows, kept_bytes
-from xform.planner.cost import aval_bytes
 from xform.planner.exact import MOST, size
 from xform.planner.link import Link
 from xform.planner.liveness import Liveness, simulate

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xform._jax import frame
+from xform.cost import aval_bytes
 from xform.interpret.joint import Plan
-from xform.interpret.node import fork_p, gather
-from xform.planner.cost import aval_bytes
+from xform.interpret.node import bound, gather
 from xform.planner.held import Held, held
 from xform.text import columns, human_bytes, near
 
@@ -151,7 +151,7 @@ def residuals_of(plan: Plan, inputs: Sequence[str], title: str) -> Residuals:
 def _row(value: Held, operation: str = "") -> Residual:
     eqn, name = value.origin or (None, "")
     if eqn is not None:
-        prim = eqn.params["node"].eqn if eqn.primitive is fork_p else eqn
+        prim = bound(eqn)
         operation = prim.primitive.name
         if operation == "jit":
             operation = f"jit({prim.params['name']})"

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from xform._jax import JaxprEqn, Literal, Var, frame
+from xform._jax import JaxprEqn, Literal, Var, frame, name_p
+from xform.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Plan, reads_of
-from xform.interpret.node import Node, fork_p
-from xform.planner.cost import aval_bytes, devices_of, equation_flops
+from xform.interpret.node import Node, bound, fork_p
 from xform.planner.held import state_why
 from xform.policies import TAG
 
@@ -87,7 +87,7 @@ def _node(node: Node, plans: Sequence[Plan], name: str, loops: tuple[int, ...], 
         inner = ()  # what is kept lasts for one step
     for k, p in enumerate(plans):
         branch = f"[{k}]" if len(plans) > 1 else ""
-        yield from _rows(p, f"{name}{branch}/", inner, times * node.trips * devices_of(node.eqn))
+        yield from _rows(p, f"{name}{branch}/", inner, times * node.trips * node.device_count)
     for i, n in enumerate(node.copies(plans)):
         if n:
             v = plans[0].joint.inputs[i]
@@ -97,10 +97,10 @@ def _node(node: Node, plans: Sequence[Plan], name: str, loops: tuple[int, ...], 
 
 def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...], why: str,
          flops: int) -> Row:  # fmt: skip
-    bound = eqn.params["node"].eqn if eqn.primitive is fork_p else eqn
-    operation = bound.primitive.name
-    if operation == "name" and not bound.params["name"].startswith(TAG):
-        operation = f"name '{bound.params['name']}'"
+    made = bound(eqn)
+    operation = made.primitive.name
+    if made.primitive is name_p and not made.params["name"].startswith(TAG):
+        operation = f"name '{made.params['name']}'"
     return Row(
         name,
         decision,
@@ -176,4 +176,4 @@ class _Inside:
 
 
 def _flops(eqn: JaxprEqn) -> int:
-    return equation_flops(eqn.params["node"].eqn if eqn.primitive is fork_p else eqn)
+    return equation_flops(bound(eqn))

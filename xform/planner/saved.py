@@ -17,14 +17,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xform._jax import JaxprEqn, Offloadable, Var
+from xform._jax import JaxprEqn, Offloadable, Var, name_p, while_p
+from xform.cost import aval_bytes
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.ir import Mask, uncollected
 from xform.planner.backend import backend
 from xform.planner.budget import fit
 from xform.planner.choice import Choice
-from xform.planner.cost import aval_bytes
 from xform.planner.decided import Plan as Decided
 from xform.planner.graph import cheapest
 from xform.planner.held import held_bytes, token
@@ -128,7 +128,7 @@ class _Walk:
             return
         inside = check(node.policy) if node.region else self.policy
         whole = isinstance(inside, MinCut | Choice)
-        if whole and node.eqn.primitive.name == "while":
+        if whole and node.eqn.primitive is while_p:
             inside = None  # what a step of it keeps lasts one step
         given = _given(node) if isinstance(inside, MinCut) else None
         top = top and not node.region and not whole
@@ -198,7 +198,7 @@ class _Walk:
     def _chain(self, eqn: JaxprEqn) -> list[JaxprEqn]:
         """An equation, and, if all it does is name a value, those that make the value."""
         chain = [eqn]
-        while chain[-1].primitive.name == "name":
+        while chain[-1].primitive is name_p:
             (named,) = chain[-1].invars
             if not isinstance(named, Var) or named not in self.joint.producer:
                 break

@@ -16,14 +16,15 @@ import jax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from xform._jax import JaxprEqn, Var, name_stack, scan_counts, source
+from xform._jax import JaxprEqn, Var, name_p, name_stack, scan_counts, scan_p, source
+from xform.arithmetic import differentiable
 from xform.errors import BudgetInfeasible
 from xform.interpret.joint import Plan, analyze
 from xform.interpret.node import fork_p
 from xform.ir import Program, bind, environment, program, read, write
 from xform.planner.saved import plan
 from xform.policies import TAG, Budget, MinCut, Tagged
-from xform.table import RULES, differentiable
+from xform.table import rule_of
 
 
 def tagged(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, Tagged]:
@@ -64,11 +65,11 @@ class _Naming:
         outer = name_stack()
         for eqn in prog.equations:
             xs = [read(env, v) for v in eqn.invars]
-            rule = RULES.get(eqn.primitive.name)
+            rule = rule_of(eqn.primitive)
             small = None if rule is None else rule.inlined(eqn, True)
             if small is not None:
                 ys = self.run(small, xs)
-            elif eqn.primitive.name == "scan":
+            elif eqn.primitive is scan_p:
                 with source(eqn, outer), eqn.ctx.manager:
                     ys = self._scan(eqn, xs)
             else:
@@ -108,7 +109,7 @@ def _kept(how: Plan) -> Iterator[str]:
         if eqn is None or v in seen:
             continue
         seen.add(v)
-        if eqn.primitive.name == "name" and eqn.params["name"].startswith(TAG):
+        if eqn.primitive is name_p and eqn.params["name"].startswith(TAG):
             yield eqn.params["name"]
         elif eqn.primitive is not fork_p:
             todo += eqn.invars

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 
-from xform._jax import Var
+from xform._jax import Var, name_p
+from xform.cost import aval_bytes
 from xform.interpret.joint import Joint
 from xform.passes.dce import live
-from xform.planner.cost import aval_bytes
 from xform.planner.work import fusible
 
 
@@ -63,6 +63,6 @@ def roots_of(joint: Joint) -> dict[Var, Var]:
         if not reads and fusible(eqn):
             continue
         for v in eqn.outvars:
-            view = eqn.primitive.name == "name" or v in joint.free
+            view = eqn.primitive is name_p or v in joint.free
             roots[v] = roots[reads[0]] if view and reads else v
     return roots

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from xform._jax import JaxprEqn, Var
+from xform.cost import aval_bytes, device_flops
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import fork_p, join_p
 from xform.passes.dce import live
-from xform.planner.cost import aval_bytes, device_flops
 from xform.planner.link import Link
 
 _Times = tuple[list[float], list[float]]

@@ -13,14 +13,17 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, tangent_aval, zeros
+from xform._jax import JaxprEqn, zeros
+from xform.arithmetic import Value, instantiate
+from xform.cost import flops
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Plan, analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.ir import Mask, Program, evaluate, program, trace
-from xform.table import Value, add_rule
+from xform.table import declare
+from xform.traits import Traits
 
 
 def _branches(eqn: JaxprEqn) -> list[Program]:
@@ -43,7 +46,7 @@ class Cond(Structured):
         def branch(prog: Program) -> Callable[..., Any]:
             def run(xs: list[Value], dxs: list[Value]):
                 ys, dys = jvp(prog, xs, dxs)
-                return ys, _full(dys, prog.out_avals, on)
+                return ys, spread(instantiate(dys, prog.out_avals, on), on)
 
             return run
 
@@ -55,14 +58,6 @@ class Cond(Structured):
         if push:
             return _CondNode(eqn, joints, (False, *seconds), results, push)
         return _CondNode(eqn, joints, seconds, (False, *results), push)
-
-
-def _full(values: Sequence[Value], avals: Sequence[Any], on: Mask) -> list[Value]:
-    """Zeros for the missing values of the places that are `on`."""
-    return [
-        (zeros(tangent_aval(a)) if x is None else x) if o else None
-        for x, a, o in zip(values, avals, on, strict=True)
-    ]
 
 
 class _CondNode(Node):
@@ -109,14 +104,13 @@ class _CondNode(Node):
         wide = self.seconds[1:] if self.push else self.seconds
         results = self.results if self.push else self.results[1:]
         of = self.eqn.outvars if self.push else self.eqn.invars[1:]
-        avals = [v.aval for v in of]
         given = spread(seconds, wide)
 
         def branch(plan: Plan, kept: Any) -> Callable[..., Any]:
             def run() -> list[Value]:
                 mine = gather(given, plan.joint.seconds)
                 out = emit.second(plan, kept, ops, mine, False)
-                return gather(_full(spread(out, plan.joint.results), avals, results), results)
+                return instantiate(spread(out, plan.joint.results), of, results)
 
             return run
 
@@ -164,4 +158,9 @@ def _slots(branches: Sequence[Sequence[Any]]) -> tuple[list[Any], list[list[int]
     return slots, places
 
 
-add_rule(Cond("cond", "structured"))
+def _flops(eqn: JaxprEqn) -> int:
+    """Those of the dearest branch."""
+    return max(map(flops, _branches(eqn)))
+
+
+declare(Cond, "cond", "structured", (), Traits(foldable=False, flops=_flops), known=("branches",))

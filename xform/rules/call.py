@@ -15,15 +15,17 @@ import jax
 from jax import lax
 
 from xform._jax import JaxprEqn, closed, primitives, staging
+from xform.arithmetic import Value
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Joint, analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.interpret.pullback import pullback
-from xform.ir import Mask, Program, evaluate, program
-from xform.passes.structured import body, placed, sharding
-from xform.table import Value, add_rule
+from xform.ir import Mask, Program, evaluate, lifted, program
+from xform.passes.structured import body, called, placed, sharding
+from xform.table import declare
+from xform.traits import Traits
 
 # Within another computation, a body of this many equations is worth a function of its own. Where
 # operations run one by one, what the user compiles stays compiled.
@@ -34,7 +36,7 @@ def size(prog: Program) -> int:
     """The number of equations, nested calls included."""
     if "size" not in prog.cache:
         prog.cache["size"] = sum(
-            size(body(e)) if e.primitive.name in _INLINE else 1 for e in prog.equations
+            1 if (inner := called(e)) is None else size(inner) for e in prog.equations
         )
     return prog.cache["size"]
 
@@ -163,11 +165,9 @@ def mark(jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tup
     opened, consts = closed(jaxpr)
     if consts:
         prog = program(jaxpr)
-        lifted = Program(
-            (*(v for v, _ in prog.consts), *prog.inputs), (), prog.equations, prog.outputs
-        )
         if "lifted" not in prog.cache:
-            made = jax.make_jaxpr(lambda *xs: evaluate(lifted, xs))(*lifted.in_avals)
+            whole, _ = lifted(prog)
+            made = jax.make_jaxpr(lambda *xs: evaluate(whole, xs))(*whole.in_avals)
             prog.cache["lifted"] = closed(made)[0]
         opened = prog.cache["lifted"]
         if isinstance(prevent_cse, tuple):
@@ -218,11 +218,21 @@ def _active_outputs(prog: Program, active: Mask) -> Mask:
     return path(prog, active).outputs
 
 
-_INLINE = ("jit", "closed_call", "core_call", "core_closed_call")
-
-add_rule(Jit("jit", "structured"))
 _REMAT = primitives()["remat2"]
-add_rule(Remat("remat2", "structured"))
-# `remat_opt` is the forward function of a custom_vjp with `optimize_remat`.
-for _name in ("closed_call", "core_call", "core_closed_call", "eval_jaxpr", "remat_opt"):
-    add_rule(Inline(_name, "structured"))
+
+declare(Jit, "jit", "structured", (), Traits(call="jaxpr", foldable=False), known=(
+    "jaxpr", "in_shardings", "out_shardings", "in_layouts", "out_layouts", "donated_invars",
+    "ctx_mesh", "name", "keep_unused", "inline", "compiler_options_kvs",
+))  # fmt: skip
+declare(Remat, "remat2", "structured", (),
+        Traits(call="jaxpr", calls="region", pure=False, foldable=False),
+        known=("jaxpr", "prevent_cse", "differentiated", "policy"))  # fmt: skip
+for _name in ("closed_call", "core_call", "core_closed_call"):
+    declare(Inline, _name, "structured", (), Traits(call="call_jaxpr", foldable=False),
+            known=("call_jaxpr", "name"))  # fmt: skip
+declare(Inline, "eval_jaxpr", "structured", (), Traits(call="jaxpr", foldable=False),
+        known=("jaxpr",))  # fmt: skip
+# The forward function of a custom_vjp with `optimize_remat`.
+declare(Inline, "remat_opt", "structured", (),
+        Traits(call="fwd_jaxpr", calls="custom", foldable=False),
+        known=("fwd_jaxpr", "fun_jaxpr_thunk", "num_consts", "num_res"))  # fmt: skip

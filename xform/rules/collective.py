@@ -18,7 +18,9 @@ import numpy as np
 from jax import lax
 
 from xform._jax import zeros
-from xform.table import Value, composite, constant, linear
+from xform.arithmetic import Value
+from xform.table import composite, constant, linear
+from xform.traits import COLLECTIVE, EXCHANGE, UNFUSED, VIEW
 
 Axes = Any
 Groups = Any
@@ -34,9 +36,11 @@ def _psum(ct: Value, x: Value, *, axes: Sequence[Any], axis_index_groups: Groups
     return lax.psum(ct, named, axis_index_groups=axis_index_groups)
 
 
-linear("psum", _psum)
-linear("psum_invariant", lambda ct, x, *, axes: lax.pcast(ct, axes, to="varying"))
-linear("pvary", lambda ct, x, *, axes: lax.psum(ct, axes))
+linear("psum", _psum, traits=COLLECTIVE)
+linear(
+    "psum_invariant", lambda ct, x, *, axes: lax.pcast(ct, axes, to="varying"), traits=COLLECTIVE
+)
+linear("pvary", lambda ct, x, *, axes: lax.psum(ct, axes), traits=VIEW)
 
 # The extremes, which JAX does not differentiate: like those of `reduce_max`, the devices that hold
 # the extreme share its tangent equally.
@@ -53,8 +57,8 @@ def _extreme(collective: Callable[..., Value]) -> Callable[..., Any]:
     return jvp
 
 
-composite("pmax", _extreme(lax.pmax))
-composite("pmin", _extreme(lax.pmin))
+composite("pmax", _extreme(lax.pmax), traits=COLLECTIVE)
+composite("pmin", _extreme(lax.pmin), traits=COLLECTIVE)
 
 # Gathering and scattering. Shapes of an `all_to_all` are always those of the tiled kind: what
 # `tiled` asks for has been done around it when it is bound.
@@ -117,11 +121,11 @@ def _ragged_all_to_all(ct: Value, x: Value, into: Value, starts: Value, sizes: V
     return [back, lax.select(replaced, zeros(jax.typeof(ct)), ct), *[None] * 4]
 
 
-linear("all_gather", _all_gather)
-linear("ragged_all_to_all", _ragged_all_to_all, over=(0, 1))
-linear("reduce_scatter", _reduce_scatter)
-linear("all_to_all", _all_to_all)
-linear("all_gather_invariant", _all_gather_invariant)
+linear("all_gather", _all_gather, traits=EXCHANGE)
+linear("ragged_all_to_all", _ragged_all_to_all, over=(0, 1), traits=EXCHANGE)
+linear("reduce_scatter", _reduce_scatter, traits=COLLECTIVE)
+linear("all_to_all", _all_to_all, traits=EXCHANGE)
+linear("all_gather_invariant", _all_gather_invariant, traits=COLLECTIVE)
 
 # Point to point.
 
@@ -135,9 +139,10 @@ def _pbroadcast(ct: Value, x: Value, *, axis_name: Axes, source: int):
 linear(
     "ppermute",
     lambda ct, x, *, axis_name, perm: lax.ppermute(ct, axis_name, [(b, a) for a, b in perm]),
+    traits=EXCHANGE,
 )
-linear("pbroadcast", _pbroadcast)
-constant("axis_index")
+linear("pbroadcast", _pbroadcast, traits=EXCHANGE)
+constant("axis_index", known=("axis_name", "axis_index"), traits=UNFUSED)
 
 # Partial sums, on meshes of explicit axes. A value that is `unreduced` is one of the terms of a sum
 # that is still to be taken; one that is `reduced` is a copy of which the cotangent is unreduced.
@@ -153,11 +158,13 @@ def _unreduced_reduce_scatter(ct: Value, x: Value, *, scatter_dimension: int, ax
     return lax.all_gather(ct, axis_name, axis=scatter_dimension, tiled=tiled, to="reduced")
 
 
-linear("all_gather_reduced", _all_gather_reduced)
-linear("unreduced_reduce_scatter", _unreduced_reduce_scatter)
-linear("unreduced_psum", lambda ct, x, *, axes: lax.pcast(ct, axes, to="reduced"))
-linear("preduced", lambda ct, x, *, axes: lax.psum(ct, axes))
+linear("all_gather_reduced", _all_gather_reduced, traits=COLLECTIVE)
+linear("unreduced_reduce_scatter", _unreduced_reduce_scatter, traits=COLLECTIVE)
+linear(
+    "unreduced_psum", lambda ct, x, *, axes: lax.pcast(ct, axes, to="reduced"), traits=COLLECTIVE
+)
+linear("preduced", lambda ct, x, *, axes: lax.psum(ct, axes), traits=VIEW)
 for _name in ("vary_unreduced_cast_p", "vary_unreduced_cast"):  # JAX 0.10 names it with a suffix
-    linear(_name, lambda ct, x, *, axes: lax.pcast(ct, axes, to="varying"))
+    linear(_name, lambda ct, x, *, axes: lax.pcast(ct, axes, to="varying"), traits=UNFUSED)
 for _name in ("reduced_vary_cast_p", "reduced_vary_cast"):
-    linear(_name, lambda ct, x, *, axes: lax.pcast(ct, axes, to="unreduced"))
+    linear(_name, lambda ct, x, *, axes: lax.pcast(ct, axes, to="unreduced"), traits=UNFUSED)

@@ -15,10 +15,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from xform import cost
 from xform._jax import JaxprEqn
+from xform.arithmetic import Value, add
 from xform.errors import UnsupportedParam
 from xform.ir import Mask, bind
-from xform.table import Bilinear, Value, add, bilinear, declare
+from xform.table import Bilinear, bilinear, declare
+from xform.traits import Traits
 
 Axes = Sequence[int]
 
@@ -80,7 +83,16 @@ def _dot(ct: Any, known: Any, x: Any, known_sum: Axes, known_batch: Axes, ct_kno
     return of_type(lax.transpose(out, np.argsort(order)), x)
 
 
-bilinear("dot_general", lhs=_dot_lhs, rhs=_dot_rhs)
+def _dot_flops(eqn: JaxprEqn) -> int:
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    return 2 * cost.size(eqn.outvars[0]) * _product(eqn.invars[0], contracted)
+
+
+def _product(v: Any, axes: Axes) -> int:
+    return math.prod(cost.shape(v)[i] for i in axes)
+
+
+bilinear("dot_general", _dot_lhs, _dot_rhs, Traits(flops=_dot_flops))
 
 
 # ragged_dot_general: the operands' groups are told apart by a third input, the group sizes.
@@ -156,7 +168,18 @@ def _ragged(a: Any, b: Any, x: Any, dims: Any, ragged: int, group: Axes, order: 
     return of_type(lax.transpose(out, np.argsort(order)), x)
 
 
-declare(Grouped, "ragged_dot_general", "bilinear", [_ragged_lhs, _ragged_rhs])
+def _ragged_flops(eqn: JaxprEqn) -> int:
+    """Each row of the left side meets one group of the right side."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
+    outputs = cost.size(eqn.outvars[0])
+    if numbers.lhs_ragged_dimensions[0] in contracted:  # every group has a result of its own
+        outputs //= cost.shape(eqn.outvars[0])[0]
+    return 2 * outputs * _product(eqn.invars[0], contracted)
+
+
+declare(Grouped, "ragged_dot_general", "bilinear", [_ragged_lhs, _ragged_rhs],
+        Traits(flops=_ragged_flops))  # fmt: skip
 
 
 # Convolution: y[n, o, p] = Σ x[n, i, p·stride + k·dilation − low] · w[o, i, k].
@@ -242,4 +265,35 @@ def _conv_rhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
     return of_type(out, w)
 
 
-bilinear("conv_general_dilated", lhs=_conv_lhs, rhs=_conv_rhs)
+def _conv_flops(eqn: JaxprEqn) -> int:
+    """2 for each output element, input channel of its group, and window tap on the input."""
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    x, w, y = map(cost.shape, (*eqn.invars, *eqn.outvars))
+    taps = math.prod(
+        _taps(x[i], w[j], y[k], *options)
+        for i, j, k, *options in zip(
+            numbers.lhs_spec[2:],
+            numbers.rhs_spec[2:],
+            numbers.out_spec[2:],
+            params["window_strides"],
+            params["lhs_dilation"],
+            params["rhs_dilation"],
+            params["padding"],
+            strict=True,
+        )
+    )
+    batch, channels = (y[i] for i in numbers.out_spec[:2])
+    return 2 * batch * channels * w[numbers.rhs_spec[1]] * taps
+
+
+def _taps(n_in: int, n_window: int, n_out: int, stride: int, dilation: int, spread: int,
+          padding: tuple[int, int]) -> int:  # fmt: skip
+    """Pairs of an output position and a window position that meet an input element, on one axis.
+
+    `dilation` is that of the input, `spread` that of the window.
+    """
+    at = np.arange(n_out)[:, None] * stride + np.arange(n_window) * spread - padding[0]
+    return int(np.sum((at >= 0) & (at <= (n_in - 1) * dilation) & (at % dilation == 0)))
+
+
+bilinear("conv_general_dilated", _conv_lhs, _conv_rhs, Traits(flops=_conv_flops))

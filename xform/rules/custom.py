@@ -12,19 +12,24 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, SymbolicZero, frame, is_zero, pull_custom_vjp, tangent_aval, zeros
+from xform._jax import JaxprEqn, SymbolicZero, frame, is_zero, pull_custom_vjp, tangent_aval
+from xform.arithmetic import Value, arrayed, instantiate
+from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Pull, Structured
 from xform.interpret.pullback import pull_of_jvp, pullback
 from xform.ir import Mask, bind, program
-from xform.table import Value, add_rule, arrayed
+from xform.table import declare
+from xform.traits import Traits
 
 
 def _filled(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> list[Value]:
     """What a custom rule is given for None: zeros, or symbolic ones if it asked for them."""
-    make = SymbolicZero if symbolic else zeros
-    return [make(tangent_aval(a)) if x is None else x for x, a in zip(values, avals, strict=True)]
+    if not symbolic:
+        return instantiate(values, avals)
+    pairs = zip(values, avals, strict=True)
+    return [SymbolicZero(tangent_aval(a)) if x is None else x for x, a in pairs]
 
 
 def none_if_zero(x: Value) -> Value:
@@ -155,10 +160,7 @@ class LinearSolve(Structured):
             turned = eqn.replace(
                 params={**eqn.params, "const_lengths": lengths, "jaxprs": jaxprs.transpose()}
             )
-            full = [
-                zeros(tangent_aval(v.aval)) if ct is None else ct
-                for ct, v in zip(cts, eqn.outvars, strict=True)
-            ]
+            full = instantiate(cts, eqn.outvars)
             forth, back, solve, transposed = parts
             ct_bs = bind(turned, [*back, *forth, *transposed, *solve, *full])
             ct_consts = pull_matvec(ct_bs)[: len(forth)]
@@ -172,10 +174,18 @@ class LinearSolve(Structured):
 def _minus(a: Value, b: Value, v: Any) -> Value:
     """A - b, where None is zero."""
     if b is None:
-        return zeros(tangent_aval(v.aval)) if a is None else a
+        return instantiate([a], [v])[0]
     return jax.lax.neg(b) if a is None else jax.lax.sub(a, b)
 
 
-add_rule(CustomJvp("custom_jvp_call", "structured"))
-add_rule(CustomVjp("custom_vjp_call", "structured"))
-add_rule(LinearSolve("custom_linear_solve", "structured"))
+_CUSTOM = Traits(call="call_jaxpr", calls="custom", foldable=False)
+
+declare(CustomJvp, "custom_jvp_call", "structured", (), _CUSTOM, known=(
+    "call_jaxpr", "jvp_jaxpr_fun", "num_consts", "symbolic_zeros",
+))  # fmt: skip
+declare(CustomVjp, "custom_vjp_call", "structured", (), _CUSTOM, known=(
+    "call_jaxpr", "fwd_jaxpr_thunk", "bwd", "num_consts", "out_trees", "symbolic_zeros",
+))  # fmt: skip
+declare(LinearSolve, "custom_linear_solve", "structured", (),
+        Traits(foldable=False, flops=lambda e: flops(program(e.params["jaxprs"].solve))),
+        known=("jaxprs", "const_lengths"))  # fmt: skip

@@ -14,14 +14,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from xform._jax import JaxprEqn, cotangent_aval, tangent_aval, zeros
+from xform._jax import JaxprEqn, cotangent_aval
+from xform.arithmetic import Value, arrayed, differentiable, instantiate
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, Whole, gather, spread
 from xform.ir import Mask, Program, bind, program, trace
-from xform.table import Value, add_rule, arrayed, differentiable
+from xform.table import declare
+from xform.traits import Traits
 
 
 class CustomVmap(Structured):
@@ -36,8 +38,7 @@ class CustomVmap(Structured):
 
         def derivative(prog: Program, xs: list[Value], dxs: list[Value]) -> list[Value]:
             ys, dys = jvp(prog, xs, spread(dxs, active))
-            moved = [_full(dy, tangent_aval(v)) for dy, v in zip(dys, prog.out_avals, strict=True)]
-            return [*ys, *gather(moved, on)]
+            return [*ys, *instantiate(dys, prog.out_avals, on)]
 
         out = _pushed(eqn, derivative, active, on)(list(xs), gather(dxs, active))
         return out[: len(on)], spread(out[len(on) :], on)
@@ -62,8 +63,7 @@ class _Pull(Whole):
             plan = plans[0].alike(analyze(prog, active, wanted))
             _, kept = emit.forward(plan, xs, (False,) * len(prog.outputs))
             in_cts = spread(emit.second(plan, kept, xs, cts, True), plan.joint.results)
-            avals = map(cotangent_aval, prog.in_avals)
-            return gather([_full(ct, a) for ct, a in zip(in_cts, avals, strict=True)], active)
+            return instantiate(in_cts, prog.in_avals, active, cotangent_aval)
 
         return _derived(self.eqn, derivative, active)(list(xs), list(seconds))
 
@@ -181,8 +181,6 @@ def _batch(xs: Sequence[Value], size: int, batched: Sequence[bool]) -> list[Valu
     return [x if b else lax.broadcast(x, (size,)) for x, b in zip(xs, batched, strict=True)]
 
 
-def _full(x: Value, aval: Any) -> Value:
-    return zeros(aval) if x is None else x
-
-
-add_rule(CustomVmap("custom_vmap_call", "structured"))
+declare(CustomVmap, "custom_vmap_call", "structured", (),
+        Traits(call="call", calls="custom", foldable=False),
+        known=("call", "rule", "in_tree", "out_tree"))  # fmt: skip

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from xform._jax import jax_primitives
+from xform._jax import JaxprEqn, jax_primitives
+from xform.cost import factorization
 from xform.errors import UnsupportedParam
 from xform.rules.linalg import (
     adjoint,
@@ -25,6 +26,7 @@ from xform.rules.linalg import (
     where,
 )
 from xform.table import composite
+from xform.traits import Traits
 
 
 def unsupported(name: str, what: str) -> UnsupportedParam:
@@ -158,6 +160,12 @@ def _move(w: Any, v: Any, inner: Any) -> Any:
     return lax.sub(free, lax.mul(v, columns(lax.complex(stretch, turn), v)))
 
 
-composite("eig", _eig)
-composite("eigh", _eigh)
-composite("svd", _svd)
+def _svd_flops(eqn: JaxprEqn) -> float:
+    vectors = lambda m, n: 6 * m * n**2 + 20 * n**3
+    values = lambda m, n: 2 * m * n**2 + 2 * n**3
+    return factorization(vectors if eqn.params["compute_uv"] else values)(eqn)
+
+
+composite("eig", _eig, Traits(flops=factorization(lambda m, n: 25 * n**3)))
+composite("eigh", _eigh, Traits(flops=factorization(lambda m, n: 9 * n**3)))
+composite("svd", _svd, Traits(flops=_svd_flops))

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import jax_primitives
+from xform.cost import factorization
 from xform.rules.linalg import (
     adjoint,
     dot,
@@ -30,6 +31,7 @@ from xform.rules.linalg import (
 )
 from xform.rules.reduce import defined_by
 from xform.table import composite, constant
+from xform.traits import Traits
 
 
 def _cholesky(xs: Any, dxs: Any):
@@ -165,11 +167,13 @@ def _cholesky_update(r: Any, w: Any) -> list[Any]:
     return [transposed(jax.lax.linalg.cholesky(gram, symmetrize_input=False))]
 
 
-composite("householder_product", defined_by(_householder_product))
+_qr_flops = factorization(lambda m, n: 2 * m * n**2 - 2 * n**3 / 3)
+
+composite("householder_product", defined_by(_householder_product), Traits(flops=_qr_flops))
 composite("ormqr", defined_by(_ormqr))
 composite("symmetric_product", defined_by(_symmetric_product))
 composite("cholesky_update", defined_by(_cholesky_update))
-constant("lu_pivots_to_permutation")
-composite("cholesky", _cholesky)
-composite("lu", _lu)
-composite("qr", _qr)
+constant("lu_pivots_to_permutation", known=("permutation_size",))
+composite("cholesky", _cholesky, Traits(flops=factorization(lambda m, n: n**3 / 3)))
+composite("lu", _lu, Traits(flops=factorization(lambda m, n: m * n**2 - n**3 / 3)))
+composite("qr", _qr, Traits(flops=lambda e: 2 * _qr_flops(e)))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from jax import lax
 
+from xform import cost
+from xform._jax import JaxprEqn
 from xform.table import linear
+from xform.traits import Traits
 
 
 def _transpose(ct: Any, x: Any, *, fft_type: lax.FftType, fft_lengths: tuple[int, ...]):
@@ -29,4 +33,11 @@ def _transpose(ct: Any, x: Any, *, fft_type: lax.FftType, fft_lengths: tuple[int
     return lax.mul(lax.conj(half), lax.broadcast_in_dim(weights, half.shape, (half.ndim - 1,)))
 
 
-linear("fft", _transpose)
+def _flops(eqn: JaxprEqn) -> float:
+    kind, n = eqn.params["fft_type"], math.prod(eqn.params["fft_lengths"])
+    real = kind.name in ("RFFT", "IRFFT")
+    signal = eqn.invars[0] if kind.name != "IRFFT" else eqn.outvars[0]
+    return (2.5 if real else 5) * cost.size(signal) * math.log2(n) if n else 0
+
+
+linear("fft", _transpose, traits=Traits(flops=_flops))

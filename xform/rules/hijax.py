@@ -11,7 +11,8 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, ad, cotangent_aval, primitives, tangent_aval, zeros
+from xform._jax import JaxprEqn, ad, cotangent_aval, primitives
+from xform.arithmetic import Value, differentiable, instantiate
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
@@ -19,7 +20,8 @@ from xform.interpret.node import Node, Pull, Structured
 from xform.ir import Mask, Program, program
 from xform.rules.call import RegionNode
 from xform.rules.custom import none_if_zero
-from xform.table import Value, add_rule, differentiable
+from xform.table import declare
+from xform.traits import Traits
 
 
 def _region(prim: Any) -> Program | None:
@@ -60,10 +62,7 @@ class HiPrimitive(Structured):
             return jvp(inner, xs, dxs)
         if _name(prim) is not None:
             return [_NAME.bind(*xs, name=_name(prim))], dxs
-        full = [
-            zeros(tangent_aval(v.aval)) if dx is None else dx
-            for dx, v in zip(dxs, eqn.invars, strict=True)
-        ]
+        full = instantiate(dxs, eqn.invars)
         ys, dys = prim.jvp(prim.in_tree.unflatten(xs), prim.in_tree.unflatten(full))
         flat = prim.out_tree.flatten_up_to
         return flat(ys), [none_if_zero(dy) for dy in flat(dys)]
@@ -107,4 +106,5 @@ class HiPrimitive(Structured):
 
 
 _NAME = primitives()["name"]
-add_rule(HiPrimitive("call_hi_primitive", "structured"))
+declare(HiPrimitive, "call_hi_primitive", "structured", (),
+        Traits(calls="custom", foldable=False), known=("_prim",))  # fmt: skip

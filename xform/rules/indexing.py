@@ -18,9 +18,12 @@ import jax
 import numpy as np
 from jax import lax
 
+from xform import cost
 from xform._jax import JaxprEqn, zeros
+from xform.arithmetic import Value, constant_like
 from xform.errors import NotDifferentiable
-from xform.table import Linear, Value, composite, constant_like, declare, linear
+from xform.table import Linear, composite, declare, linear
+from xform.traits import MOVEMENT, Traits, none
 
 Numbers = lax.ScatterDimensionNumbers
 
@@ -41,8 +44,8 @@ def _dynamic_update_slice(ct: Value, x: Value, update: Value, *start: Value):
     return [rest, lax.dynamic_slice(ct, start, np.shape(update)), *[None] * len(start)]
 
 
-linear("dynamic_slice", _dynamic_slice, over=(0,))
-linear("dynamic_update_slice", _dynamic_update_slice, over=(0, 1))
+linear("dynamic_slice", _dynamic_slice, over=(0,), traits=MOVEMENT)
+linear("dynamic_update_slice", _dynamic_update_slice, over=(0, 1), traits=MOVEMENT)
 
 # Gather.
 
@@ -71,7 +74,7 @@ def _gather(ct: Value, x: Value, indices: Value, *, dimension_numbers: Any, slic
                            indices_are_sorted=indices_are_sorted, mode=mode)  # fmt: skip
 
 
-declare(_Gather, "gather", "linear", [_gather], over=(0,))
+declare(_Gather, "gather", "linear", [_gather], MOVEMENT, over=(0,))
 
 
 # Scatters.
@@ -118,6 +121,10 @@ def places(indices: Value, updates: Value, dimension_numbers: Any, indices_are_s
     return Places(indices, np.shape(updates), dimension_numbers, params)
 
 
+def _updates(eqn: JaxprEqn) -> int:
+    return cost.size(eqn.invars[2])
+
+
 def linear_scatter(name: str, transpose: Callable[[Places, Value], tuple[Value, Value]]) -> None:
     """A scatter linear in operand and updates; `transpose(at, ct)` is a cotangent for each."""
 
@@ -128,7 +135,7 @@ def linear_scatter(name: str, transpose: Callable[[Places, Value], tuple[Value, 
         ct_x, ct_updates = transpose(at, ct)
         return [ct_x, None, ct_updates]
 
-    linear(name, formula, over=(0, 2))
+    linear(name, formula, over=(0, 2), traits=Traits(flops=_updates))
 
 
 def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], applies: bool) -> None:
@@ -153,7 +160,7 @@ def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], applies:
         y, dy = jvp(at, x, updates, dx, dupdates)
         return [y], [dy]
 
-    composite(name, formula)
+    composite(name, formula, Traits(flops=_updates if applies else none))
 
 
 def _scatter(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):

@@ -12,10 +12,13 @@ import jax
 import numpy as np
 from jax import lax
 
+from xform import cost
 from xform._jax import JaxprEqn, jax_primitives, zeros
+from xform.arithmetic import Value, instantiate
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, bind, trace
-from xform.table import Rule, Value, declare
+from xform.table import Rule, declare
+from xform.traits import Traits
 
 HIGHEST = lax.Precision.HIGHEST
 
@@ -118,8 +121,7 @@ class Solve(Rule):
         *a, _ = xs
         *da, db = dxs
         if any(d is not None for d in da):
-            given = [zeros(jax.typeof(x)) if d is None else d for x, d in zip(a, da, strict=True)]
-            moved = self.call(self.formulas[0], eqn, ys[0], *given)
+            moved = self.call(self.formulas[0], eqn, ys[0], *instantiate(da, map(jax.typeof, a)))
             db = lax.neg(moved) if db is None else lax.sub(db, moved)
         return bind(eqn, [*a, db])
 
@@ -185,7 +187,12 @@ def _tridiagonal_transpose(ct: Any, low: Any, middle: Any, high: Any, *, perturb
     )
 
 
-declare(Solve, "triangular_solve", "solve", [_triangular_apply, _triangular_transpose])
+def _substitutions(eqn: JaxprEqn) -> int:
+    return cost.size(eqn.invars[1]) * cost.shape(eqn.invars[0])[-1]
+
+
+declare(Solve, "triangular_solve", "solve", [_triangular_apply, _triangular_transpose],
+        Traits(flops=_substitutions))  # fmt: skip
 declare(Solve, "tridiagonal_solve", "solve", [_tridiagonal_apply, _tridiagonal_transpose])
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import jax
 from jax.custom_derivatives import linear_call
 
-from xform._jax import JaxprEqn, cotangent_aval, tangent_aval, zeros
+from xform._jax import JaxprEqn, cotangent_aval
+from xform.arithmetic import Value, instantiate
 from xform.interpret.jvp import jvp
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, evaluate, program
-from xform.table import Rule, Value, add_rule
+from xform.table import Rule, declare
+from xform.traits import Traits
 
 
 class LinearCall(Rule):
@@ -26,7 +28,7 @@ class LinearCall(Rule):
         forth, back, n = _functions(eqn)
         terms: list[list[Value]] = []
         if any(dx is not None for dx in dxs[n:]):
-            moved = [_full(dx, tangent_aval(v.aval)) for dx, v in zip(dxs, eqn.invars, strict=True)]
+            moved = instantiate(dxs, eqn.invars)
             terms.append(linear_call(forth, back, list(xs[:n]), moved[n:]))
         if any(dx is not None for dx in dxs[:n]):
             held = [*dxs[:n], *[None] * (len(xs) - n)]
@@ -36,7 +38,7 @@ class LinearCall(Rule):
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
         forth, back, n = _functions(eqn)
-        full = [_full(ct, cotangent_aval(v.aval)) for ct, v in zip(cts, eqn.outvars, strict=True)]
+        full = instantiate(cts, eqn.outvars, kind=cotangent_aval)
         result: list[Value] = [None] * len(xs)
         if any(active[n:]):
             result[n:] = linear_call(back, forth, list(xs[:n]), full)
@@ -66,13 +68,11 @@ def _functions(eqn: JaxprEqn) -> tuple[Callable[..., Any], Callable[..., Any], i
     return forth, back, n_consts + params["num_res"]
 
 
-def _full(x: Value, aval: Any) -> Value:
-    return zeros(aval) if x is None else x
-
-
 def _sum(terms: Sequence[Value]) -> Value:
     there = [t for t in terms if t is not None]
     return None if not there else there[0] if len(there) == 1 else jax.lax.add(*there)
 
 
-add_rule(LinearCall("linear_call", "linear"))
+declare(LinearCall, "linear_call", "linear", (),
+        Traits(call="callee", calls="custom", foldable=False),
+        known=("callee", "transpose_thunk", "num_callee_consts", "num_res"))  # fmt: skip

@@ -15,7 +15,9 @@ from typing import Any
 
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, scan_counts, tangent_aval, zeros
+from xform._jax import JaxprEqn, Var, scan_counts
+from xform.arithmetic import Value, instantiate
+from xform.cost import flops
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.again import needed
@@ -25,7 +27,8 @@ from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.ir import Atom, Mask, Program, program
 from xform.passes.dce import live
 from xform.rules import revolve
-from xform.table import Value, add_rule
+from xform.table import declare
+from xform.traits import Traits
 
 
 def _options(eqn: JaxprEqn) -> dict[str, Any]:
@@ -34,10 +37,6 @@ def _options(eqn: JaxprEqn) -> dict[str, Any]:
 
 def _either(a: Sequence[bool], b: Sequence[bool]) -> Mask:
     return tuple(x or y for x, y in zip(a, b, strict=True))
-
-
-def _fill(x: Value, v: Atom) -> Value:
-    return zeros(tangent_aval(v.aval)) if x is None else x
 
 
 class _Body:
@@ -87,19 +86,13 @@ class Scan(Structured):
         outputs = (*outputs[:nk], *(on and want for on, want in stacked))
         (consts, carry, seq), (dconsts, dcarry, dseq) = body.parts(xs), body.parts(dxs)
         _, variables, _ = body.parts(eqn.invars)
-        dcarry = [
-            _fill(dx, v) if on else None
-            for dx, v, on in zip(dcarry, variables, outputs[:nk], strict=True)
-        ]
+        dcarry = spread(instantiate(dcarry, variables, outputs[:nk]), outputs[:nk])
 
         def step(state: Any, x: Any):
             (carry, dcarry), (seq, dseq) = state, x
             args, tangents = [*consts, *carry, *seq], [*dconsts, *dcarry, *dseq]
             ys, dys = jvp(body.prog, args, tangents, wanted=outputs)
-            dys = [
-                _fill(dy, v) if on else None
-                for dy, v, on in zip(dys, body.prog.outputs, outputs, strict=True)
-            ]
+            dys = spread(instantiate(dys, body.prog.outputs, outputs), outputs)
             return (ys[:nk], dys[:nk]), (ys[nk:], dys[nk:])
 
         state, out = lax.scan(step, (carry, dcarry), (seq, dseq), **_options(eqn))
@@ -273,19 +266,19 @@ class _ScanNode(Node):
 
     def starts(self, seconds: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
         """Cotangents of the last state, zeros for those of the constants, and those of the ys."""
-        cts = spread(seconds, self.seconds)
-        last = zip(cts, self.eqn.outvars, self.carried, strict=False)
-        consts = zip(self.eqn.invars, self.body.parts(self.joint.results)[0], strict=False)
+        cts, nk = spread(seconds, self.seconds), self.body.n_carry
+        summed = self.body.parts(self.joint.results)[0]
+        consts = self.body.parts(self.eqn.invars)[0]
         return (
-            [_fill(ct, v) for ct, v, on in last if on],
-            [_fill(None, v) for v, on in consts if on],
-            [ct for ct in cts[self.body.n_carry :] if ct is not None],
+            instantiate(cts[:nk], self.eqn.outvars[:nk], self.carried),
+            instantiate([None] * len(consts), consts, summed),
+            [ct for ct in cts[nk:] if ct is not None],
         )
 
     def next_cts(self, cts: Sequence[Value]) -> list[Value]:
         """The cotangents that a trip hands on to the one before it."""
         _, carry, _ = self.body.parts(self.body.prog.inputs)
-        return [_fill(ct, v) for ct, v, on in zip(cts, carry, self.carried, strict=True) if on]
+        return instantiate(cts, carry, self.carried)
 
     def _push(self, inside: Any, streams: Any, seconds: list[Value]) -> list[Value]:
         body, nk = self.body, self.body.n_carry
@@ -298,8 +291,7 @@ class _ScanNode(Node):
             dcarry = gather(spread(state, self.carried), takes)
             given = [dx for dx in dconsts if dx is not None]
             full = inside(stack, xs, [*given, *dcarry, *dxs])
-            new = [_fill(dy, v) for dy, v, on in zip(full, body.prog.outputs, self.carried,
-                   strict=False) if on]  # fmt: skip
+            new = instantiate(full[:nk], body.prog.outputs[:nk], self.carried)
             return new, gather(full[nk:], gives)
 
         start = [dx for dx in dcarry if dx is not None]
@@ -308,4 +300,11 @@ class _ScanNode(Node):
         return [*carry, *out]
 
 
-add_rule(Scan("scan", "structured"))
+def _flops(eqn: JaxprEqn) -> int:
+    return eqn.params["length"] * flops(program(eqn.params["jaxpr"]))
+
+
+declare(Scan, "scan", "structured", (), Traits(foldable=False, flops=_flops), known=(
+    "jaxpr", "length", "reverse", "unroll", "num_consts", "num_carry", "ft_in", "ft_out",
+    "_split_transpose",
+))  # fmt: skip

@@ -13,14 +13,16 @@ from typing import Any
 import jax
 from jax.experimental.scheduling_groups import xla_metadata_call
 
-from xform._jax import JaxprEqn, compute_on, tangent_aval, zeros
+from xform._jax import JaxprEqn, compute_on
+from xform.arithmetic import Value, instantiate
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.ir import Mask, program
 from xform.rules.call import CallNode, Inline
-from xform.table import Value, add_rule
+from xform.table import declare
+from xform.traits import Traits
 
 # A mark: of an equation, a function of pytrees and the memory spaces of its outputs (a prefix of
 # their tree), the function that is called with the mark.
@@ -82,9 +84,7 @@ class Marked(Structured):
 
         def run(xs: list[Value], dxs: list[Value]):
             ys, dys = jvp(prog, xs, dxs)
-            full = [zeros(tangent_aval(a)) if dy is None else dy
-                    for dy, a in zip(dys, prog.out_avals, strict=True)]  # fmt: skip
-            return ys, gather(full, on)
+            return ys, instantiate(dys, prog.out_avals, on)
 
         spaces = _spaces(eqn.outvars)
         ys, dys = type(self).mark(eqn, run, (spaces, gather(spaces, on)))(list(xs), list(dxs))
@@ -111,8 +111,16 @@ def _spaces(variables: Sequence[Any]) -> list[Any]:
     return [v.aval.memory_space for v in variables]
 
 
-add_rule(ComputeOn("compute_on", "structured"))
-add_rule(Metadata("xla_metadata_call", "structured"))
+_MARK = Traits(call="jaxpr", calls="mark", foldable=False)
+
+declare(ComputeOn, "compute_on", "structured", (), _MARK, known=(
+    "jaxpr", "compute_type", "out_memory_spaces", "compiler_options_json",
+))  # fmt: skip
+declare(Metadata, "xla_metadata_call", "structured", (), _MARK, known=None)
 # A composite and a fused call are given in operations that have rules.
-for _name in ("composite", "fused_call", "call"):
-    add_rule(Inline(_name, "structured"))
+declare(Inline, "composite", "structured", (), _MARK, known=(
+    "jaxpr", "name", "attributes", "version",
+))  # fmt: skip
+declare(Inline, "fused_call", "structured", (), _MARK, known=None)
+declare(Inline, "call", "structured", (),
+        Traits(call="call_jaxpr", calls="mark", foldable=False), known=None)  # fmt: skip

@@ -7,13 +7,17 @@ What only prints, checks or orders has no derivative to miss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn, frame
+from xform.arithmetic import Value
+from xform.cost import flops
 from xform.errors import NotDifferentiable
-from xform.ir import Mask
-from xform.table import Rule, Value, add_rule, constant
+from xform.ir import Mask, program
+from xform.table import Rule, constant, declare
+from xform.traits import FOREIGN, UNFUSED, Traits
 
 
 class Opaque(Rule):
@@ -42,8 +46,14 @@ def _described(eqn: JaxprEqn) -> str:
     return f"{eqn.primitive.name} {name!r}" if isinstance(name, str) else eqn.primitive.name
 
 
+def _pallas(eqn: JaxprEqn) -> int:
+    """The kernel's own estimate if it gives one, else its body at every point of its grid."""
+    estimate, grid = eqn.params["cost_estimate"], eqn.params["grid_mapping"].grid
+    return estimate.flops if estimate else math.prod(grid) * flops(program(eqn.params["jaxpr"]))
+
+
 KERNELS = (
-    "pallas_call", "ffi_call", "custom_partitioning", "call_exported", "tpu_custom_call",
+    "ffi_call", "custom_partitioning", "call_exported", "tpu_custom_call",
     "mosaic_gpu_p", "cudnn_fusion", "core_map", "mpmd_map",
     "dot_product_attention_fwd", "dot_product_attention_fwd_wrapper",
     "dot_product_attention_bwd", "dot_product_attention_bwd_wrapper",
@@ -54,10 +64,13 @@ KERNELS = (
 CALLBACKS = ("pure_callback", "io_callback", "buffer_callback")
 
 for _name in (*KERNELS, *CALLBACKS):
-    add_rule(Opaque(_name, "opaque"))
+    declare(Opaque, _name, "opaque", (), FOREIGN, known=None)
+declare(Opaque, "pallas_call", "opaque", (), Traits(foreign=True, foldable=False, flops=_pallas),
+        known=None)  # fmt: skip
 
 # What prints, checks, orders, or asks for a size.
 constant(
     "debug_callback", "debug_print", "inspect_sharding", "check", "shape_assertion", "dce_sink",
     "after_all", "create_token", "dimension_size", "dim_as_value", "platform_index",
+    traits=UNFUSED,
 )  # fmt: skip

@@ -20,20 +20,14 @@ import numpy as np
 from jax import lax
 
 from xform._jax import primitives, weak_as, zeros
+from xform.arithmetic import Over, Value, constant_like, reduce_like
 from xform.errors import NotDifferentiable
-from xform.table import (
-    Over,
-    Value,
-    bilinear,
-    composite,
-    constant,
-    constant_like,
-    linear,
-    pointwise,
-    reduce_like,
-)
+from xform.table import bilinear, composite, constant, linear, pointwise
+from xform.traits import DEAR, ELEMENTWISE, MARK, MOVEMENT, PLAIN, Traits
 
 C = constant_like
+# What a reduction on XLA:CPU takes in.
+ABSORBED = Traits("elementwise", absorbed=True)
 
 
 def real_valued(x: Value) -> bool:
@@ -66,7 +60,7 @@ def no_partial(primitive: str, name: str):
 
 # Arithmetic.
 
-linear("neg", lambda ct, x: lax.neg(ct))
+linear("neg", lambda ct, x: lax.neg(ct), traits=ELEMENTWISE)
 pointwise("add", lambda y, a, b: 1, lambda y, a, b: 1)
 pointwise("add_any", lambda y, a, b: 1, lambda y, a, b: 1)
 pointwise("sub", lambda y, a, b: 1, lambda y, a, b: -1)
@@ -74,26 +68,28 @@ bilinear(
     "mul",
     lambda ct, a, b, *, out_dtype=None: lax.mul(ct, b, out_dtype=out_dtype and a.dtype),
     lambda ct, a, b, *, out_dtype=None: lax.mul(a, ct, out_dtype=out_dtype and b.dtype),
+    traits=ABSORBED,
 )
-pointwise("div", lambda y, a, b: Over(b), lambda y, a, b: (-1, y, Over(b)))
+pointwise("div", lambda y, a, b: Over(b), lambda y, a, b: (-1, y, Over(b)), traits=DEAR)
 # a - b trunc(a / b); lax has no trunc.
 pointwise(
     "rem",
     lambda y, a, b: 1,
     lambda y, a, b: lax.neg(lax.mul(lax.sign(lax.div(a, b)), lax.floor(lax.abs(lax.div(a, b))))),
+    traits=DEAR,
 )
-pointwise("square", lambda y, x: (C(x, 2), x))
+pointwise("square", lambda y, x: (C(x, 2), x), traits=ABSORBED)
 pointwise("one_minus_square", lambda y, x: (C(x, -2), x))
-pointwise("sqrt", lambda y, x, *, accuracy=None: (C(x, 0.5), Over(y)))
-pointwise("rsqrt", lambda y, x, *, accuracy=None: lax.mul(C(x, -0.5), lax.div(y, x)))
-pointwise("cbrt", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / 3), lax.square(y)))
+pointwise("sqrt", lambda y, x, *, accuracy=None: (C(x, 0.5), Over(y)), traits=DEAR)
+pointwise("rsqrt", lambda y, x, *, accuracy=None: lax.mul(C(x, -0.5), lax.div(y, x)), traits=DEAR)
+pointwise("cbrt", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / 3), lax.square(y)), traits=DEAR)
 
 
 def _integer_pow(out: Value, x: Value, *, y: int) -> Any:
     return (C(x, y), lax.integer_pow(x, y - 1) if y != 2 else x) if y else C(x, 0)
 
 
-pointwise("integer_pow", _integer_pow)
+pointwise("integer_pow", _integer_pow, traits=ABSORBED)
 
 
 def _pow_base(y: Value, a: Value, b: Value) -> Value:
@@ -104,7 +100,7 @@ def _pow_base(y: Value, a: Value, b: Value) -> Value:
     return lax.mul(lax.convert_element_type(b, a.dtype), lax.pow(a, lower))
 
 
-pointwise("pow", _pow_base, lambda y, a, b: lax.mul(lax.log(nonzero(a)), y))
+pointwise("pow", _pow_base, lambda y, a, b: lax.mul(lax.log(nonzero(a)), y), traits=DEAR)
 
 
 def _polynomial(primals: Sequence[Value], tangents: Sequence[Any], *, unroll: int | None = None):
@@ -124,17 +120,19 @@ def _polynomial(primals: Sequence[Value], tangents: Sequence[Any], *, unroll: in
     return [p.bind(*primals, **params)], [dy]
 
 
-composite("polynomial", _polynomial)
+composite("polynomial", _polynomial, traits=ELEMENTWISE)
 
 # Exponentials and logarithms.
 
-pointwise("exp", lambda y, x, *, accuracy=None: y)
-pointwise("exp2", lambda y, x, *, accuracy=None: (C(x, math.log(2)), y))
-pointwise("expm1", lambda y, x, *, accuracy=None: lax.add(y, C(y, 1)))
-pointwise("log", lambda y, x, *, accuracy=None: Over(x))
-pointwise("log2", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / math.log(2)), x))
-pointwise("log1p", lambda y, x, *, accuracy=None: lax.div(C(x, 1), lax.add(x, C(x, 1))))
-pointwise("logistic", lambda y, x, *, accuracy=None: lax.mul(y, lax.sub(C(y, 1), y)))
+pointwise("exp", lambda y, x, *, accuracy=None: y, traits=DEAR)
+pointwise("exp2", lambda y, x, *, accuracy=None: (C(x, math.log(2)), y), traits=DEAR)
+pointwise("expm1", lambda y, x, *, accuracy=None: lax.add(y, C(y, 1)), traits=DEAR)
+pointwise("log", lambda y, x, *, accuracy=None: Over(x), traits=DEAR)
+pointwise("log2", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / math.log(2)), x), traits=DEAR)
+pointwise(
+    "log1p", lambda y, x, *, accuracy=None: lax.div(C(x, 1), lax.add(x, C(x, 1))), traits=DEAR
+)
+pointwise("logistic", lambda y, x, *, accuracy=None: lax.mul(y, lax.sub(C(y, 1), y)), traits=DEAR)
 
 # Trigonometric and hyperbolic functions, and their inverses.
 
@@ -153,25 +151,26 @@ def _one_plus_square(x: Value) -> Value:
     return lax.add(C(x, 1), lax.square(x))
 
 
-pointwise("sin", lambda y, x, *, accuracy=None: lax.cos(x, accuracy=accuracy))
-pointwise("cos", lambda y, x, *, accuracy=None: lax.neg(lax.sin(x, accuracy=accuracy)))
-pointwise("tan", lambda y, x, *, accuracy=None: _one_plus_square(y))
-pointwise("asin", lambda y, x: lax.rsqrt(_one_minus_square(x)))
-pointwise("acos", lambda y, x: lax.neg(lax.rsqrt(_one_minus_square(x))))
-pointwise("atan", lambda y, x: lax.div(C(x, 1), _one_plus_square(x)))
+pointwise("sin", lambda y, x, *, accuracy=None: lax.cos(x, accuracy=accuracy), traits=DEAR)
+pointwise("cos", lambda y, x, *, accuracy=None: lax.neg(lax.sin(x, accuracy=accuracy)), traits=DEAR)
+pointwise("tan", lambda y, x, *, accuracy=None: _one_plus_square(y), traits=DEAR)
+pointwise("asin", lambda y, x: lax.rsqrt(_one_minus_square(x)), traits=DEAR)
+pointwise("acos", lambda y, x: lax.neg(lax.rsqrt(_one_minus_square(x))), traits=DEAR)
+pointwise("atan", lambda y, x: lax.div(C(x, 1), _one_plus_square(x)), traits=DEAR)
 pointwise(
     "atan2",
     lambda y, a, b: lax.div(b, lax.add(lax.square(a), lax.square(b))),
     lambda y, a, b: lax.div(lax.neg(a), lax.add(lax.square(a), lax.square(b))),
+    traits=DEAR,
 )
-pointwise("sinh", lambda y, x: lax.cosh(x))
-pointwise("cosh", lambda y, x: lax.sinh(x))
-pointwise("tanh", lambda y, x, *, accuracy=None: _one_minus_square(y))
-pointwise("asinh", lambda y, x: lax.rsqrt(_one_plus_square(x)))
-pointwise("acosh", lambda y, x: _outside(x))
-pointwise("atanh", lambda y, x: lax.div(C(x, 1), _one_minus_square(x)))
+pointwise("sinh", lambda y, x: lax.cosh(x), traits=DEAR)
+pointwise("cosh", lambda y, x: lax.sinh(x), traits=DEAR)
+pointwise("tanh", lambda y, x, *, accuracy=None: _one_minus_square(y), traits=DEAR)
+pointwise("asinh", lambda y, x: lax.rsqrt(_one_plus_square(x)), traits=DEAR)
+pointwise("acosh", lambda y, x: _outside(x), traits=DEAR)
+pointwise("atanh", lambda y, x: lax.div(C(x, 1), _one_minus_square(x)), traits=DEAR)
 
-# The gamma family.
+# The gamma family: iterations inside, so that a compiler makes no loop over elements of them.
 
 
 def _gamma_density(a: Value, x: Value) -> Value:
@@ -189,34 +188,44 @@ def _beta_density(a: Value, b: Value, x: Value) -> Value:
 
 
 pointwise("lgamma", lambda y, x: lax.digamma(x))
-pointwise("digamma", lambda y, x: lax.polygamma(C(x, 1), x))
+pointwise("digamma", lambda y, x: lax.polygamma(C(x, 1), x), traits=PLAIN)
 pointwise(
     "polygamma",
     no_partial("polygamma", "its order"),
     lambda y, m, x: lax.polygamma(lax.add(m, C(m, 1)), x),
+    traits=PLAIN,
 )
 pointwise(
     "zeta",
     no_partial("zeta", "its exponent"),
     lambda y, s, q: lax.neg(lax.mul(s, lax.zeta(lax.add(s, C(s, 1)), q))),
+    traits=PLAIN,
 )
-pointwise("igamma", lambda y, a, x: lax.igamma_grad_a(a, x), lambda y, a, x: _gamma_density(a, x))
+pointwise(
+    "igamma",
+    lambda y, a, x: lax.igamma_grad_a(a, x),
+    lambda y, a, x: _gamma_density(a, x),
+    traits=PLAIN,
+)
 pointwise(
     "igammac",
     lambda y, a, x: lax.neg(lax.igamma_grad_a(a, x)),
     lambda y, a, x: lax.neg(_gamma_density(a, x)),
+    traits=PLAIN,
 )
 # The order of differentiation in a and x does not matter: this is the density's slope in a.
 pointwise(
     "igamma_grad_a",
     no_partial("igamma_grad_a", "a"),
     lambda y, a, x: lax.mul(_gamma_density(a, x), lax.sub(lax.log(x), lax.digamma(a))),
+    traits=PLAIN,
 )
 pointwise(
     "regularized_incomplete_beta",
     no_partial("regularized_incomplete_beta", "a"),
     no_partial("regularized_incomplete_beta", "b"),
     lambda y, a, b, x: _beta_density(a, b, x),
+    traits=PLAIN,
 )
 
 # The error function and Bessel functions.
@@ -236,11 +245,17 @@ def _bessel_i1e(y: Value, x: Value) -> Value:
     return lax.select(away, slope, lax.full_like(x, 0.5))
 
 
-pointwise("erf", lambda y, x, *, accuracy=None: _gauss(x, 2 / math.sqrt(math.pi)))
-pointwise("erfc", lambda y, x, *, accuracy=None: _gauss(x, -2 / math.sqrt(math.pi)))
-pointwise("erf_inv", lambda y, x: lax.mul(C(x, math.sqrt(math.pi) / 2), lax.exp(lax.square(y))))
-pointwise("bessel_i0e", lambda y, x: lax.sub(lax.bessel_i1e(x), lax.mul(lax.sign(x), y)))
-pointwise("bessel_i1e", _bessel_i1e)
+pointwise("erf", lambda y, x, *, accuracy=None: _gauss(x, 2 / math.sqrt(math.pi)), traits=DEAR)
+pointwise("erfc", lambda y, x, *, accuracy=None: _gauss(x, -2 / math.sqrt(math.pi)), traits=DEAR)
+pointwise(
+    "erf_inv",
+    lambda y, x: lax.mul(C(x, math.sqrt(math.pi) / 2), lax.exp(lax.square(y))),
+    traits=DEAR,
+)
+pointwise(
+    "bessel_i0e", lambda y, x: lax.sub(lax.bessel_i1e(x), lax.mul(lax.sign(x), y)), traits=PLAIN
+)
+pointwise("bessel_i1e", _bessel_i1e, traits=PLAIN)
 
 # Choices.
 
@@ -272,7 +287,7 @@ def _select_n(ct: Value, which: Value, *cases: Value) -> list[Any]:
     return [None, *(lax.select_n(on, none, ct) for on in chosen)]
 
 
-linear("select_n", _select_n)
+linear("select_n", _select_n, traits=ELEMENTWISE)
 
 # Complex numbers: real-linear maps.
 
@@ -296,13 +311,20 @@ def _sign(primals: Sequence[Value], tangents: Sequence[Any]):
     return [y], [lax.mul(y, lax.complex(C(angle, 0), angle))]
 
 
-composite("abs", _abs)
-composite("sign", _sign)
-linear("real", lambda ct, x: lax.complex(ct, C(ct, 0)))
-linear("imag", lambda ct, x: lax.complex(C(ct, 0), lax.neg(ct)))
-linear("complex", lambda ct, a, b: [reduce_like(lax.real(ct), a),
-                                    reduce_like(lax.neg(lax.imag(ct)), b)])  # fmt: skip
-linear("conj", lambda ct, x, *, input_dtype: lax.real(ct) if real_valued(x) else lax.conj(ct))
+composite("abs", _abs, traits=ELEMENTWISE)
+composite("sign", _sign, traits=ELEMENTWISE)
+linear("real", lambda ct, x: lax.complex(ct, C(ct, 0)), traits=MOVEMENT)
+linear("imag", lambda ct, x: lax.complex(C(ct, 0), lax.neg(ct)), traits=MOVEMENT)
+linear(
+    "complex",
+    lambda ct, a, b: [reduce_like(lax.real(ct), a), reduce_like(lax.neg(lax.imag(ct)), b)],
+    traits=MOVEMENT,
+)
+linear(
+    "conj",
+    lambda ct, x, *, input_dtype: lax.real(ct) if real_valued(x) else lax.conj(ct),
+    traits=ELEMENTWISE,
+)
 
 # Conversions. To an integer type nothing flows: `Rule.active` says so for every rule.
 
@@ -313,15 +335,21 @@ def _convert(ct: Value, x: Value, *, new_dtype: Any, weak_type: bool, sharding: 
     return weak_as(lax.convert_element_type(ct, x.dtype), jax.typeof(x))
 
 
-linear("convert_element_type", _convert)
+linear("convert_element_type", _convert, traits=Traits("movement", absorbed=True))
 linear(
     "reduce_precision",
     lambda ct, x, *, exponent_bits, mantissa_bits: lax.reduce_precision(
         ct, exponent_bits, mantissa_bits
     ),
+    traits=ELEMENTWISE,
 )
 
-constant("stop_gradient", "floor", "ceil", "round", "is_finite")
-constant("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to")
-constant("and", "or", "xor", "not", "population_count", "clz", "mulhi")
-constant("shift_left", "shift_right_arithmetic", "shift_right_logical", "bitcast_convert_type")
+constant("stop_gradient", known=(), traits=MARK)
+constant("floor", "ceil", "is_finite", known=(), traits=ELEMENTWISE)
+constant("round", known=("rounding_method",), traits=ELEMENTWISE)
+constant(
+    "eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to", "and", "or", "xor", "not",
+    "population_count", "clz", "mulhi", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", known=(), traits=ELEMENTWISE,
+)  # fmt: skip
+constant("bitcast_convert_type", known=("new_dtype",), traits=MOVEMENT)

@@ -13,10 +13,18 @@ import numpy as np
 from jax import lax
 
 from xform.table import constant, pointwise
+from xform.traits import MOVEMENT, RANDOM, UNFUSED, Traits, none
 
-constant("random_bits", "random_seed", "random_wrap", "random_unwrap", "random_clone")
-constant("random_fold_in", "random_split", "threefry2x32", "iota_2x32_shape")
-constant("threefry4x32", "philox2x32", "philox4x32", "rng_bit_generator", "rng_uniform")
+constant("random_seed", known=("impl",), traits=Traits(random=True, flops=none))
+constant("random_wrap", known=("impl",), traits=UNFUSED)
+constant("random_unwrap", "random_clone", known=(), traits=UNFUSED)
+constant("random_bits", known=("bit_width", "shape", "out_sharding"), traits=RANDOM)
+constant("random_split", known=("shape",), traits=RANDOM)
+constant("random_fold_in", known=(), traits=RANDOM)
+constant("threefry2x32", "threefry4x32", "philox2x32", "philox4x32", traits=RANDOM)
+constant("rng_bit_generator", traits=RANDOM)
+constant("rng_uniform", known=("shape",), traits=Traits(random=True, pure=False))
+constant("iota_2x32_shape", known=("shape",), traits=MOVEMENT)
 
 
 _gamma_grad: Any = lax.random_gamma_grad  # annotated as before a decorator takes its dtype away
@@ -31,4 +39,5 @@ def _by_shape(y: Any, key: Any, a: Any, *, log_space: bool):
     return lax.div(_gamma_grad(a, s), s)
 
 
-pointwise("random_gamma", lambda y, key, a: None, _by_shape)  # a key is never active
+# A key is never active.
+pointwise("random_gamma", lambda y, key, a: None, _by_shape, traits=RANDOM)

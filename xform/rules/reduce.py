@@ -9,6 +9,7 @@ extremum is NaN has derivative NaN.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,10 +17,15 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import jax_primitives, zeros
+from xform import cost
+from xform._jax import JaxprEqn, jax_primitives, zeros
 from xform.interpret.jvp import jvp
 from xform.ir import evaluate, program, trace
 from xform.table import composite, constant, linear
+from xform.traits import REDUCTION, Traits
+
+# A kernel that looks at each element of its operand once.
+EACH_INPUT = Traits(flops=cost.operand_size)
 
 
 def defined_by(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,9 +103,11 @@ def _reduce(*operands: Any, jaxpr: Any, dimensions: tuple[int, ...], computation
 linear(
     "reduce_sum",
     lambda ct, x, *, axes, out_sharding: spread_over(ct, x, axes),
+    traits=REDUCTION,
 )
-composite("reduce_prod", defined_by(_product))
-composite("reduce", defined_by(_reduce))
+composite("reduce_prod", defined_by(_product), REDUCTION)
+composite("reduce", defined_by(_reduce), Traits(
+    flops=lambda e: cost.operand_size(e) * cost.flops(program(e.params["jaxpr"]))))  # fmt: skip
 
 
 # The largest and the smallest.
@@ -122,8 +130,9 @@ def _extremum(name: str):
 
 
 for _name in ("reduce_max", "reduce_min"):
-    composite(_name, _extremum(_name))
-constant("argmax", "argmin", "reduce_and", "reduce_or", "reduce_xor")
+    composite(_name, _extremum(_name), REDUCTION)
+constant("argmax", "argmin", known=("axes", "index_dtype"), traits=REDUCTION)
+constant("reduce_and", "reduce_or", "reduce_xor", known=("axes", "out_sharding"), traits=REDUCTION)
 
 
 # Cumulative reductions: a tree of pairs, so that zeros and infinities need no care of their own.
@@ -153,11 +162,15 @@ def _cumulative(combine: Callable[[Any, Any], Any]):
     return defined_by(lambda x, *, axis, reverse: [lax.associative_scan(combine, x, reverse, axis)])
 
 
-linear("cumsum", lambda ct, x, *, axis, reverse: lax.cumsum(ct, axis, not reverse))
-composite("cumprod", _cumulative(lax.mul))
-composite("cummax", _cumulative(lax.max))
-composite("cummin", _cumulative(lax.min))
-composite("cumlogsumexp", _cumlogsumexp)
+linear(
+    "cumsum",
+    lambda ct, x, *, axis, reverse: lax.cumsum(ct, axis, not reverse),
+    traits=EACH_INPUT,
+)
+composite("cumprod", _cumulative(lax.mul), EACH_INPUT)
+composite("cummax", _cumulative(lax.max), EACH_INPUT)
+composite("cummin", _cumulative(lax.min), EACH_INPUT)
+composite("cumlogsumexp", _cumlogsumexp, EACH_INPUT)
 
 
 # Sorting: tangents are taken along, from where the primals came from.
@@ -209,6 +222,11 @@ def _approx_top_k(xs: Any, dxs: Any, *, k: int, reduction_dimension: int, recall
     return [y, index], [_take(dxs[0], index, reduction_dimension % index.ndim), None]
 
 
-composite("sort", _sort)
-composite("top_k", _top_k)
-composite("approx_top_k", _approx_top_k)
+def _comparisons(eqn: JaxprEqn) -> int:
+    n = cost.shape(eqn.invars[0])[eqn.params["dimension"]]
+    return cost.operand_size(eqn) * eqn.params["num_keys"] * math.ceil(math.log2(max(n, 1)))
+
+
+composite("sort", _sort, Traits(flops=_comparisons))
+composite("top_k", _top_k, EACH_INPUT)
+composite("approx_top_k", _approx_top_k, EACH_INPUT)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from xform._jax import JaxprEqn, frame
 from xform.errors import NotDifferentiable
 from xform.ir import Mask
-from xform.table import Rule, add_rule
+from xform.table import Rule, declare
+from xform.traits import STRUCTURED
 
 
 class Outside(Rule):
@@ -38,4 +39,4 @@ for _name in (
     "free_ref",
     "run_state",
 ):
-    add_rule(Outside(_name, "reference"))
+    declare(Outside, _name, "reference", (), STRUCTURED, known=None)

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import Var, frame, tangent_aval, zeros
+from xform._jax import Var, frame
+from xform.arithmetic import Value, instantiate
 from xform.interpret import emit
 from xform.interpret.checkpoints import States, back, known, places
 from xform.interpret.joint import Plan
 from xform.interpret.lanes import final, store
 from xform.interpret.node import gather, spread
 from xform.ir import Mask
-from xform.table import Value
 
 
 def forward(node: Any, plan: Plan, n: int, xs: Sequence[Value], used: Mask):
@@ -64,9 +64,9 @@ def second(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
     each = [v for v, on in zip(plan.kept, hoisted, strict=True) if not on]
     wants, _, streams = body.parts(joint.results)
     cts, sums, ct_ys = node.starts(seconds)
-    variables = zip(body.parts(node.eqn.invars)[2], streams, strict=True)
+    scanned = body.parts(node.eqn.invars)[2]
     n_sums = len(sums)
-    stacks = [zeros(tangent_aval(v.aval)) for v, on in variables if on]
+    stacks = instantiate([None] * len(streams), scanned, streams)
     if not length:
         return [*sums, *cts, *stacks]
 

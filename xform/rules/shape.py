@@ -16,7 +16,9 @@ from jax.experimental.layout import with_layout_constraint
 from jax.sharding import PartitionSpec
 
 from xform._jax import primitives
-from xform.table import Value, constant, differentiable, linear, reduce_like
+from xform.arithmetic import Value, differentiable, reduce_like
+from xform.table import constant, linear
+from xform.traits import MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
 
 
 def back(ct: Value, x: Value) -> Value:
@@ -45,12 +47,16 @@ def _broadcast_to(ct: Value, x: Value, *, shape: Sequence[int]):
     return reduce_like(lax.reduce_sum(ct, range(len(shape) - np.ndim(x))), x)
 
 
-linear("broadcast_in_dim", _broadcast_in_dim)
-linear("broadcast_to", _broadcast_to)
-linear("reshape", _reshape)
-linear("squeeze", lambda ct, x, *, dimensions: back(ct, x))
-linear("transpose", lambda ct, x, *, permutation: lax.transpose(ct, np.argsort(permutation)))
-linear("rev", lambda ct, x, *, dimensions: lax.rev(ct, dimensions))
+linear("broadcast_in_dim", _broadcast_in_dim, traits=VIEW)
+linear("broadcast_to", _broadcast_to, traits=VIEW)
+linear("reshape", _reshape, traits=VIEW)
+linear("squeeze", lambda ct, x, *, dimensions: back(ct, x), traits=VIEW)
+linear(
+    "transpose",
+    lambda ct, x, *, permutation: lax.transpose(ct, np.argsort(permutation)),
+    traits=MOVEMENT,
+)
+linear("rev", lambda ct, x, *, dimensions: lax.rev(ct, dimensions), traits=MOVEMENT)
 
 # Pieces.
 
@@ -84,18 +90,22 @@ def _tile(ct: Value, x: Value, *, reps: Sequence[int]):
     return lax.reduce_sum(ct, range(0, len(shape), 2))
 
 
-linear("pad", _pad)
-linear("slice", _slice)
-linear("tile", _tile)
+linear("pad", _pad, traits=MOVEMENT)
+linear("slice", _slice, traits=MOVEMENT)
+linear("tile", _tile, traits=MOVEMENT)
 linear(
     "concatenate",
     lambda ct, *xs, dimension: lax.split(ct, [np.shape(x)[dimension] for x in xs], dimension),
+    traits=MOVEMENT,
 )
-linear("split", lambda cts, x, *, sizes, axis: lax.concatenate(cts, axis))
-linear("stack", lambda ct, *xs, axis: lax.unstack(ct, axis))
-linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis))
+linear("split", lambda cts, x, *, sizes, axis: lax.concatenate(cts, axis), traits=MOVEMENT)
+linear("stack", lambda ct, *xs, axis: lax.unstack(ct, axis), traits=MOVEMENT)
+linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis), traits=MOVEMENT)
 
 # Copies, names and placements. A tangent keeps a name, a cotangent does not.
+
+# Saved or not by the name it bears, and nothing to run again.
+NAME = Traits("movement", identity=True, bytes=none)
 
 
 def _optimization_barrier(cts: Sequence[Value], *xs: Value) -> list[Any]:
@@ -133,17 +143,20 @@ def _space(ct: Value, x: Value, *, memory_space: Any):
     return jax.device_put(ct, jax.typeof(x).memory_space)
 
 
-linear("copy", lambda ct, x: ct)
-linear("stage", lambda ct, x: ct)
-linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct)
-linear("with_memory_space_constraint", _space)
-linear("name", lambda ct, x, *, name: ct)
-linear("optimization_barrier", _optimization_barrier)
-linear("device_put", _device_put)
-linear("sharding_constraint", _sharding_constraint)
-linear("layout_constraint", lambda ct, x, *, layout: with_layout_constraint(ct, layout))
-linear("reshard", _reshard)
-linear("host_local_array_to_global_array", _to_local)
-linear("global_array_to_host_local_array", _to_global)
+linear("copy", lambda ct, x: ct, traits=MOVEMENT)
+linear("stage", lambda ct, x: ct, traits=MOVEMENT)
+linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=MOVEMENT)
+linear("with_memory_space_constraint", _space, traits=UNFUSED)
+linear("name", lambda ct, x, *, name: ct, traits=NAME)
+linear("optimization_barrier", _optimization_barrier, traits=Traits(pure=False, flops=none))
+linear("device_put", _device_put, traits=Traits(foreign=True, flops=none))
+linear("sharding_constraint", _sharding_constraint, traits=MARK)
+linear(
+    "layout_constraint", lambda ct, x, *, layout: with_layout_constraint(ct, layout), traits=MARK
+)
+linear("reshard", _reshard, traits=UNFUSED)
+linear("host_local_array_to_global_array", _to_local, traits=UNFUSED)
+linear("global_array_to_host_local_array", _to_global, traits=UNFUSED)
 
-constant("iota", "empty", "empty2")
+constant("iota", known=("dtype", "shape", "dimension", "sharding"), traits=MOVEMENT)
+constant("empty", "empty2", traits=MOVEMENT)

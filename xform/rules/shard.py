@@ -21,14 +21,17 @@ import jax
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from xform._jax import JaxprEqn, tangent_aval, zeros
+from xform._jax import JaxprEqn
+from xform.arithmetic import Value, constant_like, instantiate
+from xform.cost import flops
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.ir import Atom, Mask, Program, evaluate, program, trace
-from xform.table import Value, add_rule, constant_like
+from xform.table import declare
+from xform.traits import Traits
 
 
 class _Devices:
@@ -40,6 +43,11 @@ class _Devices:
         self.in_specs, self.out_specs = params["in_specs"], params["out_specs"]
         self.mesh, self.axes = params["mesh"], params["newly_manual_axes"]
         self.checked: bool = params["check_vma"]
+
+    @property
+    def count(self) -> int:
+        """How many devices the body is mapped over."""
+        return math.prod(self.mesh.shape[a] for a in self.axes)
 
     def map(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         """`f`, run on every device."""
@@ -139,9 +147,7 @@ class ShardMap(Structured):
 
         def run(xs: list[Value], dxs: list[Value]):
             ys, dys = jvp(devices.body, xs, spread(dxs, given))
-            pairs = zip(dys, devices.body.outputs, strict=True)
-            full = [zeros(tangent_aval(v.aval)) if dy is None else dy for dy, v in pairs]
-            return ys, gather(full, made)
+            return ys, instantiate(dys, devices.body.outputs, made)
 
         ins = [list(devices.in_specs), gather(devices.in_specs, given)]
         outs = [list(devices.out_specs), gather(devices.out_specs, made)]
@@ -160,7 +166,7 @@ class _ShardNode(Node):
 
     def __init__(self, eqn: JaxprEqn, devices: _Devices, joint: Joint, push: bool):
         super().__init__(eqn, [joint], joint.seconds, joint.results, push)
-        self.devices = devices
+        self.devices, self.device_count = devices, devices.count
 
     def reads(self, plans: Plans) -> Mask:
         return plans[0].reads
@@ -261,4 +267,12 @@ class _Shards:
         return cls(list(leaves), static)
 
 
-add_rule(ShardMap("shard_map", "structured"))
+def _flops(eqn: JaxprEqn) -> int:
+    return _Devices(eqn).count * flops(program(eqn.params["jaxpr"]))
+
+
+# What runs on all devices may hold collectives, and is the whole of its function.
+declare(ShardMap, "shard_map", "structured", (),
+        Traits(foldable=False, collective=True, flops=_flops), known=(
+    "jaxpr", "mesh", "in_specs", "out_specs", "check_vma", "newly_manual_axes", "debug_info",
+))  # fmt: skip

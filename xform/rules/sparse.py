@@ -15,10 +15,11 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn
+from xform.arithmetic import Value, add, reduce_like
 from xform.errors import NotDifferentiable
 from xform.ir import Mask, bind
 from xform.rules.reduce import defined_by
-from xform.table import Rule, Value, add, composite, declare, reduce_like
+from xform.table import Rule, composite, declare
 
 Again = Callable[..., Value]
 
@@ -362,7 +363,7 @@ class SparseSolve(Rule):
         return [lax.neg(terms) if active[0] else None, None, None, ct_b if active[3] else None]
 
 
-declare(SparseSolve, "spsolve", "solve", [])
+declare(SparseSolve, "spsolve", "solve", (), known=("tol", "reorder"))
 
 
 def _dense(*buffers: Value, tree: Any) -> list[Value]:

@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Var, cotangent_aval, frame, tangent_aval, zeros
+from xform._jax import JaxprEqn, Var, cotangent_aval, frame
+from xform.arithmetic import Value, instantiate
+from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.activity import path
@@ -21,10 +23,11 @@ from xform.interpret.checkpoints import SLOTS, States, back, in_lanes, sweep
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import final, while_loop
-from xform.interpret.node import Node, Plans, Structured, Whole, fork_p, gather, spread
-from xform.ir import Atom, Mask, Program, evaluate, program
+from xform.interpret.node import Node, Plans, Structured, Whole, bound, gather, spread
+from xform.ir import Mask, Program, evaluate, program
 from xform.passes.dce import live
-from xform.table import Value, add_rule
+from xform.table import declare
+from xform.traits import Traits
 
 # Effects that a step may repeat; what it prints itself, and not in a loop within, is printed once.
 _REPEATABLE = frozenset(("NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"))
@@ -32,12 +35,6 @@ _REPEATABLE = frozenset(("NamedAxisEffect", "DebugEffect", "OrderedDebugEffect")
 
 def _either(a: Sequence[bool], b: Sequence[bool]) -> Mask:
     return tuple(x or y for x, y in zip(a, b, strict=True))
-
-
-def _full(values: Sequence[Value], of: Sequence[Atom], on: Mask, kind: Any) -> list[Value]:
-    """The values in the places that are on, zeros for those that are None."""
-    triples = zip(values, of, on, strict=True)
-    return [zeros(kind(v.aval)) if x is None else x for x, v, o in triples if o]
 
 
 class _Loop:
@@ -109,9 +106,9 @@ class While(Structured):
         def step(state: States) -> States:
             dxs = [*dconsts, *spread(state[n:], on)]
             ys, dys = jvp(loop.step, [*consts, *state[:n]], dxs)
-            return [*ys, *_full(dys, eqn.outvars, on, tangent_aval)]
+            return [*ys, *instantiate(dys, eqn.outvars, on)]
 
-        out = while_loop(cond, step, [*carry, *_full(dcarry, eqn.outvars, on, tangent_aval)])
+        out = while_loop(cond, step, [*carry, *instantiate(dcarry, eqn.outvars, on)])
         return out[:n], spread(out[n:], on)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
@@ -202,7 +199,7 @@ class _Pull(Node):
 
     def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
                tied: bool) -> list[Value]:  # fmt: skip
-        cts = _full(spread(seconds, self.seconds), self.eqn.outvars, self.cts, cotangent_aval)
+        cts = instantiate(spread(seconds, self.seconds), self.eqn.outvars, self.cts, cotangent_aval)
         results = self._compiled(plans, "back")(token, list(xs), cts)
         where = frame(self.eqn)
         return [final(ct, where) for ct in results]
@@ -264,19 +261,18 @@ class _Pull(Node):
                 )
             out = emit.second(plan, list(kept.values()), inputs(x), cts, True)
             full = spread(out, joint.results)
-            carry = _full(full[n:], joint.inputs[n:], self.cts, cotangent_aval)
+            carry = instantiate(full[n:], joint.inputs[n:], self.cts, cotangent_aval)
             return carry, gather(full[:n], joint.results[:n])
 
         trail, last = token
-        sums = _full([None] * n, joint.inputs[:n], joint.results[:n], cotangent_aval)
+        sums = instantiate([None] * n, joint.inputs[:n], joint.results[:n], cotangent_aval)
         cts, sums = back(trail, last, ahead, *in_lanes(trail.trips, step, pull), cts, sums)
         return [*sums, *cts]
 
     def _check_effects(self) -> None:
         """Refuse a step whose effects make the values that it is run again for."""
         for eqn in live(self.joint.first, self.joint.outputs, effects=False):
-            bound = eqn.params["node"].eqn if eqn.primitive is fork_p else eqn
-            kinds = {type(e).__name__ for e in bound.effects}
+            kinds = {type(e).__name__ for e in bound(eqn).effects}
             if kinds - _REPEATABLE:
                 raise NotDifferentiable(
                     "reverse-mode derivative of while_loop",
@@ -303,5 +299,11 @@ class _Pull(Node):
                 )
 
 
-_WHILE = While("while", "structured")
-add_rule(_WHILE)
+def _flops(eqn: JaxprEqn) -> int:
+    """Those of one trip: how many there are is not known."""
+    return sum(flops(program(eqn.params[k])) for k in ("cond_jaxpr", "body_jaxpr"))
+
+
+_WHILE = declare(While, "while", "structured", (), Traits(foldable=False, flops=_flops), known=(
+    "cond_jaxpr", "cond_nconsts", "body_jaxpr", "body_nconsts",
+))  # fmt: skip

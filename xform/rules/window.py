@@ -7,6 +7,7 @@ window, axis by axis: in reverse mode too, where JAX has no rule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,13 +15,24 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import jax_primitives
+from xform import cost
+from xform._jax import JaxprEqn, jax_primitives
 from xform.interpret.pullback import pullback
 from xform.ir import evaluate, program, trace
 from xform.rules.reduce import defined_by
 from xform.table import composite, linear
+from xform.traits import Traits
 
 Sizes = Sequence[int]
+
+
+def _flops(eqn: JaxprEqn) -> int:
+    inside = cost.flops(program(eqn.params["jaxpr"])) if "jaxpr" in eqn.params else 1
+    elements = min(cost.operand_size(eqn), cost.size(eqn.outvars[0]))
+    return elements * math.prod(eqn.params["window_dimensions"]) * inside
+
+
+WINDOW = Traits(flops=_flops)
 
 
 def _extent(size: int, dilation: int) -> int:
@@ -65,7 +77,7 @@ def _reduce_window(*operands: Any, jaxpr: Any, consts: Sequence[Any], window_dim
     return combine([lax.broadcast(c, ys[0].shape) for c in inits], ys)
 
 
-composite("reduce_window", defined_by(_reduce_window))
+composite("reduce_window", defined_by(_reduce_window), WINDOW)
 
 
 def _sum_transpose(ct: Any, x: Any, *, window_dimensions: Sizes, window_strides: Sizes,
@@ -88,7 +100,7 @@ def _sum_transpose(ct: Any, x: Any, *, window_dimensions: Sizes, window_strides:
     )
 
 
-linear("reduce_window_sum", _sum_transpose)
+linear("reduce_window_sum", _sum_transpose, traits=WINDOW)
 
 
 def _window_extremum(name: str, select_prim: Any):
@@ -111,8 +123,8 @@ def _window_extremum(name: str, select_prim: Any):
     return push
 
 
-composite("reduce_window_max", _window_extremum("reduce_window_max", lax.ge_p))
-composite("reduce_window_min", _window_extremum("reduce_window_min", lax.le_p))
+composite("reduce_window_max", _window_extremum("reduce_window_max", lax.ge_p), WINDOW)
+composite("reduce_window_min", _window_extremum("reduce_window_min", lax.le_p), WINDOW)
 
 
 # select_and_gather_add takes from each window the element of `t` where `x` is largest (smallest);
@@ -163,5 +175,5 @@ def _scatter_transpose(ct: Any, source: Any, x: Any, *, select_prim: Any, window
     )
 
 
-linear("select_and_gather_add", _gather_transpose, over=(0,))
-linear("select_and_scatter_add", _scatter_transpose, over=(0,))
+linear("select_and_gather_add", _gather_transpose, over=(0,), traits=WINDOW)
+linear("select_and_scatter_add", _scatter_transpose, over=(0,), traits=WINDOW)

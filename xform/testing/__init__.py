@@ -21,8 +21,8 @@ from jax import lax
 
 import xform
 from xform._jax import float0_zeros
+from xform.arithmetic import differentiable
 from xform.errors import WrongRule
-from xform.table import differentiable
 from xform.testing.watch import watch
 
 Fun = Callable[..., Any]

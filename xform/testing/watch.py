@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 
-from xform._jax import closed
-from xform.table import RULES, Rule, differentiable
+from xform._jax import Primitive, closed
+from xform.arithmetic import differentiable
+from xform.table import RULES, Rule, rule_of
 
 
 @contextmanager
@@ -22,18 +23,19 @@ def watch(name: str, f: Callable[..., Any], xs: Any, fail: Callable[[str, str], 
     if not name:
         yield
         return
-    rule = RULES.get(name)
     program = closed(jax.make_jaxpr(f)(*xs))[0]
+    held = _primitives(program)
+    if name not in held:
+        return fail("the program", f"it holds no primitive {name}: {sorted(held)}")
+    rule = rule_of(held[name])
     if rule is None:
         return fail("the table", f"no rule is declared for {name}")
-    if name not in (names := _names(program)):
-        fail("the program", f"it holds no primitive {name}: {sorted(names)}")
     seen: set[str] = set()
-    RULES[name] = _seen(rule, seen)
+    RULES[held[name]] = _seen(rule, seen)
     try:
         yield
     finally:
-        RULES[name] = rule
+        RULES[held[name]] = rule
     carries = lambda variables: any(differentiable(v.aval) for v in variables)
     # Only at the top level: what stands inside other programs may have been analyzed before.
     eqns = [eqn for eqn in program.eqns if eqn.primitive.name == name]
@@ -56,11 +58,11 @@ def _seen(rule: Rule, seen: set[str]) -> Rule:
     return copy
 
 
-def _names(program: Any) -> set[str]:
-    found: set[str] = set()
+def _primitives(program: Any) -> dict[str, Primitive]:
+    found: dict[str, Primitive] = {}
     for eqn in program.eqns:
-        found.add(eqn.primitive.name)
+        found[eqn.primitive.name] = eqn.primitive
         for value in jax.tree.leaves(list(eqn.params.values())):
             inner = closed(value)[0]
-            found |= _names(inner) if hasattr(inner, "eqns") else set()
+            found |= _primitives(inner) if hasattr(inner, "eqns") else {}
     return found

@@ -24,27 +24,17 @@ from xform._jax import (
     take_current_trace,
     tangent_aval,
 )
+from xform.arithmetic import Value, arrayed, differentiable, reduce_like, scale
 from xform.interpret.concrete import Mark, Results, Split, Watch, stage
 from xform.interpret.jvp import push
 from xform.interpret.node import Node, Pull, fork_p, gather, join_p, spread
 from xform.interpret.pullback import back, pull_of_jvp
 from xform.interpret.pullback import vjp as pull_equation
-from xform.ir import Mask, Program, evaluate
+from xform.ir import Mask, Program, evaluate, lifted
 from xform.passes.dce import live
 from xform.planner.saved import plan
 from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule
-from xform.table import (
-    Bilinear,
-    Linear,
-    Pointwise,
-    Rule,
-    Value,
-    arrayed,
-    differentiable,
-    lookup,
-    reduce_like,
-    scale,
-)
+from xform.table import Bilinear, Linear, Pointwise, Rule, lookup
 from xform.transforms.function import Call, Signature, Tree, as_array
 from xform.transforms.linear_map import Part, Pullback, Pushforward, dense
 
@@ -239,10 +229,9 @@ def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any]) -> tuple[P
     equations = live(prog.equations, prog.outputs)
     read = {v for eqn in equations for v in eqn.invars if isinstance(v, Var)}
     read.update(v for v in prog.outputs if isinstance(v, Var))
-    consts = [(v, x) for v, x in prog.consts if v in read]
-    inputs = (*(v for v, _ in consts), *prog.inputs)
-    lifted = Program(inputs, (), equations, prog.outputs)
-    return _Staged(lifted, takes, tuple(gives)), [as_array(x, "staging") for _, x in consts]
+    kept = tuple((v, x) for v, x in prog.consts if v in read)
+    whole, consts = lifted(Program(prog.inputs, kept, equations, prog.outputs))
+    return _Staged(whole, takes, tuple(gives)), [as_array(x, "staging") for x in consts]
 
 
 def _watched(at: Call, trace: Watch, marks: Sequence[Any]):

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import Tracer
+from xform.arithmetic import Value, differentiable
 from xform.errors import WrongArgument, WrongDtype
-from xform.ir import Mask, Program, trace
-from xform.table import Value, differentiable
+from xform.ir import Mask, Program, lifted, trace
 
 Tree = Any
 
@@ -117,8 +117,7 @@ def function(at: Call) -> tuple[Function, list[Value]]:
         return [*ys, *(x for x, t in zip(leaves, traced, strict=True) if t)]
 
     prog = trace(flat, *at.args)
-    consts = [x for _, x in prog.consts]
-    lifted = Program((*(v for v, _ in prog.consts), *prog.inputs), (), prog.equations, prog.outputs)
+    whole, consts = lifted(prog)
     tree, static, traced = out["aux"]
 
     def rebuild_aux(values: Sequence[Value]) -> Tree:
@@ -129,7 +128,7 @@ def function(at: Call) -> tuple[Function, list[Value]]:
 
     ends = prog.in_avals, prog.out_avals[: out["n"]]
     signature = Signature(at.name, at.in_tree, out["tree"], *ends)
-    return Function(signature, lifted, len(consts), rebuild_aux), [*consts, *at.args]
+    return Function(signature, whole, len(consts), rebuild_aux), [*consts, *at.args]
 
 
 def check_callable(f: Any, asked: str) -> None:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import weak_as
+from xform.arithmetic import Value
 from xform.errors import WrongDtype
-from xform.table import Value
 from xform.transforms.check import check_input, check_output
 from xform.transforms.forward import jvp
 from xform.transforms.function import Tree, as_array, check_callable, partial, positions

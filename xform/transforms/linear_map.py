@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import add_to, float0_zeros, tangent_aval, zeros
+from xform.arithmetic import Value, differentiable
 from xform.errors import WrongCotangent, WrongTangent
 from xform.interpret import emit
 from xform.interpret.joint import Plan
 from xform.interpret.node import gather, spread
-from xform.table import Value, differentiable
 from xform.transforms.function import Function, Signature, Tree, as_array
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from xform._jax import cotangent_aval
+from xform.cost import aval_bytes, flops
 from xform.interpret.joint import Plan as Parts
 from xform.interpret.joint import analyze
 from xform.interpret.node import gather
@@ -18,7 +19,6 @@ from xform.memory.targets import Target, parse_target
 from xform.planner.backend import planned_for
 from xform.planner.budget import again_flops
 from xform.planner.choice import choice_of
-from xform.planner.cost import aval_bytes, flops
 from xform.planner.decided import Plan
 from xform.planner.nested import Whole, search, waiting_bytes
 from xform.planner.peak import infeasible, liveness

@@ -13,13 +13,13 @@ import numpy as np
 from jax import lax
 
 from xform._jax import batched, staging
+from xform.arithmetic import Value
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.planner.nested import planned
 from xform.planner.saved import plan
 from xform.policies import Budget, min_cut
-from xform.table import Value
 from xform.transforms import eager
 from xform.transforms.check import check_input, check_output, check_scalar
 from xform.transforms.function import (

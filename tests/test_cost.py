@@ -10,7 +10,7 @@ from jax import lax
 
 import xform
 from xform._jax import tangent_aval
-from xform.planner.cost import aval_bytes, equation_flops, program_flops
+from xform.cost import aval_bytes, equation_flops, program_flops
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

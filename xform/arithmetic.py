@@ -1,0 +1,90 @@
+"""Arithmetic of tangents and cotangents: None is zero, factors are applied one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xform._jax import is_reference, tangent_aval, zeros
+
+Value = Any
+
+
+def differentiable(aval: Any) -> bool:
+    """Whether a value of this type has tangents other than float0."""
+    dtype = getattr(aval, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, np.inexact) and not is_reference(aval)
+
+
+def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] | None = None,
+                kind: Callable[[Any], Any] = tangent_aval) -> list[Value]:  # fmt: skip
+    """The values in the places that are `on` (None: all), zeros for those that are None.
+
+    `of` are the variables, or types, whose tangents they are; of a cotangent, `kind` says so.
+    """
+    places = zip(values, of, itertools.repeat(True) if on is None else on, strict=on is not None)
+    return [
+        zeros(kind(getattr(v, "aval", v))) if x is None else x for x, v, place in places if place
+    ]
+
+
+def arrayed(x: Value) -> Value:
+    """`x`, or the array of a Python number: user's rules return such, and programs hold them."""
+    return x if x is None or hasattr(x, "shape") else jnp.asarray(x)
+
+
+def constant_like(x: Value, c: float) -> Value:
+    """The scalar `c` in the dtype of `x`: a literal, which lax broadcasts for free."""
+    return np.asarray(c, x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Over:
+    """The factor 1 / `divisor`, not formed."""
+
+    divisor: Value
+
+
+def scale(ct: Value, d: Value) -> Value:
+    """`ct` times a partial derivative: 1, -1, an array, an `Over`, or several of these in turn."""
+    if isinstance(d, tuple):
+        return functools.reduce(scale, d, ct)
+    if isinstance(d, Over):
+        return lax.div(ct, d.divisor)
+    if isinstance(d, int):
+        return ct if d == 1 else lax.neg(ct)
+    return lax.mul(ct, d)
+
+
+def add(terms: Sequence[Value]) -> Value:
+    total = terms[0]
+    for term in terms[1:]:
+        total = lax.add(total, term)
+    return total
+
+
+def like(dx: Value, y: Value) -> Value:
+    """`dx` in the shape of `y`: lax lets a scalar meet an array in elementwise operations."""
+    return dx if dx.shape == y.shape else lax.broadcast_in_dim(dx, y.shape, kept(dx, y))
+
+
+def kept(x: Value, y: Value) -> tuple[int, ...]:
+    return tuple(range(y.ndim)) if x.ndim == y.ndim else ()
+
+
+def reduce_like(ct: Value, x: Value) -> Value:
+    """Transpose of the broadcast that an elementwise primitive does to a scalar operand."""
+    shape = getattr(x, "shape", ())
+    if ct.shape == shape:
+        return ct
+    if len(shape) != ct.ndim:
+        return lax.reduce_sum(ct, tuple(range(ct.ndim)))
+    axes = tuple(i for i, (a, b) in enumerate(zip(ct.shape, shape, strict=True)) if a != b)
+    return lax.reshape(lax.reduce_sum(ct, axes), shape)
