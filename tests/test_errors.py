@@ -42,8 +42,7 @@ reverse_only.defvjp(lambda x: (x, None), lambda res, ct: (ct,))
 
 @pytest.fixture(scope="module", autouse=True)
 def _rule() -> None:
-    if "strict_of_test_errors" not in xform.extend.RULES:
-        xform.extend.pointwise(strict_p, lambda y, x: 1)
+    xform.extend.pointwise(strict_p, lambda y, x: 1)
 
 
 def f(x):
@@ -352,13 +351,13 @@ pass 'mine' on a program of 0 equations
   remedy:  mend the pass, or leave it out; see what it makes by its `rewrite`""",
     ),
     "two rules": (
-        lambda: xform.extend.pointwise(strict_p, lambda y, x: 1),
+        lambda: xform.extend.pointwise(lax.sin_p, lambda y, x: 1),
         errors.WrongRule,
         AssertionError,
         """\
-declaration of a rule for strict_of_test_errors
-  problem: a primitive of that name has a rule already
-  remedy:  give your primitive another name""",
+declaration of a rule for sin
+  problem: xform has a rule for that primitive
+  remedy:  bind a primitive of your own, or wrap the call in jax.custom_jvp or jax.custom_vjp""",
     ),
 }  # fmt: skip
 

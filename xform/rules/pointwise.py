@@ -23,7 +23,7 @@ from xform._jax import primitives, weak_as, zeros
 from xform.arithmetic import Over, Value, constant_like, reduce_like
 from xform.errors import NotDifferentiable
 from xform.table import bilinear, composite, constant, linear, pointwise
-from xform.traits import DEAR, ELEMENTWISE, MARK, MOVEMENT, PLAIN, Traits
+from xform.traits import DEAR, ELEMENTWISE, MOVEMENT, PLAIN, Traits
 
 C = constant_like
 # What a reduction on XLA:CPU takes in.
@@ -344,7 +344,7 @@ linear(
     traits=ELEMENTWISE,
 )
 
-constant("stop_gradient", known=(), traits=MARK)
+constant("stop_gradient", known=(), traits=Traits("movement", identity=True))
 constant("floor", "ceil", "is_finite", known=(), traits=ELEMENTWISE)
 constant("round", known=("rounding_method",), traits=ELEMENTWISE)
 constant(

@@ -9,7 +9,7 @@ from xform._jax import JaxprEqn, frame
 from xform.errors import NotDifferentiable
 from xform.ir import Mask
 from xform.table import Rule, declare
-from xform.traits import STRUCTURED
+from xform.traits import Traits, none
 
 
 class Outside(Rule):
@@ -39,4 +39,4 @@ for _name in (
     "free_ref",
     "run_state",
 ):
-    declare(Outside, _name, "reference", (), STRUCTURED, known=None)
+    declare(Outside, _name, "reference", (), Traits(foldable=False, flops=none), known=None)
