@@ -25,6 +25,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.experimental import compute_on as _compute_on
 from jax.extend import source_info_util
 from jax.extend.core import (
+    ClosedJaxpr,
     Jaxpr,
     JaxprEqn,
     Literal,
@@ -65,11 +66,13 @@ __all__ = [
     "add_to",
     "argument_names",
     "batching",
+    "behind",
     "broadcast_in_dim_p",
     "closed",
     "compiler_options",
     "compute_on",
     "cond_p",
+    "context",
     "conv_general_dilated_p",
     "cotangent_aval",
     "dot_general_p",
@@ -77,7 +80,9 @@ __all__ = [
     "float0_zeros",
     "frame",
     "hlo_text",
+    "is_jaxpr",
     "is_reference",
+    "is_silent",
     "is_zero",
     "jax_primitives",
     "jaxprs_of",
@@ -115,6 +120,11 @@ source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 def closed(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
     """The open jaxpr and its constants, of a Jaxpr or a ClosedJaxpr of any version."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def is_jaxpr(x: Any) -> bool:
+    """Whether something is a Jaxpr or a ClosedJaxpr."""
+    return isinstance(x, Jaxpr | ClosedJaxpr)
 
 
 def compiler_options(traced: Any) -> dict[str, Any]:
@@ -213,6 +223,60 @@ def pull_custom_vjp(bwd: Any, residuals: Sequence[Any], cts: Sequence[Any]) -> l
 def is_zero(x: Any) -> bool:
     """Whether a custom rule returned a symbolic zero."""
     return isinstance(x, SymbolicZero | ad.Zero)
+
+
+# Functions of JAX's that stand for another, which they hold under a name.
+_WRAPPERS = {
+    "_memoize.<locals>.memoized": "fn",
+    "DynamicJaxprTrace.process_custom_jvp_call.<locals>.jvp_jaxpr_thunk": "jvp",
+    "DynamicJaxprTrace.process_custom_vjp_call.<locals>.fwd_jaxpr_from_zeros": "fwd",
+    "DynamicJaxprTrace.process_custom_vjp_call.<locals>.out_trees_": "out_trees",
+    "lift_jvp.<locals>.jvp": "jvp_jaxpr_fun",
+    "lift_fwd.<locals>.fwd": "fwd_jaxpr_thunk",
+    "transformation_with_aux2.<locals>.<lambda>": "out_store",
+}
+
+
+def behind(f: Any) -> Any:
+    """What a function that JAX made of a user's rule stands for; itself if it is no such.
+
+    JAX wraps the rules of custom functions anew each time that they are traced or bound. They mean
+    the same; only constants that are to be skipped, and what is done to arguments, are more.
+    """
+    if not (getattr(f, "__module__", "") or "").startswith("jax."):
+        return f
+    if type(f).__name__ == "WrappedFun":
+        done = [(g, args) for g, args in f.transforms
+                if g.__name__ != "_handle_consts_in_bwd" or any(args)]  # fmt: skip
+        return (f.f, tuple(done), f.params) if done or f.params else f.f
+    if getattr(f, "__qualname__", "") not in _WRAPPERS or not f.__closure__:
+        return f
+    cells = zip(f.__code__.co_freevars, f.__closure__, strict=True)
+    held = {name: cell.cell_contents for name, cell in cells}
+    inner, skipped = held[_WRAPPERS[f.__qualname__]], held.get("num_consts", 0)
+    return (skipped, inner) if skipped else inner
+
+
+def is_silent(x: Any) -> bool:
+    """Whether an object says nothing of what a function does.
+
+    A trace, names for messages, a place for what a function will have returned.
+    """
+    silent = ("DebugInfo", "Store", "EqualStore")
+    return isinstance(x, Trace) or (
+        type(x).__module__.startswith("jax.") and type(x).__name__ in silent
+    )
+
+
+def context(ctx: Any) -> dict[str, Any]:
+    """What the context of an equation says beyond what is usual: mesh, compute type, metadata."""
+    usual = {"threefry_partitionable": True, "remove_size_one_mesh_axis": False}
+    said = {k: getattr(ctx, k, None) for k in type(ctx).__slots__ if not k.startswith("__")}
+    return {
+        k: v
+        for k, v in said.items()
+        if k != "configs" and v != usual.get(k) and not getattr(v, "empty", False)
+    }
 
 
 def is_reference(aval: Any) -> bool:

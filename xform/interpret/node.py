@@ -17,6 +17,7 @@ import numpy as np
 
 from xform._jax import JaxprEqn, Primitive, ShapedArray, cotangent_aval, tangent_aval
 from xform.arithmetic import Value, instantiate
+from xform.fingerprint import fingerprint, parameters
 from xform.ir import Mask, bind
 from xform.ir import gather as gather
 from xform.ir import spread as spread
@@ -72,6 +73,12 @@ class Node(abc.ABC):
                  push: bool):  # fmt: skip
         self.eqn, self.joints, self.push = eqn, tuple(joints), push
         self.seconds, self.results = seconds, results
+
+    def __fingerprint__(self) -> Any:
+        """What makes the node the one that it is, see `xform.fingerprint`."""
+        joints = [(j.active, j.seconds, fingerprint(j.program)) for j in self.joints]
+        eqn = self.eqn.primitive, parameters(self.eqn)
+        return eqn, self.seconds, self.results, self.push, self.policy, joints
 
     def primal(self, xs: Sequence[Value]) -> list[Value]:
         """The outputs, by the equation itself."""

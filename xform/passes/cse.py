@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
 from typing import Any, ClassVar
 
-import numpy as np
-
 from xform._jax import JaxprEqn, Literal
-from xform.ir import Atom, Program
+from xform.fingerprint import literal, operation
+from xform.ir import Program
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
 from xform.passes.pure import pure
@@ -35,39 +33,10 @@ class Cse(Pass):
         build = Builder(prog)
         seen: dict[Any, JaxprEqn] = {}
         for eqn in map(build.renamed, prog.equations):
-            key = _key(eqn) if pure(eqn) else None
-            first = seen.setdefault(key, eqn) if key is not None else eqn
+            reads = (literal(v) if isinstance(v, Literal) else v for v in eqn.invars)
+            first = seen.setdefault((operation(eqn), *reads), eqn) if pure(eqn) else eqn
             if first is eqn:
                 build.add(eqn)
             else:
                 build.alias(eqn.outvars, first.outvars)
         return build.program()
-
-
-def _key(eqn: JaxprEqn) -> Any:
-    """What alike equations have in common; None if that cannot be said."""
-    params = tuple((k, _frozen(v)) for k, v in sorted(eqn.params.items()))
-    types = tuple(v.aval for v in eqn.outvars)
-    key = eqn.primitive, eqn.ctx, params, types, tuple(map(_atom, eqn.invars))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _frozen(value: Any) -> Hashable:
-    """A parameter as something that is equal to what is the same only: 1, 1.0 and True differ."""
-    if isinstance(value, tuple | list):
-        return type(value), tuple(map(_frozen, value))
-    if isinstance(value, float | complex | np.generic):
-        return type(value), np.asarray(value).tobytes()
-    return type(value), value
-
-
-def _atom(atom: Atom) -> Hashable:
-    if not isinstance(atom, Literal):
-        return atom
-    value = np.asarray(atom.val)
-    # Bits, since -0.0 == 0.0 and NaN != NaN.
-    return atom.aval, value.dtype, value.tobytes()

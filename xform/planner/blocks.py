@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from xform._jax import Jaxpr, JaxprEqn, Literal, Var, closed
+from xform._jax import JaxprEqn, Var
+from xform.fingerprint import lines
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p, join_p
-from xform.ir import Program, program
 from xform.passes.dce import live
 from xform.planner.choice import Choice
 from xform.planner.exact import MOST, Point, Problem, size
@@ -64,7 +64,8 @@ def classes(top: Plan) -> list[list[Plan]]:
     found: dict[Any, list[Plan]] = {}
     for block in _blocks(top):
         joint = block.joint
-        form = _form([*joint.first, *joint.second], joint.second_outputs)
+        names: dict[Any, str] = {}
+        form = (*lines((*joint.first, *joint.second), names), *map(names.get, joint.second_outputs))
         found.setdefault(form, []).append(block)
     return list(found.values())
 
@@ -185,46 +186,3 @@ def _moved(choice: Choice, one: Joint, other: Joint) -> Choice:
         for n, choices in choice.inner.items()
     }
     return Choice(frozenset(there[v] for v in choice.saved), inner)
-
-
-def _form(equations: Sequence[JaxprEqn], ends: Sequence[Any]) -> Any:
-    """Equations with their variables by number, as a key: the same for equal ones."""
-    numbers: dict[Var, int] = {}
-
-    def atom(v: Any) -> Any:
-        at = _key(v.val) if isinstance(v, Literal) else numbers.setdefault(v, len(numbers))
-        return at, v.aval
-
-    lines = tuple(
-        (e.primitive, _key(e.params), tuple(map(atom, e.invars)), tuple(map(atom, e.outvars)))
-        for e in equations
-    )
-    return lines, tuple(map(atom, ends))
-
-
-def _key(x: Any) -> Any:
-    """A parameter as a key; what can be neither opened nor hashed is equal to itself alone."""
-    if isinstance(x, dict):
-        return tuple((k, _key(v)) for k, v in x.items())
-    if isinstance(x, list | tuple):
-        return tuple(map(_key, x))
-    if isinstance(x, bool | int | float | complex | np.generic | np.ndarray):
-        return type(x), np.shape(x), np.asarray(x).tobytes()
-    if isinstance(x, Node):
-        made = tuple((len(j.inputs), _opened(j.program)) for j in x.joints)
-        return type(x), x.seconds, x.results, x.push, x.policy, _key(x.eqn.params), made
-    if isinstance(x, Jaxpr) or closed(x)[0] is not x:
-        return _opened(program(x))
-    try:
-        hash(x)
-    except TypeError:
-        return id(x)
-    return x
-
-
-def _opened(prog: Program) -> Any:
-    """The form of a program, made once."""
-    if "form" not in prog.cache:
-        consts = tuple((v.aval, id(x)) for v, x in prog.consts)
-        prog.cache["form"] = consts, _form(prog.equations, [*prog.inputs, *prog.outputs])
-    return prog.cache["form"]

@@ -17,6 +17,7 @@ from jax import lax
 
 from xform._jax import JaxprEqn, Literal, Primitive, conv_general_dilated_p, dot_general_p
 from xform.cost import aval_bytes
+from xform.fingerprint import literal, operation, typed
 from xform.interpret.tie import tie_p
 from xform.ir import Program
 from xform.passes.structured import body
@@ -92,7 +93,7 @@ class _Flattening:
     def run(self, prog: Program, inputs: Sequence[Cell]) -> list[Cell]:
         env = dict(zip(prog.inputs, inputs, strict=True))
         env |= {v: self._constant(id(x)) for v, x in prog.consts}
-        read = lambda v: self._constant(str(v)) if isinstance(v, Literal) else env[v]
+        read = lambda v: self._constant(literal(v)) if isinstance(v, Literal) else env[v]
         for eqn in prog.equations:
             env.update(zip(eqn.outvars, self._made(eqn, [read(v) for v in eqn.invars]),
                            strict=False))  # fmt: skip
@@ -115,8 +116,8 @@ class _Flattening:
             return reads
         if prim is lax.div_p and _repeats(reads[1], eqn):
             # The compiler multiplies by the reciprocal, which it repeats first.
-            shape = str(eqn.outvars[0].aval)
-            reads = [reads[0], *self._step(repeat_p, (reads[1], shape), eqn, reads[1:])]
+            made = typed(eqn.outvars[0].aval)
+            reads = [reads[0], *self._step(repeat_p, (reads[1], made), eqn, reads[1:])]
             prim = lax.mul_p
         if prim is lax.integer_pow_p and eqn.params["y"] > 1:
             return [self._power(reads[0], eqn.params["y"], eqn)]
@@ -124,8 +125,7 @@ class _Flattening:
             self._step(lax.transpose_p, (x, order), eqn, [x], [x.bytes])[0] if order else x
             for x, order in zip(reads, _orders(eqn, len(reads)), strict=True)
         ]
-        key = tuple(reads), str(eqn.params), str([v.aval for v in eqn.outvars])
-        return self._step(prim, key, eqn, reads)
+        return self._step(prim, (tuple(reads), operation(eqn)), eqn, reads)
 
     def _power(self, x: Cell, y: int, eqn: JaxprEqn) -> Cell:
         """A power by squares and products, which powers of one value share."""

@@ -1,29 +1,24 @@
 """A Plan's decisions as plain data, and back, for the same program.
 
-Programs are written as one line for each equation, with values numbered in the order in which they
-are made; decisions by those numbers. What is equal is written once: a layer that is called 96
-times has one program and, if it keeps the same, one choice.
+Programs are written as one line for each equation, see `xform.fingerprint`; decisions by the
+numbers of forward values, in the order in which they are made. What is equal is written once: a
+layer that is called 96 times has one program and, if it keeps the same, one choice.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from xform._jax import JaxprEqn, Literal, Offloadable, Var, frame
+from xform._jax import Offloadable, Var, frame
 from xform.errors import OtherProgram
+from xform.fingerprint import listing
 from xform.interpret.joint import Joint
-from xform.interpret.node import Node, fork_p
-from xform.ir import Program, program
+from xform.interpret.node import fork_p
 from xform.planner.choice import Choice
 from xform.planner.loops import Shape
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.dtype, np.generic)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +26,7 @@ class Record:
     """Decisions for one program, as JSON has them.
 
     Attributes:
-      programs: of each Joint, its forward and second equations as lines, its inputs and outputs.
+      programs: of each Joint, its equations as lines, its inputs and outputs.
       choices: of each Choice, its program, the numbers of the values that it saves, those that it
         offloads with their memories, the choices of its nodes by the place of their equation, and
         how many states its loop stores.
@@ -129,7 +124,7 @@ class _Reading:
         return made
 
     def _check(self, recorded: Sequence[str], joint: Joint) -> None:
-        equations = (*joint.first, *joint.second)
+        equations = joint.program.equations
         pairs = itertools.zip_longest(recorded, lines(joint), equations)
         for i, (then, now, eqn) in enumerate(pairs):
             if then != now:
@@ -150,57 +145,9 @@ def _numbers(joint: Joint) -> dict[Var, int]:
 
 
 def lines(joint: Joint) -> tuple[str, ...]:
-    """The equations of a Joint as text; equal for equal programs, whatever made them."""
-    cache = joint.program.cache
-    if ("lines", joint) not in cache:
-        names = _given(joint.program)
-        made = tuple(_lines((*joint.first, *joint.second), names))
-        cache["lines", joint] = (*made, *_ends(joint, names))
-    return cache["lines", joint]
+    """The equations of a Joint as text; equal for equal programs, whatever made them.
 
-
-def _given(prog: Program) -> dict[Any, str]:
-    """Names of the constants and inputs of a program."""
-    given = dict.fromkeys((*(v for v, _ in prog.consts), *prog.inputs))
-    return {v: f"i{n}" for n, v in enumerate(given)}
-
-
-def _ends(joint: Joint, names: Mapping[Any, str]) -> Iterator[str]:
-    """What goes into a Joint, and what comes out of its parts."""
-    yield f"inputs {' '.join(v.aval.str_short() for v in joint.inputs)}"
-    for atoms in (joint.outputs, joint.second_outputs):
-        yield f"outputs {' '.join(names[v] if isinstance(v, Var) else str(v) for v in atoms)}"
-
-
-def _lines(equations: Sequence[JaxprEqn], names: dict[Any, str]) -> Iterator[str]:
-    for eqn in equations:
-        reads = [str(v) if isinstance(v, Literal) else names[v] for v in eqn.invars]
-        for v in eqn.outvars:
-            names[v] = f"v{len(names)}"
-        types = " ".join(v.aval.str_short() for v in eqn.outvars)
-        yield f"{types} = {eqn.primitive.name}[{_parameters(eqn)}] {' '.join(reads)}"
-
-
-def _said(value: Any) -> str:
-    """A parameter as text; nothing if it is no plain data."""
-    if isinstance(value, _PLAIN):
-        return str(value)
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(_said, value))})"
-    if isinstance(value, Node):
-        return f"{value.eqn.primitive.name}[{_parameters(value.eqn)}]"
-    return _digest(program(value)) if hasattr(value, "eqns") else ""
-
-
-def _parameters(eqn: JaxprEqn) -> str:
-    return ", ".join(f"{k}={x}" for k, v in sorted(eqn.params.items()) if (x := _said(v)))
-
-
-def _digest(prog: Program) -> str:
-    """The same for equal programs, which stand within an equation."""
-    if "digest" not in prog.cache:
-        names = _given(prog)
-        made = [*_lines(prog.equations, names)]
-        made += [names[v] if isinstance(v, Var) else str(v) for v in prog.outputs]
-        prog.cache["digest"] = hashlib.sha256("\n".join(made).encode()).hexdigest()[:16]
-    return prog.cache["digest"]
+    What its program closes over is there by type: decisions do not depend on values.
+    """
+    ends = "derivative", joint.active, joint.seconds, joint.push
+    return (*listing(joint.program), " ".join(map(str, ends)))

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import AxisType
 
 from xform._jax import cotangent_aval
 from xform.cost import aval_bytes, flops
+from xform.fingerprint import said
 from xform.interpret.joint import Plan as Parts
 from xform.interpret.joint import analyze
 from xform.interpret.node import gather
@@ -24,7 +26,8 @@ from xform.planner.nested import Whole, search, waiting_bytes
 from xform.planner.peak import infeasible, liveness
 from xform.planner.record import record
 from xform.planner.rows import rows_of
-from xform.policies import Budget, check, min_cut, said
+from xform.policies import Budget, check, min_cut
+from xform.policies import said as called
 from xform.transforms.function import Tree, partial, positions
 from xform.transforms.inspect import Arguments, At, point
 from xform.transforms.reverse import Policy, value_and_grad, vjp
@@ -104,9 +107,9 @@ def plan(
 
         if not verify:
             return made(_simulated(at, policy, peak) if of_peak else at.planned(policy))
-        placed = [str(getattr(x, "sharding", None)) for x in given.arrays()]
-        compiler = Compiler(analyze(*at.ends), peak, measure, goal.name, donated, str(placed),
-                            argnums is None)  # fmt: skip
+        placed = [getattr(x, "sharding", None) for x in given.arrays()]
+        compiler = Compiler(analyze(*at.ends), peak, measure, goal.name, donated,
+                            said((placed, at.closed)), argnums is None)  # fmt: skip
         if of_peak:
             whole = within(at, policy, compiler, any(map(_hidden, given.arrays())))
         else:
@@ -149,7 +152,7 @@ def _plan(at: At, policy: Policy, whole: Whole, goal: Target, predicted: int,
     seen = liveness(how, goal.backend)
     return Plan(
         function=at.name,
-        policy=said(policy),
+        policy=called(policy),
         target=goal.name,
         rows=tuple(rows_of(how)),
         saved_bytes=waiting_bytes(how),
@@ -188,5 +191,6 @@ def _cotangent(at: At) -> Tree:
 
 
 def _placed(aval: Any) -> Any:
-    """Where explicit axes say that a value lies."""
-    return None if aval.sharding.mesh.empty else aval.sharding
+    """Where explicit axes say that a value lies: of others types say nothing."""
+    explicit = AxisType.Explicit in aval.sharding.mesh.axis_types
+    return aval.sharding if explicit else None

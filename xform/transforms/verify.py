@@ -8,17 +8,17 @@ twice, and each next budget is planned with more known.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Callable, Hashable
-from typing import Any
 
+from xform.fingerprint import fingerprint, said
 from xform.interpret.joint import Joint, Plan
+from xform.naming import digest
 from xform.planner.budget import again_flops
 from xform.planner.choice import choice_of
 from xform.planner.nested import Whole, search
 from xform.planner.peak import infeasible
-from xform.planner.record import lines, record
+from xform.planner.record import record
 from xform.policies import Budget, min_cut
 from xform.transforms.inspect import At
 
@@ -59,7 +59,8 @@ class Compiler:
     def __init__(self, as_written: Joint, peak: Callable[[Plan], int],
                  measure: Callable[[Whole], int], *decides: Hashable) -> None:  # fmt: skip
         self.peak, self._measure, self._joint = peak, measure, as_written
-        self._said = _remembered.setdefault((_hash(lines(as_written)), *decides), {})
+        program = fingerprint(as_written.program), as_written.active, as_written.seconds
+        self._said = _remembered.setdefault((*program, *decides), {})
         if len(_remembered) > _PROGRAMS:
             _remembered.pop(next(iter(_remembered)))
         self.compiles = 0
@@ -131,9 +132,5 @@ def within(at: At, budget: Budget, compiler: Compiler, hidden: bool) -> Whole:
 def _key(how: Plan) -> str:
     """The same for equal plans of equal programs."""
     if "key" not in how.cache:
-        how.cache["key"] = _hash(record(choice_of(how), how.joint, {}))
+        how.cache["key"] = digest([said(record(choice_of(how), how.joint, {}))])
     return how.cache["key"]
-
-
-def _hash(what: Any) -> str:
-    return hashlib.sha256(repr(what).encode()).hexdigest()
