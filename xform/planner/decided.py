@@ -23,7 +23,7 @@ from xform.planner.rows import Row
 from xform.policies import min_cut
 from xform.text import columns, human_bytes, human_flops, near
 
-_FORMAT = "xform plan 2"
+_FORMAT = "xform plan 3"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
