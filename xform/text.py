@@ -8,13 +8,15 @@ import re
 from collections.abc import Sequence
 
 
-def human_bytes(n: int) -> str:
-    """A byte count in B, KiB, MiB, GiB or TiB.
+def human_bytes(n: int | None) -> str:
+    """A byte count in B, KiB, MiB, GiB or TiB; None is one that nobody says.
 
     >>> from xform.text import human_bytes
-    >>> human_bytes(512), human_bytes(1536), human_bytes(3 * 2**30)
-    ('512 B', '1.5 KiB', '3.0 GiB')
+    >>> human_bytes(512), human_bytes(1536), human_bytes(3 * 2**30), human_bytes(None)
+    ('512 B', '1.5 KiB', '3.0 GiB', 'not known')
     """
+    if n is None:
+        return "not known"
     return _scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 

@@ -150,6 +150,7 @@ def _report(step: Step, capacity: int | None) -> dict[str, Any]:
         "code_bytes": 21_400_000,
         "flops": 6 * TOKENS * alias // 10,
         "compile_seconds": 14.2,
+        "refused": "",
         "advice": ["donate the state: 1.0 GiB less"],
         "live": live,
         "peak_step": peak,

@@ -113,7 +113,6 @@ def test_a_program_is_compiled_once_for_each_target(monkeypatch: pytest.MonkeyPa
          "39.0 GiB of each TPU v5e, which has 15.8 GiB: it is over by 23.2 GiB"),
         ("Ran out of memory in memory space hbm. Used 16.50G of 15.75G hbm. Exceeded by 768.00M.",
          "16.5 GiB of each TPU v5e, which has 15.8 GiB: it is over by 768.0 MiB"),
-        ("in other words", "15.8 GiB of each TPU v5e, which has 15.8 GiB: it is over by 1 B"),
     ],
 )  # fmt: skip
 def test_too_big_is_a_result(said: str, needs: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +123,20 @@ def test_too_big_is_a_result(said: str, needs: str, monkeypatch: pytest.MonkeyPa
     assert made.refused == error
     assert not made.fits
     assert made.module == b"hlo"
+
+
+@pytest.mark.parametrize(
+    "said", ["in other words", "Ran out of memory in memory space vmem. Used 150M of 128M vmem"]
+)
+def test_a_size_that_is_not_said_is_not_made_up(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(Answer({}, 1.0, None, f"RESOURCE_EXHAUSTED: {said}"), monkeypatch)
+    made = compile_for(lambda x: x, (X,), target="tpu:v5e:1x1")
+    assert made.total_bytes is None
+    assert made.verdict() == (
+        "the compiler refused <lambda> for TPU v5e, which has 15.8 GiB: the bytes that it needs "
+        "are not known"
+    )
+    assert not made.fits
 
 
 def test_over_the_capacity_though_it_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

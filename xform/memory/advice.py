@@ -72,18 +72,18 @@ def _activations(report: Any) -> Iterator[tuple[int, str]]:
     rows = [r for r in report.peak if r.category == "activation"]
     if rows:
         size = sum(r.bytes for r in rows)
-        capacity = report.capacity_bytes
-        budget = human_bytes(capacity if capacity and not report.fits else report.total_bytes // 2)
+        # Which bytes can be had, and for what work, is not known before the loss is planned.
         yield (
             size,
-            f"{human_bytes(size)} wait for the backward pass, most at {_places(rows)}: give grad "
-            f"policy=xform.policies.budget({budget!r}, of='peak'), or less",
+            f"{human_bytes(size)} wait for the backward pass, most at {_places(rows)}: ask "
+            "xform.pareto of the loss which peaks can be had, and what each costs; a peak that it "
+            "names is a policy, xform.policies.budget(..., of='peak')",
         )
 
 
 def _constants(report: Any) -> Iterator[tuple[int, str]]:
-    """Arrays that the function closes over."""
-    size = report.constant_bytes
+    """Arrays that the function closes over; the compiler has constants of its own."""
+    size = min(report.constant_bytes or 0, report.compilation.closed_bytes)
     yield size, (f"{human_bytes(size)} are part of the program, as arrays that the function closes "
                  "over: pass them as arguments, which can be sharded, donated, and shared with "
                  "other programs")  # fmt: skip

@@ -181,8 +181,9 @@ def read(source: str | Path | bytes) -> Assignment:
 def _read(data: bytes) -> Assignment:
     proto = Message(data)
     module, assignment = Module(proto.message(1)), proto.message(3)
-    if not module.entry or 3 not in assignment:
-        raise Corrupt("it holds no buffer assignment" if module.entry else "it holds no HLO module")
+    whole = module.entry in module.computations  # an id may be 0
+    if not whole or 3 not in assignment:
+        raise Corrupt("it holds no buffer assignment" if whole else "it holds no HLO module")
     return _assignment(module, assignment)
 
 
@@ -198,7 +199,8 @@ def _assignment(module: Module, data: Message) -> Assignment:
     traced = {b.id for s in storages for b, _ in s.buffers}
     end = len(module.order) - 1
     for a in allocations:
-        if traced.isdisjoint(a.buffers) and a.kind != "local":
+        # One that no buffer lies in, as libtpu has for a memory that is not used, is no storage.
+        if a.buffers and traced.isdisjoint(a.buffers) and a.kind != "local":
             for size, mine in _places(a, buffers):
                 steps = [(b, module.order.get(b.instruction, 0)) for b in mine]
                 storages.append(Storage(a, size, tuple(steps), 0, end))
@@ -207,7 +209,7 @@ def _assignment(module: Module, data: Message) -> Assignment:
 
 def _places(a: Allocation, buffers: dict[int, Buffer]) -> list[tuple[int, list[Buffer]]]:
     """The places of an allocation without a heap, each with what pads it up to the next."""
-    if a.kind != "temp" or not a.buffers:
+    if a.kind != "temp":
         return [(a.bytes, [buffers[b] for b in a.buffers])]
     starts: list[int] = []
     found: list[list[Buffer]] = []

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
-from xform._jax import compiler_options
+from xform._jax import closed, compiler_options
 from xform.cost import flops
 from xform.errors import CompilationFailed
 from xform.ir import program
@@ -44,7 +44,8 @@ class Compilation:
         compiler wrote none.
       arguments: a name for each parameter of the module; empty if the module has them itself.
       refused: the compiler's words, if the program is too big for the device.
-      needed_bytes: what a refused program would take, as far as the compiler says.
+      needed_bytes: what a refused program would take; None where the compiler does not say it.
+      closed_bytes: of the arrays that the function closes over.
     """
 
     function: str
@@ -56,61 +57,76 @@ class Compilation:
     module: bytes | None
     arguments: tuple[str, ...] = ()
     refused: str = ""
-    needed_bytes: int = 0
+    needed_bytes: int | None = None
+    closed_bytes: int = 0
 
     @property
-    def argument_bytes(self) -> int:
+    def argument_bytes(self) -> int | None:
         """Inputs."""
-        return self.bytes.get("argument", 0)
+        return self._sum("argument")
 
     @property
-    def output_bytes(self) -> int:
+    def output_bytes(self) -> int | None:
         """Outputs."""
-        return self.bytes.get("output", 0)
+        return self._sum("output")
 
     @property
-    def temp_bytes(self) -> int:
+    def temp_bytes(self) -> int | None:
         """Everything in between, at its peak."""
-        return self.bytes.get("temp", 0)
+        return self._sum("temp")
 
     @property
-    def alias_bytes(self) -> int:
+    def alias_bytes(self) -> int | None:
         """Outputs that reuse the memory of donated inputs, counted in both of the above."""
-        return self.bytes.get("alias", 0)
+        return self._sum("alias")
 
     @property
-    def code_bytes(self) -> int:
+    def code_bytes(self) -> int | None:
         """The compiled code."""
-        return self.bytes.get("generated_code", 0)
+        return self._sum("generated_code")
 
     @property
-    def host_bytes(self) -> int:
+    def host_bytes(self) -> int | None:
         """What waits in host memory."""
-        kinds = ("host_argument", "host_output", "host_temp")
-        return sum(self.bytes.get(k, 0) for k in kinds) - self.bytes.get("host_alias", 0)
+        return self._sum("host_argument", "host_output", "host_temp", less="host_alias")
 
     @property
-    def total_bytes(self) -> int:
-        """The headline: argument + output + temp - alias; of a refused program, what it needs."""
+    def total_bytes(self) -> int | None:
+        """The headline: argument + output + temp - alias; of a refused program, what it needs.
+
+        None where a compiler that refused the program does not say it.
+        """
         if self.refused:
             return self.needed_bytes
-        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
+        return self._sum("argument", "output", "temp", less="alias")
 
     @property
-    def constant_bytes(self) -> int:
+    def constant_bytes(self) -> int | None:
         """Arrays that are part of the program: those that the function closes over."""
-        return self.bytes.get("constant", 0)
+        return self._sum("constant")
 
     @property
-    def device_bytes(self) -> int:
+    def device_bytes(self) -> int | None:
         """What a device must have room for: the headline, and constants."""
-        return self.total_bytes + self.constant_bytes
+        total = self.total_bytes
+        return None if total is None else total + (self.constant_bytes or 0)
+
+    def _sum(self, *kinds: str, less: str = "") -> int | None:
+        """Bytes of some kinds, without those of another; None for a refused program."""
+        if self.refused:
+            return None
+        return sum(self.bytes.get(k, 0) for k in kinds) - self.bytes.get(less, 0)
 
     @property
-    def over_bytes(self) -> int:
-        """By how much the program is over the capacity of a device; 0 if it fits."""
-        capacity = self.target.device.capacity_bytes
-        return 0 if capacity is None else max(0, self.device_bytes - capacity)
+    def over_bytes(self) -> int | None:
+        """By how much the program is over the capacity of a device; 0 if it fits.
+
+        None where a compiler that refused the program does not say how large it is.
+        """
+        capacity, size = self.target.device.capacity_bytes, self.device_bytes
+        if size is None:
+            return None
+        return 0 if capacity is None else max(0, size - capacity)
 
     @property
     def fits(self) -> bool:
@@ -120,13 +136,17 @@ class Compilation:
     def verdict(self) -> str:
         """Whether it fits, and by how much, in a line."""
         capacity = self.target.device.capacity_bytes
-        size, name = human_bytes(self.device_bytes), self.target.device.name
-        needs = f"{self.function} needs {size} of each {name}"
+        size, name = self.device_bytes, self.target.device.name
+        if size is None:
+            has = "" if capacity is None else f", which has {human_bytes(capacity)}"
+            return (f"the compiler refused {self.function} for {name}{has}: the bytes that it "
+                    "needs are not known")  # fmt: skip
+        needs = f"{self.function} needs {human_bytes(size)} of each {name}"
         if capacity is None:
             return needs
         has = f"which has {human_bytes(capacity)}"
         if self.fits:
-            return f"{needs}, {has}: it fits, {human_bytes(capacity - self.device_bytes)} are left"
+            return f"{needs}, {has}: it fits, {human_bytes(capacity - size)} are left"
         if not self.over_bytes:
             return f"{needs}, {has}: the compiler refused it"
         return f"{needs}, {has}: it is over by {human_bytes(self.over_bytes)}"
@@ -222,7 +242,7 @@ def _compilation(name: str, goal: Target, devices: int, said: Answer, jaxpr: Any
             "",
             "report it with the program, if it is not the program's fault",
         )
-    work, needed = flops(program(jaxpr)), _needed(said.error, goal) if said.error else 0
+    work, needed = flops(program(jaxpr)), _needed(said.error, goal)
     sizes = dict(said.bytes)
     if said.module and sizes:
         assignment = buffers.read(said.module)
@@ -231,11 +251,29 @@ def _compilation(name: str, goal: Target, devices: int, said: Answer, jaxpr: Any
             # libtpu's own sum is up to a third above what its buffer assignment takes.
             sizes["temp"] = assignment.temp_bytes
     return Compilation(name, goal, devices, sizes, work, said.compile_seconds, said.module,
-                       arguments, said.error, needed)  # fmt: skip
+                       arguments, said.error, needed, _closed_bytes(jaxpr))  # fmt: skip
 
 
-def _needed(error: str, goal: Target) -> int:
-    """Bytes that a program would take, of what the compiler says when it is too big."""
-    found = _SIZES.search(error)
-    said = parse_bytes(f"{found['size']}{found['unit']}iB") if found else 0
-    return max(said, (goal.device.capacity_bytes or 0) + 1)
+def _closed_bytes(jaxpr: Any) -> int:
+    """Bytes of the arrays that a program, and the programs within it, close over."""
+    sizes: dict[int, int] = {}
+    seen, todo = set[int](), [jaxpr]
+    while todo:
+        opened, consts = closed(todo.pop())
+        sizes |= {id(x): getattr(x, "nbytes", 0) for x in consts}
+        if id(opened) not in seen:
+            seen.add(id(opened))
+            held = (v for eqn in opened.eqns for v in eqn.params.values())
+            todo += [
+                j for v in held for j in (v if isinstance(v, tuple) else (v,)) if hasattr(j, "eqns")
+            ]
+    return sum(sizes.values())
+
+
+def _needed(error: str, goal: Target) -> int | None:
+    """Bytes that a refused program would take; None if the compiler's words do not say it.
+
+    What is no more than a device has is of something else, such as a memory on the chip.
+    """
+    sizes = (parse_bytes(f"{m['size']}{m['unit']}iB") for m in _SIZES.finditer(error))
+    return max((n for n in sizes if n > (goal.device.capacity_bytes or 0)), default=None)

@@ -100,7 +100,7 @@ def _packed(report: dict[str, Any], label: str) -> dict[str, Any]:
         ]
         for b in report["buffers"]
     ]
-    kept = ("function", "target", "device", "flops", "compile_seconds", "advice", "live",
+    kept = ("function", "target", "device", "refused", "flops", "compile_seconds", "advice", "live",
             "peak_step")  # fmt: skip
     numbers = {k: report[k] for k in (*kept, *(f"{kind}_bytes" for kind in _KINDS))}
     return {"label": label, **numbers, "text": list(places), "rows": rows}

@@ -167,8 +167,8 @@ def _ink(color: str) -> str:
 def _title(data: dict[str, Any]) -> str:
     total, capacity = data["total_bytes"], data["device"]["capacity_bytes"]
     each = " on each device" if data["device"]["count"] > 1 else ""
-    room = ""
-    if capacity:
+    room = f" of {human_bytes(capacity)}: the compiler refused it" if total is None else ""
+    if capacity and total is not None:
         spare = capacity - total
         room = f", {human_bytes(abs(spare))} {'to spare' if spare >= 0 else 'too much'}"
     return f"{data['function']} on {data['target']}\n{human_bytes(total)}{each}{room}"

@@ -30,13 +30,14 @@ class Batch:
       fits: its report.
       over: the report of the next larger one, which does not fit; None if the largest that was
         asked about fits, or eight compilations were not enough to meet at one size.
-      tried: total bytes of every batch that was compiled.
+      tried: total bytes of every batch that was compiled; None of one that the compiler refused
+        without saying them.
     """
 
     size: int
     fits: MemoryReport
     over: MemoryReport | None
-    tried: Mapping[int, int]
+    tried: Mapping[int, int | None]
 
     @property
     def compiles(self) -> int:
@@ -206,16 +207,19 @@ def _next(tried: Mapping[int, MemoryReport], low: int, high: int) -> int:
     """Where bytes should meet the capacity, by a line through the nearest batch and the farthest.
 
     Near the capacity bytes do not rise evenly, so two batches there say nothing of the slope. Of a
-    refused program the compiler says a rounded sum, which counts where there is nothing better.
+    refused program the compiler says a rounded sum, which counts where there is nothing better, or
+    no sum at all, which does not.
     """
-    exact = {n: r for n, r in tried.items() if not r.compilation.refused}
-    known = exact if len(exact) > 1 else tried
-    room = {n: (r.head_room_bytes or 0) - _ROUNDED * (n not in exact) for n, r in known.items()}
-    near = min(known, key=lambda n: (abs(room[n]), n))
-    far = max(known, key=lambda n: abs(n - near))
-    other = known[far].total_bytes if far != near else 0
-    slope = (known[near].total_bytes - other) / (near - far or near)
-    guess = near + math.floor(room[near] / slope) if slope > 0 else high
+    exact = {n for n, r in tried.items() if not r.compilation.refused}
+    sizes = {n: r.total_bytes for n, r in tried.items() if len(exact) < 2 or n in exact}
+    known = {n: size for n, size in sizes.items() if size is not None}
+    guess = high
+    if known:
+        room = {n: (tried[n].head_room_bytes or 0) - _ROUNDED * (n not in exact) for n in known}
+        near = min(known, key=lambda n: (abs(room[n]), n))
+        far = max(known, key=lambda n: abs(n - near))
+        slope = (known[near] - (known[far] if far != near else 0)) / (near - far or near)
+        guess = near + math.floor(room[near] / slope) if slope > 0 else high
     if guess < high:
         return max(guess, low + 1)
     return (low + high) // 2 if high in tried else high - 1

@@ -76,43 +76,46 @@ class MemoryReport:
         return self.compilation.target.name
 
     @property
-    def argument_bytes(self) -> int:
+    def argument_bytes(self) -> int | None:
         """Inputs."""
         return self.compilation.argument_bytes
 
     @property
-    def output_bytes(self) -> int:
+    def output_bytes(self) -> int | None:
         """Outputs."""
         return self.compilation.output_bytes
 
     @property
-    def temp_bytes(self) -> int:
+    def temp_bytes(self) -> int | None:
         """Everything in between, at its peak."""
         return self.compilation.temp_bytes
 
     @property
-    def alias_bytes(self) -> int:
+    def alias_bytes(self) -> int | None:
         """Outputs that reuse the memory of donated inputs, counted in both of the above."""
         return self.compilation.alias_bytes
 
     @property
-    def constant_bytes(self) -> int:
+    def constant_bytes(self) -> int | None:
         """Arrays that are part of the program, beside the headline: those it closes over."""
         return self.compilation.constant_bytes
 
     @property
-    def host_bytes(self) -> int:
+    def host_bytes(self) -> int | None:
         """What waits in host memory (offloaded values)."""
         return self.compilation.host_bytes
 
     @property
-    def code_bytes(self) -> int:
+    def code_bytes(self) -> int | None:
         """The compiled code."""
         return self.compilation.code_bytes
 
     @property
-    def total_bytes(self) -> int:
-        """The headline: argument + output + temp - alias; of a refused program, what it needs."""
+    def total_bytes(self) -> int | None:
+        """The headline: argument + output + temp - alias; of a refused program, what it needs.
+
+        None, as all other bytes, where a compiler that refused the program does not say it.
+        """
         return self.compilation.total_bytes
 
     @property
@@ -132,9 +135,12 @@ class MemoryReport:
 
     @property
     def head_room_bytes(self) -> int | None:
-        """What is left of the capacity, constants counted; negative if the program is over it."""
-        capacity = self.capacity_bytes
-        return None if capacity is None else capacity - self.compilation.device_bytes
+        """What is left of the capacity, constants counted; negative if the program is over it.
+
+        None where the capacity or the size of the program is not known.
+        """
+        capacity, size = self.capacity_bytes, self.compilation.device_bytes
+        return None if capacity is None or size is None else capacity - size
 
     @property
     def fits(self) -> bool:
@@ -247,6 +253,7 @@ class MemoryReport:
             },
             **{f"{k}_bytes": getattr(self, f"{k}_bytes") for k in _BYTES},
             "fits": self.fits,
+            "refused": self.compilation.refused,
             "flops": self.flops,
             "moved_bytes": self.moved_bytes,
             "seconds_estimate": self.seconds,
@@ -285,18 +292,24 @@ class MemoryReport:
         if made.refused:
             yield "the compiler refused it, and says nothing more: ask xform.why_oom"
         if self.peak:
-            yield "live at the peak, by category\n" + _shares(self.by("category"), self.total_bytes)
+            yield "live at the peak, by category\n" + _shares(self.by("category"))
             yield "the largest of them\n" + _largest(self.peak)
         if self.advice:
             yield "to take less\n" + "\n".join(f"- {text}" for text in self.advice)
 
     def _bytes(self) -> Iterator[list[str]]:
-        for k in _BYTES:
-            if (size := getattr(self, f"{k}_bytes")) or k not in _RARE:
-                yield [k, human_bytes(size), _NOTES.get(k, "")]
-        if (room := self.head_room_bytes) is not None:
+        if self.compilation.refused:
+            yield ["total", human_bytes(self.total_bytes), "as far as the compiler says"]
+        else:
+            for k in _BYTES:
+                if (size := getattr(self, f"{k}_bytes")) or k not in _RARE:
+                    yield [k, human_bytes(size), _NOTES.get(k, "")]
+        room, capacity = self.head_room_bytes, self.capacity_bytes
+        if room is not None:
             name = "head-room" if room >= 0 else "over by"
-            yield [name, human_bytes(abs(room)), f"of {human_bytes(self.capacity_bytes or 0)}"]
+            yield [name, human_bytes(abs(room)), f"of {human_bytes(capacity)}"]
+        elif capacity is not None:
+            yield ["over by", human_bytes(None), f"of {human_bytes(capacity)}"]
 
     def _work(self) -> Iterator[list[str]]:
         yield ["flops", human_flops(self.flops), ""]
@@ -338,12 +351,15 @@ class Difference:
         return "\n\n".join(parts)
 
 
-def _changed(name: str, a: int, b: int) -> list[str]:
-    change = f"{'-' if b < a else '+'}{human_bytes(abs(b - a))}"
+def _changed(name: str, a: int | None, b: int | None) -> list[str]:
+    change = human_bytes(None)
+    if a is not None and b is not None:
+        change = f"{'-' if b < a else '+'}{human_bytes(abs(b - a))}"
     return [name or "(no line)", human_bytes(a), human_bytes(b), change]
 
 
-def _shares(groups: Sequence[Group], total: int) -> str:
+def _shares(groups: Sequence[Group]) -> str:
+    total = sum(g.bytes for g in groups)
     rows = [
         [g.name, human_bytes(g.bytes), f"{g.bytes / max(total, 1):.0%}", f"in {g.count}"]
         for g in groups

@@ -8,6 +8,7 @@ standard input ends, whoever asked is gone: the folder is removed, and the proce
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -82,7 +83,9 @@ def lower(exported: export.Exported, request: dict[str, Any]) -> Any:
         return exported.call(*(by[i] if i in by else _unread(a) for i, a in avals))
 
     call.__name__ = exported.fun_name
-    return jax.jit(call, donate_argnums=donated).lower(*types)
+    # Of a program that reads no argument, the mesh alone says where it runs.
+    with contextlib.nullcontext() if types else jax.set_mesh(mesh):
+        return jax.jit(call, donate_argnums=donated).lower(*types)
 
 
 def _unread(aval: Any) -> Any:

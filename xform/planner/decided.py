@@ -43,10 +43,12 @@ class Plan:
       again_flops: FLOPs of products, convolutions, loops and calls that are run again.
       predicted_bytes: arguments, outputs and the peak of temporary bytes by the simulation, on each
         device; what is sharded over `Auto` axes counts whole.
-      compiled_bytes: the same by the compiler; None if the plan was not verified.
+      compiled_bytes: the same by the compiler; None if the plan was not verified, or the compiler
+        refused it without saying its size.
       compiles: how many programs were compiled to find it.
       live, saved: temporary bytes at each step of the program, and those of them that wait.
       record: the decisions, for this program.
+      refused: the compiler refused it, and did not say its size.
     """
 
     function: str
@@ -62,6 +64,7 @@ class Plan:
     live: tuple[int, ...]
     saved: tuple[int, ...]
     record: Record
+    refused: bool = False
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -176,7 +179,7 @@ class Plan:
             groups[dataclasses.replace(r, value="", marginal_flops=0)].append(r)
         lines = sorted(groups.values(), key=lambda rows: -sum(r.marginal_bytes for r in rows))
         table = columns([head, *map(_line, lines)], right=(2, 3, 4, 7))
-        compiled = "not compiled"
+        compiled = "refused by the compiler" if self.refused else "not compiled"
         if self.compiled_bytes is not None:
             error = self.predicted_bytes / max(self.compiled_bytes, 1) - 1
             compiled = f"{human_bytes(self.compiled_bytes)} compiled ({error:+.1%})"

@@ -21,6 +21,7 @@ from xform.planner.picture import BLUE, ORANGE, axes, save
 from xform.policies import Budget, min_cut, said
 from xform.text import columns, human_bytes, human_flops, human_seconds
 from xform.transforms.function import Tree
+from xform.transforms.plan import plan
 from xform.transforms.reverse import Policy, value_and_grad
 
 # How often a budget is compiled; how much of what it is over by is taken off it; how much faster
@@ -84,11 +85,11 @@ class Comparison:
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw bytes against estimated time, or FLOPs where a device's speed is not known."""
         figure, ax = axes("Comparison.plot")
-        found = [e for e in self.entries if e.report]
+        found = [e for e in self.entries if e.report and e.report.total_bytes is not None]
         timed = all(e.report and e.report.seconds is not None for e in found)
         for i, target in enumerate(dict.fromkeys(e.target for e in found)):
             rows = [(e.policy, e.report) for e in found if e.target == target and e.report]
-            xs = [r.total_bytes / 2**30 for _, r in rows]
+            xs = [(r.total_bytes or 0) / 2**30 for _, r in rows]
             ys = [1e3 * (r.seconds or 0) if timed else r.flops / 1e12 for _, r in rows]
             color = (BLUE, ORANGE, "#2f855a", "#805ad5", "#718096")[i % 5]
             ax.plot(xs, ys, "o", color=color, label=target)
@@ -119,8 +120,8 @@ def compare(
     """What each of some policies takes on each of some targets, by their compilers.
 
     Args:
-      f: a function with a keyword argument `policy`, such as a training step; or, without one, a
-        loss, of which `xform.value_and_grad(f, argnums, policy=...)` is compiled.
+      f: a function with an argument `policy` that is not among `args`, such as a training step;
+        any other is a loss, of which `xform.value_and_grad(f, argnums, policy=...)` is compiled.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run.
       policies: policies, or policies by name; None is the default.
       targets: as for `memory_analysis`.
@@ -134,7 +135,7 @@ def compare(
     Raises:
       WrongArgument: there is no such target, or there are no policies.
 
-    Cost: one compilation for each policy and target.
+    Cost: one compilation for each policy and target; for a budget of the peak those of `plan` too.
 
     >>> loss = lambda w, x: jnp.sum(jnp.sin(x @ w) @ w)
     >>> w = x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -191,46 +192,80 @@ def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
             argnums: int | Sequence[int] = 0, **options: Any) -> MemoryReport:  # fmt: skip
     """The report of a function under a policy on a target.
 
-    A function with a keyword argument `policy` is given it; any other is a loss, and is
-    differentiated. A budget of the peak bounds the whole function there: what the compiler says is
-    over it is taken off the budget that the derivative within is planned for, and that is compiled
-    again, four times in all at most.
+    A function that has, and is not given, an argument `policy` is given it; any other is a loss,
+    and is differentiated. A budget of the peak bounds the whole function there: a loss is planned
+    for it. Within any other function, or on a mesh that is named, what the compiler says is over it
+    is taken off the budget that the derivative within is planned for, and that is compiled again,
+    four times at most; before it is refused, the lowest peak of the derivative is, for the floor.
     """
-    if not isinstance(policy, Budget) or policy.of != "peak":
-        run, given = _with_policy(f, policy, argnums)
+
+    def ask(policy: Policy) -> MemoryReport:
+        run, given = _with_policy(f, args, policy, argnums)
         return memory_analysis(run, *args, target=target, **given, **options)
+
+    if not isinstance(policy, Budget) or policy.of != "peak":
+        return ask(policy)
+    if not _takes_policy(f, args) and options.keys() <= {"donate_argnums", "capacity"}:
+        donated = options.get("donate_argnums", ())
+        return ask(plan(f, *args, policy=policy, argnums=argnums, target=target,
+                        donate_argnums=donated))  # fmt: skip
     inner, taken, sizes = policy, 0.0, list[int]()
     while not sizes or (len(sizes) < _COMPILES and taken < policy.bytes):
-        run, given = _with_policy(f, inner, argnums)
         try:
-            report = memory_analysis(run, *args, target=target, **given, **options)
+            report = ask(inner)
         except BudgetInfeasible:
-            if not sizes:
-                raise
             break
-        over = report.total_bytes - policy.bytes
+        size = report.total_bytes
+        if size is None:
+            break
+        over = size - policy.bytes
         if over <= 0:
             return report
         # The same bytes as before: the derivative fits by far, and what is around it is large.
-        taken = _FASTER * taken if report.total_bytes in sizes else taken + _FURTHER * over
-        sizes.append(report.total_bytes)
+        taken = _FASTER * taken if size in sizes else taken + _FURTHER * over
+        sizes.append(size)
         inner = dataclasses.replace(policy, bytes=max(0, policy.bytes - math.ceil(taken)))
-    least = min(sizes)
+    report = _lowest(policy, ask)
+    least = min([n for n in (*sizes, report.total_bytes) if n is not None], default=None)
+    if report.total_bytes is not None and report.total_bytes <= policy.bytes:
+        return report
     raise BudgetInfeasible(
         f"{getattr(f, '__name__', 'a function')} with policy={said(policy)}",
-        f"of {len(sizes)} that were compiled, the lowest takes {human_bytes(least)}; what is "
+        f"of {len(sizes) + 1} that were compiled, the lowest takes {human_bytes(least)}; what is "
         "around the derivative (an optimizer's state, say) counts as well",
         "",
         "raise the budget, donate arguments that are not read later, make the batch smaller, or "
         "shard the largest arguments",
-        least,
+        least or 0,
     )
 
 
-def _with_policy(f: Callable[..., Any], policy: Policy, argnums: int | Sequence[int]
+def _lowest(budget: Budget, ask: Callable[[Policy], MemoryReport]) -> MemoryReport:
+    """The report with the lowest peak that each derivative within can have."""
+    size = 0
+    while True:
+        try:
+            return ask(dataclasses.replace(budget, bytes=size))
+        except BudgetInfeasible as error:
+            if error.floor_bytes <= size:
+                raise
+            size = error.floor_bytes
+
+
+def _takes_policy(f: Callable[..., Any], args: Sequence[Tree]) -> bool:
+    """Whether a function has an argument `policy` that is not among those given by position."""
+    try:
+        signature = inspect.signature(f)
+        return "policy" in signature.parameters.keys() - signature.bind_partial(*args).arguments
+    except (TypeError, ValueError):  # it has no signature, or not this one: its call says so
+        return False
+
+
+def _with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
+                 argnums: int | Sequence[int]
                  ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
     """What to compile, and its keyword arguments."""
-    if "policy" not in inspect.signature(f).parameters:
+    if not _takes_policy(f, args):
         return functools.wraps(f)(value_and_grad(f, argnums, policy=policy)), {}
     if hasattr(f, "lower"):  # `jax.jit` has made it, with options of its own
         return f, {"policy": policy}
@@ -240,7 +275,8 @@ def _with_policy(f: Callable[..., Any], policy: Policy, argnums: int | Sequence[
 def _cells(entry: Entry) -> list[str]:
     report = entry.report
     if report is None:
-        return [entry.policy, entry.target, f"floor {human_bytes(entry.floor_bytes)}", *[""] * 4]
+        floor = human_bytes(entry.floor_bytes or None)
+        return [entry.policy, entry.target, f"floor {floor}", *[""] * 4]
     room = report.head_room_bytes
     left = "" if room is None else human_bytes(room) if room >= 0 else f"over {human_bytes(-room)}"
     return [

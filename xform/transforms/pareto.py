@@ -59,7 +59,7 @@ def pareto(
     how: dict[str, Any] = {"argnums": argnums, "has_aux": has_aux, "target": target}
     first = plan(f, *args, **how, verify=verify)
     made = [first]
-    low = _floor(f, args, how, first)
+    low = _floor(f, args, how | {"verify": verify}, first)
     for i in range(1, points):
         budget = round(_peak(first) + (low - _peak(first)) * i / max(points - 1, 1))
         try:
@@ -88,9 +88,9 @@ def _peak(made: Plan) -> int:
 
 
 def _floor(f: Any, args: Any, how: dict[str, Any], first: Plan) -> int:
-    """The lowest simulated peak."""
+    """The lowest peak, which a refusal names."""
     try:
-        plan(f, *args, **how, policy=policies.budget(0, of="peak"), verify=False)
+        plan(f, *args, **how, policy=policies.budget(0, of="peak"))
     except BudgetInfeasible as error:
         return min(error.floor_bytes, _peak(first))
     return _peak(first)

@@ -58,21 +58,23 @@ def plan(
       target: what to plan and compile for: None is JAX's default backend, and others need not be
         here, `tpu:v5e:1x1` or `gpu:h100`; see `xform.memory.targets`.
       donate_argnums: positions of the arguments whose memory the compiled function may reuse.
-      verify: whether to compile. A budget of the peak is compiled at most three times; what the
-        compiler says is what has to fit. No plan is compiled twice in a process.
+      verify: whether to compile. A budget of the peak is compiled at most three times, and twice
+        more before it is refused, for the floor; what the compiler says is what has to fit. No plan
+        is compiled twice in a process.
 
     Returns:
       A `Plan`: a table of what is saved, run again and offloaded, with totals, predicted and
       compiled bytes. It is a policy: `xform.grad(f, policy=plan)`, compiled, does as it says.
 
     Raises:
-      BudgetInfeasible: no plan was found whose bytes fit, with the lowest as `floor_bytes`.
+      BudgetInfeasible: no plan was found whose bytes fit, with the lowest as `floor_bytes`: one
+        number for a program, compiled with `verify`, else simulated.
       WrongArgument: `f`, `argnums`, `policy` or `target` is unusable.
       MissingExtra: what compiling for the target needs is not installed.
       CompilationFailed: the target's compiler failed.
 
     Cost: one trace of `f` and its derivative; that of the policy; one compilation, or, for a budget
-    of the peak, up to three, that of the default among them where it may fit.
+    of the peak, up to three, that of the default among them where it may fit (see `verify`).
 
     >>> def loss(w, x):
     ...     step = lambda h, w: (jnp.sin(h @ w), None)
@@ -95,11 +97,11 @@ def plan(
         peak = lambda how: liveness(how, goal.backend).total_bytes - alias
         of_peak = isinstance(policy, Budget) and policy.of == "peak"
 
-        def made(whole: Whole, compiled: int | None = None, compiles: int = 0) -> Plan:
+        def made(whole: Whole, compiled: float | None = None, compiles: int = 0) -> Plan:
             predicted = peak(whole.how)
             return _plan(at, policy, whole, goal, predicted, compiled, compiles)
 
-        def measure(whole: Whole) -> int:
+        def measure(whole: Whole) -> int | None:
             run = _derivative(f, argnums, has_aux, made(whole), at)
             flat = lambda ct, *arrays: run(given.filled(arrays)[1], ct)
             step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
@@ -147,8 +149,8 @@ def _alias(at: At, donated: Sequence[Any]) -> int:
 
 
 def _plan(at: At, policy: Policy, whole: Whole, goal: Target, predicted: int,
-          compiled: int | None, compiles: int) -> Plan:  # fmt: skip
-    how = whole.how
+          compiled: float | None, compiles: int) -> Plan:  # fmt: skip
+    how, refused = whole.how, compiled == math.inf
     seen = liveness(how, goal.backend)
     return Plan(
         function=at.name,
@@ -159,7 +161,8 @@ def _plan(at: At, policy: Policy, whole: Whole, goal: Target, predicted: int,
         forward_flops=flops(at.function.program),
         again_flops=again_flops(how),
         predicted_bytes=predicted,
-        compiled_bytes=compiled,
+        compiled_bytes=None if compiled is None or refused else int(compiled),
+        refused=refused,
         compiles=compiles,
         live=seen.live,
         saved=seen.saved,

@@ -20,9 +20,10 @@ from xform.planner.nested import Whole, search
 from xform.planner.peak import infeasible
 from xform.planner.record import record
 from xform.policies import Budget, min_cut
+from xform.text import human_bytes
 from xform.transforms.inspect import At
 
-# How many programs are compiled, at most, for a budget.
+# How many programs are compiled, at most, to find a plan for a budget.
 _COMPILES = 3
 # How much of the scaled simulation has to fit: at first, for a plan with less work where one is
 # found already, and after one that was over the budget.
@@ -36,11 +37,14 @@ _PROGRAMS = 64
 
 @dataclasses.dataclass(frozen=True)
 class _Said:
-    """What the compiler said of a plan: of which loops, and of how many bytes by simulation."""
+    """What the compiler said of a plan: of which loops, and of how many bytes by simulation.
+
+    Of a plan that it refused, without a word of the size, `bytes` are infinite.
+    """
 
     as_written: bool
     predicted: int
-    bytes: int
+    bytes: float
 
 
 _remembered: dict[Hashable, dict[str, _Said]] = {}
@@ -52,12 +56,12 @@ class Compiler:
     Args:
       as_written: the program, with its loops as they are.
       peak: bytes of a plan by the simulation.
-      measure: bytes of a plan by the compiler, which is run for it.
+      measure: bytes of a plan by the compiler, which is run for it; None if it does not say them.
       decides: what a plan's bytes depend on besides the plan: the backend, what is donated.
     """
 
     def __init__(self, as_written: Joint, peak: Callable[[Plan], int],
-                 measure: Callable[[Whole], int], *decides: Hashable) -> None:  # fmt: skip
+                 measure: Callable[[Whole], int | None], *decides: Hashable) -> None:  # fmt: skip
         self.peak, self._measure, self._joint = peak, measure, as_written
         program = fingerprint(as_written.program), as_written.active, as_written.seconds
         self._said = _remembered.setdefault((*program, *decides), {})
@@ -65,23 +69,24 @@ class Compiler:
             _remembered.pop(next(iter(_remembered)))
         self.compiles = 0
 
-    def bytes(self, whole: Whole) -> int:
-        """Bytes of a plan's program, compiled."""
+    def bytes(self, whole: Whole) -> float:
+        """Bytes of a plan's program, compiled; infinite if the compiler refuses it without them."""
         how, key = whole.how, _key(whole.how)
         if key not in self._said:
-            size = self._measure(whole)
+            said = self._measure(whole)
+            size = math.inf if said is None else said
             self._said[key] = _Said(how.joint is self._joint, self.peak(how), size)
             self.compiles += 1
         return self._said[key].bytes
 
-    def known(self, how: Plan) -> int | None:
+    def known(self, how: Plan) -> float | None:
         """The bytes of a plan, if it was compiled before."""
         said = self._said.get(_key(how)) if self._said else None
         return said and said.bytes
 
     def scaled(self, how: Plan) -> float:
         """Bytes by the simulation, as far off as for the plan like it that was compiled."""
-        size, like = self.peak(how), [*self._said.values()]
+        size, like = self.peak(how), [s for s in self._said.values() if s.bytes < math.inf]
         like = [s for s in like if s.as_written == (how.joint is self._joint)] or like
         near = min(like, key=lambda s: abs(s.predicted - size), default=None)
         return size * near.bytes / max(near.predicted, 1) if near else size
@@ -93,7 +98,7 @@ def within(at: At, budget: Budget, compiler: Compiler, hidden: bool) -> Whole:
     One with less work is tried where the compiler leaves room. `hidden` says that arguments are
     sharded in ways that the simulation cannot see: the default is then compiled to scale it.
     """
-    whole = at.planned(min_cut)
+    default = whole = at.planned(min_cut)
     likely = hidden or compiler.peak(whole.how) < _OFF * budget.bytes
     if likely and compiler.bytes(whole) <= budget.bytes:
         return whole
@@ -121,12 +126,16 @@ def within(at: At, budget: Budget, compiler: Compiler, hidden: bool) -> Whole:
             part = _SAFE
     if found:
         return found
-    said = {w.how: compiler.bytes(w) for w in tried}
-    least = min(said, key=lambda how: said[how], default=whole.how)
-    if size < said.get(least, math.inf):
-        how = "simulated" if known is None else "compiled"
-        raise infeasible(budget, whole.how, int(size), how)
-    raise infeasible(budget, least, said[least], "compiled")
+    # The floor does not depend on the budget: two plans are compiled for it, whatever was tried.
+    floor = search(*at.ends, dataclasses.replace(budget, bytes=0), compiler.peak)
+    least = min((floor, default, *tried), key=compiler.bytes)
+    size, simulated = compiler.bytes(least), compiler.peak(floor.how)
+    if size <= budget.bytes:
+        return least
+    if size == math.inf:
+        raise infeasible(budget, floor.how, simulated, "simulated; the compiler refuses it")
+    by = f"compiled; {human_bytes(simulated)} simulated"
+    raise infeasible(budget, least.how, int(size), by)
 
 
 def _key(how: Plan) -> str:

@@ -62,7 +62,7 @@ function scaled(n, base, units) {
 }
 
 const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
-const humanBytes = (n) => scaled(Math.round(n), 1024, BYTE_UNITS);
+const humanBytes = (n) => n === null ? "not known" : scaled(Math.round(n), 1024, BYTE_UNITS);
 const humanFlops = (n) =>
   scaled(n, 1000, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"]);
 const percent = (part, whole) => `${(100 * part / Math.max(whole, 1)).toFixed(1)}%`;

@@ -31,14 +31,15 @@ function headline() {
   $$("headline").replaceChildren(humanBytes(total), make("small", {},
     capacity ? ` of ${humanBytes(capacity)}${each}` : ` at its peak${each}`));
   const spare = capacity - total - report.constant_bytes, room = $$("room");
-  room.className = !capacity ? "muted" : spare < 0 ? "over" : "fits";
-  room.textContent = !capacity ? "The capacity of the device is not known."
+  room.className = report.refused ? "over" : !capacity ? "muted" : spare < 0 ? "over" : "fits";
+  room.textContent = report.refused ? "Does not fit: the compiler refused it."
+    : !capacity ? "The capacity of the device is not known."
     : spare < 0 ? `Does not fit: ${humanBytes(-spare)} too much`
       : `Fits: ${humanBytes(spare)} (${percent(spare, capacity)}) to spare`;
 
   const kinds = [
     ["arguments", report.argument_bytes, "--kind-a"],
-    ["outputs", report.output_bytes - report.alias_bytes, "--kind-b"],
+    ["outputs", report.output_bytes === null ? null : report.output_bytes - report.alias_bytes, "--kind-b"],
     ["temporaries", report.temp_bytes, "--kind-c"],
   ];
   fillBar($$("bar"), kinds, capacity, Math.max(total, capacity ?? 0));
@@ -81,8 +82,8 @@ function comparison(shown) {
     const capacity = r.device.capacity_bytes;
     const bar = make("div", { class: "thin" });
     fillBar(bar, [["", r.total_bytes, "--kind-b"]], capacity, whole);
-    const spare = capacity - r.total_bytes - r.constant_bytes;
-    const room = !capacity ? "" : `${humanBytes(Math.abs(spare))} ${spare < 0 ? "too much" : "to spare"}`;
+    const spare = r.refused ? -1 : capacity - r.total_bytes - r.constant_bytes;
+    const room = r.refused ? "refused" : !capacity ? "" : `${humanBytes(Math.abs(spare))} ${spare < 0 ? "too much" : "to spare"}`;
     const choice = { type: "button", "aria-pressed": i === shown, onclick: () => open(i) };
     const row = make("tr", {},
       make("td", {}, make("button", choice, r.label)),

@@ -1,0 +1,168 @@
+"""Reports of programs with nothing in them, and of those that a compiler refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import xform
+from tests.memory.test_buffers import message
+from xform.memory.compilation import Compilation
+from xform.memory.questions import Batch, Reason, _next
+from xform.memory.report import MemoryReport
+from xform.memory.targets import parse_target
+from xform.transforms.compare import Comparison, Entry
+
+TPU = parse_target("tpu:v5e:1x1")
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def shown(report: MemoryReport, folder: Path) -> str:
+    """Every view of a report is there; its text."""
+    report.plot(folder / "report.svg")
+    report.save_html(folder / "report.html")
+    assert json.loads(report.to_json())["total_bytes"] == report.total_bytes
+    assert "change" in str(report.diff(report))
+    assert isinstance(report.advice, list)
+    return str(report)
+
+
+def key() -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+
+
+SMALL: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "no product": (lambda x: jnp.sum(x**2), (f32(8),)),
+    "identity": (lambda x: x, (f32(8),)),
+    "constants": (lambda: jnp.arange(5.0) * 2, ()),
+    "unread": (lambda x: jnp.zeros(3), (f32(8),)),
+    "no output": (lambda x: (), (f32(8),)),
+    "nothing": (lambda: (), ()),
+    "an empty tree": (lambda tree: tree, ({"a": None, "b": ()},)),
+    "no elements": (lambda x: x * 2, (f32(0, 4),)),
+    "integers": (lambda i: i > 1, (jax.ShapeDtypeStruct((8,), jnp.int32),)),
+    "keys": (lambda k: jax.random.split(k), (key(),)),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_program_with_little_in_it(name: str, tmp_path: Path) -> None:
+    f, args = SMALL[name]
+    report = xform.memory_analysis(f, *args, capacity="1 MiB")
+    assert f"on {report.target}" in shown(report, tmp_path)
+    assert sum(row.bytes for row in report.peak) == report.total_bytes
+    assert report.fits
+
+
+def test_a_program_of_collectives_alone(tmp_path: Path) -> None:
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    at = jax.sharding.PartitionSpec("data")
+    total = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=at,
+                          out_specs=jax.sharding.PartitionSpec())  # fmt: skip
+    given = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=jax.NamedSharding(mesh, at))
+    assert "all-reduce" in shown(xform.memory_analysis(total, given), tmp_path)
+
+
+@pytest.mark.parametrize("entry", [0, 9])
+def test_a_memory_that_is_not_used(entry: int, tmp_path: Path) -> None:
+    """Of a program without products libtpu has a block of no bytes and no buffers, on the chip;
+    of one that it splits in two for complex numbers, an entry computation whose id is 0."""
+    f32_8 = message(f2=11, f3=8)
+    made = [message(f1=b"x", f2=b"parameter", f3=f32_8, f35=1),
+            message(f1=b"y", f2=b"add", f3=f32_8, f35=2, f36=[1])]  # fmt: skip
+    module = message(f1=b"f", f6=entry, f3=message(f1=b"main", f2=made, f5=entry, f6=2))
+    buffers = [message(f1=n, f2=32, f3=message(f4=n)) for n in (1, 2)]
+    blocks = [message(f1=0, f2=32, f5=1, f9=message(f1=1, f3=32)),
+              message(f1=1, f2=32, f7=1, f9=message(f1=2, f3=32)),
+              message(f1=2, f2=0, f8=1)]  # fmt: skip
+    proto = message(f1=module, f3=message(f1=buffers, f3=blocks))
+    sizes = {"argument": 32, "output": 32}
+    report = MemoryReport(Compilation("f", TPU, 1, sizes, 0, 0.0, proto, ("x",)))
+    assert "x" in shown(report, tmp_path)
+    assert [row.bytes for row in report.peak] == [32, 32]
+
+
+def refusal(needed: int | None = None) -> MemoryReport:
+    return MemoryReport(Compilation("f", TPU, 1, {}, 7, 1.0, None, (), "too big", needed))
+
+
+def test_a_size_that_the_compiler_does_not_say_is_not_known(tmp_path: Path) -> None:
+    report = refusal()
+    text = shown(report, tmp_path)
+    assert text == (
+        "f on tpu:v5e:1x1 (TPU v5e)\n\n"
+        "total    not known  as far as the compiler says\n"
+        "over by  not known  of 15.8 GiB\n"
+        "flops       7 FLOP\n"
+        "compile     1.00 s\n\n"
+        "the compiler refused it, and says nothing more: ask xform.why_oom"
+    )
+    assert not report.fits
+    kinds = ("argument", "output", "temp", "alias", "total", "constant", "host", "code")
+    assert [report.to_dict()[f"{kind}_bytes"] for kind in kinds] == [None] * 8
+    assert report.to_dict()["refused"] == "too big"
+    assert report.head_room_bytes is None
+    assert report.compilation.over_bytes is None
+    verdict = ("the compiler refused f for TPU v5e, which has 15.8 GiB: the bytes that it needs "
+               "are not known")  # fmt: skip
+    assert report.compilation.verdict() == verdict
+    assert str(Reason(report, report)).startswith(verdict)
+    assert "not known of 15.8 GiB: the compiler refused it" in (tmp_path / "report.svg").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert '"total_bytes":null' in page
+    assert '"refused":"too big"' in page
+
+
+def test_a_size_that_the_compiler_says_is_shown() -> None:
+    report = refusal(2**35)
+    assert "32.0 GiB  as far as the compiler says" in str(report)
+    assert report.total_bytes == 2**35
+    assert "argument" not in str(report)
+    assert "not known" in str(report.diff(refusal()))
+
+
+def test_a_table_says_what_is_not_known(tmp_path: Path) -> None:
+    fits = xform.memory_analysis(jnp.sin, f32(8))
+    table = Comparison("f", (Entry("a", "tpu", refusal()), Entry("b", "cpu", fits),
+                             Entry("c", "tpu", None)))  # fmt: skip
+    a, b, c = str(table).splitlines()[1:]
+    assert a.split()[2:5] == ["not", "known", "refused"]
+    assert "not known" not in b
+    assert "floor not known" in c
+    table.plot(tmp_path / "table.svg")
+    table.save_html(tmp_path / "table.html")
+
+
+def test_a_batch_whose_size_is_not_known_is_over() -> None:
+    small = MemoryReport(Compilation("f", TPU, 1, {"temp": 2**30}, 0, 0.0, None))
+    tried = {8: small, 64: refusal()}
+    sizes = {n: r.total_bytes for n, r in tried.items()}
+    assert "64  not known  over" in str(Batch(8, small, None, sizes))
+    assert _next(tried, 8, 64) == 36  # by the line through one batch it would be above 64
+    assert _next({64: refusal()}, 0, 64) == 32
+
+
+def test_a_plan_that_is_refused_without_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        return type("Refused", (), {"total_bytes": None})
+
+    monkeypatch.setattr("xform.transforms.plan.compile_for", refuse)
+    monkeypatch.setattr("xform.transforms.verify._remembered", {})
+    f = lambda x: jnp.sum(jnp.sin(x) @ jnp.sin(x))
+    made = xform.plan(f, f32(16, 16))
+    assert (made.compiled_bytes, made.refused) == (None, True)
+    assert "refused by the compiler" in str(made)
+    with pytest.raises(xform.errors.BudgetInfeasible) as caught:
+        xform.plan(f, f32(16, 16), policy=xform.policies.budget("1 MiB", of="peak"))
+    assert "(simulated; the compiler refuses it)" in str(caught.value)
+    assert math.isfinite(caught.value.floor_bytes)
