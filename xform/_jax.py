@@ -284,11 +284,14 @@ def is_reference(aval: Any) -> bool:
     return isinstance(aval, AbstractRef)
 
 
-def policy_answer(answer: Any) -> bool | Offloadable:
-    """A checkpoint policy's answer as True (save), False (recompute) or an Offloadable."""
+def policy_answer(answer: Any) -> bool | Offloadable | None:
+    """A checkpoint policy's answer as True (save), False (recompute) or an Offloadable.
+
+    None if it is none that JAX knows: numbers and NumPy's booleans are not.
+    """
     if isinstance(answer, bool | Offloadable):
         return answer
-    return type(answer).__name__ == "SaveableType"
+    return {"SaveableType": True, "RecomputeType": False}.get(type(answer).__name__)
 
 
 def primitives() -> dict[str, Primitive]:

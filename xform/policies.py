@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from xform._jax import (
     JaxprEqn,
@@ -24,6 +25,7 @@ from xform._jax import (
     Primitive,
     conv_general_dilated_p,
     dot_general_p,
+    frame,
     name_p,
     policy_answer,
 )
@@ -184,7 +186,7 @@ class Either:
 
     def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> Answer:
         """The answer, in JAX's protocol."""
-        answers = [policy_answer(p(prim, *avals, **params)) for p in (self.one, self.other)]
+        answers = [_answer(p, prim, avals, params) for p in (self.one, self.other)]
         if not all(isinstance(a, bool) for a in answers):
             raise WrongArgument(
                 "save_from_both_policies",
@@ -246,7 +248,8 @@ def budget(
             raise WrongArgument(
                 asked, f"{name}={given!r} is not known", "", f"give one of {', '.join(known)}"
             )
-    if batch is not None and batch < 1:
+    whole: Any = batch
+    if batch is not None and (not isinstance(whole, int | np.integer) or batch < 1):
         raise WrongArgument(
             asked, f"batch={batch!r} is no number of examples", "", "give a positive integer"
         )
@@ -255,12 +258,12 @@ def budget(
 
 def save_only_these_names(*names: str) -> Names:
     """Save the values that `jax.ad_checkpoint.checkpoint_name` gave one of `names`."""
-    return Names(saved=frozenset(names))
+    return Names(saved=_names("save_only_these_names", names))
 
 
 def save_any_names_but_these(*names: str) -> Names:
     """Save every named value whose name is not one of `names`."""
-    return Names(excluded=frozenset(names))
+    return Names(excluded=_names("save_any_names_but_these", names))
 
 
 def save_and_offload_only_these_names(
@@ -274,17 +277,19 @@ def save_and_offload_only_these_names(
 
     Memories are JAX's kinds, such as "device" and "pinned_host". XLA:CPU has one memory only.
     """
-    both = set(names_which_can_be_saved) & set(names_which_can_be_offloaded)
-    if both:
+    asked = "save_and_offload_only_these_names"
+    saved, offloaded = names_which_can_be_saved, names_which_can_be_offloaded
+    saved, offloaded = _names(asked, saved), _names(asked, offloaded)
+    if both := saved & offloaded:
         raise WrongArgument(
-            "save_and_offload_only_these_names",
+            asked,
             f"{sorted(both)} stand in both lists",
             "",
             "name each value once: saved or offloaded",
         )
     return Names(
-        saved=frozenset(names_which_can_be_saved),
-        offloaded=frozenset(names_which_can_be_offloaded),
+        saved=saved,
+        offloaded=offloaded,
         destination=Offloadable(src=offload_src, dst=offload_dst),
     )
 
@@ -297,7 +302,17 @@ def offload_dots_with_no_batch_dims(offload_src: str, offload_dst: str) -> Dots:
 
 def save_from_both_policies(one: Policy, other: Policy) -> Either:
     """Save what either policy saves."""
-    return Either(one, other)
+    return Either(check(one), check(other))
+
+
+def _names(asked: str, names: Any) -> frozenset[str]:
+    """Names of values; a text alone, or a list among them, is not meant."""
+    wrong = [names] if isinstance(names, str) else [n for n in names if not isinstance(n, str)]
+    if wrong:
+        raise WrongArgument(
+            asked, f"{wrong[0]!r} stands where names are meant", "", "give each name as a string"
+        )
+    return frozenset(names)
 
 
 def bytes_of(amount: int | str, asked: str) -> int:
@@ -319,8 +334,28 @@ def said(policy: Any) -> str:
 
 
 def ask(policy: Policy, eqn: JaxprEqn) -> Answer:
-    """A policy's answer for one equation."""
-    return policy_answer(policy(eqn.primitive, *[v.aval for v in eqn.invars], **eqn.params))
+    """A policy's answer for one equation.
+
+    Raises:
+      WrongArgument: it is none of JAX's, which raises a TypeError there.
+    """
+    avals = [v.aval for v in eqn.invars]
+    return _answer(policy, eqn.primitive, avals, eqn.params, frame(eqn))
+
+
+def _answer(policy: Policy, prim: Primitive, avals: Sequence[Any], params: Mapping[str, Any],
+            where: str = "") -> Answer:  # fmt: skip
+    answer = policy(prim, *avals, **params)
+    known = policy_answer(answer)
+    if known is not None:
+        return known
+    raise WrongArgument(
+        f"policy={said(policy)}",
+        f"it answered {answer!r}, of type {type(answer).__name__}, for {prim.name}",
+        where,
+        "call it: what it returns is a policy" if callable(answer) else
+        "answer True (save), False (recompute) or a jax.ad_checkpoint.Offloadable",
+    )  # fmt: skip
 
 
 def check(policy: Any) -> Policy:
@@ -336,4 +371,28 @@ def check(policy: Any) -> Policy:
             "",
             "take one of xform.policies or jax.checkpoint_policies",
         )
+    given = next((given for maker, given in _MAKERS.items() if policy is maker), None)
+    if given or isinstance(policy, type):
+        raise WrongArgument(
+            f"policy={policy.__name__}",
+            "it makes policies, and is none",
+            "",
+            f"call it, such as policy={policy.__name__}({given or '...'})",
+        )
     return policy
+
+
+# What makes a policy, xform's and JAX's, with what it is given.
+_MAKERS: dict[Any, str] = {
+    budget: "'6 GiB'",
+    save_only_these_names: "'name'",
+    save_any_names_but_these: "'name'",
+    save_from_both_policies: "one, other",
+    offload_dots_with_no_batch_dims: "'device', 'pinned_host'",
+    save_and_offload_only_these_names: "...",
+    jax.checkpoint_policies.save_only_these_names: "'name'",
+    jax.checkpoint_policies.save_any_names_but_these: "'name'",
+    jax.checkpoint_policies.save_from_both_policies: "one, other",
+    jax.checkpoint_policies.offload_dot_with_no_batch_dims: "'device', 'pinned_host'",
+    jax.checkpoint_policies.save_and_offload_only_these_names: "...",
+}
