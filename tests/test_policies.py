@@ -164,3 +164,88 @@ def test_policies_pass_through_jit_scan_and_static_arguments(name: str) -> None:
     g = jax.jit(xform.grad(f), static_argnums=1)
     x = np.array([0.3, -0.7], np.float32)
     np.testing.assert_allclose(g(x, policy), jnp.cos(jnp.sin(x)) * jnp.cos(x), rtol=1e-6)
+
+
+ODD = {"np.bool_": np.True_, "1": 1, "None": None, "a text": "save", "an array": jnp.bool_(True)}
+
+
+@pytest.mark.parametrize("answer", ODD.values(), ids=ODD)
+def test_an_answer_that_jax_does_not_know(answer: object) -> None:
+    """JAX raises a TypeError; a policy that is not understood is not one that saves nothing."""
+    policy = lambda prim, *_, **params: answer
+    f = lambda x: jnp.sum(jnp.sin(jnp.sin(x) @ x))
+    x = jax.ShapeDtypeStruct((3, 3), np.float32)
+    doors = {
+        "jax": jax.grad(jax.checkpoint(f, policy=policy)),
+        "grad": xform.grad(f, policy=policy),
+        "remat": xform.grad(xform.remat(f, policy=policy)),
+        "remat of JAX": xform.grad(jax.checkpoint(f, policy=policy)),
+        "either": xform.grad(f, policy=policies.save_from_both_policies(policy, policy)),
+    }
+    for name, door in doors.items():
+        with pytest.raises(TypeError) as caught:
+            jax.eval_shape(door, x)
+        assert isinstance(caught.value, WrongArgument) == (name != "jax")
+    with pytest.raises(WrongArgument):
+        xform.residuals(f, x, policy=policy)
+    text = str(caught.value)
+    assert text.startswith(f"policy=<lambda>\n  problem: it answered {answer!r}, of type ")
+    assert text.endswith("answer True (save), False (recompute) or a jax.ad_checkpoint.Offloadable")
+
+
+MAKERS = {
+    "budget": policies.budget,
+    "names": policies.save_only_these_names,
+    "offload": policies.offload_dots_with_no_batch_dims,
+    "names of JAX": jax.checkpoint_policies.save_only_these_names,
+    "both of JAX": jax.checkpoint_policies.save_from_both_policies,
+    "a class": policies.Budget,
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
+def test_what_makes_a_policy_is_none(maker: object) -> None:
+    x = jax.ShapeDtypeStruct((3,), np.float32)
+    doors = (
+        lambda: xform.grad(jnp.sum, policy=maker),
+        lambda: xform.value_and_grad(jnp.sum, policy=maker),
+        lambda: xform.fwd_and_bwd(jnp.sum, 0, policy=maker),
+        lambda: xform.vjp(jnp.sum, jnp.ones(3), policy=maker),
+        lambda: xform.remat(jnp.sum, policy=maker),
+        lambda: xform.plan(jnp.sum, x, policy=maker),
+        lambda: xform.residuals(jnp.sum, x, policy=maker),
+        lambda: xform.compare(jnp.sum, x, policies=[maker]),
+        lambda: policies.save_from_both_policies(maker, policies.save_dots),
+    )
+    for door in doors:
+        with pytest.raises(WrongArgument, match="it makes policies, and is none"):
+            door()
+
+
+def test_a_policy_that_answers_a_policy_was_not_called() -> None:
+    given = lambda *_, **params: policies.save_dots
+    with pytest.raises(WrongArgument, match="call it: what it returns is a policy"):
+        xform.residuals(jnp.sin, jax.ShapeDtypeStruct((3,), np.float32), policy=given)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: policies.save_only_these_names(3),
+        lambda: policies.save_only_these_names(["a"]),
+        lambda: policies.save_any_names_but_these(None),
+        lambda: policies.offload_dots_with_no_batch_dims(3, "pinned_host"),
+        lambda: policies.save_and_offload_only_these_names(
+            names_which_can_be_saved="ab", names_which_can_be_offloaded=[],
+            offload_src="device", offload_dst="pinned_host"),
+        lambda: policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=3, names_which_can_be_offloaded=[],
+            offload_src="device", offload_dst="pinned_host"),
+        lambda: policies.budget(1, batch="8"),
+        lambda: policies.budget(1, batch=1.5),
+        lambda: policies.budget(None),
+    ],
+)  # fmt: skip
+def test_what_policies_are_not_made_of(make) -> None:
+    with pytest.raises(WrongArgument):
+        make()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -287,6 +287,7 @@ def save_and_offload_only_these_names(
             "",
             "name each value once: saved or offloaded",
         )
+    _names(asked, (offload_src, offload_dst))
     return Names(
         saved=saved,
         offloaded=offloaded,
@@ -296,6 +297,7 @@ def save_and_offload_only_these_names(
 
 def offload_dots_with_no_batch_dims(offload_src: str, offload_dst: str) -> Dots:
     """Move matrix products without batch dimensions to `offload_dst`; recompute the rest."""
+    _names("offload_dots_with_no_batch_dims", (offload_src, offload_dst))
     where = Offloadable(src=offload_src, dst=offload_dst)
     return Dots("offload_dots_with_no_batch_dims", batch=False, answer=where)
 
@@ -307,7 +309,8 @@ def save_from_both_policies(one: Policy, other: Policy) -> Either:
 
 def _names(asked: str, names: Any) -> frozenset[str]:
     """Names of values; a text alone, or a list among them, is not meant."""
-    wrong = [names] if isinstance(names, str) else [n for n in names if not isinstance(n, str)]
+    several = not isinstance(names, str) and isinstance(names, Iterable)
+    wrong = [n for n in names if not isinstance(n, str)] if several else [names]
     if wrong:
         raise WrongArgument(
             asked, f"{wrong[0]!r} stands where names are meant", "", "give each name as a string"

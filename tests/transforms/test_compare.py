@@ -102,6 +102,15 @@ def test_partial_functions_keep_their_name() -> None:
     assert table.entries[0].report.total_bytes > 0
 
 
+def test_a_loss_whose_argument_is_called_policy() -> None:
+    """An agent's parameters, say: what is given by position is not asked for."""
+    agent = lambda params, policy: jnp.sum(jnp.sin(params @ policy) @ policy)
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    table = xform.compare(agent, x, x, policies=KINDS)
+    plain = xform.compare(lambda params, other: agent(params, other), x, x, policies=KINDS)
+    assert [e.report.total_bytes for e in table] == [e.report.total_bytes for e in plain]
+
+
 @pytest.mark.parametrize(
     ("f", "options", "problem"),
     [
@@ -110,6 +119,7 @@ def test_partial_functions_keep_their_name() -> None:
         (loss, {"policies": policies.save_dots}, "is no list of policies"),
         (loss, {"policies": "dots"}, "is no list of policies"),
         (3, {"policies": [None]}, "it is not callable"),
+        (loss, {"policies": [None], "targets": 3}, "targets=3 is no list of targets"),
     ],
 )
 def test_what_cannot_be_compared(f: Any, options: dict[str, Any], problem: str) -> None:

@@ -18,7 +18,7 @@ from xform.errors import CompilationFailed
 from xform.ir import program
 from xform.memory import buffers
 from xform.memory.answers import Answer, answered
-from xform.memory.lowering import Arguments, jitted, lower, on_mesh
+from xform.memory.lowering import Arguments, jitted, lower, on_mesh, traced
 from xform.memory.remote import compile_there, read
 from xform.memory.targets import Target, check_installed, parse_target
 from xform.memory.worker import compile_and_read
@@ -212,9 +212,8 @@ def _here(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
     else:
         given = Arguments(tuple(args), dict(kwargs), given.mesh)
     with planned_for(goal.backend, goal.absent), jax.default_device(jax.devices(goal.backend)[0]):
-        traced = f.trace(*given.args, **given.kwargs)
-        traced = getattr(traced, "traced", traced)  # `nnx.jit` wraps what `jax.jit` traced
-        lowered = traced.lower()
+        found = traced(f, given)
+        lowered = found.lower()
 
     def ask() -> Answer:
         with tempfile.TemporaryDirectory(prefix="xform-") as folder:
@@ -223,9 +222,9 @@ def _here(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
             return read(*compile_and_read(lowered, Path(folder), fresh))
 
     devices = given.mesh.size if given.mesh else 1
-    decides = goal.name, goal.device.name, str(compiler_options(traced))
+    decides = goal.name, goal.device.name, str(compiler_options(found))
     said = answered(lowered.as_text(debug_info=True).encode(), *decides, ask=ask)
-    return _compilation(traced.fun_name, goal, devices, said, traced.jaxpr)
+    return _compilation(found.fun_name, goal, devices, said, found.jaxpr)
 
 
 def _abstract(x: Any) -> bool:

@@ -97,7 +97,7 @@ def jitted(f: Any, donate_argnums: int | Sequence[int] = ()) -> Any:
     if not hasattr(f, "trace") or not hasattr(f, "lower"):
         try:
             return jax.jit(f, donate_argnums=donate_argnums)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise WrongArgument(
                 f"donate_argnums={donate_argnums!r}",
                 str(error).splitlines()[0],
@@ -148,16 +148,15 @@ def lower(f: Any, given: Arguments, target: Target) -> tuple[Lowered, Any]:
     """
     manual = jax.sharding.use_abstract_mesh(given.mesh) if given.mesh else contextlib.nullcontext()
     with planned_for(target.backend, target.absent), manual:
-        traced = f.trace(*given.args, **given.kwargs)
-        traced = getattr(traced, "traced", traced)  # `nnx.jit` wraps what `jax.jit` traced
+        found = traced(f, given)
         try:
-            made = export.export(_Traced(traced), platforms=[target.platform])()
+            made = export.export(_Traced(found), platforms=[target.platform])()
         except (NotImplementedError, ValueError) as error:
             # What has custom calls of its own is a ValueError, and so is much else.
             if isinstance(error, ValueError) and not str(error).startswith("Cannot serialize"):
                 raise
             raise XformError(
-                f"{traced.fun_name} for target={target.name!r}",
+                f"{found.fun_name} for target={target.name!r}",
                 f"it cannot be lowered without the device: {_reason(error)}",
                 "",
                 "take out callbacks, prints and foreign calls, or compile where the device is, "
@@ -165,7 +164,7 @@ def lower(f: Any, given: Arguments, target: Target) -> tuple[Lowered, Any]:
             ) from error
     if made.nr_devices > 1 and given.mesh is None:
         raise WrongArgument(
-            f"{traced.fun_name} for target={target.name!r}",
+            f"{found.fun_name} for target={target.name!r}",
             f"it runs on {made.nr_devices} devices, and its arguments name no mesh",
             "",
             "give mesh={axis: size}, or arguments that have a NamedSharding",
@@ -175,12 +174,33 @@ def lower(f: Any, given: Arguments, target: Target) -> tuple[Lowered, Any]:
         in_tree=jax.tree.structure(((None,) * len(made.in_avals), {}), is_leaf=_is_none),
         out_tree=jax.tree.structure([None] * len(made.out_avals), is_leaf=_is_none),
     )
-    names = argument_names(traced.jaxpr)
-    donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
+    names = argument_names(found.jaxpr)
+    donated = [i for i, a in enumerate(jax.tree.leaves(found.args_info)) if a.donated]
     lowered = Lowered(made.fun_name, bytes(flat.serialize()), made.nr_devices, given.axes, donated,
                       tuple(names[i] for i in made.module_kept_var_idx),
-                      compiler_options(traced))  # fmt: skip
-    return lowered, traced.jaxpr
+                      compiler_options(found))  # fmt: skip
+    return lowered, found.jaxpr
+
+
+def traced(f: Any, given: Arguments) -> Any:
+    """A jitted function, traced on its arguments.
+
+    Raises:
+      WrongArgument: one of them is no array, and is not static.
+    """
+    try:
+        found = f.trace(*given.args, **given.kwargs)
+    except TypeError as error:
+        if not str(error).startswith("Error interpreting argument"):
+            raise
+        raise WrongArgument(
+            f"compile {getattr(f, '__name__', 'a function')}",
+            str(error).splitlines()[0],
+            "",
+            "pass arrays or jax.ShapeDtypeStructs in pytrees; bind other arguments with "
+            "functools.partial, or name them in static_argnums of jax.jit",
+        ) from None
+    return getattr(found, "traced", found)  # `nnx.jit` wraps what `jax.jit` traced
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -226,7 +226,9 @@ def _next(tried: Mapping[int, MemoryReport], low: int, high: int) -> int:
 
 
 def _check_sizes(multiple_of: int, most: int) -> None:
-    if not 1 <= multiple_of <= most:
+    given: list[Any] = [multiple_of, most]
+    whole = all(isinstance(n, int | np.integer) for n in given)
+    if not whole or not 1 <= multiple_of <= most:
         raise WrongArgument(
             f"max_batch with multiple_of={multiple_of!r}, most={most!r}",
             "there is no positive multiple of the one that is at most the other",
@@ -239,8 +241,9 @@ def _places(count: int, batch_argnums: int | Sequence[int] | None) -> set[int]:
     """Which of that many arguments have a batch."""
     if batch_argnums is None:
         return set(range(count))
-    ones = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
-    if any(not -count <= i < count for i in ones):
+    given: Any = batch_argnums
+    ones: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (given,)
+    if any(not isinstance(i, int | np.integer) or not -count <= i < count for i in ones):
         raise WrongArgument(
             f"max_batch with batch_argnums={batch_argnums!r}",
             f"the function is given {count} positional arguments",
@@ -252,6 +255,10 @@ def _places(count: int, batch_argnums: int | Sequence[int] | None) -> set[int]:
 
 def _batch(args: Sequence[Any], places: set[int], axis: int) -> int:
     """The size of the batch in some arguments."""
+    given: Any = axis
+    if not isinstance(given, int | np.integer):
+        raise WrongArgument(f"max_batch with batch_axis={axis!r}", "it is no axis", "",
+                            "give the axis of the batch, such as 0")  # fmt: skip
     leaves = [x for i in places for x in jax.tree.leaves(args[i])]
     shapes = [np.shape(x) for x in leaves]
     sizes = {shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)}

@@ -279,6 +279,9 @@ class MemoryReport:
 
     def diff(self, other: MemoryReport) -> Difference:
         """What another report has more, or less: of another policy, version or target."""
+        if not isinstance(other, MemoryReport):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WrongArgument(f"diff({other!r})", "it is no MemoryReport", "",
+                                "give what xform.memory_analysis returned")  # fmt: skip
         return Difference(self, other)
 
     def __str__(self) -> str:

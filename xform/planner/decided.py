@@ -20,6 +20,7 @@ from xform.planner.loops import Shape
 from xform.planner.picture import draw
 from xform.planner.record import Record
 from xform.planner.rows import Row
+from xform.planner.stored import read
 from xform.policies import min_cut
 from xform.text import columns, human_bytes, human_flops, near
 
@@ -98,10 +99,11 @@ class Plan:
         Raises:
           WrongArgument: the plan has no such value; similar names are shown.
         """
-        found = [r for r in self.rows if value in (r.value, r.operation, _given(r))]
+        name = str(value)
+        found = [r for r in self.rows if name in (r.value, r.operation, _given(r))]
         if not found:
             names = [n for r in self.rows for n in (r.value, _given(r)) if n]
-            like = difflib.get_close_matches(value, names, 3, 0.3) or names[:3]
+            like = difflib.get_close_matches(name, names, 3, 0.3) or names[:3]
             raise WrongArgument(
                 f"explain({value!r})",
                 f"no value of {self!r} has this name",
@@ -138,19 +140,12 @@ class Plan:
           OSError: it cannot be read.
         """
         try:
-            data: Any = json.loads(Path(path).read_text())
-            if data.pop("format", None) != _FORMAT:
-                raise ValueError(f"its format is not {_FORMAT!r}")
-            found: Any = cls(**data)
-            programs = tuple(map(tuple, found.record["programs"]))
-            return dataclasses.replace(
-                found,
-                rows=tuple(map(_row, found.rows)),
-                live=tuple(found.live),
-                saved=tuple(found.saved),
-                record=Record(programs, tuple(found.record["choices"]), found.record["loops"]),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+            known = data.pop("format", None) if isinstance(data, dict) else None
+            if known != _FORMAT:
+                raise ValueError(f"its format is {known!r}, not {_FORMAT!r}")
+            return read(cls, data)
+        except (ValueError, RecursionError) as error:
             raise WrongArgument(
                 f"Plan.load({str(path)!r})",
                 f"the file holds no plan: {error}",
@@ -191,11 +186,6 @@ class Plan:
             f"run again, beside {human_flops(self.forward_flops)} forward",
             f"peak {human_bytes(self.predicted_bytes)} predicted, {compiled}",
         ])  # fmt: skip
-
-
-def _row(data: Any) -> Row:
-    found: Any = Row(**data)
-    return dataclasses.replace(found, shape=tuple(found.shape), loops=tuple(found.loops))
 
 
 def _given(row: Row) -> str:

@@ -109,9 +109,10 @@ class _Reading:
         row = self.of.choices[i]
         self._check(self.of.programs[row["program"]], joint)
         values = [v for eqn in joint.first for v in eqn.outvars]
-        inner = {}
+        inner: dict[Node, tuple[Choice, ...]] = {}
+        self._check_values(len(values), [*row["saved"], *map(int, row["offloaded"])])
         for at, numbers in row["nodes"].items():
-            node = joint.first[int(at)].params["node"]
+            node = self._node(joint, int(at), len(numbers))
             pairs = zip(numbers, node.joints, strict=True)
             inner[node] = tuple(self.choice(n, j) for n, j in pairs)
         made = Choice(
@@ -122,6 +123,21 @@ class _Reading:
         )
         self._made[i, joint] = made
         return made
+
+    def _check_values(self, count: int, numbers: Sequence[int]) -> None:
+        for n in numbers:
+            if n >= count:
+                raise self._damaged(f"it keeps the value {n} of a program that makes {count}")
+
+    def _node(self, joint: Joint, at: int, count: int) -> Node:
+        eqn = joint.first[at] if at < len(joint.first) else None
+        if eqn is None or eqn.primitive is not fork_p or len(eqn.params["node"].joints) != count:
+            raise self._damaged(f"it has {count} choices for equation {at}, which takes none such")
+        return eqn.params["node"]
+
+    def _damaged(self, blocked: str) -> OtherProgram:
+        remedy = "make a new plan with xform.plan, and keep the file as Plan.save writes it"
+        return OtherProgram(self.asked, blocked, "", remedy)
 
     def _check(self, recorded: Sequence[str], joint: Joint) -> None:
         equations = joint.program.equations

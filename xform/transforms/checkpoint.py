@@ -11,8 +11,10 @@ import jax
 
 from xform import policies
 from xform._jax import closed
+from xform.errors import WrongArgument
 from xform.planner.tags import tagged
 from xform.rules.call import mark
+from xform.transforms.function import as_array, check_callable, numbers
 
 
 def checkpoint(
@@ -50,28 +52,36 @@ def checkpoint(
     >>> float(xform.grad(layer)(0.0))
     1.0
     """
+    check_callable(f, "checkpoint")
     if policy is not None:
         policies.check(policy)
-    names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
-    numbers = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
+    names = _texts(static_argnames)
+    places = set(numbers(static_argnums, "checkpoint", "static_argnums"))
+    _check_cse(prevent_cse)
 
     @functools.wraps(f, updated=())
     def region(*args: Any, **kwargs: Any) -> Any:
-        at = {i % len(args) for i in numbers if -len(args) <= i < len(args)}
+        at = {i % len(args) for i in places if -len(args) <= i < len(args)}
         at |= _positions(f, names, len(args))
         static = tuple((i, args[i]) for i in sorted(at))
         static += tuple((k, kwargs[k]) for k in sorted(names & kwargs.keys()))
         dynamic = [x for i, x in enumerate(args) if i not in at]
         named = {k: x for k, x in kwargs.items() if k not in names}
         run = _held(f, static) if static else f
+        leaves = jax.tree.leaves((dynamic, named))
+        for x in leaves:
+            as_array(x, "checkpoint")  # or an error
         traced = jax.jit(run).trace(*dynamic, **named)
-        jaxpr, leaves = traced.jaxpr, jax.tree.leaves((dynamic, named))
+        jaxpr = traced.jaxpr
         if len(closed(jaxpr)[0].invars) != len(leaves):
             # jit keeps its traces, but hides what a closure takes from another trace.
             jaxpr = jax.make_jaxpr(run)(*dynamic, **named)
         cse = prevent_cse
         if not isinstance(cse, bool):
-            cse = tuple(jax.tree.leaves(jax.tree.broadcast(tuple(cse), tuple(dynamic))))
+            try:
+                cse = tuple(jax.tree.leaves(jax.tree.broadcast(tuple(cse), tuple(dynamic))))
+            except ValueError as error:
+                raise _no_cse(prevent_cse, str(error).splitlines()[0]) from None
         by = policy
         if isinstance(policy, policies.MinCut | policies.Budget):
             jaxpr, by = tagged(jaxpr, policy)
@@ -79,6 +89,33 @@ def checkpoint(
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), out)
 
     return region
+
+
+def _texts(names: Any) -> set[str]:
+    """Names of arguments, of one or several."""
+    found = (names,) if isinstance(names, str) else names
+    if isinstance(found, Iterable) and all(isinstance(name, str) for name in found):
+        return set(found)
+    raise WrongArgument(
+        f"checkpoint with static_argnames={names!r}",
+        "it is neither a name nor several",
+        "",
+        "give names of arguments, such as static_argnames='train' or ('train', 'mode')",
+    )
+
+
+def _check_cse(prevent_cse: Any) -> None:
+    if not isinstance(prevent_cse, bool | Sequence):
+        raise _no_cse(prevent_cse, "it is neither a bool nor a sequence")
+
+
+def _no_cse(prevent_cse: Any, blocked: str) -> WrongArgument:
+    return WrongArgument(
+        f"checkpoint with prevent_cse={prevent_cse!r}",
+        blocked,
+        "",
+        "give True or False, or for each argument that is not static a bool or a tree of them",
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -147,7 +147,11 @@ def compare(
     if not callable(f):
         raise WrongArgument(asked, "it is not callable", "", "pass the function, then arguments")
     named = policies if isinstance(policies, Mapping) else _named(policies, asked)
-    where = [targets] if isinstance(targets, str) else list(targets)
+    where = [targets] if isinstance(targets, str) else targets
+    if not isinstance(where, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise WrongArgument(asked, f"targets={targets!r} is no list of targets", "",
+                            "give a list, such as ['cpu', 'tpu:v5e:1x1']")  # fmt: skip
+    where = list(where)
     if not named or not where:
         raise WrongArgument(
             asked,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -155,9 +156,23 @@ def as_array(x: Any, asked: str) -> Value:
     return jnp.asarray(x)
 
 
+def numbers(given: Any, asked: str, name: str) -> tuple[int, ...]:
+    """Positions as a tuple, of one or several."""
+    try:
+        several = (given,) if isinstance(given, int | np.integer) else tuple(given)
+        return tuple(map(operator.index, several))
+    except TypeError:
+        raise WrongArgument(
+            f"{asked} with {name}={given!r}",
+            "it is neither a position nor several",
+            "",
+            f"give positions of arguments, such as {name}=0 or {name}=(0, 2)",
+        ) from None
+
+
 def positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
     """`argnums` as a tuple of non-negative positions."""
-    given = (argnums,) if isinstance(argnums, int | np.integer) else tuple(argnums)
+    given = numbers(argnums, asked, "argnums")
     for i in given:
         if not -n <= i < n:
             raise WrongArgument(

@@ -12,7 +12,7 @@ import numpy as np
 
 from xform._jax import weak_as
 from xform.arithmetic import Value
-from xform.errors import WrongDtype
+from xform.errors import WrongArgument, WrongDtype
 from xform.transforms.check import check_input, check_output
 from xform.transforms.forward import jvp
 from xform.transforms.function import Tree, as_array, check_callable, partial, positions
@@ -47,7 +47,7 @@ def jacfwd(
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        held, given = partial(f, positions(argnums, len(args), "jacfwd"), args, kwargs)
+        held, given = partial(f, _some(argnums, len(args), "jacfwd"), args, kwargs)
         for leaf in jax.tree.leaves(given):
             _check_forward_input(leaf, holomorphic)
 
@@ -63,6 +63,15 @@ def jacfwd(
         return (out, *aux) if has_aux else out
 
     return jacobian_of
+
+
+def _some(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
+    """Positions of arguments, one at least: without any, a Jacobian has no columns."""
+    if found := positions(argnums, n, asked):
+        return found
+    raise WrongArgument(
+        f"{asked} with argnums={argnums!r}", "it names no argument", "", "name one at least"
+    )
 
 
 def _check_forward_input(x: Value, holomorphic: bool) -> None:
@@ -98,7 +107,7 @@ def jacrev(
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        held, given = partial(f, positions(argnums, len(args), "jacrev"), args, kwargs)
+        held, given = partial(f, _some(argnums, len(args), "jacrev"), args, kwargs)
         for leaf in jax.tree.leaves(given):
             check_input("jacrev", leaf, holomorphic, allow_int)
         y, pull, *aux = vjp(held, *given, has_aux=has_aux)

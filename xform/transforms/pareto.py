@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from xform import policies
-from xform.errors import BudgetInfeasible
+from xform.errors import BudgetInfeasible, WrongArgument
 from xform.planner.decided import Plan
 from xform.planner.front import Pareto, Point
 from xform.transforms.function import Tree
@@ -56,6 +56,10 @@ def pareto(
     >>> [p.name for p in curve if p.stock][0]
     'everything_saveable'
     """
+    given: Any = points
+    if not isinstance(given, int) or points < 1:
+        raise WrongArgument(f"pareto with points={points!r}", "it is no number of plans", "",
+                            "give a positive integer")  # fmt: skip
     how: dict[str, Any] = {"argnums": argnums, "has_aux": has_aux, "target": target}
     first = plan(f, *args, **how, verify=verify)
     made = [first]

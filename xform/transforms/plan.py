@@ -28,7 +28,7 @@ from xform.planner.record import record
 from xform.planner.rows import rows_of
 from xform.policies import Budget, check, min_cut
 from xform.policies import said as called
-from xform.transforms.function import Tree, partial, positions
+from xform.transforms.function import Tree, numbers, partial, positions
 from xform.transforms.inspect import Arguments, At, point
 from xform.transforms.reverse import Policy, value_and_grad, vjp
 from xform.transforms.verify import Compiler, within
@@ -91,7 +91,7 @@ def plan(
     policy = check(min_cut if policy is None else policy)
     with planned_for(goal.backend, goal.absent):
         at, given = point("plan", f, args, argnums, has_aux), Arguments(args)
-        ones = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+        ones = numbers(donate_argnums, "plan", "donate_argnums")
         donated = given.donated(positions(ones, len(args), "plan")) if ones else ()
         alias = _alias(at, [jax.typeof(given.arrays()[i]) for i in donated])
         peak = lambda how: liveness(how, goal.backend).total_bytes - alias

@@ -19,7 +19,7 @@ from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.planner.nested import planned
 from xform.planner.saved import plan
-from xform.policies import Budget, min_cut
+from xform.policies import Budget, check, min_cut
 from xform.transforms import eager
 from xform.transforms.check import check_input, check_output, check_scalar
 from xform.transforms.function import (
@@ -28,6 +28,7 @@ from xform.transforms.function import (
     call,
     check_callable,
     function,
+    numbers,
     partial,
     positions,
 )
@@ -160,6 +161,8 @@ def grad(
 def _value_and_grad(asked: str, f: Any, argnums: Any, has_aux: bool, holomorphic: bool,
                     allow_int: bool, policy: Policy) -> Callable[..., Any]:  # fmt: skip
     check_callable(f, asked)
+    check(policy)
+    numbers(argnums, asked, "argnums")
 
     @functools.wraps(f, updated=())
     def both(*args: Any, **kwargs: Any) -> Any:
@@ -201,6 +204,9 @@ def fwd_and_bwd(
     >>> float(bwd(residuals, 2.0))
     2.0
     """
+    check_callable(f, "fwd_and_bwd")
+    check(policy)
+    numbers(argnums, "fwd_and_bwd", "argnums")
 
     def fwd(*args: Any, **kwargs: Any) -> Any:
         held, given = partial(f, positions(argnums, len(args), "fwd_and_bwd"), args, kwargs)
