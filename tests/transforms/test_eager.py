@@ -205,3 +205,53 @@ def test_a_jitted_function_is_compiled_once(caplog) -> None:
         close(xform.grad(f)(X), jax.grad(f)(X), 1e-5)
     compiled = [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
     assert not [m for m in compiled if "layer_forward" in m or "layer_second" in m]
+
+
+def test_the_leaves_of_a_map_run_no_code_of_the_users() -> None:
+    """A custom_vjp's backward function runs when the map is called, as in JAX, and not before."""
+    calls: list[int] = []
+
+    @jax.custom_vjp
+    def scaled(x, y):
+        return jnp.sin(x) * y
+
+    def bwd(residuals, ct):
+        calls.append(1)
+        x, y = residuals
+        return ct * jnp.cos(x) * y, None
+
+    scaled.defvjp(lambda x, y: (scaled(x, y), (x, y)), bwd)
+    f = lambda x: jnp.sum(jnp.sin(scaled(2 * x, x + 1)) ** 2)
+
+    def turned(x, vjp):
+        """The gradient by a map that was taken apart and put together."""
+        _, pull = vjp(f, x)
+        leaves, tree = jax.tree.flatten(pull)
+        n = len(calls)
+        assert n == before
+        return jax.tree.unflatten(tree, leaves)(1.0)[0]
+
+    x = jnp.arange(3.0) + 0.3
+    before = 0
+    expected = jax.grad(f)(x)
+    before = len(calls)
+    np.testing.assert_allclose(turned(x, xform.vjp), expected, rtol=1e-6)
+    assert len(calls) == before + 1
+    before = len(calls)
+    push = lambda x: jnp.sum(jax.vjp(f, x)[1](1.0)[0])
+    second = jax.grad(push)(x)
+    before = len(calls)
+    np.testing.assert_allclose(xform.grad(lambda x: jnp.sum(turned(x, xform.vjp)))(x), second,
+                               rtol=1e-5)  # fmt: skip
+    # What the map holds can be batched, and leave a compiled function.
+    pulls = jax.vmap(lambda x: xform.vjp(f, x)[1])(jnp.stack([x, x]))
+    np.testing.assert_allclose(jax.vmap(lambda p: p(1.0)[0])(pulls)[1], expected, rtol=1e-6)
+
+
+def test_a_wrong_cotangent_is_refused_in_a_map_that_was_taken_apart() -> None:
+    bad = jax.custom_vjp(lambda x: x * 1.0)
+    bad.defvjp(lambda x: (x * 1.0, None), lambda _, ct: (ct[:1],))
+    _, pull = xform.vjp(bad, jnp.ones(3))
+    tree = jax.tree.structure(pull)
+    with pytest.raises(ValueError, match=r"float32\[1\]"):
+        jax.tree.unflatten(tree, jax.tree.leaves(pull))(jnp.ones(3))

@@ -74,7 +74,7 @@ def back(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | None],
         with source(eqn, outer), eqn.ctx.manager:
             for v, ct in zip(eqn.invars, pull_eqn(out_cts), strict=True):
                 if ct is not None and isinstance(v, Var):
-                    _check(eqn, v, ct)
+                    check_cotangent(eqn, v, ct)
                     _accumulate(env_ct, v, ct)
     return env_ct
 
@@ -84,7 +84,8 @@ def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
         env_ct[v] = lax.add(env_ct[v], ct) if v in env_ct else ct
 
 
-def _check(eqn: JaxprEqn, v: Var, ct: Value) -> None:
+def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
+    """Refuse what a rule returned for an input if it is no cotangent of it."""
     aval: Any = v.aval
     # JAX lets a custom_vjp return more precision than a short float has, and hands it on.
     found = jax.typeof(ct)

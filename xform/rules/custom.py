@@ -17,7 +17,7 @@ from xform.arithmetic import Value, arrayed, instantiate
 from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Pull, Structured
+from xform.interpret.node import Structured
 from xform.interpret.pullback import pull_of_jvp, pullback
 from xform.ir import Mask, bind, program
 from xform.table import declare
@@ -48,8 +48,9 @@ def push_by_rule(
 
 
 def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequence[Value],
-                 active: Mask) -> tuple[list[Value], Pull]:  # fmt: skip
-    """Outputs and their pullback, as the rules of a `custom_vjp` say."""
+                 active: Mask
+                 ) -> tuple[list[Value], list[Value], Callable[..., list[Value]]]:  # fmt: skip
+    """Outputs, residuals, and their pullback, as the rules of a `custom_vjp` say."""
     out = fwd.call_wrapped(*[a for pair in zip(xs, active, strict=True) for a in pair])
     _, res_tree, forwarded = out_trees()
     n = res_tree.num_leaves - sum(i is not None for i in forwarded)
@@ -57,11 +58,11 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
     residuals = [next(made) if i is None else xs[i] for i in forwarded]
     avals = list(map(jax.typeof, ys))
 
-    def pull(cts: Sequence[Value]) -> list[Value]:
+    def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
         out = pull_custom_vjp(bwd, residuals, _filled(cts, avals, symbolic))
         return [none_if_zero(ct) if on else None for ct, on in zip(out, active, strict=True)]
 
-    return ys, pull
+    return ys, residuals, pull
 
 
 def no_forward_mode(eqn: JaxprEqn) -> NotDifferentiable:
@@ -108,8 +109,8 @@ class CustomVjp(Structured):
             )
         _, fwd, bwd = eqn.primitive.get_bind_params(eqn.params)["subfuns"]
         trees, symbolic = eqn.params["out_trees"], eqn.params["symbolic_zeros"]
-        ys, pull = pull_by_rule(fwd, bwd, trees, symbolic, xs, active)
-        return list(map(arrayed, ys)), pull
+        ys, residuals, pull = pull_by_rule(fwd, bwd, trees, symbolic, xs, active)
+        return list(map(arrayed, ys)), lambda cts: pull(residuals, cts)
 
 
 class LinearSolve(Structured):

@@ -19,16 +19,18 @@ from xform._jax import (
     Trace,
     Tracer,
     Var,
+    cotangent_aval,
     opaque_equation,
     set_current_trace,
     take_current_trace,
     tangent_aval,
+    zeros,
 )
 from xform.arithmetic import Value, arrayed, differentiable, reduce_like, scale
 from xform.interpret.concrete import Mark, Results, Split, Watch, stage
 from xform.interpret.jvp import push
 from xform.interpret.node import Node, Pull, fork_p, gather, join_p, spread
-from xform.interpret.pullback import back, pull_of_jvp
+from xform.interpret.pullback import back, check_cotangent, pull_of_jvp
 from xform.interpret.pullback import vjp as pull_equation
 from xform.ir import Mask, Program, evaluate, lifted
 from xform.passes.dce import live
@@ -53,6 +55,9 @@ class _Direct(Split):
     """A trace in which fork and join are at once what they stand for."""
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
+        if primitive is _later_p and not self.stages(args):
+            with set_current_trace(self):
+                return params["run"](*args)
         if primitive not in (fork_p, join_p):
             return super().process_primitive(primitive, args, params)
         node: Node = params["node"]
@@ -68,6 +73,43 @@ class _Direct(Split):
         where = self.staged if node.region and self.staged is not None else self
         with set_current_trace(where):
             return node.second(plans, args[0].kept, xs, args[n:], False)
+
+    def stages(self, args: Sequence[Any]) -> bool:
+        """Whether an operation on `args` is staged."""
+        return self.staged is not None and self.where(args) is self.staged
+
+
+# What a user's function makes of some values when the map is called, in a map that is only staged.
+_later_p = Primitive("xform_later")
+_later_p.multiple_results = True
+_later_p.def_abstract_eval(lambda *_, run, avals: list(avals))
+
+
+def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
+          pull: Callable[..., list[Value]]) -> Pull:  # fmt: skip
+    """The pullback of a user's rule, which is not run where the tape is staged."""
+    inputs: list[Any] = gather(eqn.invars, on)
+    avals = tuple(cotangent_aval(v.aval) for v in inputs)
+
+    def run(cts: Sequence[Value]) -> list[Value]:
+        given = tuple(ct is not None for ct in cts)
+        with take_current_trace() as here:
+            staged = isinstance(here, _Direct) and here.stages(gather(cts, given))
+        if not staged:
+            return pull(residuals, cts)
+
+        def later(*values: Value) -> list[Value]:
+            held, seconds = values[: len(residuals)], values[len(residuals) :]
+            found = gather(pull(held, spread(seconds, given)), on)
+            for v, ct in zip(inputs, found, strict=True):
+                if ct is not None:
+                    check_cotangent(eqn, v, ct)
+            return [zeros(a) if ct is None else jax.lax.convert_element_type(ct, a.dtype)
+                    for ct, a in zip(found, avals, strict=True)]  # fmt: skip
+
+        return spread(_later_p.bind(*residuals, *gather(cts, given), run=later, avals=avals), on)
+
+    return run
 
 
 class _Push(Watch):
@@ -125,18 +167,21 @@ class _Tape(Watch):
         def jvp(xs: Sequence[Value], dxs: Sequence[Value]):
             return push_by_rule(rule, symbolic, xs, dxs)
 
-        return self._by_rule(prim, xs, marks, lambda on: pull_of_jvp(jvp, xs, on))
+        ys, pull = pull_of_jvp(jvp, xs, tuple(m is not None for m in marks))
+        return self._by_rule(prim, xs, marks, ys, lambda eqn: pull)
 
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
         fwd, bwd, trees = rules
-        vjp = lambda on: pull_by_rule(fwd, bwd, trees, symbolic, xs, on)
-        return self._by_rule(prim, xs, marks, vjp)
+        on = tuple(m is not None for m in marks)
+        ys, residuals, pull = pull_by_rule(fwd, bwd, trees, symbolic, xs, on)
+        return self._by_rule(prim, xs, marks, ys, lambda eqn: _late(eqn, residuals, on, pull))
 
-    def _by_rule(self, prim: Primitive, xs: Sequence[Value], marks: Sequence[Any], vjp: Any):
-        ys, pull = vjp(tuple(m is not None for m in marks))
+    def _by_rule(self, prim: Primitive, xs: Sequence[Value], marks: Sequence[Any],
+                 ys: Sequence[Value], pull: Callable[[JaxprEqn], Pull]) -> Results:  # fmt: skip
         outs = [Var(jax.typeof(y)) for y in ys]
-        self.tape.append((opaque_equation(prim, list(map(self.variable, xs, marks)), outs), pull))
+        eqn = opaque_equation(prim, list(map(self.variable, xs, marks)), outs)
+        self.tape.append((eqn, pull(eqn)))
         return ys, [v if differentiable(v.aval) else None for v in outs]
 
 
@@ -212,7 +257,8 @@ class _Staged(Part):
         self._program, self._takes, self._gives = program, takes, gives
 
     def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
-        results = evaluate(self._program, [*arrays, *gather(seconds, self._takes)])
+        with take_current_trace() as here, set_current_trace(_Direct(here)):
+            results = evaluate(self._program, [*arrays, *gather(seconds, self._takes)])
         return spread(results, self._gives)
 
 
