@@ -349,8 +349,7 @@ def ask(policy: Policy, eqn: JaxprEqn) -> Answer:
 def _answer(policy: Policy, prim: Primitive, avals: Sequence[Any], params: Mapping[str, Any],
             where: str = "") -> Answer:  # fmt: skip
     answer = policy(prim, *avals, **params)
-    known = policy_answer(answer)
-    if known is not None:
+    if (known := policy_answer(answer)) is not None:
         return known
     raise WrongArgument(
         f"policy={said(policy)}",
