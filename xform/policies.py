@@ -342,19 +342,18 @@ def ask(policy: Policy, eqn: JaxprEqn) -> Answer:
     Raises:
       WrongArgument: it is none of JAX's, which raises a TypeError there.
     """
-    avals = [v.aval for v in eqn.invars]
-    return _answer(policy, eqn.primitive, avals, eqn.params, frame(eqn))
+    return _answer(policy, eqn.primitive, [v.aval for v in eqn.invars], eqn.params, eqn)
 
 
 def _answer(policy: Policy, prim: Primitive, avals: Sequence[Any], params: Mapping[str, Any],
-            where: str = "") -> Answer:  # fmt: skip
+            eqn: JaxprEqn | None = None) -> Answer:  # fmt: skip
     answer = policy(prim, *avals, **params)
     if (known := policy_answer(answer)) is not None:
         return known
     raise WrongArgument(
         f"policy={said(policy)}",
         f"it answered {answer!r}, of type {type(answer).__name__}, for {prim.name}",
-        where,
+        frame(eqn) if eqn else "",
         "call it: what it returns is a policy" if callable(answer) else
         "answer True (save), False (recompute) or a jax.ad_checkpoint.Offloadable",
     )  # fmt: skip
