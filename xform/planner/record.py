@@ -16,7 +16,7 @@ from xform._jax import Offloadable, Var, frame
 from xform.errors import OtherProgram
 from xform.fingerprint import listing
 from xform.interpret.joint import Joint
-from xform.interpret.node import fork_p
+from xform.interpret.node import Node, fork_p
 from xform.planner.choice import Choice
 from xform.planner.loops import Shape
 
