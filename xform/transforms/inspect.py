@@ -111,7 +111,7 @@ class At:
     """The derivative of a function at a point: what `grad` would plan under `jit`.
 
     `inputs` are the names of the inputs of its program; `closed` is what the function closes over,
-    the values of arrays and, of what is an argument of the caller's, its name.
+    the values of arrays and, of what is one of the caller's arrays, its place among those.
     """
 
     function: Function
@@ -149,12 +149,12 @@ def point(asked: str, f: Callable[..., Any], args: Sequence[Tree],
         leaves, full = given.filled(arrays)
         held, primals = (f, full) if at is None else partial(f, at, full, {})
         fun, flat = function(call(held, primals, asked, has_aux))
-        known = {id(x): name for x, name in zip(leaves, called, strict=True)}
-        closed = flat[: fun.n_consts]
-        consts = [known.get(id(x), "closed over") for x in closed]
+        place = {id(x): i for i, x in enumerate(leaves)}
+        closed = [place.get(id(x), x) for x in flat[: fun.n_consts]]
+        consts = [called[x] if isinstance(x, int) else "closed over" for x in closed]
         order = range(len(args)) if at is None else at
         inputs = [name for i in order for name in given.at(i, called)]
-        found.append(At(fun, [*consts, *inputs], [known.get(id(x), x) for x in closed]))
+        found.append(At(fun, [*consts, *inputs], closed))
 
     jax.eval_shape(run, *given.arrays())
     return found[0]
