@@ -163,6 +163,23 @@ forward-mode derivative (jvp) of a custom_vjp function
   where:   HERE
   remedy:  use reverse mode (grad, vjp), or give the function a jax.custom_jvp rule instead""",
     ),
+    "a number of what is differentiated": (
+        lambda: xform.grad(lambda x: x * float(x))(1.0),
+        errors.DerivativeLost,
+        jax.errors.ConcretizationTypeError,
+        """\
+float() of a value that is being differentiated, float32[]
+  problem: what it makes carries no derivative: all that is computed from it would count as constant
+  where:   HERE
+  remedy:  compute with jax.numpy instead of numpy, scipy or math; or, if it is to be constant, \
+convert jax.lax.stop_gradient(x); print, f-strings, comparisons and int(x) need neither""",
+    ),
+    "an array of what is differentiated": (
+        lambda: xform.grad(lambda x: np.sum(np.sin(x)))(X),
+        errors.DerivativeLost,
+        jax.errors.TracerArrayConversionError,
+        None,
+    ),
     "not a scalar": (
         lambda: xform.grad(f)(X),
         errors.NotScalar,
@@ -393,6 +410,8 @@ def test_errors_survive_pickling(name: str) -> None:
 
 
 JAX_RAISES = {
+    "a number of what is differentiated": lambda: jax.grad(lambda x: x * float(x))(1.0),
+    "an array of what is differentiated": lambda: jax.grad(lambda x: np.sum(np.sin(x)))(X),
     "not a scalar": lambda: jax.grad(f)(X),
     "not one scalar": lambda: jax.value_and_grad(lambda x: (x, x))(1.0),
     "integer input": lambda: jax.grad(f)(3),

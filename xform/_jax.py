@@ -189,12 +189,13 @@ def name_stack():
     return source_info_util.current_name_stack()
 
 
-def frame(eqn: JaxprEqn) -> str:
-    """`file:line (function)` of the user's code that made `eqn`.
+def frame(eqn: JaxprEqn | None = None) -> str:
+    """`file:line (function)` of the user's code that made `eqn`; None: that runs now.
 
     A layer of an installed library is not the user's code, unless there is nothing else.
     """
-    frames = source_info_util.summarize(eqn.source_info, num_frames=64).splitlines()[::-1]
+    info = source_info_util.current() if eqn is None else eqn.source_info
+    frames = source_info_util.summarize(info, num_frames=64).splitlines()[::-1]
     own = (f for f in frames if f"{os.sep}site-packages{os.sep}" not in f)
     return next(own, frames[0] if frames else "")
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax.errors import ConcretizationTypeError, TracerArrayConversionError
+
 
 class XformError(Exception):
     """Base of all errors of xform.
@@ -25,7 +27,8 @@ class XformError(Exception):
         lines = [asked, f"  problem: {blocked}"]
         if where:
             lines.append(f"  where:   {where}")
-        super().__init__("\n".join([*lines, f"  remedy:  {remedy}"]))
+        # Not by `super`: JAX's types make a text of their own, of a tracer.
+        Exception.__init__(self, "\n".join([*lines, f"  remedy:  {remedy}"]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.asked, self.blocked, self.where, self.remedy)
@@ -41,6 +44,10 @@ class UnsupportedParam(XformError, NotImplementedError):
 
 class NotDifferentiable(XformError, TypeError, ValueError):
     """The derivative that was asked for does not exist, or not in this mode."""
+
+
+class DerivativeLost(XformError, ConcretizationTypeError, TracerArrayConversionError):
+    """A value that is being differentiated was made a number, which carries no derivative."""
 
 
 class WrongCotangent(XformError, TypeError, ValueError):

@@ -1,18 +1,18 @@
 """Values that are known while Python runs: JAX's protocol of traces, all of it that xform uses.
 
 A `Watch` sees each operation on the values it watches, which carry their value, so that Python's
-`if`, `print` and `float` work between operations; all other operations run as if it were not there.
+`if`, `print` and `int` work between operations; all other operations run as if it were not there.
 `stage` is the opposite: a trace of unknown values in which everything that is known stays a value.
 """
 
 from __future__ import annotations
 
 import abc
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
-import numpy as np
 
 from xform._jax import (
     JaxprEqn,
@@ -21,6 +21,8 @@ from xform._jax import (
     Tracer,
     Var,
     equation,
+    frame,
+    jax_primitives,
     perturbed,
     set_current_trace,
     staging,
@@ -28,6 +30,7 @@ from xform._jax import (
     trace_of,
 )
 from xform.arithmetic import Value, arrayed
+from xform.errors import DerivativeLost
 from xform.interpret.reference import refer
 from xform.ir import Mask, evaluate, trace
 from xform.table import lookup, rule_of
@@ -36,8 +39,28 @@ Mark = Any
 Results = tuple[Sequence[Value], Sequence[Mark]]
 
 
+def _refused(conversion: str) -> Callable[..., NoReturn]:
+    """A method that does not make a number of a value, as its derivative would be lost silently."""
+
+    def refuse(self: Known, *args: Any, **kwargs: Any) -> NoReturn:
+        raise DerivativeLost(
+            f"{conversion} of a value that is being differentiated, {self.aval.str_short()}",
+            "what it makes carries no derivative: all that is computed from it would count as "
+            "constant",
+            frame(),
+            "compute with jax.numpy instead of numpy, scipy or math; or, if it is to be constant, "
+            "convert jax.lax.stop_gradient(x); print, f-strings, comparisons and int(x) need "
+            "neither",
+        )
+
+    return refuse
+
+
 class Known(Tracer[Any]):
-    """A watched value: `value` is what it is, `mark` what the trace knows of it."""
+    """A watched value: `value` is what it is, `mark` what the trace knows of it.
+
+    Python may look at it (print, compare, branch) but not make a number of it.
+    """
 
     __slots__ = ("mark", "value")
 
@@ -45,21 +68,39 @@ class Known(Tracer[Any]):
         super().__init__(trace, jax.typeof(value))
         self.value, self.mark = value, mark
 
+    __array__ = _refused("a NumPy array")
+    __float__ = _refused("float()")
+    __complex__ = _refused("complex()")
+    __dlpack__ = _refused("__dlpack__()")
+    __reduce__ = _refused("a pickle")
+    item = _refused("item()")
+    tolist = _refused("tolist()")
+    tobytes = _refused("tobytes()")
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __index__(self) -> int:
+        return operator.index(self.value)
+
     def to_concrete_value(self) -> Any:
-        """The array itself, or None if it is being traced by someone else."""
-        return self.value.to_concrete_value() if isinstance(self.value, Tracer) else self.value
+        """An array as it is, still watched; None for a scalar, or if it is not known.
+
+        JAX asks before it computes with NumPy from scalars (`jnp.arange`, the initial value of a
+        reduction), where a derivative would be lost, and from arrays before it looks at them.
+        """
+        value = self.value
+        known = value.to_concrete_value() if isinstance(value, Tracer) else value
+        return self if self.shape and known is not None else None
+
+    def _origin_msg(self) -> str:
+        return "\nIt is being differentiated: if it is to be constant, pass stop_gradient of it."
 
     def _contents(self) -> list[tuple[str, Any]]:
         return [("value", self.value), ("tangent", perturbed(self.aval))]
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return np.asarray(self.value).__array__(*args, **kwargs)
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-    def __complex__(self) -> complex:
-        return complex(self.value)
 
     def __format__(self, spec: str) -> str:
         return format(self.value, spec)
@@ -69,18 +110,6 @@ class Known(Tracer[Any]):
 
     def __str__(self) -> str:
         return str(self.value)
-
-    def item(self, *args: Any) -> Any:
-        """The element as a Python number."""
-        return np.asarray(self.value).item(*args)
-
-    def tolist(self) -> Any:
-        """The elements as nested lists of Python numbers."""
-        return np.asarray(self.value).tolist()
-
-    def tobytes(self, order: Any = "C") -> Any:
-        """The elements as bytes."""
-        return np.asarray(self.value).tobytes(order)
 
 
 class Watch(Trace, abc.ABC):
@@ -126,6 +155,8 @@ class Watch(Trace, abc.ABC):
         if (held := refer(self, primitive, args, params)) is not None:
             return held if primitive.multiple_results else held[0]
         xs, marks = self._lowered(args)
+        if primitive is jax_primitives.device_put_p:
+            params = {**params, "srcs": tuple(map(_place, params["srcs"], xs))}
         with set_current_trace(self.below):
             found = self._active(primitive, xs, marks, params)
             if found is None:
@@ -185,6 +216,13 @@ class Watch(Trace, abc.ABC):
     def _lowered(self, args: Sequence[Value]) -> tuple[list[Value], list[Mark]]:
         pairs = [self.lower(x) for x in args]
         return [x for x, _ in pairs], [m for _, m in pairs]
+
+
+def _place(given: Any, x: Value) -> Any:
+    """Where a value is, to which `device_put` sends its cotangent: JAX asks plain values only."""
+    while isinstance(x, Known):
+        x = x.value
+    return getattr(x, "sharding", None) if given is None else given
 
 
 class Split(Trace):

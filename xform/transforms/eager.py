@@ -1,8 +1,8 @@
 """Derivatives while Python runs: each operation is differentiated as it happens.
 
 Outside `jit` there is nothing to plan, as every value is at hand: what the backward pass needs is
-kept as it is made, and Python may branch on values, print them and convert them. The rules are the
-same as for a traced program.
+kept as it is made, and Python may print values and branch on them. The rules are the same as for a
+traced program.
 """
 
 from __future__ import annotations
