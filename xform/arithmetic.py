@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -36,7 +37,9 @@ def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] |
 
 
 def arrayed(x: Value) -> Value:
-    """`x`, or the array of a Python number: user's rules return such, and programs hold them."""
+    """`x` as JAX takes it: a Python number as an array, NumPy's in a dtype that is enabled."""
+    if isinstance(x, np.ndarray | np.generic):
+        return np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))
     return x if x is None or hasattr(x, "shape") else jnp.asarray(x)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from xform._jax import JaxprEqn, Literal, Var, name_stack, source
 
 Atom = Var | Literal
@@ -12,7 +14,10 @@ Atom = Var | Literal
 
 def read(env: dict[Var, Any], atom: Atom) -> Any:
     """The value of a variable or literal."""
-    return atom.val if isinstance(atom, Literal) else env[atom]
+    if not isinstance(atom, Literal):
+        return env[atom]
+    # The only literal of JAX that is a plain Python number, without a dtype, is a truth value.
+    return np.bool_(atom.val) if isinstance(atom.val, bool) else atom.val
 
 
 def write(env: dict[Var, Any], variables: Iterable[Var], values: Sequence[Any]) -> None:

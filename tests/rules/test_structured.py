@@ -579,3 +579,54 @@ def test_effects_run_once_in_the_forward_pass(capfd) -> None:
         close(jax.jit(xform.grad(way))(X), 2 * X)
         jax.effects_barrier()
         assert capfd.readouterr().out.count("seen") == 1
+
+
+SHORT = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+def test_a_custom_vjp_of_a_short_float_returns_any_float(dtype: str) -> None:
+    for cotangent in [*SHORT, "float32"]:
+        double = jax.custom_vjp(lambda x: x * 2)
+        double.defvjp(lambda x: (x * 2, None), lambda _, ct, to=cotangent: ((ct * 2).astype(to),))
+        f, x = lambda x, f=double: jnp.sum(f(x).astype("float32")), jnp.ones(2, dtype)
+        close(xform.grad(f)(x), jax.grad(f)(x))
+
+
+def test_a_custom_vjp_may_index_a_constant_by_a_traced_value() -> None:
+    @jax.custom_vjp
+    def first(x, table):
+        return x * table[0]
+
+    def back(table, ct):
+        total = lax.fori_loop(0, len(X), lambda i, s: s + table[i], 0.0)
+        return total * ct, None
+
+    first.defvjp(lambda x, table: (first(x, table), table), back)
+    f = jax.jit(lambda x: first(x, X))
+    close(xform.grad(lambda x: first(x, X))(2.0), jax.grad(f)(2.0))
+    close(xform.grad(f)(2.0), jax.grad(f)(2.0))
+    close(jax.vmap(xform.value_and_grad(f))(X), jax.vmap(jax.value_and_grad(f))(X))
+
+
+@jax.custom_jvp
+def signed(x, k):
+    return lax.select(k > 0, x, -x)
+
+
+signed.defjvp(lambda ps, ts: (signed(*ps), lax.select(ps[1] > 0, ts[0], -ts[0])))
+
+TRUTHS = {
+    "select": lambda x: lax.select(True, x, x * 2),
+    "select of a constant": lambda x: lax.select_n(False, 1.0, x),
+    "a rule that compares numbers": lambda x: signed(x, 1.0) * x,
+}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_python_truth_values_are_literals(name: str) -> None:
+    f = TRUTHS[name]
+    for way in (lambda f: f, jax.jit, jax.checkpoint, jax.vmap):
+        x = X if way is jax.vmap else 2.0
+        close(way(xform.grad(f))(x), way(jax.grad(f))(x))
+        close(xform.jvp(way(f), (x,), (x,)), jax.jvp(way(f), (x,), (x,)))

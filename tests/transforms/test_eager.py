@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import jet
 
 import xform
 from tests.parameters import slow
@@ -241,3 +242,67 @@ def test_a_wrong_cotangent_is_refused_in_a_map_that_was_taken_apart() -> None:
     tree = jax.tree.structure(pull)
     with pytest.raises(ValueError, match=r"float32\[1\]"):
         jax.tree.unflatten(tree, jax.tree.leaves(pull))(jnp.ones(3))
+
+
+# NumPy's numbers as everyone has them in hand, in 64 bits, where JAX has 32: no warning.
+WIDE = np.arange(4.0).reshape(2, 2) / 5 + 0.3
+WIDE_OPERANDS = {
+    "matmul": lambda x: x @ WIDE,
+    "matmul from the left": lambda x: WIDE @ x,
+    "add": lambda x: WIDE + x * np.float64(2),
+    "power": lambda x: WIDE**x,
+    "divide": lambda x: WIDE / x,
+    "select": lambda x: lax.select(WIDE > 0.5, x, WIDE),
+    "clamp": lambda x: lax.clamp(np.float64(0.4), x, np.float64(0.8)),
+    "pad": lambda x: lax.pad(x, np.float64(2), ((1, 0, 0), (0, 0, 0))),
+    "concatenate": lambda x: lax.concatenate([x, WIDE], 0),
+    "update": lambda x: x.at[0].set(WIDE[1]) * x.at[np.array([0, 1])].add(WIDE),
+    "convolve": lambda x: lax.conv(x[None, None], WIDE[None, None], (1, 1), "SAME"),
+    "solve": lambda x: jnp.linalg.solve(x @ x.T + np.eye(2), WIDE),
+    "triangular solve": lambda x: lax.linalg.triangular_solve(x, WIDE, lower=True),
+    "complex": lambda x: jnp.abs(x * (WIDE + 1j * WIDE)),
+    "scan": lambda x: lax.scan(lambda c, a: (c * a, c), x, WIDE)[1],
+    "cond": lambda x: lax.cond(x[0, 0] > 0, lambda x, y: x * y, lambda x, y: x, x, WIDE),
+    "checkpoint": lambda x: jax.checkpoint(lambda x, y: jnp.sin(x) @ y)(x, WIDE),
+    "relu6": lambda x: jax.nn.relu6(WIDE * x),
+}
+
+
+@pytest.mark.parametrize("name", slow(WIDE_OPERANDS, *list(WIDE_OPERANDS)[6:]))
+def test_numpy_in_64_bits(name: str) -> None:
+    f = WIDE_OPERANDS[name]
+    y, pull = xform.vjp(f, WIDE)
+    assert jax.typeof(y).dtype == np.float32
+    ct = np.full(y.shape, 0.5)
+    close(pull(ct), jax.vjp(f, WIDE)[1](jnp.asarray(ct)), 1e-4)
+    close(xform.jvp(f, (WIDE,), (WIDE,)), jax.jvp(f, (WIDE,), (WIDE,)), 1e-4)
+
+
+def test_every_transform_of_numpy_in_64_bits() -> None:
+    f = lambda x: jnp.sum(jnp.sin(x @ WIDE) ** 2)
+    for name in ("grad", "jacfwd", "jacrev", "hessian"):
+        close(getattr(xform, name)(f)(WIDE), getattr(jax, name)(f)(WIDE), 1e-4)
+    twice = lambda t: t.grad(lambda x: jnp.sum(t.grad(f)(x) * WIDE))
+    close(twice(xform)(WIDE), twice(jax)(WIDE), 1e-4)
+    many = np.stack([WIDE, 2 * WIDE])
+    close(jax.vmap(xform.grad(f))(many), jax.vmap(jax.grad(f))(many), 1e-4)
+    assert all(jax.typeof(x).dtype == np.float32 for x in xform.value_and_grad(f)(WIDE))
+    fwd, bwd = xform.fwd_and_bwd(f, 0, jitted=False)
+    close(bwd(fwd(WIDE)[1], np.float64(2)), 2 * jax.grad(f)(WIDE), 1e-4)
+    close(xform.hvp(f, (WIDE,), (WIDE,)), twice(jax)(WIDE), 1e-4)
+    transpose = xform.linear_transpose(lambda x: x @ WIDE, WIDE)
+    close(transpose(WIDE)[0], jnp.asarray(WIDE @ WIDE.T, np.float32), 1e-6)
+
+
+def test_a_rule_of_the_users_is_given_arrays() -> None:
+    # Its `(x > 0) & (x < 6)` would be a plain truth value of a Python number.
+    for x in (7.0, 1.0, np.float64(1), WIDE):
+        f = lambda x: jnp.sum(jax.nn.relu6(x))
+        close(xform.grad(f)(x), jax.grad(f)(x))
+    close(xform.grad(xform.grad(jax.nn.relu6))(1.0), jax.grad(jax.grad(jax.nn.relu6))(1.0))
+
+
+def test_acosh_outside_of_its_domain_is_as_in_jax() -> None:
+    series = lambda t, x: jet.jet(t.grad(jnp.arccosh), (x,), ((1.0, 0.0, 0.0),))
+    for x in (1.5, -1.5):
+        close(series(xform, x), series(jax, x), 1e-5)

@@ -87,12 +87,12 @@ def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
 def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     """Refuse what a rule returned for an input if it is no cotangent of it."""
     aval: Any = v.aval
-    # JAX lets a custom_vjp return more precision than a short float has, and hands it on.
+    # JAX lets a custom_vjp return another float than a short one, and hands it on.
     found = jax.typeof(ct)
     shape, dtype = found.shape, found.dtype
     if shape == aval.shape and dtype == aval.dtype:
         return
-    excess = aval.dtype.itemsize < 4 and np.issubdtype(dtype, np.floating)
+    excess = aval.dtype.itemsize < 4 and jax.numpy.issubdtype(dtype, np.floating)
     off = getattr(jax.config, "jax_disable_bwd_checks", False)
     unchecked = off and traits(eqn.primitive).calls == "custom"
     if not unchecked and (shape != aval.shape or not excess):

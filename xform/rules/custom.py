@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from xform._jax import JaxprEqn, SymbolicZero, frame, is_zero, pull_custom_vjp, tangent_aval
 from xform.arithmetic import Value, arrayed, instantiate
@@ -32,6 +34,11 @@ def _filled(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> li
     return [SymbolicZero(tangent_aval(a)) if x is None else x for x, a in pairs]
 
 
+def _indexable(xs: Sequence[Value]) -> list[Value]:
+    """Arguments of a custom rule, which may index them by traced values: NumPy's arrays cannot."""
+    return [x if isinstance(x, jax.Array) or not np.ndim(x) else jnp.asarray(x) for x in xs]
+
+
 def none_if_zero(x: Value) -> Value:
     """What a rule returned; None for any kind of zero."""
     zero = x is None or is_zero(x) or jax.typeof(x).dtype == jax.dtypes.float0
@@ -42,7 +49,7 @@ def push_by_rule(
     rule: Callable[..., Any], symbolic: bool, xs: Sequence[Value], dxs: Sequence[Value]
 ):
     """Outputs and their tangents, as the rule of a `custom_jvp` says."""
-    out = rule(*xs, *_filled(dxs, list(map(jax.typeof, xs)), symbolic))
+    out = rule(*_indexable(xs), *_filled(dxs, list(map(jax.typeof, xs)), symbolic))
     n = len(out) // 2
     return list(out[:n]), [none_if_zero(dy) for dy in out[n:]]
 
@@ -51,6 +58,7 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
                  active: Mask
                  ) -> tuple[list[Value], list[Value], Callable[..., list[Value]]]:  # fmt: skip
     """Outputs, residuals, and their pullback, as the rules of a `custom_vjp` say."""
+    xs = _indexable(xs)
     out = fwd.call_wrapped(*[a for pair in zip(xs, active, strict=True) for a in pair])
     _, res_tree, forwarded = out_trees()
     n = res_tree.num_leaves - sum(i is not None for i in forwarded)

@@ -138,7 +138,11 @@ pointwise("logistic", lambda y, x, *, accuracy=None: lax.mul(y, lax.sub(C(y, 1),
 
 
 def _outside(x: Value) -> Value:
-    """1 / (sqrt(x + 1) sqrt(x - 1)): unlike 1 / sqrt(x² - 1), on acosh's branch everywhere."""
+    """1 / (sqrt(x + 1) sqrt(x - 1)): unlike 1 / sqrt(x² - 1), on acosh's branch everywhere.
+
+    For real x below -1, where acosh is NaN, it is 1 / sqrt(x² - 1) nonetheless, as in JAX.
+    """
+    x = lax.abs(x) if real_valued(x) else x
     return lax.mul(lax.rsqrt(lax.add(x, C(x, 1))), lax.rsqrt(lax.sub(x, C(x, 1))))
 
 

@@ -283,9 +283,10 @@ def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any]) -> tuple[P
 def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
     """Run a call with marked arguments: flat outputs with their marks, their tree, the rest."""
     with set_current_trace(trace):
-        args = [trace.lift(x, m) for x, m in zip(at.given, marks, strict=True)]
+        given = zip(at.given, at.args, marks, strict=True)
+        args = [g if m is None else trace.lift(x, m) for g, x, m in given]
         y, aux = at.run(args)
-        del args
+        del args, given
     leaves, tree = jax.tree.flatten(y)
     pairs = [trace.lower(x) for x in leaves]
     for x, _ in pairs:

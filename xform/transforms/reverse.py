@@ -252,4 +252,5 @@ def _zeros_like(x: Any) -> Value:
     """Zeros of the type of anything that has one."""
     if isinstance(x, int | float | complex):
         return type(x)(0)
-    return jnp.zeros(np.shape(x), x.dtype if hasattr(x, "dtype") else jax.typeof(x).dtype)
+    dtype = x.dtype if hasattr(x, "dtype") else jax.typeof(x).dtype
+    return jnp.zeros(np.shape(x), jax.dtypes.canonicalize_dtype(dtype))
