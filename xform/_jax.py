@@ -376,11 +376,12 @@ def staging() -> bool:
 
 
 def weak_as(x: Any, aval: Any) -> Any:
-    """`x` with the weak type of `aval`, if it has one: lax has no public way to it."""
-    if not getattr(aval, "weak_type", False):
+    """`x`, as weakly typed as `aval` or as little: lax has no public way to a weak type."""
+    weak = getattr(aval, "weak_type", False)
+    if weak == getattr(jax.typeof(x), "weak_type", False):
         return x
     convert = jax_primitives.convert_element_type_p
-    return convert.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+    return convert.bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
 
 
 def perturbed(aval: Any) -> Tracer[Any]:

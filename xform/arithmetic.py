@@ -44,7 +44,13 @@ def arrayed(x: Value) -> Value:
 
 
 def constant_like(x: Value, c: float) -> Value:
-    """The scalar `c` in the dtype of `x`: a literal, which lax broadcasts for free."""
+    """The scalar `c` in the dtype of `x`: a literal, which lax broadcasts for free.
+
+    Of a weakly typed scalar it is a Python number, as weakly typed as `x`; where that would be of
+    another dtype, and for arrays, it is none: JAX's own rules do the same.
+    """
+    if np.ndim(x) == 0 and getattr(x, "weak_type", False) and x.dtype == jax.typeof(1.0 * c).dtype:
+        return 1.0 * c
     return np.asarray(c, x.dtype)
 
 

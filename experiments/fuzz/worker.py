@@ -23,6 +23,7 @@ from tests.fuzz.source import depth
 # Programs run one primitive at a time; what is compiled is small, or only compared.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 EAGER, COMPILED = 20, 50  # one program in so many
+_TRACED = ("staged", "staged", "closed", "single")
 _SECONDS = 90.0  # to make a failure small
 _FRESH = 100  # programs after which JAX's caches are emptied: they hold every trace
 
@@ -40,9 +41,10 @@ class Result:
 
 
 def ways(seed: int) -> tuple[str, ...]:
-    """How a program is run: all staged, a few eagerly too, a few compiled too."""
-    more = ["eager"] * (seed % EAGER == 0) + ["compiled"] * (seed % COMPILED == COMPILED // 2)
-    return ("staged", *more)
+    """How a program is run: all traced in some way, a few eagerly too, a few compiled too."""
+    more = ["eager"] * (seed % EAGER == 0) + ["single-eager"] * (seed % EAGER == EAGER // 2)
+    more += ["compiled"] * (seed % COMPILED == COMPILED // 2)
+    return (_TRACED[seed % len(_TRACED)], *more)
 
 
 def prepare() -> None:

@@ -150,7 +150,7 @@ def reduce(w: Writer) -> None:
                math.sqrt(n) * x.most + 0.6)  # fmt: skip
     else:
         x = w.bounded(x, 1.5)
-        text = f"lax.reduce({{0}}, np.float64(0.0), lambda a, b: a + b + 0.3 * a * b, {axes})"
+        text = f"reduce({{0}}, F(0.0), lambda a, b: a + b + 0.3 * a * b, {axes})"
         w.emit(text, [x], to, "f", 1.45**n * 4)
 
 

@@ -1,10 +1,12 @@
-"""One program under one composition, by xform and by JAX: are the results the same numbers?"""
+"""One program under one composition, by xform and by JAX: the same numbers, of the same types?"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import traceback
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +20,9 @@ from tests.fuzz.source import function
 from xform._jax import closed, set_current_trace
 from xform.errors import NotDifferentiable, XformError
 
-# What rounding may do to a well-conditioned program, relative to the largest element; beyond it,
-# what disturbing the last bits of each operation does to the reference, so many times over.
+# What rounding may do to a well-conditioned program in float64, relative to the largest element;
+# beyond it, what disturbing the last bits of each operation does to the reference, so many times
+# over. In float32 all of these are larger by as much as its roundings are.
 TOLERANCE = 1e-12
 NOISE = 2e-15
 TIMES = 20.0
@@ -52,50 +55,82 @@ class Outcome:
         return self.verdict, self.where, self.text.split(":")[0] if self.verdict == "crash" else ""
 
 
+@dataclasses.dataclass
+class Found:
+    """What a program gave: values, and their types as text, weak types marked."""
+
+    values: list[Any]
+    types: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A way of running a program, its `reference` a way that JAX's own transforms go.
+
+    `run(f, xs, noise)` runs a function of arrays; `wide` are 64 bits.
+    """
+
+    run: Callable[..., Found]
+    reference: str
+    wide: bool = True
+
+
 def check(sample: Sample, ways: Sequence[str] = ("staged",)) -> Outcome:
-    """Compare a sample's results, in some ways of running it: staged, eager, compiled."""
+    """Compare a sample's results, in some of the `WAYS` of running it."""
     return check_source(sample.source, inputs(sample.seed, sample.types), sample.levels, ways)
 
 
-def check_source(source: str, xs: Sequence[np.ndarray], levels: Sequence[Level],
+def check_source(source: str, xs: Sequence[Any], levels: Sequence[Level],
                  ways: Sequence[str] = ("staged",)) -> Outcome:  # fmt: skip
-    """Compare what a program gives at a point under some levels."""
-    f = function(source)
-    try:
-        names = tuple(primitives(jax.make_jaxpr(f)(*xs)))
-    except NotImplementedError as e:  # by JAX: not every primitive has every batching rule
-        return Outcome("refused", "JAX", text=_short(e))
-    except Exception as e:
-        return Outcome("invalid", "plain", text=_short(e))
-    try:
-        expected_program = jax.make_jaxpr(_composed(source, levels, own=False))(*xs)
-        expected = Machine().run(expected_program, xs)
-    except Exception as e:
-        return Outcome("refused", "JAX", text=_short(e), names=names)
-    # JAX raises at it when it is run, if not when it is traced; here what is dead is not run.
-    forward_of_custom_vjp = "custom_lin" in primitives(expected_program)
-    own = _composed(source, levels, own=True)
-    worst = Outcome("agrees", names=names)
-    for where in ways:
+    """Compare what a program gives at a point under some levels. Warnings are errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         try:
-            found = _RUN[where](own, xs)
+            names = tuple(primitives(jax.make_jaxpr(function(source))(*xs)))
+        except NotImplementedError as e:  # by JAX: not every primitive has every batching rule
+            return Outcome("refused", "JAX", text=_short(e))
         except Exception as e:
-            both = forward_of_custom_vjp and isinstance(e, NotDifferentiable)
-            refused = both or _of_batching(e)
-            return Outcome("refused" if refused else "crash", where, text=_short(e), names=names)
-        error = distance(found, expected)
-        if error <= TOLERANCE:
-            if error > worst.error:
-                worst = dataclasses.replace(worst, where=where, error=error)
-            continue
-        spread = distance(Machine(NOISE).run(expected_program, xs), expected)
-        verdict = "ill-conditioned" if error <= TIMES * spread else "mismatch"
-        text = f"distance {error:.3g}, noise {spread:.1e}"
-        worst = Outcome(verdict, where, error, text, names)
-        if worst.failed:
-            text = f"{text}\n{differences(found, expected)}"
-            return dataclasses.replace(worst, text=text)
-    return worst
+            return Outcome("invalid", "plain", text=_short(e))
+        worst = Outcome("agrees", names=names)
+        for where in ways:
+            with jax.enable_x64(WAYS[where].wide):
+                # JAX remembers the type of an array of NumPy's, in 64 bits or not.
+                outcome = _compared(source, copy.deepcopy(xs), levels, where)
+            outcome = dataclasses.replace(outcome, where=where, names=names)
+            if outcome.verdict not in ("agrees", "ill-conditioned"):
+                return outcome
+            if outcome.error > worst.error:
+                worst = outcome
+        return worst
+
+
+def _compared(source: str, xs: Sequence[Any], levels: Sequence[Level], where: str) -> Outcome:
+    """The outcome of one way."""
+    way = WAYS[where]
+    theirs, reference = _composed(source, levels, own=False), WAYS[way.reference].run
+    try:
+        expected = reference(theirs, xs)
+    except Exception as e:
+        return Outcome("refused", text=_short(e))
+    try:
+        found = way.run(_composed(source, levels, own=True), xs)
+    except Exception as e:
+        # JAX raises at it when it is run, if not when it is traced; here what is dead is not run.
+        forward_of_custom_vjp = "custom_lin" in primitives(jax.make_jaxpr(theirs)(*xs))
+        both = forward_of_custom_vjp and isinstance(e, NotDifferentiable)
+        return Outcome("refused" if both or _of_batching(e) else "crash", text=_short(e))
+    if found.types != expected.types:
+        text = f"types {', '.join(found.types)}\nare not {', '.join(expected.types)}"
+        return Outcome("mismatch", error=np.inf, text=text)
+    error = distance(found.values, expected.values)
+    if error <= TOLERANCE:
+        return Outcome("agrees", error=error)
+    spread = distance(reference(theirs, xs, NOISE).values, expected.values)
+    text = f"distance {error:.3g}, noise {spread:.1e}"
+    if error <= TIMES * spread:
+        return Outcome("ill-conditioned", error=error, text=text)
+    text = f"{text}\n{differences(found.values, expected.values)}"
+    return Outcome("mismatch", error=error, text=text)
 
 
 def results(sample: Sample) -> dict[str, list[Any]]:
@@ -104,7 +139,7 @@ def results(sample: Sample) -> dict[str, list[Any]]:
     xs = inputs(sample.seed, sample.types)
     for name, own in (("xform", True), ("jax", False)):
         try:
-            out[name] = _staged(_composed(sample.source, sample.levels, own), xs)
+            out[name] = _staged(_composed(sample.source, sample.levels, own), xs).values
         except Exception as e:
             out[name] = [_short(e)]
     return out
@@ -118,24 +153,51 @@ def _composed(source: str, levels: Sequence[Level], own: bool) -> Fun:
     return compose(f, levels, own)
 
 
-def _staged(f: Any, xs: Any) -> list[Any]:
-    return Machine().run(jax.make_jaxpr(f)(*xs), xs)
+def _type(aval: Any) -> str:
+    return f"{aval.dtype}{list(aval.shape)}{' weak' if aval.weak_type else ''}"
 
 
-def _eager(f: Any, xs: Any) -> list[Any]:
+def _staged(f: Any, xs: Any, noise: float = 0.0) -> Found:
+    """The arguments are unknown while it is traced, as in `jit`."""
+    jaxpr = jax.make_jaxpr(f)(*xs)
+    return Found(Machine(noise).run(jaxpr, xs), list(map(_type, jaxpr.out_avals)))
+
+
+def _closed(f: Any, xs: Any, noise: float = 0.0) -> Found:
+    """The arguments are known, and what the user holds in hand, in a trace."""
+    return _staged(lambda: f(*xs), (), noise)
+
+
+def _eager(f: Any, xs: Any) -> Found:
+    """Outside `jit`; every second array is JAX's."""
+    xs = [jnp.asarray(x) if i % 2 and np.ndim(x) else x for i, x in enumerate(xs)]
     with set_current_trace(Eager()):
-        return list(f(*map(jnp.asarray, xs)))
+        return _of(f(*xs))
 
 
-def _compiled(f: Any, xs: Any) -> list[Any]:
-    return list(jax.jit(f)(*xs))
+def _compiled(f: Any, xs: Any) -> Found:
+    return _of(jax.jit(f)(*xs))
 
 
-_RUN = {"staged": _staged, "eager": _eager, "compiled": _compiled}
+def _of(values: Sequence[Any]) -> Found:
+    return Found(list(values), [_type(jax.typeof(x)) for x in values])
+
+
+WAYS = {
+    "staged": Way(_staged, "staged"),
+    "closed": Way(_closed, "closed"),
+    "single": Way(_closed, "single", wide=False),
+    "eager": Way(_eager, "closed"),
+    "single-eager": Way(_eager, "single", wide=False),
+    "compiled": Way(_compiled, "staged"),
+}
 
 
 def distance(found: Sequence[Any], expected: Sequence[Any]) -> float:
-    """The largest difference, relative to the largest element of an output, absolute below 1."""
+    """The largest difference, relative to the largest element of an output, absolute below 1.
+
+    Of float32, it is counted as many times smaller as a rounding of float64 is.
+    """
     if len(found) != len(expected):
         return np.inf
     pairs = zip(map(np.asarray, found), map(np.asarray, expected), strict=True)
@@ -153,7 +215,8 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return np.inf
     scale = max(1.0, float(np.max(np.abs(b), initial=0.0, where=finite)))
-    return float(np.max(np.abs(np.where(finite, a - b, 0.0)), initial=0.0)) / scale
+    unit = float(np.finfo(a.dtype).eps / np.finfo(np.float64).eps)
+    return float(np.max(np.abs(np.where(finite, a - b, 0.0)), initial=0.0)) / scale / unit
 
 
 def differences(found: Sequence[Any], expected: Sequence[Any]) -> str:

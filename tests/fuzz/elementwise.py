@@ -52,7 +52,7 @@ UNARY = (
     ("checkpoint_name({0}, 'g')", 3.0, 3.0),
     ("lax.optimization_barrier({0})", 3.0, 3.0),
     ("jnp.copy({0})", 3.0, 3.0),
-    ("lax.convert_element_type({0}, np.complex128).real", 3.0, 3.0),
+    ("lax.convert_element_type({0}, C).real", 3.0, 3.0),
     ("lax.real(lax.exp(lax.complex(0.2 * {0}, {0})))", 3.0, 1.8),
     ("lax.imag(lax.log(lax.complex({0}, 3.0 + 0.4 * {0})))", 2.5, 2.4),
     ("lax.abs(lax.complex({0} + 2.9, 0.3 * {0}))", 2.2, 5.2),
@@ -78,7 +78,7 @@ RARE = (
     ("lax.round({0} * 2.3)", 2.5, 6.0),
     ("lax.stop_gradient({0})", 3.0, 3.0),
     ("{0} * lax.convert_element_type({0} * 2.1, np.int32)", 2.5, 13.0),
-    ("lax.population_count(lax.bitcast_convert_type({0}, np.uint64)) * 0.05 + {0}", 2.5, 5.7),
+    ("lax.population_count(lax.bitcast_convert_type({0}, U)) * 0.05 + {0}", 2.5, 5.7),
 )
 # Text, bounds of the two arguments, and that of the value, by theirs.
 BINARY = (
@@ -205,18 +205,18 @@ def convert(w: Writer) -> None:
     way = int(w.random.integers(4))
     if way == 0:
         x = w.pick("i")
-        w.emit("0.15 * lax.convert_element_type({0}, np.float64)", [x], x.shape, "f",
+        w.emit("0.15 * lax.convert_element_type({0}, F)", [x], x.shape, "f",
                0.15 * x.most)  # fmt: skip
     elif way == 1:
         x = w.pick("b")
-        kind, dtype = w.choose((("f", "np.float64"), ("i", "np.int32")))
+        kind, dtype = w.choose((("f", "F"), ("i", "np.int32")))
         w.emit(f"lax.convert_element_type({{0}}, {dtype})", [x], x.shape, kind, 1.0)
     elif way == 2:
         x = w.pick()
         w.emit("lax.convert_element_type({0} * 1.9, np.int32)", [x], x.shape, "i", 2 * x.most)
     else:
         x = w.pick()
-        w.emit("({0} * 0.7 + 0.3).astype(np.float64)", [x], x.shape, "f", x.most + 0.3)
+        w.emit("jnp.asarray({0} * 0.7 + 0.3).astype(F)", [x], x.shape, "f", x.most + 0.3)
 
 
 FAMILY = ((unary, 18.0), (binary, 16.0), (select, 3.0), (clamp, 1.5), (compare, 2.0),

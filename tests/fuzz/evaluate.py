@@ -3,7 +3,7 @@
 To compile thousands of derivatives of derivatives would take hours. Most primitives run in NumPy
 (`in_numpy.py`), the others by JAX, one by one, which compiles each for each shape once. With
 `noise` the last bits of each rounding are disturbed, the same way for the same value: what moves
-then is ill-conditioned.
+then is ill-conditioned. Noise is given for float64, and is larger for float32.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core.primitives import convert_element_type_p
 
 from tests.fuzz.in_numpy import IN_NUMPY, ROUNDS, SPECIAL
 from xform._jax import (
@@ -44,8 +45,8 @@ class Machine:
         """The outputs of a jaxpr, closed or not."""
         start, inputs, steps, outputs, _ = self.known.get(id(jaxpr)) or self._read(jaxpr)
         env = start.copy()
-        for i, x in zip(inputs, args, strict=True):
-            env[i] = x
+        for (i, aval), x in zip(inputs, args, strict=True):
+            env[i] = _plain(x, aval)
         for f, reads, writes in steps:
             ys = f(*[env[i] for i in reads])
             for i, y in zip(writes, ys, strict=True):
@@ -67,7 +68,7 @@ class Machine:
                 env.append(None)
             return places[atom]
 
-        inputs = [place(v) for v in opened.invars]
+        inputs = [(place(v), v.aval) for v in opened.invars]
         for v, x in zip(opened.constvars, consts, strict=True):
             env[place(v)] = _plain(x, v.aval)
         steps = [
@@ -224,15 +225,16 @@ def _where(alive: Any, new: Any, old: Any) -> Any:
 
 
 def _disturbed(y: Any, noise: float) -> Any:
-    """A float64 with its last bits moved up or down, by what the bits are."""
-    if isinstance(y, list) or y.dtype not in (np.float64, np.complex128):
+    """A float with its last bits moved up or down, by what the bits are."""
+    if isinstance(y, list) or y.dtype.kind not in "fc":
         return y
-    if y.dtype == np.complex128:
+    if y.dtype.kind == "c":
         return _disturbed(np.real(y), noise) + 1j * _disturbed(np.imag(y), noise)
-    bits = np.ascontiguousarray(y).view(np.uint64)
+    noise *= float(np.finfo(y.dtype).eps / np.finfo(np.float64).eps)
+    bits = np.ascontiguousarray(y, np.float64).view(np.uint64)
     odd = (bits * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
     unit = odd.astype(np.float64) / 2.0**23 - 1.0
-    return y * (1.0 + noise * unit.reshape(np.shape(y)))
+    return (y * (1.0 + noise * unit.reshape(np.shape(y)))).astype(y.dtype)
 
 
 class Eager(Trace):
@@ -244,9 +246,11 @@ class Eager(Trace):
         self.requires_low = False
 
     def process_primitive(self, primitive: Primitive, args: Any, params: Any, /) -> Any:
-        xs = [_plain(x) for x in args]
-        eqn = equation(primitive, [Var(jax.typeof(x)) for x in args], params)
-        out = list(map(_array, self.machine.step(eqn)(*xs)))
+        avals = [jax.typeof(x) for x in args]
+        types, _ = primitive.abstract_eval(*avals, **params)
+        eqn = equation(primitive, list(map(Var, avals)), params)
+        ys = self.machine.step(eqn)(*map(_plain, args, avals))
+        out = list(map(_array, ys, types if primitive.multiple_results else [types]))
         return out if primitive.multiple_results else out[0]
 
     def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, args: Any, /, **_: Any):
@@ -258,12 +262,16 @@ class Eager(Trace):
         return fun.call_wrapped(*args)
 
     def stage_value(self, val: Any) -> Any:
-        return _array(val)
+        return _array(val, jax.typeof(val))
 
 
-def _array(x: Any) -> Any:
+def _array(x: Any, aval: Any) -> Any:
     """A value as JAX's own evaluation would return it."""
-    if isinstance(x, jax.Array) or getattr(x, "dtype", None) == jax.dtypes.float0:
+    if isinstance(x, jax.Array) or aval.dtype == jax.dtypes.float0:
         return x
     with jax.core.eval_context():
+        if aval.weak_type:
+            return convert_element_type_p.bind(
+                x, new_dtype=aval.dtype, weak_type=True, sharding=None
+            )
         return jnp.asarray(x)

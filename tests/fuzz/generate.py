@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
-from tests.fuzz import algebra, arrays, elementwise, indexing, nested, rules
+from tests.fuzz import algebra, arrays, elementwise, indexing, literals, nested, odd, rules
 from tests.fuzz.modes import Level, levels
 from tests.fuzz.source import Block, Value, render
 from tests.fuzz.writer import DEEPEST, SHAPES, Shared, Writer
 
 LONGEST = 30
-_PLAIN = (*elementwise.FAMILY, *arrays.FAMILY, *indexing.FAMILY, *algebra.FAMILY)
+_PLAIN = (*elementwise.FAMILY, *arrays.FAMILY, *indexing.FAMILY, *algebra.FAMILY, *literals.FAMILY,
+          *odd.FAMILY)  # fmt: skip
+# What an input of shape () may be, by its kind; any other input is a NumPy array.
+FORMS = {"f": ("", "float", "float64"), "i": ("", "int32"), "b": ("", "bool", "bool_")}
+_MAKE = {"float": float, "bool": bool, "float64": np.float64, "int32": np.int32, "bool_": np.bool_}
 _NESTED = (*nested.FAMILY, *rules.FAMILY)
 
 
@@ -31,23 +36,28 @@ class Sample:
 
     @property
     def types(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Kind and shape of each input."""
-        return [(v.kind, v.shape) for v in self.block.params]
+        """Kind, with its form, and shape of each input."""
+        return [(" ".join((v.kind, v.form)).strip(), v.shape) for v in self.block.params]
 
 
-def inputs(seed: int, types: list[tuple[str, tuple[int, ...]]]) -> list[np.ndarray]:
+def inputs(seed: int, types: list[tuple[str, tuple[int, ...]]]) -> list[Any]:
     """Generic values of some types."""
     random = np.random.default_rng([seed, 1])
-    return [_example(kind, shape, random) for kind, shape in types]
+    out: list[Any] = []
+    for kind, shape in types:
+        letter, *form = kind.split()
+        x = _example(letter, shape, random)
+        out.append(_MAKE[form[0]](x) if form else x)
+    return out
 
 
 def _example(kind: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
     """A generic input."""
     if kind == "f":
-        return random.uniform(-1.4, 1.4, shape)
+        return np.asarray(random.uniform(-1.4, 1.4, shape))
     if kind == "i":
-        return random.integers(0, 5, shape).astype(np.int32)
-    return random.integers(0, 2, shape).astype(bool)
+        return np.asarray(random.integers(0, 5, shape), np.int32)
+    return np.asarray(random.integers(0, 2, shape), bool)
 
 
 def sample(seed: int) -> Sample:
@@ -58,9 +68,10 @@ def sample(seed: int) -> Sample:
     shared = Shared(random, length, order)
     w = Writer(shared)
     kinds = ["f"] * int(random.integers(1, 4)) + ["i"] * int(random.integers(0, 2))
+    kinds += ["b"] * int(random.random() < 0.1)
     shapes = [w.choose(SHAPES) for _ in kinds]
     params = [
-        Value(f"x{i}", s, k, 1.4 if k == "f" else 4.0)
+        Value(f"x{i}", s, k, 1.4 if k == "f" else 4.0, "" if s else w.choose(FORMS[k]))
         for i, (s, k) in enumerate(zip(shapes, kinds, strict=True))
     ]
     w.scope.extend(params)

@@ -270,7 +270,7 @@ IN_NUMPY: dict[str, Callable[..., Any]] = {
     "real": lambda p, x: np.real(x),
     "imag": lambda p, x: np.imag(x),
     "complex": lambda p, a, b: a + 1j * b,
-    "conj": lambda p, x: np.conj(x) if x.dtype.kind == "c" else x.astype(np.complex128),
+    "conj": lambda p, x: np.conj(x) if x.dtype.kind == "c" else x + x.dtype.type(0) * 1j,
     **{name: _elementwise(getattr(np, found)) for name, found in (
         ("eq", "equal"), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"),
         ("gt", "greater"), ("ge", "greater_equal"), ("and", "bitwise_and"), ("or", "bitwise_or"),

@@ -14,11 +14,11 @@ def index(w: Writer) -> None:
     n, rest = x.shape[0], x.shape[1:]
     way = int(w.random.integers(6))
     if way == 0:
-        w.emit("{0}[{1}]", [x, w.scalar("i")], rest, "f", x.most)
+        w.emit("jnp.asarray({0})[{1}]", [x, w.scalar("i")], rest, "f", x.most)
     elif way == 1:
         i = w.pick("i", where=lambda v: len(v.shape) == 1 and v.size * x.size // n <= LARGEST)
         mode = w.choose(("clip", "fill"))
-        text = f"{{0}}.at[{{1}}].get(mode='{mode}', fill_value=0.5)"
+        text = f"jnp.asarray({{0}}).at[{{1}}].get(mode='{mode}', fill_value=0.5)"
         w.emit(text, [x, i], (*i.shape, *rest), "f", x.most)
     elif way == 2:
         sizes = tuple(int(w.random.integers(1, d + 1)) for d in x.shape)
@@ -51,7 +51,7 @@ def update(w: Writer) -> None:
     if way == 0:
         y = w.pick("f", rest)
         op = w.choose(("set", "add"))
-        w.emit(f"{{0}}.at[{{1}}].{op}({{2}})" if op == "add" else
+        w.emit(f"jnp.asarray({{0}}).at[{{1}}].{op}({{2}})" if op == "add" else
                "lax.dynamic_update_index_in_dim({0}, {2}, {1}, 0)", [x, w.scalar("i"), y],
                x.shape, "f", x.most + y.most)  # fmt: skip
     elif way == 1:
@@ -62,24 +62,24 @@ def update(w: Writer) -> None:
         w.emit(text, [x, y, *starts], x.shape, "f", max(x.most, y.most))
     elif way == 2:
         i, y = w.pick("i", (2,)), w.pick("f", (2, *rest))
-        text = f"{{0}}.at[{{1}}].add({{2}}, mode='{w.choose(('clip', 'drop'))}')"
+        text = f"jnp.asarray({{0}}).at[{{1}}].add({{2}}, mode='{w.choose(('clip', 'drop'))}')"
         w.emit(text, [x, i, y], x.shape, "f", x.most + 2 * y.most)
     elif way == 3:
         y = w.pick("f", (2, *rest))
         places = w.random.permutation(max(x.shape[0], 2))[:2].tolist()
         op = w.choose(("set", "multiply", "subtract"))
-        text = f"{{0}}.at[np.array({places})].{op}({{1}}, mode='drop', unique_indices=True)"
+        text = f"jnp.asarray({{0}}).at[np.array({places})].{op}({{1}}, mode='drop', unique_indices=True)"
         most = x.most * max(y.most, 1.0) + y.most
         w.emit(text, [x, y], x.shape, "f", most)
     elif way == 4:
         i, y, r = w.pick("i", (2,)), w.pick("f", (2, *rest)), w.ramp((2, *rest))
         op = w.choose(("max", "min"))
-        text = f"{{0}}.at[{{1}}].{op}({{2}} + {{3}}, mode='drop')"
+        text = f"jnp.asarray({{0}}).at[{{1}}].{op}({{2}} + {{3}}, mode='drop')"
         w.emit(text, [x, i, y, r], x.shape, "f", max(x.most, y.most + r.most))
     else:
         k = int(w.random.integers(x.shape[-1]))
         y = w.pick("f", x.shape[:-1])
-        text = f"{{0}}.at[..., {k}].{w.choose(('set', 'add'))}({{1}})"
+        text = f"jnp.asarray({{0}}).at[..., {k}].{w.choose(('set', 'add'))}({{1}})"
         w.emit(text, [x, y], x.shape, "f", x.most + y.most)
 
 

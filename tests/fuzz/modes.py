@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import xform
+from xform._jax import weak_as
 
 Fun = Callable[..., tuple[Any, ...]]
 POLICIES = {
@@ -123,7 +124,7 @@ def _apply(f: Fun, level: Level, k: int, own: bool) -> Fun:
 
         scale = 1.0
         if level.moving:
-            scale = sum(jnp.sum(jnp.cos(x)) / x.size for x in args if _float(x) and x.size)
+            scale = sum(jnp.sum(jnp.cos(x)) / np.size(x) for x in args if _float(x) and np.size(x))
         points = [args[i] for i in level.active]
         return kind(held, points, level, _Directions(k, scale), xform if own else jax)
 
@@ -132,7 +133,10 @@ def _apply(f: Fun, level: Level, k: int, own: bool) -> Fun:
 
 @dataclasses.dataclass
 class _Directions:
-    """Tangents and cotangents of a level: fixed numbers, times one that may depend on the point."""
+    """Tangents and cotangents of a level: fixed numbers, times one that may depend on the point.
+
+    They are as weakly typed as what they belong to: Python's floats, of weakly typed scalars.
+    """
 
     seed: int
     scale: Any
@@ -144,32 +148,53 @@ class _Directions:
             if not _float(x):
                 return np.zeros(np.shape(x), jax.dtypes.float0)
             phase = 0.7 + 1.3 * self.seed + 2.1 * call + 0.9 * i + salt
-            return self.scale * np.cos(phase + 1.7 * np.arange(x.size)).reshape(x.shape)
+            direction = np.cos(phase + 1.7 * np.arange(np.size(x))).reshape(np.shape(x))
+            weak = jax.typeof(x).weak_type
+            if isinstance(self.scale, float):
+                if not weak:
+                    return direction
+                if not np.ndim(x):
+                    return float(direction)
+            return weak_as(jnp.asarray(self.scale * direction), jax.typeof(x))
 
         return [one(i, x) for i, x in enumerate(values)]
 
 
 def _float(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, np.floating)
+    return jnp.issubdtype(_dtype(x), np.floating)
+
+
+def _dtype(x: Any) -> Any:
+    return x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
 
 
 def _some(values: Any) -> tuple[Any, ...]:
     """What is compared: all but the zeros of integers."""
-    return tuple(x for x in values if x.dtype != jax.dtypes.float0)
+    return tuple(x for x in values if _dtype(x) != jax.dtypes.float0)
 
 
-def _mapped(call: Callable[[Any], Any], directions: list[Any], lanes: bool) -> list[Any]:
-    """A linear map at several directions: one after the other, or under vmap."""
+def _derivatives(values: Any, of: Any) -> tuple[Any, ...]:
+    """What is compared of tangents or cotangents `of` some values: as weakly typed as these.
+
+    How weakly else is accident: JAX's rule for `lax.sin` loses a weak type of arrays, and keeps
+    that of scalars; in `jnp.sin`, which is jitted, it comes back.
+    """
+    pairs = zip(values, of, strict=True)
+    return tuple(weak_as(d, jax.typeof(x)) for d, x in pairs if _dtype(d) != jax.dtypes.float0)
+
+
+def _mapped(call: Callable[[Any], Any], directions: list[Any], lanes: bool, of: Any) -> list[Any]:
+    """A linear map at several directions, one by one or under vmap: derivatives `of` values."""
     if not lanes:
-        return [out for d in directions for out in _some(call(d))]
-    moving = [i for i, d in enumerate(directions[0]) if d.dtype != jax.dtypes.float0]
+        return [out for d in directions for out in _derivatives(call(d), of)]
+    moving = [i for i, d in enumerate(directions[0]) if _dtype(d) != jax.dtypes.float0]
     last = [d * 0.5 if i in moving else d for i, d in enumerate(directions[-1])]
 
     def lane(*some: Any) -> Any:
         full = list(directions[0])
         for i, d in zip(moving, some, strict=True):
             full[i] = d
-        return _some(call(full))
+        return _derivatives(call(full), of)
 
     stacks = [jnp.stack([d[i] for d in (*directions, last)]) for i in moving]
     return list(jax.vmap(lane)(*stacks)) if stacks else []
@@ -177,17 +202,17 @@ def _mapped(call: Callable[[Any], Any], directions: list[Any], lanes: bool) -> l
 
 def _jvp(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
     if level.lanes:
-        ys = f(*xs) if level.both else ()
+        ys = f(*xs)
         call = lambda dxs: ad.jvp(f, tuple(xs), tuple(dxs))[1]
-        return (*_some(ys), *_mapped(call, [d.like(xs)], True))
+        return (*(_some(ys) if level.both else ()), *_mapped(call, [d.like(xs)], True, ys))
     ys, dys = ad.jvp(f, tuple(xs), tuple(d.like(xs)))
-    return (*(_some(ys) if level.both else ()), *_some(dys))
+    return (*(_some(ys) if level.both else ()), *_derivatives(dys, ys))
 
 
 def _vjp(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
     ys, pull = ad.vjp(f, *xs, **_policy(level, ad))
     cts = [d.like(ys, call) for call in range(level.calls)]
-    results = _mapped(lambda ct: pull(tuple(ct)), cts, level.lanes)
+    results = _mapped(lambda ct: pull(tuple(ct)), cts, level.lanes, xs)
     return (*(_some(ys) if level.both else ()), *results)
 
 
@@ -202,14 +227,14 @@ def _grad(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, 
     argnums = tuple(range(len(xs)))
     if level.both:
         value, grads = ad.value_and_grad(loss, argnums, **_policy(level, ad))(*xs)
-        return (value, *grads)
-    return tuple(ad.grad(loss, argnums, **_policy(level, ad))(*xs))
+        return (value, *_derivatives(grads, xs))
+    return _derivatives(ad.grad(loss, argnums, **_policy(level, ad))(*xs), xs)
 
 
 def _linearize(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
     ys, push = ad.linearize(f, *xs)
     dxs = [d.like(xs, call) for call in range(level.calls)]
-    results = _mapped(lambda dx: push(*dx), dxs, level.lanes)
+    results = _mapped(lambda dx: push(*dx), dxs, level.lanes, ys)
     return (*(_some(ys) if level.both else ()), *results)
 
 

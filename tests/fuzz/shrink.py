@@ -10,7 +10,7 @@ from tests.fuzz.source import Block, Line, Value
 
 Swap = dict[str, Value]
 _NUMBERS = {"f": "0.31", "i": "1", "b": "True"}
-_DTYPES = {"f": "np.float64", "i": "np.int32", "b": "np.bool_"}
+_DTYPES = {"f": "F", "i": "np.int32", "b": "np.bool_"}
 
 
 def shrink(sample: Sample, fails: Callable[[Sample], bool]) -> Sample:

@@ -16,18 +16,23 @@ from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
 import xform
+from tests.fuzz import folded
 
 STATES = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A variable, or a literal, whose name is its text; `most` bounds its absolute value."""
+    """A variable, or a literal, whose name is its text; `most` bounds its absolute value.
+
+    An input of the program has a `form`: what the user holds in hand (`generate.FORMS`).
+    """
 
     name: str
     shape: tuple[int, ...] = ()
     kind: str = "f"
     most: float = 1.0
+    form: str = ""
 
     @property
     def size(self) -> int:
@@ -118,15 +123,24 @@ class PlainVmap:
 
 
 def function(source: str, for_jax: bool = False, back: bool = False) -> Callable[..., Any]:
-    """The function `program` of a source; in a form that JAX can push through, or go `back`."""
+    """The function `program` of a source; in a form that JAX can push through, or go `back`.
+
+    `F`, `C` and `U` in it are the widest floats, complex and unsigned numbers that JAX has now.
+    """
+    wide = jax.config.jax_enable_x64
     names: dict[str, Any] = {
+        "C": np.complex128 if wide else np.complex64,
+        "F": np.float64 if wide else np.float32,
         "SymbolicZero": SymbolicZero,
+        "U": np.uint64 if wide else np.uint32,
         "checkpoint_name": checkpoint_name,
         "custom_vmap": PlainVmap if for_jax else custom_vmap,
         "jax": jax,
         "jnp": jnp,
         "lax": lax,
         "np": np,
+        "reduce": folded.reduce if for_jax else lax.reduce,
+        "reduce_window": folded.reduce_window if for_jax else lax.reduce_window,
         "while_loop": masked_while if back else lax.while_loop,
         "xform": xform,
     }

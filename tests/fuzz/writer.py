@@ -18,6 +18,12 @@ from tests.fuzz.source import Block, Line, Value
 MOST = 2.5
 DEEPEST = 3
 SHAPES = ((), (2,), (3,), (2, 3), (3, 2), (3, 3))
+# A constant as NumPy's and Python's; not of Python where its type is not that of the program.
+_SCALARS = {
+    "f": ("({})", "np.float64({})", "np.array({})", "jnp.asarray({})"),
+    "i": ("np.int32({})", "np.array({}, np.int32)"),
+    "b": ("np.bool_({})", "np.array({})"),
+}
 _SQUASH = ("lax.sin({0})", "lax.tanh({0})", "{0} * lax.rsqrt(1.0 + lax.square({0}))")
 
 
@@ -136,7 +142,7 @@ class Writer:
         return self.pick(kind, ())
 
     def literal(self, kind: str, shape: tuple[int, ...]) -> Value:
-        """A constant of generic numbers."""
+        """A constant of generic numbers; of shape (), in any form."""
         n = math.prod(shape)
         if kind == "f":
             numbers = [round(float(a), 3) for a in self.random.uniform(-1.4, 1.4, n)]
@@ -144,10 +150,12 @@ class Writer:
             numbers = [int(a) for a in self.random.integers(0, 4, n)]
         else:
             numbers = [bool(a) for a in self.random.integers(0, 2, n)]
-        dtype = {"f": "np.float64", "i": "np.int32", "b": "np.bool_"}[kind]
+        dtype = {"f": "F", "i": "np.int32", "b": "np.bool_"}[kind]
         most = 1.4 if kind == "f" else 4.0
         if shape == ():
-            return Value(f"jnp.array({numbers[0]}, {dtype})", shape, kind, most)
+            plain = (f"jnp.array({numbers[0]}, {dtype})",)
+            forms = plain + tuple(form.format(numbers[0]) for form in _SCALARS[kind])
+            return Value(self.choose(forms), shape, kind, most)
         text = f"jnp.array({numbers}, {dtype})"
         if len(shape) != 1:
             text += f".reshape{shape}"

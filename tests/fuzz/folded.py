@@ -1,0 +1,63 @@
+"""Reductions as loops in Python, that JAX differentiates rightly.
+
+The derivative of JAX's own `reduce` and generic `reduce_window` leaves the initial value out.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+def reduce(x: Any, start: Any, f: Callable[..., Any], dimensions: Sequence[int]) -> Any:
+    """`lax.reduce`; of several operands if `x` is a tuple."""
+    if isinstance(x, tuple):
+        xs = [_in_front(y, dimensions) for y in x]
+        first = tuple(jnp.full(y.shape[1:], s, y.dtype) for y, s in zip(xs, start, strict=True))
+        return functools.reduce(f, zip(*xs, strict=True), first)
+    rows = _in_front(x, dimensions)
+    return functools.reduce(f, rows, jnp.full(rows.shape[1:], start, rows.dtype))
+
+
+def _in_front(x: Any, dimensions: Sequence[int]) -> Any:
+    x = jnp.asarray(x)
+    x = jnp.moveaxis(x, dimensions, range(len(dimensions)))
+    return x.reshape(-1, *x.shape[len(dimensions) :])
+
+
+def reduce_window(x: Any, start: Any, f: Callable[..., Any], sizes: Any, strides: Any, padding: Any,
+                  base: Any = None, window: Any = None) -> Any:  # fmt: skip
+    """`lax.reduce_window`: what lies outside, or in a hole, does not take part."""
+    x = jnp.asarray(x)
+    base, window = base or (1,) * x.ndim, window or (1,) * x.ndim
+    wide = tuple((n - 1) * d + 1 for n, d in zip(x.shape, base, strict=True))
+    spread = tuple((n - 1) * d + 1 for n, d in zip(sizes, window, strict=True))
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(wide, spread, strides, padding)
+    steps = [
+        range((n + low + high - m) // s + 1)
+        for n, m, s, (low, high) in zip(wide, spread, strides, padding, strict=True)
+    ]
+    out = []
+    for corner in itertools.product(*steps):
+        total = jnp.asarray(start, x.dtype)
+        for offset in np.ndindex(*sizes):
+            place = [
+                c * s + o * w - low
+                for c, s, o, w, (low, _) in zip(
+                    corner, strides, offset, window, padding, strict=True
+                )
+            ]
+            inside = all(
+                p % b == 0 and 0 <= p < n for p, b, n in zip(place, base, wide, strict=True)
+            )
+            if inside:
+                total = f(total, x[tuple(p // b for p, b in zip(place, base, strict=True))])
+        out.append(total)
+    return jnp.stack(out).reshape(tuple(map(len, steps)))
