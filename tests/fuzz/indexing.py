@@ -68,7 +68,8 @@ def update(w: Writer) -> None:
         y = w.pick("f", (2, *rest))
         places = w.random.permutation(max(x.shape[0], 2))[:2].tolist()
         op = w.choose(("set", "multiply", "subtract"))
-        text = f"jnp.asarray({{0}}).at[np.array({places})].{op}({{1}}, mode='drop', unique_indices=True)"
+        how = "mode='drop', unique_indices=True"
+        text = f"jnp.asarray({{0}}).at[np.array({places})].{op}({{1}}, {how})"
         most = x.most * max(y.most, 1.0) + y.most
         w.emit(text, [x, y], x.shape, "f", most)
     elif way == 4:

@@ -1,4 +1,4 @@
-"""Lines of operations with parameters that are seldom set, and initial values that are no identity."""
+"""Lines of operations with parameters that are seldom set, and with initial values."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ ODD = (
     ("reduce_window({0}, -np.inf, lax.max, (2, 2), (1, 2), ((1, 0), (0, 1)), (1, 1), (2, 1))",
      ((3, 3),), 2.0, 2.0),
     ("reduce_window({0}, np.inf, lax.min, (2,), (2,), ((1, 0),), (1,), (1,))", ((3,),), 2., 2.),
-    ("lax.conv_general_dilated({0}[None], {1}[:, None], (1,), ((1, -1),), feature_group_count=2)[0]",
-     ((2, 3), (2, 2)), 1.0, 3.0),
+    ("lax.conv_general_dilated({0}[None], {1}[:, None], (1,), ((1, -1),),"
+     " feature_group_count=2)[0]", ((2, 3), (2, 2)), 1.0, 3.0),
     ("lax.conv_general_dilated({0}[:, None], {1}[:, None], (2,), ((0, 2),), (2,), (1,),"
      " batch_group_count=2)[0]", ((2, 3), (2, 2)), 1.0, 3.0),
     ("lax.conv_general_dilated({0}[..., None], {1}[..., None], (1,), 'SAME', dimension_numbers="
@@ -59,8 +59,10 @@ ODD = (
     ("lax.rev({0}, (1, 0))", ((2, 3),), 2.5, 2.5),
     ("lax.pad({0}, {1}[0], ((-1, 2, 1), (1, -2, 0)))", ((3, 3), (2,)), 2.5, 2.5),
     ("lax.dynamic_slice({0}, (-1, np.int64(5)), (2, 2))", ((3, 3),), 2.5, 2.5),
-    ("lax.dynamic_update_slice({0}, {1}[None], (np.int32(-2), np.int32(1)))", ((3, 3), (2,)), 2.5, 2.5),
-    ("jnp.asarray({0}).at[np.array([0, -1, 5])].get(mode='fill', fill_value=0.25)", ((3, 2),), 2.5, 2.5),
+    ("lax.dynamic_update_slice({0}, {1}[None], (np.int32(-2), np.int32(1)))",
+     ((3, 3), (2,)), 2.5, 2.5),
+    ("jnp.asarray({0}).at[np.array([0, -1, 5])].get(mode='fill', fill_value=0.25)",
+     ((3, 2),), 2.5, 2.5),
     ("jnp.take({0}, np.array([4, -2, 1]), axis=0, mode='wrap')", ((3, 2),), 2.5, 2.5),
     ("jnp.asarray({0}).at[np.array([0, 0, 1])].mul({1}, mode='drop')", ((3,), (3,)), 1.2, 1.8),
     ("jnp.asarray({0}).at[np.array([0, 0, -1])].divide({1} + 3.0)", ((3,), (3,)), 1.5, 1.5),

@@ -213,6 +213,10 @@ class Watch(Trace, abc.ABC):
     def stage_value(self, val: Value) -> Value:
         return val if isinstance(val, Tracer | jax.Array) else self.below.stage_value(val)
 
+    def cur_qdd(self, x: Value) -> Any:
+        """What a mutable value of JAX's (a box, a list) holds now."""
+        return self.below.cur_qdd(self.lower(x)[0])
+
     def _lowered(self, args: Sequence[Value]) -> tuple[list[Value], list[Mark]]:
         pairs = [self.lower(x) for x in args]
         return [x for x, _ in pairs], [m for _, m in pairs]
@@ -259,6 +263,10 @@ class Split(Trace):
 
     def stage_value(self, val: Value) -> Value:
         return val if isinstance(val, Tracer | jax.Array) else self.outside.stage_value(val)
+
+    def cur_qdd(self, x: Value) -> Any:
+        """What a mutable value of JAX's holds now."""
+        return self.where([x]).cur_qdd(x)
 
 
 def stage(f: Callable[..., Any], avals: Sequence[Any], split: Callable[..., Split] = Split):
