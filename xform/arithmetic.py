@@ -40,7 +40,7 @@ def arrayed(x: Value) -> Value:
     """`x` as JAX takes it: a Python number as an array, NumPy's in a dtype that is enabled."""
     if isinstance(x, np.ndarray | np.generic):
         return np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))
-    return x if x is None or hasattr(x, "shape") else jnp.asarray(x)
+    return jnp.asarray(x) if isinstance(x, bool | int | float | complex) else x
 
 
 def constant_like(x: Value, c: float) -> Value:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax._src.hijax import Box
 from jax.experimental import jet
 
 import xform
@@ -306,3 +307,29 @@ def test_acosh_outside_of_its_domain_is_as_in_jax() -> None:
     series = lambda t, x: jet.jet(t.grad(jnp.arccosh), (x,), ((1.0, 0.0, 0.0),))
     for x in (1.5, -1.5):
         close(series(xform, x), series(jax, x), 1e-5)
+
+
+def test_a_box_that_is_closed_over_can_be_read_and_set() -> None:
+    """JAX's mutable values ask the trace what they hold."""
+    box = Box(0.0)
+
+    def f(x):
+        box.set(lax.stop_gradient(x))
+        return x * 3.0
+
+    assert float(xform.grad(f)(2.0)) == 3.0
+    assert float(box.get()) == 2.0
+    assert float(xform.jvp(f, (4.0,), (1.0,))[1]) == 3.0
+    assert float(box.get()) == 4.0
+    assert float(xform.linearize(f, 5.0)[1](1.0)) == 3.0
+    assert float(box.get()) == 5.0
+
+
+@pytest.mark.parametrize("f", [lax.rsqrt, lax.square, lax.log1p, lax.atan, lax.erf, lax.acosh])
+def test_a_weakly_typed_scalar_has_weakly_typed_derivatives(f) -> None:
+    """As under JAX: a Python number times a constant of a rule is no array of float32."""
+    for own, theirs in (
+        (xform.jvp(f, (1.3,), (0.7,)), jax.jvp(f, (1.3,), (0.7,))),
+        ((xform.grad(f)(1.3),), (jax.grad(f)(1.3),)),
+    ):
+        assert [x.weak_type for x in own] == [x.weak_type for x in theirs]

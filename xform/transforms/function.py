@@ -139,11 +139,11 @@ def check_callable(f: Any, asked: str) -> None:
 
 
 def as_array(x: Any, asked: str) -> Value:
-    """A leaf as an array or tracer; its weak type is kept."""
+    """A leaf as an array or tracer, its weak type kept, or a value of another type of JAX's."""
     if isinstance(x, Tracer | jax.Array | jax.Ref):
         return x
     try:
-        jax.typeof(x)
+        aval = jax.typeof(x)
     except TypeError:
         raise WrongDtype(
             asked,
@@ -151,7 +151,7 @@ def as_array(x: Any, asked: str) -> Value:
             "",
             "pass arrays, numbers or pytrees of them; bind other arguments with functools.partial",
         ) from None
-    if getattr(x, "dtype", None) == jax.dtypes.float0:
+    if getattr(aval, "dtype", jax.dtypes.float0) == jax.dtypes.float0:
         return x
     return jnp.asarray(x)
 
