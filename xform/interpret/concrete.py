@@ -22,6 +22,7 @@ from xform._jax import (
     Var,
     equation,
     frame,
+    held_by,
     jax_primitives,
     perturbed,
     set_current_trace,
@@ -215,7 +216,7 @@ class Watch(Trace, abc.ABC):
 
     def cur_qdd(self, x: Value) -> Any:
         """What a mutable value of JAX's (a box, a list) holds now."""
-        return self.below.cur_qdd(self.lower(x)[0])
+        return held_by(self.below, self.lower(x)[0])
 
     def _lowered(self, args: Sequence[Value]) -> tuple[list[Value], list[Mark]]:
         pairs = [self.lower(x) for x in args]
@@ -266,7 +267,7 @@ class Split(Trace):
 
     def cur_qdd(self, x: Value) -> Any:
         """What a mutable value of JAX's holds now."""
-        return self.where([x]).cur_qdd(x)
+        return held_by(self.where([x]), x)
 
 
 def stage(f: Callable[..., Any], avals: Sequence[Any], split: Callable[..., Split] = Split):
