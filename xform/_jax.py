@@ -79,7 +79,6 @@ __all__ = [
     "equation",
     "float0_zeros",
     "frame",
-    "held_by",
     "hlo_text",
     "is_jaxpr",
     "is_reference",
@@ -383,11 +382,6 @@ def weak_as(x: Any, aval: Any) -> Any:
         return x
     convert = jax_primitives.convert_element_type_p
     return convert.bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
-
-
-def held_by(trace: Any, x: Any) -> Any:
-    """What a mutable value of JAX's own types (a box, a list) holds now, as a trace knows it."""
-    return trace.cur_qdd(x)
 
 
 def perturbed(aval: Any) -> Tracer[Any]:

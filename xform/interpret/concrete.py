@@ -22,7 +22,6 @@ from xform._jax import (
     Var,
     equation,
     frame,
-    held_by,
     jax_primitives,
     perturbed,
     set_current_trace,
@@ -216,7 +215,8 @@ class Watch(Trace, abc.ABC):
 
     def cur_qdd(self, x: Value) -> Any:
         """What a mutable value of JAX's (a box, a list) holds now."""
-        return held_by(self.below, self.lower(x)[0])
+        below: Any = self.below
+        return below.cur_qdd(self.lower(x)[0])
 
     def _lowered(self, args: Sequence[Value]) -> tuple[list[Value], list[Mark]]:
         pairs = [self.lower(x) for x in args]
@@ -267,7 +267,8 @@ class Split(Trace):
 
     def cur_qdd(self, x: Value) -> Any:
         """What a mutable value of JAX's holds now."""
-        return held_by(self.where([x]), x)
+        trace: Any = self.where([x])
+        return trace.cur_qdd(x)
 
 
 def stage(f: Callable[..., Any], avals: Sequence[Any], split: Callable[..., Split] = Split):
