@@ -17,6 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 
 import xform
 from tests.fuzz import folded
+from xform._jax import weak_as
 
 STATES = 6
 
@@ -100,13 +101,14 @@ def depth(block: Block) -> int:
 
 
 def masked_while(cond: Callable[..., Any], body: Callable[..., Any], start: Any) -> Any:
-    """A while_loop of at most `STATES` steps as a scan, which JAX can go back through."""
+    """A while_loop of at most `STATES` steps, as a scan, through which JAX can go back."""
 
     def step(state: Any, _: None) -> Any:
         live = cond(state)
         return jax.tree.map(lambda a, b: jnp.where(live, a, b), body(state), state), None
 
-    return lax.scan(step, start, None, length=STATES)[0]
+    types = jax.eval_shape(lambda: lax.while_loop(cond, body, start))
+    return jax.tree.map(weak_as, lax.scan(step, start, None, length=STATES)[0], types)
 
 
 class PlainVmap:
