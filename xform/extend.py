@@ -12,7 +12,8 @@
 
 `pointwise` takes partial derivatives `di(y, *x)`, `linear` a transpose `(ct, *x)`, `bilinear` one
 transpose for each side, `constant` any number of primitives, `composite` a jvp written in JAX
-operations, from which the pullback is derived. Formulas take the primitive's parameters as
+operations, from which the pullback is derived; its outputs are the primitive's own, bit for bit, or
+None, and then the primitive is bound. Formulas take the primitive's parameters as
 keyword-only arguments, and every parameter that is not None, False or empty must be taken by one of
 them. A subclass of `Structured` describes a primitive that holds programs. Test what you declare
 with `xform.testing.check_rule`.

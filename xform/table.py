@@ -32,6 +32,7 @@ import jax
 
 from xform._jax import JaxprEqn, Primitive, frame, named, zeros
 from xform.arithmetic import Value, add, differentiable, instantiate, like, reduce_like, scale
+from xform.equation import apply
 from xform.errors import MissingRule, UnsupportedParam, WrongRule
 from xform.ir import Mask, Program, bind, forget
 from xform.traits import ELEMENTWISE, PLAIN, UNKNOWN, Traits
@@ -179,6 +180,12 @@ class Bilinear(Rule):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Composite(Rule):
     """The formula is a jvp; `interpret` derives the pullback from its linear part."""
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]
+            ) -> tuple[Sequence[Value], Sequence[Value]]:  # fmt: skip
+        """Outputs and their tangents; a formula without outputs means those of the primitive."""
+        ys, dys = self.call(self.formulas[0], eqn, xs, dxs)
+        return apply(eqn, xs) if ys is None else ys, dys
 
 
 def declare(kind: type[R], primitive: Primitive | str, word: str,
@@ -358,7 +365,8 @@ def composite(primitive: Primitive | str, jvp: Formula, traits: Traits = PLAIN) 
       primitive: the Primitive.
       jvp: `jvp(primals, tangents, **params)` returns a list of outputs and a list of their
         tangents; a tangent may be None, coming in and going out. Its linear part is transposed for
-        the pullback.
+        the pullback. The outputs are the primitive's own, bit for bit: bind it, or return None for
+        the list.
       traits: what else is known.
 
     Raises:

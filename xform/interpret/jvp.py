@@ -47,6 +47,6 @@ def push(eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask,
     if isinstance(rule, Structured):
         return (rule.split if split else rule.jvp_of)(eqn, xs, dxs, wanted)
     if isinstance(rule, Composite):
-        return rule.call(rule.formulas[0], eqn, xs, dxs)
+        return rule.jvp(eqn, xs, dxs)
     ys = bind(eqn, xs)
     return ys, rule.push(eqn, xs, ys, dxs)

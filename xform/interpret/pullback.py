@@ -111,9 +111,7 @@ def vjp(eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
     if isinstance(rule, Structured):
         return rule.vjp(eqn, xs, active, wanted)
     if isinstance(rule, Composite):
-        return pull_of_jvp(
-            lambda ps, dps: rule.call(rule.formulas[0], eqn, ps, dps), xs, active, wanted
-        )
+        return pull_of_jvp(lambda xs, dxs: rule.jvp(eqn, xs, dxs), xs, active, wanted)
     ys = apply(eqn, xs)
     return ys, lambda cts: list(rule.pull(eqn, xs, ys, cts, active))
 

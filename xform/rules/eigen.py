@@ -85,8 +85,8 @@ def _svd(xs: Any, dxs: Any, *, full_matrices: bool, compute_uv: bool, subset_by_
     v, right = adjoint(vh), dot(da, adjoint(vh))
     inner = dot(adjoint(u), right)
     ds = lax.real(diagonal(inner)) if np.iscomplexobj(inner) else diagonal(inner)
-    if not compute_uv:
-        return [s], [ds]
+    if not compute_uv:  # alone, singular values are computed in another way
+        return None, [ds]
     si, sj, unit = rows(s, inner), columns(s, inner), eye(inner)
     gap = lax.mul(lax.add(sj, si), lax.sub(sj, si))
     inverse = lax.sub(lax.reciprocal(lax.add(gap, unit)), unit)
@@ -125,9 +125,7 @@ def _eig(xs: Any, dxs: Any, *, compute_left_eigenvectors: bool, compute_right_ei
     w, *rest, v = jax_primitives.eig_p.bind(
         a, compute_left_eigenvectors=left, compute_right_eigenvectors=True, **kind
     )
-    ys = [w, *rest, *([v] if right else [])]
-    if da is None:
-        return ys, [None] * len(ys)
+    ys = [w, *rest, v] if right else None  # alone, eigenvalues are computed in another way
     da = lax.convert_element_type(da, v.dtype)
     inner = solve(v, dot(da, v))
     dys = [diagonal(inner)]

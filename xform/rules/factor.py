@@ -38,14 +38,13 @@ def _cholesky(xs: Any, dxs: Any):
     # Murray, "Differentiation of the Cholesky decomposition", arXiv:1602.07527, section 3.1:
     # dL = L φ(L⁻¹ dA L⁻ᴴ), where φ takes the lower triangle and half of the diagonal.
     (a,), (da,) = xs, dxs
-    y = lower(jax_primitives.cholesky_p.bind(a))
-    if da is None:
-        return [y], [None]
+    factor = jax_primitives.cholesky_p.bind(a)
+    y = lower(factor)
     inner = solve_right(y, hermitian(da, True), lower=True, transpose_a=True, conjugate_a=True)
     inner = solve_left(y, inner, lower=True)
     half = lax.sub(lower(inner), lax.mul(where(np.eye(a.shape[-1], dtype=bool), inner),
                                          np.asarray(0.5, a.dtype)))  # fmt: skip
-    return [y], [dot(y, half)]
+    return [factor], [dot(y, half)]
 
 
 def _lu(xs: Any, dxs: Any):

@@ -141,6 +141,8 @@ def linear_scatter(name: str, transpose: Callable[[Places, Value], tuple[Value, 
 def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], applies: bool) -> None:
     """A scatter with `jvp(at, x, updates, dx, dupdates)`: its output and tangent.
 
+    An output None is that of the primitive.
+
     `applies` says that the primitive always carries a combining function, which its name tells;
     another scatter with one is `lax.scatter_apply`, of a function we know nothing of.
     """
@@ -158,36 +160,33 @@ def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], applies:
         (x, indices, updates), (dx, _, dupdates) = primals, tangents
         at = places(indices, updates, dimension_numbers, indices_are_sorted, unique_indices, mode)
         y, dy = jvp(at, x, updates, dx, dupdates)
-        return [y], [dy]
+        return None if y is None else [y], [dy]
 
     composite(name, formula, Traits(flops=_updates if applies else none))
 
 
 def _scatter(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
+    dx = zeros_like(x) if dx is None else dx
+    dupdates = zeros_like(updates) if dupdates is None else dupdates
     if at.params["unique_indices"]:
         ones = lax.full_like(updates, True, np.bool_)
         hit = at.apply(lax.scatter, lax.full_like(x, False, np.bool_), ones)
-        won = None
-    else:
-        # Which of several updates to one place wins is not defined, so scatter their numbers and
-        # see. The output is made from the winners too: it must not see another outcome.
-        shape = [1 if i in at.numbers.update_window_dims else n for i, n in enumerate(at.shape)]
-        numbers = lax.reshape(lax.iota(np.int32, math.prod(shape)), shape)
-        numbers = lax.add(lax.broadcast_in_dim(numbers, at.shape, range(len(shape))), np.int32(1))
-        winners = at.apply(lax.scatter, lax.full_like(x, 0, np.int32), numbers)
-        hit = lax.ne(winners, np.int32(0))
-        won = lax.eq(at.read(winners), numbers)
+        return None, at.add(lax.select(hit, zeros_like(dx), dx), dupdates)
+    size = math.prod(at.shape)
+    if not size:
+        return None, dx
+    # Which of several updates to one place wins is not defined, so scatter their numbers and see.
+    # The output is made from the winners too: it must not see another outcome.
+    numbers = lax.reshape(lax.iota(np.int32, size), at.shape)
+    winners = at.apply(lax.scatter, lax.full_like(x, -1, np.int32), numbers)
+    hit = lax.ge(winners, np.int32(0))
+    places = lax.max(winners, np.int32(0))
 
     def overwrite(old: Value, new: Value) -> Value:
-        new = new if won is None else lax.select(won, new, zeros_like(new))
-        return at.add(lax.select(hit, zeros_like(old), old), new)
+        new = lax.reshape(new, (size,))
+        return lax.select(hit, new.at[places].get(mode="promise_in_bounds"), old)
 
-    if dx is None and dupdates is None:
-        return overwrite(x, updates), None
-    given = zeros_like(x) if dx is None else dx
-    return overwrite(x, updates), overwrite(
-        given, zeros_like(updates) if dupdates is None else dupdates
-    )
+    return overwrite(x, updates), overwrite(dx, dupdates)
 
 
 def _scatter_mul(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):

@@ -27,16 +27,20 @@ from xform.traits import REDUCTION, Traits
 # A kernel that looks at each element of its operand once.
 EACH_INPUT = Traits(flops=cost.operand_size)
 
+# From the parts of two slices to those of their combination.
+Combine = Callable[[list[Any], list[Any]], list[Any]]
+
 
 def defined_by(f: Callable[..., Any]) -> Callable[..., Any]:
     """The jvp of a primitive that does what `f` does in operations that have rules.
 
-    `f(*xs, **params)` returns a list; its keyword-only arguments are the rule's parameters.
+    `f(*xs, **params)` returns a list; its keyword-only arguments are the rule's parameters. Only
+    its tangents are taken: the values are the primitive's own.
     """
 
     @functools.wraps(f)
     def push(xs: Sequence[Any], dxs: Sequence[Any], **params: Any):
-        return jvp(trace(lambda *xs: f(*xs, **params), *xs), xs, dxs)
+        return None, jvp(trace(lambda *xs: f(*xs, **params), *xs), xs, dxs)[1]
 
     return push
 
@@ -55,7 +59,19 @@ def spread_over(y: Any, x: Any, axes: Sequence[int]) -> Any:
 # Sums and products.
 
 
-def fold(combine: Callable[[list[Any], list[Any]], list[Any]], xs: list[Any], axis: int):
+def elementwise(jaxpr: Any) -> Combine:
+    """The reducer of a primitive, a program of scalars, as a function of arrays."""
+
+    def combine(a: list[Any], b: list[Any]) -> list[Any]:
+        reducer = lambda *ab: evaluate(program(jaxpr), ab)
+        for _ in range(a[0].ndim):
+            reducer = jax.vmap(reducer)
+        return reducer(*a, *b)
+
+    return combine
+
+
+def fold(combine: Combine, xs: list[Any], axis: int) -> list[Any]:
     """Combine the slices of `xs` along a non-empty axis, halves at a time; the axis goes."""
     while (n := xs[0].shape[axis]) > 1:
         half = n // 2
@@ -81,14 +97,7 @@ def _product(x: Any, *, axes: tuple[int, ...]):
 def _reduce(*operands: Any, jaxpr: Any, dimensions: tuple[int, ...], computation: Any):
     del computation  # the reducer as a function; jaxpr is the same as data
     n = len(operands) // 2
-    xs, inits = list(operands[:n]), operands[n:]
-
-    def combine(a: list[Any], b: list[Any]) -> list[Any]:
-        reducer = lambda *ab: evaluate(program(jaxpr), ab)
-        for _ in range(a[0].ndim):
-            reducer = jax.vmap(reducer)
-        return reducer(*a, *b)
-
+    xs, inits, combine = list(operands[:n]), operands[n:], elementwise(jaxpr)
     first = [
         lax.broadcast(c, tuple(np.delete(x.shape, dimensions)))
         for c, x in zip(inits, xs, strict=True)
@@ -146,16 +155,14 @@ def _log_add_exp(a: Any, b: Any) -> Any:
 
 def _cumlogsumexp(xs: Any, dxs: Any, *, axis: int, reverse: bool):
     (x,), (dx,) = xs, dxs
-    if dx is None:
-        return [lax.cumlogsumexp(x, axis, reverse)], [None]
 
     def combine(a: Any, b: Any):
         y = _log_add_exp(a[0], b[0])
         da, db = (lax.mul(lax.exp(lax.sub(v, y)), dv) for v, dv in (a, b))
         return y, lax.add(da, db)
 
-    y, dy = lax.associative_scan(combine, (x, dx), reverse, axis)
-    return [y], [dy]
+    _, dy = lax.associative_scan(combine, (x, dx), reverse, axis)
+    return None, [dy]
 
 
 def _cumulative(combine: Callable[[Any, Any], Any]):

@@ -8,18 +8,18 @@ window, axis by axis: in reverse mode too, where JAX has no rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xform import cost
 from xform._jax import JaxprEqn, jax_primitives
 from xform.interpret.pullback import pullback
-from xform.ir import evaluate, program, trace
-from xform.rules.reduce import defined_by
+from xform.ir import trace
+from xform.rules.reduce import Combine, defined_by, elementwise
 from xform.table import composite, linear
 from xform.traits import Traits
 
@@ -40,41 +40,82 @@ def _extent(size: int, dilation: int) -> int:
     return max(0, (size - 1) * dilation + 1)
 
 
-def fold_windows(combine: Callable[[list[Any], list[Any]], list[Any]], xs: list[Any],
-                 inits: Sequence[Any], window_dimensions: Sizes, window_strides: Sizes,
-                 padding: Any, base_dilation: Sizes, window_dilation: Sizes):  # fmt: skip
-    """Windows of `xs` reduced with `combine`, by slices: `sum(window_dimensions)` of them."""
-    config = [(lo, hi, d - 1) for (lo, hi), d in zip(padding, base_dilation, strict=True)]
-    xs = [lax.pad(x, init, config) for x, init in zip(xs, inits, strict=True)]
+def fold_windows(combine: Combine, xs: list[Any], inits: Sequence[Any], window_dimensions: Sizes,
+                 window_strides: Sizes, padding: Any, base_dilation: Sizes,
+                 window_dilation: Sizes) -> list[Any]:  # fmt: skip
+    """Windows of `xs` reduced with `combine`, as XLA does: `sum(window_dimensions)` steps.
+
+    The initial value comes once into each window, and padding and holes never do: an initial value
+    that changes what it is combined with is no mistake.
+    """
+    filled: list[np.ndarray] = []
     for axis, size in enumerate(window_dimensions):
-        stride, dilation = window_strides[axis], window_dilation[axis]
-        reach = xs[0].shape[axis] - _extent(size, dilation) + 1
-        places = [
-            [lax.slice_in_dim(x, i * dilation, i * dilation + max(0, reach), stride, axis)
-             for x in xs]
-            for i in range(size)
-        ]  # fmt: skip
-        xs = places[0]
-        for place in places[1:]:
-            xs = combine(xs, place)
-    return xs
+        low, high = padding[axis]
+        extent = _extent(xs[0].shape[axis], base_dilation[axis])
+        reach = low + extent + high - _extent(size, window_dilation[axis])
+        windows = np.arange(max(0, reach // window_strides[axis] + 1)) * window_strides[axis]
+        at = windows + np.arange(size)[:, None] * window_dilation[axis] - low
+        there = (at >= 0) & (at < extent) & (at % base_dilation[axis] == 0)
+        filled.append(there.any(0))
+        xs = _fold(combine, xs, at // base_dilation[axis], there, axis)
+    ys = combine([lax.broadcast(c, x.shape) for c, x in zip(inits, xs, strict=True)], xs)
+    for axis, full in enumerate(filled):
+        if not full.all():
+            shape = list(ys[0].shape)
+            shape[axis] = np.sum(~full)
+            ys = _merged([([lax.broadcast(c, shape) for c in inits], ~full), (ys, full)], axis)
+    return ys
+
+
+def _fold(combine: Combine, xs: list[Any], at: np.ndarray, there: np.ndarray, axis: int):
+    """Rows of `xs` along an axis, combined: element i of window n is row `at[i, n]`, if `there`.
+
+    One row for each window that has an element.
+    """
+    full, total = there[0], _rows(xs, at[0][there[0]], axis)
+    for places, on in zip(at[1:], there[1:], strict=True):
+        of = np.cumsum(full) - 1  # the row of each window in the total
+        both, old, new = full & on, full & ~on, on & ~full
+        made = combine(_rows(total, of[both], axis), _rows(xs, places[both], axis))
+        parts = [
+            (made, both),
+            (_rows(total, of[old], axis), old),
+            (_rows(xs, places[new], axis), new),
+        ]
+        full = full | on
+        total = _merged(
+            [(rows, mask[full]) for rows, mask in parts if mask.any()] or parts[:1], axis
+        )
+    return total
+
+
+def _rows(xs: list[Any], at: np.ndarray, axis: int) -> list[Any]:
+    """Some rows along an axis."""
+    steps = np.diff(at)
+    if len(at) and len(at) == xs[0].shape[axis] and np.all(steps == 1):
+        return xs
+    if not len(at) or (np.all(steps == steps[:1]) and np.all(steps > 0)):
+        start, step = (int(at[0]), int([*steps, 1][0])) if len(at) else (0, 1)
+        stop = int(at[-1]) + 1 if len(at) else 0
+        return [lax.slice_in_dim(x, start, stop, step, axis) for x in xs]
+    return [jnp.take(x, at, axis, mode="clip") for x in xs]
+
+
+def _merged(parts: Sequence[tuple[list[Any], np.ndarray]], axis: int) -> list[Any]:
+    """Rows along an axis put together: each part's where its mask says."""
+    if len(parts) == 1:
+        return parts[0][0]
+    order = np.argsort(np.concatenate([np.flatnonzero(mask) for _, mask in parts]))
+    together = [lax.concatenate(xs, axis) for xs in zip(*(xs for xs, _ in parts), strict=True)]
+    return _rows(together, order, axis)
 
 
 def _reduce_window(*operands: Any, jaxpr: Any, consts: Sequence[Any], window_dimensions: Sizes,
                    window_strides: Sizes, padding: Any, base_dilation: Sizes,
                    window_dilation: Sizes):  # fmt: skip
     n = len(operands) // 2
-    inits = list(operands[n:])
-
-    def combine(a: list[Any], b: list[Any]) -> list[Any]:
-        reducer = lambda *ab: evaluate(program(jaxpr), ab)
-        for _ in range(a[0].ndim):
-            reducer = jax.vmap(reducer)
-        return reducer(*a, *b)
-
-    ys = fold_windows(combine, list(operands[:n]), inits, window_dimensions, window_strides,
-                      padding, base_dilation, window_dilation)  # fmt: skip
-    return combine([lax.broadcast(c, ys[0].shape) for c in inits], ys)
+    return fold_windows(elementwise(jaxpr), list(operands[:n]), operands[n:], window_dimensions,
+                        window_strides, padding, base_dilation, window_dilation)  # fmt: skip
 
 
 composite("reduce_window", defined_by(_reduce_window), WINDOW)

@@ -125,7 +125,7 @@ def check_grads(f: Fun, args: Sequence[Any], order: int = 2, modes: Sequence[str
 
 
 def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
-    args = tuple(_cast(x, dtype, i) for i, x in enumerate(case.args))
+    args = tuple(cast(x, dtype, i) for i, x in enumerate(case.args))
     inexact = [i for i, x in enumerate(args) if differentiable(jax.typeof(x))]
     sizes = range(1, len(inexact) + 1)
     subsets = [s for n in sizes for s in itertools.combinations(inexact, n)]  # the last: all
@@ -188,7 +188,11 @@ def _check_first(case: Case, f: Fun, xs: Any, d: Any, modes: Collection[str], sa
 
     with watch(case.primitive, f, xs, say.fail):
         compiled, y, by_jax, slope = _run(everything, *xs)
-    for found in [compiled, _first(xform, f, xs, d)] if "eager" in modes else [compiled]:
+    eager = [_first(xform, f, xs, d)] if "eager" in modes else []
+    for found in eager:
+        own = f(*xs)
+        say.same("output, bit for bit", [found["output of jvp"], found["output of vjp"]], [own] * 2)
+    for found in [compiled, *eager]:
         say.close("output", [found["output of jvp"], found["output of vjp"]], [y, y])
         say.close("<pull, dx> and <ct, push>", _dot(found["vjp"], dxs), _dot(cts, found["jvp"]))
         if by_jax is not None:
@@ -278,6 +282,11 @@ class _Say:
             if not np.all(near):
                 self.fail(f"{check}{jax.tree_util.keystr(path)}", f"\n{a}\nis not\n{b}")
 
+    def same(self, check: str, found: Any, expected: Any) -> None:
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            if not np.array_equal(a, b, equal_nan=differentiable(jax.typeof(b))):
+                self.fail(check, f"\n{a}\nis not\n{b}")
+
     def same_types(self, check: str, found: Any, of: Any) -> None:
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(of), strict=True):
             dtype = b.dtype if differentiable(jax.typeof(b)) else jax.dtypes.float0
@@ -285,7 +294,7 @@ class _Say:
                 self.fail(check, f"{a.dtype}{np.shape(a)} is not {dtype}{np.shape(b)}")
 
 
-def _cast(x: Any, dtype: str, i: int) -> Any:
+def cast(x: Any, dtype: str, i: int) -> jax.Array:
     """An argument in a dtype; made complex by a phase that depends on the place."""
     x = np.asarray(x)
     if not np.issubdtype(x.dtype, np.inexact):

@@ -9,6 +9,7 @@ from xform.testing import Case
 RNG = np.random.default_rng(11)
 X = RNG.permutation(np.linspace(-2.0, 2.2, 30)).reshape(5, 6)
 Y = RNG.permutation(np.linspace(0.3, 1.9, 30)).reshape(5, 6)
+START = np.array(1.5)
 TIED = np.array([1.0, 3.0, 3.0, 2.0, 2.0, 0.0])
 
 PLAIN = ((2, 3), (1, 1), ((0, 0), (0, 0)))
@@ -39,6 +40,11 @@ def smallest(*args):
 def product(*args):
     """A reducer that has no name of its own."""
     return window(1, lambda a, b: a * b, *args)
+
+
+def started(*args):
+    """The product of each window with a value that is differentiated too."""
+    return lambda x, init: lax.reduce_window(x, init, lambda a, b: a * b, *args)
 
 
 def sum_and_product(x, y):
@@ -83,6 +89,18 @@ CASES = [
     Case("reduce_window", product(*STRIDED), (Y,), jax=False),
     Case("reduce_window", product(*CROPPED, BASE, DILATION), (Y,), label="dilations", jax=False),
     Case("reduce_window", sum_and_product, (X, Y), label="two operands", jax=False),
+    # Padding and holes are skipped: an initial value that is no identity counts once.
+    Case("reduce_window", started(*STRIDED), (Y, START), label="initial value", jax=False),
+    Case(
+        "reduce_window", started(*CROPPED, (2, 3), DILATION), (Y, START), label="holes", jax=False
+    ),
+    Case(
+        "reduce_window",
+        started((2, 2), (1, 1), ((3, 0), (0, 2))),
+        (Y[:2], START),
+        label="nothing but padding",
+        jax=False,
+    ),
     Case(
         "reduce_window_max",
         largest(*PLAIN, None, DILATION),
