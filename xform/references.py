@@ -25,6 +25,7 @@ from xform._jax import (
     name_stack,
     named,
     scan_counts,
+    scan_options,
     scan_p,
     source,
     while_p,
@@ -212,9 +213,8 @@ def _scan(params: dict[str, Any], args: list[Any], cells: list[Cell]):
         k = len(whole)
         return (outs[:n_carry], after[:k]), (outs[n_carry:], after[k:])
 
-    options = {k: params[k] for k in ("length", "reverse", "unroll")}
-    start = (list(carry), _held(whole))
-    (carry, values), (ys, slices) = lax.scan(step, start, (_plain(seq), _held(sliced)), **options)
+    start, xs = (list(carry), _held(whole)), (_plain(seq), _held(sliced))
+    (carry, values), (ys, slices) = lax.scan(step, start, xs, **scan_options(params))
     after = dict(zip([*whole, *sliced], [*values, *slices], strict=True))
     return [*carry, *ys], [after[c] for c in cells]
 

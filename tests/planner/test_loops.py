@@ -13,7 +13,9 @@ import xform
 from tests.parameters import slow
 from tests.reference import close
 from xform import errors, policies
-from xform.ir import evaluate, trace
+from xform._jax import JaxprEqn
+from xform.ir import Program, evaluate, trace
+from xform.passes.structured import bodies
 from xform.planner.loops import fold, loops, reshaped
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -51,6 +53,25 @@ def test_values_are_the_same(shape) -> None:
     for places in ((0,), (1,), (0, 1)):
         apart = reshaped(prog, dict.fromkeys(places, shape))
         close(evaluate(apart, [W, X, STEPS])[0], want, 1e-12)
+
+
+@pytest.mark.parametrize(("shape", "unrolled"), [
+    (((10,), (20,)), [4, 4]),
+    (((3, 10),), [1, 4]),
+    (((15, 2),), [2, 4]),
+    (((3, 5, 2),), [1, 2, 4]),
+])  # fmt: skip
+def test_unrolled_steps_stay_unrolled(shape, unrolled) -> None:
+    loop = lambda x, xs: [lax.scan(lambda c, x: (c * x, None), x, xs, unroll=4)[0]]
+    apart = reshaped(trace(loop, X[0, 0], STEPS[:, 0, 0]), {0: shape})
+    found = [eqn.params["unroll"] for eqn in every(apart) if eqn.primitive.name == "scan"]
+    assert found == unrolled
+
+
+def every(prog: Program) -> list[JaxprEqn]:
+    """The equations of a program, those of loops within after them."""
+    return [e for eqn in prog.equations
+            for e in (eqn, *(i for inner in bodies(eqn) for i in every(inner)))]  # fmt: skip
 
 
 def test_a_shape_of_another_length_is_refused() -> None:

@@ -21,6 +21,7 @@ from xform._jax import (
     jit_p,
     name_stack,
     scan_counts,
+    scan_options,
     scan_p,
     source,
     while_p,
@@ -120,9 +121,8 @@ def _scan(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) 
         ys = evaluate(steps, [*consts, *spread(carry, carried), *spread(x, read)])
         return ys[:n], ys[n:]
 
-    names = ("length", "reverse", "unroll", "_split_transpose")
-    options = {k: eqn.params[k] for k in names if k in eqn.params}
-    carry, ys = lax.scan(step, start, gather(xs[nc + nk :], read), **options)
+    seq = gather(xs[nc + nk :], read)
+    carry, ys = lax.scan(step, start, seq, **scan_options(eqn.params))
     return [*carry, *ys]
 
 

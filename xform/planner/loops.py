@@ -19,7 +19,7 @@ from typing import Any
 
 from jax import lax
 
-from xform._jax import JaxprEqn, jit_p, name_stack, scan_counts, scan_p, source
+from xform._jax import JaxprEqn, jit_p, name_stack, scan_counts, scan_options, scan_p, source
 from xform.ir import Program, bind, environment, evaluate, program, read, trace, write
 from xform.passes.structured import body, placed
 from xform.table import rule_of
@@ -92,7 +92,8 @@ def _scan(eqn: JaxprEqn, xs: Sequence[Any], shape: Shape) -> list[Any]:
     steps = program(eqn.params["jaxpr"])
     nc, nk = scan_counts(eqn.params)
     consts, carry, seq = list(xs[:nc]), list(xs[nc : nc + nk]), xs[nc + nk :]
-    length, reverse = eqn.params["length"], eqn.params["reverse"]
+    options = scan_options(eqn.params)
+    length, reverse = options.pop("length"), options["reverse"]
     if sum(map(math.prod, shape)) != length:
         raise ValueError(f"{shape} is no shape of a loop of {length} steps")
 
@@ -106,7 +107,7 @@ def _scan(eqn: JaxprEqn, xs: Sequence[Any], shape: Shape) -> list[Any]:
         n = math.prod(trips)
         start = length - done - n if reverse else done
         part = [_cut(x, start, n) for x in seq]
-        carry, ys = _nested(step, carry, part, trips, reverse)
+        carry, ys = _nested(step, carry, part, trips, options)
         stacks.append(ys)
         done += n
     if reverse:
@@ -119,18 +120,23 @@ def _cut(x: Any, start: int, n: int) -> Any:
     return x if x.shape[0] == n else lax.slice_in_dim(x, start, start + n)
 
 
-def _nested(step: Any, carry: list[Any], seq: list[Any], trips: Sequence[int], reverse: bool):
-    """Loops within loops; a loop of one trip is none."""
+def _nested(step: Any, carry: list[Any], seq: list[Any], trips: Sequence[int],
+            options: dict[str, Any]):  # fmt: skip
+    """Loops within loops; a loop of one trip is none.
+
+    As many steps as before are unrolled into one: those of the inner loop first.
+    """
     outer, *inner = (n for n in trips if n > 1) if math.prod(trips) != 1 else (1,)
     if not inner:
-        return lax.scan(step, carry, seq, length=outer, reverse=reverse)
+        return lax.scan(step, carry, seq, length=outer, **options)
     n = math.prod(inner)
     folded = [lax.reshape(x, (outer, n, *x.shape[1:])) for x in seq]
 
     def trip(carry: list[Any], x: list[Any]):
-        return _nested(step, carry, x, inner, reverse)
+        return _nested(step, carry, x, inner, options)
 
-    carry, ys = lax.scan(trip, carry, folded, length=outer, reverse=reverse)
+    around = {**options, "unroll": max(1, options["unroll"] // n)}
+    carry, ys = lax.scan(trip, carry, folded, length=outer, **around)
     return carry, [lax.reshape(y, (outer * n, *y.shape[2:])) for y in ys]
 
 

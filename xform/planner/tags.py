@@ -16,7 +16,7 @@ import jax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from xform._jax import JaxprEqn, Var, name_p, name_stack, scan_counts, scan_p, source
+from xform._jax import JaxprEqn, Var, name_p, name_stack, scan_counts, scan_options, scan_p, source
 from xform.arithmetic import differentiable
 from xform.errors import BudgetInfeasible
 from xform.interpret.joint import Plan, analyze
@@ -87,8 +87,8 @@ class _Naming:
             ys = self.run(steps, [*xs[:nc], *carry, *seq])
             return ys[:nk], ys[nk:]
 
-        options = {k: eqn.params[k] for k in ("length", "reverse", "unroll")}
-        carry, ys = lax.scan(step, list(xs[nc : nc + nk]), list(xs[nc + nk :]), **options)
+        carry, seq = list(xs[nc : nc + nk]), list(xs[nc + nk :])
+        carry, ys = lax.scan(step, carry, seq, **scan_options(eqn.params))
         return [*carry, *ys]
 
     def _name(self, x: Any) -> Any:

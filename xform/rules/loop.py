@@ -15,7 +15,7 @@ from typing import Any
 
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, scan_counts
+from xform._jax import JaxprEqn, Var, scan_counts, scan_options
 from xform.arithmetic import Value, instantiate
 from xform.cost import flops
 from xform.interpret import emit
@@ -29,10 +29,6 @@ from xform.passes.dce import live
 from xform.rules import revolve
 from xform.table import declare
 from xform.traits import Traits
-
-
-def _options(eqn: JaxprEqn) -> dict[str, Any]:
-    return {k: eqn.params[k] for k in ("length", "reverse", "unroll")}
 
 
 def _either(a: Sequence[bool], b: Sequence[bool]) -> Mask:
@@ -95,7 +91,7 @@ class Scan(Structured):
             dys = spread(instantiate(dys, body.prog.outputs, outputs), outputs)
             return (ys[:nk], dys[:nk]), (ys[nk:], dys[nk:])
 
-        state, out = lax.scan(step, (carry, dcarry), (seq, dseq), **_options(eqn))
+        state, out = lax.scan(step, (carry, dcarry), (seq, dseq), **scan_options(eqn.params))
         return [*state[0], *out[0]], [*state[1], *out[1]]
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
@@ -113,7 +109,7 @@ class _ScanNode(Node):
     def __init__(self, eqn: JaxprEqn, body: _Body, joint: Joint, active: Mask, wanted: Mask,
                  inside: Mask, push: bool):  # fmt: skip
         self.body, self.joint = body, joint
-        self.trips, self.options = eqn.params["length"], _options(eqn)
+        self.trips, self.options = eqn.params["length"], scan_options(eqn.params)
         self.first_carry = body.n_consts
         nk = body.n_carry
         if push:

@@ -18,7 +18,7 @@ from jax import lax
 from xform import cost
 from xform._jax import JaxprEqn, jax_primitives
 from xform.interpret.pullback import pullback
-from xform.ir import trace
+from xform.ir import program, trace
 from xform.rules.reduce import Combine, defined_by, elementwise
 from xform.table import composite, linear
 from xform.traits import Traits
