@@ -18,7 +18,7 @@ from xform.arithmetic import Value
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SLOTS
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, gather, join_p, spread
+from xform.interpret.node import Node, gather, join_p, released, spread
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, Program, trace
 from xform.passes.dce import live
@@ -157,8 +157,8 @@ def _pulled(prog: Program, active: Mask, wanted: Mask) -> Joint:
         return [*outs, *gather(in_cts, tuple(results))]
 
     cts = [cotangent_aval(v.aval) for v, on in zip(prog.outputs, wanted, strict=True) if on]
-    traced = trace(joint, *prog.in_avals, *cts)
-    return _split(opened(traced, small), prog, active, wanted, tuple(results), False)
+    traced = opened(released(trace(joint, *prog.in_avals, *cts)), small)
+    return _split(traced, prog, active, wanted, tuple(results), False)
 
 
 def _pushed(prog: Program, active: Mask, seconds: Mask) -> Joint:
@@ -171,8 +171,8 @@ def _pushed(prog: Program, active: Mask, seconds: Mask) -> Joint:
         return [*outs, *gather(dys, tuple(results))]
 
     dxs = [tangent_aval(v.aval) for v, on in zip(prog.inputs, seconds, strict=True) if on]
-    traced = trace(joint, *prog.in_avals, *dxs)
-    return _split(opened(traced, small), prog, active, seconds, tuple(results), True)
+    traced = opened(released(trace(joint, *prog.in_avals, *dxs)), small)
+    return _split(traced, prog, active, seconds, tuple(results), True)
 
 
 def _split(

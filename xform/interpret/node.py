@@ -18,7 +18,7 @@ import numpy as np
 from xform._jax import JaxprEqn, Primitive, ShapedArray, cotangent_aval, tangent_aval
 from xform.arithmetic import Value, instantiate
 from xform.fingerprint import fingerprint, parameters
-from xform.ir import Mask, bind
+from xform.ir import Mask, Program, bind
 from xform.ir import gather as gather
 from xform.ir import spread as spread
 from xform.table import Rule
@@ -34,16 +34,37 @@ fork_p, join_p = Primitive("xform_fork"), Primitive("xform_join")
 fork_p.multiple_results = join_p.multiple_results = True
 
 
+class Held:
+    """A Node, as the parameter of equations that are being traced.
+
+    JAX keeps each parameter that it has seen, in a cache of types. This one lets go of its Node
+    when the trace has ended, and of all that hangs on it.
+    """
+
+    def __init__(self, node: Node):
+        self.node = node
+
+
+def released(prog: Program) -> Program:
+    """A program as it was traced, with Nodes for parameters in place of what held them."""
+    pairs = [eqn for eqn in prog.equations if eqn.primitive in (fork_p, join_p)]
+    own = {id(eqn): eqn.replace(params={"node": eqn.params["node"].node}) for eqn in pairs}
+    for held in {eqn.params["node"] for eqn in pairs}:
+        del held.node
+    equations = tuple(own.get(id(eqn), eqn) for eqn in prog.equations)
+    return Program(prog.inputs, prog.consts, equations, prog.outputs)
+
+
 @fork_p.def_abstract_eval
-def _(*_: Any, node: Node) -> list[Any]:
-    return [*(v.aval for v in node.eqn.outvars), _TOKEN]
+def _(*_: Any, node: Held) -> list[Any]:
+    return [*(v.aval for v in node.node.eqn.outvars), _TOKEN]
 
 
 @join_p.def_abstract_eval
-def _(*_: Any, node: Node) -> list[Any]:
-    of = node.eqn.outvars if node.push else node.eqn.invars
-    kind = tangent_aval if node.push else cotangent_aval
-    return [kind(v.aval) for v, on in zip(of, node.results, strict=True) if on]
+def _(*_: Any, node: Held) -> list[Any]:
+    eqn, push, results = node.node.eqn, node.node.push, node.node.results
+    kind = tangent_aval if push else cotangent_aval
+    return [kind(v.aval) for v in gather(eqn.outvars if push else eqn.invars, results)]
 
 
 def bound(eqn: JaxprEqn) -> JaxprEqn:
@@ -180,17 +201,19 @@ class Structured(Rule):
     ) -> tuple[list[Value], Pull]:
         """Outputs, and the pullback from cotangents of the wanted outputs."""
         node = self.node(eqn, active, wanted, push=False)
-        *ys, token = fork_p.bind(*xs, node=node)
+        held = Held(node)
+        *ys, token = fork_p.bind(*xs, node=held)
 
         def pull(cts: Sequence[Value]) -> list[Value]:
             full = instantiate(cts, eqn.outvars, node.seconds, cotangent_aval)
-            return spread(join_p.bind(token, *xs, *full, node=node), node.results)
+            return spread(join_p.bind(token, *xs, *full, node=held), node.results)
 
         return ys, pull
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         """Outputs and tangents, with the tangent part apart from the primal part."""
         node = self.node(eqn, tuple(dx is not None for dx in dxs), wanted, push=True)
-        *ys, token = fork_p.bind(*xs, node=node)
+        held = Held(node)
+        *ys, token = fork_p.bind(*xs, node=held)
         full = instantiate(dxs, eqn.invars, node.seconds)
-        return ys, spread(join_p.bind(token, *xs, *full, node=node), node.results)
+        return ys, spread(join_p.bind(token, *xs, *full, node=held), node.results)

@@ -133,24 +133,19 @@ class _Push(Whole):
         return gather(dys, self.results)
 
 
-class _Pull(Node):
-    """A while that is gone back through. Its Joint is that of one step."""
+class _Steps:
+    """A while that is gone back through: the Joint of one step, and which carries get cotangents.
 
-    loop = True
+    What is compiled for it is kept with the step's Program, and so it holds no equation: that has
+    the jaxpr in which the Program lives on.
+    """
 
-    def __init__(self, eqn: JaxprEqn, loop: _Loop, joint: Joint, wanted: Mask, cts: Mask):
-        self.body, self.joint, self.cts = loop, joint, cts
-        consts = joint.results[: loop.n_step]
-        super().__init__(eqn, [joint], wanted, (*(False,) * loop.n_cond, *consts, *cts), False)
+    def __init__(self, loop: _Loop, joint: Joint, cts: Mask):
+        self.loop, self.joint, self.cts = loop, joint, cts
         self.slots = SLOTS.get()
-        self.first_carry = loop.n_step
         self.carried = dict(zip(joint.inputs[loop.n_step :], joint.outputs, strict=True))
-        self._check_effects()
 
-    def steered(self, moving: Mask) -> bool:
-        return self.body.steered(moving)
-
-    def _needs(self, plan: Plan) -> tuple[set[Var], dict[Var, Var]]:
+    def needs(self, plan: Plan) -> tuple[set[Var], dict[Var, Var]]:
         """Inputs of a step from which the way back makes everything that it reads.
 
         And outputs, by the carries that they become, which the pullback of a step reads: they are
@@ -168,64 +163,37 @@ class _Pull(Node):
             plan.cache["needs"] = needed(plan, self.carried, ahead), ahead
         return plan.cache["needs"]
 
-    def stacked(self, plans: Plans) -> Mask:
-        need, _ = self._needs(plans[0])
+    def stored(self, plan: Plan) -> Mask:
+        """Which inputs of a step are stored: what it carries, and changes."""
+        need, _ = self.needs(plan)
         return tuple(v in need and self.carried.get(v, v) is not v for v in self.joint.inputs)
 
-    def keeps(self, plan: Plan) -> tuple[Var, ...]:
-        return ()
-
-    def copies(self, plans: Plans) -> list[int]:
-        _, ahead = self._needs(plans[0])
-        inputs = zip(self.joint.inputs, self.stacked(plans), strict=True)
-        return [(self.slots + 1 + (v in ahead)) * on for v, on in inputs]
-
-    def _ahead(self, plans: Plans) -> Mask:
+    def ahead(self, plan: Plan) -> Mask:
         """Which of the stored carries are read after a step too."""
-        _, ahead = self._needs(plans[0])
-        return tuple(v in ahead for v in gather(self.joint.inputs, self.stacked(plans)))
+        _, ahead = self.needs(plan)
+        return tuple(v in ahead for v in gather(self.joint.inputs, self.stored(plan)))
 
-    def reads(self, plans: Plans) -> Mask:
-        need, _ = self._needs(plans[0])
-        inside = zip(self.joint.inputs, self.stacked(plans), strict=True)
-        return (*(False,) * self.body.n_cond, *(v in need and not s for v, s in inside))
-
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
-        stored = self.stacked(plans)
-        self._check_devices(stored)
-        ys, token = self._compiled(plans, "sweep")(list(xs))
-        where = frame(self.eqn)
-        return [final(y, where) if u else None for y, u in zip(ys, used, strict=True)], token
-
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
-        cts = instantiate(spread(seconds, self.seconds), self.eqn.outvars, self.cts, cotangent_aval)
-        results = self._compiled(plans, "back")(token, list(xs), cts)
-        where = frame(self.eqn)
-        return [final(ct, where) for ct in results]
-
-    def _compiled(self, plans: Plans, part: str) -> Any:
+    def compiled(self, plan: Plan, part: str) -> Any:
         """One part as a jitted function, made once: evaluated eagerly it is compiled once."""
-        (plan,) = plans
-        key = part, self.body.cond
+        key = part, self.loop.cond
         if key not in plan.cache:
             method = {"sweep": self._sweep, "back": self._back}[part]
 
             def run(*args: Any) -> Any:
-                return method(plans, *args)
+                return method(plan, *args)
 
             run.__name__ = f"while_{part}"
             plan.cache[key] = jax.jit(run)
         return plan.cache[key]
 
-    def _sweep(self, plans: Plans, xs: list[Value]) -> tuple[list[Value], Any]:
-        loop = self.body
+    def _sweep(self, plan: Plan, xs: list[Value]) -> tuple[list[Value], Any]:
+        loop = self.loop
         cond_consts, consts, carry = loop.parts(xs)
-        stored = self.stacked(plans)[loop.n_step :]
+        stored = self.stored(plan)[loop.n_step :]
         ys, trail = sweep(
             lambda x: evaluate(loop.cond, [*cond_consts, *x])[0],
             lambda x: emit.values(
-                plans[0],
+                plan,
                 self.joint.outputs,
                 dict(zip(self.joint.inputs, [*consts, *x], strict=True)),
             ),
@@ -233,12 +201,12 @@ class _Pull(Node):
             stored,
             self.slots if any(stored) else 1,
         )
-        return ys, (trail, gather(gather(ys, stored), self._ahead(plans)))
+        return ys, (trail, gather(gather(ys, stored), self.ahead(plan)))
 
-    def _back(self, plans: Plans, token: Any, xs: list[Value], cts: States) -> list[Value]:
-        (plan,), joint, n = plans, self.joint, self.body.n_step
-        stored, ahead = self.stacked(plans), self._ahead(plans)
-        outside = xs[self.body.n_cond :]
+    def _back(self, plan: Plan, token: Any, xs: list[Value], cts: States) -> list[Value]:
+        joint, n = self.joint, self.loop.n_step
+        stored, ahead = self.stored(plan), self.ahead(plan)
+        outside = xs[self.loop.n_cond :]
         moving = gather(joint.outputs, stored[n:])
         made = gather(moving, ahead)
 
@@ -269,9 +237,57 @@ class _Pull(Node):
         cts, sums = back(trail, last, ahead, *in_lanes(trail.trips, step, pull), cts, sums)
         return [*sums, *cts]
 
+
+class _Pull(Node):
+    """A while that is gone back through. Its Joint is that of one step."""
+
+    loop = True
+
+    def __init__(self, eqn: JaxprEqn, loop: _Loop, joint: Joint, wanted: Mask, cts: Mask):
+        self.body, self.steps = loop, _Steps(loop, joint, cts)
+        consts = joint.results[: loop.n_step]
+        super().__init__(eqn, [joint], wanted, (*(False,) * loop.n_cond, *consts, *cts), False)
+        self.first_carry = loop.n_step
+        self._check_effects()
+
+    def steered(self, moving: Mask) -> bool:
+        return self.body.steered(moving)
+
+    def stacked(self, plans: Plans) -> Mask:
+        return self.steps.stored(plans[0])
+
+    def keeps(self, plan: Plan) -> tuple[Var, ...]:
+        return ()
+
+    def copies(self, plans: Plans) -> list[int]:
+        steps = self.steps
+        _, ahead = steps.needs(plans[0])
+        inputs = zip(steps.joint.inputs, self.stacked(plans), strict=True)
+        return [(steps.slots + 1 + (v in ahead)) * on for v, on in inputs]
+
+    def reads(self, plans: Plans) -> Mask:
+        need, _ = self.steps.needs(plans[0])
+        inside = zip(self.steps.joint.inputs, self.stacked(plans), strict=True)
+        return (*(False,) * self.body.n_cond, *(v in need and not s for v, s in inside))
+
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        self._check_devices(self.stacked(plans))
+        ys, token = self.steps.compiled(plans[0], "sweep")(list(xs))
+        where = frame(self.eqn)
+        return [final(y, where) if u else None for y, u in zip(ys, used, strict=True)], token
+
+    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
+               tied: bool) -> list[Value]:  # fmt: skip
+        cts = spread(seconds, self.seconds)
+        cts = instantiate(cts, self.eqn.outvars, self.steps.cts, cotangent_aval)
+        results = self.steps.compiled(plans[0], "back")(token, list(xs), cts)
+        where = frame(self.eqn)
+        return [final(ct, where) for ct in results]
+
     def _check_effects(self) -> None:
         """Refuse a step whose effects make the values that it is run again for."""
-        for eqn in live(self.joint.first, self.joint.outputs, effects=False):
+        joint = self.steps.joint
+        for eqn in live(joint.first, joint.outputs, effects=False):
             kinds = {type(e).__name__ for e in bound(eqn).effects}
             if kinds - _REPEATABLE:
                 raise NotDifferentiable(

@@ -60,7 +60,7 @@ class _Direct(Split):
                 return params["run"](*args)
         if primitive not in (fork_p, join_p):
             return super().process_primitive(primitive, args, params)
-        node: Node = params["node"]
+        node: Node = params["node"].node
         plans = [plan(j, node.policy if node.region else None) for j in node.joints]
         if primitive is fork_p:
             with set_current_trace(self):
