@@ -13,10 +13,10 @@ FILES = {
     for path in sorted((ROOT / "xform").rglob("*.py"))
 }
 LAYERS = """
-    errors, text, files, devices < _jax < equation, place, traits, arithmetic, naming < references
-    < ir < fingerprint < table, passes < cost < interpret < rules < policies < planner < memory
-    < transforms
-    < extend, flax, __init__, testing < commands < __main__ < experimental
+    errors, text, files, devices, recent < _jax < equation, place, traits, arithmetic,
+    naming < references < ir < fingerprint < table, passes < cost < interpret < rules <
+    policies < planner < memory < transforms < extend, flax, __init__, testing < commands <
+    __main__ < experimental
 """
 LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}
 JAX_INTERNALS = ("jax.core", "jax.extend", "jax.interpreters")

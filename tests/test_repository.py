@@ -31,3 +31,14 @@ def test_ci_runs_what_a_user_runs() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
     commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
     assert commands == ["make check", "make test"]
+
+
+def test_no_cache_grows_for_ever() -> None:
+    """Each is bounded (`recent.Recent`, `lru_cache` with a size) or lives as long as its key."""
+    unbounded = r"functools\.cache\b|lru_cache\((?!maxsize=\d)|lru_cache$"
+    registries = {"RULES", "LATER", "_NONE", "_OWN", "_SEEN", "_claims", "_texts"}
+    for path in sorted((ROOT / "xform").rglob("*.py")):
+        text = path.read_text()
+        assert not re.search(unbounded, text, re.MULTILINE), path
+        made = re.findall(r"^(\w+)(?:: .*)? = (?:\{\}|dict\(\)|\[\]|set\(\))", text, re.MULTILINE)
+        assert registries.issuperset(made), f"{path}: {made}"

@@ -98,7 +98,6 @@ __all__ = [
     "pull_custom_vjp",
     "registered",
     "scan_counts",
-    "scan_options",
     "scan_p",
     "set_current_trace",
     "source",
@@ -157,12 +156,6 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
-
-
-def scan_options(params: dict[str, Any]) -> dict[str, Any]:
-    """What `lax.scan` is given, besides functions and values, to make a scan like one."""
-    names = ("length", "reverse", "unroll", "_split_transpose")
-    return {k: params[k] for k in names if k in params}
 
 
 def source(eqn: JaxprEqn, outer: Any):

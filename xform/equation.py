@@ -39,3 +39,9 @@ def apply(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
     prim = eqn.primitive
     out = prim.bind(*args, **prim.get_bind_params(eqn.params))
     return list(out) if prim.multiple_results else [out]
+
+
+def scan_options(params: dict[str, Any]) -> dict[str, Any]:
+    """What `lax.scan` is given, besides functions and values, to make a scan like one."""
+    names = ("length", "reverse", "unroll", "_split_transpose")
+    return {k: params[k] for k in names if k in params}

@@ -25,12 +25,11 @@ from xform._jax import (
     name_stack,
     named,
     scan_counts,
-    scan_options,
     scan_p,
     source,
     while_p,
 )
-from xform.equation import bind, read, write
+from xform.equation import bind, read, scan_options, write
 from xform.errors import NotDifferentiable
 from xform.place import accumulated, found, replaced
 

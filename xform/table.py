@@ -181,8 +181,7 @@ class Bilinear(Rule):
 class Composite(Rule):
     """The formula is a jvp; `interpret` derives the pullback from its linear part."""
 
-    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]
-            ) -> tuple[Sequence[Value], Sequence[Value]]:  # fmt: skip
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         """Outputs and their tangents; a formula without outputs means those of the primitive."""
         ys, dys = self.call(self.formulas[0], eqn, xs, dxs)
         return apply(eqn, xs) if ys is None else ys, dys
@@ -364,9 +363,8 @@ def composite(primitive: Primitive | str, jvp: Formula, traits: Traits = PLAIN) 
     Args:
       primitive: the Primitive.
       jvp: `jvp(primals, tangents, **params)` returns a list of outputs and a list of their
-        tangents; a tangent may be None, coming in and going out. Its linear part is transposed for
-        the pullback. The outputs are the primitive's own, bit for bit: bind it, or return None for
-        the list.
+        tangents, None where zero; its linear part is transposed for the pullback. The outputs are
+        the primitive's own, bit for bit: bind it, or return None for the list.
       traits: what else is known.
 
     Raises:

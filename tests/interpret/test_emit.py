@@ -1,12 +1,15 @@
 """The scopes of what is emitted: profiles tell the parts of a program by them."""
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import xform
+from xform.interpret import emit
 
 
 def mlp(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -58,3 +61,27 @@ def test_a_loop_keeps_its_scope_and_its_line() -> None:
 def test_a_region_that_is_run_again() -> None:
     found = scopes(xform.grad(lambda w: xform.remat(mlp)(w, X)), W)
     assert any("xform(recompute)" in s and s.endswith("exp") for s in found)
+
+
+def test_outside_jit_what_is_read_last_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def layer(x: jax.Array) -> jax.Array:
+        for _ in range(30):
+            x = jnp.sin(x)
+        return x
+
+    x = jnp.ones(8)
+    alive, bind, before = [], emit.bind, len(jax.live_arrays())
+
+    def counted(*args: Any) -> Any:
+        ys = bind(*args)
+        alive.append(len(jax.live_arrays()) - before)
+        return ys
+
+    monkeypatch.setattr(emit, "bind", counted)
+    y, pull = xform.vjp(xform.remat(layer), x)
+    assert len(alive) == 30
+    assert max(alive) == 2
+    alive.clear()
+    (ct,) = pull(y)
+    assert max(alive) <= 1 + 30 + 2  # the result, what each sine's cosine reads, and two more
+    del ct

@@ -10,6 +10,7 @@ import pytest
 
 from xform.memory import answers
 from xform.memory.answers import Answer, answered
+from xform.recent import Recent
 
 ANSWERS = (
     Answer({"temp": 3}, 1.5, b"module\nwith lines\x00"),
@@ -23,7 +24,7 @@ def never() -> Answer:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a new process, which remembers nothing."""
-    monkeypatch.setattr(answers, "_remembered", answers._remembered.__class__())
+    monkeypatch.setattr(answers, "_remembered", Recent())
 
 
 @pytest.fixture

@@ -326,3 +326,24 @@ def test_offload_policies_differentiate_on_cpu() -> None:
     close(jax.jit(xform.grad(xform.remat(block, policy=policy)))(w, b), want, 1e-5)
     rows = xform.residuals(block, w, b, policy=policy)
     assert {(r.name, r.memory) for r in rows if r.name} == {("a", "pinned_host"), ("b", "device")}
+
+
+def test_static_arguments_that_are_equal_or_not_hashable() -> None:
+    region = xform.checkpoint(lambda x, how: x * how["n"], static_argnums=1)
+    assert float(xform.grad(region)(2.0, {"n": 3.0})) == 3.0
+    kind = xform.checkpoint(
+        lambda x, n: x * (2.0 if isinstance(n, bool) else 3.0), static_argnums=1
+    )
+    assert [float(xform.grad(kind)(2.0, n)) for n in (True, 1, True)] == [2.0, 3.0, 2.0]
+
+
+def test_a_function_with_static_arguments_is_traced_once() -> None:
+    traces = []
+
+    def f(x, n):
+        traces.append(n)
+        return x * n
+
+    for _ in range(3):
+        xform.grad(xform.checkpoint(f, static_argnums=1))(2.0, 3)
+    assert traces == [3]

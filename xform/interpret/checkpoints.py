@@ -248,7 +248,7 @@ def in_lanes(
     return one, down
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def places(length: int, n: int) -> np.ndarray:
     """Where a loop of known length puts the state before each step: in one of n slots, or last.
 
@@ -322,7 +322,7 @@ def _split(length: Value, free: Value, n: int) -> Value:
     return lax.select(lax.gt(free, np.int32(0)), split, lax.sub(length, np.int32(1)))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)
 def _binomials(rows: int) -> np.ndarray:
     """C(s + t, s), but no more than 2^30, by s and t."""
     columns = [np.ones(rows, np.int64)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Var, name_p, name_stack, source
+from xform._jax import JaxprEqn, Var, name_p, name_stack, source, staging
 from xform.arithmetic import Value
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import fork_p, gather, join_p, spread
@@ -121,6 +121,7 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
     part = plan.joint.second_ids if places is not None else None
     saved = _reasons(plan) if part is None else {}
     here: set[object] = set(tied)
+    drop = {} if staging() else _last_reads(equations, plan, outputs, places or {})
     for i, eqn in enumerate(equations):
         if places and i in places:
             at = places[i]
@@ -156,6 +157,26 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
         write(env, eqn.outvars, ys)
         if sent is not None:
             sent.update((v, send(plan, v, env[v])) for v in eqn.outvars if v in plan.offloaded)
+        for v in drop.get(i, ()):
+            env.pop(v, None)
+
+
+def _last_reads(equations: Sequence[JaxprEqn], plan: Plan, outputs: Iterable[Value], places: Waits
+                ) -> dict[int, list[Var]]:  # fmt: skip
+    """For each place, what nothing reads after it: where operations run one by one, it is freed."""
+    named = plan.joint.named
+    seen = {v for v in outputs if isinstance(v, Var)}
+    seen.update(named[v] for v in seen & named.keys())
+    drop: dict[int, list[Var]] = {}
+    for i, eqn in reversed([*enumerate(equations)]):
+        at = places.get(i)
+        waiting = () if at is None else (*at.seconds, *at.saved)
+        for v in (*eqn.outvars, *reads_of(eqn, plan.inner), *waiting):
+            for x in (v, named.get(v, v)):
+                if x not in seen:
+                    seen.add(x)
+                    drop.setdefault(i, []).append(x)
+    return drop
 
 
 def _reasons(plan: Plan) -> dict[Var, str]:

@@ -23,6 +23,7 @@ from xform.interpret.pullback import pullback
 from xform.ir import Mask, Program, trace
 from xform.passes.dce import live
 from xform.passes.inline import opened, small
+from xform.recent import Recent
 from xform.table import traits
 
 
@@ -90,8 +91,8 @@ class Joint:
 
     @cached_property
     def plans(self) -> dict[Any, Plan]:
-        """Plans made for this Joint so far, by policy."""
-        return {}
+        """Plans made for this Joint, by policy: a few, as a policy may be made for each call."""
+        return Recent(16)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,13 +124,13 @@ class Plan:
     why: dict[Var, str]
     alike: Callable[[Joint], Plan]
     slots: int | None = None
-    cache: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+    cache: dict[Any, Any] = dataclasses.field(default_factory=Recent, repr=False)
 
     @cached_property
     def bare(self) -> Plan:
         """The same with nothing kept and nothing read: what serves the outputs alone."""
         reads = (False,) * len(self.reads)
-        return dataclasses.replace(self, kept=(), offloaded={}, reads=reads, cache={})
+        return dataclasses.replace(self, kept=(), offloaded={}, reads=reads, cache=Recent())
 
 
 def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool = False) -> Joint:

@@ -6,7 +6,6 @@ answers, one file each: a line of JSON, and the module. What cannot be read or w
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import hashlib
@@ -19,9 +18,8 @@ from pathlib import Path
 import jax
 
 from xform.files import whole
+from xform.recent import Recent
 
-# How many answers are remembered in the process.
-_MOST = 32
 _FORMAT = "xform answer 1"
 # What decides besides the program and the target.
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
@@ -50,7 +48,8 @@ class Answer:
         return bool(self.error) and "RESOURCE_EXHAUSTED" not in self.error
 
 
-_remembered: collections.OrderedDict[str, Answer] = collections.OrderedDict()
+# In the process.
+_remembered: Recent[str, Answer] = Recent(32)
 
 
 def answered(program: bytes, *decides: str, ask: Callable[[], Answer]) -> Answer:
@@ -70,12 +69,10 @@ def answered(program: bytes, *decides: str, ask: Callable[[], Answer]) -> Answer
             if file:
                 _write(file, found)
         _remembered[name] = found
-        if len(_remembered) > _MOST:
-            _remembered.popitem(last=False)
     return _remembered[name]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform.errors import WrongArgument
-from xform.ir import Program, evaluate, gather, spread, trace, uncollected
+from xform.ir import Program, evaluate, gather, seldom_collected, spread, trace
 from xform.passes.builder import inside
 from xform.passes.structured import bodies
 from xform.passes.verify import verify
@@ -130,7 +130,7 @@ class Pipeline(Pass):
         """The passes one by one, with what each did."""
         for p in self.passes:
             start = time.perf_counter()
-            with uncollected():
+            with seldom_collected():
                 after = p.program(prog)
             seconds = time.perf_counter() - start
             if self.verified and after is not prog:

@@ -21,11 +21,11 @@ from xform._jax import (
     jit_p,
     name_stack,
     scan_counts,
-    scan_options,
     scan_p,
     source,
     while_p,
 )
+from xform.equation import scan_options
 from xform.ir import Mask, Program, evaluate, gather, program, spread, trace
 from xform.table import traits
 

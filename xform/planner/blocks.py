@@ -27,6 +27,7 @@ from xform.passes.dce import live
 from xform.planner.choice import Choice
 from xform.planner.exact import MOST, Point, Problem, size
 from xform.planner.waist import roots_of, waists
+from xform.recent import Recent
 
 # Of a class of blocks: how many solutions are looked for.
 _POINTS = 16
@@ -171,7 +172,7 @@ def _block(top: Plan, part: list[JaxprEqn], ends: Iterable[Var], joins: dict[Nod
         second_outputs=tuple(v for e in part for v in e.outvars if v in ends),
     )
     inner = {n: top.inner[n] for n in nodes}
-    return dataclasses.replace(top, joint=joint, inner=inner, kept=(), reads=(), cache={})
+    return dataclasses.replace(top, joint=joint, inner=inner, kept=(), reads=(), cache=Recent())
 
 
 def _moved(choice: Choice, one: Joint, other: Joint) -> Choice:

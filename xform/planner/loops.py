@@ -19,7 +19,8 @@ from typing import Any
 
 from jax import lax
 
-from xform._jax import JaxprEqn, jit_p, name_stack, scan_counts, scan_options, scan_p, source
+from xform._jax import JaxprEqn, jit_p, name_stack, scan_counts, scan_p, source
+from xform.equation import scan_options
 from xform.ir import Program, bind, environment, evaluate, program, read, trace, write
 from xform.passes.structured import body, placed
 from xform.table import rule_of
@@ -135,7 +136,7 @@ def _nested(step: Any, carry: list[Any], seq: list[Any], trips: Sequence[int],
     def trip(carry: list[Any], x: list[Any]):
         return _nested(step, carry, x, inner, options)
 
-    around = {**options, "unroll": max(1, options["unroll"] // n)}
+    around: dict[str, Any] = {**options, "unroll": max(1, options["unroll"] // n)}
     carry, ys = lax.scan(trip, carry, folded, length=outer, **around)
     return carry, [lax.reshape(y, (outer * n, *y.shape[2:])) for y in ys]
 
@@ -161,7 +162,7 @@ def fold(length: int, depth: int, state: int, step: int) -> tuple[Shape, int]:
     return best or fold(length, depth - 1, state, step)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def _sizes(length: int) -> tuple[int, ...]:
     """Numbers of inner steps that are worth a try: all small ones, then ever fewer."""
     found, n = [], 2

@@ -21,7 +21,7 @@ from xform._jax import JaxprEqn, Offloadable, Var, name_p, while_p
 from xform.cost import aval_bytes
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
-from xform.ir import Mask, uncollected
+from xform.ir import Mask, seldom_collected
 from xform.planner.backend import backend
 from xform.planner.budget import fit
 from xform.planner.choice import Choice
@@ -32,9 +32,6 @@ from xform.planner.peak import fit_peak, liveness
 from xform.planner.waist import waists
 from xform.planner.work import price
 from xform.policies import Budget, MinCut, Policy, ask, check, said, save_everything
-
-# A policy that is made afresh for each call must not fill the memory.
-_MOST = 16
 
 
 def plan(joint: Joint, policy: Any = None, top: bool = False, given: Mask | None = None) -> Plan:
@@ -49,10 +46,8 @@ def plan(joint: Joint, policy: Any = None, top: bool = False, given: Mask | None
     if isinstance(policy, Budget) and policy.of == "peak":
         key = *key, backend()
     if key not in joint.plans:
-        if len(joint.plans) == _MOST:
-            joint.plans.pop(next(iter(joint.plans)))
         make = lambda how: _Walk(joint, how, top, given).plan()
-        with uncollected():
+        with seldom_collected():
             joint.plans[key] = _made(joint, policy, make)
     return joint.plans[key]
 

@@ -16,8 +16,9 @@ import jax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from xform._jax import JaxprEqn, Var, name_p, name_stack, scan_counts, scan_options, scan_p, source
+from xform._jax import JaxprEqn, Var, name_p, name_stack, scan_counts, scan_p, source
 from xform.arithmetic import differentiable
+from xform.equation import scan_options
 from xform.errors import BudgetInfeasible
 from xform.interpret.joint import Plan, analyze
 from xform.interpret.node import fork_p

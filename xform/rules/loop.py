@@ -15,9 +15,10 @@ from typing import Any
 
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, scan_counts, scan_options
+from xform._jax import JaxprEqn, Var, scan_counts
 from xform.arithmetic import Value, instantiate
 from xform.cost import flops
+from xform.equation import scan_options
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.again import needed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from xform import policies
 from xform._jax import closed
 from xform.errors import WrongArgument
 from xform.planner.tags import tagged
+from xform.recent import Recent
 from xform.rules.call import mark
 from xform.transforms.function import as_array, check_callable, numbers
 
@@ -118,19 +120,35 @@ def _no_cse(prevent_cse: Any, blocked: str) -> WrongArgument:
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def _held(f: Callable[..., Any], static: tuple[tuple[int | str, Any], ...]) -> Callable[..., Any]:
+Static = tuple[tuple[int | str, Any], ...]
+# For each function that lives, what it is with some arguments held.
+_HELD: weakref.WeakKeyDictionary[Any, Recent[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _held(f: Callable[..., Any], static: Static) -> Callable[..., Any]:
     """`f` with some arguments held; one function for one choice, so that its trace is kept."""
+    key = tuple((k, type(x), x) for k, x in static)  # 1 and True are equal
+    try:
+        hash(key)
+        made = _HELD.setdefault(f, Recent(16))
+    except TypeError:  # what cannot be found again is traced again
+        return _holding(lambda: f, static)
+    if key not in made:
+        made[key] = _holding(weakref.ref(f), static)
+    return made[key]
+
+
+def _holding(whose: Callable[[], Any], static: Static) -> Callable[..., Any]:
     names = {k: x for k, x in static if isinstance(k, str)}
 
-    @functools.wraps(f, updated=())
     def held(*args: Any, **kwargs: Any) -> Any:
         full = list(args)
         for i, x in static:
             if isinstance(i, int):
                 full.insert(i, x)
-        return f(*full, **kwargs, **names)
+        return whose()(*full, **kwargs, **names)
 
+    held.__name__ = getattr(whose(), "__name__", "held")
     return held
 
 

@@ -20,6 +20,7 @@ from xform.planner.nested import Whole, search
 from xform.planner.peak import infeasible
 from xform.planner.record import record
 from xform.policies import Budget, min_cut
+from xform.recent import Recent
 from xform.text import human_bytes
 from xform.transforms.inspect import At
 
@@ -31,8 +32,6 @@ _NEAR, _BOLD, _SAFE = 0.97, 0.92, 1.05
 # A plan that is predicted to be over the budget by less than this factor is compiled all the same,
 # before the budget is refused.
 _OFF = 1.15
-# How many programs are remembered.
-_PROGRAMS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ class _Said:
     bytes: float
 
 
-_remembered: dict[Hashable, dict[str, _Said]] = {}
+_remembered: Recent[Hashable, dict[str, _Said]] = Recent(64)
 
 
 class Compiler:
@@ -64,9 +63,8 @@ class Compiler:
                  measure: Callable[[Whole], int | None], *decides: Hashable) -> None:  # fmt: skip
         self.peak, self._measure, self._joint = peak, measure, as_written
         program = fingerprint(as_written.program), as_written.active, as_written.seconds
-        self._said = _remembered.setdefault((*program, *decides), {})
-        if len(_remembered) > _PROGRAMS:
-            _remembered.pop(next(iter(_remembered)))
+        key = (*program, *decides)
+        _remembered[key] = self._said = _remembered.get(key, {})
         self.compiles = 0
 
     def bytes(self, whole: Whole) -> float:
