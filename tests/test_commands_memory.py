@@ -110,8 +110,8 @@ def test_why_not() -> None:
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "_found", lambda *modules: False)
     text = commands.run(["doctor"])
-    assert "pip install 'xform[tpu]'" in text
-    assert "pip install 'xform[gpu-aot]'" in text
+    assert "pip install 'jax-xform[tpu]'" in text
+    assert "pip install 'jax-xform[gpu-aot]'" in text
     data = json.loads(commands.run(["doctor", "--json"]))
     assert data["packages"]["jax"]
     assert {t["name"] for t in data["targets"]} >= {"cpu", "tpu:v5e:1x1", "gpu:h100"}
@@ -121,7 +121,7 @@ def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "_found", lambda *modules: False)
     with pytest.raises(MissingExtra) as caught:
         commands.run(["memory", "small:loss", "--target", "tpu:v5e:1x1"])
-    assert "pip install 'xform[tpu]'" in str(caught.value)
+    assert "pip install 'jax-xform[tpu]'" in str(caught.value)
 
 
 @pytest.mark.parametrize(

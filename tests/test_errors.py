@@ -106,7 +106,7 @@ same argnums""",
         """\
 Plan.plot
   problem: matplotlib is not installed
-  remedy:  install it: pip install 'xform[plot]', or pip install matplotlib""",
+  remedy:  install it: pip install 'jax-xform[plot]', or pip install matplotlib""",
     ),
     "infeasible peak": (
         lambda: xform.plan(lambda x: jnp.sum(jnp.sin(x)), X, verify=False,

@@ -580,7 +580,7 @@ except AttributeError as e:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     ).stdout  # fmt: skip
-    assert 'pip install "xform[train]"' in out
+    assert "pip install 'jax-xform[train]'" in out
     assert "has no attribute 'nothing'" in out
 
 

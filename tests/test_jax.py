@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.experimental.scheduling_groups import scheduling_group
 
+import xform
 from xform import _jax
 
 
@@ -75,3 +77,63 @@ def test_frames_are_the_users_and_not_a_librarys():
     eqn = jax.make_jaxpr(lambda x: lax.sin(x))(1.0).jaxpr.eqns[0]
     assert "site-packages" not in _jax.frame(eqn)
     assert "test_jax.py" in _jax.frame(eqn)
+
+
+def test_operations_run_in_the_current_trace():
+    """They do not where it is taken, in 0.12."""
+    outermost = _jax.current_trace()
+    assert outermost is _jax.current_trace()
+    seen = []
+
+    @jax.jit
+    def f(x):
+        seen.append(_jax.current_trace())
+        return jnp.asarray(3) + x
+
+    assert f(1) == 4
+    assert seen[0] is not outermost
+
+
+@pytest.mark.parametrize(
+    ("inline", "asked"),
+    [(True, True), (False, False), ("JAX_EARLY", True), ("JAX_LATE", True), ("AUTO", False)],
+)
+def test_what_is_inlined_was_asked_to_be(inline, asked):
+    in_012 = isinstance(inline, str)
+    value = SimpleNamespace(name=inline) if in_012 else inline
+    assert _jax.inlines({"inline": value}) is asked
+    if not in_012:
+        nested = jax.jit(lambda x: x + 1, inline=inline)
+        eqns = jax.make_jaxpr(nested)(1.0).jaxpr.eqns
+        assert all(_jax.inlines(e.params) is asked for e in eqns if e.primitive.name == "jit")
+
+
+def _tagged(**how):
+    jaxpr = jax.make_jaxpr(scheduling_group("a")(jnp.sin))(1.0)
+    (eqn,) = jaxpr.jaxpr.eqns
+    own = "ad_metadata" in eqn.params
+    return eqn.replace(params={**eqn.params, **how}) if own else eqn
+
+
+def test_metadata_of_both_versions():
+    eqn = _tagged()
+    (again,) = jax.make_jaxpr(_jax.tagged(jnp.sin, eqn.params))(1.0).jaxpr.eqns
+    plain = lambda e: {k: v for k, v in e.params.items() if k != "jaxpr"}
+    assert again.primitive is eqn.primitive
+    assert plain(again) == plain(eqn)
+    assert _jax.linear_part(eqn) is eqn
+
+
+@pytest.mark.parametrize("derived", [(), (("scheduling_group", "b"),)])
+def test_metadata_of_a_linear_part(derived):
+    eqn = _tagged(ad_metadata=derived)
+    if "ad_metadata" not in eqn.params:
+        eqn = eqn.replace(params={"xla_metadata": (("scheduling_group", "a"),),
+                                  "ad_metadata": derived})  # fmt: skip
+    params = _jax.linear_part(eqn).params
+    assert (params["xla_metadata"], params["ad_metadata"]) == (derived, "same")
+    if "jaxpr" in params:
+        pull = lambda x: xform.vjp(_jax.tagged(jnp.sin, eqn.params), x)[1](x)
+        first, second = jax.make_jaxpr(pull)(1.0).jaxpr.eqns
+        assert first.params["xla_metadata"] == eqn.params["xla_metadata"]
+        assert second.params["xla_metadata"] == derived

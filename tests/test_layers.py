@@ -13,8 +13,8 @@ FILES = {
     for path in sorted((ROOT / "xform").rglob("*.py"))
 }
 LAYERS = """
-    errors, text, files, devices, recent < _jax < equation, place, traits, arithmetic,
-    naming < references < ir < fingerprint < table, passes < cost < interpret < rules <
+    errors, text, files, devices, recent, installed < _jax < equation, place, traits,
+    arithmetic, naming < references < ir < fingerprint < table, passes < cost < interpret < rules <
     policies < planner < memory < transforms < extend, flax, __init__, testing < commands <
     __main__ < experimental
 """

@@ -8,6 +8,7 @@ import jax
 import pytest
 
 import xform
+from tests import versions
 
 PUBLIC = {
     "Plan", "checkpoint", "compare", "errors", "extend", "fits", "fwd_and_bwd", "grad", "hessian",
@@ -64,11 +65,7 @@ def test_every_parameter_is_documented(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAME_AS_JAX)
 def test_signatures_start_like_jaxs(name: str) -> None:
-    theirs = getattr(jax, name, None)
-    if theirs is None:
-        from jax._src import api
-
-        theirs = getattr(api, name)
+    theirs = getattr(jax, name, None) or getattr(versions, name)
     ours = inspect.signature(getattr(xform, name)).parameters
     skipped = {"reduce_axes", "concrete", "self"}
     wanted = [p for p in inspect.signature(theirs).parameters.values() if p.name not in skipped]

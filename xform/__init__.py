@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from xform import errors, extend, passes, policies, rules
+from xform import errors, extend, installed, passes, policies, rules
 from xform.memory.analysis import memory_analysis
 from xform.memory.questions import fits, max_batch, why_oom
 from xform.planner.decided import Plan
@@ -49,6 +49,8 @@ __all__ = [
     "while_checkpoints",
     "why_oom",
 ]
+
+__version__ = installed.own_version()
 
 if TYPE_CHECKING:
     from xform import flax as flax

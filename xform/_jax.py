@@ -5,7 +5,11 @@ What differs between JAX 0.10.2 and 0.12 is levelled here, once:
 - `closed`: a ClosedJaxpr became a Jaxpr with `consts` in 0.11;
 - `pull_custom_vjp`: the backward function of a custom_vjp began to return a log in 0.11;
 - `scan_counts`: scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out` in 0.11;
-- `compute_on`: `compute_on2` took the name of the older `compute_on` in 0.11.
+- `compute_on`: `compute_on2` took the name of the older `compute_on` in 0.11;
+- `current_trace`: where the current trace is taken away, nothing runs in 0.12;
+- `inlines`: a jit's `inline` became an enumeration in 0.12;
+- `tagged`, `linear_part`: metadata of a call became one parameter, with another for the linear part
+  of its derivative, in 0.12.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +27,8 @@ from jax.ad_checkpoint import Offloadable
 from jax.core import ShapedArray, Trace, Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.experimental import compute_on as _compute_on
+from jax.experimental import scheduling_groups as _groups
+from jax.experimental import xla_metadata as _metadata
 from jax.extend import source_info_util
 from jax.extend.core import (
     ClosedJaxpr,
@@ -75,11 +81,13 @@ __all__ = [
     "context",
     "conv_general_dilated_p",
     "cotangent_aval",
+    "current_trace",
     "dot_general_p",
     "equation",
     "float0_zeros",
     "frame",
     "hlo_text",
+    "inlines",
     "is_jaxpr",
     "is_reference",
     "is_silent",
@@ -87,6 +95,7 @@ __all__ = [
     "jax_primitives",
     "jaxprs_of",
     "jit_p",
+    "linear_part",
     "mlir",
     "name_p",
     "name_stack",
@@ -102,7 +111,7 @@ __all__ = [
     "set_current_trace",
     "source",
     "staging",
-    "take_current_trace",
+    "tagged",
     "tangent_aval",
     "trace_of",
     "weak_as",
@@ -158,6 +167,12 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+def inlines(params: dict[str, Any]) -> bool:
+    """Whether a jit was asked to be inlined; in 0.12 by an enumeration, all of it true."""
+    asked = params["inline"]
+    return asked if isinstance(asked, bool) else asked.name in ("JAX_EARLY", "JAX_LATE")
+
+
 def source(eqn: JaxprEqn, outer: Any):
     """Context in which `eqn` is bound again: its traceback and name stack.
 
@@ -182,6 +197,23 @@ def within(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
 def _in_user_code(traceback: Any) -> bool:
     info = source_info_util.new_source_info().replace(traceback=traceback)
     return bool(source_info_util.summarize(info))
+
+
+def tagged(f: Callable[..., Any], params: dict[str, Any]) -> Callable[..., Any]:
+    """A function called with the metadata of an `xla_metadata_call`."""
+    if "xla_metadata" not in params:
+        return _groups.xla_metadata_call(f, **{k: v for k, v in params.items() if k != "jaxpr"})
+    mark: Any = _metadata
+    derived = params["ad_metadata"]
+    derived = derived if derived == "same" else dict(derived)
+    return mark.xla_metadata_call2(f, dict(params["xla_metadata"]), ad_metadata=derived)
+
+
+def linear_part(eqn: JaxprEqn) -> JaxprEqn:
+    """An equation with the marks of its linear part, which may have its own since 0.12."""
+    if (derived := eqn.params.get("ad_metadata", "same")) == "same":
+        return eqn
+    return eqn.replace(params={**eqn.params, "xla_metadata": derived, "ad_metadata": "same"})
 
 
 def name_stack():
@@ -352,6 +384,15 @@ def opaque_equation(prim: Primitive, inputs: Sequence[Var], outputs: Sequence[Va
     return new_jaxpr_eqn(list(inputs), list(outputs), prim, {}, set(), where)
 
 
+def current_trace() -> Any:
+    """The trace in which operations run.
+
+    It is read, and stays current: where it is taken away, 0.12 runs nothing.
+    """
+    with take_current_trace() as trace:
+        return trace
+
+
 def trace_of(x: Any) -> Any:
     """The trace that a tracer belongs to; None for a plain value."""
     return x._trace if isinstance(x, Tracer) else None
@@ -367,11 +408,11 @@ def staging() -> bool:
 
     What is between, `vmap` or another transform, hands its operations on to its parent.
     """
-    with take_current_trace() as trace:
-        while trace is not None:
-            if type(trace).__name__ == "DynamicJaxprTrace":
-                return True
-            trace = getattr(trace, "parent_trace", None)
+    trace = current_trace()
+    while trace is not None:
+        if type(trace).__name__ == "DynamicJaxprTrace":
+            return True
+        trace = getattr(trace, "parent_trace", None)
     return False
 
 

@@ -21,7 +21,8 @@ from typing import Any
 
 import jax
 
-from xform.errors import NotScalar, WrongArgument, XformError
+from xform.errors import MissingExtra, NotScalar, WrongArgument
+from xform.installed import extra
 from xform.transforms import forward, reverse
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.function import Tree, positions
@@ -31,8 +32,8 @@ try:
 except ModuleNotFoundError as missing:
     if missing.name != "flax":
         raise
-    how = 'pip install "xform[train]"'
-    raise XformError("xform.flax", "Flax is not installed", "", how) from None
+    how = f"pip install {extra('train')}"
+    raise MissingExtra("xform.flax", "Flax is not installed", "", how) from None
 
 __all__ = ["grad", "jvp", "remat", "value_and_grad", "vjp"]
 

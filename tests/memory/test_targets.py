@@ -119,11 +119,11 @@ def test_an_unknown_number_of_gpus(count: str) -> None:
 @pytest.mark.parametrize(
     ("name", "absent", "install"),
     [
-        ("tpu:v5e:1x1", "flatbuffers, libtpu are", "'xform[tpu]'"),
+        ("tpu:v5e:1x1", "flatbuffers, libtpu are", "'jax-xform[tpu]'"),
         (
             "gpu:h100",
             "flatbuffers, jax-cuda12-pjrt, jax-cuda12-plugin, nvidia-cuda-nvcc-cu12 are",
-            "'xform[gpu-aot]'",
+            "'jax-xform[gpu-aot]'",
         ),
         ("cpu:2", "flatbuffers is", "flatbuffers"),
     ],

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax._src.ad_checkpoint import saved_residuals
 from jax.ad_checkpoint import checkpoint_name
 
 import xform
 from tests.reference import close
+from tests.versions import saved_residuals
 from xform import policies
 
 X = np.array([0.3, -0.7, 1.1], np.float32)

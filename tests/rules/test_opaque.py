@@ -7,9 +7,9 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental import sparse
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.experimental.pallas.ops.gpu import attention
 
 import xform
+from tests.versions import attention
 from xform.cost import program_flops
 from xform.errors import NotDifferentiable
 

@@ -13,6 +13,7 @@ from jax.extend.core import jaxprs_in_params
 
 import xform
 from tests.reference import close, grads_agree
+from tests.versions import saved_residuals
 
 X = np.array([0.3, -0.7, 1.1])
 LAYERS, WIDTH, BATCH = 8, 64, 512
@@ -240,8 +241,6 @@ def test_jaxs_policies_give_the_saved_set_of_xforms(name: str) -> None:
     "name", ["nothing", "dots", "unbatched dots", "names", "other names", "both"]
 )
 def test_a_region_keeps_no_more_than_under_jax(name: str) -> None:
-    from jax._src.ad_checkpoint import saved_residuals
-
     ours, jaxs = POLICIES[name]
     kept = xform.residuals(xform.remat(block, policy=ours), W, B)
     residuals = saved_residuals(jax.checkpoint(block, policy=jaxs), W, B)

@@ -12,6 +12,7 @@ from jax import lax
 
 import xform
 from tests.reference import close, grads_agree
+from tests.versions import fwd_and_bwd
 from xform.errors import NotLinear, WrongArgument
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
@@ -376,8 +377,6 @@ def test_fwd_and_bwd(argnums, jitted: bool) -> None:
 
 
 def _jax_fwd_and_bwd(f, argnums):
-    from jax._src.api import fwd_and_bwd
-
     return fwd_and_bwd(f, argnums, jitted=False)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import platform
 from typing import Any
 
 import jax
 
+from xform import installed
 from xform.memory.compilation import compile_for
 from xform.memory.targets import install, missing, names, parse_target
 from xform.text import columns, human_bytes
@@ -22,7 +22,8 @@ _PACKAGES = (
 
 def run(args: argparse.Namespace) -> str:
     """What is installed, which targets work here, and what to install for the others."""
-    packages = {name: _version(name) for name in ("xform", *_PACKAGES)}
+    packages = {installed.DISTRIBUTION: installed.own_version()}
+    packages |= {name: installed.version(name) for name in _PACKAGES}
     targets = [_target(name, args.compile) for name in ("cpu", "cpu:2", *names())]
     backend = f"{jax.default_backend()}, {len(jax.devices())} x {jax.devices()[0].device_kind}"
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
@@ -41,13 +42,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     about = "compile a small function for each target that is installed"
     parser.add_argument("--compile", action="store_true", help=about)
     parser.add_argument("--json", action="store_true", help="an object")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _target(name: str, compiled: bool) -> dict[str, Any]:

@@ -20,13 +20,13 @@ from xform._jax import (
     Trace,
     Tracer,
     Var,
+    current_trace,
     equation,
     frame,
     jax_primitives,
     perturbed,
     set_current_trace,
     staging,
-    take_current_trace,
     trace_of,
 )
 from xform.arithmetic import Value, arrayed
@@ -277,10 +277,10 @@ def stage(f: Callable[..., Any], avals: Sequence[Any], split: Callable[..., Spli
     What `f` computes from other values is computed at once, where it would have been computed; the
     program holds the result as a constant.
     """
-    with take_current_trace() as outside:
+    outside = current_trace()
 
-        def run(*args: Value) -> Any:
-            with take_current_trace() as staged, set_current_trace(split(outside, staged)):
-                return f(*args)
+    def run(*args: Value) -> Any:
+        with set_current_trace(split(outside, current_trace())):
+            return f(*args)
 
-        return trace(run, *avals)
+    return trace(run, *avals)

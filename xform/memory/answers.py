@@ -7,9 +7,7 @@ answers, one file each: a line of JSON, and the module. What cannot be read or w
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
-import importlib.metadata
 import json
 import os
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from pathlib import Path
 import jax
 
 from xform.files import whole
+from xform.installed import version
 from xform.recent import Recent
 
 _FORMAT = "xform answer 1"
@@ -56,7 +55,8 @@ def answered(program: bytes, *decides: str, ask: Callable[[], Answer]) -> Answer
     """What was answered to a program before, or is now; `decides` is what else it depends on."""
     key = hashlib.sha256(program)
     flags = (os.environ.get(name, "") for name in _FLAGS)
-    for part in (*decides, *flags, *map(_version, _COMPILERS), _FORMAT):
+    versions = (version(package) or "" for package in _COMPILERS)
+    for part in (*decides, *flags, *versions, _FORMAT):
         key.update(b"\0" + part.encode())
     name = key.hexdigest()
     if name not in _remembered:
@@ -70,14 +70,6 @@ def answered(program: bytes, *decides: str, ask: Callable[[], Answer]) -> Answer
                 _write(file, found)
         _remembered[name] = found
     return _remembered[name]
-
-
-@functools.lru_cache(maxsize=8)
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _file(name: str) -> Path | None:

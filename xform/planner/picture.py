@@ -10,6 +10,7 @@ from typing import Any
 
 from xform.errors import MissingExtra, WrongArgument
 from xform.files import whole
+from xform.installed import extra
 from xform.text import human_bytes
 
 _MIB = 2**20
@@ -27,7 +28,7 @@ def sheet(asked: str, width: float, height: float) -> Any:
             asked,
             "matplotlib is not installed",
             "",
-            "install it: pip install 'xform[plot]', or pip install matplotlib",
+            f"install it: pip install {extra('plot')}, or pip install matplotlib",
         ) from error
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, closed, primitives, staging
+from xform._jax import JaxprEqn, closed, inlines, primitives, staging
 from xform.arithmetic import Value
 from xform.interpret import emit
 from xform.interpret.activity import path
@@ -103,7 +103,7 @@ class Jit(Structured):
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         prog = body(eqn)
-        small = eqn.params["inline"] or (staged and size(prog) < _LARGE)
+        small = inlines(eqn.params) or (staged and size(prog) < _LARGE)
         return prog if small and not placed(eqn) else None
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.experimental.scheduling_groups import xla_metadata_call
 
-from xform._jax import JaxprEqn, compute_on
+from xform._jax import JaxprEqn, compute_on, linear_part, tagged
 from xform.arithmetic import Value, instantiate
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
@@ -41,7 +40,7 @@ def _compute_on(eqn: JaxprEqn, f: Callable[..., Any], spaces: Any) -> Callable[.
 
 
 def _metadata(eqn: JaxprEqn, f: Callable[..., Any], spaces: Any) -> Callable[..., Any]:
-    return xla_metadata_call(f, **{k: v for k, v in eqn.params.items() if k != "jaxpr"})
+    return tagged(f, eqn.params)
 
 
 class _MarkedNode(CallNode):
@@ -67,7 +66,7 @@ class _MarkedNode(CallNode):
 
         of = self.eqn.outvars if self.push else self.eqn.invars
         spaces = gather(_spaces(of), self.results)
-        return self.mark(self.eqn, run, spaces)(token, list(xs), list(seconds))
+        return self.mark(linear_part(self.eqn), run, spaces)(token, list(xs), list(seconds))
 
 
 class Marked(Structured):

@@ -20,9 +20,9 @@ from xform._jax import (
     Tracer,
     Var,
     cotangent_aval,
+    current_trace,
     opaque_equation,
     set_current_trace,
-    take_current_trace,
     tangent_aval,
     zeros,
 )
@@ -238,10 +238,9 @@ class _Taped(Part):
         self._tape, self._inputs, self._outputs = tape, inputs, outputs
 
     def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
-        with take_current_trace() as here:
-            direct = here if isinstance(here, _Direct) else _Direct(here)
-            with set_current_trace(direct):
-                cts = back(self._tape, self._outputs, seconds)
+        here = current_trace()
+        with set_current_trace(here if isinstance(here, _Direct) else _Direct(here)):
+            cts = back(self._tape, self._outputs, seconds)
         return [cts.get(v) if v is not None else None for v in self._inputs]
 
     def settled(self, arrays: Any) -> tuple[Part, Any]:
@@ -299,8 +298,7 @@ def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
 
 def jvp(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree]:
     """Output, its tangent and the auxiliary output."""
-    with take_current_trace() as outside:
-        ys, dys, tree, aux = _watched(at, _Push(_Direct(outside)), dxs)
+    ys, dys, tree, aux = _watched(at, _Push(_Direct(current_trace())), dxs)
     dy = map(dense, dys, map(jax.typeof, ys))
     return tree.unflatten(ys), tree.unflatten(dy), aux
 
@@ -308,9 +306,8 @@ def jvp(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree]:
 def vjp(at: Call) -> tuple[Tree, Pullback, Tree]:
     """Output, pullback and auxiliary output."""
     inputs = [Var(jax.typeof(x)) if on else None for x, on in zip(at.args, at.active, strict=True)]
-    with take_current_trace() as outside:
-        trace = _Tape(_Direct(outside))
-        ys, outputs, tree, aux = _watched(at, trace, inputs)
+    trace = _Tape(_Direct(current_trace()))
+    ys, outputs, tree, aux = _watched(at, trace, inputs)
     part = _Taped(_leading_to(outputs, trace.tape), inputs, outputs)
     return tree.unflatten(ys), Pullback(_signature(at, ys, tree), part, ()), aux
 
@@ -326,8 +323,8 @@ def linearize(at: Call) -> tuple[Tree, Pushforward, Tree]:
     out: list[Any] = []
 
     def tangents(dxs: Sequence[Value]) -> list[Value]:
-        with take_current_trace() as below:
-            ys, dys, tree, aux = _watched(at, _Linearize(below), spread(dxs, at.active))
+        trace = _Linearize(current_trace())
+        ys, dys, tree, aux = _watched(at, trace, spread(dxs, at.active))
         out[:] = ys, tree, aux
         return dys
 
