@@ -1,6 +1,17 @@
 # Two commands do everything: `make demo` and `make test`. Each makes .venv when it is missing.
+# With NEWEST=1 all of them work in .venv-newest, with the newest JAX and Flax that are supported.
+ifdef NEWEST
+PYTHON ?= python3.13 python3.12
+VENV := .venv-newest
+CONSTRAINTS := constraints-newest.txt
+MINOR := 12
+else
 PYTHON ?= python3
-BIN := .venv/bin
+VENV := .venv
+CONSTRAINTS := constraints.txt
+MINOR := 11
+endif
+BIN := $(VENV)/bin
 PY := $(BIN)/python
 
 # pyright brings its own node; this keeps it from asking the network for newer versions.
@@ -12,43 +23,48 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 help: ## this text
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
 
-demo: .venv/.installed ## train the tiny transformer on real text, with the memory table and plots
+demo: $(VENV)/.installed ## train the tiny transformer on real text, with the memory table and plots
 	@$(PY) -m models.demo
 
-test: .venv/.installed ## all tests but the slow ones, and the examples in docstrings
+test: $(VENV)/.installed ## all tests but the slow ones, and the examples in docstrings
 	@$(PY) -m pytest -m "not slow" -n 2 --durations=15
 
-check: .venv/.installed ## formatting, lint, types, layers: under 20 seconds
+check: $(VENV)/.installed ## formatting, lint, types, layers: under 20 seconds
 	@$(MAKE) --no-print-directory -j2 types lint
 
-types: .venv/.installed
-	@$(BIN)/pyright --warnings
+types: $(VENV)/.installed
+	@$(BIN)/pyright --warnings --pythonpath $(PY)
 
-lint: .venv/.installed
+lint: $(VENV)/.installed
 	@$(BIN)/ruff format --check --quiet . || { echo "Not formatted: run 'make format'."; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(PY) -m pytest -q -s tests/test_layers.py tests/test_repository.py
 
-slow: .venv/.installed ## the tests that take minutes
+slow: $(VENV)/.installed ## the tests that take minutes
 	@$(PY) -m pytest -m slow -n 2 --durations=15
 
 N ?= 20000
-fuzz: .venv/.installed ## N=20000 random programs, by xform and by JAX; goes on where it stopped
+fuzz: $(VENV)/.installed ## N=20000 random programs, by xform and by JAX; goes on where it stopped
 	@$(PY) -m experiments.fuzz.run --programs $(N)
 
-format: .venv/.installed ## format, and fix what ruff can fix
+format: $(VENV)/.installed ## format, and fix what ruff can fix
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 
-clean: ## remove caches and build output (remove .venv by hand to start afresh)
+clean: ## remove caches and build output (remove .venv, .venv-newest by hand to start afresh)
 	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
-	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	@find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +
+
+# pyenv's commands run only where their version is selected; its Pythons themselves run everywhere.
+PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)
 
 # The stamp is touched last, so an interrupted install is taken up again.
-.venv/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "xform needs Python 3.11 or later; say which, e.g.: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@echo "Installing into .venv (a few minutes the first time) ..."
-	@test -x $(PY) || $(PYTHON) -m venv .venv
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	@test -x $(PY) || { for python in $(foreach p,$(PYTHON),$(p) $(PYENV)/versions/*/bin/$(p)); do \
+	  if "$$python" -c 'import sys; sys.exit(not (3, $(MINOR)) <= sys.version_info < (3, 14))' 2>/dev/null; \
+	  then exec "$$python" -m venv $(VENV); fi; done; \
+	  echo "Python 3.$(MINOR) to 3.13 is needed, and none was found as: $(PYTHON)."; \
+	  echo "Say where one is, e.g.: make $(MAKECMDGOALS) PYTHON=/usr/bin/python3.13$(if $(NEWEST), NEWEST=1)"; exit 1; }
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
 	@touch $@

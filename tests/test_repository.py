@@ -2,13 +2,18 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 TOP = {"pyproject.toml", "README.md", "xform", "models", "tests", "experiments"}
-TOP |= {"Makefile", "LICENSE", "constraints.txt"}
+TOP |= {"Makefile", "LICENSE", "constraints.txt", "constraints-newest.txt"}
+
+CONSTRAINTS = ("constraints.txt", "constraints-newest.txt")  # of the oldest JAX and the newest
+RUN = ("check", "test", "check NEWEST=1", "test NEWEST=1")
 
 
 def test_top_level() -> None:
@@ -22,15 +27,41 @@ def test_top_level() -> None:
     assert {n for name in listed if not (n := name.split("/")[0]).startswith(".")} == TOP
 
 
-def test_constraints_are_names_and_versions() -> None:
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_constraints_are_names_and_versions(name: str) -> None:
+    for line in (ROOT / name).read_text().splitlines():
         assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line), line
+
+
+def test_the_oldest_versions_that_are_supported_and_the_newest_are_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [Requirement(line) for line in (*project["dependencies"], *extras["train"])]
+    lines = [(ROOT / name).read_text().splitlines() for name in CONSTRAINTS]
+    oldest, newest = (dict(line.split("==") for line in pinned) for pinned in lines)
+    for package in ("jax", "jaxlib", "flax"):
+        (bounds,) = (r.specifier for r in asked if r.name == package)
+        assert f">={oldest[package]}" in str(bounds)
+        assert newest[package] in bounds
+        above = newest[package].split(".")
+        assert f"{above[0]}.{int(above[1]) + 1}" not in bounds
+
+
+def test_make_takes_the_pythons_that_the_project_does() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    makefile = (ROOT / "Makefile").read_text()
+    lowest = re.findall(r"MINOR := (\d+)", makefile)
+    (above,) = re.findall(r"sys.version_info < \(3, (\d+)\)", makefile)
+    assert project["requires-python"] == f">=3.{min(lowest)},<3.{above}"
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert tools["pyright"]["pythonVersion"] == f"3.{min(lowest)}"
+    assert tools["ruff"]["target-version"] == f"py3{min(lowest)}"
 
 
 def test_ci_runs_what_a_user_runs() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
     commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
-    assert commands == ["make check", "make test"]
+    assert commands == [f"make {what}" for what in RUN]
 
 
 def test_no_cache_grows_for_ever() -> None:

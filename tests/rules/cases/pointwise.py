@@ -155,5 +155,6 @@ if hasattr(lax, "polynomial"):  # new in JAX 0.12
         unary("log2", P),
         unary("one_minus_square"),
         Case("polynomial", lambda x, *c: lax.polynomial(x, c), (X, B, U, P), complex=True),
-        Case("polynomial", lambda x, c: lax.polynomial(x, [c]), (X, B), "constant"),
+        # What the derivative of a line is; `lax.polynomial` itself makes no equation of it.
+        Case("polynomial", lambda x, c: primitives()["polynomial"].bind(x, c), (X, B), "constant"),
     ]
