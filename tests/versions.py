@@ -2,6 +2,7 @@
 
 import warnings
 
+from jax import lax
 from jax._src.ad_checkpoint import saved_residuals
 from jax._src.api import fwd_and_bwd
 
@@ -9,4 +10,14 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # since 0.12, at its import
     from jax.experimental.pallas.ops.gpu import attention
 
-__all__ = ["attention", "fwd_and_bwd", "saved_residuals"]
+# Primitives that have a rule, and are new in 0.12.
+NEW = {"log2", "one_minus_square", "polynomial"}
+
+# Primitives that have none, and that this version does not have.
+ABSENT = {"relayout"}
+if not NEW.isdisjoint(dir(lax)):
+    ABSENT = {"box_get", "box_set", "new_box", "log_extend", "log_read", "new_log",
+              "pbroadcast_start", "pbroadcast_done", "psum_start", "unreduced_psum_start",
+              "unreduced_reduce_scatter_start"}  # fmt: skip
+
+__all__ = ["ABSENT", "NEW", "attention", "fwd_and_bwd", "saved_residuals"]

@@ -60,7 +60,7 @@ def test_what_an_answer_depends_on(folder: Path, monkeypatch) -> None:
     assert answered(b"programs", "cpu", ask=lambda: other) is other
     monkeypatch.setenv("XLA_FLAGS", "--xla_any=1")
     assert answered(b"program", "cpu", ask=lambda: other) is other
-    monkeypatch.setattr(answers, "_version", lambda package: f"{package} 99")
+    monkeypatch.setattr(answers, "version", lambda package: f"{package} 99")
     assert answered(b"program", "cpu", ask=lambda: one) is one
 
 

@@ -150,3 +150,16 @@ def test_plans_never_change_a_value(policy) -> None:
     everything = xform.grad(f, policy=policies.save_everything)
     np.testing.assert_array_equal(xform.grad(f, policy=policy)(X), everything(X))
     close(xform.grad(f)(X), jax.grad(f)(X), 1e-4)
+
+
+def test_a_row_of_an_array_is_read_where_the_array_is() -> None:
+    """A loop over an array is `unstack` since JAX 0.12: its results are not kept besides it."""
+
+    def f(ws, x):
+        for w in lax.unstack(ws):
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x)
+
+    kept = xform.residuals(f, jnp.ones((3, 8, 8)), jnp.ones((4, 8)))
+    assert "unstack" not in {r.operation for r in kept}
+    assert "ws" in {r.operation for r in kept if r.kind == "argument"}

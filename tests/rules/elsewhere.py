@@ -9,7 +9,8 @@ _FILES = {
     "tests/rules/test_while.py": ("while", "keep_lane", "store_lanes", "loop_result"),
     "tests/rules/test_collective.py": (
         "psum", "psum_invariant", "pvary", "all_gather", "all_gather_invariant", "reduce_scatter",
-        "all_to_all", "ragged_all_to_all", "ppermute", "pbroadcast", "pmax", "pmin",
+        "all_to_all", "ragged_all_to_all", "ppermute", "pbroadcast", "pbroadcast_dynamic",
+        "pmax", "pmin",
         "all_gather_reduced", "unreduced_reduce_scatter", "unreduced_psum", "preduced",
         "vary_unreduced_cast_p", "vary_unreduced_cast", "reduced_vary_cast_p", "reduced_vary_cast",
     ),

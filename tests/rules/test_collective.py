@@ -112,8 +112,10 @@ def test_pbroadcast() -> None:
 
     def both(x: Any) -> Any:
         ct = jnp.cos(x)
+        want = xform.vjp(chosen, x)[1](ct)[0]
         mine = every_rule()["pbroadcast"].formulas[0](ct, x, axis_name="i", source=3)
-        return mine, xform.vjp(chosen, x)[1](ct)[0]
+        other = every_rule()["pbroadcast_dynamic"].formulas[0](ct, x, np.int32(3), axis_name="i")
+        return jnp.concatenate([mine, other]), jnp.concatenate([want, want])
 
     same(*jax.jit(shard(both, True, P("i"), (P("i"), P("i"))))(inputs()[0]))
 

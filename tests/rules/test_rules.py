@@ -72,6 +72,8 @@ SHARDED = {
     "max": lambda x: lax.max(x, np.float32(3)),
     "sin": lax.sin,
 }
+# JAX's own derivative of it fails on such a mesh in 0.12; this is equal, ties included.
+THEIRS = {"max": lambda x: (x + 3 + lax.abs(x - 3)) / 2}
 
 
 @pytest.mark.parametrize("name", SHARDED)
@@ -81,7 +83,7 @@ def test_sharding(name: str) -> None:
         x = jax.device_put(jnp.arange(8.0).reshape(4, 2), P("x", None))
         y, pull = xform.vjp(SHARDED[name], x)
         (ct_x,) = pull(y)
-        (expected,) = jax.vjp(SHARDED[name], x)[1](y)
+        (expected,) = jax.vjp(THEIRS.get(name, SHARDED[name]), x)[1](y)
         assert jax.typeof(ct_x).sharding == jax.typeof(x).sharding
         np.testing.assert_allclose(ct_x, expected, rtol=1e-6)
 

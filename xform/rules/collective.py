@@ -130,9 +130,9 @@ linear("all_gather_invariant", _all_gather_invariant, traits=COLLECTIVE)
 # Point to point.
 
 
-def _pbroadcast(ct: Value, x: Value, *, axis_name: Axes, source: int):
+def _received(ct: Value, axis_name: Axes, source: Value):
     """All devices used the value of one: it receives the sum, the others nothing."""
-    is_source = lax.eq(lax.axis_index(axis_name), np.int32(source))
+    is_source = lax.eq(lax.axis_index(axis_name), lax.convert_element_type(source, np.int32))
     return lax.mul(lax.psum(ct, axis_name), lax.convert_element_type(is_source, ct.dtype))
 
 
@@ -141,7 +141,17 @@ linear(
     lambda ct, x, *, axis_name, perm: lax.ppermute(ct, axis_name, [(b, a) for a, b in perm]),
     traits=EXCHANGE,
 )
-linear("pbroadcast", _pbroadcast, traits=EXCHANGE)
+linear(
+    "pbroadcast",
+    lambda ct, x, *, axis_name, source: _received(ct, axis_name, source),
+    traits=EXCHANGE,
+)
+linear(
+    "pbroadcast_dynamic",
+    lambda ct, x, source, *, axis_name: _received(ct, axis_name, source),
+    over=(0,),
+    traits=EXCHANGE,
+)
 constant("axis_index", known=("axis_name", "axis_index"), traits=UNFUSED)
 
 # Partial sums, on meshes of explicit axes. A value that is `unreduced` is one of the terms of a sum

@@ -33,10 +33,11 @@ WITHOUT: dict[str, str] = {
          "from_edtype"),
     ),
     **_because("a buffer of a kernel, not a value", ("pin", "unpin", "create_linear")),
-    **_because("stands inside Pallas kernels only", ("masked_load", "masked_swap")),
+    **_because("stands inside Pallas kernels only", ("masked_load", "masked_swap", "get_global")),
     **_because("a lowering of coo_matvec and the like for GPUs",
                ("coo_spmv", "coo_spmm", "csr_spmv", "csr_spmm")),
     "select_and_scatter": "takes programs, and no function of JAX binds it",
+    "relayout": "no public function of JAX binds it",
     "unreachable": "it only raises",
 }  # fmt: skip
 

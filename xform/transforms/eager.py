@@ -93,8 +93,8 @@ def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
 
     def run(cts: Sequence[Value]) -> list[Value]:
         given = tuple(ct is not None for ct in cts)
-        with take_current_trace() as here:
-            staged = isinstance(here, _Direct) and here.stages(gather(cts, given))
+        here = current_trace()
+        staged = isinstance(here, _Direct) and here.stages(gather(cts, given))
         if not staged:
             return pull(residuals, cts)
 
@@ -256,7 +256,7 @@ class _Staged(Part):
         self._program, self._takes, self._gives = program, takes, gives
 
     def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
-        with take_current_trace() as here, set_current_trace(_Direct(here)):
+        with set_current_trace(_Direct(current_trace())):
             results = evaluate(self._program, [*arrays, *gather(seconds, self._takes)])
         return spread(results, self._gives)
 
