@@ -1,6 +1,7 @@
 """Imports within xform point down its layers, never in a circle, never inside a function."""
 
 import ast
+import functools
 import graphlib
 import statistics
 from pathlib import Path
@@ -22,10 +23,16 @@ LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in 
 JAX_INTERNALS = ("jax.core", "jax.extend", "jax.interpreters")
 
 
+@functools.cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(FILES[module].read_text())
+
+
+@functools.cache
 def imports(module: str) -> set[str]:
     """Full names that a module imports; of xform's own, the names of its modules."""
     found = set()
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -62,7 +69,7 @@ def test_imports_point_down(module: str) -> None:
 
 @pytest.mark.parametrize("module", FILES)
 def test_no_import_inside_a_function(module: str) -> None:
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             inside = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
             assert not inside, f"{module}: an import in {node.name}, line {inside[0].lineno}"
