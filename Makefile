@@ -38,7 +38,7 @@ types: $(VENV)/.installed
 lint: $(VENV)/.installed
 	@$(BIN)/ruff format --check --quiet . || { echo "Not formatted: run 'make format'."; exit 1; }
 	@$(BIN)/ruff check --quiet .
-	@$(PY) -m pytest -q -s --noconftest tests/test_layers.py tests/test_repository.py  # without JAX
+	@$(PY) -m pytest -q -s --noconftest tests/test_layers.py tests/test_repository.py -p no:hypothesispytest  # without JAX
 
 slow: $(VENV)/.installed ## the tests that take minutes
 	@$(PY) -m pytest -m slow -n 2 --durations=15

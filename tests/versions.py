@@ -3,12 +3,16 @@
 import warnings
 
 from jax import lax
+from jax._src import hijax
 from jax._src.ad_checkpoint import saved_residuals
 from jax._src.api import fwd_and_bwd
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # since 0.12, at its import
     from jax.experimental.pallas.ops.gpu import attention
+
+# A mutable value that a trace is asked for; gone in 0.12.
+Box = getattr(hijax, "Box", None)
 
 # Primitives that have a rule, and are new in 0.12.
 NEW = {"log2", "one_minus_square", "polynomial"}
@@ -23,4 +27,4 @@ if not NEW.isdisjoint(dir(lax)):
 # Options of vjp and linearize that are new in 0.12; README's limits name them.
 NOT_TAKEN = {"saveable_args", "in_nzs"}
 
-__all__ = ["ABSENT", "NEW", "NOT_TAKEN", "attention", "fwd_and_bwd", "saved_residuals"]
+__all__ = ["ABSENT", "NEW", "NOT_TAKEN", "Box", "attention", "fwd_and_bwd", "saved_residuals"]
