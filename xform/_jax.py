@@ -21,15 +21,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.ref
-import numpy as np
+from jax import api_util
 from jax.ad_checkpoint import Offloadable
 from jax.core import ShapedArray, Trace, Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.experimental import compute_on as _compute_on
 from jax.experimental import scheduling_groups as _groups
 from jax.experimental import xla_metadata as _metadata
-from jax.extend import source_info_util
+from jax.extend import linear_util, source_info_util
 from jax.extend.core import (
     ClosedJaxpr,
     Jaxpr,
@@ -59,14 +58,14 @@ from jaxlib import xla_client
 
 __all__ = [
     "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive", "ShapedArray", "SymbolicZero",
-    "Trace", "Tracer", "Var", "ad", "add_to", "argument_names", "batching", "behind",
+    "Trace", "Tracer", "Var", "ad", "argument_names", "batching", "behind",
     "broadcast_in_dim_p", "closed", "compiler_options", "compute_on", "cond_p", "context",
     "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p", "equation",
-    "float0_zeros", "frame", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent",
+    "frame", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent",
     "is_zero", "jax_primitives", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p",
-    "name_stack", "named", "opaque_equation", "perturbed", "policy_answer", "primitives",
+    "name_stack", "named", "perturbed", "policy_answer", "primitives",
     "pull_custom_vjp", "registered", "scan_counts", "scan_p", "set_current_trace", "source",
-    "staging", "tagged", "tangent_aval", "trace_of", "weak_as", "while_p", "zeros",
+    "staging", "tagged", "tangent_aval", "trace_of", "traced", "weak_as", "while_p", "zeros",
 ]  # fmt: skip
 
 # A function with a mark, as `compute_on2` is in 0.10.
@@ -84,6 +83,19 @@ def closed(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
 def is_jaxpr(x: Any) -> bool:
     """Whether something is a Jaxpr or a ClosedJaxpr."""
     return isinstance(x, Jaxpr | ClosedJaxpr)
+
+
+def traced(f: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Jaxpr, Sequence[Any]]:
+    """The jaxpr of a function of flat arguments, and the values of its first variables.
+
+    Those are what it closes over: constvars, leading inputs since 0.11. What `jax.make_jaxpr` does
+    for trees and names takes longer than to trace a small function.
+    """
+    info = api_util.debug_info("xform", f, (), {})
+    flat = linear_util.wrap_init(f, debug_info=info).with_unknown_names()
+    avals = list(map(api_util.shaped_abstractify, args))
+    jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(flat, avals)
+    return jaxpr, consts
 
 
 def compiler_options(traced: Any) -> dict[str, Any]:
@@ -315,23 +327,17 @@ def registered() -> set[str]:
     return {*primitives(), *own}
 
 
-def float0_zeros(shape: tuple[int, ...]) -> Any:
-    """The only value of a float0 type."""
-    return np.zeros(shape, jax.dtypes.float0)
+def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any],
+             outputs: list[Var] | None = None) -> JaxprEqn:  # fmt: skip
+    """An equation that applies a primitive to variables, written where the user's code stands.
 
-
-def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any]) -> JaxprEqn:
-    """An equation that applies a primitive to variables, written where the user's code stands."""
-    avals, effects = prim.abstract_eval(*[v.aval for v in inputs], **params)
-    outputs = [Var(a) for a in (avals if prim.multiple_results else [avals])]
-    where = source_info_util.current()
-    return new_jaxpr_eqn(list(inputs), outputs, prim, params, effects, where)
-
-
-def opaque_equation(prim: Primitive, inputs: Sequence[Var], outputs: Sequence[Var]) -> JaxprEqn:
-    """An equation that only says where something happened, and to what."""
-    where = source_info_util.current()
-    return new_jaxpr_eqn(list(inputs), list(outputs), prim, {}, set(), where)
+    Its `outputs` are given if it was run: an abstract evaluation takes longer than most operations.
+    """
+    effects: Any = set()
+    if outputs is None:
+        avals, effects = prim.abstract_eval(*[v.aval for v in inputs], **params)
+        outputs = [Var(a) for a in (avals if prim.multiple_results else [avals])]
+    return new_jaxpr_eqn(list(inputs), outputs, prim, params, effects, source_info_util.current())
 
 
 def current_trace() -> Any:
@@ -383,8 +389,3 @@ def perturbed(aval: Any) -> Tracer[Any]:
     tracer = object.__new__(partial_eval.DynamicJaxprTracer)
     tracer.aval = aval
     return tracer
-
-
-def add_to(ref: Any, x: Any) -> None:
-    """Add to what a mutable reference holds."""
-    jax.ref.addupdate(ref, ..., x)

@@ -43,6 +43,11 @@ def arrayed(x: Value) -> Value:
     return jnp.asarray(x) if isinstance(x, bool | int | float | complex) else x
 
 
+def float0_zeros(shape: tuple[int, ...]) -> Any:
+    """The only value of a float0 type."""
+    return np.zeros(shape, jax.dtypes.float0)
+
+
 def constant_like(x: Value, c: float) -> Value:
     """The scalar `c` in the dtype of `x`: a literal, which lax broadcasts for free.
 

@@ -14,10 +14,9 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-import jax
-
-from xform._jax import JaxprEqn, Var, closed, name_stack
+from xform._jax import JaxprEqn, Var, closed, name_stack, traced
 from xform.equation import Atom as Atom
+from xform.equation import apply as apply
 from xform.equation import bind as bind
 from xform.equation import read as read
 from xform.equation import write as write
@@ -57,7 +56,7 @@ def program(jaxpr: Any) -> Program:
     """The Program of a Jaxpr or ClosedJaxpr; one jaxpr gives one Program, while it lives."""
     found = _PROGRAMS.get(jaxpr)
     if found is None:
-        found = _PROGRAMS[jaxpr] = _read(jaxpr)
+        found = _PROGRAMS[jaxpr] = _read(*closed(jaxpr))
     return found
 
 
@@ -72,16 +71,19 @@ def lifted(prog: Program) -> tuple[Program, list[Any]]:
     return Program(inputs, (), prog.equations, prog.outputs), [x for _, x in prog.consts]
 
 
-def _read(jaxpr: Any) -> Program:
-    opened, consts = closed(pure(jaxpr) if makes_references(jaxpr) else jaxpr)
-    pairs = tuple(zip(opened.constvars, consts, strict=True))
-    return Program(tuple(opened.invars), pairs, tuple(opened.eqns), tuple(opened.outvars))
+def _read(jaxpr: Any, consts: Sequence[Any]) -> Program:
+    if makes_references(jaxpr):
+        jaxpr, consts = closed(pure(jaxpr, consts))
+    variables = (*jaxpr.constvars, *jaxpr.invars)
+    n = len(consts)
+    pairs = tuple(zip(variables[:n], consts, strict=True))
+    return Program(variables[n:], pairs, tuple(jaxpr.eqns), tuple(jaxpr.outvars))
 
 
 def trace(f: Callable[..., Any], *args: Any) -> Program:
     """The Program of `f`, which takes flat `args` (values or types) and returns a flat sequence."""
     with seldom_collected():
-        return _read(jax.make_jaxpr(f)(*args))
+        return _read(*traced(f, args))
 
 
 # How many new objects there are between two searches for cycles, where most will stay.

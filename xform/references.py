@@ -53,14 +53,14 @@ class Cell:
 
 def makes_references(jaxpr: Any) -> bool:
     """Whether equations of a jaxpr, nested ones aside, make references."""
-    return any(eqn.primitive in _MAKERS for eqn in closed(jaxpr)[0].eqns)
+    return any(eqn.primitive in _MAKERS for eqn in jaxpr.eqns)
 
 
-def pure(jaxpr: Any) -> Any:
+def pure(jaxpr: Any, consts: Sequence[Any]) -> Any:
     """A jaxpr of the same inputs and outputs, without the references that it makes."""
-    opened, consts = closed(jaxpr)
-    run = lambda *args: _run(opened, consts, args)
-    return jax.make_jaxpr(run)(*[v.aval for v in opened.invars])
+    run = lambda *args: _run(jaxpr, consts, args)
+    inputs = (*jaxpr.constvars, *jaxpr.invars)[len(consts) :]
+    return jax.make_jaxpr(run)(*[v.aval for v in inputs])
 
 
 def involves(primitive: Primitive, args: Sequence[Any]) -> bool:

@@ -34,7 +34,7 @@ from xform._jax import JaxprEqn, Primitive, frame, named, zeros
 from xform.arithmetic import Value, add, differentiable, instantiate, like, reduce_like, scale
 from xform.equation import apply
 from xform.errors import MissingRule, UnsupportedParam, WrongRule
-from xform.ir import Mask, Program, bind, forget
+from xform.ir import Mask, Program, forget
 from xform.traits import ELEMENTWISE, PLAIN, UNKNOWN, Traits
 
 Formula = Callable[..., Any]
@@ -145,7 +145,7 @@ class Linear(Rule):
                 return x
             return zeros(jax.typeof(x)) if dx is None else dx
 
-        return bind(
+        return apply(
             eqn, [argument(i, x, dx) for i, (x, dx) in enumerate(zip(xs, dxs, strict=True))]
         )
 
@@ -166,8 +166,8 @@ class Bilinear(Rule):
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         (a, b), (da, db) = xs, dxs
-        terms = [] if da is None else bind(eqn, [da, b])
-        return [add([*terms, *([] if db is None else bind(eqn, [a, db]))])]
+        terms = [] if da is None else apply(eqn, [da, b])
+        return [add([*terms, *([] if db is None else apply(eqn, [a, db]))])]
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip

@@ -164,12 +164,20 @@ def test_prints_and_callbacks_run_once_in_order(capfd) -> None:
     assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == list("abcc")
 
 
-@pytest.mark.parametrize("name", slow(["add", "transposes", "sin"], "add", "sin"))
+CHAINS = {
+    "add": lambda x: x + 1.0,
+    "transposes": lambda x: x.T.reshape(x.shape) * 2.0,
+    "sin": jnp.sin,
+    "jit": jax.jit(lambda x: jnp.tanh(x) + 1.0),
+    "scan": lambda x: lax.scan(lambda c, _: (c * 2.0, None), x, None, 2)[0],
+}
+
+
+@pytest.mark.parametrize("name", slow(CHAINS, "add", "sin", "jit"))
 def test_no_more_is_kept_than_jax_keeps(name: str) -> None:
     def chain(x):
         for _ in range(5):
-            y = {"add": x + 1.0, "transposes": x.T.reshape(x.shape) * 2.0, "sin": jnp.sin(x)}
-            x = y[name]
+            x = CHAINS[name](x)
         return x
 
     def live(t):

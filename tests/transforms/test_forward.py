@@ -135,3 +135,13 @@ def test_what_no_output_needs_may_have_no_forward_mode() -> None:
     for way in (dead, lambda x: lax.fori_loop(0, 1, lambda _, c: dead(c), x)):
         got = jax.jit(lambda x: xform.jvp(way, (x,), (1.0,)))(0.5)  # noqa: B023
         np.testing.assert_allclose(got, (0.125, 0.75))
+
+
+def test_a_name_scope_stands_once() -> None:
+    def f(x):
+        with jax.named_scope("layer"):
+            return lax.dot(lax.sin(x), x)
+
+    made = jax.make_jaxpr(lambda x: xform.jvp(f, (x,), (x,)))(jnp.ones((2, 2)))
+    scopes = {str(e.source_info.name_stack) for e in made.eqns}
+    assert scopes == {"layer"}, scopes

@@ -26,14 +26,13 @@ from xform._jax import (
     jax_primitives,
     perturbed,
     set_current_trace,
-    staging,
     trace_of,
 )
 from xform.arithmetic import Value, arrayed
 from xform.errors import DerivativeLost
 from xform.interpret.reference import refer
 from xform.ir import Mask, evaluate, trace
-from xform.table import lookup, rule_of
+from xform.table import Bilinear, Linear, Pointwise, Rule, lookup, rule_of
 
 Mark = Any
 Results = tuple[Sequence[Value], Sequence[Mark]]
@@ -125,9 +124,14 @@ class Watch(Trace, abc.ABC):
         """A watched value as a debugger shows it: as JAX does."""
 
     @abc.abstractmethod
+    def formula(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
+                marks: Sequence[Mark]) -> Sequence[Mark]:  # fmt: skip
+        """Marks of the outputs `ys` of an equation that was run, by the formulas of its rule."""
+
+    @abc.abstractmethod
     def equation(self, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], wanted: Mask
                  ) -> Results:  # fmt: skip
-        """Outputs of an equation, some of them active, and their marks (None: not watched)."""
+        """Outputs of an equation, and their marks; those not `wanted` are dropped."""
 
     @abc.abstractmethod
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
@@ -147,9 +151,9 @@ class Watch(Trace, abc.ABC):
         """A value and its mark."""
         return (x.value, x.mark) if trace_of(x) is self else (x, None)
 
-    def variable(self, x: Value, mark: Mark) -> Var:
+    def variable(self, aval: Any, mark: Mark) -> Var:
         """The variable that stands for an input in an equation."""
-        return Var(jax.typeof(x))
+        return Var(aval)
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
         if (held := refer(self, primitive, args, params)) is not None:
@@ -157,32 +161,36 @@ class Watch(Trace, abc.ABC):
         xs, marks = self._lowered(args)
         if primitive is jax_primitives.device_put_p:
             params = {**params, "srcs": tuple(map(_place, params["srcs"], xs))}
-        with set_current_trace(self.below):
-            found = self._active(primitive, xs, marks, params)
-            if found is None:
-                avals = [jax.typeof(x) for x in xs]
-                return primitive.bind_with_trace(self.below, xs, avals, params)
-            eqn, wanted = found
-            xs = list(map(arrayed, xs))
-            inner = lookup(eqn).inlined(eqn, staging())
-            if inner is None:
-                ys, marks = self.equation(eqn, xs, marks, wanted)
-                out = [self.lift(y, m) for y, m in zip(ys, marks, strict=True)]
-                return out if primitive.multiple_results else out[0]
-        with set_current_trace(self):
-            return evaluate(inner, [self.lift(x, m) for x, m in zip(xs, marks, strict=True)])
-
-    def _active(self, primitive: Primitive, xs: Sequence[Value], marks: Sequence[Mark], params: Any
-                ) -> tuple[JaxprEqn, Mask] | None:  # fmt: skip
-        """The equation of an operation, and its active outputs; None if it has none."""
         on = tuple(m is not None for m in marks)
-        if not any(on):
-            return None
-        eqn = equation(primitive, list(map(self.variable, xs, marks)), params)
-        if not eqn.outvars and rule_of(primitive) is None:  # an effect may have no rule
-            return None
-        wanted = lookup(eqn).active(eqn, on)
-        return (eqn, wanted) if any(wanted) else None
+        avals = [jax.typeof(x) for x in xs]
+        run = lambda: primitive.bind_with_trace(self.below, xs, avals, params)
+        with set_current_trace(self.below):
+            if not any(on):
+                return run()
+            inputs = list(map(self.variable, avals, marks))
+            if _by_formula(primitive):
+                out = run()
+                ys = out if primitive.multiple_results else [out]
+                eqn = equation(primitive, inputs, params, [Var(jax.typeof(y)) for y in ys])
+                rule = lookup(eqn)
+                wanted = rule.active(eqn, on)
+                if not any(wanted):
+                    return out
+                marks = self.formula(rule, eqn, list(map(arrayed, xs)), ys, marks)
+            else:
+                eqn = equation(primitive, inputs, params)
+                if not eqn.outvars and rule_of(primitive) is None:  # an effect may have no rule
+                    return run()
+                rule = lookup(eqn)
+                wanted = rule.active(eqn, on)
+                if not any(wanted):
+                    return run()
+                if (inner := rule.inlined(eqn, False)) is not None:
+                    with set_current_trace(self):
+                        return evaluate(inner, list(map(self.lift, xs, marks)))
+                ys, marks = self.equation(eqn, xs, marks, wanted)
+        made = [self.lift(y, m) if w else y for y, m, w in zip(ys, marks, wanted, strict=True)]
+        return made if primitive.multiple_results else made[0]
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /, *,
                                 symbolic_zeros: bool) -> Any:  # fmt: skip
@@ -228,6 +236,14 @@ def _place(given: Any, x: Value) -> Any:
     while isinstance(x, Known):
         x = x.value
     return getattr(x, "sharding", None) if given is None else given
+
+
+def _by_formula(primitive: Primitive) -> bool:
+    """Whether a rule wants the outputs given, and does nothing else than run the primitive."""
+    rule = rule_of(primitive)
+    return (
+        isinstance(rule, Pointwise | Linear | Bilinear) or getattr(rule, "word", "") == "constant"
+    )
 
 
 class Split(Trace):

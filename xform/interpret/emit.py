@@ -138,7 +138,7 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
             here.add(node)
             xs = [read(env, v) for v in eqn.invars]
             used = tuple(v in need for v in eqn.outvars)
-            with source(eqn, scope):
+            with source(eqn, scope), eqn.ctx.manager:
                 if used[-1]:
                     ys, token = node.forward(plan.inner[node], xs, used[:-1])
                 else:
@@ -152,7 +152,7 @@ def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outpu
             ]
             seconds = [read(env, v) for v in eqn.invars[1 + n :]]
             token = read(env, eqn.invars[0])
-            with source(eqn, scope):
+            with source(eqn, scope), eqn.ctx.manager:
                 ys = node.second(plan.inner[node], token, xs, seconds, node in here)
         write(env, eqn.outvars, ys)
         if sent is not None:

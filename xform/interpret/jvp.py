@@ -8,7 +8,7 @@ from xform._jax import JaxprEqn, Var, name_stack, source
 from xform.arithmetic import Value
 from xform.interpret.activity import path
 from xform.interpret.node import Structured
-from xform.ir import Mask, Program, bind, environment, read, write
+from xform.ir import Mask, Program, apply, bind, environment, read, write
 from xform.table import Composite, lookup
 
 
@@ -40,13 +40,13 @@ def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: 
 
 
 def push(eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask, split: bool):
-    """Outputs and tangents of one equation."""
+    """Outputs and tangents of one equation, applied where the code is now."""
     rule = lookup(eqn)
     if all(dx is None for dx in dxs):  # a rule may know better than `path` that nothing moves
-        return bind(eqn, xs), [None] * len(eqn.outvars)
+        return apply(eqn, xs), [None] * len(eqn.outvars)
     if isinstance(rule, Structured):
         return (rule.split if split else rule.jvp_of)(eqn, xs, dxs, wanted)
     if isinstance(rule, Composite):
         return rule.jvp(eqn, xs, dxs)
-    ys = bind(eqn, xs)
+    ys = apply(eqn, xs)
     return ys, rule.push(eqn, xs, ys, dxs)

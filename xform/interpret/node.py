@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xform._jax import JaxprEqn, Primitive, ShapedArray, cotangent_aval, tangent_aval
+from xform._jax import JaxprEqn, Primitive, ShapedArray, Trace, Tracer, cotangent_aval, tangent_aval
 from xform.arithmetic import Value, instantiate
 from xform.fingerprint import fingerprint, parameters
-from xform.ir import Mask, Program, bind
+from xform.ir import Mask, Program, apply
 from xform.ir import gather as gather
 from xform.ir import spread as spread
 from xform.table import Rule
@@ -30,6 +30,21 @@ Pull = Callable[[Sequence[Value]], list[Value]]
 Pushed = tuple[Sequence[Value], Sequence[Value]]
 
 _TOKEN = ShapedArray((0,), np.dtype("int8"))
+
+
+class Token(Tracer[Any]):
+    """A token where operations run one by one: its value, and the inputs that are still read.
+
+    Its pair holds no other input. Where a fork is staged, its token is a tracer like any other.
+    """
+
+    __slots__ = ("inputs", "value")
+
+    def __init__(self, trace: Trace, value: Any, inputs: Sequence[Value]):
+        super().__init__(trace, _TOKEN)
+        self.value, self.inputs = value, inputs
+
+
 fork_p, join_p = Primitive("xform_fork"), Primitive("xform_join")
 fork_p.multiple_results = join_p.multiple_results = True
 
@@ -103,7 +118,7 @@ class Node(abc.ABC):
 
     def primal(self, xs: Sequence[Value]) -> list[Value]:
         """The outputs, by the equation itself."""
-        return bind(self.eqn, xs)
+        return apply(self.eqn, xs)
 
     def outputs(self, plans: Plans, xs: Sequence[Value], used: Mask) -> list[Value]:
         """The outputs as the forward part makes them, without a token.
@@ -203,10 +218,11 @@ class Structured(Rule):
         node = self.node(eqn, active, wanted, push=False)
         held = Held(node)
         *ys, token = fork_p.bind(*xs, node=held)
+        inputs = () if isinstance(token, Token) else xs
 
         def pull(cts: Sequence[Value]) -> list[Value]:
             full = instantiate(cts, eqn.outvars, node.seconds, cotangent_aval)
-            return spread(join_p.bind(token, *xs, *full, node=held), node.results)
+            return spread(join_p.bind(token, *inputs, *full, node=held), node.results)
 
         return ys, pull
 

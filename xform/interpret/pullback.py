@@ -22,12 +22,11 @@ from xform._jax import (
     zeros,
 )
 from xform.arithmetic import Value, arrayed, differentiable
-from xform.equation import apply
 from xform.errors import WrongCotangent
 from xform.interpret.activity import path
 from xform.interpret.concrete import Split, stage
 from xform.interpret.node import Pull, Structured, gather, spread
-from xform.ir import Atom, Mask, Program, bind, environment, read, write
+from xform.ir import Atom, Mask, Program, apply, bind, environment, read, write
 from xform.table import Composite, lookup, traits
 
 

@@ -7,7 +7,6 @@ compiled once. A remat region is always a node, since its own policy decides ins
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,26 +102,20 @@ class Jit(Structured):
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         prog = body(eqn)
-        small = inlines(eqn.params) or (staged and size(prog) < _LARGE)
+        small = staged and (inlines(eqn.params) or size(prog) < _LARGE)
         return prog if small and not placed(eqn) else None
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        if self.inlined(eqn, staging()):
-            return jvp(body(eqn), xs, dxs, wanted=wanted)
-        return self.jvp(eqn, xs, dxs)
+        prog, inline = body(eqn), inlines(eqn.params)
+        key = "jvp", tuple(dx is not None for dx in dxs), wanted, inline
+        if key not in prog.cache:
 
-    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        prog = body(eqn)
-        mask = tuple(dx is not None for dx in dxs)
-        if ("jvp", mask) not in prog.cache:
-
-            @functools.wraps(jvp)
-            def run(xs: list[Value], dxs: list[Value]):
-                return jvp(prog, xs, dxs)
+            def run(xs: Sequence[Value], dxs: Sequence[Value]):
+                return jvp(prog, xs, dxs, wanted=wanted)
 
             run.__name__ = f"{eqn.params['name']}_jvp"
-            prog.cache["jvp", mask] = jax.jit(run)
-        return prog.cache["jvp", mask](list(xs), list(dxs))
+            prog.cache[key] = jax.jit(run, inline=inline)
+        return prog.cache[key](list(xs), list(dxs))
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         if self.inlined(eqn, staging()):
@@ -143,6 +136,9 @@ class Inline(Jit):
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         return body(eqn)
+
+    def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        return jvp(body(eqn), xs, dxs, wanted=wanted)
 
 
 class RegionNode(CallNode):

@@ -19,7 +19,7 @@ from xform import cost
 from xform._jax import JaxprEqn
 from xform.arithmetic import Value, add
 from xform.errors import UnsupportedParam
-from xform.ir import Mask, bind
+from xform.ir import Mask, apply
 from xform.table import Bilinear, bilinear, declare
 from xform.traits import Traits
 
@@ -103,8 +103,8 @@ class Grouped(Bilinear):
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         (a, b, *sizes), (da, db, *_) = xs, dxs
-        terms = [] if da is None else bind(eqn, [da, b, *sizes])
-        return [add([*terms, *([] if db is None else bind(eqn, [a, db, *sizes]))])]
+        terms = [] if da is None else apply(eqn, [da, b, *sizes])
+        return [add([*terms, *([] if db is None else apply(eqn, [a, db, *sizes]))])]
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip

@@ -21,7 +21,7 @@ from xform.errors import NotDifferentiable
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Structured
 from xform.interpret.pullback import pull_of_jvp, pullback
-from xform.ir import Mask, bind, program
+from xform.ir import Mask, apply, program
 from xform.table import declare
 from xform.traits import Traits
 
@@ -137,13 +137,13 @@ class LinearSolve(Structured):
         return parts, list(values[start:])
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        ys = bind(eqn, xs)
+        ys = apply(eqn, xs)
         (consts, *_), _ = self._parts(eqn, xs)
         (dconsts, *_), dbs = self._parts(eqn, dxs)
         matvec = program(eqn.params["jaxprs"].matvec)
         _, shifts = jvp(matvec, [*consts, *ys], [*dconsts, *[None] * len(ys)])
         rhs = [_minus(db, shift, v) for db, shift, v in zip(dbs, shifts, eqn.outvars, strict=True)]
-        return ys, bind(eqn, [*xs[: len(xs) - len(dbs)], *rhs])
+        return ys, apply(eqn, [*xs[: len(xs) - len(dbs)], *rhs])
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         return self.jvp(eqn, xs, dxs)
@@ -157,7 +157,7 @@ class LinearSolve(Structured):
                 frame(eqn),
                 "pass transpose_solve=, or symmetric=True if the operator is symmetric",
             )
-        ys = bind(eqn, xs)
+        ys = apply(eqn, xs)
         parts, bs = self._parts(eqn, xs)
         on, _ = self._parts(eqn, active)
         none = (False,) * len(ys)
@@ -171,7 +171,7 @@ class LinearSolve(Structured):
             )
             full = instantiate(cts, eqn.outvars)
             forth, back, solve, transposed = parts
-            ct_bs = bind(turned, [*back, *forth, *transposed, *solve, *full])
+            ct_bs = apply(turned, [*back, *forth, *transposed, *solve, *full])
             ct_consts = pull_matvec(ct_bs)[: len(forth)]
             minus = [None if ct is None else jax.lax.neg(ct) for ct in ct_consts]
             rest = len(xs) - len(minus) - len(bs)

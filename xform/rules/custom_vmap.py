@@ -21,7 +21,7 @@ from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, Whole, gather, spread
-from xform.ir import Mask, Program, bind, program, trace
+from xform.ir import Mask, Program, apply, program, trace
 from xform.table import declare
 from xform.traits import Traits
 
@@ -44,7 +44,7 @@ class CustomVmap(Structured):
         return out[: len(on)], spread(out[len(on) :], on)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        ys = bind(eqn, xs)
+        ys = apply(eqn, xs)
         return ys, self.jvp(eqn, xs, dxs)[1]
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:

@@ -16,7 +16,7 @@ from xform import cost
 from xform._jax import JaxprEqn, jax_primitives, zeros
 from xform.arithmetic import Value, instantiate
 from xform.interpret.pullback import pullback
-from xform.ir import Mask, bind, trace
+from xform.ir import Mask, apply, trace
 from xform.table import Rule, declare
 from xform.traits import Traits
 
@@ -123,7 +123,7 @@ class Solve(Rule):
         if any(d is not None for d in da):
             moved = self.call(self.formulas[0], eqn, ys[0], *instantiate(da, map(jax.typeof, a)))
             db = lax.neg(moved) if db is None else lax.sub(db, moved)
-        return bind(eqn, [*a, db])
+        return apply(eqn, [*a, db])
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip

@@ -17,7 +17,7 @@ from jax import lax
 from xform._jax import JaxprEqn
 from xform.arithmetic import Value, add, reduce_like
 from xform.errors import NotDifferentiable
-from xform.ir import Mask, bind
+from xform.ir import Mask, apply
 from xform.rules.reduce import defined_by
 from xform.table import Rule, composite, declare
 
@@ -34,7 +34,7 @@ class Multilinear(Rule):
     over: tuple[int, ...] = ()
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
-        terms = [bind(eqn, [*xs[:i], dxs[i], *xs[i + 1 :]])[0]
+        terms = [apply(eqn, [*xs[:i], dxs[i], *xs[i + 1 :]])[0]
                  for i in self.over if dxs[i] is not None]  # fmt: skip
         return [add(terms), *[None] * (len(ys) - 1)]
 
@@ -347,7 +347,7 @@ class SparseSolve(Rule):
             moved = lax.mul(ddata, take(ys[0], _columns(at, [1])))
             moved = put(moved, _columns(at, [0]), ys[0].shape)
             db = lax.neg(moved) if db is None else lax.sub(db, moved)
-        return bind(eqn, [*xs[:3], db])
+        return apply(eqn, [*xs[:3], db])
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
@@ -358,7 +358,7 @@ class SparseSolve(Rule):
         starts = put(lax.full(columns.shape, 1, indptr.dtype),
                      lax.expand_dims(lax.add(columns, np.asarray(1, columns.dtype)), (1,)),
                      indptr.shape)  # fmt: skip
-        ct_b = bind(eqn, [data, rows, lax.cumsum(starts), cts[0]])[0]
+        ct_b = apply(eqn, [data, rows, lax.cumsum(starts), cts[0]])[0]
         terms = lax.mul(take(ct_b, _columns(at, [0])), take(ys[0], _columns(at, [1])))
         return [lax.neg(terms) if active[0] else None, None, None, ct_b if active[3] else None]
 

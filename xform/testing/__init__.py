@@ -20,8 +20,7 @@ import numpy as np
 from jax import lax
 
 import xform
-from xform._jax import float0_zeros
-from xform.arithmetic import differentiable
+from xform.arithmetic import differentiable, float0_zeros
 from xform.errors import WrongRule
 from xform.testing.watch import watch
 

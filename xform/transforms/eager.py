@@ -7,6 +7,7 @@ traced program.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,13 +16,12 @@ import jax
 from xform._jax import (
     JaxprEqn,
     Primitive,
-    ShapedArray,
     Trace,
     Tracer,
     Var,
     cotangent_aval,
     current_trace,
-    opaque_equation,
+    equation,
     set_current_trace,
     tangent_aval,
     zeros,
@@ -29,26 +29,16 @@ from xform._jax import (
 from xform.arithmetic import Value, arrayed, differentiable, reduce_like, scale
 from xform.interpret.concrete import Mark, Results, Split, Watch, stage
 from xform.interpret.jvp import push
-from xform.interpret.node import Node, Pull, fork_p, gather, join_p, spread
+from xform.interpret.node import Node, Pull, Token, fork_p, gather, join_p, spread
 from xform.interpret.pullback import back, check_cotangent, pull_of_jvp
 from xform.interpret.pullback import vjp as pull_equation
 from xform.ir import Mask, Program, evaluate, lifted
 from xform.passes.dce import live
 from xform.planner.saved import plan
 from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule
-from xform.table import Bilinear, Linear, Pointwise, Rule, lookup
+from xform.table import Bilinear, Pointwise, Rule
 from xform.transforms.function import Call, Signature, Tree, as_array
 from xform.transforms.linear_map import Part, Pullback, Pushforward, dense
-
-
-class _Token(Tracer[Any]):
-    """What a fork leaves for its join."""
-
-    __slots__ = ("kept",)
-
-    def __init__(self, trace: Trace, kept: Any):
-        super().__init__(trace, ShapedArray((0,), jax.numpy.int8))
-        self.kept = kept
 
 
 class _Direct(Split):
@@ -62,21 +52,28 @@ class _Direct(Split):
             return super().process_primitive(primitive, args, params)
         node: Node = params["node"].node
         plans = [plan(j, node.policy if node.region else None) for j in node.joints]
+        home = self.outside if self.staged is None else self
         if primitive is fork_p:
-            with set_current_trace(self):
-                ys, kept = node.forward(plans, args, (True,) * len(node.eqn.outvars))
-                return [*ys, _Token(self, kept)]
-        n = 1 + len(node.eqn.invars)
-        reads = zip(args[1:n], node.reads(plans), strict=True)
-        xs = [x if on else None for x, on in reads]
+            with set_current_trace(home):
+                ys, value = node.forward(plans, args, (True,) * len(node.eqn.outvars))
+            reads = zip(args, node.reads(plans), strict=True)
+            return [*ys, Token(self, value, [x if on else None for x, on in reads])]
+        token, seconds = args[0], args[len(args) - sum(node.seconds) :]
         # What a region runs again is run when the map is, not when it is made.
-        where = self.staged if node.region and self.staged is not None else self
+        where = self.staged if node.region and self.staged is not None else home
         with set_current_trace(where):
-            return node.second(plans, args[0].kept, xs, args[n:], False)
+            return node.second(plans, token.value, token.inputs, seconds, False)
 
     def stages(self, args: Sequence[Any]) -> bool:
         """Whether an operation on `args` is staged."""
         return self.staged is not None and self.where(args) is self.staged
+
+
+def _directly(f: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that may bind fork and join, or what is for later."""
+    here = current_trace()
+    with set_current_trace(here if isinstance(here, _Direct) else _Direct(here)):
+        return f(*args)
 
 
 # What a user's function makes of some values when the map is called, in a map that is only staged.
@@ -120,10 +117,13 @@ class _Push(Watch):
     def show(self, value: Value, mark: Value) -> str:
         return f"JVPTracer(primal={value}, tangent={mark!r})"
 
+    def formula(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
+                marks: Sequence[Mark]) -> Sequence[Mark]:  # fmt: skip
+        return rule.push(eqn, xs, ys, list(map(arrayed, marks)))
+
     def equation(self, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], wanted: Mask
                  ) -> Results:  # fmt: skip
-        ys, dys = push(eqn, xs, list(map(arrayed, marks)), wanted, self.split)
-        return ys, [dy if on else None for dy, on in zip(dys, wanted, strict=True)]
+        return push(eqn, xs, list(map(arrayed, marks)), wanted, self.split)
 
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
                    xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
@@ -131,7 +131,7 @@ class _Push(Watch):
 
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
-        raise no_forward_mode(opaque_equation(prim, [], []))
+        raise no_forward_mode(equation(prim, [], {}, []))
 
 
 class _Linearize(_Push):
@@ -153,22 +153,29 @@ class _Tape(Watch):
     def show(self, value: Value, mark: Var) -> str:
         return _show(value, mark)
 
-    def variable(self, x: Value, mark: Var | None) -> Var:
-        return super().variable(x, mark) if mark is None else mark
+    def variable(self, aval: Any, mark: Var | None) -> Var:
+        return Var(aval) if mark is None else mark
+
+    def formula(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
+                marks: Sequence[Mark]) -> Sequence[Mark]:  # fmt: skip
+        on = tuple(m is not None for m in marks)
+        self.tape.append((eqn, _pull_by_formula(rule, eqn, xs, ys, on)))
+        return eqn.outvars
 
     def equation(self, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], wanted: Mask
                  ) -> Results:  # fmt: skip
-        ys, pull = _pull_equation(eqn, xs, tuple(m is not None for m in marks), wanted)
-        self.tape.append((eqn, pull))
-        return ys, [v if on else None for v, on in zip(eqn.outvars, wanted, strict=True)]
+        on = tuple(m is not None for m in marks)
+        ys, pull = _directly(pull_equation, eqn, xs, on, wanted)
+        self.tape.append((eqn, functools.partial(_directly, pull)))
+        return ys, eqn.outvars
 
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
                    xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
         def jvp(xs: Sequence[Value], dxs: Sequence[Value]):
             return push_by_rule(rule, symbolic, xs, dxs)
 
-        ys, pull = pull_of_jvp(jvp, xs, tuple(m is not None for m in marks))
-        return self._by_rule(prim, xs, marks, ys, lambda eqn: pull)
+        ys, pull = _directly(pull_of_jvp, jvp, xs, tuple(m is not None for m in marks))
+        return self._by_rule(prim, xs, marks, ys, lambda eqn: functools.partial(_directly, pull))
 
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
@@ -179,8 +186,9 @@ class _Tape(Watch):
 
     def _by_rule(self, prim: Primitive, xs: Sequence[Value], marks: Sequence[Any],
                  ys: Sequence[Value], pull: Callable[[JaxprEqn], Pull]) -> Results:  # fmt: skip
+        inputs = list(map(self.variable, map(jax.typeof, xs), marks))
         outs = [Var(jax.typeof(y)) for y in ys]
-        eqn = opaque_equation(prim, list(map(self.variable, xs, marks)), outs)
+        eqn = equation(prim, inputs, {}, outs)
         self.tape.append((eqn, pull(eqn)))
         return ys, [v if differentiable(v.aval) else None for v in outs]
 
@@ -189,22 +197,21 @@ def _show(value: Value, mark: Any) -> str:
     return f"GradTracer(primal={value}, typeof(tangent)={mark.aval.str_short(short_dtypes=True)})"
 
 
-def _pull_equation(
-    eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask
-) -> tuple[Sequence[Value], Pull]:
-    """Outputs and pullback of an equation; the pullback holds no value that it does not read."""
-    rule = lookup(eqn)
-    ys, pull = pull_equation(eqn, xs, active, wanted)
+def _pull_by_formula(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
+                     active: Mask) -> Pull:  # fmt: skip
+    """The pullback of an equation that was run; it holds no value that it does not read."""
     if isinstance(rule, Pointwise):
-        return ys, _pull_pointwise(rule, eqn, xs, ys[0], active)
+        return _pull_pointwise(rule, eqn, xs, ys[0], active)
     if isinstance(rule, Bilinear):
         reads = [active[1], active[0], *[True] * (len(xs) - 2)]
-        return ys, _pull_linear(rule, eqn, xs, ys, active, reads)
-    if isinstance(rule, Linear):
-        over = rule.over or [i for i, x in enumerate(xs) if differentiable(jax.typeof(x))]
+    else:
+        over = getattr(rule, "over", None) or [
+            i for i, x in enumerate(xs) if differentiable(jax.typeof(x))
+        ]
         reads = [i not in over for i in range(len(xs))]
-        return ys, _pull_linear(rule, eqn, xs, ys, active, reads)
-    return ys, pull
+    held = [x if r else _Type(x) for x, r in zip(xs, reads, strict=True)]
+    of = [_Type(y) for y in ys]
+    return lambda cts: list(rule.pull(eqn, held, of, cts, active))
 
 
 def _pull_pointwise(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], y: Value, active: Mask) -> Pull:
@@ -215,13 +222,6 @@ def _pull_pointwise(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], y: Value, ac
         reduce_like(scale(cts[0], d), x) if on else None
         for d, x, on in zip(factors, types, active, strict=True)
     ]
-
-
-def _pull_linear(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], active: Mask,
-                 reads: Sequence[bool]) -> Pull:  # fmt: skip
-    held = [x if r else _Type(x) for x, r in zip(xs, reads, strict=True)]
-    of = [_Type(y) for y in ys]
-    return lambda cts: list(rule.pull(eqn, held, of, cts, active))
 
 
 class _Type(Tracer[Any]):
@@ -238,9 +238,7 @@ class _Taped(Part):
         self._tape, self._inputs, self._outputs = tape, inputs, outputs
 
     def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
-        here = current_trace()
-        with set_current_trace(here if isinstance(here, _Direct) else _Direct(here)):
-            cts = back(self._tape, self._outputs, seconds)
+        cts = back(self._tape, self._outputs, seconds)
         return [cts.get(v) if v is not None else None for v in self._inputs]
 
     def settled(self, arrays: Any) -> tuple[Part, Any]:
@@ -256,8 +254,7 @@ class _Staged(Part):
         self._program, self._takes, self._gives = program, takes, gives
 
     def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
-        with set_current_trace(_Direct(current_trace())):
-            results = evaluate(self._program, [*arrays, *gather(seconds, self._takes)])
+        results = _directly(evaluate, self._program, [*arrays, *gather(seconds, self._takes)])
         return spread(results, self._gives)
 
 
@@ -298,7 +295,7 @@ def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
 
 def jvp(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree]:
     """Output, its tangent and the auxiliary output."""
-    ys, dys, tree, aux = _watched(at, _Push(_Direct(current_trace())), dxs)
+    ys, dys, tree, aux = _watched(at, _Push(current_trace()), dxs)
     dy = map(dense, dys, map(jax.typeof, ys))
     return tree.unflatten(ys), tree.unflatten(dy), aux
 
@@ -306,7 +303,7 @@ def jvp(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree]:
 def vjp(at: Call) -> tuple[Tree, Pullback, Tree]:
     """Output, pullback and auxiliary output."""
     inputs = [Var(jax.typeof(x)) if on else None for x, on in zip(at.args, at.active, strict=True)]
-    trace = _Tape(_Direct(current_trace()))
+    trace = _Tape(current_trace())
     ys, outputs, tree, aux = _watched(at, trace, inputs)
     part = _Taped(_leading_to(outputs, trace.tape), inputs, outputs)
     return tree.unflatten(ys), Pullback(_signature(at, ys, tree), part, ()), aux

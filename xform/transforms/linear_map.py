@@ -11,10 +11,11 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import jax.ref
 import numpy as np
 
-from xform._jax import add_to, float0_zeros, tangent_aval, zeros
-from xform.arithmetic import Value, differentiable
+from xform._jax import tangent_aval, zeros
+from xform.arithmetic import Value, differentiable, float0_zeros
 from xform.errors import WrongCotangent, WrongTangent
 from xform.interpret import emit
 from xform.interpret.joint import Plan
@@ -110,7 +111,7 @@ class Pullback(LinearMap):
             leaves = jax.tree.leaves(self(ct))
             for ref, leaf in zip(given, leaves, strict=True):
                 if ref is not None:
-                    add_to(ref, leaf)
+                    jax.ref.addupdate(ref, ..., leaf)
             out = (x if r is None else None for r, x in zip(given, leaves, strict=True))
             return self._signature.in_tree.unflatten(out)
 
