@@ -50,7 +50,9 @@ def special(xs, seed: int):
     random = np.random.default_rng(seed)
 
     def change(x):
-        if x.dtype != np.float64:
+        if isinstance(x, float):  # as weakly typed as before
+            return float(random.choice([*SPECIAL, x]))
+        if getattr(x, "dtype", None) != np.float64:
             return x
         return np.where(random.random(x.shape) < 0.4, random.choice(SPECIAL, x.shape), x)
 
