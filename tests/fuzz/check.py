@@ -180,7 +180,11 @@ def _compiled(f: Any, xs: Any) -> Found:
 
 
 def _of(values: Sequence[Any]) -> Found:
-    return Found(list(values), [_type(jax.typeof(x)) for x in values])
+    """What a program returned: JAX hands NumPy's arrays on as they are, in 64 bits too."""
+    types = list(map(jax.typeof, values))
+    pairs = zip(values, types, strict=True)
+    values = [np.asarray(x, t.dtype) if isinstance(x, np.ndarray) else x for x, t in pairs]
+    return Found(values, list(map(_type, types)))
 
 
 WAYS = {
