@@ -108,6 +108,13 @@ def test_what_is_inlined_was_asked_to_be(inline, asked):
         assert all(_jax.inlines(e.params) is asked for e in eqns if e.primitive.name == "jit")
 
 
+def test_the_body_of_a_composite():
+    f = lax.composite(jnp.sin, "a.name")
+    (eqn,) = jax.make_jaxpr(f)(1.0).jaxpr.eqns
+    opened, _ = _jax.closed(eqn.params[_jax.composite_body])
+    assert [e.primitive.name for e in opened.eqns] == ["sin"]
+
+
 def _tagged(**how):
     jaxpr = jax.make_jaxpr(scheduling_group("a")(jnp.sin))(1.0)
     (eqn,) = jaxpr.jaxpr.eqns

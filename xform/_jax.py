@@ -7,7 +7,8 @@ What differs between JAX 0.10.2 and 0.12 is levelled here, once:
 - `scan_counts`: scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out` in 0.11;
 - `compute_on`: `compute_on2` took the name of the older `compute_on` in 0.11;
 - `current_trace`: where the current trace is taken away, nothing runs in 0.12;
-- `inlines`: a jit's `inline` became an enumeration in 0.12;
+- `inlines`: a jit's `inline` became an enumeration in 0.11;
+- `composite_body`: the body of a composite got another name in 0.11;
 - `tagged`, `linear_part`: metadata of a call became one parameter, with another for the linear part
   of its derivative, in 0.12.
 """
@@ -59,7 +60,8 @@ from jaxlib import xla_client
 __all__ = [
     "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive", "ShapedArray", "SymbolicZero",
     "Trace", "Tracer", "Var", "ad", "argument_names", "batching", "behind",
-    "broadcast_in_dim_p", "closed", "compiler_options", "compute_on", "cond_p", "context",
+    "broadcast_in_dim_p", "closed", "compiler_options", "composite_body", "compute_on", "cond_p",
+    "context",
     "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p", "equation",
     "frame", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent",
     "is_zero", "jax_primitives", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p",
@@ -67,6 +69,9 @@ __all__ = [
     "pull_custom_vjp", "registered", "scan_counts", "scan_p", "set_current_trace", "source",
     "staging", "tagged", "tangent_aval", "trace_of", "traced", "weak_as", "while_p", "zeros",
 ]  # fmt: skip
+
+# The parameter of a composite that holds what it stands for.
+composite_body = "jaxpr" if jax.__version_info__ < (0, 11, 2) else "call_jaxpr"
 
 # A function with a mark, as `compute_on2` is in 0.10.
 compute_on: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compute_on
@@ -130,7 +135,7 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def inlines(params: dict[str, Any]) -> bool:
-    """Whether a jit was asked to be inlined; in 0.12 by an enumeration, all of it true."""
+    """Whether a jit was asked to be inlined; since 0.11 by an enumeration, all of it true."""
     asked = params["inline"]
     return asked if isinstance(asked, bool) else asked.name in ("JAX_EARLY", "JAX_LATE")
 
