@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from tests.rules.tested import how_tested
+from tests.versions import NEW
 from xform import commands
 from xform.commands.rules import TESTED
 
@@ -40,7 +41,9 @@ def test_text() -> None:
 
 
 def test_what_is_tested_is_told_in_an_installed_copy_too() -> None:
-    assert json.loads(TESTED.read_text()) == how_tested(), "run: python -m tests.rules.tested"
+    said, known = json.loads(TESTED.read_text()), how_tested()
+    assert known.items() <= said.items(), "run, with the newest JAX: python -m tests.rules.tested"
+    assert said.keys() - known.keys() <= NEW
     assert TESTED.parent == Path(commands.__file__).parent
 
 

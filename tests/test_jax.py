@@ -108,11 +108,12 @@ def test_what_is_inlined_was_asked_to_be(inline, asked):
         assert all(_jax.inlines(e.params) is asked for e in eqns if e.primitive.name == "jit")
 
 
-def test_the_body_of_a_composite():
-    f = lax.composite(jnp.sin, "a.name")
-    (eqn,) = jax.make_jaxpr(f)(1.0).jaxpr.eqns
-    opened, _ = _jax.closed(eqn.params[_jax.composite_body])
-    assert [e.primitive.name for e in opened.eqns] == ["sin"]
+def test_the_bodies_of_calls():
+    for f in (lax.composite(jnp.sin, "a.name"), jax.jit(jnp.sin), jax.jit(jnp.sin).trace(1.0).fun):
+        (eqn,) = jax.make_jaxpr(f)(1.0).jaxpr.eqns
+        opened, _ = _jax.closed(_jax.callee(eqn.params, "jaxpr"))
+        assert [e.primitive.name for e in opened.eqns] == ["sin"]
+    assert _jax.callee({"call_jaxpr": 1}, "jaxpr") == 1
 
 
 def _tagged(**how):

@@ -27,4 +27,16 @@ if not NEW.isdisjoint(dir(lax)):
 # Options of vjp and linearize that are new in 0.12; README's limits name them.
 NOT_TAKEN = {"saveable_args", "in_nzs"}
 
-__all__ = ["ABSENT", "NEW", "NOT_TAKEN", "Box", "attention", "fwd_and_bwd", "saved_residuals"]
+# Functions whose derivative, of a weakly typed number, JAX gives a strong type since 0.12.
+STRONG = set() if Box else {lax.erf}
+
+__all__ = [
+    "ABSENT",
+    "NEW",
+    "NOT_TAKEN",
+    "STRONG",
+    "Box",
+    "attention",
+    "fwd_and_bwd",
+    "saved_residuals",
+]

@@ -8,7 +8,7 @@ What differs between JAX 0.10.2 and 0.12 is levelled here, once:
 - `compute_on`: `compute_on2` took the name of the older `compute_on` in 0.11;
 - `current_trace`: where the current trace is taken away, nothing runs in 0.12;
 - `inlines`: a jit's `inline` became an enumeration in 0.11;
-- `composite_body`: the body of a composite got another name in 0.11;
+- `callee`: the bodies of a composite and of an `eval_jaxpr` got another name in 0.11;
 - `tagged`, `linear_part`: metadata of a call became one parameter, with another for the linear part
   of its derivative, in 0.12.
 """
@@ -60,8 +60,7 @@ from jaxlib import xla_client
 __all__ = [
     "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive", "ShapedArray", "SymbolicZero",
     "Trace", "Tracer", "Var", "ad", "argument_names", "batching", "behind",
-    "broadcast_in_dim_p", "closed", "compiler_options", "composite_body", "compute_on", "cond_p",
-    "context",
+    "broadcast_in_dim_p", "callee", "closed", "compiler_options", "compute_on", "cond_p", "context",
     "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p", "equation",
     "frame", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent",
     "is_zero", "jax_primitives", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p",
@@ -69,9 +68,6 @@ __all__ = [
     "pull_custom_vjp", "registered", "scan_counts", "scan_p", "set_current_trace", "source",
     "staging", "tagged", "tangent_aval", "trace_of", "traced", "weak_as", "while_p", "zeros",
 ]  # fmt: skip
-
-# The parameter of a composite that holds what it stands for.
-composite_body = "jaxpr" if jax.__version_info__ < (0, 11, 2) else "call_jaxpr"
 
 # A function with a mark, as `compute_on2` is in 0.10.
 compute_on: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compute_on
@@ -124,6 +120,11 @@ def argument_names(jaxpr: Any) -> list[str]:
 def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
     """The jaxprs that an equation holds, in whatever parameter."""
     return list(jaxprs_in_params(eqn.params))
+
+
+def callee(params: dict[str, Any], name: str) -> Any:
+    """What a call holds in a parameter, which may have got another name; None if nothing."""
+    return params.get(name, params.get("call_jaxpr"))
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
@@ -234,6 +235,7 @@ _WRAPPERS = {
     "lift_jvp.<locals>.jvp": "jvp_jaxpr_fun",
     "lift_fwd.<locals>.fwd": "fwd_jaxpr_thunk",
     "transformation_with_aux2.<locals>.<lambda>": "out_store",
+    "linear_call.<locals>.transpose_thunk": "",  # all but tracers, which are for messages
 }
 
 
@@ -253,6 +255,8 @@ def behind(f: Any) -> Any:
         return f
     cells = zip(f.__code__.co_freevars, f.__closure__, strict=True)
     held = {name: cell.cell_contents for name, cell in cells}
+    if not _WRAPPERS[f.__qualname__]:
+        return tuple(v for k, v in held.items() if k not in ("residual_args", "linear_args"))
     inner, skipped = held[_WRAPPERS[f.__qualname__]], held.get("num_consts", 0)
     return (skipped, inner) if skipped else inner
 

@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xform._jax import JaxprEqn
+from xform._jax import JaxprEqn, callee
 from xform.ir import Program, program, trace
 from xform.passes.dce import live
 from xform.table import traits
@@ -79,7 +79,7 @@ def equation_flops(eqn: JaxprEqn) -> int:
     if known.flops is not None:
         return int(known.flops(eqn))
     if known.call:
-        return flops(program(eqn.params[known.call]))
+        return flops(program(callee(eqn.params, known.call)))
     if known.fusion == "movement":
         return 0
     return operand_size(eqn) if known.fusion == "reduction" else sum(map(size, eqn.outvars))

@@ -1,6 +1,7 @@
 """How each primitive is tested: the number of its cases, or the file that tests it.
 
-`python -m tests.rules.tested` writes it into the package, for `python -m xform rules`.
+`python -m tests.rules.tested`, with the newest JAX, writes it into the package for its command
+`rules`.
 """
 
 import collections

@@ -12,7 +12,7 @@ from jax.experimental import jet
 import xform
 from tests.parameters import slow
 from tests.reference import close
-from tests.versions import Box
+from tests.versions import STRONG, Box
 
 X = np.array([0.5, 1.5, 2.5], np.float32)
 
@@ -314,7 +314,9 @@ def test_a_rule_of_the_users_is_given_arrays() -> None:
 def test_acosh_outside_of_its_domain_is_as_in_jax() -> None:
     series = lambda t, x: jet.jet(t.grad(jnp.arccosh), (x,), ((1.0, 0.0, 0.0),))
     for x in (1.5, -1.5):
-        close(series(xform, x), series(jax, x), 1e-5)
+        theirs = series(jax, x)
+        if np.isfinite(theirs[0]):  # in 0.12 it has no derivative there
+            close(series(xform, x), theirs, 1e-5)
 
 
 @pytest.mark.skipif(Box is None, reason="this JAX has none")
@@ -341,4 +343,5 @@ def test_a_weakly_typed_scalar_has_weakly_typed_derivatives(f) -> None:
         (xform.jvp(f, (1.3,), (0.7,)), jax.jvp(f, (1.3,), (0.7,))),
         ((xform.grad(f)(1.3),), (jax.grad(f)(1.3),)),
     ):
-        assert [x.weak_type for x in own] == [x.weak_type for x in theirs]
+        wanted = [x.weak_type or f in STRONG for x in theirs]
+        assert [x.weak_type for x in own] == wanted

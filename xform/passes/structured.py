@@ -17,6 +17,7 @@ from xform._jax import (
     JaxprEqn,
     Primitive,
     Var,
+    callee,
     cond_p,
     jit_p,
     name_stack,
@@ -32,13 +33,14 @@ from xform.table import traits
 
 def body(eqn: JaxprEqn) -> Program:
     """The program that a call runs."""
-    return program(eqn.params[traits(eqn.primitive).call])
+    return program(callee(eqn.params, traits(eqn.primitive).call))
 
 
 def called(eqn: JaxprEqn) -> Program | None:
     """What stands for an equation that means nothing but what it calls; None for others."""
     known = traits(eqn.primitive)
-    return body(eqn) if known.call in eqn.params and not known.calls else None
+    held = callee(eqn.params, known.call)
+    return program(held) if held is not None and not known.calls else None
 
 
 def sharding(s: Any) -> Any:

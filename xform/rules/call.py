@@ -227,7 +227,7 @@ for _name in ("closed_call", "core_call", "core_closed_call"):
     declare(Inline, _name, "structured", (), Traits(call="call_jaxpr", foldable=False),
             known=("call_jaxpr", "name"))  # fmt: skip
 declare(Inline, "eval_jaxpr", "structured", (), Traits(call="jaxpr", foldable=False),
-        known=("jaxpr",))  # fmt: skip
+        known=("jaxpr", "call_jaxpr"))  # fmt: skip
 # The forward function of a custom_vjp with `optimize_remat`.
 declare(Inline, "remat_opt", "structured", (),
         Traits(call="fwd_jaxpr", calls="custom", foldable=False),

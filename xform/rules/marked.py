@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, composite_body, compute_on, linear_part, tagged
+from xform._jax import JaxprEqn, compute_on, linear_part, tagged
 from xform.arithmetic import Value, instantiate
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
@@ -117,9 +117,9 @@ declare(ComputeOn, "compute_on", "structured", (), _MARK, known=(
 ))  # fmt: skip
 declare(Metadata, "xla_metadata_call", "structured", (), _MARK, known=None)
 # A composite and a fused call are given in operations that have rules.
-declare(Inline, "composite", "structured", (),
-        Traits(call=composite_body, calls="mark", foldable=False),
-        known=(composite_body, "name", "attributes", "version"))  # fmt: skip
+declare(Inline, "composite", "structured", (), _MARK, known=(
+    "jaxpr", "call_jaxpr", "name", "attributes", "version",
+))  # fmt: skip
 declare(Inline, "fused_call", "structured", (), _MARK, known=None)
 declare(Inline, "call", "structured", (),
         Traits(call="call_jaxpr", calls="mark", foldable=False), known=None)  # fmt: skip
