@@ -109,7 +109,7 @@ def test_what_is_inlined_was_asked_to_be(inline, asked):
 
 
 def test_the_bodies_of_calls():
-    for f in (lax.composite(jnp.sin, "a.name"), jax.jit(jnp.sin), jax.jit(jnp.sin).trace(1.0).fun):
+    for f in (lax.composite(jnp.sin, "a.name"), jax.jit(jnp.sin)):
         (eqn,) = jax.make_jaxpr(f)(1.0).jaxpr.eqns
         opened, _ = _jax.closed(_jax.callee(eqn.params, "jaxpr"))
         assert [e.primitive.name for e in opened.eqns] == ["sin"]
@@ -145,3 +145,12 @@ def test_metadata_of_a_linear_part(derived):
         first, second = jax.make_jaxpr(pull)(1.0).jaxpr.eqns
         assert first.params["xla_metadata"] == eqn.params["xla_metadata"]
         assert second.params["xla_metadata"] == derived
+
+
+def test_an_equation_says_nothing_of_where_it_stands_unless_that_is_unusual():
+    plain, other = (
+        jax.make_jaxpr(f)(1.0).jaxpr.eqns[0].ctx
+        for f in (lax.sin, jax.threefry_partitionable(False)(lax.sin))
+    )
+    assert _jax.context(plain) == {}
+    assert _jax.context(other) == {"threefry_partitionable": False}

@@ -101,8 +101,7 @@ def traced(f: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Jaxpr,
 
 def compiler_options(traced: Any) -> dict[str, Any]:
     """The options that `jax.jit` was given for the compiler, of what it traced."""
-    found = getattr(traced, "_params", {}).get("compiler_options_kvs", ())
-    return dict(found)
+    return dict(getattr(traced, "_params", {}).get("compiler_options_kvs", ()))
 
 
 def hlo_text(module: bytes) -> str:
@@ -274,12 +273,13 @@ def is_silent(x: Any) -> bool:
 
 def context(ctx: Any) -> dict[str, Any]:
     """What the context of an equation says beyond what is usual: mesh, compute type, metadata."""
-    usual = {"threefry_partitionable": True, "remove_size_one_mesh_axis": False}
+    usual = {"threefry_partitionable": "True", "remove_size_one_mesh_axis": "False",
+             "cur_layout_mode": "LayoutMode.AUTO", "no_collectives": "frozenset()"}  # fmt: skip
     said = {k: getattr(ctx, k, None) for k in type(ctx).__slots__ if not k.startswith("__")}
     return {
         k: v
         for k, v in said.items()
-        if k != "configs" and v != usual.get(k) and not getattr(v, "empty", False)
+        if k != "configs" and str(v) != usual.get(k, "None") and not getattr(v, "empty", False)
     }
 
 
