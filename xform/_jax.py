@@ -89,13 +89,13 @@ def is_jaxpr(x: Any) -> bool:
 def traced(f: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Jaxpr, Sequence[Any]]:
     """The jaxpr of a function of flat arguments, and the values of its first variables.
 
-    Those are what it closes over: constvars, leading inputs since 0.11. What `jax.make_jaxpr` does
-    for trees and names takes longer than to trace a small function.
+    Those are closed over: constvars, leading inputs since 0.11. `jax.make_jaxpr` spends
+    more on trees and names than a small function takes to trace.
     """
     info = api_util.debug_info("xform", f, (), {})
-    flat = linear_util.wrap_init(f, debug_info=info).with_unknown_names()
-    avals = list(map(api_util.shaped_abstractify, args))
-    jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(flat, avals)
+    flat = linear_util.wrap_init(lambda *xs: jax.tree.leaves(f(*xs)), debug_info=info)
+    avals = map(api_util.shaped_abstractify, args)
+    jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(flat.with_unknown_names(), list(avals))
     return jaxpr, consts
 
 
@@ -112,7 +112,7 @@ def hlo_text(module: bytes) -> str:
 
 def argument_names(jaxpr: Any) -> list[str]:
     """What a traced function calls its inputs, as paths: `params['w']`."""
-    opened, _ = closed(jaxpr)
+    opened = closed(jaxpr)[0]
     return [str(name) for name in opened.debug_info.safe_arg_names(len(opened.invars))]
 
 

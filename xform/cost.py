@@ -26,8 +26,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from xform._jax import JaxprEqn, callee
-from xform.ir import Program, program, trace
+from xform.ir import Program, program
 from xform.passes.dce import live
 from xform.table import traits
 
@@ -63,7 +65,7 @@ def program_flops(f: Callable[..., Any], *args: Any) -> int:
     >>> program_flops(jnp.dot, jnp.ones((2, 3)), jnp.ones((3, 4)))
     48
     """
-    return flops(trace(f, *args))
+    return flops(program(jax.make_jaxpr(f)(*args)))
 
 
 def flops(prog: Program) -> int:
