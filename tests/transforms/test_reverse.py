@@ -514,3 +514,13 @@ class Variants(chex.TestCase):
         f = lambda x: jnp.sum(jnp.sin(x) * x**2)
         got = self.variant(lambda x, v: xform.hvp(f, (x,), (v,)))(X, X)
         chex.assert_trees_all_close(got, jax.hessian(f)(X) @ X, rtol=1e-5)
+
+
+@pytest.mark.parametrize("extremum", [jnp.max, jnp.min])
+def test_the_derivative_of_an_extremum_that_is_nan_is_nan(extremum) -> None:
+    x = jnp.array([[np.nan, 1.0, 2.0], [3.0, 5.0, 5.0]])
+    f = lambda x: jnp.sum(extremum(x, 1))
+    for t in (lambda f: f, jax.jit):
+        np.testing.assert_array_equal(t(xform.grad(f))(x), jax.grad(f)(x))
+        (_, mine), (_, theirs) = xform.jvp(t(f), (x,), (x,)), jax.jvp(f, (x,), (x,))
+        np.testing.assert_array_equal(mine, theirs)

@@ -130,10 +130,13 @@ def _extremum(name: str):
         y = reduce_p.bind(x, axes=axes, **kwargs)
         if dx is None:
             return [y], [None]
+        # Nothing equals NaN: there all locations are chosen, and each has a share of NaN.
+        none = lax.ne(y, y)
         chosen = lax.eq(x, spread_over(y, x, axes))
+        chosen = lax.bitwise_or(chosen, spread_over(none, x, axes))
         count = lax.reduce_sum(lax.convert_element_type(chosen, np.int32), axes, **kwargs)
         total = lax.reduce_sum(lax.select(chosen, dx, zeros(jax.typeof(dx))), axes, **kwargs)
-        return [y], [lax.div(total, lax.convert_element_type(count, y.dtype))]
+        return [y], [lax.div(total, lax.select(none, y, lax.convert_element_type(count, y.dtype)))]
 
     return push
 
