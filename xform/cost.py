@@ -28,9 +28,10 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, callee
+from xform._jax import JaxprEqn
 from xform.ir import Program, program
 from xform.passes.dce import live
+from xform.passes.structured import body
 from xform.table import traits
 
 
@@ -81,7 +82,7 @@ def equation_flops(eqn: JaxprEqn) -> int:
     if known.flops is not None:
         return int(known.flops(eqn))
     if known.call:
-        return flops(program(callee(eqn.params, known.call)))
+        return flops(body(eqn))
     if known.fusion == "movement":
         return 0
     return operand_size(eqn) if known.fusion == "reduction" else sum(map(size, eqn.outvars))
