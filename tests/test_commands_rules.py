@@ -50,5 +50,5 @@ def test_what_is_tested_is_told_in_an_installed_copy_too() -> None:
 def test_traits() -> None:
     rows = {row["primitive"]: row["traits"] for row in table()}
     assert rows["reshape"] == "movement, view"
-    assert rows["jit"] == "not foldable, call=jaxpr"
+    assert rows["jit"] == "call=jaxpr"
     assert rows["psum"] == "collective"

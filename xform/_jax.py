@@ -188,12 +188,13 @@ def name_stack():
     return source_info_util.current_name_stack()
 
 
-def frame(eqn: JaxprEqn | None = None) -> str:
-    """`file:line (function)` of the user's code that made `eqn`; None: that runs now.
+def frame(eqn: Any = None) -> str:
+    """`file:line (function)` of the user's code that made `eqn`, or else of what runs now.
 
     A layer of an installed library is not the user's code, unless there is nothing else.
     """
-    info = source_info_util.current() if eqn is None else eqn.source_info
+    info = getattr(eqn, "source_info", None)
+    info = info if info and _in_user_code(info.traceback) else source_info_util.current()
     frames = source_info_util.summarize(info, num_frames=64).splitlines()[::-1]
     own = (f for f in frames if f"{os.sep}site-packages{os.sep}" not in f)
     return next(own, frames[0] if frames else "")
@@ -266,9 +267,8 @@ def is_silent(x: Any) -> bool:
     A trace, names for messages, a place for what a function will have returned.
     """
     silent = ("DebugInfo", "Store", "EqualStore")
-    return isinstance(x, Trace) or (
-        type(x).__module__.startswith("jax.") and type(x).__name__ in silent
-    )
+    kind = type(x)
+    return isinstance(x, Trace) or (kind.__module__.startswith("jax.") and kind.__name__ in silent)
 
 
 def context(ctx: Any) -> dict[str, Any]:

@@ -21,7 +21,12 @@ Value = Any
 def differentiable(aval: Any) -> bool:
     """Whether a value of this type has tangents other than float0."""
     dtype = getattr(aval, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, np.inexact) and not is_reference(aval)
+    return dtype is not None and _inexact(dtype) and not is_reference(aval)
+
+
+@functools.lru_cache(maxsize=256)
+def _inexact(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, np.inexact)
 
 
 def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] | None = None,

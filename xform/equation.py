@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from xform._jax import JaxprEqn, Literal, Var, name_stack, source
+from xform._jax import JaxprEqn, Literal, Primitive, Var, equation, name_stack, source
 
 Atom = Var | Literal
+
+
+class Applied:
+    """The equation of an operation that is differentiated as it runs, made as far as it is read.
+
+    A whole one takes as long to make as a small operation takes to run; most rules read only what
+    is applied, and the types of the outputs, which are known where it was run.
+    """
+
+    def __init__(self, primitive: Primitive, params: dict[str, Any], avals: Sequence[Any],
+                 outputs: list[Var] | None):  # fmt: skip
+        self.primitive, self.params, self._avals = primitive, params, avals
+        if outputs is not None:
+            self.outvars = outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    @functools.cached_property
+    def _whole(self) -> JaxprEqn:
+        outputs = self.__dict__.get("outvars")
+        return equation(self.primitive, list(map(Var, self._avals)), self.params, outputs)
 
 
 def read(env: dict[Var, Any], atom: Atom) -> Any:

@@ -33,6 +33,10 @@ class XformError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.asked, self.blocked, self.where, self.remedy)
 
+    def at(self, where: str) -> XformError:
+        """The same error, at a place."""
+        return type(self)(self.asked, self.blocked, where, self.remedy)
+
 
 class MissingRule(XformError, NotImplementedError):
     """A primitive has no rule."""

@@ -53,7 +53,7 @@ class Cell:
 
 def makes_references(jaxpr: Any) -> bool:
     """Whether equations of a jaxpr, nested ones aside, make references."""
-    return any(eqn.primitive in _MAKERS for eqn in jaxpr.eqns)
+    return any(eqn.primitive in MAKERS for eqn in jaxpr.eqns)
 
 
 def pure(jaxpr: Any, consts: Sequence[Any]) -> Any:
@@ -65,7 +65,7 @@ def pure(jaxpr: Any, consts: Sequence[Any]) -> Any:
 
 def involves(primitive: Primitive, args: Sequence[Any]) -> bool:
     """Whether an operation makes a reference, or is on a cell."""
-    return primitive in _MAKERS or any(isinstance(x, Cell) for x in args)
+    return primitive in MAKERS or any(isinstance(x, Cell) for x in args)
 
 
 def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
@@ -226,7 +226,7 @@ def _run_state(params: dict[str, Any], *values: Value) -> list[Any]:
 
 
 _new_p, _empty_p, _run_state_p = named("new_ref"), named("empty_ref"), named("run_state")
-_MAKERS = (_new_p, _empty_p, _run_state_p)
+MAKERS = (_new_p, _empty_p, _run_state_p)
 _OPERATIONS: dict[Primitive | None, Callable[..., list[Any]]] = {
     _new_p: _new,
     _empty_p: _empty,

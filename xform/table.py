@@ -1,24 +1,8 @@
-"""The table of derivative rules, and the words in which a rule is declared.
-
-| word | the formula | what follows |
-| --- | --- | --- |
-| `pointwise(p, d1, d2, ...)` | `di(y, *x)`: elementwise partial derivative | push, pull multiply |
-| `linear(p, transpose)` | `transpose(ct, *x)`: cotangents of linear inputs | push is `p` |
-| `bilinear(p, lhs, rhs)` | `lhs(ct, a, b)`, `rhs(ct, a, b)`: two transposes | product rule |
-| `constant(p, ...)` | none: the derivative is zero wherever it exists | nothing flows |
-| `composite(p, jvp)` | `jvp(primals, tangents)` in JAX operations | pull is derived |
-| `Structured` | a class; the primitive holds programs | see `interpret.node` |
-| `opaque` | none: a kernel, a callback | an error, where one is needed |
-
-In formulas `y` is the output, `x` or `a, b` the inputs, `ct` a cotangent, `d...` a tangent, and
-`None` a symbolic zero. A formula takes the parameters that it uses as keyword-only arguments; any
-other parameter of the equation must be neutral (None, False or empty), else `UnsupportedParam`: a
-parameter that a new JAX adds is never ignored silently.
+"""The registry: what is known of each primitive, its derivative and its traits, in one place.
 
 A rule is that of a Primitive object, not of a name: a user's own "sin" is not JAX's. The library's
 own rules name JAX's primitives, and find the object when they load, or, where JAX loads it later
-(kernels, sparse arrays), when it is first met. What else is known of a primitive stands beside its
-derivative, as its traits.
+(kernels, sparse arrays), when it is first met. `xform.words` has the words to declare one.
 """
 
 from __future__ import annotations
@@ -28,14 +12,11 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-import jax
-
-from xform._jax import JaxprEqn, Primitive, frame, named, zeros
-from xform.arithmetic import Value, add, differentiable, instantiate, like, reduce_like, scale
-from xform.equation import apply
+from xform._jax import JaxprEqn, Primitive, frame, named
+from xform.arithmetic import Value, differentiable
 from xform.errors import MissingRule, UnsupportedParam, WrongRule
 from xform.ir import Mask, Program, forget
-from xform.traits import ELEMENTWISE, PLAIN, UNKNOWN, Traits
+from xform.traits import PLAIN, UNKNOWN, Traits
 
 Formula = Callable[..., Any]
 R = TypeVar("R", bound="Rule")
@@ -91,7 +72,7 @@ class Rule:
 
     def check(self, eqn: JaxprEqn) -> None:
         """Refuse a parameter that this rule does not know."""
-        if self.known is None:
+        if self.known is None or eqn.params.keys() <= self.known:
             return
         for name, value in eqn.params.items():
             neutral = value is None or value is False or (isinstance(value, tuple) and not value)
@@ -104,87 +85,8 @@ class Rule:
                 )
 
     def call(self, formula: Formula, eqn: JaxprEqn, *args: Any) -> Any:
-        return formula(*args, **{k: eqn.params[k] for k in self.used[formula] if k in eqn.params})
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pointwise(Rule):
-    """Formulas are partial derivatives `di(y, *x)`.
-
-    A plain 1 or -1 costs no multiplication. A tuple of factors is applied one by one, so that the
-    factors are what is saved (they may be saved anyhow, or be inputs) and not their product.
-    """
-
-    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
-        (y,) = ys
-        terms = [
-            scale(like(dx, y), self.call(d, eqn, y, *xs))
-            for d, dx in zip(self.formulas, dxs, strict=True)
-            if dx is not None
-        ]
-        return [add(terms)]
-
-    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
-             active: Mask):  # fmt: skip
-        (y,), (ct,) = ys, cts
-        return [
-            reduce_like(scale(ct, self.call(d, eqn, y, *xs)), x) if on else None
-            for d, x, on in zip(self.formulas, xs, active, strict=True)
-        ]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Linear(Rule):
-    """The formula is the transpose in the inputs at `over` (None: every differentiable one)."""
-
-    over: tuple[int, ...] | None = None
-
-    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
-        def argument(i: int, x: Value, dx: Value) -> Value:
-            if not (i in self.over if self.over is not None else differentiable(jax.typeof(x))):
-                return x
-            return zeros(jax.typeof(x)) if dx is None else dx
-
-        return apply(
-            eqn, [argument(i, x, dx) for i, (x, dx) in enumerate(zip(xs, dxs, strict=True))]
-        )
-
-    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
-             active: Mask):  # fmt: skip
-        full = instantiate(cts, eqn.outvars, kind=lambda aval: aval)
-        ct = full if eqn.primitive.multiple_results else full[0]
-        out = self.call(self.formulas[0], eqn, ct, *xs)
-        if not isinstance(out, list | tuple):
-            first = self.over[0] if self.over else 0
-            out = [out if i == first else None for i in range(len(xs))]
-        return [o if on else None for o, on in zip(out, active, strict=True)]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Bilinear(Rule):
-    """Formulas `lhs(ct, a, b)` and `rhs(ct, a, b)` are the transposes in `a` and in `b`."""
-
-    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
-        (a, b), (da, db) = xs, dxs
-        terms = [] if da is None else apply(eqn, [da, b])
-        return [add([*terms, *([] if db is None else apply(eqn, [a, db]))])]
-
-    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
-             active: Mask):  # fmt: skip
-        return [
-            reduce_like(self.call(f, eqn, cts[0], *xs), x) if on else None
-            for f, x, on in zip(self.formulas, xs, active, strict=True)
-        ]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Composite(Rule):
-    """The formula is a jvp; `interpret` derives the pullback from its linear part."""
-
-    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        """Outputs and their tangents; a formula without outputs means those of the primitive."""
-        ys, dys = self.call(self.formulas[0], eqn, xs, dxs)
-        return apply(eqn, xs) if ys is None else ys, dys
+        used = self.used[formula]
+        return formula(*args, **{k: eqn.params[k] for k in used if k in eqn.params} if used else {})
 
 
 def declare(kind: type[R], primitive: Primitive | str, word: str,
@@ -214,11 +116,18 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
       The rule.
 
     Raises:
-      WrongRule: the primitive has one of the library's own rules.
+      WrongRule: the primitive has one of the library's own rules, or a name is no primitive's.
     """
     if isinstance(primitive, str):
         found, rule = named(primitive), dataclasses.replace(rule, own=True)
         if found is None:
+            if _loaded:
+                raise WrongRule(
+                    f"declaration of a rule for {primitive!r}",
+                    "JAX has no primitive of that name, or has not loaded it yet",
+                    "",
+                    "pass the Primitive object",
+                )
             LATER[primitive] = rule
             return rule
         primitive = found
@@ -235,6 +144,15 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
         forget()
     RULES[primitive] = rule
     return rule
+
+
+_loaded = False
+
+
+def loaded() -> None:
+    """The library's own rules are all there: from now on a name that JAX does not know is wrong."""
+    global _loaded
+    _loaded = True
 
 
 def rule_of(primitive: Primitive) -> Rule | None:
@@ -258,131 +176,6 @@ def traits(primitive: Primitive) -> Traits:
     """The traits of a primitive; those of which nothing is known, if it has no rule."""
     rule = rule_of(primitive)
     return UNKNOWN if rule is None else rule.traits
-
-
-def pointwise(primitive: Primitive | str, *partials: Formula, traits: Traits = ELEMENTWISE) -> Rule:
-    """An elementwise primitive: one partial derivative `di(y, *x)` for each input.
-
-    Args:
-      primitive: the Primitive; it returns one array, of the shape that its inputs broadcast to.
-      *partials: for each input a function of the output and the inputs, which returns the partial
-        derivative as an array, or 1 or -1, or a tuple of factors; parameters of the primitive that
-        it takes are keyword-only.
-      traits: what else is known; without a word, that XLA fuses it.
-
-    Raises:
-      WrongRule: the primitive has one of the library's own rules.
-
-    >>> from jax.extend.core import Primitive
-    >>> half_p = Primitive("half")
-    >>> _, _ = half_p.def_impl(lambda x: x / 2), half_p.def_abstract_eval(lambda x: x)
-    >>> _ = xform.extend.pointwise(half_p, lambda y, x: jnp.full_like(x, 0.5))
-    >>> float(xform.grad(half_p.bind)(3.0))
-    0.5
-    """
-    return declare(Pointwise, primitive, "pointwise", partials, traits)
-
-
-def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...] | None = None,
-           traits: Traits = PLAIN) -> Rule:  # fmt: skip
-    """A primitive that is linear in its array inputs.
-
-    Args:
-      primitive: the Primitive.
-      transpose: `transpose(ct, *x)` returns one cotangent (that of the first linear input) or a
-        list for all inputs, None where there is none; `ct` is a list if the primitive has
-        `multiple_results`.
-      over: the positions of the linear inputs; None: every one of a float or complex dtype.
-      traits: what else is known.
-
-    Raises:
-      WrongRule: the primitive has one of the library's own rules.
-
-    >>> from jax.extend.core import Primitive
-    >>> flip_p = Primitive("flip")
-    >>> _, _ = flip_p.def_impl(lambda x: x[::-1]), flip_p.def_abstract_eval(lambda x: x)
-    >>> _ = xform.extend.linear(flip_p, lambda ct, x: flip_p.bind(ct))
-    >>> xform.vjp(flip_p.bind, jnp.arange(2.0))[1](jnp.array([3.0, 4.0]))[0].tolist()
-    [4.0, 3.0]
-    """
-    return declare(Linear, primitive, "linear", [transpose], traits, over=over)
-
-
-def bilinear(
-    primitive: Primitive | str, lhs: Formula, rhs: Formula, traits: Traits = PLAIN
-) -> Rule:
-    """A primitive that is linear in each of its two inputs, with the other one held.
-
-    Args:
-      primitive: the Primitive.
-      lhs: `lhs(ct, a, b)` returns the cotangent of `a`.
-      rhs: `rhs(ct, a, b)` returns the cotangent of `b`.
-      traits: what else is known.
-
-    Raises:
-      WrongRule: the primitive has one of the library's own rules.
-
-    >>> from jax.extend.core import Primitive
-    >>> times_p = Primitive("times")
-    >>> _, _ = times_p.def_impl(lambda a, b: a * b), times_p.def_abstract_eval(lambda a, b: a)
-    >>> times = lambda ct, a, b: times_p.bind(ct, b)
-    >>> _ = xform.extend.bilinear(times_p, times, lambda ct, a, b: times_p.bind(a, ct))
-    >>> tuple(map(float, xform.grad(times_p.bind, argnums=(0, 1))(jnp.float32(2), jnp.float32(5))))
-    (5.0, 2.0)
-    """
-    return declare(Bilinear, primitive, "bilinear", [lhs, rhs], traits)
-
-
-def constant(*primitives: Primitive | str, known: Iterable[str] | None = None,
-             traits: Traits = PLAIN) -> None:  # fmt: skip
-    """Primitives whose derivative is zero wherever it exists (rounding, comparison, integers).
-
-    Args:
-      *primitives: any number of Primitives.
-      known: the parameters that they may have; None: any.
-      traits: what else is known of all of them.
-
-    Raises:
-      WrongRule: a primitive has one of the library's own rules.
-
-    >>> from jax.extend.core import Primitive
-    >>> rank_p = Primitive("rank")
-    >>> _ = rank_p.def_impl(lambda x: jnp.float32(x.ndim))
-    >>> _ = rank_p.def_abstract_eval(lambda x: x.update(shape=()))
-    >>> xform.extend.constant(rank_p)
-    >>> xform.grad(lambda x: rank_p.bind(x) * x.sum())(jnp.ones(2)).tolist()
-    [1.0, 1.0]
-    """
-    for p in primitives:
-        declare(Rule, p, "constant", [], traits, known)
-
-
-def composite(primitive: Primitive | str, jvp: Formula, traits: Traits = PLAIN) -> Rule:
-    """A primitive whose derivative is written in JAX operations.
-
-    Args:
-      primitive: the Primitive.
-      jvp: `jvp(primals, tangents, **params)` returns a list of outputs and a list of their
-        tangents, None where zero; its linear part is transposed for the pullback. The outputs are
-        the primitive's own, bit for bit: bind it, or return None for the list.
-      traits: what else is known.
-
-    Raises:
-      WrongRule: the primitive has one of the library's own rules.
-
-    >>> from jax.extend.core import Primitive
-    >>> norm_p = Primitive("norm")
-    >>> _ = norm_p.def_impl(lambda x: jnp.sqrt(jnp.vdot(x, x)))
-    >>> _ = norm_p.def_abstract_eval(lambda x: x.update(shape=()))
-    >>> def norm_jvp(primals, tangents):
-    ...     (x,), (dx,) = primals, tangents
-    ...     y = norm_p.bind(x)
-    ...     return [y], [jnp.vdot(x, dx) / y]
-    >>> _ = xform.extend.composite(norm_p, norm_jvp)
-    >>> [round(float(g), 3) for g in xform.grad(norm_p.bind)(jnp.array([3.0, 4.0]))]
-    [0.6, 0.8]
-    """
-    return declare(Composite, primitive, "composite", [jvp], traits)
 
 
 def lookup(eqn: JaxprEqn) -> Rule:

@@ -33,7 +33,7 @@ class Traits:
       dear: takes so long for each element that XLA does not repeat it in every reader.
       absorbed: on XLA:CPU, done within the reduction that reads its result.
       pure: one like it may stand for it. Not so of what keeps values apart for the compiler.
-      foldable: may be run while a program is made, if its inputs are known.
+      foldable: may be run while a program is made; without a word, what is no call.
       random: draws random numbers, or makes keys. Not run again unless a policy names it.
       collective: what the devices of a mesh say to each other. Likewise not run again.
       foreign: a kernel, a callback, a transfer: the compiler does not see into it. Likewise.
@@ -60,6 +60,11 @@ class Traits:
     calls: Literal["", "custom", "region", "mark"] = ""
     flops: Count | None = dataclasses.field(default=None, compare=False)
     bytes: Count | None = dataclasses.field(default=None, compare=False)
+
+    @property
+    def folds(self) -> bool:
+        """Whether it is run while a program is made, if its inputs are known; no call is."""
+        return self.foldable and not (self.call or self.calls)
 
     @property
     def fusible(self) -> bool:

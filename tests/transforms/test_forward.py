@@ -10,6 +10,7 @@ from jax import lax
 import xform
 from tests.parameters import slow
 from tests.reference import close
+from xform.errors import NotDifferentiable
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 F0 = jax.dtypes.float0
@@ -145,3 +146,45 @@ def test_a_name_scope_stands_once() -> None:
     made = jax.make_jaxpr(lambda x: xform.jvp(f, (x,), (x,)))(jnp.ones((2, 2)))
     scopes = {str(e.source_info.name_stack) for e in made.eqns}
     assert scopes == {"layer"}, scopes
+
+
+def test_a_jitted_push_lives_where_its_jit_does() -> None:
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.NamedSharding(mesh, jax.P("i"))
+    f = jax.jit(lambda x: (jnp.sin(x), 2 * x), in_shardings=split, out_shardings=(split, None))
+    x = jnp.arange(8.0)
+    made = jax.make_jaxpr(lambda x: xform.jvp(f, (x,), (x,)))(x)
+    (pushed,) = [e for e in made.eqns if e.primitive.name == "jit"]
+    assert pushed.params["in_shardings"] == (split, split)
+    assert [s == split for s in pushed.params["out_shardings"]] == [True, False, True, False]
+    got = xform.jvp(f, (x,), (x,))
+    np.testing.assert_allclose(got[1], jax.jvp(f, (x,), (x,))[1])
+    assert got[1][0].sharding == split
+
+
+def test_a_tangent_bears_no_name() -> None:
+    f = lambda x: jax.ad_checkpoint.checkpoint_name(jnp.sin(x), "named")
+    for lib in (xform, jax):
+        made = jax.make_jaxpr(lambda x: lib.jvp(f, (x,), (x,)))(1.0)  # noqa: B023
+        assert [e.primitive.name for e in made.eqns].count("name") == 1
+
+
+def test_a_push_is_staged_once() -> None:
+    def count(lib, f, x):
+        return len(jax.make_jaxpr(lambda x: lib.jvp(f, (x,), (x,)))(x).eqns)
+
+    for f in (jnp.sin, lambda x: x @ x, lambda x: x + x[0], jax.nn.silu, lambda x: x**2):
+        x = jnp.ones((3, 3))
+        assert count(xform, f, x) <= count(jax, f, x)
+
+
+def test_a_refused_push_prints_nothing_twice() -> None:
+    f = jax.custom_vjp(jnp.sin)
+    f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
+
+    def dead(x):
+        jax.debug.print("seen {}", x)
+        return jax.lax.fori_loop(0, 2, lambda _, c: (c[0] * x, f(x)), (x, x))[0]
+
+    with pytest.raises(NotDifferentiable, match="custom_vjp"):
+        jax.jit(lambda x: xform.jvp(dead, (x,), (1.0,)))(0.5)

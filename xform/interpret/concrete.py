@@ -8,6 +8,7 @@ A `Watch` sees each operation on the values it watches, which carry their value,
 from __future__ import annotations
 
 import abc
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -31,8 +32,10 @@ from xform._jax import (
 from xform.arithmetic import Value, arrayed
 from xform.errors import DerivativeLost
 from xform.interpret.reference import refer
-from xform.ir import Mask, evaluate, trace
-from xform.table import Bilinear, Linear, Pointwise, Rule, lookup, rule_of
+from xform.ir import Mask, apply, environment, evaluate, read, trace
+from xform.references import MAKERS
+from xform.table import Rule, lookup, rule_of
+from xform.words import Bilinear, Linear, Pointwise
 
 Mark = Any
 Results = tuple[Sequence[Value], Sequence[Mark]]
@@ -63,8 +66,8 @@ class Known(Tracer[Any]):
 
     __slots__ = ("mark", "value")
 
-    def __init__(self, trace: Trace, value: Value, mark: Mark):
-        super().__init__(trace, jax.typeof(value))
+    def __init__(self, trace: Trace, value: Value, mark: Mark, aval: Any):
+        super().__init__(trace, aval)
         self.value, self.mark = value, mark
 
     __array__ = _refused("a NumPy array")
@@ -118,6 +121,7 @@ class Watch(Trace, abc.ABC):
         super().__init__()
         self.below = self.parent_trace = below
         self.requires_low = False  # `below` decides what is lowered
+        self.refers = False  # whether it may have references
 
     @abc.abstractmethod
     def show(self, value: Value, mark: Mark) -> str:
@@ -129,8 +133,8 @@ class Watch(Trace, abc.ABC):
         """Marks of the outputs `ys` of an equation that was run, by the formulas of its rule."""
 
     @abc.abstractmethod
-    def equation(self, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], wanted: Mask
-                 ) -> Results:  # fmt: skip
+    def equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
+                 wanted: Mask) -> Results:  # fmt: skip
         """Outputs of an equation, and their marks; those not `wanted` are dropped."""
 
     @abc.abstractmethod
@@ -143,58 +147,96 @@ class Watch(Trace, abc.ABC):
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
         """Outputs of a call with a rule of the user's, and their marks."""
 
-    def lift(self, value: Value, mark: Mark) -> Value:
+    def lift(self, value: Value, mark: Mark, aval: Any = None) -> Value:
         """A value as this trace hands it out: watched if it has a mark."""
-        return value if mark is None else Known(self, value, mark)
+        if mark is None:
+            return value
+        return Known(self, value, mark, jax.typeof(value) if aval is None else aval)
 
     def lower(self, x: Value) -> tuple[Value, Mark]:
         """A value and its mark."""
         return (x.value, x.mark) if trace_of(x) is self else (x, None)
+
+    def applied(self, primitive: Primitive, params: Any, avals: Sequence[Any],
+                marks: Sequence[Mark], outputs: list[Var] | None = None) -> Any:  # fmt: skip
+        """The equation of an operation; its outputs are known if it was run."""
+        return equation(primitive, list(map(self.variable, avals, marks)), params, outputs)
 
     def variable(self, aval: Any, mark: Mark) -> Var:
         """The variable that stands for an input in an equation."""
         return Var(aval)
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
-        if (held := refer(self, primitive, args, params)) is not None:
+        self.refers = self.refers or primitive in MAKERS
+        if self.refers and (held := refer(self, primitive, args, params)) is not None:
             return held if primitive.multiple_results else held[0]
-        xs, marks = self._lowered(args)
+        xs, marks, avals = self._lowered(args)
         if primitive is jax_primitives.device_put_p:
             params = {**params, "srcs": tuple(map(_place, params["srcs"], xs))}
         on = tuple(m is not None for m in marks)
-        avals = [jax.typeof(x) for x in xs]
-        run = lambda: primitive.bind_with_trace(self.below, xs, avals, params)
+        run = functools.partial(primitive.bind_with_trace, self.below, xs, avals, params)
         with set_current_trace(self.below):
             if not any(on):
                 return run()
-            inputs = list(map(self.variable, avals, marks))
-            if _by_formula(primitive):
-                out = run()
-                ys = out if primitive.multiple_results else [out]
-                eqn = equation(primitive, inputs, params, [Var(jax.typeof(y)) for y in ys])
-                rule = lookup(eqn)
-                wanted = rule.active(eqn, on)
-                if not any(wanted):
-                    return out
-                marks = self.formula(rule, eqn, list(map(arrayed, xs)), ys, marks)
-            else:
-                eqn = equation(primitive, inputs, params)
-                if not eqn.outvars and rule_of(primitive) is None:  # an effect may have no rule
+            if not _by_formula(primitive):
+                eqn = self.applied(primitive, params, avals, marks)
+                if rule_of(primitive) is None and not eqn.outvars:  # an effect may have no rule
                     return run()
-                rule = lookup(eqn)
-                wanted = rule.active(eqn, on)
-                if not any(wanted):
-                    return run()
-                if (inner := rule.inlined(eqn, False)) is not None:
-                    with set_current_trace(self):
-                        return evaluate(inner, list(map(self.lift, xs, marks)))
-                ys, marks = self.equation(eqn, xs, marks, wanted)
-        made = [self.lift(y, m) if w else y for y, m, w in zip(ys, marks, wanted, strict=True)]
+                made = self._by_equation(eqn, xs, marks, on)
+                return made if primitive.multiple_results else made[0]
+            out = run()
+            ys = out if primitive.multiple_results else [out]
+            outs = [Var(jax.typeof(y)) for y in ys]
+            eqn = self.applied(primitive, params, avals, marks, outs)
+            rule = lookup(eqn)
+            wanted = rule.active(eqn, on)
+            if not any(wanted):
+                return out
+            marks = self.formula(rule, eqn, list(map(arrayed, xs)), ys, marks)
+        made = [
+            self.lift(y, m, v.aval) if w else y
+            for y, m, w, v in zip(ys, marks, wanted, outs, strict=True)
+        ]
         return made if primitive.multiple_results else made[0]
+
+    def _by_equation(self, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], on: Mask
+                     ) -> list[Value]:  # fmt: skip
+        """Outputs of an equation whose rule runs it itself; called where `below` is current."""
+        rule = lookup(eqn)
+        wanted = rule.active(eqn, on)
+        if not any(wanted):
+            return apply(eqn, xs)
+        if (inner := rule.inlined(eqn, False)) is not None:
+            with set_current_trace(self):
+                return evaluate(inner, list(map(self.lift, xs, marks)))
+        made = zip(*self.equation(rule, eqn, xs, marks, wanted), wanted, strict=True)
+        return [self.lift(y, m) if w else y for y, m, w in made]
+
+    def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **how: Any) -> Any:
+        """Its body is traced, as it has types and names of axes of its own."""
+        found: list[Any] = []
+
+        def run(*xs: Value) -> list[Value]:
+            params = {**how, "subfuns": (f,)}
+            found.append(
+                primitive.bind_with_trace(current_trace(), xs, list(map(jax.typeof, xs)), params)
+            )
+            return list(found[0])
+
+        prog = trace(run, *map(jax.typeof, args))
+        (staged,) = prog.equations
+        env = environment(prog, args)
+        xs, marks, avals = self._lowered([read(env, v) for v in staged.invars])
+        on = tuple(m is not None for m in marks)
+        with set_current_trace(self.below):
+            eqn = self.applied(primitive, staged.params, avals, marks, list(staged.outvars))
+            outs = self._by_equation(eqn, xs, marks, on) if any(on) else apply(staged, xs)
+        env.update(zip(staged.outvars, outs, strict=True))
+        return found[0].update([read(env, v) for v in prog.outputs])
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /, *,
                                 symbolic_zeros: bool) -> Any:  # fmt: skip
-        xs, marks = self._lowered(args)
+        xs, marks, _ = self._lowered(args)
         with set_current_trace(self.below):
             if all(m is None for m in marks):
                 return self.below.process_custom_jvp_call(
@@ -205,7 +247,7 @@ class Watch(Trace, abc.ABC):
 
     def process_custom_vjp_call(self, primitive: Primitive, fun: Any, fwd: Any, bwd: Any, args: Any,
                                 /, *, out_trees: Any, symbolic_zeros: bool) -> Any:  # fmt: skip
-        xs, marks = self._lowered(args)
+        xs, marks, _ = self._lowered(args)
         with set_current_trace(self.below):
             if all(m is None for m in marks):
                 return self.below.process_custom_vjp_call(
@@ -226,9 +268,15 @@ class Watch(Trace, abc.ABC):
         below: Any = self.below
         return below.cur_qdd(self.lower(x)[0])
 
-    def _lowered(self, args: Sequence[Value]) -> tuple[list[Value], list[Mark]]:
-        pairs = [self.lower(x) for x in args]
-        return [x for x, _ in pairs], [m for _, m in pairs]
+    def _lowered(self, args: Sequence[Value]) -> tuple[list[Value], list[Mark], list[Any]]:
+        """Values, marks and types."""
+        xs, marks, avals = [], [], []
+        for x in args:
+            mine = isinstance(x, Tracer) and x._trace is self
+            xs.append(x.value if mine else x)
+            marks.append(x.mark if mine else None)
+            avals.append(x.aval if mine else jax.typeof(x))
+        return xs, marks, avals
 
 
 def _place(given: Any, x: Value) -> Any:
@@ -241,9 +289,10 @@ def _place(given: Any, x: Value) -> Any:
 def _by_formula(primitive: Primitive) -> bool:
     """Whether a rule wants the outputs given, and does nothing else than run the primitive."""
     rule = rule_of(primitive)
-    return (
-        isinstance(rule, Pointwise | Linear | Bilinear) or getattr(rule, "word", "") == "constant"
-    )
+    return isinstance(rule, _BY_FORMULA) or (rule is not None and rule.word == "constant")
+
+
+_BY_FORMULA = Pointwise | Linear | Bilinear
 
 
 class Split(Trace):
@@ -273,6 +322,9 @@ class Split(Trace):
                                 /, **how: Any) -> Any:  # fmt: skip
         with set_current_trace(trace := self.where(args)):
             return trace.process_custom_vjp_call(primitive, fun, fwd, bwd, args, **how)
+
+    def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **how: Any) -> Any:
+        return self.process_primitive(primitive, args, {**how, "subfuns": (f,)})
 
     def process_call(self, primitive: Primitive, f: Any, args: Any, params: Any, /) -> Any:
         with set_current_trace(self):

@@ -9,7 +9,8 @@ from xform.arithmetic import Value
 from xform.interpret.activity import path
 from xform.interpret.node import Structured
 from xform.ir import Mask, Program, apply, bind, environment, read, write
-from xform.table import Composite, lookup
+from xform.table import Rule, lookup
+from xform.words import Composite
 
 
 def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: bool = False,
@@ -31,7 +32,7 @@ def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: 
             continue
         dxs = [env_dx.get(v) if isinstance(v, Var) else None for v in eqn.invars]
         with source(eqn, outer), eqn.ctx.manager:
-            ys, dys = push(eqn, xs, dxs, steps[i][1], split)
+            ys, dys = push(lookup(eqn), eqn, xs, dxs, steps[i][1], split)
         write(env, eqn.outvars, ys)
         moved = zip(eqn.outvars, dys, steps[i][1], strict=True)
         env_dx.update((v, dy) for v, dy, on in moved if on and dy is not None)
@@ -39,9 +40,9 @@ def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: 
     return outs, [env_dx.get(v) if isinstance(v, Var) else None for v in prog.outputs]
 
 
-def push(eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask, split: bool):
+def push(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask,
+         split: bool):  # fmt: skip
     """Outputs and tangents of one equation, applied where the code is now."""
-    rule = lookup(eqn)
     if all(dx is None for dx in dxs):  # a rule may know better than `path` that nothing moves
         return apply(eqn, xs), [None] * len(eqn.outvars)
     if isinstance(rule, Structured):

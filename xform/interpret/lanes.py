@@ -22,8 +22,8 @@ from jax import lax
 from xform._jax import Primitive, ad, batching, mlir, zeros
 from xform.arithmetic import Value
 from xform.errors import NotDifferentiable
-from xform.table import constant, linear
 from xform.traits import UNFUSED
+from xform.words import constant, linear
 
 some_p, keep_p = Primitive("some_lane"), Primitive("keep_lane")
 store_p, final_p = Primitive("store_lanes"), Primitive("loop_result")

@@ -27,7 +27,8 @@ from xform.interpret.activity import path
 from xform.interpret.concrete import Split, stage
 from xform.interpret.node import Pull, Structured, gather, spread
 from xform.ir import Atom, Mask, Program, apply, bind, environment, read, write
-from xform.table import Composite, lookup, traits
+from xform.table import Rule, lookup, traits
+from xform.words import Composite
 
 
 def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value]):
@@ -44,7 +45,7 @@ def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value]):
         xs = [read(env, v) for v in eqn.invars]
         if i in steps:
             with source(eqn, outer), eqn.ctx.manager:
-                ys, pull_eqn = vjp(eqn, xs, *steps[i])
+                ys, pull_eqn = vjp(lookup(eqn), eqn, xs, *steps[i])
             tape.append((eqn, pull_eqn))
         else:
             ys = bind(eqn, xs, outer)
@@ -104,9 +105,8 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
         )
 
 
-def vjp(eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+def vjp(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
     """Outputs and pullback of one equation, applied where the code is now."""
-    rule = lookup(eqn)
     if isinstance(rule, Structured):
         return rule.vjp(eqn, xs, active, wanted)
     if isinstance(rule, Composite):

@@ -23,8 +23,9 @@ from jax import lax
 from xform._jax import JaxprEqn, Primitive, ShapedArray, ad, batching, mlir
 from xform.arithmetic import Value, differentiable
 from xform.ir import Mask
-from xform.table import Linear, declare
+from xform.table import declare
 from xform.traits import Traits
+from xform.words import Linear
 
 tie_p = Primitive("tie")
 tie_p.multiple_results = True

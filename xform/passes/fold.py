@@ -53,7 +53,7 @@ class Fold(Pass):
         return build.program()
 
     def _folds(self, eqn: JaxprEqn) -> bool:
-        if not traits(eqn.primitive).foldable or not pure(eqn) or _on_a_mesh(eqn):
+        if not traits(eqn.primitive).folds or not pure(eqn) or _on_a_mesh(eqn):
             return False
         return all(_bytes(v.aval) <= self.most_bytes for v in eqn.outvars)
 

@@ -27,6 +27,9 @@ from xform.rules import (
     while_loop,
     window,
 )
+from xform.table import loaded
+
+loaded()
 
 __all__ = [
     "branch",

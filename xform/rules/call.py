@@ -7,14 +7,15 @@ compiled once. A remat region is always a node, since its own policy decides ins
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, closed, inlines, primitives, staging
+from xform._jax import JaxprEqn, closed, frame, inlines, primitives, staging
 from xform.arithmetic import Value
+from xform.errors import XformError
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Joint, analyze
@@ -101,21 +102,25 @@ class Jit(Structured):
         return _active_outputs(body(eqn), active)
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
+        if not staged or placed(eqn):
+            return None
         prog = body(eqn)
-        small = staged and (inlines(eqn.params) or size(prog) < _LARGE)
-        return prog if small and not placed(eqn) else None
+        return prog if inlines(eqn.params) or size(prog) < _LARGE else None
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        prog, inline = body(eqn), inlines(eqn.params)
-        key = "jvp", tuple(dx is not None for dx in dxs), wanted, inline
-        if key not in prog.cache:
-
-            def run(xs: Sequence[Value], dxs: Sequence[Value]):
-                return jvp(prog, xs, dxs, wanted=wanted)
-
-            run.__name__ = f"{eqn.params['name']}_jvp"
-            prog.cache[key] = jax.jit(run, inline=inline)
-        return prog.cache[key](list(xs), list(dxs))
+        on = tuple(dx is not None for dx in dxs)
+        seconds = gather(dxs, on)
+        how = tuple(v for name, v in eqn.params.items() if name != "jaxpr")
+        key, cache = ("jvp", wanted, on, *map(jax.typeof, seconds), how), body(eqn).cache
+        if key not in cache:
+            cache[key] = _pushed(eqn, on, list(map(jax.typeof, seconds)), wanted)
+        params, moving, run = cache[key]
+        # Staging a jit takes less than calling a jitted function; running one takes longer.
+        if staging() or placed(eqn):
+            outs = eqn.primitive.bind(*xs, *seconds, **params)
+        else:
+            outs = run(*xs, *seconds)
+        return outs[: len(wanted)], spread(outs[len(wanted) :], moving)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         if self.inlined(eqn, staging()):
@@ -129,6 +134,35 @@ class Jit(Structured):
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
         return _JitNode(eqn, analyze(body(eqn), active, wanted, push), push)
+
+
+def _pushed(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
+            ) -> tuple[dict[str, Any], Mask, Callable[..., list[Value]]]:  # fmt: skip
+    """Of a jit of inputs and tangents: its parameters, which outputs move, and a function like it.
+
+    A tangent lives where its value does.
+    """
+    prog, moving = body(eqn), []
+
+    def push(*args: Value) -> list[Value]:
+        dxs = spread(args[len(on) :], on)
+        ys, dys = jvp(prog, args[: len(on)], dxs, wanted=wanted)
+        moving[:] = [dy is not None for dy in dys]
+        return [*ys, *gather(dys, tuple(moving))]
+
+    push.__name__ = f"{eqn.params['name']}_jvp"
+    try:
+        jaxpr = jax.make_jaxpr(push)(*prog.in_avals, *types)
+    except XformError as error:
+        if error.where:
+            raise
+        raise error.at(frame(eqn)) from None  # JAX cuts tracebacks where a trace begins
+    params: dict[str, Any] = {**eqn.params, "jaxpr": jaxpr, "name": push.__name__}
+    params["donated_invars"] = (False,) * (len(on) + len(types))
+    for end, mask in (("in", on), ("out", moving)):
+        for name in (f"{end}_shardings", f"{end}_layouts"):
+            params[name] = (*params[name], *gather(params[name], mask))
+    return params, tuple(moving), jax.jit(lambda *args: evaluate(program(jaxpr), args))
 
 
 class Inline(Jit):
@@ -216,19 +250,19 @@ def _active_outputs(prog: Program, active: Mask) -> Mask:
 
 _REMAT = primitives()["remat2"]
 
-declare(Jit, "jit", "structured", (), Traits(call="jaxpr", foldable=False), known=(
+declare(Jit, "jit", "structured", (), Traits(call="jaxpr"), known=(
     "jaxpr", "in_shardings", "out_shardings", "in_layouts", "out_layouts", "donated_invars",
     "ctx_mesh", "name", "keep_unused", "inline", "compiler_options_kvs",
 ))  # fmt: skip
 declare(Remat, "remat2", "structured", (),
-        Traits(call="jaxpr", calls="region", pure=False, foldable=False),
+        Traits(call="jaxpr", calls="region", pure=False),
         known=("jaxpr", "prevent_cse", "differentiated", "policy"))  # fmt: skip
 for _name in ("closed_call", "core_call", "core_closed_call"):
-    declare(Inline, _name, "structured", (), Traits(call="call_jaxpr", foldable=False),
+    declare(Inline, _name, "structured", (), Traits(call="call_jaxpr"),
             known=("call_jaxpr", "name"))  # fmt: skip
-declare(Inline, "eval_jaxpr", "structured", (), Traits(call="jaxpr", foldable=False),
+declare(Inline, "eval_jaxpr", "structured", (), Traits(call="jaxpr"),
         known=("jaxpr", "call_jaxpr"))  # fmt: skip
 # The forward function of a custom_vjp with `optimize_remat`.
 declare(Inline, "remat_opt", "structured", (),
-        Traits(call="fwd_jaxpr", calls="custom", foldable=False),
+        Traits(call="fwd_jaxpr", calls="custom"),
         known=("fwd_jaxpr", "fun_jaxpr_thunk", "num_consts", "num_res"))  # fmt: skip

@@ -19,8 +19,8 @@ from jax import lax
 
 from xform._jax import zeros
 from xform.arithmetic import Value
-from xform.table import composite, constant, linear
 from xform.traits import COLLECTIVE, EXCHANGE, UNFUSED, VIEW
+from xform.words import composite, constant, linear
 
 Axes = Any
 Groups = Any

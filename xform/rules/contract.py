@@ -20,8 +20,9 @@ from xform._jax import JaxprEqn
 from xform.arithmetic import Value, add
 from xform.errors import UnsupportedParam
 from xform.ir import Mask, apply
-from xform.table import Bilinear, bilinear, declare
+from xform.table import declare
 from xform.traits import Traits
+from xform.words import Bilinear, bilinear
 
 Axes = Sequence[int]
 

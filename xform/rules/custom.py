@@ -187,7 +187,7 @@ def _minus(a: Value, b: Value, v: Any) -> Value:
     return jax.lax.neg(b) if a is None else jax.lax.sub(a, b)
 
 
-_CUSTOM = Traits(call="call_jaxpr", calls="custom", foldable=False)
+_CUSTOM = Traits(call="call_jaxpr", calls="custom")
 
 declare(CustomJvp, "custom_jvp_call", "structured", (), _CUSTOM, known=(
     "call_jaxpr", "jvp_jaxpr_fun", "num_consts", "symbolic_zeros",

@@ -25,8 +25,8 @@ from xform.rules.linalg import (
     solve,
     where,
 )
-from xform.table import composite
 from xform.traits import Traits
+from xform.words import composite
 
 
 def unsupported(name: str, what: str) -> UnsupportedParam:

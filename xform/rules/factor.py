@@ -30,8 +30,8 @@ from xform.rules.linalg import (
     where,
 )
 from xform.rules.reduce import defined_by
-from xform.table import composite, constant
 from xform.traits import Traits
+from xform.words import composite, constant
 
 
 def _cholesky(xs: Any, dxs: Any):

@@ -10,8 +10,8 @@ from jax import lax
 
 from xform import cost
 from xform._jax import JaxprEqn
-from xform.table import linear
 from xform.traits import Traits
+from xform.words import linear
 
 
 def _transpose(ct: Any, x: Any, *, fft_type: lax.FftType, fft_lengths: tuple[int, ...]):

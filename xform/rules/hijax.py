@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, ad, cotangent_aval, primitives
+from xform._jax import JaxprEqn, ad, cotangent_aval, name_p
 from xform.arithmetic import Value, differentiable, instantiate
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
@@ -61,7 +61,7 @@ class HiPrimitive(Structured):
         if inner is not None:
             return jvp(inner, xs, dxs)
         if _name(prim) is not None:
-            return [_NAME.bind(*xs, name=_name(prim))], dxs
+            return [name_p.bind(*xs, name=_name(prim))], dxs
         full = instantiate(dxs, eqn.invars)
         ys, dys = prim.jvp(prim.in_tree.unflatten(xs), prim.in_tree.unflatten(full))
         flat = prim.out_tree.flatten_up_to
@@ -84,7 +84,7 @@ class HiPrimitive(Structured):
         if _region(prim) is not None:
             return super().vjp(eqn, xs, active, wanted)
         if _name(prim) is not None:
-            return [_NAME.bind(*xs, name=_name(prim))], list
+            return [name_p.bind(*xs, name=_name(prim))], list
         inputs, outputs = prim.in_tree, prim.out_tree
         y, residuals, *_ = prim.vjp_fwd(inputs.unflatten(active), *inputs.unflatten(xs))
 
@@ -105,6 +105,5 @@ class HiPrimitive(Structured):
         return list(outputs.flatten_up_to(y)), pull
 
 
-_NAME = primitives()["name"]
 declare(HiPrimitive, "call_hi_primitive", "structured", (),
-        Traits(calls="custom", foldable=False), known=("_prim",))  # fmt: skip
+        Traits(calls="custom"), known=("_prim",))  # fmt: skip

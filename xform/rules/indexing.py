@@ -22,8 +22,9 @@ from xform import cost
 from xform._jax import JaxprEqn, zeros
 from xform.arithmetic import Value, constant_like
 from xform.errors import NotDifferentiable
-from xform.table import Linear, composite, declare, linear
+from xform.table import declare
 from xform.traits import MOVEMENT, Traits, none
+from xform.words import Linear, composite, linear
 
 Numbers = lax.ScatterDimensionNumbers
 

@@ -74,5 +74,5 @@ def _sum(terms: Sequence[Value]) -> Value:
 
 
 declare(LinearCall, "linear_call", "linear", (),
-        Traits(call="callee", calls="custom", foldable=False),
+        Traits(call="callee", calls="custom"),
         known=("callee", "transpose_thunk", "num_callee_consts", "num_res"))  # fmt: skip

@@ -110,7 +110,7 @@ def _spaces(variables: Sequence[Any]) -> list[Any]:
     return [v.aval.memory_space for v in variables]
 
 
-_MARK = Traits(call="jaxpr", calls="mark", foldable=False)
+_MARK = Traits(call="jaxpr", calls="mark")
 
 declare(ComputeOn, "compute_on", "structured", (), _MARK, known=(
     "jaxpr", "compute_type", "out_memory_spaces", "compiler_options_json",
@@ -122,4 +122,4 @@ declare(Inline, "composite", "structured", (), _MARK, known=(
 ))  # fmt: skip
 declare(Inline, "fused_call", "structured", (), _MARK, known=None)
 declare(Inline, "call", "structured", (),
-        Traits(call="call_jaxpr", calls="mark", foldable=False), known=None)  # fmt: skip
+        Traits(call="call_jaxpr", calls="mark"), known=None)  # fmt: skip

@@ -16,8 +16,9 @@ from xform.arithmetic import Value
 from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.ir import Mask, program
-from xform.table import Rule, constant, declare
+from xform.table import Rule, declare
 from xform.traits import FOREIGN, UNFUSED, Traits
+from xform.words import constant
 
 
 class Opaque(Rule):

@@ -22,8 +22,8 @@ from jax import lax
 from xform._jax import primitives, weak_as, zeros
 from xform.arithmetic import Over, Value, constant_like, reduce_like
 from xform.errors import NotDifferentiable
-from xform.table import bilinear, composite, constant, linear, pointwise
 from xform.traits import DEAR, ELEMENTWISE, MOVEMENT, PLAIN, Traits
+from xform.words import bilinear, composite, constant, linear, pointwise
 
 C = constant_like
 # What a reduction on XLA:CPU takes in.

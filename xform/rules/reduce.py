@@ -21,8 +21,8 @@ from xform import cost
 from xform._jax import JaxprEqn, jax_primitives, zeros
 from xform.interpret.jvp import jvp
 from xform.ir import evaluate, program, trace
-from xform.table import composite, constant, linear
 from xform.traits import REDUCTION, Traits
+from xform.words import composite, constant, linear
 
 # A kernel that looks at each element of its operand once.
 EACH_INPUT = Traits(flops=cost.operand_size)

@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec
 
 from xform._jax import primitives
 from xform.arithmetic import Value, differentiable, reduce_like
-from xform.table import constant, linear
 from xform.traits import MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
+from xform.words import constant, linear, pointwise
 
 
 def back(ct: Value, x: Value) -> Value:
@@ -147,7 +147,8 @@ linear("copy", lambda ct, x: ct, traits=MOVEMENT)
 linear("stage", lambda ct, x: ct, traits=MOVEMENT)
 linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=MOVEMENT)
 linear("with_memory_space_constraint", _space, traits=UNFUSED)
-linear("name", lambda ct, x, *, name: ct, traits=NAME)
+# Tangents and cotangents bear no name, by which a policy would keep them.
+pointwise("name", lambda y, x, *, name: 1, traits=NAME)
 linear("optimization_barrier", _optimization_barrier, traits=Traits(pure=False, flops=none))
 linear("device_put", _device_put, traits=Traits(foreign=True, flops=none))
 linear("sharding_constraint", _sharding_constraint, traits=MARK)

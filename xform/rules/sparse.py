@@ -19,7 +19,8 @@ from xform.arithmetic import Value, add, reduce_like
 from xform.errors import NotDifferentiable
 from xform.ir import Mask, apply
 from xform.rules.reduce import defined_by
-from xform.table import Rule, composite, declare
+from xform.table import Rule, declare
+from xform.words import composite
 
 Again = Callable[..., Value]
 

@@ -20,8 +20,8 @@ from xform._jax import JaxprEqn, jax_primitives
 from xform.interpret.pullback import pullback
 from xform.ir import program, trace
 from xform.rules.reduce import Combine, defined_by, elementwise
-from xform.table import composite, linear
 from xform.traits import Traits
+from xform.words import composite, linear
 
 Sizes = Sequence[int]
 

@@ -27,6 +27,7 @@ from xform._jax import (
     zeros,
 )
 from xform.arithmetic import Value, arrayed, differentiable, reduce_like, scale
+from xform.equation import Applied
 from xform.interpret.concrete import Mark, Results, Split, Watch, stage
 from xform.interpret.jvp import push
 from xform.interpret.node import Node, Pull, Token, fork_p, gather, join_p, spread
@@ -36,9 +37,10 @@ from xform.ir import Mask, Program, evaluate, lifted
 from xform.passes.dce import live
 from xform.planner.saved import plan
 from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule
-from xform.table import Bilinear, Pointwise, Rule
+from xform.table import Rule
 from xform.transforms.function import Call, Signature, Tree, as_array
 from xform.transforms.linear_map import Part, Pullback, Pushforward, dense
+from xform.words import Bilinear, Pointwise
 
 
 class _Direct(Split):
@@ -117,13 +119,17 @@ class _Push(Watch):
     def show(self, value: Value, mark: Value) -> str:
         return f"JVPTracer(primal={value}, tangent={mark!r})"
 
+    def applied(self, primitive: Primitive, params: Any, avals: Sequence[Any],
+                marks: Sequence[Mark], outputs: list[Var] | None = None) -> Any:  # fmt: skip
+        return Applied(primitive, params, avals, outputs)
+
     def formula(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
                 marks: Sequence[Mark]) -> Sequence[Mark]:  # fmt: skip
         return rule.push(eqn, xs, ys, list(map(arrayed, marks)))
 
-    def equation(self, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], wanted: Mask
-                 ) -> Results:  # fmt: skip
-        return push(eqn, xs, list(map(arrayed, marks)), wanted, self.split)
+    def equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
+                 wanted: Mask) -> Results:  # fmt: skip
+        return push(rule, eqn, xs, list(map(arrayed, marks)), wanted, self.split)
 
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
                    xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
@@ -138,6 +144,7 @@ class _Linearize(_Push):
     """Marks are tangents that are not known yet: primal and tangent part are kept apart."""
 
     split = True
+    applied = Watch.applied  # which a Node keeps
 
     def show(self, value: Value, mark: Value) -> str:
         return _show(value, mark)
@@ -162,10 +169,10 @@ class _Tape(Watch):
         self.tape.append((eqn, _pull_by_formula(rule, eqn, xs, ys, on)))
         return eqn.outvars
 
-    def equation(self, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], wanted: Mask
-                 ) -> Results:  # fmt: skip
+    def equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
+                 wanted: Mask) -> Results:  # fmt: skip
         on = tuple(m is not None for m in marks)
-        ys, pull = _directly(pull_equation, eqn, xs, on, wanted)
+        ys, pull = _directly(pull_equation, rule, eqn, xs, on, wanted)
         self.tape.append((eqn, functools.partial(_directly, pull)))
         return ys, eqn.outvars
 

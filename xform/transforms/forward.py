@@ -8,13 +8,14 @@ from typing import Any
 import jax
 
 from xform._jax import staging
-from xform.errors import WrongTangent
+from xform.arithmetic import Value
+from xform.errors import MissingRule, UnsupportedParam, WrongTangent
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp as interpret
 from xform.planner.saved import plan
 from xform.transforms import eager
-from xform.transforms.function import Tree, call, function
+from xform.transforms.function import Call, Tree, call, function
 from xform.transforms.linear_map import Planned, Pushforward, check_tangents, dense
 
 
@@ -54,15 +55,34 @@ def jvp(
     at = call(f, primals, "jvp", has_aux)
     avals = list(map(jax.typeof, at.args))
     dxs = check_tangents(at.name, at.in_tree, avals, "jvp", tuple(tangents))
-    if not staging():
+    try:
         y, dy, aux = eager.jvp(at, dxs)
-    else:
-        fun, args = function(at)
-        ys, dys = interpret(fun.program, args, [*[None] * fun.n_consts, *dxs])
-        y, aux = fun.outputs(ys)
-        out_avals = fun.signature.out_avals
-        dy = fun.signature.out_tree.unflatten(map(dense, dys, out_avals))
+    except _REFUSALS:
+        if not staging() or (found := _pruned(at, dxs)) is None:
+            raise
+        y, dy, aux = found
     return (y, dy, aux) if has_aux else (y, dy)
+
+
+# `NotDifferentiable` is a TypeError; JAX raises others where a reference is seen through a view.
+_REFUSALS = (MissingRule, UnsupportedParam, TypeError)
+
+
+def _pruned(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree] | None:
+    """The same of the traced program: what no output needs may have no forward mode.
+
+    None if an output needs it, or if the program has effects, which the first attempt has had.
+    """
+    fun, args = function(at)
+    if any(eqn.effects for eqn in fun.program.equations):
+        return None
+    try:
+        ys, dys = interpret(fun.program, args, [*[None] * fun.n_consts, *dxs])
+    except _REFUSALS:
+        return None
+    y, aux = fun.outputs(ys)
+    dy = map(dense, dys, fun.signature.out_avals)
+    return y, fun.signature.out_tree.unflatten(dy), aux
 
 
 def linearize(f: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:

@@ -1,0 +1,239 @@
+"""The words in which a rule is declared.
+
+| word | the formula | what follows |
+| --- | --- | --- |
+| `pointwise(p, d1, d2, ...)` | `di(y, *x)`: elementwise partial derivative | push, pull multiply |
+| `linear(p, transpose)` | `transpose(ct, *x)`: cotangents of linear inputs | push is `p` |
+| `bilinear(p, lhs, rhs)` | `lhs(ct, a, b)`, `rhs(ct, a, b)`: two transposes | product rule |
+| `constant(p, ...)` | none: the derivative is zero wherever it exists | nothing flows |
+| `composite(p, jvp)` | `jvp(primals, tangents)` in JAX operations | pull is derived |
+| `Structured` | a class; the primitive holds programs | see `interpret.node` |
+| `opaque` | none: a kernel, a callback | an error, where one is needed |
+
+In formulas `y` is the output, `x` or `a, b` the inputs, `ct` a cotangent, `d...` a tangent, and
+`None` a symbolic zero. A formula takes the parameters that it uses as keyword-only arguments; any
+other parameter of the equation must be neutral (None, False or empty), else `UnsupportedParam`: a
+parameter that a new JAX adds is never ignored silently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import jax
+
+from xform._jax import JaxprEqn, Primitive, zeros
+from xform.arithmetic import Value, add, differentiable, instantiate, like, reduce_like, scale
+from xform.equation import apply
+from xform.ir import Mask
+from xform.table import Formula, Rule, declare
+from xform.traits import ELEMENTWISE, PLAIN, Traits
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pointwise(Rule):
+    """Formulas are partial derivatives `di(y, *x)`.
+
+    A plain 1 or -1 costs no multiplication. A tuple of factors is applied one by one, so that the
+    factors are what is saved (they may be saved anyhow, or be inputs) and not their product.
+    """
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        (y,) = ys
+        terms = [
+            scale(dx, self.call(d, eqn, y, *xs))
+            for d, dx in zip(self.formulas, dxs, strict=True)
+            if dx is not None
+        ]
+        return [like(add(terms), y)]
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        (y,), (ct,) = ys, cts
+        return [
+            reduce_like(scale(ct, self.call(d, eqn, y, *xs)), x) if on else None
+            for d, x, on in zip(self.formulas, xs, active, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Linear(Rule):
+    """The formula is the transpose in the inputs at `over` (None: every differentiable one)."""
+
+    over: tuple[int, ...] | None = None
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        def argument(i: int, x: Value, dx: Value) -> Value:
+            if self.over is not None and i not in self.over:
+                return x
+            if dx is not None:
+                return dx
+            constant = self.over is None and not differentiable(jax.typeof(x))
+            return x if constant else zeros(jax.typeof(x))
+
+        return apply(
+            eqn, [argument(i, x, dx) for i, (x, dx) in enumerate(zip(xs, dxs, strict=True))]
+        )
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        full = instantiate(cts, eqn.outvars, kind=lambda aval: aval)
+        ct = full if eqn.primitive.multiple_results else full[0]
+        out = self.call(self.formulas[0], eqn, ct, *xs)
+        if not isinstance(out, list | tuple):
+            first = self.over[0] if self.over else 0
+            out = [out if i == first else None for i in range(len(xs))]
+        return [o if on else None for o, on in zip(out, active, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bilinear(Rule):
+    """Formulas `lhs(ct, a, b)` and `rhs(ct, a, b)` are the transposes in `a` and in `b`."""
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        (a, b), (da, db) = xs, dxs
+        terms = [] if da is None else apply(eqn, [da, b])
+        return [add([*terms, *([] if db is None else apply(eqn, [a, db]))])]
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        return [
+            reduce_like(self.call(f, eqn, cts[0], *xs), x) if on else None
+            for f, x, on in zip(self.formulas, xs, active, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Composite(Rule):
+    """The formula is a jvp; `interpret` derives the pullback from its linear part."""
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        """Outputs and their tangents; a formula without outputs means those of the primitive."""
+        ys, dys = self.call(self.formulas[0], eqn, xs, dxs)
+        return apply(eqn, xs) if ys is None else ys, dys
+
+
+def pointwise(primitive: Primitive | str, *partials: Formula, traits: Traits = ELEMENTWISE) -> Rule:
+    """An elementwise primitive: one partial derivative `di(y, *x)` for each input.
+
+    Args:
+      primitive: the Primitive; it returns one array, of the shape that its inputs broadcast to.
+      *partials: for each input a function of the output and the inputs, which returns the partial
+        derivative as an array, or 1 or -1, or a tuple of factors; parameters of the primitive that
+        it takes are keyword-only.
+      traits: what else is known; without a word, that XLA fuses it.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> half_p = Primitive("half")
+    >>> _, _ = half_p.def_impl(lambda x: x / 2), half_p.def_abstract_eval(lambda x: x)
+    >>> _ = xform.extend.pointwise(half_p, lambda y, x: jnp.full_like(x, 0.5))
+    >>> float(xform.grad(half_p.bind)(3.0))
+    0.5
+    """
+    return declare(Pointwise, primitive, "pointwise", partials, traits)
+
+
+def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...] | None = None,
+           traits: Traits = PLAIN) -> Rule:  # fmt: skip
+    """A primitive that is linear in its array inputs.
+
+    Args:
+      primitive: the Primitive.
+      transpose: `transpose(ct, *x)` returns one cotangent (that of the first linear input) or a
+        list for all inputs, None where there is none; `ct` is a list if the primitive has
+        `multiple_results`.
+      over: the positions of the linear inputs; None: every one of a float or complex dtype.
+      traits: what else is known.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> flip_p = Primitive("flip")
+    >>> _, _ = flip_p.def_impl(lambda x: x[::-1]), flip_p.def_abstract_eval(lambda x: x)
+    >>> _ = xform.extend.linear(flip_p, lambda ct, x: flip_p.bind(ct))
+    >>> xform.vjp(flip_p.bind, jnp.arange(2.0))[1](jnp.array([3.0, 4.0]))[0].tolist()
+    [4.0, 3.0]
+    """
+    return declare(Linear, primitive, "linear", [transpose], traits, over=over)
+
+
+def bilinear(
+    primitive: Primitive | str, lhs: Formula, rhs: Formula, traits: Traits = PLAIN
+) -> Rule:
+    """A primitive that is linear in each of its two inputs, with the other one held.
+
+    Args:
+      primitive: the Primitive.
+      lhs: `lhs(ct, a, b)` returns the cotangent of `a`.
+      rhs: `rhs(ct, a, b)` returns the cotangent of `b`.
+      traits: what else is known.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> times_p = Primitive("times")
+    >>> _, _ = times_p.def_impl(lambda a, b: a * b), times_p.def_abstract_eval(lambda a, b: a)
+    >>> times = lambda ct, a, b: times_p.bind(ct, b)
+    >>> _ = xform.extend.bilinear(times_p, times, lambda ct, a, b: times_p.bind(a, ct))
+    >>> tuple(map(float, xform.grad(times_p.bind, argnums=(0, 1))(jnp.float32(2), jnp.float32(5))))
+    (5.0, 2.0)
+    """
+    return declare(Bilinear, primitive, "bilinear", [lhs, rhs], traits)
+
+
+def constant(*primitives: Primitive | str, known: Iterable[str] | None = None,
+             traits: Traits = PLAIN) -> None:  # fmt: skip
+    """Primitives whose derivative is zero wherever it exists (rounding, comparison, integers).
+
+    Args:
+      *primitives: any number of Primitives.
+      known: the parameters that they may have; None: any.
+      traits: what else is known of all of them.
+
+    Raises:
+      WrongRule: a primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> rank_p = Primitive("rank")
+    >>> _ = rank_p.def_impl(lambda x: jnp.float32(x.ndim))
+    >>> _ = rank_p.def_abstract_eval(lambda x: x.update(shape=()))
+    >>> xform.extend.constant(rank_p)
+    >>> xform.grad(lambda x: rank_p.bind(x) * x.sum())(jnp.ones(2)).tolist()
+    [1.0, 1.0]
+    """
+    for p in primitives:
+        declare(Rule, p, "constant", [], traits, known)
+
+
+def composite(primitive: Primitive | str, jvp: Formula, traits: Traits = PLAIN) -> Rule:
+    """A primitive whose derivative is written in JAX operations.
+
+    Args:
+      primitive: the Primitive.
+      jvp: `jvp(primals, tangents, **params)` returns a list of outputs and a list of their
+        tangents, None where zero; its linear part is transposed for the pullback. The outputs are
+        the primitive's own, bit for bit: bind it, or return None for the list.
+      traits: what else is known.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> norm_p = Primitive("norm")
+    >>> _ = norm_p.def_impl(lambda x: jnp.sqrt(jnp.vdot(x, x)))
+    >>> _ = norm_p.def_abstract_eval(lambda x: x.update(shape=()))
+    >>> def norm_jvp(primals, tangents):
+    ...     (x,), (dx,) = primals, tangents
+    ...     y = norm_p.bind(x)
+    ...     return [y], [jnp.vdot(x, dx) / y]
+    >>> _ = xform.extend.composite(norm_p, norm_jvp)
+    >>> [round(float(g), 3) for g in xform.grad(norm_p.bind)(jnp.array([3.0, 4.0]))]
+    [0.6, 0.8]
+    """
+    return declare(Composite, primitive, "composite", [jvp], traits)
