@@ -9,7 +9,7 @@ from jax import lax
 from jax.experimental.scheduling_groups import scheduling_group
 
 import xform
-from xform import _jax
+from xform import _jax, source
 
 
 def _scan_eqn():
@@ -75,8 +75,8 @@ def test_every_public_primitive_is_found_by_name():
 
 def test_frames_are_the_users_and_not_a_librarys():
     eqn = jax.make_jaxpr(lambda x: lax.sin(x))(1.0).jaxpr.eqns[0]
-    assert "site-packages" not in _jax.frame(eqn)
-    assert "test_jax.py" in _jax.frame(eqn)
+    assert "site-packages" not in source.frame(eqn)
+    assert "test_jax.py" in source.frame(eqn)
 
 
 def test_operations_run_in_the_current_trace():

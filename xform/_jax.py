@@ -15,8 +15,6 @@ What differs between JAX 0.10.2 and 0.12 is levelled here, once:
 
 from __future__ import annotations
 
-import functools
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,20 +58,17 @@ from jaxlib import xla_client
 __all__ = [
     "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive", "ShapedArray", "SymbolicZero",
     "Trace", "Tracer", "Var", "ad", "argument_names", "batching", "behind",
-    "broadcast_in_dim_p", "callee", "closed", "compiler_options", "compute_on", "cond_p", "context",
-    "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p", "equation",
-    "frame", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent",
-    "is_zero", "jax_primitives", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p",
-    "name_stack", "named", "perturbed", "policy_answer", "primitives",
-    "pull_custom_vjp", "registered", "scan_counts", "scan_p", "set_current_trace", "source",
-    "staging", "tagged", "tangent_aval", "trace_of", "traced", "weak_as", "while_p", "zeros",
+    "broadcast_in_dim_p", "callee", "closed", "compiler_options", "compute_on", "cond_p",
+    "context", "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p",
+    "equation", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent", "is_zero",
+    "jax_primitives", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p", "named",
+    "perturbed", "policy_answer", "primitives", "pull_custom_vjp", "registered", "scan_counts",
+    "scan_p", "set_current_trace", "source_info_util", "staging", "tagged", "tangent_aval",
+    "trace_of", "traced", "weak_as", "while_p", "zeros",
 ]  # fmt: skip
 
 # A function with a mark, as `compute_on2` is in 0.10.
 compute_on: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compute_on
-
-# User frames in error messages and HLO metadata are the user's, not ours.
-source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 
 
 def closed(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
@@ -140,32 +135,6 @@ def inlines(params: dict[str, Any]) -> bool:
     return asked if isinstance(asked, bool) else asked.name in ("JAX_EARLY", "JAX_LATE")
 
 
-def source(eqn: JaxprEqn, outer: Any):
-    """Context in which `eqn` is bound again: its traceback and name stack.
-
-    JAX cuts tracebacks at a jit, so an equation of `jax.nn.silu` has none in the user's code; then
-    that of the call, which is current, is kept.
-    """
-    info = eqn.source_info
-    traceback = info.traceback if _in_user_code(info.traceback) else None
-    stack = outer + info.name_stack if len(info.name_stack) else outer
-    return source_info_util.user_context(traceback, name_stack=stack)
-
-
-def within(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
-    """An equation of a called function as one of its caller's, where the call stands."""
-    info, outer = eqn.source_info, call.source_info
-    traceback = info.traceback if _in_user_code(info.traceback) else outer.traceback
-    stack = outer.name_stack + info.name_stack
-    return eqn.replace(source_info=info.replace(traceback=traceback, name_stack=stack))
-
-
-@functools.lru_cache(maxsize=2**16)
-def _in_user_code(traceback: Any) -> bool:
-    info = source_info_util.new_source_info().replace(traceback=traceback)
-    return bool(source_info_util.summarize(info))
-
-
 def tagged(f: Callable[..., Any], params: dict[str, Any]) -> Callable[..., Any]:
     """A function called with the metadata of an `xla_metadata_call`."""
     if "xla_metadata" not in params:
@@ -181,23 +150,6 @@ def linear_part(eqn: JaxprEqn) -> JaxprEqn:
     if (derived := eqn.params.get("ad_metadata", "same")) == "same":
         return eqn
     return eqn.replace(params={**eqn.params, "xla_metadata": derived, "ad_metadata": "same"})
-
-
-def name_stack():
-    """The name stack of the code that is being traced."""
-    return source_info_util.current_name_stack()
-
-
-def frame(eqn: Any = None) -> str:
-    """`file:line (function)` of the user's code that made `eqn`, or else of what runs now.
-
-    A layer of an installed library is not the user's code, unless there is nothing else.
-    """
-    info = getattr(eqn, "source_info", None)
-    info = info if info and _in_user_code(info.traceback) else source_info_util.current()
-    frames = source_info_util.summarize(info, num_frames=64).splitlines()[::-1]
-    own = (f for f in frames if f"{os.sep}site-packages{os.sep}" not in f)
-    return next(own, frames[0] if frames else "")
 
 
 def tangent_aval(aval: Any) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from xform._jax import JaxprEqn, Literal, Primitive, Var, equation, name_stack, source
+from xform._jax import JaxprEqn, Literal, Primitive, Var, equation
+from xform.source import name_stack, source
 
 Atom = Var | Literal
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Var, closed, name_stack, traced
+from xform._jax import JaxprEqn, Var, closed, traced
 from xform.equation import Atom as Atom
 from xform.equation import apply as apply
 from xform.equation import bind as bind
@@ -22,6 +22,7 @@ from xform.equation import read as read
 from xform.equation import write as write
 from xform.recent import Recent
 from xform.references import makes_references, pure
+from xform.source import name_stack
 
 Mask = tuple[bool, ...]
 

@@ -25,11 +25,11 @@ from xform._jax import (
     Primitive,
     conv_general_dilated_p,
     dot_general_p,
-    frame,
     name_p,
     policy_answer,
 )
 from xform.errors import WrongArgument
+from xform.source import frame
 from xform.text import byte_count, human_bytes
 
 Answer = bool | Offloadable

@@ -20,18 +20,16 @@ from xform._jax import (
     Primitive,
     closed,
     cond_p,
-    frame,
     jit_p,
-    name_stack,
     named,
     scan_counts,
     scan_p,
-    source,
     while_p,
 )
 from xform.equation import bind, read, scan_options, write
 from xform.errors import NotDifferentiable
 from xform.place import accumulated, found, replaced
+from xform.source import frame, name_stack, source
 
 Value = Any
 

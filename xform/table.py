@@ -12,10 +12,11 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from xform._jax import JaxprEqn, Primitive, frame, named
+from xform._jax import JaxprEqn, Primitive, named
 from xform.arithmetic import Value, differentiable
 from xform.errors import MissingRule, UnsupportedParam, WrongRule
 from xform.ir import Mask, Program, forget
+from xform.source import frame
 from xform.traits import PLAIN, UNKNOWN, Traits
 
 Formula = Callable[..., Any]

@@ -17,16 +17,7 @@ import numpy as np
 from jax.extend.core.primitives import convert_element_type_p
 
 from tests.fuzz.in_numpy import IN_NUMPY, ROUNDS, SPECIAL
-from xform._jax import (
-    JaxprEqn,
-    Literal,
-    Primitive,
-    Trace,
-    Var,
-    closed,
-    equation,
-    scan_counts,
-)
+from xform._jax import JaxprEqn, Literal, Primitive, Trace, Var, closed, equation, scan_counts
 
 Step = tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")

@@ -23,7 +23,6 @@ from xform._jax import (
     Var,
     current_trace,
     equation,
-    frame,
     jax_primitives,
     perturbed,
     set_current_trace,
@@ -34,6 +33,7 @@ from xform.errors import DerivativeLost
 from xform.interpret.reference import refer
 from xform.ir import Mask, apply, environment, evaluate, read, trace
 from xform.references import MAKERS
+from xform.source import frame
 from xform.table import Rule, lookup, rule_of
 from xform.words import Bilinear, Linear, Pointwise
 

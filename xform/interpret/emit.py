@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Var, name_p, name_stack, source, staging
+from xform._jax import JaxprEqn, Var, name_p, staging
 from xform.arithmetic import Value
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import fork_p, gather, join_p, spread
@@ -21,6 +21,7 @@ from xform.interpret.tie import tie
 from xform.interpret.wait import Waits, waits
 from xform.ir import Atom, Mask, bind, read, write
 from xform.passes.dce import live
+from xform.source import name_stack, source
 
 BACKWARD, TANGENT, RECOMPUTE = "xform(backward)", "xform(tangent)", "xform(recompute)"
 SAVED = "xform(saved: {})"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xform._jax import JaxprEqn, Var, name_stack, source
+from xform._jax import JaxprEqn, Var
 from xform.arithmetic import Value
 from xform.interpret.activity import path
 from xform.interpret.node import Structured
 from xform.ir import Mask, Program, apply, bind, environment, read, write
+from xform.source import name_stack, source
 from xform.table import Rule, lookup
 from xform.words import Composite
 

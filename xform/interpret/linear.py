@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from xform._jax import JaxprEqn, Var, frame
+from xform._jax import JaxprEqn, Var
 from xform.arithmetic import differentiable
 from xform.errors import NotLinear
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import fork_p, join_p
 from xform.ir import Mask
 from xform.passes.dce import live
+from xform.source import frame
 from xform.table import lookup
 
 

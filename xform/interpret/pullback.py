@@ -9,24 +9,14 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import (
-    JaxprEqn,
-    Primitive,
-    Var,
-    frame,
-    name_stack,
-    set_current_trace,
-    source,
-    tangent_aval,
-    trace_of,
-    zeros,
-)
+from xform._jax import JaxprEqn, Primitive, Var, set_current_trace, tangent_aval, trace_of, zeros
 from xform.arithmetic import Value, arrayed, differentiable
 from xform.errors import WrongCotangent
 from xform.interpret.activity import path
 from xform.interpret.concrete import Split, stage
 from xform.interpret.node import Pull, Structured, gather, spread
 from xform.ir import Atom, Mask, Program, apply, bind, environment, read, write
+from xform.source import frame, name_stack, source
 from xform.table import Rule, lookup, traits
 from xform.words import Composite
 

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from xform._jax import JaxprEqn, Literal, Var, within
+from xform._jax import JaxprEqn, Literal, Var
 from xform.ir import Atom, Program
 from xform.passes.base import Pass
 from xform.passes.structured import body, called, placed
+from xform.source import within
 from xform.table import rule_of, traits
 
 # The program that stands for an equation; None if the equation stays.

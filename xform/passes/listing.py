@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from xform._jax import JaxprEqn, Literal, frame
+from xform._jax import JaxprEqn, Literal
 from xform.ir import Program, program
+from xform.source import frame
 from xform.text import columns, near
 
 # What is nested in an equation, beside `jaxpr`s: what it is called.

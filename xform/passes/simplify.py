@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 from jax import lax
 
-from xform._jax import JaxprEqn, Literal, Primitive, name_stack, source
+from xform._jax import JaxprEqn, Literal, Primitive
 from xform.ir import Atom, Program, trace
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
+from xform.source import name_stack, source
 
 Producers = Mapping[Any, JaxprEqn]
 

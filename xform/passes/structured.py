@@ -13,21 +13,10 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import (
-    JaxprEqn,
-    Primitive,
-    Var,
-    callee,
-    cond_p,
-    jit_p,
-    name_stack,
-    scan_counts,
-    scan_p,
-    source,
-    while_p,
-)
+from xform._jax import JaxprEqn, Primitive, Var, callee, cond_p, jit_p, scan_counts, scan_p, while_p
 from xform.equation import scan_options
 from xform.ir import Mask, Program, evaluate, gather, program, spread, trace
+from xform.source import name_stack, source
 from xform.table import traits
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from xform._jax import JaxprEqn, Literal, Var, frame
+from xform._jax import JaxprEqn, Literal, Var
 from xform.errors import BrokenPass
 from xform.ir import Program, bind, trace
 from xform.passes.listing import Names, line
 from xform.passes.structured import bodies
+from xform.source import frame
 
 
 def verify(before: Program, after: Program, name: str = "") -> None:

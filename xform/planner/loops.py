@@ -19,10 +19,11 @@ from typing import Any
 
 from jax import lax
 
-from xform._jax import JaxprEqn, jit_p, name_stack, scan_counts, scan_p, source
+from xform._jax import JaxprEqn, jit_p, scan_counts, scan_p
 from xform.equation import scan_options
 from xform.ir import Program, bind, environment, evaluate, program, read, trace, write
 from xform.passes.structured import body, placed
+from xform.source import name_stack, source
 from xform.table import rule_of
 
 # Of a loop: consecutive parts, each of trips within trips, outermost first.

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from xform._jax import frame
 from xform.cost import aval_bytes
 from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import Joint, Plan, analyze
@@ -30,6 +29,7 @@ from xform.planner.peak import first_within, front, infeasible, liveness
 from xform.planner.record import record
 from xform.planner.saved import plan
 from xform.policies import Budget, MinCut, Policy, check, min_cut
+from xform.source import frame
 
 # The part of all that is kept that makes a loop worth a change.
 _PART = 0.05

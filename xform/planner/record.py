@@ -12,13 +12,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xform._jax import Offloadable, Var, frame
+from xform._jax import Offloadable, Var
 from xform.errors import OtherProgram
 from xform.fingerprint import listing
 from xform.interpret.joint import Joint
 from xform.interpret.node import Node, fork_p
 from xform.planner.choice import Choice
 from xform.planner.loops import Shape
+from xform.source import frame
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xform._jax import frame
 from xform.cost import aval_bytes
 from xform.interpret.joint import Plan
 from xform.interpret.node import bound, gather
 from xform.planner.held import Held, held
+from xform.source import frame
 from xform.text import columns, human_bytes, near
 
 

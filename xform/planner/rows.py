@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from xform._jax import JaxprEqn, Literal, Var, frame, name_p
+from xform._jax import JaxprEqn, Literal, Var, name_p
 from xform.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import Node, bound, fork_p
 from xform.planner.held import state_why
 from xform.policies import TAG
+from xform.source import frame
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import jax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from xform._jax import JaxprEqn, Var, name_p, name_stack, scan_counts, scan_p, source
+from xform._jax import JaxprEqn, Var, name_p, scan_counts, scan_p
 from xform.arithmetic import differentiable
 from xform.equation import scan_options
 from xform.errors import BudgetInfeasible
@@ -25,6 +25,7 @@ from xform.interpret.node import fork_p
 from xform.ir import Program, bind, environment, program, read, write
 from xform.planner.saved import plan
 from xform.policies import TAG, Budget, MinCut, Tagged
+from xform.source import name_stack, source
 from xform.table import rule_of
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, closed, frame, inlines, primitives, staging
+from xform._jax import JaxprEqn, closed, inlines, primitives, staging
 from xform.arithmetic import Value
 from xform.errors import XformError
 from xform.interpret import emit
@@ -24,6 +24,7 @@ from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, Program, evaluate, lifted, program
 from xform.passes.structured import body, called, placed, sharding
+from xform.source import frame
 from xform.table import declare
 from xform.traits import Traits
 

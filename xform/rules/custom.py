@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xform._jax import JaxprEqn, SymbolicZero, frame, is_zero, pull_custom_vjp, tangent_aval
+from xform._jax import JaxprEqn, SymbolicZero, is_zero, pull_custom_vjp, tangent_aval
 from xform.arithmetic import Value, arrayed, instantiate
 from xform.cost import flops
 from xform.errors import NotDifferentiable
@@ -22,6 +22,7 @@ from xform.interpret.jvp import jvp
 from xform.interpret.node import Structured
 from xform.interpret.pullback import pull_of_jvp, pullback
 from xform.ir import Mask, apply, program
+from xform.source import frame
 from xform.table import declare
 from xform.traits import Traits
 

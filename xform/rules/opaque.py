@@ -11,11 +11,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, frame
+from xform._jax import JaxprEqn
 from xform.arithmetic import Value
 from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.ir import Mask, program
+from xform.source import frame
 from xform.table import Rule, declare
 from xform.traits import FOREIGN, UNFUSED, Traits
 from xform.words import constant

@@ -5,9 +5,10 @@ Those that it makes itself are values by now (`xform.references`).
 
 from __future__ import annotations
 
-from xform._jax import JaxprEqn, frame
+from xform._jax import JaxprEqn
 from xform.errors import NotDifferentiable
 from xform.ir import Mask
+from xform.source import frame
 from xform.table import Rule, declare
 from xform.traits import Traits, none
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import Var, frame
+from xform._jax import Var
 from xform.arithmetic import Value, instantiate
 from xform.interpret import emit
 from xform.interpret.checkpoints import States, back, known, places
@@ -23,6 +23,7 @@ from xform.interpret.joint import Plan
 from xform.interpret.lanes import final, store
 from xform.interpret.node import gather, spread
 from xform.ir import Mask
+from xform.source import frame
 
 
 def forward(node: Any, plan: Plan, n: int, xs: Sequence[Value], used: Mask):

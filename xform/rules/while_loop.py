@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Var, cotangent_aval, frame
+from xform._jax import JaxprEqn, Var, cotangent_aval
 from xform.arithmetic import Value, instantiate
 from xform.cost import flops
 from xform.errors import NotDifferentiable
@@ -26,6 +26,7 @@ from xform.interpret.lanes import final, while_loop
 from xform.interpret.node import Node, Plans, Structured, Whole, bound, gather, spread
 from xform.ir import Mask, Program, evaluate, program
 from xform.passes.dce import live
+from xform.source import frame
 from xform.table import declare
 from xform.traits import Traits
 

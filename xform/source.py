@@ -1,0 +1,55 @@
+"""Where in the user's code an equation was written: its frames, and the name scopes around it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from xform._jax import JaxprEqn, source_info_util
+
+# User frames in error messages and HLO metadata are the user's, not ours.
+source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
+
+
+def source(eqn: JaxprEqn, outer: Any):
+    """Context in which `eqn` is bound again: its traceback and name stack.
+
+    JAX cuts tracebacks at a jit, so an equation of `jax.nn.silu` has none in the user's code; then
+    that of the call, which is current, is kept.
+    """
+    info = eqn.source_info
+    traceback = info.traceback if _in_user_code(info.traceback) else None
+    stack = outer + info.name_stack if len(info.name_stack) else outer
+    return source_info_util.user_context(traceback, name_stack=stack)
+
+
+def within(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
+    """An equation of a called function as one of its caller's, where the call stands."""
+    info, outer = eqn.source_info, call.source_info
+    traceback = info.traceback if _in_user_code(info.traceback) else outer.traceback
+    stack = outer.name_stack + info.name_stack
+    return eqn.replace(source_info=info.replace(traceback=traceback, name_stack=stack))
+
+
+@functools.lru_cache(maxsize=2**16)
+def _in_user_code(traceback: Any) -> bool:
+    info = source_info_util.new_source_info().replace(traceback=traceback)
+    return bool(source_info_util.summarize(info))
+
+
+def name_stack():
+    """The name stack of the code that is being traced."""
+    return source_info_util.current_name_stack()
+
+
+def frame(eqn: Any = None) -> str:
+    """`file:line (function)` of the user's code that made `eqn`, or else of what runs now.
+
+    A layer of an installed library is not the user's code, unless there is nothing else.
+    """
+    info = getattr(eqn, "source_info", None)
+    info = info if info and _in_user_code(info.traceback) else source_info_util.current()
+    frames = source_info_util.summarize(info, num_frames=64).splitlines()[::-1]
+    own = (f for f in frames if f"{os.sep}site-packages{os.sep}" not in f)
+    return next(own, frames[0] if frames else "")
