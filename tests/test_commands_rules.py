@@ -52,3 +52,10 @@ def test_traits() -> None:
     assert rows["reshape"] == "movement, view"
     assert rows["jit"] == "call=jaxpr"
     assert rows["psum"] == "collective"
+
+
+def test_the_rules_of_other_libraries() -> None:
+    text = commands.run(["rules", "--foreign", "flax.nnx"])
+    (line,) = [line for line in text.splitlines() if line.startswith("get_variable ")]
+    assert line.split() == ["get_variable", "flax.nnx.variablelib", "yes", "yes"]
+    assert "sin " not in text

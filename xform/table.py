@@ -122,7 +122,7 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
     if isinstance(primitive, str):
         found, rule = named(primitive), dataclasses.replace(rule, own=True)
         if found is None:
-            if _loaded:
+            if _elsewhere is not None:
                 raise WrongRule(
                     f"declaration of a rule for {primitive!r}",
                     "JAX has no primitive of that name, or has not loaded it yet",
@@ -147,13 +147,16 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
     return rule
 
 
-_loaded = False
+_elsewhere: Callable[[Primitive], Rule | None] | None = None
 
 
-def loaded() -> None:
-    """The library's own rules are all there: from now on a name that JAX does not know is wrong."""
-    global _loaded
-    _loaded = True
+def loaded(elsewhere: Callable[[Primitive], Rule | None]) -> None:
+    """The library's own rules are all there: a name that JAX does not know is wrong from now on.
+
+    A primitive that has no rule here may have one `elsewhere`.
+    """
+    global _elsewhere
+    _elsewhere = elsewhere
 
 
 def rule_of(primitive: Primitive) -> Rule | None:
@@ -161,7 +164,7 @@ def rule_of(primitive: Primitive) -> Rule | None:
     rule = RULES.get(primitive)
     if rule is None and primitive.name in LATER and named(primitive.name) is primitive:
         rule = RULES[primitive] = LATER.pop(primitive.name)
-    return rule
+    return _elsewhere(primitive) if rule is None and _elsewhere is not None else rule
 
 
 def every_rule() -> dict[str, Rule]:

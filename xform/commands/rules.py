@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from xform._jax import registered
+from xform._jax import Primitive, ad, registered
+from xform.rules.foreign import every_foreign
 from xform.rules.without import ONE_WAY, WITHOUT
 from xform.table import every_rule
+from xform.text import columns
 
 # How each primitive is tested: written from the cases in tests/rules by tests/rules/tested.py.
 TESTED = Path(__file__).with_name("tested.json")
@@ -63,16 +68,35 @@ def rows() -> list[Row]:
     return found
 
 
+def _holder(primitive: Primitive) -> str:
+    """The module that has a primitive under a name."""
+    modules = sorted(name for name, module in list(sys.modules.items())
+                     if any(x is primitive for x in vars(module).values()))  # fmt: skip
+    return modules[0] if modules else "-"
+
+
+def foreign(modules: Sequence[str]) -> str:
+    """What other libraries told JAX of their primitives, once some modules are imported."""
+    for name in modules:
+        importlib.import_module(name)
+    found = every_foreign()
+    yes = lambda table, p: "yes" if p in table else "no"
+    head = ("primitive", "held by", "push", "transpose")
+    cells = [head, *[(p.name, _holder(p), yes(ad.primitive_jvps, p),
+                      yes(ad.primitive_transposes, p)) for p in found]]  # fmt: skip
+    return f"{columns(cells)}\n\n{len(found)} with a rule of another library's."
+
+
 def run(args: argparse.Namespace) -> str:
     """The table of derivative rules."""
+    if args.foreign is not None:
+        return foreign(args.foreign)
     wanted = [r for r in rows() if args.filter in r.primitive or args.filter == r.word]
     if args.json:
         return json.dumps([dataclasses.asdict(r) for r in wanted], indent=1)
     known = [r for r in wanted if r.word != "-"]
     cells = [_COLUMNS, *[tuple(getattr(r, c) or "?" for c in _COLUMNS) for r in known]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    lines += ["", f"{len(known)} with a rule, {len(wanted) - len(known)} without."]
+    lines = [columns(cells), "", f"{len(known)} with a rule, {len(wanted) - len(known)} without."]
     reasons: dict[str, list[str]] = {}
     for r in wanted:
         if r.reason:
@@ -84,4 +108,9 @@ def run(args: argparse.Namespace) -> str:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     parser.add_argument("filter", nargs="?", default="", help="part of a name, or a word")
+    parser.add_argument(
+        "--foreign", nargs="*", metavar="MODULE",
+        help="primitives of other libraries instead, with the rules that these gave to JAX; the "
+        "modules are imported first",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="a list of objects")

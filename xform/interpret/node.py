@@ -226,6 +226,15 @@ class Structured(Rule):
 
         return ys, pull
 
+    def transposed(
+        self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask
+    ) -> tuple[list[Value], Pull]:
+        """The same for an equation that is linear in its active inputs; its outputs do not matter.
+
+        The pullback of a linear function is its transpose.
+        """
+        return self.vjp(eqn, xs, active, wanted)
+
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         """Outputs and tangents, with the tangent part apart from the primal part."""
         node = self.node(eqn, tuple(dx is not None for dx in dxs), wanted, push=True)

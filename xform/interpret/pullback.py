@@ -21,11 +21,13 @@ from xform.table import Rule, lookup, traits
 from xform.words import Composite
 
 
-def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value]):
+def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
+             linear: bool = False):  # fmt: skip
     """Outputs of a program, and the map from cotangents of its outputs to those of its inputs.
 
     Cotangents are None where zero, in and out; only the `wanted` outputs may bring one, only the
-    `active` inputs receive one. Everything is bound in the current trace.
+    `active` inputs receive one. Everything is bound in the current trace. A program that is
+    `linear` in the active inputs is transposed: its outputs do not matter.
     """
     steps = path(prog, active, wanted).steps
     env = environment(prog, args)
@@ -35,7 +37,7 @@ def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value]):
         xs = [read(env, v) for v in eqn.invars]
         if i in steps:
             with source(eqn, outer), eqn.ctx.manager:
-                ys, pull_eqn = vjp(lookup(eqn), eqn, xs, *steps[i])
+                ys, pull_eqn = vjp(lookup(eqn), eqn, xs, *steps[i], linear)
             tape.append((eqn, pull_eqn))
         else:
             ys = bind(eqn, xs, outer)
@@ -95,10 +97,11 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
         )
 
 
-def vjp(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+def vjp(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask,
+        linear: bool = False):  # fmt: skip
     """Outputs and pullback of one equation, applied where the code is now."""
     if isinstance(rule, Structured):
-        return rule.vjp(eqn, xs, active, wanted)
+        return (rule.transposed if linear else rule.vjp)(eqn, xs, active, wanted)
     if isinstance(rule, Composite):
         return pull_of_jvp(lambda xs, dxs: rule.jvp(eqn, xs, dxs), xs, active, wanted)
     ys = apply(eqn, xs)
@@ -142,7 +145,7 @@ def pull_of_jvp(
     prog = stage(tangents, avals, _Linear)
     k = sum(staged)
     ways = (True,) * len(avals), (False,) * k + (True,) * sum(nonzero)
-    made, pull = pullback(prog, *ways, [zeros(a) for a in avals])
+    made, pull = pullback(prog, *ways, [zeros(a) for a in avals], linear=not k)
     late = spread(made[:k], staged)
     ys = [b if s else a for a, b, s in zip(outs, late, staged, strict=True)]
 

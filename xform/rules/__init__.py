@@ -10,6 +10,7 @@ from xform.rules import (
     eigen,
     factor,
     fft,
+    foreign,
     hijax,
     indexing,
     linalg,
@@ -29,7 +30,7 @@ from xform.rules import (
 )
 from xform.table import loaded
 
-loaded()
+loaded(foreign.elsewhere)
 
 __all__ = [
     "branch",
@@ -41,6 +42,7 @@ __all__ = [
     "eigen",
     "factor",
     "fft",
+    "foreign",
     "hijax",
     "indexing",
     "linalg",

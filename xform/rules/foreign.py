@@ -1,0 +1,100 @@
+"""Rules that other libraries gave to JAX, for primitives of their own.
+
+`jax.interpreters.ad` keeps them by primitive: how tangents are pushed, and how what is linear is
+transposed. They are those libraries' data, and are called as JAX calls them. JAX's own primitives
+are never differentiated so, and a rule of `xform.extend` comes first.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from xform._jax import JaxprEqn, Primitive, ad, cotangent_aval, named, tangent_aval, zeros
+from xform.arithmetic import Value
+from xform.errors import NotDifferentiable
+from xform.interpret.node import Structured
+from xform.interpret.pullback import pull_of_jvp
+from xform.ir import Mask
+from xform.rules.custom import none_if_zero
+from xform.source import frame
+from xform.table import RULES, Rule
+from xform.traits import UNKNOWN
+
+
+class Foreign(Structured):
+    """A primitive whose rules are in JAX's public tables."""
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        push = ad.primitive_jvps.get(eqn.primitive)
+        if push is None:
+            raise _refusal(eqn, "push tangents", "ad.primitive_jvps")
+        given = zip(dxs, eqn.invars, strict=True)
+        full = [ad.Zero(tangent_aval(v.aval)) if dx is None else dx for dx, v in given]
+        ys, dys = push(list(xs), full, **_params(eqn))
+        if not eqn.primitive.multiple_results:
+            ys, dys = [ys], [dys]
+        return list(ys), list(map(none_if_zero, dys))
+
+    def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        return self.jvp(eqn, xs, dxs)
+
+    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        return pull_of_jvp(functools.partial(self.jvp, eqn), xs, active, wanted)
+
+    def transposed(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        transpose = ad.primitive_transposes.get(eqn.primitive)
+        if transpose is None:
+            raise _refusal(eqn, "transpose it", "ad.primitive_transposes")
+        places = zip(xs, eqn.invars, active, strict=True)
+        inputs = [ad.UndefinedPrimal(v.aval) if on else x for x, v, on in places]
+
+        def pull(cts: Sequence[Value]) -> list[Value]:
+            given = zip(cts, eqn.outvars, strict=True)
+            full = [ad.Zero(cotangent_aval(v.aval)) if ct is None else ct for ct, v in given]
+            several = eqn.primitive.multiple_results
+            found = transpose(full if several else full[0], *inputs, **_params(eqn))
+            pairs = zip(found, active, strict=True)
+            return [none_if_zero(ct) if on else None for ct, on in pairs]
+
+        return [zeros(v.aval) for v in eqn.outvars], pull
+
+
+def _params(eqn: JaxprEqn) -> dict[str, Any]:
+    """The parameters as the primitive is bound with them."""
+    return eqn.primitive.get_bind_params(eqn.params)
+
+
+def _refusal(eqn: JaxprEqn, what: str, table: str) -> NotDifferentiable:
+    return NotDifferentiable(
+        f"derivative of {eqn.primitive.name}",
+        f"its library told JAX another rule, but not how to {what}: jax.interpreters.{table} has "
+        "none",
+        frame(eqn),
+        "declare a rule with xform.extend, or wrap the call in jax.custom_vjp (jax.custom_jvp for "
+        "forward mode)",
+    )
+
+
+def given(primitive: Primitive) -> bool:
+    """Whether somebody else's primitive has a rule in JAX's tables."""
+    known = primitive in ad.primitive_jvps or primitive in ad.primitive_transposes
+    return known and named(primitive.name) is not primitive
+
+
+_MET: weakref.WeakKeyDictionary[Primitive, Rule] = weakref.WeakKeyDictionary()
+
+
+def elsewhere(primitive: Primitive) -> Rule | None:
+    """The rule of a primitive that has none in the registry."""
+    if primitive not in _MET and given(primitive):
+        _MET[primitive] = Foreign(primitive.name, "foreign", traits=UNKNOWN)
+    return _MET.get(primitive)
+
+
+def every_foreign() -> list[Primitive]:
+    """All primitives of other libraries that have rules in JAX's tables, of what is loaded."""
+    known = {*ad.primitive_jvps, *ad.primitive_transposes} - RULES.keys()
+    return sorted(filter(given, known), key=lambda p: (type(p).__module__, p.name))
