@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from typing import Any
+
+import jax
 
 from xform._jax import JaxprEqn, source_info_util
 
@@ -52,4 +55,16 @@ def frame(eqn: Any = None) -> str:
     info = info if info and _in_user_code(info.traceback) else source_info_util.current()
     frames = source_info_util.summarize(info, num_frames=64).splitlines()[::-1]
     own = (f for f in frames if f"{os.sep}site-packages{os.sep}" not in f)
-    return next(own, frames[0] if frames else "")
+    return next(own, frames[0] if frames else _running())
+
+
+def _running() -> str:
+    """The same of Python's own stack: JAX's is cut where a trace begins."""
+    at: Any = sys._getframe()
+    while at and at.f_code.co_filename.startswith(_LIBRARIES):
+        at = at.f_back
+    return f"{at.f_code.co_filename}:{at.f_lineno} ({at.f_code.co_name})" if at else ""
+
+
+_LIBRARIES = tuple(f"{os.path.dirname(os.path.abspath(file or ''))}{os.sep}"
+                   for file in (__file__, jax.__file__, os.__file__))  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from xform._jax import JaxprEqn, Primitive, named
 from xform.arithmetic import Value, differentiable
@@ -47,6 +47,7 @@ class Rule:
     known: frozenset[str] | None = None
     traits: Traits = PLAIN
     own: bool = False
+    users: ClassVar[bool] = False  # it calls a user's backward function
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         """Which outputs depend differentiably on the active inputs."""

@@ -52,7 +52,9 @@ def rows() -> list[Row]:
     """A row for each primitive that has a rule, or the reason why it has none."""
     tried, rules = json.loads(TESTED.read_text()), every_rule()
     found = []
-    for name in sorted({*rules, *WITHOUT, *registered()} - {"xform_fork", "xform_join"}):
+    for name in sorted(
+        {*rules, *WITHOUT, *registered()} - {"xform_fork", "xform_join", "xform_refused"}
+    ):
         if name not in rules:
             reason = WITHOUT.get(name, "not known to xform")
             found.append(Row(name, "-", "no", "no", "no", "no", reason=reason))

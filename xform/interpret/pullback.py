@@ -60,20 +60,38 @@ def back(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | None],
             _accumulate(env_ct, v, ct)
     outer = name_stack()
     for eqn, pull_eqn in reversed(tape):
-        out_cts = [arrayed(env_ct.pop(v, None)) for v in eqn.outvars]
+        out_cts = [env_ct.pop(v, None) for v in eqn.outvars]
         if all(ct is None for ct in out_cts):
             continue
         with source(eqn, outer), eqn.ctx.manager:
-            for v, ct in zip(eqn.invars, pull_eqn(out_cts), strict=True):
-                if ct is not None and isinstance(v, Var):
-                    check_cotangent(eqn, v, ct)
+            for v, ct in zip(eqn.invars, _pulled(eqn, pull_eqn, out_cts), strict=True):
+                if isinstance(v, Var):
                     _accumulate(env_ct, v, ct)
-    return env_ct
+    return {v: ct for v, ct in env_ct.items() if ct is not NOTHING}
+
+
+# The zero that a user's rule returned as None. As in JAX, other users' rules are still asked.
+NOTHING: Any = object()
+
+
+def _pulled(eqn: JaxprEqn, pull: Pull, cts: Sequence[Value]) -> Sequence[Value]:
+    """Cotangents of an equation's inputs."""
+    some = [None if ct is NOTHING else arrayed(ct) for ct in cts]
+    if all(ct is None for ct in some) and not lookup(eqn).users:
+        return [NOTHING if differentiable(v.aval) else None for v in eqn.invars]
+    found = pull(some)
+    for v, ct in zip(eqn.invars, found, strict=True):
+        if isinstance(v, Var) and ct is not None and ct is not NOTHING:
+            check_cotangent(eqn, v, ct)
+    return found
 
 
 def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
-    if ct is not None:
-        env_ct[v] = lax.add(env_ct[v], ct) if v in env_ct else ct
+    before = env_ct.get(v)
+    if before is None or before is NOTHING:
+        env_ct[v] = before if ct is None else ct
+    elif ct is not None and ct is not NOTHING:
+        env_ct[v] = lax.add(before, ct)
 
 
 def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:

@@ -8,23 +8,32 @@ are ordinary candidates for saving, and its backward function is called in the s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xform._jax import JaxprEqn, SymbolicZero, is_zero, pull_custom_vjp, tangent_aval
-from xform.arithmetic import Value, arrayed, instantiate
+from xform._jax import (
+    JaxprEqn,
+    Primitive,
+    SymbolicZero,
+    batching,
+    is_zero,
+    mlir,
+    pull_custom_vjp,
+    tangent_aval,
+)
+from xform.arithmetic import Value, arrayed, differentiable, instantiate
 from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Structured
-from xform.interpret.pullback import pull_of_jvp, pullback
+from xform.interpret.node import Structured, gather, spread
+from xform.interpret.pullback import NOTHING, pull_of_jvp, pullback
 from xform.ir import Mask, apply, program
 from xform.source import frame
-from xform.table import declare
-from xform.traits import Traits
+from xform.table import Rule, declare
+from xform.traits import FOREIGN, Traits
 
 
 def _filled(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> list[Value]:
@@ -38,6 +47,11 @@ def _filled(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> li
 def _indexable(xs: Sequence[Value]) -> list[Value]:
     """Arguments of a custom rule, which may index them by traced values: NumPy's arrays cannot."""
     return [x if isinstance(x, jax.Array) or not np.ndim(x) else jnp.asarray(x) for x in xs]
+
+
+def _number(x: Value) -> Value:
+    """A residual; a Python number is an array to the backward function."""
+    return x if isinstance(x, bool) else arrayed(x)
 
 
 def none_if_zero(x: Value) -> Value:
@@ -64,24 +78,59 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
     _, res_tree, forwarded = out_trees()
     n = res_tree.num_leaves - sum(i is not None for i in forwarded)
     made, ys = iter(out[:n]), list(out[n:])
-    residuals = [next(made) if i is None else xs[i] for i in forwarded]
+    residuals = [_number(next(made)) if i is None else xs[i] for i in forwarded]
     avals = list(map(jax.typeof, ys))
 
     def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
         out = pull_custom_vjp(bwd, residuals, _filled(cts, avals, symbolic))
-        return [none_if_zero(ct) if on else None for ct, on in zip(out, active, strict=True)]
+        found = [none_if_zero(ct) if on else None for ct, on in zip(out, active, strict=True)]
+        return [NOTHING if ct is None and on else ct for ct, on in zip(found, active, strict=True)]
 
     return ys, residuals, pull
 
 
-def no_forward_mode(eqn: JaxprEqn) -> NotDifferentiable:
+def no_forward_mode(where: str) -> NotDifferentiable:
     """The error of a push through a `custom_vjp`."""
     return NotDifferentiable(
         "forward-mode derivative (jvp) of a custom_vjp function",
         "its rule says how to pull cotangents back, not how to push tangents forward",
-        frame(eqn),
+        where,
         "use reverse mode (grad, vjp), or give the function a jax.custom_jvp rule instead",
     )
+
+
+# The tangents of a `custom_vjp` in a linear map: an error if the map is called, as in JAX.
+refused_p = Primitive("xform_refused")
+refused_p.multiple_results = True
+refused_p.def_abstract_eval(lambda *_, where, avals: list(avals))
+
+
+def _refuse(*_: Any, where: str, **__: Any) -> NoReturn:
+    raise no_forward_mode(where)
+
+
+refused_p.def_impl(_refuse)
+mlir.register_lowering(refused_p, lambda ctx, *_, where, avals: _refuse(where=where))
+batching.primitive_batchers[refused_p] = lambda xs, axes, *, where, avals: _refuse(where=where)
+
+
+def refused(dxs: Sequence[Value], ys: Sequence[Value], where: str) -> list[Value]:
+    """Tangents of some outputs that are not to be had."""
+    on = tuple(differentiable(jax.typeof(y)) for y in ys)
+    avals = tuple(tangent_aval(jax.typeof(y)) for y in gather(ys, on))
+    given = [dx for dx in dxs if dx is not None]
+    return spread(refused_p.bind(*given, where=where, avals=avals), on)
+
+
+class Refused(Rule):
+    """There is no derivative of what has none."""
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        _refuse(where=eqn.params["where"])
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        _refuse(where=eqn.params["where"])
 
 
 class CustomJvp(Structured):
@@ -102,11 +151,14 @@ class CustomJvp(Structured):
 class CustomVjp(Structured):
     """`jax.custom_vjp`."""
 
+    users: ClassVar[bool] = True
+
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        raise no_forward_mode(eqn)
+        raise no_forward_mode(frame(eqn))
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        raise no_forward_mode(eqn)
+        ys = apply(eqn, xs)
+        return ys, refused(dxs, ys, frame(eqn))
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         if any(active[: eqn.params["num_consts"]]):
@@ -193,6 +245,7 @@ _CUSTOM = Traits(call="call_jaxpr", calls="custom")
 declare(CustomJvp, "custom_jvp_call", "structured", (), _CUSTOM, known=(
     "call_jaxpr", "jvp_jaxpr_fun", "num_consts", "symbolic_zeros",
 ))  # fmt: skip
+declare(Refused, refused_p, "opaque", (), FOREIGN, known=None)
 declare(CustomVjp, "custom_vjp_call", "structured", (), _CUSTOM, known=(
     "call_jaxpr", "fwd_jaxpr_thunk", "bwd", "num_consts", "out_trees", "symbolic_zeros",
 ))  # fmt: skip

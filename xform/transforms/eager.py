@@ -31,12 +31,13 @@ from xform.equation import Applied
 from xform.interpret.concrete import Mark, Results, Split, Watch, stage
 from xform.interpret.jvp import push
 from xform.interpret.node import Node, Pull, Token, fork_p, gather, join_p, spread
-from xform.interpret.pullback import back, check_cotangent, pull_of_jvp
+from xform.interpret.pullback import NOTHING, back, check_cotangent, pull_of_jvp
 from xform.interpret.pullback import vjp as pull_equation
 from xform.ir import Mask, Program, evaluate, lifted
 from xform.passes.dce import live
 from xform.planner.saved import plan
-from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule
+from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule, refused
+from xform.source import frame
 from xform.table import Rule
 from xform.transforms.function import Call, Signature, Tree, as_array
 from xform.transforms.linear_map import Part, Pullback, Pushforward, dense
@@ -99,7 +100,8 @@ def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
 
         def later(*values: Value) -> list[Value]:
             held, seconds = values[: len(residuals)], values[len(residuals) :]
-            found = gather(pull(held, spread(seconds, given)), on)
+            cts = pull(held, spread(seconds, given))
+            found = [None if ct is NOTHING else ct for ct in gather(cts, on)]
             for v, ct in zip(inputs, found, strict=True):
                 if ct is not None:
                     check_cotangent(eqn, v, ct)
@@ -137,7 +139,7 @@ class _Push(Watch):
 
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
-        raise no_forward_mode(equation(prim, [], {}, []))
+        raise no_forward_mode(frame())
 
 
 class _Linearize(_Push):
@@ -145,6 +147,12 @@ class _Linearize(_Push):
 
     split = True
     applied = Watch.applied  # which a Node keeps
+
+    def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
+                   marks: Sequence[Mark]) -> Results:  # fmt: skip
+        on = tuple(m is not None for m in marks)
+        ys, _, _ = pull_by_rule(*rules, symbolic, xs, on)
+        return ys, refused(marks, ys, frame())
 
     def show(self, value: Value, mark: Value) -> str:
         return _show(value, mark)
@@ -287,7 +295,9 @@ def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
     """Run a call with marked arguments: flat outputs with their marks, their tree, the rest."""
     with set_current_trace(trace):
         given = zip(at.given, at.args, marks, strict=True)
-        args = [g if m is None else trace.lift(x, m) for g, x, m in given]
+        # What is not computed with is returned as it was given: a Python number as one.
+        args = [g if m is None else trace.lift(g if isinstance(g, float | complex) else x, m)
+                for g, x, m in given]  # fmt: skip
         y, aux = at.run(args)
         del args, given
     leaves, tree = jax.tree.flatten(y)

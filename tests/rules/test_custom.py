@@ -1,0 +1,90 @@
+"""Functions with rules of the user's: what their rules are given, and what stands for nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xform
+from tests.reference import close
+from xform.errors import NotDifferentiable
+
+WAYS: dict[str, Callable[..., Any]] = {"alone": lambda f: f, "jitted": jax.jit}
+
+
+def scaled() -> tuple[Any, Any]:
+    """A product that tells its scale 7, and one that takes no interest in its inputs."""
+
+    @jax.custom_vjp
+    def a(x, s):
+        return x * s, s
+
+    a.defvjp(lambda x, s: (a(x, s), s), lambda s, cts: (cts[0] * s, jnp.full_like(s, 7.0)))
+
+    @jax.custom_vjp
+    def b(y, s):
+        return y + s
+
+    b.defvjp(lambda y, s: (b(y, s), None), lambda _, ct: (None, None))
+    return a, b
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_none_of_one_rule_asks_the_rule_before(way: str) -> None:
+    a, b = scaled()
+    between = {
+        "nothing": lambda y, s: b(y, s),
+        "a product": lambda y, s: b(jnp.sin(y) * 2, jnp.reshape(s, (1,))[0]),
+        "what would be NaN": lambda y, s: b(jnp.exp(y + 1e5), s),
+        "another use": lambda y, s: b(y, s) + 3 * y,
+        "two in a row": lambda y, s: b(*a(b(y, s), s)),
+    }
+    for then in between.values():
+        f = lambda x, s, then=then: then(*a(x, s))
+        got = WAYS[way](xform.grad(f, (0, 1)))(1.0, 2.0)
+        close(got, WAYS[way](jax.grad(f, (0, 1)))(1.0, 2.0), 1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_leads_nowhere_is_not_asked(way: str) -> None:
+    a, _ = scaled()
+    f = lambda x, s: jax.lax.stop_gradient(a(x, s)[0]) + x
+    got = WAYS[way](xform.grad(f, (0, 1)))(1.0, 2.0)
+    close(got, WAYS[way](jax.grad(f, (0, 1)))(1.0, 2.0))
+    assert float(got[1]) == 0.0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_residual_that_is_a_number_is_an_array(way: str) -> None:
+    f = jax.custom_vjp(lambda x: 3 * x)
+    f.defvjp(
+        lambda x: (3 * x, (3.0, 2, np.float32(1.0), True)),
+        lambda r, ct: (ct * r[0].astype(ct.dtype) * r[1].astype(ct.dtype) * r[2].astype(ct.dtype),),
+    )
+    assert float(WAYS[way](xform.grad(f))(1.0)) == 6.0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_linear_map_without_forward_mode_is_refused_when_it_is_called(way: str) -> None:
+    f = jax.custom_vjp(jnp.sin)
+    f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
+    y = WAYS[way](lambda x: xform.linearize(lambda x: 2 * f(x), x)[0])(0.5)
+    np.testing.assert_allclose(y, 2 * np.sin(0.5), rtol=1e-6)
+    dead = WAYS[way](lambda x: xform.linearize(lambda x: (f(x), 2 * x)[1], x)[1](1.0))(0.5)
+    assert float(dead) == 2.0
+    called = WAYS[way](lambda x: xform.linearize(f, x)[1](1.0))
+    several = WAYS[way](lambda x: jax.vmap(xform.linearize(f, x)[1])(jnp.ones(3)))
+    again = WAYS[way](lambda x: xform.jvp(xform.linearize(f, x)[1], (1.0,), (1.0,)))
+    for map_ in (called, several, again):
+        with pytest.raises(NotDifferentiable, match="forward-mode derivative") as caught:
+            map_(0.5)
+        assert "test_custom.py" in caught.value.where
+
+
+def test_a_python_number_comes_back_as_one() -> None:
+    y, dy = xform.jvp(lambda x: x, (3.0,), (1.0,))
+    assert (type(y), float(dy)) == (float, 1.0)
+    assert type(xform.value_and_grad(lambda x: x)(3.0)[0]) is float
