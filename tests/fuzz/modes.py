@@ -183,6 +183,13 @@ def _derivatives(values: Any, of: Any) -> tuple[Any, ...]:
     return tuple(weak_as(d, jax.typeof(x)) for d, x in pairs if _dtype(d) != jax.dtypes.float0)
 
 
+def _values(f: Fun, xs: Any, ys: Any, ad: Any) -> Any:
+    """Outputs as weakly typed as those of `f` itself: JAX loses that of `lax.cumprod` and others."""
+    if ad is xform:
+        return ys
+    return tuple(map(weak_as, ys, jax.eval_shape(f, *xs)))
+
+
 def _mapped(call: Callable[[Any], Any], directions: list[Any], lanes: bool, of: Any) -> list[Any]:
     """A linear map at several directions, one by one or under vmap: derivatives `of` values."""
     if not lanes:
@@ -206,11 +213,13 @@ def _jvp(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, .
         call = lambda dxs: ad.jvp(f, tuple(xs), tuple(dxs))[1]
         return (*(_some(ys) if level.both else ()), *_mapped(call, [d.like(xs)], True, ys))
     ys, dys = ad.jvp(f, tuple(xs), tuple(d.like(xs)))
+    ys = _values(f, xs, ys, ad)
     return (*(_some(ys) if level.both else ()), *_derivatives(dys, ys))
 
 
 def _vjp(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
     ys, pull = ad.vjp(f, *xs, **_policy(level, ad))
+    ys = _values(f, xs, ys, ad)
     cts = [d.like(ys, call) for call in range(level.calls)]
     results = _mapped(lambda ct: pull(tuple(ct)), cts, level.lanes, xs)
     return (*(_some(ys) if level.both else ()), *results)
@@ -233,6 +242,7 @@ def _grad(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, 
 
 def _linearize(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
     ys, push = ad.linearize(f, *xs)
+    ys = _values(f, xs, ys, ad)
     dxs = [d.like(xs, call) for call in range(level.calls)]
     results = _mapped(lambda dx: push(*dx), dxs, level.lanes, ys)
     return (*(_some(ys) if level.both else ()), *results)

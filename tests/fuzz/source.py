@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -112,15 +111,6 @@ def masked_while(cond: Callable[..., Any], body: Callable[..., Any], start: Any)
     return jax.tree.map(weak_as, lax.scan(step, start, None, length=STATES)[0], types)
 
 
-def _weakly(running: Callable[..., Any]) -> Callable[..., Any]:
-    """As weakly typed as its argument: in a derivative of JAX's it loses that."""
-    return lambda x, axis, reverse=False: weak_as(running(x, axis, reverse), jax.typeof(x))
-
-
-_RUNNING = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-_LAX = SimpleNamespace(**{**vars(lax), **{k: _weakly(getattr(lax, k)) for k in _RUNNING}})
-
-
 class PlainVmap:
     """A `custom_vmap` function that forgets its rule, with which JAX cannot differentiate it."""
 
@@ -149,7 +139,7 @@ def function(source: str, for_jax: bool = False, back: bool = False) -> Callable
         "custom_vmap": PlainVmap if for_jax else custom_vmap,
         "jax": jax,
         "jnp": jnp,
-        "lax": _LAX if for_jax else lax,
+        "lax": lax,
         "np": np,
         "reduce": folded.reduce if for_jax else lax.reduce,
         "reduce_window": folded.reduce_window if for_jax else lax.reduce_window,

@@ -27,6 +27,16 @@ from xform.traits import UNKNOWN
 class Foreign(Structured):
     """A primitive whose rules are in JAX's public tables."""
 
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        if any(active) and not eqn.outvars:
+            raise NotDifferentiable(
+                f"derivative of {eqn.primitive.name}",
+                "it writes a value that is being differentiated where no derivative can follow it",
+                frame(eqn),
+                "return the value instead, or write jax.lax.stop_gradient of it",
+            )
+        return super().active(eqn, active)
+
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         push = ad.primitive_jvps.get(eqn.primitive)
         if push is None:
