@@ -61,6 +61,7 @@ __all__ = [
     "broadcast_in_dim_p", "callee", "closed", "compiler_options", "compute_on", "cond_p",
     "context", "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p",
     "equation", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent", "is_zero",
+    "itemsize",
     "jax_primitives", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p", "named",
     "perturbed", "policy_answer", "primitives", "pull_custom_vjp", "registered", "scan_counts",
     "scan_p", "set_current_trace", "source_info_util", "staging", "tagged", "tangent_aval",
@@ -160,6 +161,14 @@ def tangent_aval(aval: Any) -> Any:
 def cotangent_aval(aval: Any) -> Any:
     """The type of a cotangent: a tangent's, but for values that are sums over a mesh axis."""
     return aval.to_ct_aval()
+
+
+def itemsize(dtype: Any) -> int:
+    """Bytes of an element; a dtype of another library's says what it is made of."""
+    if not hasattr(dtype, "itemsize"):
+        made = dtype._rules.physical_element_aval(dtype)
+        return made.size * made.dtype.itemsize
+    return dtype.itemsize
 
 
 def zeros(aval: Any) -> Any:

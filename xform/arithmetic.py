@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import is_reference, tangent_aval, zeros
+from xform._jax import ShapedArray, ad, is_reference, tangent_aval, zeros
 
 Value = Any
 
@@ -26,7 +26,9 @@ def differentiable(aval: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _inexact(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, np.inexact)
+    extended = jnp.issubdtype(dtype, jax.dtypes.extended)
+    kind = tangent_aval(ShapedArray((), dtype)).dtype if extended else dtype
+    return kind != jax.dtypes.float0 if extended else jnp.issubdtype(dtype, np.inexact)
 
 
 def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] | None = None,
@@ -83,10 +85,13 @@ def scale(ct: Value, d: Value) -> Value:
 
 
 def add(terms: Sequence[Value]) -> Value:
-    total = terms[0]
-    for term in terms[1:]:
-        total = lax.add(total, term)
-    return total
+    """The sum, as their dtype means it: that of another library may have an addition of its own."""
+    return functools.reduce(_plus, terms)
+
+
+def _plus(a: Value, b: Value) -> Value:
+    own = jnp.issubdtype(jax.typeof(a).dtype, jax.dtypes.extended)
+    return ad.add_jaxvals(a, b) if own else lax.add(a, b)
 
 
 def like(dx: Value, y: Value) -> Value:

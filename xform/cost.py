@@ -28,7 +28,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn
+from xform._jax import JaxprEqn, itemsize
 from xform.ir import Program, program
 from xform.passes.dce import live
 from xform.passes.structured import body
@@ -44,7 +44,7 @@ def aval_bytes(aval: Any) -> int:
     4-bit integer a whole byte, as JAX stores it.
     """
     dtype = getattr(aval, "dtype", None)
-    return 0 if dtype is None else math.prod(aval.shape) * dtype.itemsize // _shards(aval)
+    return 0 if dtype is None else math.prod(aval.shape) * itemsize(dtype) // _shards(aval)
 
 
 def _shards(aval: Any) -> int:

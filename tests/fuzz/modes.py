@@ -184,7 +184,7 @@ def _derivatives(values: Any, of: Any) -> tuple[Any, ...]:
 
 
 def _values(f: Fun, xs: Any, ys: Any, ad: Any) -> Any:
-    """Outputs as weakly typed as those of `f` itself: JAX loses that of `lax.cumprod` and others."""
+    """Outputs as weakly typed as those of `f`: JAX loses that of `lax.cumprod` and others."""
     if ad is xform:
         return ys
     return tuple(map(weak_as, ys, jax.eval_shape(f, *xs)))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.linen import fp8_ops
 
 import xform
 from tests.reference import close
@@ -88,3 +89,24 @@ def test_a_python_number_comes_back_as_one() -> None:
     y, dy = xform.jvp(lambda x: x, (3.0,), (1.0,))
     assert (type(y), float(dy)) == (float, 1.0)
     assert type(xform.value_and_grad(lambda x: x)(3.0)[0]) is float
+
+
+def test_a_dtype_with_an_addition_of_its_own() -> None:
+    """Flax's scales of 8-bit floats: cotangents of one that is used twice meet in a maximum."""
+
+    def once(x, scale, history):
+        return fp8_ops.in_qdq(jnp.float32, jnp.float8_e4m3fn, x, scale, history)
+
+    def twice(x, *scales):
+        return jnp.sum(once(x, *scales) * once(3 * x, *scales))
+
+    def looped(x, *scales):
+        step = lambda c, _: (once(1.5 * c, *scales), None)
+        return jnp.sum(jax.lax.scan(step, x, None, length=3)[0])
+
+    x, scales = jnp.linspace(-2, 3, 8), (jnp.ones(1), jnp.zeros(4))
+    for f in (twice, looped):
+        meta = lambda x, *s, f=f: f(x, *[jax.lax.convert_element_type(v, fp8_ops.fm32) for v in s])
+        got = jax.jit(xform.grad(meta, (0, 1, 2)))(x, *scales)
+        close(got, jax.jit(jax.grad(meta, (0, 1, 2)))(x, *scales), 1e-6)
+        assert float(got[2][0]) > 5

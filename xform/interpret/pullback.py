@@ -7,10 +7,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 
-from xform._jax import JaxprEqn, Primitive, Var, set_current_trace, tangent_aval, trace_of, zeros
-from xform.arithmetic import Value, arrayed, differentiable
+from xform._jax import (
+    JaxprEqn,
+    Primitive,
+    Var,
+    itemsize,
+    set_current_trace,
+    tangent_aval,
+    trace_of,
+    zeros,
+)
+from xform.arithmetic import Value, add, arrayed, differentiable
 from xform.errors import WrongCotangent
 from xform.interpret.activity import path
 from xform.interpret.concrete import Split, stage
@@ -91,7 +99,7 @@ def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
     if before is None or before is NOTHING:
         env_ct[v] = before if ct is None else ct
     elif ct is not None and ct is not NOTHING:
-        env_ct[v] = lax.add(before, ct)
+        env_ct[v] = add([before, ct])
 
 
 def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
@@ -102,7 +110,7 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     shape, dtype = found.shape, found.dtype
     if shape == aval.shape and dtype == aval.dtype:
         return
-    excess = aval.dtype.itemsize < 4 and jax.numpy.issubdtype(dtype, np.floating)
+    excess = itemsize(aval.dtype) < 4 and jax.numpy.issubdtype(dtype, np.floating)
     off = getattr(jax.config, "jax_disable_bwd_checks", False)
     unchecked = off and traits(eqn.primitive).calls == "custom"
     if not unchecked and (shape != aval.shape or not excess):

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
+from xform._jax import JaxprEqn, Var, broadcast_in_dim_p, itemsize
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import fork_p
 
@@ -77,7 +77,7 @@ def _each(plan: Plan) -> Waits:
 
 
 def _size(v: Var) -> int:
-    return _aval(v).size * _aval(v).dtype.itemsize
+    return _aval(v).size * itemsize(_aval(v).dtype)
 
 
 def _bytes(eqn: JaxprEqn) -> float:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from xform._jax import JaxprEqn, Literal, Tracer
+from xform._jax import JaxprEqn, Literal, Tracer, itemsize
 from xform.ir import Atom, Program, bind
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
@@ -81,4 +81,4 @@ def _bytes(aval: Any) -> float:
     sizes = aval.shape
     if not all(isinstance(n, int) for n in sizes) or not hasattr(aval, "dtype"):
         return float("inf")
-    return float(np.prod(sizes, dtype=np.float64)) * aval.dtype.itemsize
+    return float(np.prod(sizes, dtype=np.float64)) * itemsize(aval.dtype)

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from xform._jax import JaxprEqn, ad, cotangent_aval, name_p
-from xform.arithmetic import Value, differentiable, instantiate
+from xform.arithmetic import Value, add, differentiable, instantiate
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
@@ -43,7 +41,7 @@ class _Sum:
     def accum(self, ct: Value) -> None:
         """Add to the cotangent."""
         if none_if_zero(ct) is not None:
-            self.value = ct if self.value is None else jax.lax.add(self.value, ct)
+            self.value = ct if self.value is None else add([self.value, ct])
 
 
 class HiPrimitive(Structured):

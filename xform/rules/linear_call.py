@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from jax.custom_derivatives import linear_call
 
 from xform._jax import JaxprEqn, cotangent_aval
-from xform.arithmetic import Value, instantiate
+from xform.arithmetic import Value, add, instantiate
 from xform.interpret.jvp import jvp
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, evaluate, program
@@ -70,7 +69,7 @@ def _functions(eqn: JaxprEqn) -> tuple[Callable[..., Any], Callable[..., Any], i
 
 def _sum(terms: Sequence[Value]) -> Value:
     there = [t for t in terms if t is not None]
-    return None if not there else there[0] if len(there) == 1 else jax.lax.add(*there)
+    return None if not there else add(there)
 
 
 declare(LinearCall, "linear_call", "linear", (),

@@ -16,7 +16,7 @@ from typing import Any
 from jax import lax
 
 from xform._jax import JaxprEqn, Var, scan_counts
-from xform.arithmetic import Value, instantiate
+from xform.arithmetic import Value, add, instantiate
 from xform.cost import flops
 from xform.equation import scan_options
 from xform.interpret import emit
@@ -254,7 +254,7 @@ class _ScanNode(Node):
             (carry, sums), (stack, xs, ct_ys) = state, x
             full = inside(stack, xs, [*carry, *ct_ys])
             ct_consts, ct_carry, ct_seq = body.parts(full)
-            sums = [lax.add(s, ct) for s, ct in zip(sums, gather(ct_consts, consts), strict=True)]
+            sums = [add([s, ct]) for s, ct in zip(sums, gather(ct_consts, consts), strict=True)]
             return (self.next_cts(ct_carry), sums), gather(ct_seq, seq)
 
         options = {**self.options, "reverse": not self.options["reverse"]}

@@ -139,10 +139,16 @@ def _to_global(ct: Value, x: Value, *, global_mesh: Any, pspec: Any):
     return multihost_utils.host_local_array_to_global_array(ct, global_mesh, pspec)
 
 
+def _as_dtype_of(ct: Value, x: Value) -> Value:
+    return lax.convert_element_type(ct, jax.typeof(x).dtype)
+
+
 def _space(ct: Value, x: Value, *, memory_space: Any):
     return jax.device_put(ct, jax.typeof(x).memory_space)
 
 
+linear("to_edtype", lambda ct, x, *, edtype: _as_dtype_of(ct, x), traits=UNFUSED)
+linear("from_edtype", lambda ct, x, *, dtype: _as_dtype_of(ct, x), traits=UNFUSED)
 linear("copy", lambda ct, x: ct, traits=MOVEMENT)
 linear("stage", lambda ct, x: ct, traits=MOVEMENT)
 linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=MOVEMENT)

@@ -29,8 +29,7 @@ WITHOUT: dict[str, str] = {
     ),
     **_because(
         "the types of jax.experimental.hijax are not arrays",
-        ("box_get", "box_set", "new_box", "log_extend", "log_read", "new_log", "to_edtype",
-         "from_edtype"),
+        ("box_get", "box_set", "new_box", "log_extend", "log_read", "new_log"),
     ),
     **_because("a buffer of a kernel, not a value", ("pin", "unpin", "create_linear")),
     **_because("stands inside Pallas kernels only", ("masked_load", "masked_swap", "get_global")),

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType
 
-from xform._jax import cotangent_aval
+from xform._jax import cotangent_aval, itemsize
 from xform.cost import aval_bytes, flops
 from xform.fingerprint import said
 from xform.interpret.joint import Plan as Parts
@@ -131,7 +131,7 @@ def _hidden(x: Any) -> bool:
     """Whether an argument is sharded in a way that its type does not say: over `Auto` axes."""
     if getattr(x, "sharding", None) is None:
         return False
-    on_device = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    on_device = math.prod(x.sharding.shard_shape(x.shape)) * itemsize(x.dtype)
     return on_device < aval_bytes(jax.typeof(x))
 
 
