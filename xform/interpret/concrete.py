@@ -192,7 +192,8 @@ class Watch(Trace, abc.ABC):
             wanted = rule.active(eqn, on)
             if not any(wanted):
                 return out
-            marks = self.formula(rule, eqn, list(map(arrayed, xs)), ys, marks)
+            known = list(map(arrayed, xs)), list(map(arrayed, ys))
+            marks = self.formula(rule, eqn, *known, marks)
         made = [
             self.lift(y, m, v.aval) if w else y
             for y, m, w, v in zip(ys, marks, wanted, outs, strict=True)

@@ -151,7 +151,8 @@ class _Linearize(_Push):
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
         on = tuple(m is not None for m in marks)
-        ys, _, _ = pull_by_rule(*rules, symbolic, xs, on)
+        fwd, bwd, trees = rules
+        ys, _, _ = pull_by_rule(fwd, bwd, trees, symbolic, xs, on)
         return ys, refused(marks, ys, frame())
 
     def show(self, value: Value, mark: Value) -> str:
