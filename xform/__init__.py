@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from xform import errors, extend, installed, passes, policies, rules
+from xform import errors, extend, packages, passes, policies, rules
 from xform.planner.decided import Plan
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.checkpoint import checkpoint as remat
@@ -45,7 +45,7 @@ __all__ = [
     "why_oom",
 ]
 
-__version__ = installed.own_version()
+__version__ = packages.own_version()
 
 # What asks compilers is imported when it is first used, as it takes a third of the whole.
 _LATER = {
