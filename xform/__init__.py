@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from xform import errors, extend, packages, passes, policies, rules
+from xform.everywhere import install, installed, uninstall
 from xform.planner.decided import Plan
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.checkpoint import checkpoint as remat
@@ -24,6 +25,8 @@ __all__ = [
     "grad",
     "hessian",
     "hvp",
+    "install",
+    "installed",
     "jacfwd",
     "jacobian",
     "jacrev",
@@ -39,6 +42,7 @@ __all__ = [
     "remat",
     "residuals",
     "rules",
+    "uninstall",
     "value_and_grad",
     "vjp",
     "while_checkpoints",
