@@ -13,7 +13,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import jax
@@ -83,7 +83,7 @@ def uninstall() -> None:
 
 
 @contextlib.contextmanager
-def installed(policy: Any = None) -> Iterator[None]:
+def installed(policy: Any = None) -> Generator[None]:
     """`install` for the time of a `with` block; then what was there before is there again.
 
     Args:
@@ -134,7 +134,8 @@ def put(transforms: Mapping[str, Transform]) -> None:
     first = [n for n in transforms if _now[n] is THEIRS[n]]
     new = {id(_now[n]): x for n, x in transforms.items()}
     keep = {id(THEIRS[n]) for n in first}
-    for name, module in list(sys.modules.items()):
+    modules: list[tuple[str, Any]] = list(sys.modules.items())  # anything may be put there
+    for name, module in modules:
         if not isinstance(module, types.ModuleType):
             continue
         own = name.partition(".")[0] in ("xform", "jaxlib") or f"{name}.".startswith("jax._src.")
