@@ -60,7 +60,8 @@ def install(policy: Any = None) -> None:
         `vjp` and `fwd_and_bwd` that is not given one; None is what each does by itself.
 
     Raises:
-      WrongArgument: `policy` is no policy.
+      WrongArgument: `policy` is no policy. From then on JAX's names raise what xform's do, such as
+        `BudgetInfeasible`; `python -m xform run` goes on instead.
 
     Cost: one look at each name of each module, some hundredths of a second.
 

@@ -55,7 +55,8 @@ class Row:
       jax_bytes: what waits for the backward pass if everything is saved; `bytes`: what does here.
       again: FLOPs that are run again.
       left: how often JAX did it.
-      kept: what is kept, as a table.
+      kept: what is kept, as a table; only if `detailed`.
+      seen: the types of the inputs that it was planned for.
       notes: what did not go as asked, and how often.
       apart: by what is compared, the largest difference from JAX's, relative to its largest number.
     """
@@ -63,6 +64,7 @@ class Row:
     name: str
     where: str
     transform: str
+    detailed: bool = False
     traced: int = 0
     eager: int = 0
     jax_bytes: int | None = None
@@ -71,6 +73,7 @@ class Row:
     left: int = 0
     policy: str = ""
     kept: str = ""
+    seen: set[str] = dataclasses.field(default_factory=set[str])
     notes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter[str])
     apart: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
 
@@ -82,14 +85,22 @@ class Row:
             policy = save_everything
             how = plainly(fun, policy)
             self.notes[f"everything is saved, as there is no plan: {_line(error)}"] += 1
+        types = str(fun.program.in_avals)
+        if types not in self.seen:  # what runs operation by operation may be planned each time
+            self.seen.add(types)
+            self._measure(fun, how, policy)
+        return how
+
+    def _measure(self, fun: Function, how: Plan, policy: Any) -> None:
         every = waiting_bytes(plainly(fun, save_everything))
-        if self.jax_bytes is None or every >= self.jax_bytes:
-            self.jax_bytes, self.bytes = every, waiting_bytes(how)
-            self.again, self.policy = int(again_flops(how)), said(policy)
+        if self.jax_bytes is not None and every < self.jax_bytes:
+            return
+        self.jax_bytes, self.bytes = every, waiting_bytes(how)
+        self.again, self.policy = int(again_flops(how)), said(policy)
+        if self.detailed:
             title = f"kept for the backward pass of {self.name}, {self.policy}"
             names = [f"input {i}" for i, _ in enumerate(how.joint.inputs)]
             self.kept = str(residuals_of(how, names, title))
-        return how
 
     def differs(self, by: Any, what: str) -> None:
         """Take note of a difference from JAX."""
@@ -130,11 +141,12 @@ class Met:
     Args:
       policy: for each, as for `xform.install`.
       compared: whether each is given to JAX too, and the results are compared.
+      detailed: whether the values that each keeps are listed, for `save_html`.
     """
 
-    def __init__(self, policy: Any = None, compared: bool = False):
+    def __init__(self, policy: Any = None, compared: bool = False, detailed: bool = False):
         self.rows: dict[tuple[str, str, str], Row] = {}
-        self._policy, self._compared = policy, compared
+        self._policy, self._compared, self._detailed = policy, compared, detailed
 
     def doors(self) -> dict[str, Callable[..., Any]]:
         """What to put in the place of JAX's transforms."""
@@ -211,7 +223,7 @@ class Met:
         name, where = _place(work.f)
         key = name, where, work.name
         if key not in self.rows:
-            self.rows[key] = Row(name, where, work.name)
+            self.rows[key] = Row(name, where, work.name, self._detailed)
         return self.rows[key]
 
     def _shown(self) -> list[Row]:

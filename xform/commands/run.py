@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> str:
         args.parser.error("name a program: script.py, or -m module")
     if not module and not Path(words[0]).exists():
         args.parser.error(f"there is no file {words[0]!r}")
-    met = Met(None if args.policy is None else policy(args.policy), args.compare)
+    by = None if args.policy is None else policy(args.policy)
+    met = Met(by, compared=args.compare, detailed=args.report is not None)
     goal = None if args.target is None else parse_target(args.target)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_as_python_would(module, words))
