@@ -62,6 +62,10 @@ _DOORS = {
     ("memory/compilation.py", "_here"),
     ("memory/lowering.py", "lower"),
     ("ir.py", "trace"),
+    # A program that is run may be left to JAX, or compared with it.
+    ("commands/met.py", "_do"),
+    ("commands/met.py", "theirs_forward"),
+    ("commands/met.py", "backward"),
 }
 _REFERENCES = {"testing/__init__.py", "testing/watch.py"}
 _OF_TRACES = ("_shard_map_jvp", "_shard_map_linearize")

@@ -12,9 +12,9 @@ from tests import versions
 
 PUBLIC = {
     "Plan", "checkpoint", "compare", "errors", "extend", "fits", "fwd_and_bwd", "grad", "hessian",
-    "hvp", "jacfwd", "jacobian", "jacrev", "jvp", "linear_transpose", "linearize", "max_batch",
-    "memory_analysis", "pareto", "passes", "plan", "policies", "remat", "residuals", "rules",
-    "value_and_grad", "vjp", "while_checkpoints", "why_oom",
+    "hvp", "install", "installed", "jacfwd", "jacobian", "jacrev", "jvp", "linear_transpose",
+    "linearize", "max_batch", "memory_analysis", "pareto", "passes", "plan", "policies", "remat",
+    "residuals", "rules", "uninstall", "value_and_grad", "vjp", "while_checkpoints", "why_oom",
 }  # fmt: skip
 EXTEND = {
     "RULES", "Node", "Structured", "Traits", "add_rule", "bilinear", "composite", "constant",
@@ -93,7 +93,8 @@ def test_public_modules_and_classes_are_documented(module) -> None:
 def test_import_needs_only_jax() -> None:
     code = (
         "import sys, xform; bad = {'flax', 'optax', 'chex', 'grain', 'orbax', 'rich', 'matplotlib',"
-        " 'pytest'} & set(sys.modules); assert not bad, bad"
+        " 'pytest', 'scipy.optimize', 'scipy.sparse', 'xform.memory'} & set(sys.modules);"
+        " assert not bad, bad; assert set(xform.__all__) <= set(dir(xform))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -3,18 +3,14 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from xform import errors, extend, installed, passes, policies, rules
-from xform.memory.analysis import memory_analysis
-from xform.memory.questions import fits, max_batch, why_oom
+from xform import errors, extend, packages, passes, policies, rules
+from xform.everywhere import install, installed, uninstall
 from xform.planner.decided import Plan
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.checkpoint import checkpoint as remat
-from xform.transforms.compare import compare
 from xform.transforms.forward import jvp, linearize
 from xform.transforms.inspect import residuals
 from xform.transforms.jacobian import hessian, hvp, jacfwd, jacobian, jacrev
-from xform.transforms.pareto import pareto
-from xform.transforms.plan import plan
 from xform.transforms.reverse import fwd_and_bwd, grad, linear_transpose, value_and_grad, vjp
 from xform.transforms.while_loop import while_checkpoints
 
@@ -29,6 +25,8 @@ __all__ = [
     "grad",
     "hessian",
     "hvp",
+    "install",
+    "installed",
     "jacfwd",
     "jacobian",
     "jacrev",
@@ -44,20 +42,43 @@ __all__ = [
     "remat",
     "residuals",
     "rules",
+    "uninstall",
     "value_and_grad",
     "vjp",
     "while_checkpoints",
     "why_oom",
 ]
 
-__version__ = installed.own_version()
+__version__ = packages.own_version()
+
+# What asks compilers is imported when it is first used, as it takes a third of the whole.
+_LATER = {
+    "compare": "xform.transforms.compare",
+    "fits": "xform.memory.questions",
+    "max_batch": "xform.memory.questions",
+    "memory_analysis": "xform.memory.analysis",
+    "pareto": "xform.transforms.pareto",
+    "plan": "xform.transforms.plan",
+    "why_oom": "xform.memory.questions",
+}
 
 if TYPE_CHECKING:
     from xform import flax as flax
+    from xform.memory.analysis import memory_analysis
+    from xform.memory.questions import fits, max_batch, why_oom
+    from xform.transforms.compare import compare
+    from xform.transforms.pareto import pareto
+    from xform.transforms.plan import plan
 else:
 
     def __getattr__(name: str) -> Any:
-        """`xform.flax` and `xform.testing`, imported when first used: Flax is not required."""
+        """Names of `_LATER`; and `xform.flax`, as Flax is not required, and `xform.testing`."""
+        if name in _LATER:
+            globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+            return globals()[name]
         if name in ("flax", "testing"):
             return importlib.import_module(f"xform.{name}")
         raise AttributeError(f"module 'xform' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

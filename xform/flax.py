@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 from xform.errors import MissingExtra, NotScalar, WrongArgument
-from xform.installed import extra
+from xform.packages import extra
 from xform.transforms import forward, reverse
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.function import Tree, positions

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import lax
+from jax import checkpoint, lax  # JAX's own, whatever `xform.install` puts in its place
 
 from xform._jax import (
     JaxprEqn,
@@ -170,7 +170,7 @@ def _call(params: dict[str, Any], args: list[Any], cells: list[Cell]):
         run.__name__ = params["name"]
         return jax.jit(run)(_plain(args), _held(cells))
     if "policy" in params:
-        run = jax.checkpoint(run, policy=params["policy"], prevent_cse=params["prevent_cse"])
+        run = checkpoint(run, policy=params["policy"], prevent_cse=params["prevent_cse"])
     return run(_plain(args), _held(cells))
 
 

@@ -39,7 +39,8 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     try:
-        print(text, flush=True)
+        if text:  # a program that was run has said what it has to say
+            print(text, flush=True)
     except BrokenPipeError:  # a reader such as `head` has enough
         # Python flushes once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

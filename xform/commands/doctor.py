@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from xform import installed
+from xform import packages
 from xform.memory.compilation import compile_for
 from xform.memory.targets import install, missing, names, parse_target
 from xform.text import columns, human_bytes
@@ -22,18 +22,18 @@ _PACKAGES = (
 
 def run(args: argparse.Namespace) -> str:
     """What is installed, which targets work here, and what to install for the others."""
-    packages = {installed.DISTRIBUTION: installed.own_version()}
-    packages |= {name: installed.version(name) for name in _PACKAGES}
+    known = {packages.DISTRIBUTION: packages.own_version()}
+    known |= {name: packages.version(name) for name in _PACKAGES}
     targets = [_target(name, args.compile) for name in ("cpu", "cpu:2", *names())]
     backend = f"{jax.default_backend()}, {len(jax.devices())} x {jax.devices()[0].device_kind}"
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if args.json:
-        return json.dumps({"python": python, "backend": backend, "packages": packages,
+        return json.dumps({"python": python, "backend": backend, "packages": known,
                            "targets": targets}, indent=1)  # fmt: skip
     table = [["target", "device", "memory", ""]]
     table += [[t["name"], t["device"], t["memory"], t["state"]] for t in targets]
     versions = [["python", python], ["backend", backend]]
-    versions += [[k, v or "not installed"] for k, v in packages.items()]
+    versions += [[k, v or "not installed"] for k, v in known.items()]
     return f"{columns(versions)}\n\n{columns(table)}"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 
 from xform.files import whole
-from xform.installed import version
+from xform.packages import version
 from xform.recent import Recent
 
 _FORMAT = "xform answer 1"

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+import scipy  # its parts are imported when they are first used
 
 from xform._jax import JaxprEqn, Var
 from xform.fingerprint import lines
@@ -108,13 +108,14 @@ def _counts(fronts: Sequence[Sequence[Point]], numbers: Sequence[int], budget: i
     scale = max(sizes.max(initial=0), 1.0)
     each = (of == np.arange(len(fronts))[:, None]).astype(float)
     many: Any = np.asarray(numbers)
-    found = milp(
+    optimize = scipy.optimize
+    found = optimize.milp(
         prices / max(prices.max(initial=0), 1.0),
         integrality=np.ones(len(points)),
-        bounds=Bounds(0, many[of]),
+        bounds=optimize.Bounds(0, many[of]),
         constraints=[
-            LinearConstraint(each, many, many),
-            LinearConstraint(sizes[None] / scale, -np.inf, budget / scale),
+            optimize.LinearConstraint(each, many, many),
+            optimize.LinearConstraint(sizes[None] / scale, -np.inf, budget / scale),
         ],
         options={"node_limit": 2_000, "mip_rel_gap": _GAP},
     )

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
+import scipy  # its parts are imported when they are first used
 
 from xform._jax import Var, name_p, while_p
 from xform.cost import aval_bytes
@@ -80,18 +79,20 @@ class _Model:
         columns = [c for c, _ in self.terms]
         values = [a for _, a in self.terms]
         n = len(cost)
-        rows = coo_array((values, (self.rows, columns)), shape=(self.count, n)).tocsr()
-        constraints = [LinearConstraint(rows, 0, np.inf)] if self.count else []
+        optimize = scipy.optimize
+        rows = scipy.sparse.coo_array((values, (self.rows, columns)), shape=(self.count, n)).tocsr()
+        constraints = [optimize.LinearConstraint(rows, 0, np.inf)] if self.count else []
         for amounts, limit in ((self.size, budget), (self.seconds, seconds)):
             weights = np.asarray(amounts)
             if weights.any() and limit < math.inf:
                 scale = weights.max()
-                constraints.append(LinearConstraint(weights[None] / scale, -np.inf, limit / scale))
+                row = weights[None] / scale
+                constraints.append(optimize.LinearConstraint(row, -np.inf, limit / scale))
         limits: Any = self.lower, self.upper
-        found = milp(
+        found = optimize.milp(
             np.asarray(cost) / max(*cost, 1.0),
             integrality=np.ones(n),
-            bounds=Bounds(*limits),
+            bounds=optimize.Bounds(*limits),
             constraints=constraints,
             options={
                 "node_limit": _BRANCHES,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+import scipy  # its parts are imported when they are first used
 
 # SciPy's capacities are 32-bit: finite ones are scaled so that they add up to about this.
 _TOTAL = 2**30
@@ -36,14 +35,16 @@ def min_cut(n: int, tails: Sequence[int], heads: Sequence[int], capacities: Sequ
     never = _TOTAL + len(caps)
     whole = np.full(caps.shape, never, np.int64)
     whole[finite] = scaled
+    csr_array, flows = scipy.sparse.csr_array, scipy.sparse.csgraph
     graph = csr_array((whole, (np.asarray(tails), np.asarray(heads))), shape=(n, n))
     graph.sum_duplicates()
     graph.data = np.minimum(graph.data, never).astype(np.int32)
-    found = maximum_flow(csr_array(graph), source, sink, method="dinic")
+    found = flows.maximum_flow(csr_array(graph), source, sink, method="dinic")
     left = csr_array(graph - found.flow)
     left.eliminate_zeros()
     reach = np.zeros(n, bool)
-    reach[breadth_first_order(csr_array(left.T), sink, return_predecessors=False)] = True
+    from_sink = flows.breadth_first_order(csr_array(left.T), sink, return_predecessors=False)
+    reach[from_sink] = True
     tail, head = graph.tocoo().coords
     cut = int(graph.data[~reach[tail] & reach[head]].sum(dtype=np.int64))
     assert cut == found.flow_value < never, "the cut is not the flow"

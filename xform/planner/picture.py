@@ -10,7 +10,7 @@ from typing import Any
 
 from xform.errors import MissingExtra, WrongArgument
 from xform.files import whole
-from xform.installed import extra
+from xform.packages import extra
 from xform.text import human_bytes
 
 _MIB = 2**20

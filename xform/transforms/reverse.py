@@ -17,7 +17,6 @@ from xform.arithmetic import Value
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
-from xform.planner.nested import planned
 from xform.planner.saved import plan
 from xform.policies import Budget, check, min_cut
 from xform.transforms import eager
@@ -33,6 +32,7 @@ from xform.transforms.function import (
     positions,
 )
 from xform.transforms.linear_map import Planned, Pullback
+from xform.transforms.planning import planner
 
 Policy = Any
 
@@ -83,7 +83,7 @@ def _vjp(at: Call, policy: Policy) -> Any:
                 "budget(..., batch=n) for those of a batch of n",
                 stacklevel=2,
             )
-        how = planned(fun.program, fun.active(), fun.differentiable(), by).how
+        how = planner()(fun, by)
         outs, kept = emit.forward(how, args)
         y, aux = fun.outputs(outs)
         part = Planned(fun, how, push=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import xform
-from xform import installed
+from xform import packages
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -25,24 +25,24 @@ TEXTS = [
 
 
 def test_the_distribution_and_its_version() -> None:
-    assert PROJECT["name"] == installed.DISTRIBUTION == "jax-xform"
+    assert PROJECT["name"] == packages.DISTRIBUTION == "jax-xform"
     assert xform.__version__ in (PROJECT["version"], "0+unknown")
-    assert installed.version(installed.DISTRIBUTION) in (PROJECT["version"], None)
-    assert installed.version("jax")
-    assert installed.version("no-such-package") is None
+    assert packages.version(packages.DISTRIBUTION) in (PROJECT["version"], None)
+    assert packages.version("jax")
+    assert packages.version("no-such-package") is None
 
 
 def test_sources_that_nobody_installed_have_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "version", lambda package: None)
-    assert installed.own_version() == "0+unknown"
-    monkeypatch.setattr(installed, "version", lambda package: f"9 of {package}")
-    assert installed.own_version() == "9 of jax-xform"
+    monkeypatch.setattr(packages, "version", lambda package: None)
+    assert packages.own_version() == "0+unknown"
+    monkeypatch.setattr(packages, "version", lambda package: f"9 of {package}")
+    assert packages.own_version() == "9 of jax-xform"
 
 
 def test_what_is_named_to_be_installed_is_ours() -> None:
     for name in ("tpu", "gpu-aot", "plot", "train"):
         assert name in PROJECT["optional-dependencies"]
-        assert installed.extra(name) == f"'jax-xform[{name}]'"
+        assert packages.extra(name) == f"'jax-xform[{name}]'"
 
 
 def test_no_text_names_the_other_project() -> None:
@@ -60,7 +60,7 @@ def test_no_text_names_the_other_project() -> None:
 
 def test_the_command_is_python_m_xform(tmp_path: Path) -> None:
     assert PROJECT["scripts"] == {"xform": "xform.__main__:script"}
-    if installed.version(installed.DISTRIBUTION):
+    if packages.version(packages.DISTRIBUTION):
         scripts = importlib.metadata.entry_points(group="console_scripts", name="xform")
         assert {s.value for s in scripts} == {"xform.__main__:script"}
     (tmp_path / "mine.py").write_text(

@@ -1,0 +1,187 @@
+"""`python -m xform run`: a program as it is, what it prints, how it ends, what is told of it."""
+
+import os
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from xform import commands, everywhere, table
+from xform._jax import jax_primitives
+
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp
+from jax import grad
+
+def loss(w, x):
+    h = x
+    for _ in range(4):
+        h = jnp.tanh(h @ w)
+    return jnp.sum(h ** 2)
+
+@jax.jit
+def step(w, x):
+    value, g = jax.value_and_grad(loss)(w, x)
+    return w - 0.01 * g, value
+
+w, x = 0.5 * jnp.eye(8), jnp.ones((32, 8))
+for _ in range(3):
+    w, value = step(w, x)
+step(w, jnp.ones((16, 8)))
+print("argv", sys.argv[1:])
+slope = lambda x: x * x
+print(grad(slope)(3.0), grad(slope)(4.0))
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
+    """Run a program's text: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(program: str, *words: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        (tmp_path / "program.py").write_text(textwrap.dedent(program))
+        code = commands.main(["run", *options, "program.py", *words])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_table(run: Run) -> None:
+    argv, path = sys.argv, list(sys.path)
+    code, out, err = run(PROGRAM, "--policy", "x", "-m")
+    assert (code, out) == (0, "argv ['--policy', 'x', '-m']\n6.0 8.0\n")
+    assert err == textwrap.dedent("""\
+        function  line           transform       traced  eager  JAX keeps  kept here  run again  policy
+        loss      program.py:6   value_and_grad       2      0    8.0 KiB    4.0 KiB     0 FLOP  min_cut
+        <lambda>  program.py:22  grad                 0      2                                   not planned: eager
+        """)  # noqa: E501
+    assert all(getattr(jax, name) is theirs for name, theirs in everywhere.THEIRS.items())
+    assert (sys.argv, sys.path) == (argv, path)
+
+
+def test_a_policy(run: Run) -> None:
+    _, _, err = run(PROGRAM, options=("--policy", "full"))
+    loss, slope = err.splitlines()[1:]
+    assert loss.split()[3:] == ["2", "0", "8.0", "KiB", "0", "B", "16.4", "kFLOP", "save_nothing"]
+    assert slope.split()[3:] == ["0", "2", "0", "B", "0", "B", "0", "FLOP", "save_nothing"]
+
+
+def test_a_plan_that_fails_fails_no_program(run: Run) -> None:
+    code, out, err = run(PROGRAM, options=("--policy", "budget:1B"))
+    assert (code, out.splitlines()[-1]) == (0, "6.0 8.0")
+    assert "save_everything" in err
+    assert "loss (program.py:6), value_and_grad, 1x everything is saved, as there is no plan: " \
+        "BudgetInfeasible: " in err  # fmt: skip
+
+
+def test_what_is_left_to_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(table.RULES, jax_primitives.sin_p)
+    code, out, err = run("""
+        import jax, jax.numpy as jnp
+        g = jax.grad(lambda x: 2 * jnp.sin(x))
+        print(g(0.0), jax.jit(g)(0.0))
+        y, push = jax.linearize(jnp.sin, 0.0)
+        fwd, bwd = jax.fwd_and_bwd(jnp.sin, 0)
+        print(push(1.0), bwd(fwd(0.0)[1], 1.0))
+        """)
+    assert (code, out) == (0, "2.0 2.0\n1.0 1.0\n")
+    assert "<lambda> (program.py:3), grad, 2x left to JAX: MissingRule: " in err
+    assert "linearize, 1x left to JAX: MissingRule: " in err
+
+
+def test_an_error_is_the_programs_own(run: Run) -> None:
+    code, out, err = run("""
+        import jax
+        print("first")
+        jax.grad(lambda x: 3)(1.0)
+        """)
+    assert (code, out) == (1, "first\n")
+    assert "Traceback (most recent call last):\n  File " in err
+    assert 'program.py", line 4, in <module>' in err
+    assert "runpy" not in err
+    assert "xform/commands/run.py" not in err
+    assert "grad requires real-valued outputs" in err
+    assert "MissingRule" not in err
+    assert err.splitlines()[-1].split()[:3] == ["<lambda>", "program.py:4", "grad"]
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [("sys.exit()", 0, ""), ("sys.exit(3)", 3, ""), ("sys.exit('why')", 1, "why\n"),
+     ("raise KeyboardInterrupt", 130, "KeyboardInterrupt\n"), ("", 0, "")],
+)  # fmt: skip
+def test_exit_codes(run: Run, end: str, code: int, said: str) -> None:
+    found, out, err = run(f"import sys\nprint('ran')\n{end}")
+    assert (found, out) == (code, "ran\n")
+    assert err.endswith(f"{said}xform: the program differentiated no function\n")
+
+
+def test_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package_of_a_test").mkdir()
+    (tmp_path / "package_of_a_test/__init__.py").touch()
+    text = "import sys, os\nprint(__name__, __package__, sys.argv, sys.path[0] == os.getcwd())"
+    (tmp_path / "package_of_a_test/train.py").write_text(text)
+    assert commands.main(["run", "-m", "package_of_a_test.train", "--report", "x"]) == 0
+    name = str(tmp_path / "package_of_a_test/train.py")
+    said = f"__main__ package_of_a_test {[name, '--report', 'x']} True\n"
+    assert capsys.readouterr().out == said
+    sys.modules.pop("package_of_a_test")
+    with pytest.raises(SystemExit) as e:
+        commands.main(["run", "no_such_file.py"])
+    assert e.value.code == 2
+    assert "there is no file 'no_such_file.py'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        commands.main(["run"])
+
+
+def test_a_comparison_with_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = run(PROGRAM, options=("--compare", "--policy", "full"))
+    assert (code, out.splitlines()[-1]) == (0, "6.0 8.0")
+    table, told = err.split("largest relative difference from JAX:\n")
+    assert "value_and_grad" in table
+    loss, slope = told.splitlines()
+    assert loss.startswith("loss (program.py:6): value 0, gradient ")
+    assert float(loss.split()[-1]) < 1e-5
+    assert slope == "<lambda> (program.py:22): value 0, gradient 0"
+
+    wrong = lambda *args, **options: lambda *xs: (jnp.float32(1.0), jnp.float32(3.0))
+    monkeypatch.setitem(everywhere._OURS, "value_and_grad", wrong)
+    _, _, err = run("import jax\njax.grad(lambda x: x * x)(2.0)", options=("--compare",))
+    assert err.endswith("<lambda> (program.py:2): value 0.75, gradient 0.25\n")
+
+
+def test_a_report(run: Run, tmp_path: Path) -> None:
+    code, _, err = run(PROGRAM, options=("--report", "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert code == 0
+    assert "&lt;lambda&gt;" in page
+    assert "kept for the backward pass of loss, min_cut" in page
+    assert err.count("\n") == 3
+
+
+def test_options_of_jax_that_the_program_sets_before_it_imports_it(run: Run) -> None:
+    put, was = os.putenv, jax.config.jax_enable_x64
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_ENABLE_X64", "0")
+        try:
+            _, out, _ = run("""
+                import os
+                os.environ["JAX_ENABLE_X64"] = "1"
+                import jax, jax.numpy as jnp
+                print(jax.grad(jnp.sin)(0.0).dtype)
+                """)
+        finally:
+            jax.config.update("jax_enable_x64", was)
+    assert out == "float64\n"
+    assert os.putenv is put

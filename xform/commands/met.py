@@ -1,0 +1,312 @@
+"""The functions that a program differentiates: where they are, what each keeps, what went wrong.
+
+`Met.doors` are those of `everywhere`, but that they write down what they are asked for, and fail
+no program that runs without xform: where planning fails, everything is saved; where a transform of
+xform fails, JAX's is called.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import html
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xform import everywhere
+from xform._jax import staging
+from xform.files import whole
+from xform.interpret.joint import Plan
+from xform.planner.budget import again_flops
+from xform.planner.nested import waiting_bytes
+from xform.planner.residuals import residuals_of
+from xform.policies import said, save_everything
+from xform.source import frame
+from xform.text import columns, human_bytes, human_flops, near
+from xform.transforms.function import Function
+from xform.transforms.planning import plainly, planning
+
+# What returns a function, which does the work when it is called.
+_LATER = ("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "checkpoint",
+          "remat")  # fmt: skip
+# A region is no derivative: it is told of only if it is left to JAX.
+_REGIONS = ("checkpoint", "remat")
+# What is compared of a result, one name for each of its first parts; else all of it.
+_PARTS = {"value_and_grad": ("value", "gradient"), "jvp": ("value", "tangent"), "vjp": ("value",),
+          "linearize": ("value",)}  # fmt: skip
+# How often a function may be wrapped: what says of itself that it wraps itself is not followed.
+_DEEPEST = 16
+_HEAD = ("function", "line", "transform", "traced", "eager", "JAX keeps", "kept here", "run again",
+         "policy")  # fmt: skip
+
+
+@dataclasses.dataclass
+class Row:
+    """One function under one transform.
+
+    Attributes:
+      traced: how often it was traced; `eager`: how often it ran operation by operation.
+      jax_bytes: what waits for the backward pass if everything is saved; `bytes`: what does here.
+      again: FLOPs that are run again.
+      left: how often JAX did it.
+      kept: what is kept, as a table; only if `detailed`.
+      seen: the types of the inputs that it was planned for.
+      notes: what did not go as asked, and how often.
+      apart: by what is compared, the largest difference from JAX's, relative to its largest number.
+    """
+
+    name: str
+    where: str
+    transform: str
+    detailed: bool = False
+    traced: int = 0
+    eager: int = 0
+    jax_bytes: int | None = None
+    bytes: int | None = None
+    again: int | None = None
+    left: int = 0
+    policy: str = ""
+    kept: str = ""
+    seen: set[str] = dataclasses.field(default_factory=set[str])
+    notes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter[str])
+    apart: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+
+    def plan(self, fun: Function, policy: Any) -> Plan:
+        """Plan, or save everything if that fails; the numbers are those of the largest program."""
+        try:
+            how = plainly(fun, policy)
+        except Exception as error:  # whatever it is, the program goes on
+            policy = save_everything
+            how = plainly(fun, policy)
+            self.notes[f"everything is saved, as there is no plan: {_line(error)}"] += 1
+        types = str(fun.program.in_avals)
+        if types not in self.seen:  # what runs operation by operation may be planned each time
+            self.seen.add(types)
+            self._measure(fun, how, policy)
+        return how
+
+    def _measure(self, fun: Function, how: Plan, policy: Any) -> None:
+        every = waiting_bytes(plainly(fun, save_everything))
+        if self.jax_bytes is not None and every < self.jax_bytes:
+            return
+        self.jax_bytes, self.bytes = every, waiting_bytes(how)
+        self.again, self.policy = int(again_flops(how)), said(policy)
+        if self.detailed:
+            title = f"kept for the backward pass of {self.name}, {self.policy}"
+            names = [f"input {i}" for i, _ in enumerate(how.joint.inputs)]
+            self.kept = str(residuals_of(how, names, title))
+
+    def differs(self, by: Any, what: str) -> None:
+        """Take note of a difference from JAX."""
+        self.apart[what] = max(self.apart.get(what, 0.0), float(by))
+
+    @property
+    def place(self) -> str:
+        """The function and its line."""
+        return f"{self.name} ({near(self.where) or 'no line is known'})"
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table."""
+        size = lambda n: "" if n is None else human_bytes(n)
+        again = "" if self.again is None else human_flops(self.again)
+        whose = "JAX's" if self.left == self.traced + self.eager else "not planned: eager"
+        policy = self.policy or whose
+        return (self.name, near(self.where), self.transform, str(self.traced), str(self.eager),
+                size(self.jax_bytes), size(self.bytes), again, policy)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What a program asks of a transform, by its name: it is done by xform, or by JAX.
+
+    `by` is the transform that is called for it.
+    """
+
+    name: str
+    by: str
+    f: Any
+    ours: Callable[..., Any]
+    theirs: Callable[..., Any]
+
+
+class Met:
+    """Every differentiated function that a program meets.
+
+    Args:
+      policy: for each, as for `xform.install`.
+      compared: whether each is given to JAX too, and the results are compared.
+      detailed: whether the values that each keeps are listed, for `save_html`.
+    """
+
+    def __init__(self, policy: Any = None, compared: bool = False, detailed: bool = False):
+        self.rows: dict[tuple[str, str, str], Row] = {}
+        self._policy, self._compared, self._detailed = policy, compared, detailed
+
+    def doors(self) -> dict[str, Callable[..., Any]]:
+        """What to put in the place of JAX's transforms."""
+        ours = everywhere.doors(self._policy)
+        found = {name: self._door(name, name, ours[name]) for name in ours}
+        if self._compared:  # by its value too, which `grad` does not return
+            both = "value_and_grad"
+            found["grad"] = _without_value(self._door("grad", both, ours[both]))
+        return found
+
+    def _door(self, name: str, by: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+        theirs = everywhere.THEIRS[by]
+
+        @functools.wraps(theirs)
+        def door(*args: Any, **options: Any) -> Any:
+            f = args[0] if args else next(iter(options.values()), None)
+            if by == "fwd_and_bwd":
+                return self._passes(f, ours, theirs, args, options)
+            if by not in _LATER:
+                return self._do(_Work(name, by, f, ours, theirs), args, options)
+            jaxs = theirs(*args, **options)  # or its error, at once
+            mine = lambda *xs, **named: ours(*args, **options)(*xs, **named)
+            work = _Work(name, by, f, mine, jaxs)
+
+            @functools.wraps(jaxs, updated=())
+            def derived(*xs: Any, **named: Any) -> Any:
+                return self._do(work, xs, named)
+
+            return derived
+
+        door.__module__ = "jax"
+        return door
+
+    def _passes(self, f: Any, ours: Any, theirs: Any, args: Any, options: Any) -> Any:
+        """The two passes of `fwd_and_bwd`: what one leaves to JAX, so does the other."""
+        mine, jaxs = ours(*args, **options), theirs(*args, **options)
+        left = [False]
+
+        def theirs_forward(*xs: Any, **named: Any) -> Any:
+            left[0] = True
+            return jaxs[0](*xs, **named)
+
+        work = _Work("fwd_and_bwd", "fwd_and_bwd", f, mine[0], theirs_forward)
+
+        def forward(*xs: Any, **named: Any) -> Any:
+            return self._do(work, xs, named, compared=False)
+
+        def backward(*xs: Any) -> Any:
+            return (jaxs if left[0] else mine)[1](*xs)
+
+        return forward, backward
+
+    def _do(self, work: _Work, xs: Any, named: Any, compared: bool = True) -> Any:
+        """What xform makes of it; or JAX, which also says what is wrong if both fail."""
+        row, result, why = self._row(work), None, ""
+        try:
+            with planning(row.plan):
+                result = work.ours(*xs, **named)
+        except Exception as error:
+            why = f"left to JAX: {_line(error)}"
+        if why:
+            result = work.theirs(*xs, **named)
+            row.left += 1
+            row.notes[why] += 1
+        elif compared and self._compared and work.by not in (*_REGIONS, "linear_transpose"):
+            _compare(row, work.by, result, work.theirs(*xs, **named))
+        if staging():
+            row.traced += 1
+        else:
+            row.eager += 1
+        return result
+
+    def _row(self, work: _Work) -> Row:
+        name, where = _place(work.f)
+        key = name, where, work.name
+        if key not in self.rows:
+            self.rows[key] = Row(name, where, work.name, self._detailed)
+        return self.rows[key]
+
+    def _shown(self) -> list[Row]:
+        return [r for r in self.rows.values() if r.transform not in _REGIONS or r.notes]
+
+    def __str__(self) -> str:
+        rows = self._shown()
+        if not rows:
+            return "xform: the program differentiated no function"
+        lines = [columns([_HEAD, *(r.cells() for r in rows)], right=(3, 4, 5, 6, 7))]
+        lines += [f"{r.place}, {r.transform}, {n}x {note}"
+                  for r in rows for note, n in r.notes.items()]  # fmt: skip
+        apart = [f"{r.place}: " + ", ".join(f"{k} {x:.2g}" for k, x in r.apart.items())
+                 for r in rows if r.apart]  # fmt: skip
+        if self._compared:
+            lines += ["largest relative difference from JAX:", *(apart or ["nothing compared"])]
+        return "\n".join(lines)
+
+    def save_html(self, path: Path) -> None:
+        """Write all of it as a page for the browser, with what each function keeps."""
+        kept = [f"<h2>{html.escape(r.place)}</h2>\n<pre>{html.escape(r.kept)}</pre>"
+                for r in self._shown() if r.kept]  # fmt: skip
+        head = '<!doctype html>\n<meta charset="utf-8">\n<title>What the program kept</title>'
+        page = "\n".join([head, f"<pre>{html.escape(str(self))}</pre>", *kept, ""])
+        with whole(path) as partial:
+            partial.write_text(page, encoding="utf-8")
+
+
+def _without_value(both: Callable[..., Any]) -> Callable[..., Any]:
+    """`grad`, of `value_and_grad`."""
+
+    @functools.wraps(everywhere.THEIRS["grad"])
+    def grad(*args: Any, **options: Any) -> Any:
+        made = both(*args, **options)
+
+        @functools.wraps(made)
+        def gradient(*xs: Any, **named: Any) -> Any:
+            value, g = made(*xs, **named)
+            return (g, value[1]) if isinstance(value, tuple) else g
+
+        return gradient
+
+    return grad
+
+
+def _place(f: Any) -> tuple[str, str]:
+    """A function's name, and its line; or if it is a library's, the user's line that runs now."""
+    for _ in range(_DEEPEST):
+        f = f.func if isinstance(f, functools.partial) else getattr(f, "__wrapped__", f)
+    name = getattr(f, "__name__", type(f).__name__)
+    code = getattr(f, "__code__", None)
+    if code is None or f"{os.sep}site-packages{os.sep}" in code.co_filename:
+        return name, frame()
+    return name, f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _line(error: Exception) -> str:
+    """An error in one line: what xform's say of the problem."""
+    text = getattr(error, "blocked", None) or str(error)
+    return " ".join([f"{type(error).__name__}:", *text.strip().splitlines()[:1]])
+
+
+def _compare(row: Row, name: str, ours: Any, theirs: Any) -> None:
+    """Note by how much results differ, when they are known."""
+    parts = _PARTS.get(name)
+    pairs = zip(parts, ours, theirs, strict=False) if parts else [("derivative", ours, theirs)]
+    try:
+        for what, a, b in pairs:
+            told = functools.partial(row.differs, what=what)
+            jax.debug.callback(told, _apart(jax.tree.leaves(a), jax.tree.leaves(b)))
+    except Exception as error:  # the program goes on
+        row.notes[f"not compared: {_line(error)}"] += 1
+
+
+def _apart(ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
+    """The largest difference of two lists of numbers, relative to the largest in its array."""
+    most: Any = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        if not jnp.issubdtype(getattr(b, "dtype", jax.dtypes.float0), jnp.inexact) or not b.size:
+            continue
+        a, b = map(jax.lax.stop_gradient, (jnp.asarray(a), jnp.asarray(b)))
+        same = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
+        size = jnp.max(jnp.abs(b))
+        by = jnp.max(jnp.where(same, 0, jnp.abs(a - b))) / jnp.where(size == 0, 1, size)
+        most = jnp.maximum(most, by.astype(jnp.float32))
+    return most
