@@ -110,3 +110,9 @@ def test_a_dtype_with_an_addition_of_its_own() -> None:
         got = jax.jit(xform.grad(meta, (0, 1, 2)))(x, *scales)
         close(got, jax.jit(jax.grad(meta, (0, 1, 2)))(x, *scales), 1e-6)
         assert float(got[2][0]) > 5
+
+
+@pytest.mark.parametrize("f", [jax.lax.abs, jax.lax.sign, jax.lax.erf_inv, jax.nn.relu])
+def test_a_python_number_may_be_the_point(f: Callable[..., Any]) -> None:
+    close(xform.jvp(f, (0.6,), (1.0,)), jax.jvp(f, (0.6,), (1.0,)), 1e-6)
+    close(xform.grad(f)(0.6), jax.grad(f)(0.6), 1e-6)

@@ -210,7 +210,9 @@ class Watch(Trace, abc.ABC):
         if (inner := rule.inlined(eqn, False)) is not None:
             with set_current_trace(self):
                 return evaluate(inner, list(map(self.lift, xs, marks)))
-        made = zip(*self.equation(rule, eqn, xs, marks, wanted), wanted, strict=True)
+        made = zip(
+            *self.equation(rule, eqn, list(map(arrayed, xs)), marks, wanted), wanted, strict=True
+        )
         return [self.lift(y, m) if w else y for y, m, w in made]
 
     def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **how: Any) -> Any:
