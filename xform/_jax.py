@@ -57,7 +57,7 @@ from jaxlib import xla_client
 
 __all__ = [
     "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive", "ShapedArray", "SymbolicZero",
-    "Trace", "Tracer", "Var", "ad", "argument_names", "batching", "behind",
+    "Trace", "Tracer", "Var", "ad", "argument_names", "axes_of", "batching", "behind",
     "broadcast_in_dim_p", "callee", "closed", "compiler_options", "compute_on", "cond_p",
     "context", "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p",
     "equation", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent", "is_zero",
@@ -117,6 +117,14 @@ def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
     return list(jaxprs_in_params(eqn.params))
 
 
+def axes_of(jaxpr: Any) -> set[Any]:
+    """The named axes that a jaxpr asks for: in collectives, and for the place along an axis."""
+    opened = closed(jaxpr)[0]
+    effects: Any = opened.effects
+    asked = {e.name for e in effects if type(e).__name__ == "NamedAxisEffect"}
+    return asked.union(*(axes_of(j) for eqn in opened.eqns for j in jaxprs_of(eqn)))
+
+
 def callee(params: dict[str, Any], name: str) -> Any:
     """What a call holds in a parameter, which may have got another name; None if nothing."""
     return params.get(name, params.get("call_jaxpr"))
@@ -172,8 +180,15 @@ def itemsize(dtype: Any) -> int:
 
 
 def zeros(aval: Any) -> Any:
-    """Zeros of a type: shape, dtype, sharding and varying manual axes are those of `aval`."""
-    return ad.zeros_like_aval(aval)
+    """Zeros of a type: shape, dtype, sharding and varying manual axes are those of `aval`.
+
+    What a `shard_map` closes over has the mesh outside in its type.
+    """
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    if mesh is None or mesh == jax.sharding.get_abstract_mesh():
+        return ad.zeros_like_aval(aval)
+    with jax.sharding.use_abstract_mesh(mesh):
+        return ad.zeros_like_aval(aval)
 
 
 def pull_custom_vjp(bwd: Any, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import batched, staging
-from xform.arithmetic import Value
+from xform.arithmetic import Value, cotangent_sharding
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
@@ -172,7 +172,7 @@ def _value_and_grad(asked: str, f: Any, argnums: Any, has_aux: bool, holomorphic
         y, pull, *aux = _vjp(call(held, given, asked, has_aux), policy)
         check_scalar(asked, held.__name__, y)
         check_output(asked, y, holomorphic)
-        g = pull(lax.full_like(y, 1))
+        g = pull(lax.full_like(y, 1, sharding=cotangent_sharding(y)))
         g = g[0] if isinstance(argnums, int | np.integer) else g
         return ((y, *aux) if has_aux else y), g
 
