@@ -60,9 +60,9 @@ __all__ = [
     "Trace", "Tracer", "Var", "ad", "argument_names", "axes_of", "batching", "behind",
     "broadcast_in_dim_p", "callee", "closed", "compiler_options", "compute_on", "cond_p",
     "context", "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p",
-    "equation", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent", "is_zero",
-    "itemsize",
-    "jax_primitives", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p", "named",
+    "equation", "has_effects", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent",
+    "is_zero", "itemsize", "jax_primitives", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p",
+    "named",
     "perturbed", "policy_answer", "primitives", "pull_custom_vjp", "registered", "scan_counts",
     "scan_p", "set_current_trace", "source_info_util", "staging", "tagged", "tangent_aval",
     "trace_of", "traced", "weak_as", "while_p", "zeros",
@@ -117,11 +117,21 @@ def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
     return list(jaxprs_in_params(eqn.params))
 
 
+def _names_axis(effect: Any) -> bool:
+    """Whether an effect is none: JAX notes so which named axes are asked for."""
+    return type(effect).__name__ == "NamedAxisEffect"
+
+
+def has_effects(eqn: JaxprEqn) -> bool:
+    """Whether an equation does more than to compute its outputs, from the other devices' too."""
+    return not all(map(_names_axis, eqn.effects))
+
+
 def axes_of(jaxpr: Any) -> set[Any]:
     """The named axes that a jaxpr asks for: in collectives, and for the place along an axis."""
     opened = closed(jaxpr)[0]
     effects: Any = opened.effects
-    asked = {e.name for e in effects if type(e).__name__ == "NamedAxisEffect"}
+    asked = {e.name for e in effects if _names_axis(e)}
     return asked.union(*(axes_of(j) for eqn in opened.eqns for j in jaxprs_of(eqn)))
 
 

@@ -52,7 +52,7 @@ def given(out_sharding: Any) -> dict[str, Any]:
 
 
 def spread_over(y: Any, x: Any, axes: Sequence[int], sharding: Any = None) -> Any:
-    """`y`, a reduction of `x` over `axes`, repeated along them; without `sharding` it lies as `x`."""
+    """`y`, a reduction of `x` over `axes`, repeated along them; it lies as `x`, or as is said."""
     kept = tuple(i for i in range(np.ndim(x)) if i not in axes)
     sharding = sharding or jax.typeof(x).sharding
     return lax.broadcast_in_dim(y, np.shape(x), kept, out_sharding=sharding)

@@ -22,7 +22,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from xform._jax import JaxprEqn, axes_of, cotangent_aval, tangent_aval
+from xform._jax import JaxprEqn, axes_of, cotangent_aval, staging, tangent_aval
 from xform.arithmetic import Value, constant_like, instantiate, laid
 from xform.cost import flops
 from xform.interpret import emit
@@ -63,8 +63,12 @@ class _Devices:
         return tuple(a for a in self.mesh.axis_names if a in self.axes and a in named)
 
     def map(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """`f`, run on every device."""
-        return jax.shard_map(
+        """`f`, run on every device.
+
+        Outside `jit` JAX runs none over some axes of a mesh without types that say what varies, or
+        with partial sums.
+        """
+        mapped = jax.shard_map(
             f,
             mesh=self.mesh,
             in_specs=in_specs,
@@ -72,6 +76,10 @@ class _Devices:
             axis_names=self.axes,
             check_vma=self.checked,
         )
+        partly = self.axes != frozenset(self.mesh.axis_names)
+        sums = any(s.unreduced or s.reduced for s in (*self.in_specs, *self.out_specs))
+        staged = staging() or not (partly and (sums or not self.checked))
+        return mapped if staged else jax.jit(mapped)
 
     def inside(self, f: Callable[[], Any]) -> Any:
         """The value of `f()`, called where the axis names and types of the body hold."""
@@ -162,7 +170,7 @@ class ShardMap(Structured):
         ins = [list(devices.in_specs), gather(devices.in_specs, given)]
         outs = [list(devices.out_specs), gather(devices.out_specs, made)]
         pairs = zip(dxs, eqn.invars, strict=True)
-        placed = [laid(dx, v.aval.sharding) for dx, v in pairs if dx is not None]
+        placed = [laid(dx, tangent_aval(v.aval).sharding) for dx, v in pairs if dx is not None]
         ys, dys = devices.map(run, tuple(ins), tuple(outs))(list(xs), placed)
         return ys, spread(dys, made)
 

@@ -154,6 +154,25 @@ def _cotangent(ct: Value, aval: Any, name: str) -> Value:
     return laid(as_array(ct, f"pullback of {name}"), cotangent_aval(aval).sharding)
 
 
+def _check_varying(given: Any, aval: Any, asked: str, name: str) -> None:
+    """Refuse a tangent that differs between devices where its primal does not."""
+    axes = tuple(sorted(_varying(given) - _varying(aval), key=str))
+    if axes:
+        raise WrongTangent(
+            f"{asked} of {name}",
+            f"a tangent varies over {axes} within a shard_map, but its primal is the same there",
+            "",
+            f"let the primal vary, by applying `jax.lax.pcast(..., {axes}, to='varying')` to the "
+            f"primal value passed to `xform.{asked}`",
+        )
+
+
+def _varying(aval: Any) -> frozenset[Any]:
+    """The axes of a `shard_map` over which a value differs, of a type that says so."""
+    kind = getattr(aval, "mat", None)
+    return frozenset() if kind is None else kind.varying
+
+
 def check_tangents(
     name: str, tree: Any, avals: Sequence[Any], asked: str, tangents: tuple[Tree, ...]
 ) -> list[Value]:
@@ -178,5 +197,6 @@ def check_tangents(
                 "pass tangents of the primals' shapes and dtypes; for integers, "
                 "np.zeros(shape, jax.dtypes.float0)",
             )
+        _check_varying(given, aval, asked, name)
         out.append(laid(as_array(x, asked), aval.sharding) if active else None)
     return out

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import batched, staging
+from xform._jax import batched, staging, zeros
 from xform.arithmetic import Value, cotangent_sharding
 from xform.interpret import emit
 from xform.interpret.joint import analyze
@@ -252,5 +252,7 @@ def _zeros_like(x: Any) -> Value:
     """Zeros of the type of anything that has one."""
     if isinstance(x, int | float | complex):
         return type(x)(0)
+    if isinstance(x, jax.Array):  # its type says where it lies, and along which axes it varies
+        return zeros(jax.typeof(x))
     dtype = x.dtype if hasattr(x, "dtype") else jax.typeof(x).dtype
     return jnp.zeros(np.shape(x), jax.dtypes.canonicalize_dtype(dtype))
