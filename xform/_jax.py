@@ -62,10 +62,9 @@ __all__ = [
     "context", "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p",
     "equation", "has_effects", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent",
     "is_zero", "itemsize", "jax_primitives", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p",
-    "named",
-    "perturbed", "policy_answer", "primitives", "pull_custom_vjp", "registered", "scan_counts",
-    "scan_p", "set_current_trace", "source_info_util", "staging", "tagged", "tangent_aval",
-    "trace_of", "traced", "weak_as", "while_p", "zeros",
+    "named", "perturbed", "policy_answer", "primitives", "pull_custom_vjp", "registered",
+    "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging", "tagged",
+    "tangent_aval", "trace_of", "traced", "weak_as", "while_p", "zeros",
 ]  # fmt: skip
 
 # A function with a mark, as `compute_on2` is in 0.10.
