@@ -142,6 +142,15 @@ def test_shard_map_counts_every_device() -> None:
     assert program_flops(f, f32(16, 4)) == 64
 
 
+def test_bytes_on_each_device_of_partial_sums() -> None:
+    """Each device holds a term of its own, of the whole shape."""
+    spec = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((4, 2), ("i", "j"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    for at, n in ((spec("i"), 32), (spec("i", unreduced={"j"}), 32), (spec(reduced={"i"}), 128)):
+        x = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=jax.NamedSharding(mesh, at))
+        assert aval_bytes(jax.make_jaxpr(jnp.copy)(x).in_avals[0]) == n
+
+
 def test_ragged_dot_counts_each_row_once() -> None:
     sizes = jax.ShapeDtypeStruct((3,), jnp.int32)
     assert program_flops(lax.ragged_dot, f32(10, 4), f32(3, 4, 5), sizes) == 2 * 10 * 4 * 5

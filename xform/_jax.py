@@ -57,15 +57,14 @@ from jaxlib import xla_client
 
 __all__ = [
     "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive", "ShapedArray", "SymbolicZero",
-    "Trace", "Tracer", "Var", "ad", "argument_names", "batching", "behind",
+    "Trace", "Tracer", "Var", "ad", "argument_names", "axes_of", "batching", "behind",
     "broadcast_in_dim_p", "callee", "closed", "compiler_options", "compute_on", "cond_p",
     "context", "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p",
-    "equation", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent", "is_zero",
-    "itemsize",
-    "jax_primitives", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p", "named",
-    "perturbed", "policy_answer", "primitives", "pull_custom_vjp", "registered", "scan_counts",
-    "scan_p", "set_current_trace", "source_info_util", "staging", "tagged", "tangent_aval",
-    "trace_of", "traced", "weak_as", "while_p", "zeros",
+    "equation", "has_effects", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent",
+    "is_zero", "itemsize", "jax_primitives", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p",
+    "named", "perturbed", "policy_answer", "primitives", "pull_custom_vjp", "registered",
+    "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging", "tagged",
+    "tangent_aval", "trace_of", "traced", "weak_as", "while_p", "zeros",
 ]  # fmt: skip
 
 # A function with a mark, as `compute_on2` is in 0.10.
@@ -115,6 +114,24 @@ def argument_names(jaxpr: Any) -> list[str]:
 def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
     """The jaxprs that an equation holds, in whatever parameter."""
     return list(jaxprs_in_params(eqn.params))
+
+
+def _names_axis(effect: Any) -> bool:
+    """Whether an effect is none: JAX notes so which named axes are asked for."""
+    return type(effect).__name__ == "NamedAxisEffect"
+
+
+def has_effects(eqn: JaxprEqn) -> bool:
+    """Whether an equation does more than to compute its outputs, from the other devices' too."""
+    return not all(map(_names_axis, eqn.effects))
+
+
+def axes_of(jaxpr: Any) -> set[Any]:
+    """The named axes that a jaxpr asks for: in collectives, and for the place along an axis."""
+    opened = closed(jaxpr)[0]
+    effects: Any = opened.effects
+    asked = {e.name for e in effects if _names_axis(e)}
+    return asked.union(*(axes_of(j) for eqn in opened.eqns for j in jaxprs_of(eqn)))
 
 
 def callee(params: dict[str, Any], name: str) -> Any:
@@ -172,8 +189,15 @@ def itemsize(dtype: Any) -> int:
 
 
 def zeros(aval: Any) -> Any:
-    """Zeros of a type: shape, dtype, sharding and varying manual axes are those of `aval`."""
-    return ad.zeros_like_aval(aval)
+    """Zeros of a type: shape, dtype, sharding and varying manual axes are those of `aval`.
+
+    What a `shard_map` closes over has the mesh outside in its type.
+    """
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    if mesh is None or mesh == jax.sharding.get_abstract_mesh():
+        return ad.zeros_like_aval(aval)
+    with jax.sharding.use_abstract_mesh(mesh):
+        return ad.zeros_like_aval(aval)
 
 
 def pull_custom_vjp(bwd: Any, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType
 
-from xform._jax import ShapedArray, ad, is_reference, tangent_aval, zeros
+from xform._jax import ShapedArray, ad, cotangent_aval, is_reference, tangent_aval, zeros
 
 Value = Any
 
@@ -48,6 +49,18 @@ def arrayed(x: Value) -> Value:
     if isinstance(x, np.ndarray | np.generic):
         return np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))
     return jnp.asarray(x) if isinstance(x, bool | int | float | complex) else x
+
+
+def cotangent_sharding(x: Value) -> Any:
+    """Where the cotangent of `x` lies, as far as the types of explicit axes say it."""
+    return cotangent_aval(jax.typeof(x)).sharding
+
+
+def laid(x: Value, sharding: Any) -> Value:
+    """A tangent or cotangent where explicit axes say that it lies."""
+    explicit = AxisType.Explicit in sharding.mesh.axis_types
+    known = not explicit or jax.typeof(x).sharding.spec == sharding.spec
+    return x if known else jax.sharding.reshard(x, sharding)
 
 
 def float0_zeros(shape: tuple[int, ...]) -> Any:

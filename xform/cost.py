@@ -53,7 +53,8 @@ def _shards(aval: Any) -> int:
     if sharding is None or sharding.mesh.empty:
         return 1
     sizes = sharding.mesh.shape
-    axes = (a for part in sharding.spec for a in (part if isinstance(part, tuple) else (part,)))
+    parts = sharding.spec.partitions
+    axes = (a for part in parts for a in (part if isinstance(part, tuple) else (part,)))
     return math.prod(sizes[a] for a in axes if a in sizes)
 
 

@@ -315,7 +315,7 @@ def _placed(x: Any) -> str:
     mesh, kind = getattr(x, "mesh", x), type(x).__name__
     ways = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     axes = ", ".join(f"{name}={size} {way.name}" for name, size, way in ways)
-    spec = f"{said(tuple(x.spec))} on " if isinstance(x, NamedSharding) else ""
+    spec = f"{said(x.spec.partitions)} on " if isinstance(x, NamedSharding) else ""
     return f"{kind}({spec}{axes})#{digest([_remade(x, (id(x),))])[:16]}"
 
 

@@ -34,8 +34,9 @@ class Traits:
       absorbed: on XLA:CPU, done within the reduction that reads its result.
       pure: one like it may stand for it. Not so of what keeps values apart for the compiler.
       foldable: may be run while a program is made; without a word, what is no call.
-      random: draws random numbers, or makes keys. Not run again unless a policy names it.
-      collective: what the devices of a mesh say to each other. Likewise not run again.
+      random: draws random numbers, or makes keys. Run again only where a policy keeps what it names
+        and nothing else.
+      collective: what the devices of a mesh say to each other. Likewise.
       foreign: a kernel, a callback, a transfer: the compiler does not see into it. Likewise.
       call: of a call, the parameter that holds what is called.
       calls: what a call means besides its body: nothing, a "custom" derivative, a "region" of

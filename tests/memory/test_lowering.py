@@ -58,6 +58,9 @@ def test_shardings_of_the_arguments_are_kept() -> None:
     given = on_mesh(({"w": W}, x), {}, FOUR, None, None)
     assert specs(given) == [P(), P("i")]
     assert given.axes == [(4, "i", "Explicit")]
+    copy = NamedSharding(mesh, P(reduced={"i"}))
+    x = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=copy)
+    assert specs(on_mesh((x,), {}, FOUR, None, None)) == [copy.spec]
     alone = on_mesh((X,), {}, FOUR, None, None)
     assert alone.on(()) is alone
 

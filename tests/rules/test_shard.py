@@ -237,13 +237,6 @@ def test_closed_over_value(check_vma: bool) -> None:
     agree(lambda x, w: shard(lambda x: total(jnp.sin(x @ w)), check_vma, (P("i"),))(x), *inputs())
 
 
-@pytest.mark.slow
-@checked
-def test_eager(check_vma: bool) -> None:
-    f = shard(_tanh, check_vma)
-    same(xform.grad(f, (0, 1))(*inputs()), jax.grad(f, (0, 1))(*inputs()))
-
-
 # Meshes of several axes.
 
 

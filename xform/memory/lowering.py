@@ -270,7 +270,7 @@ def _check_spec(spec: PartitionSpec, x: Any, mesh: AbstractMesh) -> None:
 
 def _misfit(spec: PartitionSpec, shape: tuple[int, ...], mesh: AbstractMesh) -> str | None:
     """What is wrong with the layout of an array, if anything."""
-    parts = [_names(part) for part in spec]
+    parts = [_names(part) for part in spec.partitions]
     named = [name for part in parts for name in part]
     if unknown := [name for name in named if name not in mesh.shape]:
         return f"the mesh has no axis {unknown[0]!r}"

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xform._jax import JaxprEqn, Offloadable, Var, name_p, while_p
+from xform._jax import JaxprEqn, Offloadable, Var, has_effects, name_p, while_p
 from xform.cost import aval_bytes
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
@@ -131,7 +131,7 @@ class _Walk:
         stays = (
             self.policy == save_everything
             or self.whole
-            or bool(node.eqn.effects)
+            or has_effects(node.eqn)
             or (node.loop and top)
             or _keeps(plans)
         )
@@ -205,7 +205,7 @@ class _Walk:
         reason = ""
         if eqn.primitive is fork_p and not self.whole:
             answer, reason = eqn.params["node"] not in self.rerun, "of a loop or call that is kept"
-        elif eqn.effects:
+        elif has_effects(eqn):
             answer, reason = True, "has effects: never run again"
         elif self.policy == save_everything:
             answer, reason = True, "the backward pass reads it"

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from xform import cost
 from xform._jax import JaxprEqn
-from xform.arithmetic import Value, add
+from xform.arithmetic import Value, add, cotangent_sharding
 from xform.errors import UnsupportedParam
 from xform.ir import Mask, apply
 from xform.table import declare
@@ -39,10 +39,11 @@ def rest(ndim: int, *taken: Axes) -> list[int]:
 
 
 def sharded(x: Any, axes: Axes) -> Any:
-    """The sharding of `x` with its axes in the order `axes`, for `out_sharding`."""
-    sharding = jax.typeof(x).sharding
+    """The sharding of a cotangent of `x` with its axes in the order `axes`, for `out_sharding`."""
+    sharding = cotangent_sharding(x)
     if not sharding.mesh.empty:
-        return NamedSharding(sharding.mesh, PartitionSpec(*(sharding.spec[i] for i in axes)))
+        spec = sharding.spec
+        return sharding.update(spec=spec.update(partitions=[spec.partitions[i] for i in axes]))
     mesh = jax.sharding.get_abstract_mesh()
     return None if mesh.empty else NamedSharding(mesh, PartitionSpec(*(None for _ in axes)))
 

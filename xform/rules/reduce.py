@@ -19,6 +19,7 @@ from jax import lax
 
 from xform import cost
 from xform._jax import JaxprEqn, jax_primitives, zeros
+from xform.arithmetic import cotangent_sharding
 from xform.interpret.jvp import jvp
 from xform.ir import evaluate, program, trace
 from xform.traits import REDUCTION, Traits
@@ -50,10 +51,11 @@ def given(out_sharding: Any) -> dict[str, Any]:
     return {} if out_sharding is None else {"out_sharding": out_sharding}
 
 
-def spread_over(y: Any, x: Any, axes: Sequence[int]) -> Any:
-    """`y`, a reduction of `x` over `axes`, repeated along them."""
+def spread_over(y: Any, x: Any, axes: Sequence[int], sharding: Any = None) -> Any:
+    """`y`, a reduction of `x` over `axes`, repeated along them; it lies as `x`, or as is said."""
     kept = tuple(i for i in range(np.ndim(x)) if i not in axes)
-    return lax.broadcast_in_dim(y, np.shape(x), kept, out_sharding=jax.typeof(x).sharding)
+    sharding = sharding or jax.typeof(x).sharding
+    return lax.broadcast_in_dim(y, np.shape(x), kept, out_sharding=sharding)
 
 
 # Sums and products.
@@ -111,7 +113,7 @@ def _reduce(*operands: Any, jaxpr: Any, dimensions: tuple[int, ...], computation
 
 linear(
     "reduce_sum",
-    lambda ct, x, *, axes, out_sharding: spread_over(ct, x, axes),
+    lambda ct, x, *, axes, out_sharding: spread_over(ct, x, axes, cotangent_sharding(x)),
     traits=REDUCTION,
 )
 composite("reduce_prod", defined_by(_product), REDUCTION)

@@ -13,17 +13,16 @@ import numpy as np
 from jax import lax
 from jax.experimental import multihost_utils
 from jax.experimental.layout import with_layout_constraint
-from jax.sharding import PartitionSpec
 
 from xform._jax import primitives
-from xform.arithmetic import Value, differentiable, reduce_like
+from xform.arithmetic import Value, cotangent_sharding, differentiable, reduce_like
 from xform.traits import MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
 from xform.words import constant, linear, pointwise
 
 
 def back(ct: Value, x: Value) -> Value:
-    """`ct` in the shape and sharding of `x`."""
-    return lax.reshape(ct, np.shape(x), out_sharding=jax.typeof(x).sharding)
+    """`ct` in the shape of `x`, and where its cotangent lies."""
+    return lax.reshape(ct, np.shape(x), out_sharding=cotangent_sharding(x))
 
 
 # Views.
@@ -84,8 +83,9 @@ def _slice(ct: Value, x: Value, *, start_indices: Sequence[int], limit_indices: 
 
 def _tile(ct: Value, x: Value, *, reps: Sequence[int]):
     shape = [n for pair in zip(reps, np.shape(x), strict=True) for n in pair]
-    sharding = jax.typeof(x).sharding
-    spec = PartitionSpec(*(s for axis in sharding.spec for s in (None, axis)))
+    sharding = cotangent_sharding(x)
+    parts = [s for axis in sharding.spec.partitions for s in (None, axis)]
+    spec = sharding.spec.update(partitions=parts)
     ct = lax.reshape(ct, shape, out_sharding=sharding.update(spec=spec))
     return lax.reduce_sum(ct, range(0, len(shape), 2))
 
@@ -128,7 +128,7 @@ def _sharding_constraint(ct: Value, x: Value, *, sharding: Any, layout: Any, con
 
 
 def _reshard(ct: Value, x: Value, *, dst_sharding: Any, concrete_mesh: Any = None):
-    return jax.sharding.reshard(ct, jax.typeof(x).sharding)
+    return jax.sharding.reshard(ct, cotangent_sharding(x))
 
 
 def _to_local(ct: Value, x: Value, *, global_mesh: Any, pspec: Any):

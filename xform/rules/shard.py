@@ -13,16 +13,17 @@ does not mention, that of an input is summed over the axes that its spec does no
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 from jax import lax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from xform._jax import JaxprEqn
-from xform.arithmetic import Value, constant_like, instantiate
+from xform._jax import JaxprEqn, axes_of, cotangent_aval, staging, tangent_aval
+from xform.arithmetic import Value, constant_like, instantiate, laid
 from xform.cost import flops
 from xform.interpret import emit
 from xform.interpret.activity import path
@@ -39,7 +40,8 @@ class _Devices:
 
     def __init__(self, eqn: JaxprEqn):
         params = eqn.params
-        self.body = program(params["jaxpr"])
+        self.jaxpr = params["jaxpr"]
+        self.body = program(self.jaxpr)
         self.in_specs, self.out_specs = params["in_specs"], params["out_specs"]
         self.mesh, self.axes = params["mesh"], params["newly_manual_axes"]
         self.checked: bool = params["check_vma"]
@@ -49,9 +51,24 @@ class _Devices:
         """How many devices the body is mapped over."""
         return math.prod(self.mesh.shape[a] for a in self.axes)
 
+    @functools.cached_property
+    def distinct(self) -> tuple[Any, ...]:
+        """The axes along which the devices may hold different values, by its specs and its body.
+
+        Along the others all do the same: nothing is to be summed or shared out there. A `vmap` with
+        `spmd_axis_name` may have put its lanes along them.
+        """
+        specs = (*self.in_specs, *self.out_specs)
+        named = axes_of(self.jaxpr).union(*(set().union(*_layout(spec)) for spec in specs))
+        return tuple(a for a in self.mesh.axis_names if a in self.axes and a in named)
+
     def map(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """`f`, run on every device."""
-        return jax.shard_map(
+        """`f`, run on every device.
+
+        Outside `jit` JAX runs none over some axes of a mesh without types that say what varies, or
+        with partial sums.
+        """
+        mapped = jax.shard_map(
             f,
             mesh=self.mesh,
             in_specs=in_specs,
@@ -59,6 +76,10 @@ class _Devices:
             axis_names=self.axes,
             check_vma=self.checked,
         )
+        partly = self.axes != frozenset(self.mesh.axis_names)
+        sums = any(s.unreduced or s.reduced for s in (*self.in_specs, *self.out_specs))
+        staged = staging() or not (partly and (sums or not self.checked))
+        return mapped if staged else jax.jit(mapped)
 
     def inside(self, f: Callable[[], Any]) -> Any:
         """The value of `f()`, called where the axis names and types of the body hold."""
@@ -76,36 +97,49 @@ class _Devices:
 
     def residual_spec(self, aval: Any) -> PartitionSpec:
         """How a kept value leaves: its leading axis goes over the axes that it varies over."""
-        axes = tuple(
-            a for a in self.mesh.axis_names
-            if a in self.axes and (a in aval.mat.varying or not self.checked)
-        )  # fmt: skip
+        varying = aval.mat.varying if self.checked else self.distinct
+        axes = tuple(a for a in self.mesh.axis_names if a in self.axes and a in varying)
         sums = {"unreduced": aval.mat.unreduced, "reduced": aval.mat.reduced}
         return PartitionSpec(*([axes] if axes else []), **(sums if self.checked else {}))
 
     def unmentioned(self, spec: PartitionSpec) -> tuple[Any, ...]:
-        """The axes over which a value with this spec is replicated."""
-        mentioned = _mentioned(spec)
-        return tuple(a for a in self.mesh.axis_names if a in self.axes and a not in mentioned)
+        """The axes over which a value with this spec is replicated.
+
+        Of a value that is reduced the cotangent is unreduced: each device has a part of its own.
+        """
+        mentioned = _mentioned(spec) | spec.reduced
+        return tuple(a for a in self.distinct if a not in mentioned)
 
     def share(self, ct: Value, v: Atom, spec: PartitionSpec) -> Value:
         """The cotangent of one device's output, from that of the whole."""
         if self.checked:
             return _vary_as(ct, v)
-        n = math.prod(self.mesh.shape[a] for a in self.unmentioned(spec))
-        return ct if n == 1 else lax.div(ct, constant_like(ct, n))
+        copies = [a for a in self.unmentioned(spec) if a not in spec.unreduced]
+        return self._divide(ct, copies)
 
     def total(self, ct: Value, v: Atom, spec: PartitionSpec) -> Value:
         """The cotangent of the whole input, from those of each device's."""
-        return _vary_as(ct, v) if self.checked else lax.psum(ct, self.unmentioned(spec))
+        if self.checked:
+            return _vary_as(ct, v)
+        summed = lax.psum(ct, self.unmentioned(spec))
+        return self._divide(summed, spec.unreduced)
+
+    def _divide(self, ct: Value, axes: Iterable[Any]) -> Value:
+        n = math.prod(self.mesh.shape[a] for a in axes)
+        return ct if n == 1 else lax.div(ct, constant_like(ct, n))
 
 
 def _mentioned(spec: PartitionSpec) -> set[Any]:
     """The axes in a spec."""
     names: set[Any] = set()
-    for entry in spec:
+    for entry in spec.partitions:
         names.update(entry if isinstance(entry, tuple) else (entry,))
     return names - {None}
+
+
+def _layout(spec: PartitionSpec) -> tuple[Any, ...]:
+    """What a spec says of the axes of the mesh."""
+    return _mentioned(spec), spec.unreduced, spec.reduced
 
 
 def _vary_as(ct: Value, v: Atom) -> Value:
@@ -116,22 +150,6 @@ def _vary_as(ct: Value, v: Atom) -> Value:
     """
     aval: Any = v.aval
     return lax.psum(ct, tuple(sorted(jax.typeof(ct).mat.varying - aval.mat.varying, key=str)))
-
-
-def _place(x: Value, aval: Any, turn: Callable[[Any], Any]) -> Value:
-    """A tangent or cotangent where explicit axes say that it lies, by the type of its primal."""
-    spec = turn(aval.sharding.spec)
-    explicit = AxisType.Explicit in aval.sharding.mesh.axis_types
-    return jax.sharding.reshard(x, spec) if explicit and jax.typeof(x).sharding.spec != spec else x
-
-
-def _tangent(spec: Any) -> Any:
-    return spec
-
-
-def _cotangent(spec: Any) -> Any:
-    """The cotangent of a partial sum is a copy on each device, and the other way round."""
-    return spec.to_ct_spec()
 
 
 class ShardMap(Structured):
@@ -152,7 +170,7 @@ class ShardMap(Structured):
         ins = [list(devices.in_specs), gather(devices.in_specs, given)]
         outs = [list(devices.out_specs), gather(devices.out_specs, made)]
         pairs = zip(dxs, eqn.invars, strict=True)
-        placed = [_place(dx, v.aval, _tangent) for dx, v in pairs if dx is not None]
+        placed = [laid(dx, tangent_aval(v.aval).sharding) for dx, v in pairs if dx is not None]
         ys, dys = devices.map(run, tuple(ins), tuple(outs))(list(xs), placed)
         return ys, spread(dys, made)
 
@@ -214,7 +232,7 @@ class _ShardNode(Node):
                    out_specs: Sequence[PartitionSpec]) -> int | None:  # fmt: skip
         """The output that a kept value is, if all of it leaves with that output."""
         for i, (y, out_spec) in enumerate(zip(outputs, out_specs, strict=True)):
-            if v is y and _mentioned(spec) == _mentioned(out_spec):
+            if v is y and _layout(spec) == _layout(out_spec):
                 return i
         return None
 
@@ -239,12 +257,14 @@ class _ShardNode(Node):
                 return results
             return [devices.total(ct, v, s) for ct, (v, _, s) in zip(results, made, strict=True)]
 
-        turn = _tangent if self.push else _cotangent
-        in_specs = list(specs), gather(devices.in_specs, reads), [turn(s) for *_, s in given]
+        # The cotangent of a partial sum is a copy on each device, and the other way round.
+        kind = tangent_aval if self.push else cotangent_aval
+        turned = [[s if self.push else s.to_ct_spec() for *_, s in vs] for vs in (given, made)]
+        in_specs = list(specs), gather(devices.in_specs, reads), turned[0]
         with self.eqn.ctx.manager:
             pairs = zip(seconds, given, strict=True)
-            placed = [_place(x, v.aval, turn) for x, (_, v, _) in pairs]
-            mapped = devices.map(run, in_specs, [turn(s) for *_, s in made])
+            placed = [laid(x, kind(v.aval).sharding) for x, (_, v, _) in pairs]
+            mapped = devices.map(run, in_specs, turned[1])
             return mapped(token.leaves, gather(xs, reads), placed)
 
 

@@ -314,7 +314,7 @@ def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
 def jvp(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree]:
     """Output, its tangent and the auxiliary output."""
     ys, dys, tree, aux = _watched(at, _Push(current_trace()), dxs)
-    dy = map(dense, dys, map(jax.typeof, ys))
+    dy = map(dense, dys, (tangent_aval(jax.typeof(y)) for y in ys))
     return tree.unflatten(ys), tree.unflatten(dy), aux
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import staging
+from xform._jax import staging, tangent_aval
 from xform.arithmetic import Value
 from xform.errors import MissingRule, UnsupportedParam, WrongTangent
 from xform.interpret import emit
@@ -81,7 +81,7 @@ def _pruned(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree] | None:
     except _REFUSALS:
         return None
     y, aux = fun.outputs(ys)
-    dy = map(dense, dys, fun.signature.out_avals)
+    dy = map(dense, dys, map(tangent_aval, fun.signature.out_avals))
     return y, fun.signature.out_tree.unflatten(dy), aux
 
 

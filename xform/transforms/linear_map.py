@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import jax.ref
 import numpy as np
 
-from xform._jax import tangent_aval, zeros
-from xform.arithmetic import Value, differentiable, float0_zeros
+from xform._jax import cotangent_aval, tangent_aval, zeros
+from xform.arithmetic import Value, differentiable, float0_zeros, laid
 from xform.errors import WrongCotangent, WrongTangent
 from xform.interpret import emit
 from xform.interpret.joint import Plan
@@ -98,7 +98,8 @@ class Pullback(LinearMap):
             )
         checked = [_cotangent(x, a, of.name) for x, a in zip(cts, of.out_avals, strict=True)]
         results = self._part.run(self._arrays, checked)
-        return of.in_tree.unflatten(map(dense, results, of.primal_avals))
+        avals = map(cotangent_aval, of.primal_avals)
+        return of.in_tree.unflatten(map(dense, results, avals))
 
     def with_refs(self, *refs: Any) -> Callable[[Tree], Tree]:
         """The map that adds a primal's cotangent to its reference, where one is given.
@@ -127,15 +128,14 @@ class Pushforward(LinearMap):
         of = self._signature
         dxs = check_tangents(of.name, of.in_tree, of.primal_avals, "linearize", tangents)
         results = self._part.run(self._arrays, dxs)
-        return of.out_tree.unflatten(map(dense, results, of.out_avals))
+        return of.out_tree.unflatten(map(dense, results, map(tangent_aval, of.out_avals)))
 
 
 def dense(value: Value, aval: Any) -> Value:
-    """A tangent or cotangent with its zeros written out; float0 for integers."""
+    """A tangent or cotangent of type `aval` with its zeros written out; float0 for integers."""
     if value is not None:
         return value
-    wanted = tangent_aval(aval)
-    return float0_zeros(aval.shape) if wanted.dtype == jax.dtypes.float0 else zeros(wanted)
+    return float0_zeros(aval.shape) if aval.dtype == jax.dtypes.float0 else zeros(aval)
 
 
 def _cotangent(ct: Value, aval: Any, name: str) -> Value:
@@ -149,7 +149,28 @@ def _cotangent(ct: Value, aval: Any, name: str) -> Value:
             "",
             "pass a cotangent of the output's shape and dtype",
         )
-    return ct if integer else as_array(ct, f"pullback of {name}")
+    if integer:
+        return ct
+    return laid(as_array(ct, f"pullback of {name}"), cotangent_aval(aval).sharding)
+
+
+def _check_varying(given: Any, aval: Any, asked: str, name: str) -> None:
+    """Refuse a tangent that differs between devices where its primal does not."""
+    axes = tuple(sorted(_varying(given) - _varying(aval), key=str))
+    if axes:
+        raise WrongTangent(
+            f"{asked} of {name}",
+            f"a tangent varies over {axes} within a shard_map, but its primal is the same there",
+            "",
+            f"let the primal vary, by applying `jax.lax.pcast(..., {axes}, to='varying')` to the "
+            f"primal value passed to `xform.{asked}`",
+        )
+
+
+def _varying(aval: Any) -> frozenset[Any]:
+    """The axes of a `shard_map` over which a value differs, of a type that says so."""
+    kind = getattr(aval, "mat", None)
+    return frozenset() if kind is None else kind.varying
 
 
 def check_tangents(
@@ -176,5 +197,6 @@ def check_tangents(
                 "pass tangents of the primals' shapes and dtypes; for integers, "
                 "np.zeros(shape, jax.dtypes.float0)",
             )
-        out.append(as_array(x, asked) if active else None)
+        _check_varying(given, aval, asked, name)
+        out.append(laid(as_array(x, asked), aval.sharding) if active else None)
     return out

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import batched, staging
-from xform.arithmetic import Value
+from xform._jax import batched, staging, zeros
+from xform.arithmetic import Value, cotangent_sharding
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
@@ -172,7 +172,7 @@ def _value_and_grad(asked: str, f: Any, argnums: Any, has_aux: bool, holomorphic
         y, pull, *aux = _vjp(call(held, given, asked, has_aux), policy)
         check_scalar(asked, held.__name__, y)
         check_output(asked, y, holomorphic)
-        g = pull(lax.full_like(y, 1))
+        g = pull(lax.full_like(y, 1, sharding=cotangent_sharding(y)))
         g = g[0] if isinstance(argnums, int | np.integer) else g
         return ((y, *aux) if has_aux else y), g
 
@@ -252,5 +252,7 @@ def _zeros_like(x: Any) -> Value:
     """Zeros of the type of anything that has one."""
     if isinstance(x, int | float | complex):
         return type(x)(0)
+    if isinstance(x, jax.Array):  # its type says where it lies, and along which axes it varies
+        return zeros(jax.typeof(x))
     dtype = x.dtype if hasattr(x, "dtype") else jax.typeof(x).dtype
     return jnp.zeros(np.shape(x), jax.dtypes.canonicalize_dtype(dtype))
