@@ -28,7 +28,7 @@ from xform._jax import (
 )
 from xform.arithmetic import Value, arrayed, differentiable, reduce_like, scale
 from xform.equation import Applied
-from xform.interpret.concrete import Mark, Results, Split, Watch, stage
+from xform.interpret.concrete import Mark, Marked, Pushed, Results, Split, Watch, stage
 from xform.interpret.jvp import push
 from xform.interpret.node import Node, Pull, Token, fork_p, gather, join_p, spread
 from xform.interpret.pullback import NOTHING, back, check_cotangent, pull_of_jvp
@@ -116,6 +116,7 @@ def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
 class _Push(Watch):
     """Marks are tangents."""
 
+    known = Pushed
     split = False
 
     def show(self, value: Value, mark: Value) -> str:
@@ -145,6 +146,7 @@ class _Push(Watch):
 class _Linearize(_Push):
     """Marks are tangents that are not known yet: primal and tangent part are kept apart."""
 
+    known = Marked
     split = True
     applied = Watch.applied  # which a Node keeps
 
