@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.interpreters import ad
 
 import xform
 from tests.parameters import slow
@@ -188,3 +189,48 @@ def test_a_refused_push_prints_nothing_twice() -> None:
 
     with pytest.raises(NotDifferentiable, match="custom_vjp"):
         jax.jit(lambda x: xform.jvp(dead, (x,), (1.0,)))(0.5)
+
+
+def test_a_library_sees_what_moves_by_jaxs_class() -> None:
+    def f(x, y):
+        inner = []
+        xform.jvp(lambda z: inner.extend([moves(z), moves(x)]) or z * x, (y,), (y,))
+        seen.append((moves(x), moves(y), *inner))
+        return x * y
+
+    moves = lambda x: isinstance(x, ad.JVPTracer)
+    for how in (lambda f: f, jax.jit):
+        seen: list[tuple[bool, ...]] = []
+        y, dy = how(lambda x: xform.jvp(lambda x: f(x, 3.0), (x,), (x,)))(2.0)
+        assert (float(y), float(dy), seen) == (6.0, 6.0, [(True, False, True, True)])
+
+
+def test_whose_a_pushed_value_is_can_be_told() -> None:
+    """By the tag, as JAX's own trace does: in nested maps nothing is taken for another's."""
+    for inner, outer in ((xform, jax), (jax, xform), (xform, xform)):
+        f = lambda x: inner.jvp(lambda y: y * x * jnp.sin(x), (x,), (1.0,))[1]  # noqa: B023
+        got = outer.jvp(f, (2.0,), (1.0,))
+        np.testing.assert_allclose(got, jax.jvp(lambda x: x * jnp.sin(x), (2.0,), (1.0,)), 1e-6)
+
+
+@jax.custom_vjp
+def sevenfold(x, y):
+    return x * y
+
+
+sevenfold.defvjp(lambda x, y: (x * y, (x, y)), lambda r, ct: (7 * ct * r[1], ct * r[0]))
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_the_linear_map_of_a_custom_vjp_refuses_when_it_is_called(jitted: bool) -> None:
+    f = lambda x: sevenfold(jnp.sin(x), 3.0)
+    f = jax.jit(f) if jitted else f
+    y, push = xform.linearize(f, 1.0)
+    np.testing.assert_allclose(y, 3 * np.sin(1.0), rtol=1e-6)
+    staged = jax.jit(lambda x: xform.linearize(f, x)[0])
+    np.testing.assert_allclose(staged(1.0), y, rtol=1e-6)
+    calls = (push, jax.jit(push), jax.vmap(push), lambda x: xform.jvp(push, (x,), (x,)))
+    calls = (*calls, jax.jit(lambda x: xform.linearize(f, x)[1](x)))
+    for call in calls:
+        with pytest.raises(NotDifferentiable, match="custom_vjp"):
+            call(jnp.ones(2) if call is calls[2] else 1.0)

@@ -189,11 +189,17 @@ class _Tape(Watch):
 
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
                    xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
+        moving: list[bool] = []
+
         def jvp(xs: Sequence[Value], dxs: Sequence[Value]):
-            return push_by_rule(rule, symbolic, xs, dxs)
+            ys, dys = push_by_rule(rule, symbolic, xs, dxs)
+            moving[:] = [dy is not None for dy in dys]
+            return ys, dys
 
         ys, pull = _directly(pull_of_jvp, jvp, xs, tuple(m is not None for m in marks))
-        return self._by_rule(prim, xs, marks, ys, lambda eqn: functools.partial(_directly, pull))
+        pull = functools.partial(_directly, pull)
+        ys, outs = self._by_rule(prim, xs, marks, ys, lambda eqn: pull)
+        return ys, [v if on else None for v, on in zip(outs, moving, strict=True)]
 
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
