@@ -53,11 +53,12 @@ __all__ = [
 __version__ = installed.own_version()
 
 if TYPE_CHECKING:
+    from xform import equinox as equinox
     from xform import flax as flax
 else:
 
     def __getattr__(name: str) -> Any:
-        """`xform.flax` and `xform.testing`, imported when first used: Flax is not required."""
-        if name in ("flax", "testing"):
+        """What needs a library that is not required, and `testing`: imported when first used."""
+        if name in ("equinox", "flax", "testing"):
             return importlib.import_module(f"xform.{name}")
         raise AttributeError(f"module 'xform' has no attribute {name!r}")

@@ -56,8 +56,8 @@ from jax.ref import AbstractRef
 from jaxlib import xla_client
 
 __all__ = [
-    "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive", "ShapedArray", "SymbolicZero",
-    "Trace", "Tracer", "Var", "ad", "argument_names", "batching", "behind",
+    "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive", "ShapedArray",
+    "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names", "batching", "behind",
     "broadcast_in_dim_p", "callee", "closed", "compiler_options", "compute_on", "cond_p",
     "context", "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p",
     "equation", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent", "is_zero",

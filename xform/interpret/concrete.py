@@ -143,8 +143,14 @@ class Watch(Trace, abc.ABC):
         super().__init__()
         self.below = self.parent_trace = below
         self.requires_low = False  # `below` decides what is lowered
-        self.tag = self  # by which libraries know whose a value is
+        self.asked = False  # for its tag
         self.refers = False  # whether it may have references
+
+    @property
+    def tag(self) -> Any:
+        """By which JAX and libraries know whose a value is, once they have asked."""
+        self.asked = True
+        return self
 
     @abc.abstractmethod
     def show(self, value: Value, mark: Mark) -> str:

@@ -137,7 +137,8 @@ def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool 
             linear: bool = False) -> Joint:  # fmt: skip
     """The Joint of a program, for its active inputs and wanted outputs.
 
-    A program that is `linear` in the active inputs is transposed: its outputs do not matter. Made once for each (program, masks): a layer that is called 96 times is analyzed once.
+    Made once for each (program, masks): a layer that is called 96 times is analyzed once. A program
+    that is `linear` in the active inputs is transposed: its outputs do not matter.
     """
     way = path(prog, active, wanted)
     seconds = way.inputs if push else tuple(wanted) if wanted is not None else way.outputs

@@ -319,9 +319,14 @@ def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
     return ys, [m for _, m in pairs], tree, aux
 
 
-def jvp(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree]:
-    """Output, its tangent and the auxiliary output."""
-    ys, dys, tree, aux = _watched(at, _Push(current_trace()), dxs)
+def pushing() -> Watch:
+    """A trace that pushes tangents."""
+    return _Push(current_trace())
+
+
+def jvp(at: Call, dxs: Sequence[Value], trace: Watch) -> tuple[Tree, Tree, Tree]:
+    """Output, its tangent and the auxiliary output, by a trace that pushes."""
+    ys, dys, tree, aux = _watched(at, trace, dxs)
     dy = map(dense, dys, map(jax.typeof, ys))
     return tree.unflatten(ys), tree.unflatten(dy), aux
 
