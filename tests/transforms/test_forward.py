@@ -211,26 +211,3 @@ def test_whose_a_pushed_value_is_can_be_told() -> None:
         f = lambda x: inner.jvp(lambda y: y * x * jnp.sin(x), (x,), (1.0,))[1]  # noqa: B023
         got = outer.jvp(f, (2.0,), (1.0,))
         np.testing.assert_allclose(got, jax.jvp(lambda x: x * jnp.sin(x), (2.0,), (1.0,)), 1e-6)
-
-
-@jax.custom_vjp
-def sevenfold(x, y):
-    return x * y
-
-
-sevenfold.defvjp(lambda x, y: (x * y, (x, y)), lambda r, ct: (7 * ct * r[1], ct * r[0]))
-
-
-@pytest.mark.parametrize("jitted", [False, True])
-def test_the_linear_map_of_a_custom_vjp_refuses_when_it_is_called(jitted: bool) -> None:
-    f = lambda x: sevenfold(jnp.sin(x), 3.0)
-    f = jax.jit(f) if jitted else f
-    y, push = xform.linearize(f, 1.0)
-    np.testing.assert_allclose(y, 3 * np.sin(1.0), rtol=1e-6)
-    staged = jax.jit(lambda x: xform.linearize(f, x)[0])
-    np.testing.assert_allclose(staged(1.0), y, rtol=1e-6)
-    calls = (push, jax.jit(push), jax.vmap(push), lambda x: xform.jvp(push, (x,), (x,)))
-    calls = (*calls, jax.jit(lambda x: xform.linearize(f, x)[1](x)))
-    for call in calls:
-        with pytest.raises(NotDifferentiable, match="custom_vjp"):
-            call(jnp.ones(2) if call is calls[2] else 1.0)
