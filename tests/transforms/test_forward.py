@@ -211,3 +211,9 @@ def test_whose_a_pushed_value_is_can_be_told() -> None:
         f = lambda x: inner.jvp(lambda y: y * x * jnp.sin(x), (x,), (1.0,))[1]  # noqa: B023
         got = outer.jvp(f, (2.0,), (1.0,))
         np.testing.assert_allclose(got, jax.jvp(lambda x: x * jnp.sin(x), (2.0,), (1.0,)), 1e-6)
+
+
+def test_a_python_number_reaches_a_primitive_as_an_array_in_a_trace() -> None:
+    f = lambda x: lax.sin_p.bind(x, accuracy=None) * x
+    got, want = (jax.jit(lambda: lib.jvp(f, (5.0,), (1.0,)))() for lib in (xform, jax))  # noqa: B023
+    close(got, want)

@@ -203,6 +203,9 @@ class Watch(Trace, abc.ABC):
         if primitive is jax_primitives.device_put_p:
             params = {**params, "srcs": tuple(map(_place, params["srcs"], xs))}
         on = tuple(m is not None for m in marks)
+        # A trace takes a number of Python's as an array.
+        with set_current_trace(self.below):
+            xs = [arrayed(x) if isinstance(x, _NUMBER) else x for x in xs]
         run = functools.partial(primitive.bind_with_trace, self.below, xs, avals, params)
         with set_current_trace(self.below):
             if not any(on):
@@ -323,6 +326,7 @@ def _by_formula(primitive: Primitive) -> bool:
 
 
 _BY_FORMULA = Pointwise | Linear | Bilinear
+_NUMBER = bool | int | float | complex
 
 
 class Split(Trace):
