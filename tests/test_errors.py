@@ -158,7 +158,7 @@ derivative of strict_of_test_errors
         errors.NotDifferentiable,
         TypeError,
         """\
-forward-mode derivative (jvp) of a custom_vjp function
+forward-mode autodiff (jvp) of a custom_vjp function
   problem: its rule says how to pull cotangents back, not how to push tangents forward
   where:   HERE
   remedy:  use reverse mode (grad, vjp), or give the function a jax.custom_jvp rule instead""",

@@ -63,6 +63,7 @@ _LATER = {
 }
 
 if TYPE_CHECKING:
+    from xform import equinox as equinox
     from xform import flax as flax
     from xform.memory.analysis import memory_analysis
     from xform.memory.questions import fits, max_batch, why_oom
@@ -72,11 +73,11 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Names of `_LATER`; and `xform.flax`, as Flax is not required, and `xform.testing`."""
+        """Names of `_LATER`, and modules that need more than JAX, when they are first used."""
         if name in _LATER:
             globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
             return globals()[name]
-        if name in ("flax", "testing"):
+        if name in ("equinox", "flax", "testing"):
             return importlib.import_module(f"xform.{name}")
         raise AttributeError(f"module 'xform' has no attribute {name!r}")
 

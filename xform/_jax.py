@@ -56,8 +56,9 @@ from jax.ref import AbstractRef
 from jaxlib import xla_client
 
 __all__ = [
-    "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive", "ShapedArray", "SymbolicZero",
-    "Trace", "Tracer", "Var", "ad", "argument_names", "axes_of", "batching", "behind",
+    "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive", "ShapedArray",
+    "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names", "axes_of", "batching",
+    "behind",
     "broadcast_in_dim_p", "callee", "closed", "compiler_options", "compute_on", "cond_p",
     "context", "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p",
     "equation", "has_effects", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent",
@@ -66,6 +67,8 @@ __all__ = [
     "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging", "tagged",
     "tangent_aval", "trace_of", "traced", "weak_as", "while_p", "zeros",
 ]  # fmt: skip
+
+JVPTracer: Any = ad.JVPTracer
 
 # A function with a mark, as `compute_on2` is in 0.10.
 compute_on: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compute_on

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from xform._jax import JaxprEqn, Literal, Primitive, Var, equation
 from xform.source import name_stack, source
@@ -69,3 +70,17 @@ def scan_options(params: dict[str, Any]) -> dict[str, Any]:
     """What `lax.scan` is given, besides functions and values, to make a scan like one."""
     names = ("length", "reverse", "unroll", "_split_transpose")
     return {k: params[k] for k in names if k in params}
+
+
+def switch(params: dict[str, Any], index: Any, branches: Sequence[Callable[..., Any]],
+           *operands: Any) -> Any:  # fmt: skip
+    """One of the branches, chosen as an equation of a cond chooses: by index, or by platform.
+
+    Of `lax.platform_dependent`, those of other platforms are never compiled, and need not compile.
+    """
+    if (platforms := params.get("branches_platforms")) is None:
+        return lax.switch(index, branches, *operands)
+    pairs = list(zip(platforms, branches, strict=True))
+    by_name = {name: branch for names, branch in pairs for name in names or ()}
+    default = next((branch for names, branch in pairs if names is None), None)
+    return lax.platform_dependent(*operands, default=default, **by_name)

@@ -26,7 +26,7 @@ from xform._jax import (
     scan_p,
     while_p,
 )
-from xform.equation import bind, read, scan_options, write
+from xform.equation import bind, read, scan_options, switch, write
 from xform.errors import NotDifferentiable
 from xform.place import accumulated, found, replaced
 from xform.source import frame, name_stack, source
@@ -177,7 +177,7 @@ def _call(params: dict[str, Any], args: list[Any], cells: list[Cell]):
 def _cond(params: dict[str, Any], args: list[Any], cells: list[Cell]):
     index, *operands = args
     branches = [_inside(b, operands, cells) for b in params["branches"]]
-    return lax.switch(index, branches, _plain(operands), _held(cells))
+    return switch(params, index, branches, _plain(operands), _held(cells))
 
 
 def _while(params: dict[str, Any], args: list[Any], cells: list[Cell]):

@@ -155,3 +155,23 @@ def test_jaxs_own_are_not_among_them() -> None:
     found = every_foreign()
     assert {twice_p, split_p, sine_p} <= set(found)
     assert not [p for p in found if p in xform.extend.RULES or p is lax.sin_p]
+
+
+def test_a_rule_is_given_tuples_as_jax_gives_them() -> None:
+    p = primitive("foreign_and_picky", lambda x, y: x * y)
+
+    def rule(xs, dxs, **params):
+        assert isinstance(xs, tuple)
+        assert isinstance(dxs, tuple)
+        return p.bind(*xs), xs[1] * dxs[0]
+
+    ad.primitive_jvps[p] = rule
+    assert float(xform.grad(lambda x: p.bind(x, 3.0))(1.0)) == 3.0
+
+
+def test_what_is_transposed_is_transposed_by_the_rule_for_it() -> None:
+    """Not by the linear part of its derivative, which another library may not have written."""
+    p = primitive("foreign_and_linear", lambda x: 5 * x)
+    ad.primitive_transposes[p] = lambda ct, x: [5 * ct]
+    (got,) = xform.linear_transpose(p.bind, 1.0)(2.0)
+    assert float(got) == 10.0

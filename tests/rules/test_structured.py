@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
+from jax.interpreters import batching
 
 import xform
 from tests.parameters import slow
@@ -630,3 +632,75 @@ def test_python_truth_values_are_literals(name: str) -> None:
         x = X if way is jax.vmap else 2.0
         close(way(xform.grad(f))(x), way(jax.grad(f))(x))
         close(xform.jvp(way(f), (x,), (x,)), jax.jvp(way(f), (x,), (x,)))
+
+
+@jax.custom_jvp
+def _held(x):
+    return x
+
+
+def _held_rule(xs, dxs):
+    if not isinstance(dxs[0], jax.custom_derivatives.SymbolicZero):
+        raise RuntimeError("it moves")
+    return xs[0], dxs[0]
+
+
+_held.defjvp(_held_rule, symbolic_zeros=True)
+
+
+@jax.custom_jvp
+def _both(x, y):
+    return x, y
+
+
+_both.defjvp(lambda xs, dxs: (tuple(xs), tuple(dxs)), symbolic_zeros=True)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("way", ["plain", "jit", "scan"])
+def test_what_a_custom_jvp_returns_as_a_symbolic_zero_does_not_move(way: str, jitted: bool) -> None:
+    def f(x):
+        a, b = _both(x, lax.stop_gradient(x))
+        return a * _held(b)
+
+    ways = {"plain": f, "jit": jax.jit(f)}
+    ways["scan"] = lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0]
+    g = xform.grad(ways[way])
+    np.testing.assert_allclose((jax.jit(g) if jitted else g)(2.0), jax.grad(ways[way])(2.0))
+    with pytest.raises(RuntimeError, match="it moves"):
+        xform.grad(lambda x: _held(ways[way](x)))(2.0)
+
+
+def only_elsewhere(x):
+    """A kernel of another platform, which has no lowering here."""
+    return elsewhere_p.bind(x)
+
+
+elsewhere_p = Primitive("test_elsewhere")
+elsewhere_p.def_abstract_eval(lambda x: x)
+batching.primitive_batchers[elsewhere_p] = lambda xs, axes: (elsewhere_p.bind(*xs), axes[0])
+xform.extend.linear(elsewhere_p, lambda ct, x: elsewhere_p.bind(ct))
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_branch_of_another_platform_is_never_compiled(jitted: bool) -> None:
+    def f(x):
+        branches = {"cpu": lambda x: jnp.sin(x) * x, "tpu": only_elsewhere}
+        return lax.platform_dependent(x, default=only_elsewhere, **branches)
+
+    how = jax.jit if jitted else lambda f: f
+    g = lambda x: jnp.sin(x) * x
+    ways = (
+        lambda f: xform.grad(f)(2.0),
+        lambda f: xform.jvp(f, (2.0,), (1.0,)),
+        lambda f: xform.linearize(f, 2.0)[1](1.0),
+        lambda f: jax.vmap(xform.grad(f))(jnp.arange(2.0)),
+        lambda f: xform.grad(xform.grad(f))(2.0),
+        lambda f: xform.grad(lambda x: xform.passes.Pipeline([xform.passes.Cse()])(f)(x))(2.0),
+    )
+    for way in ways:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+            how(lambda: way(jax.jit(f)))(),  # noqa: B023
+            way(g),
+        )

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.interpreters import ad
 
 import xform
 from tests.parameters import slow
@@ -188,3 +189,31 @@ def test_a_refused_push_prints_nothing_twice() -> None:
 
     with pytest.raises(NotDifferentiable, match="custom_vjp"):
         jax.jit(lambda x: xform.jvp(dead, (x,), (1.0,)))(0.5)
+
+
+def test_a_library_sees_what_moves_by_jaxs_class() -> None:
+    def f(x, y):
+        inner = []
+        xform.jvp(lambda z: inner.extend([moves(z), moves(x)]) or z * x, (y,), (y,))
+        seen.append((moves(x), moves(y), *inner))
+        return x * y
+
+    moves = lambda x: isinstance(x, ad.JVPTracer)
+    for how in (lambda f: f, jax.jit):
+        seen: list[tuple[bool, ...]] = []
+        y, dy = how(lambda x: xform.jvp(lambda x: f(x, 3.0), (x,), (x,)))(2.0)
+        assert (float(y), float(dy), seen) == (6.0, 6.0, [(True, False, True, True)])
+
+
+def test_whose_a_pushed_value_is_can_be_told() -> None:
+    """By the tag, as JAX's own trace does: in nested maps nothing is taken for another's."""
+    for inner, outer in ((xform, jax), (jax, xform), (xform, xform)):
+        f = lambda x: inner.jvp(lambda y: y * x * jnp.sin(x), (x,), (1.0,))[1]  # noqa: B023
+        got = outer.jvp(f, (2.0,), (1.0,))
+        np.testing.assert_allclose(got, jax.jvp(lambda x: x * jnp.sin(x), (2.0,), (1.0,)), 1e-6)
+
+
+def test_a_python_number_reaches_a_primitive_as_an_array_in_a_trace() -> None:
+    f = lambda x: lax.sin_p.bind(x, accuracy=None) * x
+    got, want = (jax.jit(lambda: lib.jvp(f, (5.0,), (1.0,)))() for lib in (xform, jax))  # noqa: B023
+    close(got, want)

@@ -524,3 +524,20 @@ def test_the_derivative_of_an_extremum_that_is_nan_is_nan(extremum) -> None:
         np.testing.assert_array_equal(t(xform.grad(f))(x), jax.grad(f)(x))
         (_, mine), (_, theirs) = xform.jvp(t(f), (x,), (x,)), jax.jvp(f, (x,), (x,))
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_transpose_is_transposed_though_what_it_kept_waits_for_the_cotangent(jitted) -> None:
+    """In a trace, what a pullback kept is tied to its cotangent, on which it does not depend."""
+    b = jnp.arange(9.0).reshape(3, 3)
+    f = jax.custom_vjp(lambda x: b @ x**2)
+    f.defvjp(lambda x: (b @ x**2, x), lambda x, ct: (2 * (b.T @ ct) * x,))
+    x = jnp.arange(1.0, 4.0)
+
+    def push(v):
+        pull = xform.vjp(f, x)[1]
+        return xform.linear_transpose(pull, x)((v,))[0]
+
+    g = lambda ct: xform.linear_transpose(push, x)(ct)[0]
+    got = (jax.jit(g) if jitted else g)(jnp.ones(3))
+    np.testing.assert_allclose(got, 2 * b.T @ jnp.ones(3) * x, rtol=1e-6)

@@ -11,12 +11,13 @@ import abc
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import jax
 
 from xform._jax import (
     JaxprEqn,
+    JVPTracer,
     Primitive,
     Trace,
     Tracer,
@@ -64,10 +65,12 @@ class Known(Tracer[Any]):
     Python may look at it (print, compare, branch) but not make a number of it.
     """
 
-    __slots__ = ("mark", "value")
+    __slots__ = ()
+    value: Value
+    mark: Mark
 
     def __init__(self, trace: Trace, value: Value, mark: Mark, aval: Any):
-        super().__init__(trace, aval)
+        Tracer.__init__(self, trace, aval)
         self.value, self.mark = value, mark
 
     __array__ = _refused("a NumPy array")
@@ -113,15 +116,41 @@ class Known(Tracer[Any]):
     def __str__(self) -> str:
         return str(self.value)
 
+    def full_lower(self) -> Self:
+        return self
+
+
+class Marked(Known):
+    """A watched value of any trace but `Pushed`'s."""
+
+    __slots__ = ("mark", "value")
+
+
+class Pushed(Known, JVPTracer):
+    """A watched value and its tangent: a JVPTracer to libraries that ask what moves."""
+
+    __slots__ = ()
+    value = JVPTracer.primal
+    mark = JVPTracer.tangent
+
 
 class Watch(Trace, abc.ABC):
     """A trace that hands operations on watched values to its methods; `below` is where they run."""
+
+    known: type[Known] = Marked
 
     def __init__(self, below: Trace):
         super().__init__()
         self.below = self.parent_trace = below
         self.requires_low = False  # `below` decides what is lowered
+        self.asked = False  # for its tag
         self.refers = False  # whether it may have references
+
+    @property
+    def tag(self) -> Any:
+        """By which JAX and libraries know whose a value is, once they have asked."""
+        self.asked = True
+        return self
 
     @abc.abstractmethod
     def show(self, value: Value, mark: Mark) -> str:
@@ -151,7 +180,7 @@ class Watch(Trace, abc.ABC):
         """A value as this trace hands it out: watched if it has a mark."""
         if mark is None:
             return value
-        return Known(self, value, mark, jax.typeof(value) if aval is None else aval)
+        return self.known(self, value, mark, jax.typeof(value) if aval is None else aval)
 
     def lower(self, x: Value) -> tuple[Value, Mark]:
         """A value and its mark."""
@@ -174,6 +203,9 @@ class Watch(Trace, abc.ABC):
         if primitive is jax_primitives.device_put_p:
             params = {**params, "srcs": tuple(map(_place, params["srcs"], xs))}
         on = tuple(m is not None for m in marks)
+        # A trace takes a number of Python's as an array.
+        with set_current_trace(self.below):
+            xs = [arrayed(x) if isinstance(x, _NUMBER) else x for x in xs]
         run = functools.partial(primitive.bind_with_trace, self.below, xs, avals, params)
         with set_current_trace(self.below):
             if not any(on):
@@ -296,6 +328,7 @@ def _by_formula(primitive: Primitive) -> bool:
 
 
 _BY_FORMULA = Pointwise | Linear | Bilinear
+_NUMBER = bool | int | float | complex
 
 
 class Split(Trace):

@@ -133,26 +133,29 @@ class Plan:
         return dataclasses.replace(self, kept=(), offloaded={}, reads=reads, cache=Recent())
 
 
-def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool = False) -> Joint:
+def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool = False,
+            linear: bool = False) -> Joint:  # fmt: skip
     """The Joint of a program, for its active inputs and wanted outputs.
 
-    Made once for each (program, masks): a layer that is called 96 times is analyzed once.
+    Made once for each (program, masks): a layer that is called 96 times is analyzed once. A program
+    that is `linear` in the active inputs is transposed: its outputs do not matter.
     """
     way = path(prog, active, wanted)
     seconds = way.inputs if push else tuple(wanted) if wanted is not None else way.outputs
-    ends = ("push", way.inputs) if push else ("pull", active)
+    ends = ("push", way.inputs) if push else ("pull", active, linear)
     key = (*ends, seconds, wanted, SLOTS.get())
     if key not in prog.cache:
-        prog.cache[key] = (_pushed if push else _pulled)(prog, active, seconds)
+        made = _pushed(prog, active, seconds) if push else _pulled(prog, active, seconds, linear)
+        prog.cache[key] = made
     return prog.cache[key]
 
 
-def _pulled(prog: Program, active: Mask, wanted: Mask) -> Joint:
+def _pulled(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
     results: list[bool] = []
 
     def joint(*args: Value) -> list[Value]:
         ins, cts = args[: len(prog.inputs)], args[len(prog.inputs) :]
-        outs, pull = pullback(prog, active, wanted, ins)
+        outs, pull = pullback(prog, active, wanted, ins, linear)
         in_cts = pull(spread(cts, wanted))
         results[:] = [ct is not None for ct in in_cts]
         return [*outs, *gather(in_cts, tuple(results))]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 from xform._jax import JaxprEqn, Var
 from xform.arithmetic import differentiable
 from xform.errors import NotLinear
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import fork_p, join_p
+from xform.interpret.tie import tie_p
 from xform.ir import Mask
 from xform.passes.dce import live
 from xform.source import frame
@@ -24,13 +27,17 @@ def check_linear(plan: Plan, active: Mask) -> None:
     smooth = set(moving)
     needed = set(map(id, live(joint.first, joint.outputs)))
     for eqn in joint.first:
-        if not any(isinstance(v, Var) and v in moving for v in eqn.invars):
+        moves = [isinstance(v, Var) and v in moving for v in eqn.invars]
+        # What is tied to an argument waits for it, and does not depend on its value.
+        tied = eqn.primitive is tie_p
+        moved = list(itertools.compress(eqn.outvars, moves)) if tied else eqn.outvars
+        if not any(moves) or not moved:
             continue
-        moving.update(eqn.outvars)
+        moving.update(moved)
         on = tuple(isinstance(v, Var) and v in smooth for v in eqn.invars)
         if eqn.primitive is fork_p:
             node = eqn.params["node"]
-            if node.steered(tuple(isinstance(v, Var) and v in moving for v in eqn.invars)):
+            if node.steered(tuple(moves)):
                 raise _not_linear("an argument decides how many steps a loop takes", eqn)
             for inner in plan.inner[node]:
                 check_linear(inner, inner.joint.active)

@@ -104,7 +104,11 @@ ad.primitive_transposes[tie_p] = lambda cts, *args, n, light: [
 
 
 class _Tie(Linear):
-    """Linear in the saved values; the cotangents only wait."""
+    """Linear in the saved values, each by itself; the cotangents are only waited for."""
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        pairs = zip(active, eqn.outvars, strict=False)
+        return tuple(on and differentiable(v.aval) for on, v in pairs)
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         n, light = eqn.params["n"], eqn.params["light"]

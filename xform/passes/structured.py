@@ -14,7 +14,7 @@ import jax
 from jax import lax
 
 from xform._jax import JaxprEqn, Primitive, Var, callee, cond_p, jit_p, scan_counts, scan_p, while_p
-from xform.equation import scan_options
+from xform.equation import scan_options, switch
 from xform.ir import Mask, Program, evaluate, gather, program, spread, trace
 from xform.source import name_stack, source
 from xform.table import traits
@@ -136,7 +136,7 @@ def _cond(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) 
     def branch(prog: Program) -> Callable[..., list[Any]]:
         return lambda given: evaluate(prog, spread(given, read))
 
-    return lax.switch(index, list(map(branch, new)), gather(operands, read))
+    return switch(eqn.params, index, list(map(branch, new)), gather(operands, read))
 
 
 def _unclamped(made: Program) -> Program:

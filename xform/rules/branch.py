@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import lax
 
 from xform._jax import JaxprEqn, zeros
 from xform.arithmetic import Value, instantiate
 from xform.cost import flops
+from xform.equation import switch
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Plan, analyze
@@ -50,7 +50,8 @@ class Cond(Structured):
 
             return run
 
-        return lax.switch(xs[0], [branch(b) for b in _branches(eqn)], list(xs[1:]), list(dxs[1:]))
+        runs = [branch(b) for b in _branches(eqn)]
+        return switch(eqn.params, xs[0], runs, list(xs[1:]), list(dxs[1:]))
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
         joints = [analyze(b, active[1:], wanted, push) for b in _branches(eqn)]
@@ -93,7 +94,7 @@ class _CondNode(Node):
             return run
 
         runs = [branch(p, place) for p, place in zip(programs, places, strict=True)]
-        outs, filled = lax.switch(index, runs, *ops)
+        outs, filled = switch(self.eqn.params, index, runs, *ops)
         return spread(outs, used), _Slots(
             filled, tuple(zip(trees, map(tuple, places), strict=True))
         )
@@ -114,7 +115,8 @@ class _CondNode(Node):
 
             return run
 
-        return lax.switch(index, [branch(p, k) for p, k in zip(plans, token.kept(), strict=True)])
+        runs = [branch(p, k) for p, k in zip(plans, token.kept(), strict=True)]
+        return switch(self.eqn.params, index, runs)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -163,4 +165,5 @@ def _flops(eqn: JaxprEqn) -> int:
     return max(map(flops, _branches(eqn)))
 
 
-declare(Cond, "cond", "structured", (), Traits(foldable=False, flops=_flops), known=("branches",))
+declare(Cond, "cond", "structured", (), Traits(foldable=False, flops=_flops),
+        known=("branches", "branches_platforms"))  # fmt: skip

@@ -30,7 +30,7 @@ from xform.errors import NotDifferentiable
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Structured, gather, spread
 from xform.interpret.pullback import NOTHING, pull_of_jvp, pullback
-from xform.ir import Mask, apply, program
+from xform.ir import Mask, apply, program, trace
 from xform.source import frame
 from xform.table import Rule, declare
 from xform.traits import FOREIGN, Traits
@@ -92,7 +92,7 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
 def no_forward_mode(where: str) -> NotDifferentiable:
     """The error of a push through a `custom_vjp`."""
     return NotDifferentiable(
-        "forward-mode derivative (jvp) of a custom_vjp function",
+        "forward-mode autodiff (jvp) of a custom_vjp function",
         "its rule says how to pull cotangents back, not how to push tangents forward",
         where,
         "use reverse mode (grad, vjp), or give the function a jax.custom_jvp rule instead",
@@ -135,6 +135,26 @@ class Refused(Rule):
 
 class CustomJvp(Structured):
     """`jax.custom_jvp`."""
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        """A rule that asks for symbolic zeros may return some: where there are none, it moves."""
+        outs = super().active(eqn, active)
+        if not eqn.params["symbolic_zeros"] or not any(outs):
+            return outs
+        moving: list[bool] = []
+
+        def push(*values: Value) -> list[Value]:
+            n = len(active)
+            _, dys = self.jvp(eqn, values[:n], spread(values[n:], active))
+            moving[:] = [dy is not None for dy in dys]
+            return gather(dys, moving)
+
+        avals = [v.aval for v in eqn.invars]
+        try:
+            trace(push, *avals, *map(tangent_aval, gather(avals, active)))
+        except Exception:  # a rule that refuses says so where its derivative is needed
+            return outs
+        return tuple(a and b for a, b in zip(outs, moving, strict=True))
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         _, rule = eqn.primitive.get_bind_params(eqn.params)["subfuns"]

@@ -43,7 +43,7 @@ class Foreign(Structured):
             raise _refusal(eqn, "push tangents", "ad.primitive_jvps")
         given = zip(dxs, eqn.invars, strict=True)
         full = [ad.Zero(tangent_aval(v.aval)) if dx is None else dx for dx, v in given]
-        ys, dys = push(list(xs), full, **_params(eqn))
+        ys, dys = push(tuple(xs), tuple(full), **_params(eqn))
         if not eqn.primitive.multiple_results:
             ys, dys = [ys], [dys]
         return list(ys), list(map(none_if_zero, dys))

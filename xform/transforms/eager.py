@@ -28,7 +28,7 @@ from xform._jax import (
 )
 from xform.arithmetic import Value, arrayed, differentiable, reduce_like, scale
 from xform.equation import Applied
-from xform.interpret.concrete import Mark, Results, Split, Watch, stage
+from xform.interpret.concrete import Mark, Marked, Pushed, Results, Split, Watch, stage
 from xform.interpret.jvp import push
 from xform.interpret.node import Node, Pull, Token, fork_p, gather, join_p, spread
 from xform.interpret.pullback import NOTHING, back, check_cotangent, pull_of_jvp
@@ -116,6 +116,7 @@ def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
 class _Push(Watch):
     """Marks are tangents."""
 
+    known = Pushed
     split = False
 
     def show(self, value: Value, mark: Value) -> str:
@@ -145,6 +146,7 @@ class _Push(Watch):
 class _Linearize(_Push):
     """Marks are tangents that are not known yet: primal and tangent part are kept apart."""
 
+    known = Marked
     split = True
     applied = Watch.applied  # which a Node keeps
 
@@ -187,11 +189,17 @@ class _Tape(Watch):
 
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
                    xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
+        moving: list[bool] = []
+
         def jvp(xs: Sequence[Value], dxs: Sequence[Value]):
-            return push_by_rule(rule, symbolic, xs, dxs)
+            ys, dys = push_by_rule(rule, symbolic, xs, dxs)
+            moving[:] = [dy is not None for dy in dys]
+            return ys, dys
 
         ys, pull = _directly(pull_of_jvp, jvp, xs, tuple(m is not None for m in marks))
-        return self._by_rule(prim, xs, marks, ys, lambda eqn: functools.partial(_directly, pull))
+        pull = functools.partial(_directly, pull)
+        ys, outs = self._by_rule(prim, xs, marks, ys, lambda eqn: pull)
+        return ys, [v if on else None for v, on in zip(outs, moving, strict=True)]
 
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
@@ -311,9 +319,14 @@ def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
     return ys, [m for _, m in pairs], tree, aux
 
 
-def jvp(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree]:
-    """Output, its tangent and the auxiliary output."""
-    ys, dys, tree, aux = _watched(at, _Push(current_trace()), dxs)
+def pushing() -> Watch:
+    """A trace that pushes tangents."""
+    return _Push(current_trace())
+
+
+def jvp(at: Call, dxs: Sequence[Value], trace: Watch) -> tuple[Tree, Tree, Tree]:
+    """Output, its tangent and the auxiliary output, by a trace that pushes."""
+    ys, dys, tree, aux = _watched(at, trace, dxs)
     dy = map(dense, dys, (tangent_aval(jax.typeof(y)) for y in ys))
     return tree.unflatten(ys), tree.unflatten(dy), aux
 

@@ -55,10 +55,12 @@ def jvp(
     at = call(f, primals, "jvp", has_aux)
     avals = list(map(jax.typeof, at.args))
     dxs = check_tangents(at.name, at.in_tree, avals, "jvp", tuple(tangents))
+    trace = eager.pushing()
     try:
-        y, dy, aux = eager.jvp(at, dxs)
+        y, dy, aux = eager.jvp(at, dxs, trace)
     except _REFUSALS:
-        if not staging() or (found := _pruned(at, dxs)) is None:
+        # What asks which values move is not told so where the function is traced first.
+        if not staging() or trace.asked or (found := _pruned(at, dxs)) is None:
             raise
         y, dy, aux = found
     return (y, dy, aux) if has_aux else (y, dy)

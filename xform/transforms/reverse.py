@@ -240,7 +240,7 @@ def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any
     for leaf in jax.tree.leaves(zero):
         check_input("linear_transpose", leaf, False, False)
     fun, args = function(call(f, zero, "linear_transpose"))
-    joint = analyze(fun.program, fun.active(), fun.differentiable())
+    joint = analyze(fun.program, fun.active(), fun.differentiable(), linear=True)
     how = plan(joint, top=True)
     check_linear(how, fun.active())
     _, kept = emit.forward(how, args, (False,) * len(fun.program.outputs))

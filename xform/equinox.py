@@ -1,0 +1,295 @@
+"""Doors to xform's transforms for functions of Equinox modules: `xform.equinox.filter_grad(loss)`.
+
+Names, arguments and meaning are those of `equinox`, whose own transforms call JAX's automatic
+differentiation; here xform differentiates, and those that have a backward pass take a `policy`. Of
+a pytree, arrays of floats or complex numbers are differentiated; all else (functions, strings,
+integers) is held as it is, and None stands in its place in gradients and tangents.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from xform._jax import current_trace
+from xform.errors import MissingExtra, WrongArgument, WrongTangent
+from xform.interpret.concrete import Pushed
+from xform.packages import extra
+from xform.transforms import forward, jacobian, reverse
+from xform.transforms.checkpoint import checkpoint
+from xform.transforms.function import Tree
+
+try:
+    import equinox as eqx
+except ModuleNotFoundError as missing:
+    if missing.name != "equinox":
+        raise
+    how = f"pip install {extra('equinox')}"
+    raise MissingExtra("xform.equinox", "Equinox is not installed", "", how) from None
+
+__all__ = [
+    "filter_checkpoint",
+    "filter_grad",
+    "filter_hessian",
+    "filter_jacfwd",
+    "filter_jacrev",
+    "filter_jvp",
+    "filter_value_and_grad",
+    "filter_vjp",
+]
+
+Function = Callable[..., Any]
+D = TypeVar("D", bound=Function)
+
+
+class _Door(eqx.Module):
+    """A transformed function: a pytree of what the function holds, and a method in a class."""
+
+    _fun: Function
+
+    @property
+    def __wrapped__(self) -> Function:
+        return self._fun
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        bound: Any = self
+        return self if instance is None else eqx.Partial(bound, instance)
+
+
+class _ValueAndGrad(_Door):
+    _has_aux: bool = eqx.field(static=True)
+    _policy: Any = eqx.field(static=True)
+    _holomorphic: bool = eqx.field(static=True)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if not args:
+            raise WrongArgument(
+                "gradient of a function of Equinox modules",
+                "it was called without a positional argument, and the first is differentiated",
+                "",
+                "pass what is differentiated first, by position",
+            )
+        wrt, held = eqx.partition(args[0], eqx.is_inexact_array)
+
+        def objective(wrt: Tree) -> Any:
+            return self._fun(eqx.combine(wrt, held), *args[1:], **kwargs)
+
+        objective.__name__ = getattr(self._fun, "__name__", type(self._fun).__name__)
+        options = {"has_aux": self._has_aux, "holomorphic": self._holomorphic}
+        return reverse.value_and_grad(objective, **options, policy=self._policy)(wrt)
+
+
+class _Grad(_ValueAndGrad):
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        value, gradient = super().__call__(*args, **kwargs)
+        return (gradient, value[1]) if self._has_aux else gradient
+
+
+class _Jacobian(_Door):
+    _has_aux: bool = eqx.field(static=True)
+    _transform: Function = eqx.field(static=True)
+
+    def __call__(self, x: Tree, /, *args: Any, **kwargs: Any) -> Any:
+        wrt, held = eqx.partition(x, eqx.is_inexact_array)
+        f = lambda wrt: self._fun(eqx.combine(wrt, held), *args, **kwargs)
+        return self._transform(f, has_aux=self._has_aux)(wrt)
+
+
+class _Checkpoint(_Door):
+    _prevent_cse: bool = eqx.field(static=True)
+    _policy: Any = eqx.field(static=True)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        arrays, held = eqx.partition((self._fun, args, kwargs), eqx.is_array)
+        rest: list[Tree] = []
+
+        def region(arrays: Tree) -> Tree:
+            fun, args, kwargs = eqx.combine(arrays, held)
+            made, other = eqx.partition(fun(*args, **kwargs), eqx.is_array)
+            rest[:] = [other]
+            return made
+
+        made = checkpoint(region, prevent_cse=self._prevent_cse, policy=self._policy)(arrays)
+        return eqx.combine(made, rest[0])
+
+
+def _decorator(door: D) -> D:
+    """Without a function, a door is a decorator with its options."""
+
+    @functools.wraps(door)
+    def call(fun: Function | None = None, **options: Any) -> Any:
+        if fun is None:
+            return functools.partial(call, **options)
+        return eqx.module_update_wrapper(door(fun, **options))
+
+    return call  # pyright: ignore[reportReturnType]
+
+
+@_decorator
+def filter_value_and_grad(fun: Function, *, has_aux: bool = False, policy: Any = None,
+                          holomorphic: bool = False) -> Function:  # fmt: skip
+    """A function that returns the value of a scalar function, and its gradient.
+
+    Args:
+      fun: function of which the first argument, any pytree, is differentiated. Without it, a
+        decorator is returned.
+      has_aux: whether `fun` returns a pair, of which the second is passed through.
+      policy: what is kept for the backward pass, of `xform.policies` or `jax.checkpoint_policies`.
+      holomorphic: whether `fun` is complex-differentiable; inputs and output must be complex.
+
+    Returns:
+      A function with the arguments of `fun`, that returns `(value, gradient)`, or
+      `((value, auxiliary), gradient)`. The gradient is like the first argument.
+
+    Raises:
+      WrongArgument: there is no positional argument.
+      NotScalar, WrongDtype, MissingRule: as `xform.value_and_grad`.
+
+    Cost: three to four times the FLOPs of `fun`, plus what the policy recomputes.
+
+    >>> import equinox as eqx
+    >>> model = eqx.nn.MLP(2, "scalar", 4, 1, key=jax.random.key(0))
+    >>> loss = lambda model, x: model(x) ** 2
+    >>> value, g = xform.equinox.filter_value_and_grad(loss)(model, jnp.ones(2))
+    >>> g.layers[0].weight.shape, g.activation
+    ((4, 2), None)
+    """
+    return _ValueAndGrad(fun, has_aux, policy, holomorphic)
+
+
+@_decorator
+def filter_grad(fun: Function, *, has_aux: bool = False, policy: Any = None,
+                holomorphic: bool = False) -> Function:  # fmt: skip
+    """A function that returns the gradient of a scalar function.
+
+    Arguments, errors and cost are those of `filter_value_and_grad`; with `has_aux` the result is a
+    pair `(gradient, auxiliary)`.
+
+    >>> g = xform.equinox.filter_grad(lambda tree: tree[0] ** 2)((jnp.float32(3.0), "a name"))
+    >>> float(g[0]), g[1]
+    (6.0, None)
+    """
+    return _Grad(fun, has_aux, policy, holomorphic)
+
+
+def filter_vjp(fun: Function, *primals: Tree, has_aux: bool = False, policy: Any = None) -> Any:
+    """Evaluate a function and return the map that pulls cotangents back through it.
+
+    Errors and cost are those of `xform.vjp`. Cotangents, of the output and of the primals, are like
+    these, with None for all but arrays of floats and complex numbers.
+
+    >>> y, pull = xform.equinox.filter_vjp(lambda tree: (tree[0] * 2, tree[1]), (jnp.ones(2), "a"))
+    >>> pull((jnp.ones(2), None))[0][0].tolist(), y[1]
+    ([2.0, 2.0], 'a')
+    """
+    wrt, held = eqx.partition(primals, eqx.is_inexact_array)
+
+    def pure(*wrt: Tree) -> Any:
+        out = fun(*eqx.combine(wrt, held))
+        out, aux = out if has_aux else (out, None)
+        made, rest = eqx.partition(out, eqx.is_inexact_array)
+        return made, (rest, aux)
+
+    made, pull, (rest, aux) = reverse.vjp(pure, *wrt, has_aux=True, policy=policy)
+    out = eqx.combine(made, rest)
+    return (out, pull, aux) if has_aux else (out, pull)
+
+
+def filter_jvp(
+    fn: Function, primals: Sequence[Tree], tangents: Sequence[Tree], **kwargs: Any
+) -> tuple[Tree, Tree]:
+    """Evaluate a function and push tangents forward through it.
+
+    Args:
+      fn: function of any pytrees.
+      primals: the point, a sequence of arguments.
+      tangents: like `primals`; None where there is no tangent.
+      **kwargs: keyword arguments of `fn`, held constant.
+
+    Returns:
+      The output and its tangent, with None for what is no array and for what does not move.
+
+    Raises:
+      WrongTangent: `tangents` are not like `primals`.
+      MissingRule, NotDifferentiable: as `xform.jvp`, which has the cost, too.
+
+    >>> y, dy = xform.equinox.filter_jvp(lambda x, y: (x * y, y, "a"), (2.0, 3.0), (1.0, None))
+    >>> float(dy[0]), dy[1], dy[2]
+    (3.0, None, None)
+    """
+    none = lambda x: x is None
+    trees = [jax.tree.structure(t, is_leaf=none) for t in (tuple(primals), tuple(tangents))]
+    if trees[0] != trees[1]:
+        raise WrongTangent(
+            "filter_jvp",
+            f"the tangents are {trees[1]}, the primals {trees[0]}",
+            "",
+            "pass a tangent, or None, for each leaf of the primals",
+        )
+    still = jax.tree.map(none, tuple(tangents), is_leaf=none)
+    held, wrt = eqx.partition(tuple(primals), still)
+    leaves, tree = jax.tree.flatten(wrt)
+
+    def pure(*leaves: Any) -> Any:
+        trace: Any = current_trace()
+        tag = trace.tag
+        out = fn(*eqx.combine(jax.tree.unflatten(tree, leaves), held), **kwargs)
+        moves = lambda x: isinstance(x, Pushed) and x._trace.tag is tag
+        moving, rest = eqx.partition(out, moves)
+        return moving, rest
+
+    made, pushed, rest = forward.jvp(pure, leaves, jax.tree.leaves(tuple(tangents)), has_aux=True)
+    return eqx.combine(made, rest), pushed
+
+
+def filter_jacfwd(fun: Function, has_aux: bool = False) -> Function:
+    """The Jacobian of a function by its first argument, in forward mode.
+
+    The output is of arrays; errors and cost are those of `xform.jacfwd`.
+
+    >>> jacobian = xform.equinox.filter_jacfwd(lambda tree: tree[0] ** 2)
+    >>> jacobian((jnp.array([1.0, 2.0]), "a"))[0].tolist()
+    [[2.0, 0.0], [0.0, 4.0]]
+    """
+    return _Jacobian(fun, has_aux, jacobian.jacfwd)
+
+
+def filter_jacrev(fun: Function, has_aux: bool = False) -> Function:
+    """The Jacobian of a function by its first argument, in reverse mode.
+
+    The output is of arrays; errors and cost are those of `xform.jacrev`.
+
+    >>> xform.equinox.filter_jacrev(lambda tree: tree[0].sum())((jnp.ones(2), "a"))[0].tolist()
+    [1.0, 1.0]
+    """
+    return _Jacobian(fun, has_aux, jacobian.jacrev)
+
+
+def filter_hessian(fun: Function, has_aux: bool = False) -> Function:
+    """The Hessian of a function by its first argument: forward over reverse.
+
+    The output is of arrays; errors and cost are those of `xform.hessian`.
+
+    >>> h = xform.equinox.filter_hessian(lambda tree: tree[0] ** 3)((jnp.float32(2.0), "a"))
+    >>> float(h[0][0])
+    12.0
+    """
+    return filter_jacfwd(filter_jacrev(fun, has_aux), has_aux)
+
+
+@_decorator
+def filter_checkpoint(fun: Function, *, prevent_cse: bool = True, policy: Any = None) -> Function:
+    """A function like `fun`, whose intermediate values are recomputed in reverse mode.
+
+    `fun` takes and returns any pytrees. Without it, a decorator is returned. Other arguments and
+    cost are those of `xform.checkpoint`.
+
+    >>> twice, policy = lambda x, f: f(f(x)), xform.policies.save_dots
+    >>> layer = xform.equinox.filter_checkpoint(twice, policy=policy)
+    >>> float(xform.grad(lambda x: layer(x, jnp.sin))(0.0))
+    1.0
+    """
+    return _Checkpoint(fun, prevent_cse, policy)
