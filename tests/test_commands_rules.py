@@ -58,4 +58,4 @@ def test_the_rules_of_other_libraries() -> None:
     text = commands.run(["rules", "--foreign", "flax.nnx"])
     (line,) = [line for line in text.splitlines() if line.startswith("get_variable ")]
     assert line.split() == ["get_variable", "flax.nnx.variablelib", "yes", "yes"]
-    assert "sin " not in text
+    assert not [line for line in text.splitlines()[1:-2] if line.split()[1].startswith("jax.")]

@@ -40,7 +40,9 @@ def same(before: dict[str, dict[str, object]], after: dict[str, dict[str, object
     for name, names in before.items():
         assert list(names) == list(after[name]), name
         for key, value in names.items():
-            assert after[name][key] is value, f"{name}.{key}"
+            # Hypothesis writes down when it was last run.
+            moves = isinstance(value, float)
+            assert moves or after[name][key] is value, f"{name}.{key}"
 
 
 @contextmanager

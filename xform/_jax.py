@@ -317,11 +317,10 @@ def registered() -> set[str]:
     """Names of the primitives that JAX names publicly, or has a derivative for.
 
     Those of a module that has not been imported are not registered yet. Other libraries (Flax) add
-    primitives of their own, of a class of their own; those are not JAX's.
+    primitives of their own; those are not JAX's.
     """
     known = {*ad.primitive_jvps, *ad.primitive_transposes}
-    own = {p.name for p in known if type(p).__module__.partition(".")[0] == "jax"}
-    return {*primitives(), *own}
+    return {*primitives(), *(p.name for p in known if named(p.name) is p)}
 
 
 def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any],
