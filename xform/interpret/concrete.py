@@ -203,11 +203,10 @@ class Watch(Trace, abc.ABC):
         if primitive is jax_primitives.device_put_p:
             params = {**params, "srcs": tuple(map(_place, params["srcs"], xs))}
         on = tuple(m is not None for m in marks)
-        # A trace takes a number of Python's as an array.
         with set_current_trace(self.below):
-            xs = [arrayed(x) if isinstance(x, _NUMBER) else x for x in xs]
-        run = functools.partial(primitive.bind_with_trace, self.below, xs, avals, params)
-        with set_current_trace(self.below):
+            # A trace takes a number of Python's as an array.
+            xs = list(map(arrayed, xs)) if any(on) else xs
+            run = functools.partial(primitive.bind_with_trace, self.below, xs, avals, params)
             if not any(on):
                 return run()
             if not _by_formula(primitive):
@@ -224,8 +223,7 @@ class Watch(Trace, abc.ABC):
             wanted = rule.active(eqn, on)
             if not any(wanted):
                 return out
-            known = list(map(arrayed, xs)), list(map(arrayed, ys))
-            marks = self.formula(rule, eqn, *known, marks)
+            marks = self.formula(rule, eqn, xs, list(map(arrayed, ys)), marks)
         made = [
             self.lift(y, m, v.aval) if w else y
             for y, m, w, v in zip(ys, marks, wanted, outs, strict=True)
@@ -242,9 +240,7 @@ class Watch(Trace, abc.ABC):
         if (inner := rule.inlined(eqn, False)) is not None:
             with set_current_trace(self):
                 return evaluate(inner, list(map(self.lift, xs, marks)))
-        made = zip(
-            *self.equation(rule, eqn, list(map(arrayed, xs)), marks, wanted), wanted, strict=True
-        )
+        made = zip(*self.equation(rule, eqn, xs, marks, wanted), wanted, strict=True)
         return [self.lift(y, m) if w else y for y, m, w in made]
 
     def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **how: Any) -> Any:
@@ -265,6 +261,7 @@ class Watch(Trace, abc.ABC):
         on = tuple(m is not None for m in marks)
         with set_current_trace(self.below):
             eqn = self.applied(primitive, staged.params, avals, marks, list(staged.outvars))
+            xs = list(map(arrayed, xs))
             outs = self._by_equation(eqn, xs, marks, on) if any(on) else apply(staged, xs)
         env.update(zip(staged.outvars, outs, strict=True))
         return found[0].update([read(env, v) for v in prog.outputs])
@@ -328,7 +325,6 @@ def _by_formula(primitive: Primitive) -> bool:
 
 
 _BY_FORMULA = Pointwise | Linear | Bilinear
-_NUMBER = bool | int | float | complex
 
 
 class Split(Trace):

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import staging, tangent_aval
+from xform._jax import has_effects, staging, tangent_aval
 from xform.arithmetic import Value
 from xform.errors import MissingRule, UnsupportedParam, WrongTangent
 from xform.interpret import emit
@@ -76,7 +76,7 @@ def _pruned(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree] | None:
     None if an output needs it, or if the program has effects, which the first attempt has had.
     """
     fun, args = function(at)
-    if any(eqn.effects for eqn in fun.program.equations):
+    if any(map(has_effects, fun.program.equations)):
         return None
     try:
         ys, dys = interpret(fun.program, args, [*[None] * fun.n_consts, *dxs])
