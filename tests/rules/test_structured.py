@@ -679,11 +679,12 @@ def only_elsewhere(x):
 elsewhere_p = Primitive("test_elsewhere")
 elsewhere_p.def_abstract_eval(lambda x: x)
 batching.primitive_batchers[elsewhere_p] = lambda xs, axes: (elsewhere_p.bind(*xs), axes[0])
-xform.extend.linear(elsewhere_p, lambda ct, x: elsewhere_p.bind(ct))
 
 
 @pytest.mark.parametrize("jitted", [False, True])
 def test_a_branch_of_another_platform_is_never_compiled(jitted: bool) -> None:
+    xform.extend.linear(elsewhere_p, lambda ct, x: elsewhere_p.bind(ct))
+
     def f(x):
         branches = {"cpu": lambda x: jnp.sin(x) * x, "tpu": only_elsewhere}
         return lax.platform_dependent(x, default=only_elsewhere, **branches)
