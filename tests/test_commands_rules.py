@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+
 from tests.rules.tested import how_tested
 from tests.versions import NEW
 from xform import commands
@@ -55,7 +58,11 @@ def test_traits() -> None:
 
 
 def test_the_rules_of_other_libraries() -> None:
-    text = commands.run(["rules", "--foreign", "flax.nnx"])
-    (line,) = [line for line in text.splitlines() if line.startswith("get_variable ")]
-    assert line.split() == ["get_variable", "flax.nnx.variablelib", "yes", "yes"]
+    ad.deflinear2(LISTED_P, lambda ct, x: [ct])
+    text = commands.run(["rules", "--foreign", "json"])
+    (line,) = [line for line in text.splitlines() if line.startswith("listed ")]
+    assert line.split() == ["listed", __name__, "yes", "yes"]
     assert not [line for line in text.splitlines()[1:-2] if line.split()[1].startswith("jax.")]
+
+
+LISTED_P = Primitive("listed")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
 
 import jax
+import numpy as np
 
 from xform._jax import (
     JaxprEqn,
@@ -207,6 +208,8 @@ class Watch(Trace, abc.ABC):
             # A trace takes a number of Python's as an array.
             xs = list(map(arrayed, xs)) if any(on) else xs
             run = functools.partial(primitive.bind_with_trace, self.below, xs, avals, params)
+            if any(isinstance(x, np.ndarray | np.generic) for x in xs):
+                run = functools.partial(primitive.bind, *xs, **params)  # makes them JAX's
             if not any(on):
                 return run()
             if not _by_formula(primitive):
