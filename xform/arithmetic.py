@@ -27,9 +27,9 @@ def differentiable(aval: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _inexact(dtype: Any) -> bool:
-    extended = jnp.issubdtype(dtype, jax.dtypes.extended)
-    kind = tangent_aval(ShapedArray((), dtype)).dtype if extended else dtype
-    return kind != jax.dtypes.float0 if extended else jnp.issubdtype(dtype, np.inexact)
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return tangent_aval(ShapedArray((), dtype)).dtype != jax.dtypes.float0
+    return jnp.issubdtype(dtype, np.inexact)
 
 
 def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] | None = None,

@@ -15,20 +15,15 @@ from typing import Any, TypeVar
 import jax
 
 from xform._jax import current_trace
-from xform.errors import MissingExtra, WrongArgument, WrongTangent
+from xform.errors import WrongArgument, WrongTangent
 from xform.interpret.concrete import Pushed
-from xform.packages import extra
+from xform.packages import required
 from xform.transforms import forward, jacobian, reverse
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.function import Tree
 
-try:
+with required("equinox", "Equinox", by="xform.equinox", brings="equinox"):
     import equinox as eqx
-except ModuleNotFoundError as missing:
-    if missing.name != "equinox":
-        raise
-    how = f"pip install {extra('equinox')}"
-    raise MissingExtra("xform.equinox", "Equinox is not installed", "", how) from None
 
 __all__ = [
     "filter_checkpoint",

@@ -21,19 +21,14 @@ from typing import Any
 
 import jax
 
-from xform.errors import MissingExtra, NotScalar, WrongArgument
-from xform.packages import extra
+from xform.errors import NotScalar, WrongArgument
+from xform.packages import required
 from xform.transforms import forward, reverse
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.function import Tree, positions
 
-try:
+with required("flax", "Flax", by="xform.flax", brings="train"):
     from flax import nnx
-except ModuleNotFoundError as missing:
-    if missing.name != "flax":
-        raise
-    how = f"pip install {extra('train')}"
-    raise MissingExtra("xform.flax", "Flax is not installed", "", how) from None
 
 __all__ = ["grad", "jvp", "remat", "value_and_grad", "vjp"]
 

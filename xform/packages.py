@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
+from collections.abc import Generator
+
+from xform.errors import MissingExtra
 
 # The package index has another project of the name `xform`.
 DISTRIBUTION = "jax-xform"
@@ -26,3 +30,15 @@ def own_version() -> str:
 def extra(name: str) -> str:
     """What to give to `pip install` for xform with one of its extras, quoted for a shell."""
     return f"'{DISTRIBUTION}[{name}]'"
+
+
+@contextlib.contextmanager
+def required(package: str, name: str, by: str, brings: str) -> Generator[None]:
+    """Context in which a module imports what it needs and an extra of xform brings."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if missing.name != package:
+            raise
+        how = f"pip install {extra(brings)}"
+        raise MissingExtra(by, f"{name} is not installed", "", how) from None

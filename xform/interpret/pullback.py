@@ -95,10 +95,12 @@ def _pulled(eqn: JaxprEqn, pull: Pull, cts: Sequence[Value]) -> Sequence[Value]:
 
 
 def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
-    before = env_ct.get(v)
-    if before is None or before is NOTHING:
-        env_ct[v] = before if ct is None else ct
-    elif ct is not None and ct is not NOTHING:
+    if ct is None:
+        return
+    before = env_ct.get(v, NOTHING)
+    if before is NOTHING:
+        env_ct[v] = ct
+    elif ct is not NOTHING:
         env_ct[v] = add([before, ct])
 
 

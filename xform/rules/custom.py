@@ -83,8 +83,8 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
 
     def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
         out = pull_custom_vjp(bwd, residuals, _filled(cts, avals, symbolic))
-        found = [none_if_zero(ct) if on else None for ct, on in zip(out, active, strict=True)]
-        return [NOTHING if ct is None and on else ct for ct, on in zip(found, active, strict=True)]
+        said = lambda ct: NOTHING if none_if_zero(ct) is None else ct
+        return [said(ct) if on else None for ct, on in zip(out, active, strict=True)]
 
     return ys, residuals, pull
 
