@@ -147,3 +147,20 @@ def test_the_collector_is_on_around_users_code() -> None:
     assert len(seen) > 2
     assert all(seen)
     assert gc.get_threshold() == before
+
+
+def test_cycles_are_searched_for_as_ever_where_operations_run_one_by_one() -> None:
+    seen = []
+
+    @jax.custom_jvp
+    def f(x):
+        return jnp.sin(x)
+
+    f.defjvp(lambda xs, dxs: (f(*xs), dxs[0] * (seen.append(gc.get_threshold()) or 2.0)))
+    usual = gc.get_threshold()
+    push = lambda x: xform.jvp(f, (x,), (x,))
+    push(1.0)
+    assert seen == [usual]
+    jax.make_jaxpr(push)(1.0)
+    assert seen[1:] != [usual]  # a trace stays
+    assert gc.get_threshold() == usual

@@ -17,6 +17,9 @@ from jax.sharding import AxisType
 from xform._jax import ShapedArray, ad, cotangent_aval, is_reference, tangent_aval, zeros
 
 Value = Any
+# As tuples: a union would be made at each question, and these are asked for every operation.
+NUMPY = np.ndarray, np.generic
+_PYTHON = bool, int, float, complex
 
 
 def differentiable(aval: Any) -> bool:
@@ -46,9 +49,9 @@ def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] |
 
 def arrayed(x: Value) -> Value:
     """`x` as JAX takes it: a Python number as an array, NumPy's in a dtype that is enabled."""
-    if isinstance(x, np.ndarray | np.generic):
+    if isinstance(x, NUMPY):
         return np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))
-    return jnp.asarray(x) if isinstance(x, bool | int | float | complex) else x
+    return jnp.asarray(x) if isinstance(x, _PYTHON) else x
 
 
 def cotangent_sharding(x: Value) -> Any:
@@ -103,8 +106,7 @@ def add(terms: Sequence[Value]) -> Value:
 
 
 def _plus(a: Value, b: Value) -> Value:
-    own = jnp.issubdtype(jax.typeof(a).dtype, jax.dtypes.extended)
-    return ad.add_jaxvals(a, b) if own else lax.add(a, b)
+    return lax.add(a, b) if isinstance(a.dtype, np.dtype) else ad.add_jaxvals(a, b)
 
 
 def like(dx: Value, y: Value) -> Value:

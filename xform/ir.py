@@ -92,14 +92,15 @@ _SELDOM = 50_000
 
 
 @contextlib.contextmanager
-def seldom_collected() -> Generator[None]:
+def seldom_collected(on: bool = True) -> Generator[None]:
     """Cycles are searched for less often meanwhile: of a trace, or a plan, nearly all stays.
 
     Of 100,000 equations the searches would take a third of the time. They are not switched off:
-    what a user's function leaves behind is found as ever.
+    what a user's function leaves behind is found as ever. Not for operations that run one by one
+    (not `on`): there a cycle may hold large arrays.
     """
     young, *older = gc.get_threshold()
-    raised = 0 < young < _SELDOM
+    raised = on and 0 < young < _SELDOM
     if raised:
         gc.set_threshold(_SELDOM, *older)
     try:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
 
 import jax
-import numpy as np
 
 from xform._jax import (
     JaxprEqn,
@@ -30,7 +29,7 @@ from xform._jax import (
     set_current_trace,
     trace_of,
 )
-from xform.arithmetic import Value, arrayed
+from xform.arithmetic import NUMPY, Value, arrayed
 from xform.errors import DerivativeLost
 from xform.interpret.reference import refer
 from xform.ir import Mask, apply, environment, evaluate, read, trace
@@ -203,14 +202,14 @@ class Watch(Trace, abc.ABC):
         xs, marks, avals = self._lowered(args)
         if primitive is jax_primitives.device_put_p:
             params = {**params, "srcs": tuple(map(_place, params["srcs"], xs))}
-        on = tuple(m is not None for m in marks)
+        on = tuple([m is not None for m in marks])
         with set_current_trace(self.below):
             # A trace takes a number of Python's as an array.
-            xs = list(map(arrayed, xs)) if any(on) else xs
+            xs = list(map(arrayed, xs)) if True in on else xs
             run = functools.partial(primitive.bind_with_trace, self.below, xs, avals, params)
-            if any(isinstance(x, np.ndarray | np.generic) for x in xs):
+            if any([isinstance(x, NUMPY) for x in xs]):
                 run = functools.partial(primitive.bind, *xs, **params)  # makes them JAX's
-            if not any(on):
+            if True not in on:
                 return run()
             if not _by_formula(primitive):
                 eqn = self.applied(primitive, params, avals, marks)
@@ -327,7 +326,7 @@ def _by_formula(primitive: Primitive) -> bool:
     return isinstance(rule, _BY_FORMULA) or (rule is not None and rule.word == "constant")
 
 
-_BY_FORMULA = Pointwise | Linear | Bilinear
+_BY_FORMULA = Pointwise, Linear, Bilinear
 
 
 class Split(Trace):

@@ -109,12 +109,13 @@ class Jit(Structured):
         return prog if inlines(eqn.params) or size(prog) < _LARGE else None
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        on = tuple(dx is not None for dx in dxs)
+        on = tuple([dx is not None for dx in dxs])
         seconds = gather(dxs, on)
-        how = tuple(v for name, v in eqn.params.items() if name != "jaxpr")
-        key, cache = ("jvp", wanted, on, *map(jax.typeof, seconds), how), body(eqn).cache
+        types = tuple(map(jax.typeof, seconds))
+        how = tuple([v for name, v in eqn.params.items() if name != "jaxpr"])
+        key, cache = ("jvp", wanted, on, types, how), body(eqn).cache
         if key not in cache:
-            cache[key] = _pushed(eqn, on, list(map(jax.typeof, seconds)), wanted)
+            cache[key] = _pushed(eqn, on, types, wanted)
         params, moving, run = cache[key]
         # Staging a jit takes less than calling a jitted function; running one takes longer.
         if staging() or placed(eqn):

@@ -13,6 +13,7 @@ from xform.errors import MissingRule, UnsupportedParam, WrongTangent
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp as interpret
+from xform.ir import seldom_collected
 from xform.planner.saved import plan
 from xform.transforms import eager
 from xform.transforms.function import Call, Tree, call, function
@@ -57,7 +58,8 @@ def jvp(
     dxs = check_tangents(at.name, at.in_tree, avals, "jvp", tuple(tangents))
     trace = eager.pushing()
     try:
-        y, dy, aux = eager.jvp(at, dxs, trace)
+        with seldom_collected(staging()):
+            y, dy, aux = eager.jvp(at, dxs, trace)
     except _REFUSALS:
         # What asks which values move is not told so where the function is traced first.
         if not staging() or trace.asked or (found := _pruned(at, dxs)) is None:

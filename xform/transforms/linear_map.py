@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import jax.ref
 import numpy as np
 
-from xform._jax import cotangent_aval, tangent_aval, zeros
+from xform._jax import cotangent_aval, staging, tangent_aval, zeros
 from xform.arithmetic import Value, differentiable, float0_zeros, laid
 from xform.errors import WrongCotangent, WrongTangent
 from xform.interpret import emit
 from xform.interpret.joint import Plan
 from xform.interpret.node import gather, spread
+from xform.ir import seldom_collected
 from xform.transforms.function import Function, Signature, Tree, as_array
 
 
@@ -53,7 +54,8 @@ class Planned(Part):
         else:
             full = [*seconds, *[None] * (len(joint.outputs) - len(seconds))]
         args, given = spread(reads, self._plan.reads), gather(full, joint.seconds)
-        results = emit.second(self._plan, kept, args, given, True, whole=True)
+        with seldom_collected(staging()):
+            results = emit.second(self._plan, kept, args, given, True, whole=True)
         return spread(results, joint.results)[0 if self._push else self._n_consts :]
 
 
@@ -188,7 +190,9 @@ def check_tangents(
     out: list[Value] = []
     for x, aval in zip(leaves, avals, strict=True):
         given, active = jax.typeof(x), differentiable(aval)
-        if given.dtype != tangent_aval(aval).dtype or given.shape != aval.shape:
+        plain = active and isinstance(aval.dtype, np.dtype)
+        wanted = aval.dtype if plain else tangent_aval(aval).dtype
+        if given.dtype != wanted or given.shape != aval.shape:
             raise WrongTangent(
                 f"{asked} of {name}",
                 f"a tangent is {given.str_short()}, but its primal {aval.str_short()} wants "

@@ -17,6 +17,7 @@ from xform.arithmetic import Value, cotangent_sharding
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
+from xform.ir import seldom_collected
 from xform.planner.saved import plan
 from xform.policies import Budget, check, min_cut
 from xform.transforms import eager
@@ -83,8 +84,9 @@ def _vjp(at: Call, policy: Policy) -> Any:
                 "budget(..., batch=n) for those of a batch of n",
                 stacklevel=2,
             )
-        how = planner()(fun, by)
-        outs, kept = emit.forward(how, args)
+        with seldom_collected(staging()):
+            how = planner()(fun, by)
+            outs, kept = emit.forward(how, args)
         y, aux = fun.outputs(outs)
         part = Planned(fun, how, push=False)
         pull = Pullback(fun.signature, part, part.arrays(kept, args))
