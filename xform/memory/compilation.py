@@ -18,10 +18,11 @@ from xform.errors import CompilationFailed
 from xform.ir import program
 from xform.memory import buffers
 from xform.memory.answers import Answer, answered
-from xform.memory.lowering import Arguments, jitted, lower, on_mesh, traced
+from xform.memory.lowering import Arguments, is_jitted, jitted, lower, on_mesh, traced
 from xform.memory.remote import compile_there, read
 from xform.memory.targets import Target, check_installed, parse_target
 from xform.memory.worker import compile_and_read
+from xform.modules import compilable
 from xform.planner.backend import planned_for
 from xform.text import human_bytes, parse_bytes
 
@@ -190,11 +191,14 @@ def compile_for(
     JAX. What was compiled is remembered, by program and target: see `xform.memory.answers`.
     """
     goal = target if isinstance(target, Target) else parse_target(target)
+    kwargs = kwargs or {}
+    if not is_jitted(f):
+        f, args, kwargs = compilable(f, args, kwargs)
     f = jitted(f, donate_argnums)
     if goal.here:
-        return _here(f, args, kwargs or {}, goal, mesh, in_specs)
+        return _here(f, args, kwargs, goal, mesh, in_specs)
     check_installed(goal)
-    lowered, jaxpr = lower(f, on_mesh(args, kwargs or {}, goal, mesh, in_specs), goal)
+    lowered, jaxpr = lower(f, on_mesh(args, kwargs, goal, mesh, in_specs), goal)
     ask = lambda: compile_there(lowered, goal, timeout_seconds)
     decides = goal.name, str(lowered.donated), str(lowered.options)
     there = answered(lowered.program, *decides, ask=ask)

@@ -92,9 +92,14 @@ class Lowered:
     options: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
+def is_jitted(f: Any) -> bool:
+    """Whether `jax.jit` made a function, with options of its own."""
+    return hasattr(f, "trace") and hasattr(f, "lower")
+
+
 def jitted(f: Any, donate_argnums: int | Sequence[int] = ()) -> Any:
     """`f` as `jax.jit` makes it; one that is made already keeps its own options."""
-    if not hasattr(f, "trace") or not hasattr(f, "lower"):
+    if not is_jitted(f):
         try:
             return jax.jit(f, donate_argnums=donate_argnums)
         except (TypeError, ValueError) as error:

@@ -15,6 +15,7 @@ from xform._jax import Tracer
 from xform.arithmetic import Value, differentiable
 from xform.errors import WrongArgument, WrongDtype
 from xform.ir import Mask, Program, lifted, trace
+from xform.modules import inexact, opened
 
 Tree = Any
 
@@ -55,8 +56,9 @@ class Call:
 def call(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False) -> Call:
     """`f` at positional arguments that are arrays in pytrees."""
     check_callable(f, asked)
-    leaves, in_tree = jax.tree.flatten(tuple(primals))
     name = getattr(f, "__name__", type(f).__name__)
+    f, primals = opened(f, primals, inexact)
+    leaves, in_tree = jax.tree.flatten(primals)
     args = [as_array(x, asked) for x in leaves]
     return Call(asked, name, f, has_aux, leaves, args, in_tree)
 
@@ -195,7 +197,7 @@ def positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ..
 def partial(
     f: Callable[..., Any], at: tuple[int, ...], args: Sequence[Any], kwargs: dict[str, Any]
 ):
-    """`f` as a function of the arguments at some positions; all others are held as they are."""
+    """`f` as a function of the arguments at some positions, and these; all others are held."""
 
     def held(*given: Any) -> Any:
         full = list(args)
@@ -204,4 +206,4 @@ def partial(
         return f(*full, **kwargs)
 
     held.__name__ = getattr(f, "__name__", type(f).__name__)
-    return held, [args[i] for i in at]
+    return opened(held, [args[i] for i in at], inexact)

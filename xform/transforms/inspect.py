@@ -95,11 +95,6 @@ class Arguments:
         leaves = [n if t else x for n, (_, x), t in new]
         return leaves, jax.tree.unflatten(self._tree, leaves)
 
-    def at(self, position: int, values: Sequence[Any]) -> list[Any]:
-        """Those of values, one for each leaf, that belong to the argument at a position."""
-        return [x for (path, _), x in zip(self.paths, values, strict=True)
-                if path[0].idx == position]  # fmt: skip
-
     def donated(self, positions: Sequence[int]) -> tuple[int, ...]:
         """Which of `arrays()` belong to arguments at some positions."""
         owners = gather([path[0].idx for path, _ in self.paths], self._traced)
@@ -148,12 +143,14 @@ def point(asked: str, f: Callable[..., Any], args: Sequence[Tree],
     def run(*arrays: Any) -> None:
         leaves, full = given.filled(arrays)
         held, primals = (f, full) if at is None else partial(f, at, full, {})
-        fun, flat = function(call(held, primals, asked, has_aux))
+        made = call(held, primals, asked, has_aux)
+        fun, flat = function(made)
         place = {id(x): i for i, x in enumerate(leaves)}
         closed = [place.get(id(x), x) for x in flat[: fun.n_consts]]
         consts = [called[x] if isinstance(x, int) else "closed over" for x in closed]
         order = range(len(args)) if at is None else at
-        inputs = [name for i in order for name in given.at(i, called)]
+        primal = jax.tree.flatten_with_path(jax.tree.unflatten(made.in_tree, made.args))[0]
+        inputs = [names[order[path[0].idx]] + keystr(path[1:]) for path, _ in primal]
         found.append(At(fun, [*consts, *inputs], closed))
 
     jax.eval_shape(run, *given.arrays())

@@ -1,0 +1,96 @@
+"""Equinox's modules among a function's arguments: what is no array of theirs is held as it is.
+
+Equinox's own filtered transforms mean it so: activation functions, strings and flags are leaves of
+a module. Anywhere else in an argument they are the mistakes that they look like.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xform.errors import WrongArgument
+
+Tree = Any
+
+
+def inexact(x: Any) -> bool:
+    """Whether a leaf of a module is differentiated: JAX's arrays of floats or complex numbers."""
+    return isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, np.inexact)
+
+
+def _shaped(x: Any) -> bool:
+    """Whether a leaf of a module is an input of a compiled function: arrays, and their types."""
+    return isinstance(x, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+
+
+def opened(f: Callable[..., Any], args: Sequence[Tree], inputs: Callable[[Any], bool]
+           ) -> tuple[Callable[..., Any], tuple[Tree, ...]]:  # fmt: skip
+    """`f` and its arguments, in whose modules None stands for what is not among the `inputs`.
+
+    The function that is returned puts it back. Arguments without a module are as they were, and so
+    is `f` then.
+    """
+    if "equinox" not in sys.modules:
+        return f, tuple(args)
+    found, tree = jax.tree.flatten(tuple(args), is_leaf=_is_module)
+    if not any(map(_is_module, found)):
+        return f, tuple(args)
+    pairs = [_parted(x, inputs) if _is_module(x) else (x, None) for x in found]
+
+    @functools.wraps(f, updated=())
+    def whole(*args: Tree, **kwargs: Any) -> Any:
+        given = tree.flatten_up_to(args)
+        pairs_now = zip(given, pairs, strict=True)
+        return f(*tree.unflatten([_joined(x, rest) for x, (_, rest) in pairs_now]), **kwargs)
+
+    return whole, tree.unflatten([part for part, _ in pairs])
+
+
+def compilable(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str, Tree]
+               ) -> tuple[Callable[..., Any], Sequence[Tree], Mapping[str, Tree]]:  # fmt: skip
+    """`f` and its arguments as `jax.jit` takes them: of modules the arrays, in outputs too.
+
+    Raises:
+      WrongArgument: `equinox.filter_jit` made `f`, to donate arguments.
+    """
+    if "equinox" not in sys.modules:
+        return f, args, kwargs
+    if _is_module(f) and (getattr(f, "donate_first", False) or getattr(f, "donate_rest", False)):
+        raise WrongArgument(
+            "memory of a function that equinox.filter_jit made",
+            "it donates arguments, and does not say which arrays to others",
+            "",
+            "pass the function that is not jitted, with donate_argnums",
+        )
+    call = lambda args, kwargs: f(*args, **kwargs)
+    whole, (args, kwargs) = opened(call, (tuple(args), dict(kwargs)), _shaped)
+
+    @functools.wraps(f, updated=())
+    def run(*args: Tree, **kwargs: Tree) -> Tree:
+        part = lambda x: _parted(x, _shaped)[0] if _is_module(x) else x
+        return jax.tree.map(part, whole(args, kwargs), is_leaf=_is_module)
+
+    return run, args, kwargs
+
+
+def _is_module(x: Any) -> bool:
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(x, equinox.Module)
+
+
+def _parted(module: Tree, inputs: Callable[[Any], bool]) -> tuple[Tree, Tree]:
+    """The inputs of a module, and the rest, each with None in the place of the other."""
+    leaves, tree = jax.tree.flatten(module)
+    pairs = [(x, None) if inputs(x) else (None, x) for x in leaves]
+    return tree.unflatten([a for a, _ in pairs]), tree.unflatten([b for _, b in pairs])
+
+
+def _joined(part: Tree, rest: Tree) -> Tree:
+    either = lambda a, b: b if a is None else a
+    return jax.tree.map(either, part, rest, is_leaf=lambda x: x is None)
