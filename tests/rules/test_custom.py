@@ -155,7 +155,7 @@ def test_a_backward_function_may_return_any_float(name: str, dtype: Any, way: st
 
 
 def test_a_number_is_handed_on_as_one() -> None:
-    """Outside of jit, tangents and cotangents that are Python's reach a user's rules as they are."""
+    """Outside of jit, a tangent or cotangent of Python reaches a user's rules as it is."""
     seen: list[type] = []
 
     @jax.custom_vjp
