@@ -116,3 +116,69 @@ def test_a_dtype_with_an_addition_of_its_own() -> None:
 def test_a_python_number_may_be_the_point(f: Callable[..., Any]) -> None:
     close(xform.jvp(f, (0.6,), (1.0,)), jax.jvp(f, (0.6,), (1.0,)), 1e-6)
     close(xform.grad(f)(0.6), jax.grad(f)(0.6), 1e-6)
+
+
+FLOATS = [jnp.float32, jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2]
+# What a backward function may return for a float32, besides a cotangent of its type.
+RETURNED: dict[str, Any] = {
+    **{jnp.dtype(d).name: jnp.ones(2, d) for d in FLOATS},
+    "NumPy's in 64 bits": np.ones(2),
+    "a list": [1.0, 1.0],
+    "a truth value": np.ones(2, bool),
+    "an integer": np.ones(2, np.int32),
+    "a complex number": jnp.ones(2, jnp.complex64),
+    "another shape": jnp.ones(3),
+    "a scalar": jnp.ones(()),
+    "a number": 1.0,
+}
+
+
+def returning(made: Any) -> Callable[..., Any]:
+    """Twice its argument, with a backward function that returns `made`."""
+    f = jax.custom_vjp(lambda x: x * 2)
+    f.defvjp(lambda x: (x * 2, None), lambda _, ct: (made,))
+    return f
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", FLOATS[:3])
+@pytest.mark.parametrize("name", RETURNED)
+def test_a_backward_function_may_return_any_float(name: str, dtype: Any, way: str) -> None:
+    """As JAX, which lets all else of the same shape through as well; here that is an error."""
+    x = jnp.ones(2, dtype)
+    g = lambda t: WAYS[way](lambda: t.vjp(returning(RETURNED[name]), x)[1](x)[0])()
+    if name in [jnp.dtype(d).name for d in FLOATS] or name.startswith("NumPy"):
+        close(g(xform), g(jax))
+    else:
+        with pytest.raises((ValueError, TypeError)):
+            g(xform)
+
+
+def test_a_number_is_handed_on_as_one() -> None:
+    """Outside of jit, a tangent or cotangent of Python reaches a user's rules as it is."""
+    seen: list[type] = []
+
+    @jax.custom_vjp
+    def back(x):
+        return x
+
+    back.defvjp(lambda x: (x, None), lambda _, ct: (seen.append(type(ct)), (ct,))[1])
+
+    @jax.custom_jvp
+    def forth(x):
+        return x
+
+    forth.defjvp(lambda x, dx: (seen.append(type(dx[0])), (x[0], dx[0]))[1])
+    for t in (jax, xform):
+        seen.clear()
+        given = (
+            t.vjp(back, 2.0)[1](3.0)[0],
+            t.vjp(lambda x: x, 2.0)[1](3.0)[0],
+            *t.jvp(forth, (2.0,), (3.0,)),
+            *t.jvp(lambda x: x, (2j,), (3j,)),
+        )
+        assert seen == [float, float]
+        assert given == (3.0, 3.0, 2.0, 3.0, 2j, 3j)
+        assert [type(x) for x in given] == [float] * 4 + [complex] * 2
+        assert isinstance(t.vjp(lambda x: back(x) * 2.0, 2.0)[1](3.0)[0], jax.Array)
+        assert isinstance(t.jvp(lambda x: x * 2.0, (2.0,), (3.0,))[1], jax.Array)

@@ -156,6 +156,7 @@ WEAK = {
     "scan": (lambda x: lax.scan(lambda c, _: (c * 2.0, None), x, None, length=2)[0], 3.0),
     "cond": (lambda x: lax.cond(True, lambda x: x, lambda x: -x, x), 3.0),
     "jit": (jax.jit(lambda x: x * x), 3.0),
+    "gather": (lambda x: jnp.take(x, 0), 3.0),
     "remat": (jax.checkpoint(lambda x: x * x), 3.0),
     "bfloat16": (lambda x: x * 2.0, jnp.bfloat16(3)),
 }

@@ -84,8 +84,9 @@ NOTHING: Any = object()
 
 def _pulled(eqn: JaxprEqn, pull: Pull, cts: Sequence[Value]) -> Sequence[Value]:
     """Cotangents of an equation's inputs."""
-    some = [None if ct is NOTHING else arrayed(ct) for ct in cts]
-    if all(ct is None for ct in some) and not lookup(eqn).users:
+    users = lookup(eqn).users  # as in JAX, such a rule is given a number of Python's as one
+    some = [None if ct is NOTHING else ct if users else arrayed(ct) for ct in cts]
+    if all(ct is None for ct in some) and not users:
         return [NOTHING if differentiable(v.aval) else None for v in eqn.invars]
     found = pull(some)
     for v, ct in zip(eqn.invars, found, strict=True):
@@ -107,15 +108,16 @@ def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
 def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     """Refuse what a rule returned for an input if it is no cotangent of it."""
     aval: Any = v.aval
-    # JAX lets a custom_vjp return another float than a short one, and hands it on.
+    # JAX lets a custom_vjp return any float for a float, and hands it on.
     found = jax.typeof(ct)
     shape, dtype = found.shape, found.dtype
     if shape == aval.shape and dtype == aval.dtype:
         return
-    excess = itemsize(aval.dtype) < 4 and jax.numpy.issubdtype(dtype, np.floating)
     off = getattr(jax.config, "jax_disable_bwd_checks", False)
-    unchecked = off and traits(eqn.primitive).calls == "custom"
-    if not unchecked and (shape != aval.shape or not excess):
+    custom = traits(eqn.primitive).calls == "custom"
+    floats = all(jax.numpy.issubdtype(d, np.floating) for d in (dtype, aval.dtype))
+    excess = floats and (custom or itemsize(aval.dtype) < 4)
+    if not (off and custom) and (shape != aval.shape or not excess):
         raise WrongCotangent(
             f"pullback of {eqn.primitive.name}",
             f"its rule returned a cotangent {dtype}{list(shape)} for an input of type "

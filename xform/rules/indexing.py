@@ -71,7 +71,9 @@ def _gather(ct: Value, x: Value, indices: Value, *, dimension_numbers: Any, slic
         operand_batching_dims=d.operand_batching_dims,
         scatter_indices_batching_dims=d.start_indices_batching_dims,
     )
-    return lax.scatter_add(zeros_like(x), indices, ct, numbers, unique_indices=unique_indices,
+    # As in JAX, a weakly typed operand has a strongly typed cotangent.
+    start = zeros(jax.typeof(x).update(weak_type=False))
+    return lax.scatter_add(start, indices, ct, numbers, unique_indices=unique_indices,
                            indices_are_sorted=indices_are_sorted, mode=mode)  # fmt: skip
 
 

@@ -154,8 +154,15 @@ constant("reduce_and", "reduce_or", "reduce_xor", known=("axes", "out_sharding")
 
 def _log_add_exp(a: Any, b: Any) -> Any:
     top = lax.max(*(lax.real(v) if np.iscomplexobj(v) else v for v in (a, b)))
-    top = lax.convert_element_type(lax.select(lax.is_finite(top), top, lax.sub(top, top)), a.dtype)
+    top = lax.select(lax.is_finite(top), top, lax.full_like(top, 0))
+    top = lax.convert_element_type(top, a.dtype)
     return lax.add(top, lax.log(lax.add(lax.exp(lax.sub(a, top)), lax.exp(lax.sub(b, top)))))
+
+
+def _bounded(v: Any) -> Any:
+    """`v`, with 0 in place of infinity: as in JAX, there the derivative is a number."""
+    real = lax.real(v) if np.iscomplexobj(v) else v
+    return lax.select(lax.eq(real, lax.full_like(real, np.inf)), lax.full_like(v, 0), v)
 
 
 def _cumlogsumexp(xs: Any, dxs: Any, *, axis: int, reverse: bool):
@@ -163,7 +170,7 @@ def _cumlogsumexp(xs: Any, dxs: Any, *, axis: int, reverse: bool):
 
     def combine(a: Any, b: Any):
         y = _log_add_exp(a[0], b[0])
-        da, db = (lax.mul(lax.exp(lax.sub(v, y)), dv) for v, dv in (a, b))
+        da, db = (lax.mul(lax.exp(lax.sub(_bounded(v), _bounded(y))), dv) for v, dv in (a, b))
         return y, lax.add(da, db)
 
     _, dy = lax.associative_scan(combine, (x, dx), reverse, axis)

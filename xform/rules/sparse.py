@@ -233,7 +233,16 @@ def _sampled_at(a: Value, b: Value, indices: Value, dimension_numbers: Any) -> t
     (ac, bc), (ab, bb) = dimension_numbers
     sizes = [a.shape[i] for i in (*ab, *_rest(a.ndim, ac, ab))]
     others = [b.shape[i] for i in _rest(b.ndim, bc, bb)]
-    return _batched(indices, [*sizes, *others]), len(sizes)
+    return _whole(_batched(indices, [*sizes, *others]), [*sizes, *others]), len(sizes)
+
+
+def _whole(at: Value, shape: Sequence[int]) -> Value:
+    """Places of rows of an array, as those of all elements of the rows."""
+    k, n = at.ndim - 1, at.shape[-1]
+    all_of = (*at.shape[:-1], *shape[n:])
+    at = lax.broadcast_in_dim(at, (*all_of, n), (*range(k), len(all_of)))
+    own = [lax.broadcasted_iota(at.dtype, (*all_of, 1), i) for i in range(k, len(all_of))]
+    return lax.concatenate([at, *own], len(all_of))
 
 
 def _spread(ct: Value, at: Value, a: Value, b: Value, dimension_numbers: Any) -> Value:
@@ -368,7 +377,8 @@ declare(SparseSolve, "spsolve", "solve", (), known=("tol", "reorder"))
 
 
 def _dense(*buffers: Value, tree: Any) -> list[Value]:
-    return [jax.tree.unflatten(tree, buffers).todense()]
+    array = jax.tree.unflatten(tree, buffers)
+    return [array.todense() if hasattr(array, "todense") else array]
 
 
 composite("todense", defined_by(_dense))

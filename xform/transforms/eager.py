@@ -278,7 +278,8 @@ class _Staged(Part):
         self._program, self._takes, self._gives = program, takes, gives
 
     def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
-        results = _directly(evaluate, self._program, [*arrays, *gather(seconds, self._takes)])
+        given = map(arrayed, gather(seconds, self._takes))
+        results = _directly(evaluate, self._program, [*arrays, *given])
         return spread(results, self._gives)
 
 

@@ -11,6 +11,7 @@ X = RNG.permutation(np.linspace(-2.0, 2.2, 24)).reshape(2, 3, 4)
 Y = RNG.permutation(np.linspace(0.3, 1.9, 24)).reshape(2, 3, 4)
 V = np.array([0.7, -1.3, 0.4, 2.1, -0.6])
 ZERO_IN = np.array([0.7, 0.0, 1.2, -0.4])
+ENDLESS = np.array([-np.inf, 1.5, np.inf, 0.5, np.inf])
 TIED = np.array([[1.0, 3.0, 3.0, 2.0], [0.5, -1.0, 0.5, 0.25]])
 EMPTY = np.zeros((0, 3))
 INDEX = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
@@ -90,6 +91,14 @@ CASES = [
     Case("cumlogsumexp", lambda x: lax.cumlogsumexp(x, 2), (X,), complex=True),
     Case("cumlogsumexp", lambda x: lax.cumlogsumexp(x, 0, reverse=True), (V,), label="reverse"),
     Case("cumlogsumexp", lambda x: lax.cumlogsumexp(x, 1), (TIED,), label="ties"),
+    Case(
+        "cumlogsumexp",
+        lambda x: lax.cumlogsumexp(x),
+        (ENDLESS,),
+        label="infinite",
+        differences=False,
+        second=False,
+    ),
     Case("sort", lambda x: lax.sort(x, dimension=1), (X,)),
     Case("sort", pairs_of, (X, Y), label="taken along"),
     Case("sort", lambda x, i: lax.sort((x, i), dimension=0)[0], (X, INDEX), label="integers along"),
