@@ -8,12 +8,14 @@ candidates for saving. Structured equations appear as `fork` and `join` with Joi
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from xform._jax import JaxprEqn, Offloadable, Var, cotangent_aval, name_p, tangent_aval
+from xform._jax import JaxprEqn, Offloadable, Var, cotangent_aval, name_p, staging, tangent_aval
 from xform.arithmetic import Value
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SLOTS
@@ -133,24 +135,38 @@ class Plan:
         return dataclasses.replace(self, kept=(), offloaded={}, reads=reads, cache=Recent())
 
 
+# Whether the program that is being analyzed will run operation by operation.
+_SINGLY = contextvars.ContextVar("xform_singly", default=False)
+
+
+def compiled() -> bool:
+    """Whether operations applied here will be compiled together, with those around them."""
+    return staging() and not _SINGLY.get()
+
+
 def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool = False,
-            linear: bool = False) -> Joint:  # fmt: skip
+            linear: bool = False, singly: bool = False) -> Joint:  # fmt: skip
     """The Joint of a program, for its active inputs and wanted outputs.
 
     Made once for each (program, masks): a layer that is called 96 times is analyzed once. A program
-    that is `linear` in the active inputs is transposed: its outputs do not matter.
+    that is `linear` in the active inputs is transposed: its outputs do not matter. One that will be
+    run `singly`, operation by operation, keeps the calls that the user compiles.
     """
     way = path(prog, active, wanted)
     seconds = way.inputs if push else tuple(wanted) if wanted is not None else way.outputs
     ends = ("push", way.inputs) if push else ("pull", active, linear)
-    key = (*ends, seconds, wanted, SLOTS.get())
+    key = (*ends, seconds, wanted, SLOTS.get(), singly)
     if key not in prog.cache:
-        made = _pushed(prog, active, seconds) if push else _pulled(prog, active, seconds, linear)
+        token = _SINGLY.set(singly)
+        try:
+            made = _push(prog, active, seconds) if push else _pull(prog, active, seconds, linear)
+        finally:
+            _SINGLY.reset(token)
         prog.cache[key] = made
     return prog.cache[key]
 
 
-def _pulled(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
+def _pull(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
     results: list[bool] = []
 
     def joint(*args: Value) -> list[Value]:
@@ -161,11 +177,11 @@ def _pulled(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
         return [*outs, *gather(in_cts, tuple(results))]
 
     cts = [cotangent_aval(v.aval) for v, on in zip(prog.outputs, wanted, strict=True) if on]
-    traced = opened(released(trace(joint, *prog.in_avals, *cts)), small)
+    traced = _opened(trace(joint, *prog.in_avals, *cts))
     return _split(traced, prog, active, wanted, tuple(results), False)
 
 
-def _pushed(prog: Program, active: Mask, seconds: Mask) -> Joint:
+def _push(prog: Program, active: Mask, seconds: Mask) -> Joint:
     results: list[bool] = []
 
     def joint(*args: Value) -> list[Value]:
@@ -175,8 +191,13 @@ def _pushed(prog: Program, active: Mask, seconds: Mask) -> Joint:
         return [*outs, *gather(dys, tuple(results))]
 
     dxs = [tangent_aval(v.aval) for v, on in zip(prog.inputs, seconds, strict=True) if on]
-    traced = opened(released(trace(joint, *prog.in_avals, *dxs)), small)
+    traced = _opened(trace(joint, *prog.in_avals, *dxs))
     return _split(traced, prog, active, seconds, tuple(results), True)
+
+
+def _opened(traced: Program) -> Program:
+    """A program as it was traced, with the calls opened that a plan sees through."""
+    return opened(released(traced), functools.partial(small, staged=not _SINGLY.get()))
 
 
 def _split(

@@ -52,10 +52,13 @@ class Inline(Pass):
         return inner if fits else None
 
 
-def small(eqn: JaxprEqn) -> Program | None:
-    """What a plan sees through: calls of no weight of their own, as the table of rules says."""
+def small(eqn: JaxprEqn, staged: bool = True) -> Program | None:
+    """What a plan sees through: calls of no weight of their own, as the table of rules says.
+
+    Where operations are `staged`, that is: where they run one by one, each call weighs.
+    """
     rule = rule_of(eqn.primitive)
-    return None if rule is None else rule.inlined(eqn, True)
+    return None if rule is None else rule.inlined(eqn, staged)
 
 
 def opened(prog: Program, opens: Opens) -> Program:

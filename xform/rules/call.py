@@ -18,7 +18,7 @@ from xform.arithmetic import Value
 from xform.errors import XformError
 from xform.interpret import emit
 from xform.interpret.activity import path
-from xform.interpret.joint import Joint, analyze
+from xform.interpret.joint import Joint, analyze, compiled
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.interpret.pullback import pullback
@@ -115,7 +115,7 @@ class Jit(Structured):
         how = tuple([v for name, v in eqn.params.items() if name != "jaxpr"])
         key, cache = ("jvp", wanted, on, types, how), body(eqn).cache
         if key not in cache:
-            cache[key] = _pushed(eqn, on, types, wanted)
+            cache[key] = _staged_jvp(eqn, on, types, wanted)
         params, moving, run = cache[key]
         # Staging a jit takes less than calling a jitted function; running one takes longer.
         if staging() or placed(eqn):
@@ -125,12 +125,12 @@ class Jit(Structured):
         return outs[: len(wanted)], spread(outs[len(wanted) :], moving)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
-        if self.inlined(eqn, staging()):
+        if self.inlined(eqn, compiled()):
             return pullback(body(eqn), active, wanted, xs)
         return super().vjp(eqn, xs, active, wanted)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        if self.inlined(eqn, staging()):
+        if self.inlined(eqn, compiled()):
             return jvp(body(eqn), xs, dxs, split=True, wanted=wanted)
         return super().split(eqn, xs, dxs, wanted)
 
@@ -138,8 +138,8 @@ class Jit(Structured):
         return _JitNode(eqn, analyze(body(eqn), active, wanted, push), push)
 
 
-def _pushed(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
-            ) -> tuple[dict[str, Any], Mask, Callable[..., list[Value]]]:  # fmt: skip
+def _staged_jvp(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
+                ) -> tuple[dict[str, Any], Mask, Callable[..., list[Value]]]:  # fmt: skip
     """Of a jit of inputs and tangents: its parameters, which outputs move, and a function like it.
 
     A tangent lives where its value does.

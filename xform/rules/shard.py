@@ -27,7 +27,7 @@ from xform.arithmetic import Value, constant_like, instantiate, laid
 from xform.cost import flops
 from xform.interpret import emit
 from xform.interpret.activity import path
-from xform.interpret.joint import Joint, Plan, analyze
+from xform.interpret.joint import Joint, Plan, analyze, compiled
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.ir import Atom, Mask, Program, evaluate, program, trace
@@ -76,10 +76,14 @@ class _Devices:
             axis_names=self.axes,
             check_vma=self.checked,
         )
+        return jax.jit(mapped) if self.whole and not staging() else mapped
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is run under `jit` only."""
         partly = self.axes != frozenset(self.mesh.axis_names)
         sums = any(s.unreduced or s.reduced for s in (*self.in_specs, *self.out_specs))
-        staged = staging() or not (partly and (sums or not self.checked))
-        return mapped if staged else jax.jit(mapped)
+        return partly and (sums or not self.checked)
 
     def inside(self, f: Callable[[], Any]) -> Any:
         """The value of `f()`, called where the axis names and types of the body hold."""
@@ -93,7 +97,8 @@ class _Devices:
         return found[0]
 
     def analyze(self, active: Mask, wanted: Mask, push: bool) -> Joint:
-        return self.inside(lambda: analyze(self.body, active, wanted, push))
+        singly = not (self.whole or compiled())
+        return self.inside(lambda: analyze(self.body, active, wanted, push, singly=singly))
 
     def residual_spec(self, aval: Any) -> PartitionSpec:
         """How a kept value leaves: its leading axis goes over the axes that it varies over."""
