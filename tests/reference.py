@@ -64,3 +64,18 @@ def _floating(x: Any) -> bool:
     return isinstance(x, jax.Array | np.ndarray | float) and np.issubdtype(
         jax.typeof(x).dtype, np.inexact
     )
+
+
+_COMPILED: list[str] = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, _, **__: (
+        _COMPILED.append(event) if event.endswith("backend_compile_duration") else None
+    )
+)
+
+
+def compilations(f: Callable[[], Any]) -> int:
+    """How many programs JAX compiles while `f` runs."""
+    before = len(_COMPILED)
+    jax.block_until_ready(f())
+    return len(_COMPILED) - before

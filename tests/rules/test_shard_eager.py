@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import xform
+from tests.reference import compilations
 from tests.sharding import BATCH, checked, inputs, mesh, same, shard, total, types
 from xform.errors import WrongTangent
 
@@ -200,3 +201,48 @@ def test_partial_sums_without_types() -> None:
         got = jax.jit(xform.grad(lambda x: jnp.sum(into(parts(x)))))(rows)
         whole = lambda x: jnp.sum(jnp.sin(jnp.sum(x.reshape(n, 1, 4), 0)))
         same(np.asarray(got), jax.grad(whole)(np.asarray(x)))
+
+
+@pytest.mark.parametrize("partly", [True, False])
+def test_a_program_is_compiled_once(partly: bool) -> None:
+    """Each call makes another function of it; JAX compiles each of its operations at each call."""
+    x, _ = inputs()
+    axes = mesh(i=4, j=2) if partly else mesh(i=4)
+    f = jax.shard_map(
+        lambda x: lax.psum(jnp.sum(jnp.sin(x) * x), "i"),
+        mesh=axes,
+        in_specs=P("i"),
+        out_specs=P(),
+        axis_names={"i"},
+        check_vma=not partly,
+    )
+    ways = [
+        lambda: xform.grad(f)(x),
+        lambda: xform.jvp(f, (x,), (x,)),
+        lambda: xform.linearize(f, x)[1](x),
+        lambda: xform.jvp(xform.grad(f), (x,), (x,)),
+        lambda: jax.vmap(xform.grad(f), axis_size=2, in_axes=None)(x),
+    ]
+    for way in ways:
+        way()
+        assert compilations(way) == 0
+
+
+def test_another_program_is_another() -> None:
+    """What is compiled is found by what it does: constants are part of it."""
+    x, _ = inputs()
+    for k in (2.0, 3.0):
+        c = np.arange(4.0) + k
+        f = shard(lambda x, k=k, c=c: total(k * x) * jnp.sum(c), in_specs=P("i"))
+        np.testing.assert_allclose(xform.grad(f)(x), np.full(x.shape, k * c.sum()))
+
+
+def test_what_a_user_compiles_stays_a_function() -> None:
+    inner = jax.jit(lambda x: 3 * jnp.sin(x))
+    f = shard(lambda x: total(inner(x)), in_specs=P("i"))
+    x, _ = inputs()
+    pull = jax.make_jaxpr(xform.vjp(f, x)[1])(jnp.float64(1))
+    (shards,) = [e for e in pull.eqns if e.primitive.name == "shard_map"]
+    calls = [e.params["name"] for e in shards.params["jaxpr"].eqns if e.primitive.name == "jit"]
+    assert any("second" in name for name in calls)
+    same(xform.grad(f)(x), jax.jit(jax.grad(f))(x))

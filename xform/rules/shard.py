@@ -25,12 +25,15 @@ from jax.sharding import PartitionSpec
 from xform._jax import JaxprEqn, axes_of, cotangent_aval, staging, tangent_aval
 from xform.arithmetic import Value, constant_like, instantiate, laid
 from xform.cost import flops
+from xform.fingerprint import fingerprint
 from xform.interpret import emit
 from xform.interpret.activity import path
+from xform.interpret.concrete import Known
 from xform.interpret.joint import Joint, Plan, analyze, compiled
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.ir import Atom, Mask, Program, evaluate, program, trace
+from xform.recent import Recent
 from xform.table import declare
 from xform.traits import Traits
 
@@ -63,10 +66,11 @@ class _Devices:
         return tuple(a for a in self.mesh.axis_names if a in self.axes and a in named)
 
     def map(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """`f`, run on every device.
+        """`f`, run on every device. Outside `jit` it is compiled, once for each program.
 
-        Outside `jit` JAX runs none over some axes of a mesh without types that say what varies, or
-        with partial sums.
+        But a transform that sees the operation is left to do so; unless it is one that JAX runs
+        under `jit` only: over some axes of a mesh without types that say what varies, or with
+        partial sums.
         """
         mapped = jax.shard_map(
             f,
@@ -76,14 +80,15 @@ class _Devices:
             axis_names=self.axes,
             check_vma=self.checked,
         )
-        return jax.jit(mapped) if self.whole and not staging() else mapped
-
-    @property
-    def whole(self) -> bool:
-        """Whether it is run under `jit` only."""
         partly = self.axes != frozenset(self.mesh.axis_names)
         sums = any(s.unreduced or s.reduced for s in (*self.in_specs, *self.out_specs))
-        return partly and (sums or not self.checked)
+        only = partly and (sums or not self.checked)
+
+        def run(*args: Any) -> Any:
+            seen = any(isinstance(x, Known) for x in jax.tree.leaves(args))
+            return (mapped if seen and not only else _compiled(mapped))(*args)
+
+        return mapped if staging() else run
 
     def inside(self, f: Callable[[], Any]) -> Any:
         """The value of `f()`, called where the axis names and types of the body hold."""
@@ -97,7 +102,7 @@ class _Devices:
         return found[0]
 
     def analyze(self, active: Mask, wanted: Mask, push: bool) -> Joint:
-        singly = not (self.whole or compiled())
+        singly = not compiled()
         return self.inside(lambda: analyze(self.body, active, wanted, push, singly=singly))
 
     def residual_spec(self, aval: Any) -> PartitionSpec:
@@ -132,6 +137,30 @@ class _Devices:
     def _divide(self, ct: Value, axes: Iterable[Any]) -> Value:
         n = math.prod(self.mesh.shape[a] for a in axes)
         return ct if n == 1 else lax.div(ct, constant_like(ct, n))
+
+
+# The compiled programs that ran last outside `jit`.
+_COMPILED = Recent[str, Callable[..., Any]]()
+
+
+def _compiled(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f` under `jit`, by the program that it is: each call of a transform makes another function.
+
+    Run as it is, outside `jit`, each operation of a `shard_map` is compiled at each call.
+    """
+    jitted = jax.jit(f)
+
+    def run(*args: Any) -> Any:
+        traced = jitted.trace(*args)
+        prog = program(traced.jaxpr)
+        if prog.consts:  # which may belong to another trace
+            return jitted(*args)
+        key = f"{fingerprint(prog)} {jax.tree.structure(args)} {traced.out_tree}"
+        if key not in _COMPILED:
+            _COMPILED[key] = jitted
+        return _COMPILED[key](*args)
+
+    return run
 
 
 def _mentioned(spec: PartitionSpec) -> set[Any]:
