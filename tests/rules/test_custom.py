@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.linen import fp8_ops
+from jax import lax
 
 import xform
 from tests.reference import close
@@ -83,6 +84,37 @@ def test_a_linear_map_without_forward_mode_is_refused_when_it_is_called(way: str
         with pytest.raises(NotDifferentiable, match="forward-mode autodiff") as caught:
             map_(0.5)
         assert "test_custom.py" in caught.value.where
+
+
+MAPS: dict[str, Callable[[Any], Any]] = {
+    "a call": lambda f: f,
+    "a scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, 2)[0],
+    "a region": jax.checkpoint,
+    "a jit": jax.jit,
+    "a vmap": lambda f: lambda x: jnp.sum(jax.vmap(f)(jnp.stack([x, 2 * x]))),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("inside", MAPS)
+def test_the_transpose_of_a_linear_map_without_forward_mode_is_its_rule(
+    inside: str, way: str
+) -> None:
+    """As in JAX; but no second derivative of what has no first."""
+    f = jax.custom_vjp(jnp.sin)
+    f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (3 * ct * jnp.cos(x),))
+    g = MAPS[inside](f)
+
+    def turned(t: Any, x: Any) -> Any:
+        return t.linear_transpose(t.linearize(g, x)[1], x)(2.0)[0]
+
+    got, wanted = WAYS[way](lambda x: turned(xform, x))(0.5), turned(jax, 0.5)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    xs = jnp.array([0.5, 1.0])
+    several = jax.vmap(WAYS[way](lambda x: turned(xform, x)))(xs)
+    np.testing.assert_allclose(several, [turned(jax, x) for x in xs], rtol=1e-6)
+    with pytest.raises(NotDifferentiable, match="forward-mode autodiff"):
+        xform.grad(WAYS[way](lambda x: xform.linearize(g, x)[1](1.0)))(0.5)
 
 
 def test_a_python_number_comes_back_as_one() -> None:

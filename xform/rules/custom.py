@@ -23,6 +23,7 @@ from xform._jax import (
     mlir,
     pull_custom_vjp,
     tangent_aval,
+    zeros,
 )
 from xform.arithmetic import Value, arrayed, differentiable, instantiate
 from xform.cost import flops
@@ -32,7 +33,7 @@ from xform.interpret.node import Structured, gather, spread
 from xform.interpret.pullback import NOTHING, pull_of_jvp, pullback
 from xform.ir import Mask, apply, program, trace
 from xform.source import frame
-from xform.table import Rule, declare
+from xform.table import declare
 from xform.traits import FOREIGN, Traits
 
 
@@ -99,10 +100,11 @@ def no_forward_mode(where: str) -> NotDifferentiable:
     )
 
 
-# The tangents of a `custom_vjp` in a linear map: an error if the map is called, as in JAX.
+# The tangents of a `custom_vjp` in a linear map, from its residuals and the tangents of its inputs:
+# an error if the map is called, as in JAX. Its transpose is the user's rule.
 refused_p = Primitive("xform_refused")
 refused_p.multiple_results = True
-refused_p.def_abstract_eval(lambda *_, where, avals: list(avals))
+refused_p.def_abstract_eval(lambda *_, where, avals, pull, held: list(avals))
 
 
 def _refuse(*_: Any, where: str, **__: Any) -> NoReturn:
@@ -110,27 +112,47 @@ def _refuse(*_: Any, where: str, **__: Any) -> NoReturn:
 
 
 refused_p.def_impl(_refuse)
-mlir.register_lowering(refused_p, lambda ctx, *_, where, avals: _refuse(where=where))
-batching.primitive_batchers[refused_p] = lambda xs, axes, *, where, avals: _refuse(where=where)
+mlir.register_lowering(refused_p, lambda ctx, *_, where, **how: _refuse(where=where))
+batching.primitive_batchers[refused_p] = lambda xs, axes, *, where, **how: _refuse(where=where)
 
 
-def refused(dxs: Sequence[Value], ys: Sequence[Value], where: str) -> list[Value]:
-    """Tangents of some outputs that are not to be had."""
+def split_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequence[Value],
+                  dxs: Sequence[Value], where: str) -> tuple[list[Value], list[Value]]:  # fmt: skip
+    """Outputs, and their tangents, which are not to be had, as the rules of a `custom_vjp` say."""
+    given = tuple(dx is not None for dx in dxs)
+    ys, residuals, pull = pull_by_rule(fwd, bwd, out_trees, symbolic, xs, given)
     on = tuple(differentiable(jax.typeof(y)) for y in ys)
     avals = tuple(tangent_aval(jax.typeof(y)) for y in gather(ys, on))
-    given = [dx for dx in dxs if dx is not None]
-    return spread(refused_p.bind(*given, where=where, avals=avals), on)
+
+    def pull_given(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
+        return gather(pull(residuals, spread(cts, on)), given)
+
+    dys = refused_p.bind(*residuals, *gather(dxs, given), where=where, avals=avals,
+                         pull=pull_given, held=len(residuals))  # fmt: skip
+    return ys, spread(dys, on)
 
 
-class Refused(Rule):
-    """There is no derivative of what has none."""
+class Refused(Structured):
+    """There is no derivative of what has none; but a transpose."""
 
-    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+    users: ClassVar[bool] = True
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         _refuse(where=eqn.params["where"])
 
-    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
-             active: Mask):  # fmt: skip
+    def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         _refuse(where=eqn.params["where"])
+
+    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        held = eqn.params["held"]
+        if any(active[:held]):
+            _refuse(where=eqn.params["where"])
+        pull = lambda cts: [*[None] * held, *eqn.params["pull"](xs[:held], cts)]
+        return apply(eqn, xs), pull
+
+    def transposed(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        _, pull = self.vjp(eqn, xs, active, wanted)
+        return [zeros(v.aval) for v in eqn.outvars], pull
 
 
 class CustomJvp(Structured):
@@ -177,10 +199,16 @@ class CustomVjp(Structured):
         raise no_forward_mode(frame(eqn))
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        ys = apply(eqn, xs)
-        return ys, refused(dxs, ys, frame(eqn))
+        rules = self._rules(eqn, tuple(dx is not None for dx in dxs))
+        ys, dys = split_by_rule(*rules, xs, dxs, frame(eqn))
+        return list(map(arrayed, ys)), dys
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        ys, residuals, pull = pull_by_rule(*self._rules(eqn, active), xs, active)
+        return list(map(arrayed, ys)), lambda cts: pull(residuals, cts)
+
+    def _rules(self, eqn: JaxprEqn, active: Mask) -> tuple[Any, Any, Any, bool]:
+        """Forward and backward rule, the trees of what they return, whether zeros are symbolic."""
         if any(active[: eqn.params["num_consts"]]):
             raise NotDifferentiable(
                 "derivative of a custom_vjp function",
@@ -189,9 +217,7 @@ class CustomVjp(Structured):
                 "pass the value as an argument of the function",
             )
         _, fwd, bwd = eqn.primitive.get_bind_params(eqn.params)["subfuns"]
-        trees, symbolic = eqn.params["out_trees"], eqn.params["symbolic_zeros"]
-        ys, residuals, pull = pull_by_rule(fwd, bwd, trees, symbolic, xs, active)
-        return list(map(arrayed, ys)), lambda cts: pull(residuals, cts)
+        return fwd, bwd, eqn.params["out_trees"], eqn.params["symbolic_zeros"]
 
 
 class LinearSolve(Structured):
@@ -265,7 +291,7 @@ _CUSTOM = Traits(call="call_jaxpr", calls="custom")
 declare(CustomJvp, "custom_jvp_call", "structured", (), _CUSTOM, known=(
     "call_jaxpr", "jvp_jaxpr_fun", "num_consts", "symbolic_zeros",
 ))  # fmt: skip
-declare(Refused, refused_p, "opaque", (), FOREIGN, known=None)
+declare(Refused, refused_p, "structured", (), FOREIGN, known=None)
 declare(CustomVjp, "custom_vjp_call", "structured", (), _CUSTOM, known=(
     "call_jaxpr", "fwd_jaxpr_thunk", "bwd", "num_consts", "out_trees", "symbolic_zeros",
 ))  # fmt: skip

@@ -36,7 +36,7 @@ from xform.interpret.pullback import vjp as pull_equation
 from xform.ir import Mask, Program, evaluate, lifted
 from xform.passes.dce import live
 from xform.planner.saved import plan
-from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule, refused
+from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule, split_by_rule
 from xform.source import frame
 from xform.table import Rule
 from xform.transforms.function import Call, Signature, Tree, as_array
@@ -152,10 +152,7 @@ class _Linearize(_Push):
 
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
-        on = tuple(m is not None for m in marks)
-        fwd, bwd, trees = rules
-        ys, _, _ = pull_by_rule(fwd, bwd, trees, symbolic, xs, on)
-        return ys, refused(marks, ys, frame())
+        return split_by_rule(*rules, symbolic, xs, marks, frame())
 
     def show(self, value: Value, mark: Value) -> str:
         return _show(value, mark)
