@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from flax.linen import fp8_ops
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 import xform
 from tests.reference import close
 from xform.errors import NotDifferentiable
+from xform.ir import trace
+from xform.rules import custom
 
 WAYS: dict[str, Callable[..., Any]] = {"alone": lambda f: f, "jitted": jax.jit}
 
@@ -115,6 +118,25 @@ def test_the_transpose_of_a_linear_map_without_forward_mode_is_its_rule(
     np.testing.assert_allclose(several, [turned(jax, x) for x in xs], rtol=1e-6)
     with pytest.raises(NotDifferentiable, match="forward-mode autodiff"):
         xform.grad(WAYS[way](lambda x: xform.linearize(g, x)[1](1.0)))(0.5)
+
+
+def test_which_outputs_move_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a rule that asks for symbolic zeros, which alone knows."""
+    f = jax.custom_jvp(lambda x, y: (x * y, y))
+
+    def rule(primals, tangents):
+        (x, y), (_, dy) = primals, tangents
+        return (x * y, y), (dy if isinstance(dy, SymbolicZero) else x * dy, dy)
+
+    f.defjvp(rule, symbolic_zeros=True)
+    seen: list[Any] = []
+    monkeypatch.setattr(custom, "trace", lambda *args: (seen.append(args), trace(*args))[1])
+    both = jax.jit(lambda x: (f(x, 2.0)[0] + f(x, x)[0], x))
+    g = lambda x: both(x)[0]
+    for way in (xform.grad(g), jax.jit(xform.grad(g)), lambda x: xform.jvp(g, (x,), (x,))):
+        way(3.0)
+    assert len(seen) == 2
+    assert float(xform.grad(g)(3.0)) == float(jax.grad(g)(3.0)) == 3.0
 
 
 def test_a_python_number_comes_back_as_one() -> None:

@@ -32,6 +32,7 @@ from xform.interpret.jvp import jvp
 from xform.interpret.node import Structured, gather, spread
 from xform.interpret.pullback import NOTHING, pull_of_jvp, pullback
 from xform.ir import Mask, apply, program, trace
+from xform.passes.structured import body
 from xform.source import frame
 from xform.table import declare
 from xform.traits import FOREIGN, Traits
@@ -163,6 +164,13 @@ class CustomJvp(Structured):
         outs = super().active(eqn, active)
         if not eqn.params["symbolic_zeros"] or not any(outs):
             return outs
+        cache, key = body(eqn).cache, ("moving", active)
+        if key not in cache:
+            cache[key] = self._moving(eqn, active, outs)
+        return cache[key]
+
+    def _moving(self, eqn: JaxprEqn, active: Mask, outs: Mask) -> Mask:
+        """Those of some outputs for which the rule returns a tangent."""
         moving: list[bool] = []
 
         def push(*values: Value) -> list[Value]:
