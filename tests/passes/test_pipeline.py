@@ -278,3 +278,22 @@ def test_on_a_mesh(kind) -> None:
     want = f(x)
     close(list(got), [want, want.sum(0)[None], want.sum(0)[None]])
     assert got[0].sharding.is_equivalent_to(there.sharding, 2)
+
+
+def test_a_note_of_a_named_axis_is_no_effect() -> None:
+    """JAX notes as effects which axes are asked for: dead sums over them go, equal ones merge."""
+
+    def f(x):
+        lax.psum(jnp.sin(x), "d")
+        return lax.psum(x, "d") + lax.psum(x, "d") * lax.axis_index("d") * lax.axis_index("d")
+
+    mesh, spec = jax.make_mesh((8,), ("d",)), jax.sharding.PartitionSpec("d")
+    both = [passes.Dce(), passes.Cse()]
+    mapped = lambda f: jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    passed = mapped(passes.Pipeline(both)(f))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, spec))
+        (eqn,) = jax.make_jaxpr(passed)(x).eqns
+        names = [e.primitive.name for e in eqn.params["jaxpr"].eqns]
+        assert (names.count("sin"), names.count("psum"), names.count("axis_index")) == (0, 1, 1)
+        close([passed(x)], [mapped(f)(x)])

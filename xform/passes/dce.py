@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, ClassVar
 
-from xform._jax import JaxprEqn, Var, scan_counts, scan_p, while_p
+from xform._jax import JaxprEqn, Var, has_effects, scan_counts, scan_p, while_p
 from xform.ir import Mask, Program, gather
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
@@ -32,7 +32,7 @@ class Dce(Pass):
         need = {v for v in prog.outputs if isinstance(v, Var)}
         kept: list[JaxprEqn | tuple[JaxprEqn, Program, Mask]] = []
         for eqn in reversed(prog.equations):
-            if not eqn.effects and not any(v in need for v in eqn.outvars):
+            if not has_effects(eqn) and not any(v in need for v in eqn.outvars):
                 continue
             pruned = self._pruned(eqn, tuple(v in need for v in eqn.outvars))
             kept.append(eqn if pruned is None else (eqn, *pruned))
@@ -103,7 +103,7 @@ def live(
     need = {v for v in wanted if isinstance(v, Var) and v not in known}
     alive: list[JaxprEqn] = []
     for eqn in reversed(equations):
-        if (effects and eqn.effects) or not need.isdisjoint(eqn.outvars):
+        if (effects and has_effects(eqn)) or not need.isdisjoint(eqn.outvars):
             alive.append(eqn)
             need.update(v for v in eqn.invars if isinstance(v, Var) and v not in known)
     return tuple(reversed(alive))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from xform._jax import JaxprEqn, jaxprs_of
+from xform._jax import JaxprEqn, has_effects, jaxprs_of
 from xform.ir import Program, program
 from xform.table import traits
 
 
 def pure(eqn: JaxprEqn) -> bool:
     """Whether an equation depends on its inputs alone, and one like it may stand for it."""
-    if eqn.effects or not traits(eqn.primitive).pure:
+    if has_effects(eqn) or not traits(eqn.primitive).pure:
         return False
     return all(_pure(program(j)) for j in jaxprs_of(eqn))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from xform._jax import JaxprEqn, Literal, Var
+from xform._jax import JaxprEqn, Literal, Var, has_effects
 from xform.errors import BrokenPass
 from xform.ir import Program, bind, trace
 from xform.passes.listing import Names, line
@@ -101,7 +101,7 @@ def _typed(asked: str, i: int, eqn: JaxprEqn) -> None:
 def _effects(prog: Program) -> Iterator[JaxprEqn]:
     """The equations with effects in their order, those of loops, branches and calls one by one."""
     for eqn in prog.equations:
-        if eqn.effects:
+        if has_effects(eqn):
             inner = bodies(eqn)
             yield from (e for b in inner for e in _effects(b)) if inner else (eqn,)
 

@@ -15,7 +15,14 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, Literal, Primitive, conv_general_dilated_p, dot_general_p
+from xform._jax import (
+    JaxprEqn,
+    Literal,
+    Primitive,
+    conv_general_dilated_p,
+    dot_general_p,
+    has_effects,
+)
 from xform.cost import aval_bytes
 from xform.fingerprint import literal, operation, typed
 from xform.interpret.tie import tie_p
@@ -69,7 +76,7 @@ def flatten(prog: Program, cpu: bool) -> Flat:
     need = set(outputs)
     steps: list[Step] = []
     for step in reversed(work.steps):
-        if step.eqn.effects or not need.isdisjoint(step.makes):
+        if has_effects(step.eqn) or not need.isdisjoint(step.makes):
             need.update(step.reads)
             steps.append(step)
     steps.reverse()
@@ -141,7 +148,7 @@ class _Flattening:
     def _step(self, does: Primitive, key: Any, eqn: JaxprEqn, reads: list[Cell],
               sizes: Sequence[int] | None = None) -> list[Cell]:  # fmt: skip
         """What a step makes; the same as before if it has been taken before."""
-        found = self.known.get((does, key)) if not eqn.effects else None
+        found = self.known.get((does, key)) if not has_effects(eqn) else None
         if found is None:
             found = [Cell(n, "made") for n in sizes or [self.bytes(v.aval) for v in eqn.outvars]]
             step = Step(does, eqn, [c for c in reads if c.kind != "constant"], found)

@@ -15,7 +15,7 @@ from typing import Any
 
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, scan_counts
+from xform._jax import JaxprEqn, Var, has_effects, scan_counts
 from xform.arithmetic import Value, add, instantiate
 from xform.cost import flops
 from xform.equation import scan_options
@@ -135,7 +135,7 @@ class _ScanNode(Node):
         """Forward values that are the same in every iteration."""
         known = {*self.fixed, *(v for v, _ in self.joint.program.consts)}
         for eqn in self.joint.first:
-            if not eqn.effects and all(v in known for v in eqn.invars if isinstance(v, Var)):
+            if not has_effects(eqn) and all(v in known for v in eqn.invars if isinstance(v, Var)):
                 known.update(eqn.outvars)
         return known
 
