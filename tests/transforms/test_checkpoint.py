@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import jaxprs_in_params
 
 import xform
-from tests.reference import close, grads_agree
+from tests.reference import close, compilations, grads_agree
 from tests.versions import saved_residuals
 
 X = np.array([0.3, -0.7, 1.1])
@@ -346,3 +346,14 @@ def test_a_function_with_static_arguments_is_traced_once() -> None:
     for _ in range(3):
         xform.grad(xform.checkpoint(f, static_argnums=1))(2.0, 3)
     assert traces == [3]
+
+
+@pytest.mark.parametrize("remat", [jax.checkpoint, xform.checkpoint])
+def test_a_loop_in_a_region_is_compiled_once(remat) -> None:
+    step = lambda c, _: (jnp.sin(c) * c, None)
+    f = remat(lambda x: jnp.sum(lax.scan(step, x, None, length=3)[0]))
+    x = jnp.arange(3.0)
+    for way in (lambda: xform.grad(f)(x), lambda: xform.jvp(f, (x,), (x,))):
+        way()
+        assert compilations(way) == 0
+    close(xform.grad(f)(x), jax.grad(f)(x), 1e-5)

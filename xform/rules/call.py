@@ -22,7 +22,7 @@ from xform.interpret.joint import Joint, analyze, compiled
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.interpret.pullback import pullback
-from xform.ir import Mask, Program, evaluate, lifted, program
+from xform.ir import Mask, Program, evaluate, lifted, program, trace
 from xform.passes.structured import body, called, placed, sharding
 from xform.source import frame
 from xform.table import declare
@@ -187,9 +187,35 @@ class RegionNode(CallNode):
         self.policy = policy or _nothing
         self.prevent_cse = prevent_cse
 
+    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+        run = lambda xs: emit.forward(plans[0], xs, used)
+        return _kept(plans[0], ("forward", used), run, list(xs))
+
     def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
                tied: bool) -> list[Value]:  # fmt: skip
-        return emit.second(plans[0], token, xs, seconds, tied and self.prevent_cse is not False)
+        tied = tied and self.prevent_cse is not False
+        run = lambda *args: emit.second(plans[0], *args, tied)
+        return _kept(plans[0], ("second", tied), run, token, list(xs), list(seconds))
+
+
+def _kept(plan: Any, key: Any, f: Callable[..., Any], *args: Any) -> Any:
+    """`f` of pytrees; outside `jit` by its program, traced once: loops in it are compiled once."""
+    if staging():
+        return f(*args)
+    leaves, tree = jax.tree.flatten(args)
+    types = tuple(map(jax.typeof, leaves))
+    key = (key, tree, types)
+    if key not in plan.cache:
+        trees: list[Any] = []
+
+        def flat(*leaves: Value) -> list[Value]:
+            made, out = jax.tree.flatten(f(*tree.unflatten(leaves)))
+            trees.append(out)
+            return made
+
+        plan.cache[key] = trace(flat, *types), trees[0]
+    prog, out = plan.cache[key]
+    return out.unflatten(evaluate(prog, leaves))
 
 
 def mark(jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tuple[bool, ...]):
@@ -221,20 +247,27 @@ class Remat(Structured):
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         on = tuple(dx is not None for dx in dxs)
+        args = [*xs, *gather(dxs, on)]
+        types, cache = tuple(map(jax.typeof, args)), body(eqn).cache
+        if ("jvp", on, types) not in cache:
+            cache["jvp", on, types] = self._pushes(body(eqn), on, types)
+        jaxpr, nonzero = cache["jvp", on, types]
+        prevent = eqn.params["prevent_cse"]
+        prevent = prevent if isinstance(prevent, bool) else True
+        out = mark(jaxpr, args, eqn.params["policy"], prevent)
+        n = len(eqn.outvars)
+        return out[:n], spread(out[n:], nonzero)
+
+    def _pushes(self, prog: Program, on: Mask, types: Sequence[Any]) -> tuple[Any, Mask]:
+        """The jaxpr of a region with its tangents, and which outputs have one."""
         nonzero: list[bool] = []
 
         def run(*args: Value) -> list[Value]:
-            n = len(xs)
-            ys, dys = jvp(body(eqn), args[:n], spread(args[n:], on))
+            ys, dys = jvp(prog, args[: len(on)], spread(args[len(on) :], on))
             nonzero[:] = [dy is not None for dy in dys]
             return [*ys, *gather(dys, nonzero)]
 
-        args = [*xs, *gather(dxs, on)]
-        prevent = eqn.params["prevent_cse"]
-        prevent = prevent if isinstance(prevent, bool) else True
-        out = mark(jax.make_jaxpr(run)(*args), args, eqn.params["policy"], prevent)
-        n = len(eqn.outvars)
-        return out[:n], spread(out[n:], nonzero)
+        return jax.make_jaxpr(run)(*types), tuple(nonzero)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         if eqn.params["differentiated"]:
