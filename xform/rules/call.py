@@ -194,7 +194,7 @@ class RegionNode(CallNode):
     def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
                tied: bool) -> list[Value]:  # fmt: skip
         tied = tied and self.prevent_cse is not False
-        run = lambda *args: emit.second(plans[0], *args, tied)
+        run = lambda token, xs, seconds: emit.second(plans[0], token, xs, seconds, tied)
         return _kept(plans[0], ("second", tied), run, token, list(xs), list(seconds))
 
 

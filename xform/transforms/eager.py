@@ -152,7 +152,8 @@ class _Linearize(_Push):
 
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
-        return split_by_rule(*rules, symbolic, xs, marks, frame())
+        fwd, bwd, trees = rules
+        return split_by_rule(fwd, bwd, trees, symbolic, xs, marks, frame())
 
     def show(self, value: Value, mark: Value) -> str:
         return _show(value, mark)
