@@ -9,6 +9,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import xform
+from xform import ir
 from xform.interpret import emit
 
 
@@ -63,7 +64,10 @@ def test_a_region_that_is_run_again() -> None:
     assert any("xform(recompute)" in s and s.endswith("exp") for s in found)
 
 
-def test_outside_jit_what_is_read_last_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("region", [True, False])
+def test_outside_jit_what_is_read_last_is_freed(
+    region: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def layer(x: jax.Array) -> jax.Array:
         for _ in range(30):
             x = jnp.sin(x)
@@ -77,8 +81,11 @@ def test_outside_jit_what_is_read_last_is_freed(monkeypatch: pytest.MonkeyPatch)
         alive.append(len(jax.live_arrays()) - before)
         return ys
 
-    monkeypatch.setattr(emit, "bind", counted)
-    y, pull = xform.vjp(xform.remat(layer), x)
+    monkeypatch.setattr(ir if region else emit, "bind", counted)
+    if region:
+        y, pull = xform.vjp(xform.remat(layer), x)
+    else:
+        y, pull = xform.vjp(layer, x, policy=jax.checkpoint_policies.nothing_saveable)
     assert len(alive) == 30
     assert max(alive) == 2
     alive.clear()
