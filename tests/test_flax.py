@@ -538,7 +538,7 @@ def test_errors() -> None:
     with pytest.raises(WrongArgument, match="not a pair"):
         xform.flax.grad(loss, has_aux=True)(model, X)
     with pytest.raises(WrongArgument, match="twice"):
-        xform.flax.grad(loss, (0, 0))(model, X)
+        xform.flax.grad(loss, (0, -2))(model, X)
     with pytest.raises(WrongArgument, match="2 positional arguments"):
         xform.flax.grad(loss, nnx.DiffState(2, nnx.Param))(model, X)
     with pytest.raises(WrongArgument, match="by a DiffState"):
@@ -552,6 +552,14 @@ def test_errors() -> None:
         xform.flax.jvp(loss, (Plain(), X), (X, X))
     with pytest.raises(WrongArgument, match="polic"):
         xform.flax.remat(loss, policy="nothing")
+
+
+@MODES
+@pytest.mark.parametrize("argnums", [(0, 0), "a", 1.5, None, ("a",), X, nnx.StateAxes({...: 0})])
+def test_a_gradient_by_nothing_is_refused_when_it_is_made(argnums: Any, modes: Any) -> None:
+    for door in (xform.flax.grad, xform.flax.value_and_grad):
+        with pytest.raises(WrongArgument, match="argnums"):
+            door(loss, argnums, **modes)
 
 
 def test_a_module_that_is_closed_over_cannot_be_changed() -> None:

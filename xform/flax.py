@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from xform.errors import NotScalar, WrongArgument
 from xform.packages import required
 from xform.transforms import forward, reverse
 from xform.transforms.checkpoint import checkpoint
-from xform.transforms.function import Tree, positions
+from xform.transforms.function import Tree, distinct, numbers, positions
 
 with required("flax", "Flax", by="xform.flax", brings="train"):
     from flax import nnx
@@ -219,8 +219,10 @@ def grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux: bool = Fa
 
 
 def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: Any) -> Function:
-    asked, one = f"{door.name} of {_name(f)}", isinstance(argnums, int | nnx.DiffState)
+    asked, one = f"{door.name} of {_name(f)}", not isinstance(argnums, Iterable)
     chosen = [argnums] if one else list(argnums)
+    at = [x.argnum if isinstance(x, nnx.DiffState) else x for x in chosen]
+    distinct(numbers(at, asked, "argnums"), asked, at)
     if not door.updates and any(isinstance(x, nnx.DiffState) for x in chosen):
         raise WrongArgument(
             f"{asked} by a DiffState",

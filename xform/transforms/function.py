@@ -184,6 +184,12 @@ def positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ..
                 "pass the arguments to differentiate by position; keywords are held constant",
             )
     at = tuple(int(i) % n for i in given)
+    distinct(at, asked, argnums)
+    return at
+
+
+def distinct(at: Sequence[int], asked: str, argnums: Any) -> None:
+    """Refuse positions of which two are one, where `argnums` was given."""
     if len(set(at)) < len(at):
         raise WrongArgument(
             f"{asked} with argnums={argnums}",
@@ -191,7 +197,6 @@ def positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ..
             "",
             "name each argument once",
         )
-    return at
 
 
 def partial(

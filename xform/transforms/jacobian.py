@@ -15,7 +15,14 @@ from xform.arithmetic import Value
 from xform.errors import WrongArgument, WrongDtype
 from xform.transforms.check import check_input, check_output
 from xform.transforms.forward import jvp
-from xform.transforms.function import Tree, as_array, check_callable, partial, positions
+from xform.transforms.function import (
+    Tree,
+    as_array,
+    check_callable,
+    numbers,
+    partial,
+    positions,
+)
 from xform.transforms.reverse import grad, vjp
 
 
@@ -44,6 +51,7 @@ def jacfwd(
     [[0.0, 0.0], [0.0, 2.0]]
     """
     check_callable(f, "jacfwd")
+    numbers(argnums, "jacfwd", "argnums")
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
@@ -104,6 +112,7 @@ def jacrev(
     [0.0, 2.0]
     """
     check_callable(f, "jacrev")
+    numbers(argnums, "jacrev", "argnums")
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
