@@ -14,8 +14,8 @@ FILES = {
     for path in sorted((ROOT / "xform").rglob("*.py"))
 }
 LAYERS = """
-    errors, text, files, devices, recent, packages, modules < _jax < source < equation, place,
-    traits, arithmetic, naming < references < ir < fingerprint < table < words, passes < cost <
+    errors, text, files, devices, recent, packages, modules, mutable < _jax < source < equation,
+    place, traits, arithmetic, naming < references < ir < fingerprint < table < words, passes < cost <
     interpret < rules < policies < planner < memory < transforms < extend, equinox, flax,
     everywhere, __init__, testing < commands < __main__ < experimental
 """

@@ -29,6 +29,7 @@ from jax.experimental import scheduling_groups as _groups
 from jax.experimental import xla_metadata as _metadata
 from jax.extend import linear_util, source_info_util
 from jax.extend.core import (
+    AbstractToken,
     ClosedJaxpr,
     Jaxpr,
     JaxprEqn,
@@ -55,17 +56,19 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.ref import AbstractRef
 from jaxlib import xla_client
 
+from xform.mutable import argument_type, type_alone
+
 __all__ = [
     "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive", "ShapedArray",
     "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names", "axes_of", "batching",
-    "behind",
-    "broadcast_in_dim_p", "callee", "closed", "compiler_options", "compute_on", "cond_p",
+    "behind", "broadcast_in_dim_p", "callee", "closed", "compiler_options", "compute_on", "cond_p",
     "context", "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p",
-    "equation", "has_effects", "hlo_text", "inlines", "is_jaxpr", "is_reference", "is_silent",
-    "is_zero", "itemsize", "jax_primitives", "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p",
-    "named", "perturbed", "policy_answer", "primitives", "pull_custom_vjp", "registered",
-    "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging", "tagged",
-    "tangent_aval", "trace_of", "traced", "weak_as", "while_p", "zeros",
+    "equation", "has_effects", "hlo_text", "inlines", "is_jaxpr",
+    "is_object", "is_reference", "is_silent", "is_zero", "itemsize", "jax_primitives", "jaxprs_of",
+    "jit_p", "linear_part", "mlir", "name_p", "named", "perturbed", "policy_answer", "primitives",
+    "pull_custom_vjp", "registered", "scan_counts", "scan_p", "set_current_trace",
+    "source_info_util", "staging", "tagged", "tangent_aval", "trace_of", "traced", "weak_as",
+    "while_p", "zeros",
 ]  # fmt: skip
 
 JVPTracer: Any = ad.JVPTracer
@@ -92,8 +95,9 @@ def traced(f: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Jaxpr,
     """
     info = api_util.debug_info("xform", f, (), {})
     flat = linear_util.wrap_init(lambda *xs: jax.tree.leaves(f(*xs)), debug_info=info)
-    avals = map(api_util.shaped_abstractify, args)
-    jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(flat.with_unknown_names(), list(avals))
+    jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(
+        flat.with_unknown_names(), list(map(argument_type, args))
+    )
     return jaxpr, consts
 
 
@@ -176,6 +180,12 @@ def linear_part(eqn: JaxprEqn) -> JaxprEqn:
 def tangent_aval(aval: Any) -> Any:
     """The type of a tangent of a value of type `aval`; float0 for integers."""
     return aval.to_tangent_aval()
+
+
+def is_object(aval: Any) -> bool:
+    """Whether a type is a library's own, whose tangents are no arrays either."""
+    array = hasattr(aval, "dtype") or isinstance(aval, AbstractToken)
+    return not array and not hasattr(tangent_aval(aval), "dtype")
 
 
 def cotangent_aval(aval: Any) -> Any:
@@ -332,7 +342,8 @@ def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any],
     effects: Any = set()
     if outputs is None:
         avals, effects = prim.abstract_eval(*[v.aval for v in inputs], **params)
-        outputs = [Var(a) for a in (avals if prim.multiple_results else [avals])]
+        avals = avals if prim.multiple_results else [avals]
+        outputs = [Var(type_alone(a)) for a in avals]
     return new_jaxpr_eqn(list(inputs), outputs, prim, params, effects, source_info_util.current())
 
 

@@ -147,7 +147,7 @@ def _public(required: int) -> Callable[[Function], Function]:
                 owner = type(inner.__self__).__name__
                 raise WrongArgument(
                     f"{door.__name__} of {owner}.{inner.__name__}",
-                    f"it is bound to a {owner}, which would be held constant",
+                    f"bound methods are not taken: it is bound to a {owner}, held constant then",
                     "",
                     f"pass {owner}.{inner.__name__}, and the module as its first argument",
                 )

@@ -20,6 +20,7 @@ from xform.equation import apply as apply
 from xform.equation import bind as bind
 from xform.equation import read as read
 from xform.equation import write as write
+from xform.mutable import input_type
 from xform.recent import Recent
 from xform.references import makes_references, pure
 from xform.source import name_stack
@@ -44,6 +45,11 @@ class Program:
     @property
     def in_avals(self) -> list[Any]:
         return [v.aval for v in self.inputs]
+
+    @property
+    def in_types(self) -> list[Any]:
+        """What to trace the program again with: `in_avals`, and what mutable values hold first."""
+        return [input_type(v) for v in self.inputs]
 
     @property
     def out_avals(self) -> list[Any]:

@@ -33,6 +33,7 @@ from xform.arithmetic import NUMPY, Value, arrayed
 from xform.errors import DerivativeLost
 from xform.interpret.reference import refer
 from xform.ir import Mask, apply, environment, evaluate, read, trace
+from xform.mutable import is_mutable
 from xform.references import MAKERS
 from xform.source import frame
 from xform.table import Rule, lookup, rule_of
@@ -212,8 +213,11 @@ class Watch(Trace, abc.ABC):
             if True not in on:
                 return run()
             if not _by_formula(primitive):
-                eqn = self.applied(primitive, params, avals, marks)
-                if rule_of(primitive) is None and not eqn.outvars:  # an effect may have no rule
+                rule = rule_of(primitive)
+                # Of a mutable value only JAX's own calls are evaluated by its type.
+                writes = rule is not None and rule.word == "foreign" and any(map(is_mutable, avals))
+                eqn = self.applied(primitive, params, avals, marks, [] if writes else None)
+                if rule is None and not eqn.outvars:  # an effect may have no rule
                     return run()
                 made = self._by_equation(eqn, xs, marks, on)
                 return made if primitive.multiple_results else made[0]

@@ -177,7 +177,7 @@ def _pull(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
         return [*outs, *gather(in_cts, tuple(results))]
 
     cts = [cotangent_aval(v.aval) for v, on in zip(prog.outputs, wanted, strict=True) if on]
-    traced = _opened(trace(joint, *prog.in_avals, *cts))
+    traced = _opened(trace(joint, *prog.in_types, *cts))
     return _split(traced, prog, active, wanted, tuple(results), False)
 
 
@@ -191,7 +191,7 @@ def _push(prog: Program, active: Mask, seconds: Mask) -> Joint:
         return [*outs, *gather(dys, tuple(results))]
 
     dxs = [tangent_aval(v.aval) for v, on in zip(prog.inputs, seconds, strict=True) if on]
-    traced = _opened(trace(joint, *prog.in_avals, *dxs))
+    traced = _opened(trace(joint, *prog.in_types, *dxs))
     return _split(traced, prog, active, seconds, tuple(results), True)
 
 

@@ -12,7 +12,16 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from xform._jax import JaxprEqn, Primitive, ad, cotangent_aval, named, tangent_aval, zeros
+from xform._jax import (
+    JaxprEqn,
+    Primitive,
+    ad,
+    cotangent_aval,
+    is_object,
+    named,
+    tangent_aval,
+    zeros,
+)
 from xform.arithmetic import Value
 from xform.errors import NotDifferentiable
 from xform.interpret.node import Structured
@@ -28,7 +37,9 @@ class Foreign(Structured):
     """A primitive whose rules are in JAX's public tables."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        if any(active) and not eqn.outvars:
+        # Of an object of the library's, which is no array, no cotangent would come back.
+        lost = not eqn.outvars or any(is_object(v.aval) for v in eqn.outvars)
+        if any(active) and lost:
             raise NotDifferentiable(
                 f"derivative of {eqn.primitive.name}",
                 "it writes a value that is being differentiated where no derivative can follow it",
