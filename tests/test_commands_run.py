@@ -5,6 +5,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 from xform import commands, everywhere, table
 from xform._jax import jax_primitives
+from xform.commands.met import apart
 
 PROGRAM = """
 import sys
@@ -159,6 +161,22 @@ def test_a_comparison_with_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(everywhere._OURS, "value_and_grad", wrong)
     _, _, err = run("import jax\njax.grad(lambda x: x * x)(2.0)", options=("--compare",))
     assert err.endswith("<lambda> (program.py:2): value 0.75, gradient 0.25\n")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "told"),
+    [
+        ([1.0, 3e-9], [1.0, 1e-9], 0.0),  # of numbers that are zero but for rounding
+        ([1.0, 3e-3], [1.0, 1e-3], 2.0),
+        ([jnp.inf, 1.0], [jnp.inf, 2.0], 0.5),
+        ([1.0, jnp.inf], [1.0, 2.0], jnp.inf),
+        ([1.0, jnp.nan], [1.0, 2.0], jnp.nan),
+        ([jnp.nan], [jnp.nan], 0.0),
+    ],
+)
+def test_how_far_two_results_are_apart(ours: Any, theirs: Any, told: float) -> None:
+    found = apart(*(list(map(jnp.float32, xs)) for xs in (ours, theirs)))
+    assert jnp.allclose(found, told, equal_nan=True)
 
 
 def test_a_report(run: Run, tmp_path: Path) -> None:

@@ -293,20 +293,28 @@ def _compare(row: Row, name: str, ours: Any, theirs: Any) -> None:
     try:
         for what, a, b in pairs:
             told = functools.partial(row.differs, what=what)
-            jax.debug.callback(told, _apart(jax.tree.leaves(a), jax.tree.leaves(b)))
+            jax.debug.callback(told, apart(jax.tree.leaves(a), jax.tree.leaves(b)))
     except Exception as error:  # the program goes on
         row.notes[f"not compared: {_line(error)}"] += 1
 
 
-def _apart(ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
-    """The largest difference of two lists of numbers, relative to the largest in its array."""
-    most: Any = 0.0
+def apart(ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
+    """The largest difference of two lists of arrays, relative to the largest number in its array.
+
+    What rounding of the largest number of all can make is none: where a gradient is zero but for
+    rounding, as that of a bias that softmax takes away again, two of them have nothing in common.
+    """
+    found: list[Any] = []
     for a, b in zip(ours, theirs, strict=True):
         if not jnp.issubdtype(getattr(b, "dtype", jax.dtypes.float0), jnp.inexact) or not b.size:
             continue
         a, b = map(jax.lax.stop_gradient, (jnp.asarray(a), jnp.asarray(b)))
         same = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
-        size = jnp.max(jnp.abs(b))
-        by = jnp.max(jnp.where(same, 0, jnp.abs(a - b))) / jnp.where(size == 0, 1, size)
+        size = jnp.max(jnp.where(jnp.isfinite(b), jnp.abs(b), 0))
+        found.append((jnp.max(jnp.where(same, 0, jnp.abs(a - b))), size, jnp.finfo(b.dtype).eps))
+    largest = functools.reduce(jnp.maximum, [size for _, size, _ in found], 0.0)
+    most: Any = 0.0
+    for by, size, eps in found:
+        by = jnp.where(by <= eps * largest, 0, by) / jnp.where(size == 0, 1, size)
         most = jnp.maximum(most, by.astype(jnp.float32))
     return most
