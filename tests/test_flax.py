@@ -557,6 +557,10 @@ def test_a_hijax_variable_of_what_is_differentiated_is_refused(place: Any) -> No
     for f in (kept, written):
         with pytest.raises(NotDifferentiable, match="where no derivative can follow"):
             place(xform.grad(f))(X)
+    with pytest.raises(WrongDtype, match="mutable value"):
+        place(xform.grad(lambda v: v[...]))(total)
+    with pytest.raises(NotDifferentiable, match="write it twice"):
+        place(xform.grad(xform.checkpoint(lambda x: total[...] * x)))(1.0)
 
 
 def test_decorators() -> None:

@@ -15,7 +15,7 @@ from jax import lax
 
 from xform._jax import JaxprEqn, closed, inlines, primitives, staging
 from xform.arithmetic import Value
-from xform.errors import XformError
+from xform.errors import NotDifferentiable, XformError
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Joint, analyze, compiled
@@ -23,6 +23,7 @@ from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, Program, evaluate, lifted, program, trace
+from xform.mutable import is_mutable
 from xform.passes.structured import body, called, placed, sharding
 from xform.source import frame
 from xform.table import declare
@@ -221,6 +222,13 @@ def _kept(plan: Any, key: Any, f: Callable[..., Any], *args: Any) -> Any:
 def mark(jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tuple[bool, ...]):
     """Run a jaxpr as a remat region; what it closed over becomes arguments of the region."""
     opened, consts = closed(jaxpr)
+    if any(is_mutable(jax.typeof(x)) for x in consts):
+        raise NotDifferentiable(
+            "checkpoint of a function that closes over a mutable value",
+            "what is run again would write it twice",
+            "",
+            "pass what it holds, return what is written, or drop checkpoint",
+        )
     if consts:
         prog = program(jaxpr)
         if "lifted" not in prog.cache:

@@ -16,6 +16,7 @@ from xform.arithmetic import Value, differentiable
 from xform.errors import WrongArgument, WrongDtype
 from xform.ir import Mask, Program, lifted, trace
 from xform.modules import inexact, opened
+from xform.mutable import is_mutable
 
 Tree = Any
 
@@ -142,7 +143,7 @@ def check_callable(f: Any, asked: str) -> None:
 
 def as_array(x: Any, asked: str) -> Value:
     """A leaf as an array or tracer, its weak type kept, or a value of another type of JAX's."""
-    if isinstance(x, Tracer | jax.Array | jax.Ref):
+    if isinstance(x, Tracer | jax.Array | jax.Ref) and not is_mutable(jax.typeof(x)):
         return x
     try:
         aval = jax.typeof(x)
@@ -153,6 +154,13 @@ def as_array(x: Any, asked: str) -> Value:
             "",
             "pass arrays, numbers or pytrees of them; bind other arguments with functools.partial",
         ) from None
+    if is_mutable(aval):
+        raise WrongDtype(
+            asked,
+            f"an argument of type {type(x).__name__} is a mutable value, which has no derivative",
+            "",
+            "pass what it holds (nnx.with_vars(x, hijax=False)), and close over what is written",
+        )
     if getattr(aval, "dtype", jax.dtypes.float0) == jax.dtypes.float0:
         return x
     return jnp.asarray(x)
