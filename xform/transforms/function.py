@@ -143,7 +143,8 @@ def check_callable(f: Any, asked: str) -> None:
 
 def as_array(x: Any, asked: str) -> Value:
     """A leaf as an array or tracer, its weak type kept, or a value of another type of JAX's."""
-    if isinstance(x, Tracer | jax.Array | jax.Ref) and not is_mutable(jax.typeof(x)):
+    mutable = isinstance(x, Tracer) and is_mutable(x.aval)
+    if isinstance(x, Tracer | jax.Array | jax.Ref) and not mutable:
         return x
     try:
         aval = jax.typeof(x)
