@@ -25,7 +25,7 @@ _FILES = {
         "pallas_call", "ffi_call", "custom_partitioning", "pure_callback", "io_callback",
         "bcoo_spdot_general",
     ),
-    "tests/rules/test_custom.py": ("to_edtype", "from_edtype"),
+    "tests/rules/test_custom.py": ("to_edtype", "from_edtype", "xform_refused"),
     "tests/rules/test_calls.py": ("composite", "fused_call", "call"),
     "tests/interpret/test_tie.py": ("tie",),
 }  # fmt: skip
