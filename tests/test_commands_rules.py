@@ -23,7 +23,7 @@ def test_rules() -> None:
         "transpose": "if linear", "tested": "", "traits": "elementwise, dear", "reason": "",
     }  # fmt: skip
     assert "case" in rows["sin"]["tested"]
-    assert rows["scan"]["tested"] == "tests/rules/test_structured.py"
+    assert rows["scan"]["tested"] == "tests/rules/test_scan.py"
     assert (rows["custom_vjp_call"]["jvp"], rows["custom_vjp_call"]["pull"]) == ("no", "yes")
     assert rows["pure_callback"]["word"] == "opaque"
     assert rows["schur"]["word"] == "-"

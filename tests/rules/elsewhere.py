@@ -2,9 +2,13 @@
 
 _FILES = {
     "tests/rules/test_structured.py": (
-        "cond", "scan", "jit", "remat2", "closed_call", "core_call", "core_closed_call",
-        "remat_opt", "custom_jvp_call", "custom_vjp_call", "custom_linear_solve",
+        "jit", "remat2", "closed_call", "core_call", "core_closed_call", "remat_opt",
         "eval_jaxpr", "call_hi_primitive",
+    ),
+    "tests/rules/test_scan.py": ("scan",),
+    "tests/rules/test_cond.py": ("cond",),
+    "tests/rules/test_custom_rules.py": (
+        "custom_jvp_call", "custom_vjp_call", "custom_linear_solve",
     ),
     "tests/rules/test_while.py": ("while", "keep_lane", "store_lanes", "loop_result"),
     "tests/rules/test_collective.py": (
