@@ -48,6 +48,14 @@ def strict_promotion() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def quick_compilation() -> Iterator[None]:
+    """Next to no optimization, for a file that compiles hundreds of small programs."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def xform_never_enters_jax_ad() -> Iterator[None]:
     """JAX's own AD raises when xform enters it, in every test."""

@@ -1,112 +1,31 @@
 """`xform.flax` against `flax.nnx`: same values, gradients, state updates and structure."""
 
 import functools
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.experimental import hijax
 
 import xform
-from xform.errors import NotDifferentiable, NotScalar, WrongArgument, WrongDtype, WrongTangent
+from tests.nnx import (
+    GRAPH,
+    MODES,
+    TREE,
+    Mlp,
+    Plain,
+    Tied,
+    X,
+    compare,
+    loss,
+    same,
+)
 
-X = jnp.sin(jnp.arange(12.0).reshape(4, 3))
-GRAPH = {"graph": True, "graph_updates": False}
-TREE = {"graph": False}
-# Mutable values that know what they hold are gone in JAX 0.12.
-HIJAX = pytest.mark.skipif(not hasattr(hijax, "AvalQDD"), reason="of JAX before 0.12")
-MODES = pytest.mark.parametrize("modes", [{}, GRAPH, TREE], ids=["updates", "graph", "tree"])
-
-
-class Mlp(nnx.Module):
-    """A module with every kind of state: parameters, statistics, and random counters if asked."""
-
-    def __init__(self, *, norm: bool = True, dropout: float = 0.0, seed: int = 0):
-        rngs = nnx.Rngs(seed)
-        self.enter = nnx.Linear(3, 5, rngs=rngs)
-        self.norm = nnx.BatchNorm(5, rngs=rngs) if norm else None
-        self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else None
-        self.leave = nnx.Linear(5, 2, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = jnp.tanh(self.enter(x))
-        x = x if self.norm is None else self.norm(x)
-        x = x if self.dropout is None else self.dropout(x)
-        return self.leave(x)
-
-
-class Tied(nnx.Module):
-    """One Param with two owners, and one submodule with two."""
-
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.embed = nnx.Linear(3, 3, rngs=rngs)
-        self.again = self.embed
-        self.head = nnx.Linear(3, 3, use_bias=False, rngs=rngs)
-        self.head.kernel = self.embed.kernel
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.head(jnp.tanh(self.again(jnp.sin(self.embed(x)))))
-
-
-class Plain(nnx.Module):
-    """A module all of whose Variables are floats, so that trees of it can be differentiated."""
-
-    def __init__(self):
-        self.w = nnx.Param(jnp.arange(3.0))
-        self.calls = nnx.BatchStat(jnp.float32(0))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        self.calls[...] += 1
-        return jnp.tanh(x @ self.w[...]) * self.calls[...]
-
-
-def loss(model: nnx.Module, x: jax.Array) -> jax.Array:
-    return jnp.mean(model(x) ** 2)
-
-
-def same(actual: Any, expected: Any) -> None:
-    """Equal structure, types and values; keys by their data, float0 by its shape."""
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-
-    def data(x: Any) -> Any:
-        if jax.dtypes.issubdtype(
-            jnp.asarray(x).dtype if x is None else x.dtype, jax.dtypes.prng_key
-        ):
-            return jax.random.key_data(x)
-        return np.zeros(np.shape(x), np.bool_) if x.dtype == jax.dtypes.float0 else x
-
-    chex.assert_trees_all_close(
-        jax.tree.map(data, actual), jax.tree.map(data, expected), rtol=1e-5, atol=1e-6
-    )
-
-
-def compare(door: str, f: Callable[..., Any], build: Callable[[], Any], **options: Any) -> Any:
-    """Run `xform.flax.<door>` and `nnx.<door>` twice; compare results and state."""
-    ours, theirs = build(), build()
-    for _ in range(2):
-        actual = getattr(xform.flax, door)(f, **options)(*ours)
-        expected = getattr(nnx, door)(f, **options)(*theirs)
-        same(actual, expected)
-        same(nnx.state(ours), nnx.state(theirs))
-    return actual
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation() -> Iterator[None]:
-    """Hundreds of small programs are compiled here, and none is run for its speed."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture
@@ -367,119 +286,6 @@ def test_output_with_modules() -> None:
     assert isinstance(d_model, Mlp)
 
 
-class Stack(nnx.Module):
-    """Layers that are scanned or unrolled, marked by `mark`."""
-
-    def __init__(self, mark: Callable[..., Any], *, scan: bool):
-        keys = jax.random.split(jax.random.key(0), 2)
-        build = lambda key: Layer(nnx.Rngs(key))
-        self.layers = nnx.vmap(build)(keys) if scan else nnx.List([build(k) for k in keys])
-        self.mark, self.scan = mark, scan
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        run = self.mark(Layer.__call__)
-        if self.scan:
-            scan = nnx.scan(lambda x, layer: run(layer, x), in_axes=(nnx.Carry, 0),
-                            out_axes=nnx.Carry)  # fmt: skip
-            return scan(x, self.layers)
-        for layer in self.layers:
-            x = run(layer, x)
-        return x
-
-
-class Layer(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs):
-        self.dense = nnx.Linear(3, 3, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.calls = nnx.BatchStat(jnp.float32(0))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        self.calls[...] += 1
-        return self.dropout(jnp.sin(jax.ad_checkpoint.checkpoint_name(self.dense(x), "dense")))
-
-
-POLICY = xform.policies.save_only_these_names("dense")
-MARKS = {
-    "nnx": functools.partial(nnx.remat, policy=POLICY),
-    "xform": functools.partial(xform.flax.remat, policy=POLICY),
-    "xform graph": functools.partial(xform.flax.remat, **GRAPH),
-    "xform tree": functools.partial(xform.flax.remat, **TREE),
-}
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[bool, Any]:
-    """By whether the layers are scanned: value and gradient, and the state after."""
-    out = {}
-    for scan in (False, True):
-        model = Stack(lambda f: f, scan=scan)
-        out[scan] = nnx.jit(nnx.value_and_grad(loss))(model, X), nnx.state(model)
-    return out
-
-
-@pytest.mark.parametrize(
-    ("mark", "scan"),
-    [("nnx", False), ("xform", False), *((mark, True) for mark in MARKS)],
-)
-def test_remat(mark: str, scan: bool, expected: dict[bool, Any]) -> None:
-    model = Stack(MARKS[mark], scan=scan)
-    actual = nnx.jit(xform.flax.value_and_grad(loss))(model, X)
-    same((actual, nnx.state(model)), expected[scan])
-
-
-def test_remat_in_pure_code(expected: dict[bool, Any]) -> None:
-    graphdef, params, rest = nnx.split(Stack(MARKS["xform"], scan=True), nnx.Param, ...)
-
-    @jax.jit
-    @xform.value_and_grad
-    def f(params: nnx.State, rest: nnx.State, x: jax.Array) -> jax.Array:
-        return loss(nnx.merge(graphdef, params, rest, copy=True), x)
-
-    same(f(params, rest, X), expected[True][0])
-
-
-@pytest.mark.parametrize("remat", [nnx.remat, xform.flax.remat], ids=["nnx", "xform"])
-def test_remat_policy_is_honoured(remat: Callable[..., Any]) -> None:
-    """What the backward pass recomputes shows as equations in the program."""
-
-    def sines(**options: Any) -> int:
-        graphdef, state = nnx.split(Plain())
-        run = remat(lambda m, x: jnp.sin(jnp.sin(m(x))), **options) if options else (
-            lambda m, x: jnp.sin(jnp.sin(m(x))))  # fmt: skip
-        f = lambda state, x: xform.flax.grad(lambda m, x: run(m, x).sum())(
-            nnx.merge(graphdef, state), x
-        )
-        return str(jax.make_jaxpr(f)(state, X)).count("tanh")
-
-    kept = sines()
-    assert sines(policy=xform.policies.save_everything) == kept
-    assert sines(policy=jax.checkpoint_policies.nothing_saveable) > kept
-
-
-def test_remat_in_a_lax_scan_and_as_method() -> None:
-    class Block(nnx.Module):
-        def __init__(self):
-            self.dense = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
-
-        @xform.flax.remat(policy=xform.policies.save_dots, static_argnums=2)
-        def __call__(self, x: jax.Array, power: int = 1) -> jax.Array:
-            return jnp.sin(self.dense(x)) ** power
-
-    def f(model: Block, x: jax.Array) -> jax.Array:
-        graphdef, state = nnx.split(model)
-        body = lambda x, _: (nnx.merge(graphdef, state)(x, 2), None)
-        return jnp.sum(jax.lax.scan(body, x, length=3)[0])
-
-    def g(model: Block, x: jax.Array) -> jax.Array:
-        for _ in range(3):
-            x = jnp.sin(model.dense(x)) ** 2
-        return jnp.sum(x)
-
-    chex.assert_trees_all_close(
-        xform.flax.grad(f)(Block(), X), nnx.grad(g)(Block(), X), rtol=1e-5, atol=1e-6
-    )
-
-
 def test_custom_vjp_of_nnx() -> None:
     @nnx.custom_vjp
     def f(m: Plain, x: jax.Array) -> jax.Array:
@@ -510,174 +316,3 @@ def test_jax_is_not_entered(modes: dict[str, Any]) -> None:
     pull(y)
     xform.flax.jvp(run, (Plain(), X), (Plain(), X), **flags)
     assert int(model.dropout.rngs.count[...]) == 3
-
-
-def _counting(t: Any, kind: str) -> Any:
-    """Value and gradient by a transform module, and the count, of a module of hijax Variables."""
-    with nnx.var_defaults(hijax=True):
-        model = nnx.Dict(w=nnx.Param(X[:3]), count=nnx.Variable(jnp.float32(0)))
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-    params = nnx.with_vars(params, hijax=False)
-
-    def once(params: Any, rest: Any) -> jax.Array:
-        inside = nnx.merge(graph, params, rest)
-        inside.count[...] += 1
-        return inside.count[...] * jnp.sum(jnp.sin(X @ inside.w[...]))
-
-    def twice(params: Any, rest: Any) -> jax.Array:
-        return once(params, rest) + 10 * once(params, rest)
-
-    over = lambda params: twice(params, rest)
-    made = {
-        "closed over": lambda: jax.jit(t.value_and_grad(over))(params),
-        "argument": lambda: jax.jit(t.value_and_grad(twice))(params, rest),
-        "jitted": lambda: t.value_and_grad(lambda p: jax.jit(twice)(p, rest))(params),
-        "jvp": lambda: jax.jit(lambda p: t.jvp(over, (p,), (p,)))(params),
-    }[kind]()
-    return jax.tree.leaves(made), model.count[...]
-
-
-@HIJAX
-@pytest.mark.parametrize("kind", ["closed over", "argument", "jitted", "jvp"])
-def test_hijax_variables_are_read_and_written_in_order(kind: str) -> None:
-    chex.assert_trees_all_close(_counting(xform, kind), _counting(jax, kind), rtol=1e-5)
-
-
-@HIJAX
-@pytest.mark.parametrize("place", [lambda f: f, jax.jit])
-def test_a_hijax_variable_of_what_is_differentiated_is_refused(place: Any) -> None:
-    def kept(w: jax.Array) -> jax.Array:
-        return jnp.sum(nnx.Variable(w, hijax=True)[...] ** 2)
-
-    def written(w: jax.Array) -> jax.Array:
-        total[...] = jnp.sum(w)
-        return total[...]
-
-    total = nnx.Variable(jnp.float32(0), hijax=True)
-    for f in (kept, written):
-        with pytest.raises(NotDifferentiable, match="where no derivative can follow"):
-            place(xform.grad(f))(X)
-    with pytest.raises(WrongDtype, match="mutable value"):
-        place(xform.grad(lambda v: v[...]))(total)
-    with pytest.raises(NotDifferentiable, match="write it twice"):
-        place(xform.grad(xform.checkpoint(lambda x: total[...] * x)))(1.0)
-
-
-def test_decorators() -> None:
-    @xform.flax.value_and_grad(argnums=1, policy=xform.policies.save_dots)
-    def f(model: Mlp, x: jax.Array) -> jax.Array:
-        """Its docstring."""
-        return loss(model, x)
-
-    assert (f.__name__, f.__doc__) == ("f", "Its docstring.")
-    same(f(Mlp(), X), nnx.value_and_grad(loss, argnums=1)(Mlp(), X))
-    assert jnp.isfinite(xform.flax.grad(has_aux=False)(loss)(Mlp(), X).leave.bias[...]).all()
-
-
-def test_errors() -> None:
-    model = Mlp()
-    with pytest.raises(NotScalar, match=r"value_and_grad of __call__.*\n.*shape \(4, 2\)"):
-        xform.flax.value_and_grad(Mlp.__call__)(model, X)
-    with pytest.raises(NotScalar, match=r"returned a Variable or a module"):
-        xform.flax.grad(lambda model: model.leave.bias)(model)
-    nothing = r"nothing to differentiate\n(.*\n)*.*RngCount(.*\n)*.*DiffState"
-    with pytest.raises(WrongArgument, match=nothing):
-        xform.flax.grad(lambda rngs: rngs.uniform(()))(nnx.Rngs(0))
-    with pytest.raises(WrongArgument, match="nothing to differentiate"):
-        xform.flax.grad(loss, nnx.DiffState(0, nnx.Cache))(model, X)
-    with pytest.raises(WrongArgument, match=r"grad of Mlp.__call__(.*\n)*.*bound to a Mlp"):
-        xform.flax.grad(model.__call__)
-    with pytest.raises(WrongArgument, match="bound to a Mlp"):
-        xform.flax.remat(functools.partial(model.__call__, x=X))
-    with pytest.raises(WrongArgument, match="not a pair"):
-        xform.flax.grad(loss, has_aux=True)(model, X)
-    with pytest.raises(WrongArgument, match="twice"):
-        xform.flax.grad(loss, (0, -2))(model, X)
-    with pytest.raises(WrongArgument, match="2 positional arguments"):
-        xform.flax.grad(loss, nnx.DiffState(2, nnx.Param))(model, X)
-    with pytest.raises(WrongArgument, match="by a DiffState"):
-        xform.flax.grad(loss, nnx.DiffState(0, nnx.Param), **GRAPH)
-    for door in (xform.flax.vjp, xform.flax.jvp):
-        with pytest.raises(WrongArgument, match="graph_updates=True"):
-            door(loss, (model, X), (model, X), graph_updates=True)
-    with pytest.raises(WrongDtype, match="allow_int"):
-        xform.flax.grad(loss, **TREE)(Mlp(dropout=0.5), X)
-    with pytest.raises(WrongTangent):
-        xform.flax.jvp(loss, (Plain(), X), (X, X))
-    with pytest.raises(WrongArgument, match="polic"):
-        xform.flax.remat(loss, policy="nothing")
-
-
-@MODES
-@pytest.mark.parametrize("argnums", [(0, 0), "a", 1.5, None, ("a",), X, nnx.StateAxes({...: 0})])
-def test_a_gradient_by_nothing_is_refused_when_it_is_made(argnums: Any, modes: Any) -> None:
-    for door in (xform.flax.grad, xform.flax.value_and_grad):
-        with pytest.raises(WrongArgument, match="argnums"):
-            door(loss, argnums, **modes)
-
-
-def test_a_module_that_is_closed_over_cannot_be_changed() -> None:
-    model = Plain()
-    with pytest.raises(Exception, match="trace level"):
-        xform.flax.grad(lambda x: model(x).sum())(X)
-
-
-def test_without_flax() -> None:
-    """`import xform` needs no Flax, and `xform.flax` says how to get it."""
-    code = """
-import sys
-import xform
-assert "flax" not in sys.modules
-sys.modules["flax"] = None  # as if it were not installed
-try:
-    xform.flax
-except xform.errors.XformError as e:
-    print(e)
-try:
-    xform.nothing
-except AttributeError as e:
-    print(e)
-"""
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ).stdout  # fmt: skip
-    assert "pip install 'jax-xform[train]'" in out
-    assert "has no attribute 'nothing'" in out
-
-
-class Linen(nn.Module):
-    """Linen with everything: scanned and remat-marked blocks, dropout, statistics."""
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool = True) -> jax.Array:
-        block = nn.remat(LinenBlock, static_argnums=(2,))
-        stack = nn.scan(
-            block, variable_axes={"params": 0, "batch_stats": 0}, in_axes=nn.broadcast,
-            split_rngs={"params": True, "dropout": True}, length=2,
-        )  # fmt: skip
-        x, _ = stack(name="stack")(x, train)
-        return nn.Dense(2)(x)
-
-
-class LinenBlock(nn.Module):
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> Any:
-        y = nn.BatchNorm(use_running_average=not train)(nn.Dense(3)(x))
-        return x + nn.Dropout(0.5, deterministic=not train)(jnp.sin(y)), None
-
-
-def test_linen_apply_is_pure() -> None:
-    model, key = Linen(), jax.random.key(1)
-    variables = jax.jit(model.init)({"params": key, "dropout": key}, X)
-
-    def f(params: Any, stats: Any, x: jax.Array) -> Any:
-        y, updates = model.apply(
-            {"params": params, "batch_stats": stats}, x, rngs={"dropout": key},
-            mutable=["batch_stats"],
-        )  # fmt: skip
-        return jnp.mean(y**2), updates["batch_stats"]
-
-    args = variables["params"], variables["batch_stats"], X
-    expected = jax.jit(jax.value_and_grad(f, has_aux=True))(*args)
-    same(jax.jit(xform.value_and_grad(f, has_aux=True))(*args), expected)
