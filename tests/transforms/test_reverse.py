@@ -1,4 +1,4 @@
-"""`grad`, `value_and_grad`, `vjp`, `fwd_and_bwd`, `linear_transpose`."""
+"""`grad`, `value_and_grad`, `vjp`, `fwd_and_bwd`."""
 
 import functools
 import itertools
@@ -13,7 +13,7 @@ from jax import lax
 import xform
 from tests.reference import close, grads_agree
 from tests.versions import fwd_and_bwd
-from xform.errors import NotLinear, WrongArgument
+from xform.errors import WrongArgument
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 F0 = jax.dtypes.float0
@@ -144,149 +144,6 @@ def test_a_closed_over_array_is_a_constant() -> None:
     close(xform.grad(lambda x: jnp.sum(w * x * x))(X), 2 * X * X, 1e-6)
 
 
-WEAK = {
-    "float": (lambda x: x * x, 3.0),
-    "strong": (lambda x: x * x, np.float32(3.0)),
-    "asarray": (lambda x: x * x, jnp.asarray(3.0)),
-    "array times float": (lambda x: jnp.sum(x * 2.0), X),
-    "weak output of strong input": (lambda x: jnp.where(x > 0, 1.0, 2.0) * 1.0, np.float32(3.0)),
-    "through float32": (lambda x: x * jnp.float32(2.0), 3.0),
-    "constant": (lambda x: 1.0, 3.0),
-    "input": (lambda x: x, 3.0),
-    "scan": (lambda x: lax.scan(lambda c, _: (c * 2.0, None), x, None, length=2)[0], 3.0),
-    "cond": (lambda x: lax.cond(True, lambda x: x, lambda x: -x, x), 3.0),
-    "jit": (jax.jit(lambda x: x * x), 3.0),
-    "gather": (lambda x: jnp.take(x, 0), 3.0),
-    "remat": (jax.checkpoint(lambda x: x * x), 3.0),
-    "bfloat16": (lambda x: x * 2.0, jnp.bfloat16(3)),
-}
-
-
-@pytest.mark.parametrize("name", WEAK)
-def test_weak_types_are_those_of_jax(name: str) -> None:
-    f, x = WEAK[name]
-
-    def kinds(t):
-        y, g = t.value_and_grad(f)(x)
-        y2, pull = t.vjp(f, x)
-        y3, dy = t.jvp(f, (x,), (jnp.ones_like(x),))
-        y4, push = t.linearize(f, x)
-        out = y, g, y2, pull(jnp.ones_like(y2))[0], y3, dy, y4, push(jnp.ones_like(x))
-        return [(jax.typeof(a).str_short(), jax.typeof(a).weak_type) for a in out]
-
-    assert kinds(xform) == kinds(jax)
-
-
-def test_integers_get_float0() -> None:
-    f = lambda x, n, flag: jnp.sum(x * n) * flag
-    args = (X, np.arange(3), True)
-    got = xform.grad(f, (0, 1, 2), allow_int=True)(*args)
-    close(got, jax.grad(f, (0, 1, 2), allow_int=True)(*args), 1e-6)
-    assert got[1].dtype == F0
-    assert got[1].shape == (3,)
-    got = jax.jit(xform.grad(f, (0, 1), allow_int=True))(*args)
-    close(got, jax.jit(jax.grad(f, (0, 1), allow_int=True))(*args), 1e-6)
-
-
-def test_vjp_of_integer_inputs_and_outputs() -> None:
-    f = lambda x, n: (jnp.sin(x) * n, n + 1, x > 0)
-    n = np.arange(3)
-    (y, pull), (want, jax_pull) = (t.vjp(f, X, n) for t in (xform, jax))
-    close(y, want, 1e-6)
-    cts = (X, np.zeros(3, F0), np.zeros(3, F0))
-    close(pull(cts), jax_pull(cts), 1e-6)
-
-
-def test_keys_as_inputs() -> None:
-    key = jax.random.key(0)
-    f = lambda x, k: jnp.sum(x * jax.random.normal(k, x.shape))
-    close(xform.grad(f)(X, key), jax.grad(f)(X, key), 1e-6)
-    got, want = (t.vjp(f, X, key)[1](1.0) for t in (xform, jax))
-    close(got, want, 1e-6)
-    close(
-        xform.grad(f, (0, 1), allow_int=True)(X, key),
-        jax.grad(f, (0, 1), allow_int=True)(X, key),
-        1e-6,
-    )
-
-
-@pytest.mark.usefixtures("x64")
-def test_complex_numbers() -> None:
-    z = np.asarray(X + 1j * X[::-1], np.complex128)
-    real = lambda z: jnp.sum(jnp.abs(z) ** 2 + jnp.real(z * z * jnp.conj(z)) + jnp.imag(jnp.exp(z)))
-    grads_agree(real, z, ways=("alone", "jit"))
-    holomorphic = lambda z: jnp.sum(z**3 + jnp.sin(z) * z)
-    close(xform.grad(holomorphic, holomorphic=True)(z), jax.grad(holomorphic, holomorphic=True)(z))
-    f = lambda x, z: jnp.exp(x * z) * jnp.conj(z)
-    (y, pull), (want, jax_pull) = (t.vjp(f, X.astype(np.float64), z) for t in (xform, jax))
-    close(y, want)
-    close(pull(1j * z), jax_pull(1j * z))
-
-
-def test_bfloat16_and_float16() -> None:
-    f = lambda x: jnp.sum(jnp.sin(x) * x)
-    for dtype in (jnp.bfloat16, jnp.float16):
-        x = X.astype(dtype)
-        close(xform.grad(f)(x), jax.grad(f)(x), 1e-2)
-
-
-def test_mixed_precision() -> None:
-    def f(w, x):
-        y = jnp.dot(
-            x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), preferred_element_type=jnp.float32
-        )
-        return jnp.sum(jnp.tanh(y))
-
-    w = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
-    close(xform.grad(f, (0, 1))(w, X), jax.grad(f, (0, 1))(w, X), 1e-6)
-
-
-@pytest.mark.usefixtures("strict_promotion")
-def test_strict_dtype_promotion() -> None:
-    f = lambda x, z: jnp.sum(jax.nn.gelu(x) * jnp.abs(z) + jnp.max(x) * jnp.mean(x) ** 3)
-    args = X, (X + 1j).astype(np.complex64)
-    close(xform.grad(f, (0, 1))(*args), jax.grad(f, (0, 1))(*args), 1e-5)
-    close(
-        xform.hessian(lambda x: jnp.sum(jnp.tanh(x) ** 3))(X),
-        jax.hessian(lambda x: jnp.sum(jnp.tanh(x) ** 3))(X),
-        1e-5,
-    )
-
-
-def test_zero_size_arrays() -> None:
-    x = np.zeros((0, 3), np.float32)
-    f = lambda x: jnp.sum(jnp.sin(x) @ jnp.ones((3, 2)))
-    for policy in (None, xform.policies.save_nothing):
-        close(xform.grad(f, policy=policy)(x), jax.grad(f)(x))
-        close(jax.jit(xform.grad(xform.remat(f), policy=policy))(x), jax.grad(f)(x))
-    close(xform.jacrev(lambda x: x * 2)(x), jax.jacrev(lambda x: x * 2)(x))
-    close(xform.jacfwd(lambda x: x * 2)(x), jax.jacfwd(lambda x: x * 2)(x))
-
-
-def test_nan_and_infinity_are_jaxs() -> None:
-    x = np.array([np.nan, np.inf, -np.inf, 0.0, 1.0], np.float32)
-    for f in (
-        jnp.log,
-        jnp.sqrt,
-        lambda x: jnp.where(x > 0.5, jnp.log(jnp.where(x > 0.5, x, 1)), 0),
-    ):
-        loss = lambda x: jnp.sum(f(x))  # noqa: B023
-        np.testing.assert_array_equal(xform.grad(loss)(x), jax.grad(loss)(x))
-        np.testing.assert_array_equal(jax.jit(xform.grad(loss))(x), jax.grad(loss)(x))
-
-
-def test_where_masks_the_nan_of_the_branch_not_taken() -> None:
-    f = lambda x: jnp.sum(jnp.where(x > 0, jnp.log(jnp.where(x > 0, x, 1.0)), 0.0))
-    assert np.isfinite(xform.grad(f)(np.array([0.0, 2.0], np.float32))).all()
-
-
-def test_debug_nans_points_at_the_derivative() -> None:
-    with jax.debug_nans(True):
-        close(xform.grad(lambda x: jnp.sum(jnp.sin(x)))(X), jnp.cos(X), 1e-6)
-        with pytest.raises(FloatingPointError):
-            xform.grad(jnp.sqrt)(0.0) * 0.0
-
-
 OUTPUTS = {
     "the input": lambda x: x,
     "the input twice": lambda x: (x, x),
@@ -406,68 +263,6 @@ def test_a_jitted_gradient_is_traced_once() -> None:
         g(x)
     with pytest.raises(AssertionError):
         g(np.ones(4, np.float32))
-
-
-LINEAR = {
-    "scale": (lambda x: 3.0 * x, (X,)),
-    "two arguments": (lambda x, y: (x + 2 * y, jnp.sum(x)), (X, X)),
-    "dot": (lambda x: jnp.ones((2, 3)) @ x, (X,)),
-    "scan": (
-        lambda x: lax.scan(lambda c, t: (c * 2.0 + t, c), x, jnp.ones((4, 3))[:, :] * x),
-        (X,),
-    ),
-    "cond": (lambda x: lax.cond(CONSTANT[1] > 0, lambda x: x * CONSTANT, jnp.negative, x), (X,)),
-    "jit": (jax.jit(lambda x: jnp.fft.rfft(x).real), (X,)),
-    "remat": (jax.checkpoint(lambda x: x * CONSTANT + x), (X,)),
-    "slices": (lambda x: jnp.concatenate([x[1:], x[:2] * 2]).reshape(2, 2).T, (X,)),
-    "complex": (lambda x: 1j * x + jnp.conj(2j) * x, (X + 1j,)),
-    "custom_vjp free solve": (lambda x: jnp.linalg.solve(jnp.eye(3) * 2 + 0.1, x), (X,)),
-    "constant output": (lambda x: (x * 2, jnp.zeros(2)), (X,)),
-}
-
-
-@pytest.mark.parametrize("name", LINEAR)
-def test_linear_transpose(name: str) -> None:
-    f, args = LINEAR[name]
-    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
-    ct = jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), jax.eval_shape(f, *types))
-    want = (
-        jax.vjp(f, *args)[1](ct)
-        if name in ("remat", "constant output")
-        else jax.linear_transpose(f, *types)(ct)
-    )
-    close(xform.linear_transpose(f, *types)(ct), want, 1e-5)
-    close(jax.jit(lambda ct: xform.linear_transpose(f, *args)(ct))(ct), want, 1e-5)
-
-
-NONLINEAR = {
-    "mul": lambda x: x * x,
-    "sin": jnp.sin,
-    "abs": jnp.abs,
-    "max": lambda x: jnp.maximum(x, 0.0),
-    "scan": lambda x: lax.scan(lambda c, _: (c * x, None), x, None, length=2)[0],
-    "carry": lambda x: lax.scan(lambda c, _: (c * c, None), x, None, length=2)[0],
-    "cond": lambda x: lax.cond(True, lambda x: x * x, lambda x: x, x),
-    "predicate": lambda x: lax.cond(x[0] > 0, lambda x: x, lambda x: 2 * x, x),
-    "jit": jax.jit(lambda x: jnp.exp(x)),
-    "remat": jax.checkpoint(lambda x: x / (1 + x)),
-    "where": lambda x: jnp.where(x > 0, x, 2 * x),
-    "gather": lambda x: CONSTANT[jnp.int32(x[0])] * x,
-    "round": jnp.round,
-    "step": lambda x: x + jnp.float32(x > 0),
-}
-
-
-@pytest.mark.parametrize("name", NONLINEAR)
-def test_linear_transpose_refuses_what_is_not_linear(name: str) -> None:
-    with pytest.raises(NotLinear):
-        xform.linear_transpose(NONLINEAR[name], X)
-
-
-def test_linear_transpose_drops_the_constant_of_an_affine_function_as_jax_does() -> None:
-    f = lambda x: jnp.concatenate([x + 1.0, jnp.ones(2)])
-    ct = np.arange(5, dtype=np.float32)
-    close(xform.linear_transpose(f, X)(ct), jax.linear_transpose(f, X)(ct))
 
 
 @pytest.mark.usefixtures("x64")
