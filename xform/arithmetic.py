@@ -54,6 +54,11 @@ def arrayed(x: Value) -> Value:
     return jnp.asarray(x) if isinstance(x, _PYTHON) else x
 
 
+def is_number(x: Value) -> bool:
+    """Whether a value is a number of Python's; those of NumPy that are floats by class are none."""
+    return isinstance(x, float | complex) and not isinstance(x, np.generic)
+
+
 def cotangent_sharding(x: Value) -> Any:
     """Where the cotangent of `x` lies, as far as the types of explicit axes say it."""
     return cotangent_aval(jax.typeof(x)).sharding
@@ -106,7 +111,8 @@ def add(terms: Sequence[Value]) -> Value:
 
 
 def _plus(a: Value, b: Value) -> Value:
-    return lax.add(a, b) if isinstance(a.dtype, np.dtype) else ad.add_jaxvals(a, b)
+    own = not isinstance(jax.typeof(a).dtype, np.dtype)
+    return ad.add_jaxvals(a, b) if own else lax.add(a, b)
 
 
 def like(dx: Value, y: Value) -> Value:

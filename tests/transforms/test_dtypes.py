@@ -8,6 +8,7 @@ from jax import lax
 
 import xform
 from tests.reference import close, grads_agree
+from xform.arithmetic import is_number
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 F0 = jax.dtypes.float0
@@ -154,3 +155,21 @@ def test_debug_nans_points_at_the_derivative() -> None:
         close(xform.grad(lambda x: jnp.sum(jnp.sin(x)))(X), jnp.cos(X), 1e-6)
         with pytest.raises(FloatingPointError):
             xform.grad(jnp.sqrt)(0.0) * 0.0
+
+
+@pytest.mark.parametrize(
+    "given", [2.0, 2j, np.float64(2), np.float32(2), np.complex128(2j)], ids=repr
+)
+def test_a_number_that_nothing_is_done_to(given) -> None:
+    """A number of Python's comes back as one; NumPy's are arrays of a dtype that is enabled."""
+    kind = lambda x: (is_number(x), jax.typeof(x).dtype, jax.typeof(x).weak_type)
+    f = lambda x: (x, x, x * x)
+    (ys, pull), (want, jax_pull) = (t.vjp(f, given) for t in (xform, jax))
+    cts = (*want[:2], jnp.ones_like(want[2]))
+    for made, wanted in ((ys, want), (pull(cts), jax_pull(cts))):
+        close(made, wanted, 1e-6)
+        assert list(map(kind, made)) == list(map(kind, wanted))
+    pushed = (t.jvp(f, (given,), (given,)) for t in (xform, jax))
+    for made, wanted in zip(*pushed, strict=True):
+        close(made, wanted, 1e-6)
+        assert list(map(kind, made)) == list(map(kind, wanted))

@@ -26,7 +26,7 @@ from xform._jax import (
     tangent_aval,
     zeros,
 )
-from xform.arithmetic import Value, arrayed, differentiable, reduce_like, scale
+from xform.arithmetic import Value, arrayed, differentiable, is_number, reduce_like, scale
 from xform.equation import Applied
 from xform.interpret.concrete import Mark, Marked, Pushed, Results, Split, Watch, stage
 from xform.interpret.jvp import push
@@ -304,8 +304,7 @@ def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
     with set_current_trace(trace):
         given = zip(at.given, at.args, marks, strict=True)
         # What is not computed with is returned as it was given: a Python number as one.
-        args = [g if m is None else trace.lift(g if isinstance(g, float | complex) else x, m)
-                for g, x, m in given]  # fmt: skip
+        args = [g if m is None else trace.lift(g if is_number(g) else x, m) for g, x, m in given]
         y, aux = at.run(args)
         del args, given
     leaves, tree = jax.tree.flatten(y)

@@ -15,7 +15,7 @@ import jax.ref
 import numpy as np
 
 from xform._jax import cotangent_aval, staging, tangent_aval, zeros
-from xform.arithmetic import Value, arrayed, differentiable, float0_zeros, laid
+from xform.arithmetic import Value, arrayed, differentiable, float0_zeros, is_number, laid
 from xform.errors import WrongCotangent, WrongTangent
 from xform.interpret import emit
 from xform.interpret.joint import Plan
@@ -152,14 +152,9 @@ def _cotangent(ct: Value, aval: Any, name: str) -> Value:
             "",
             "pass a cotangent of the output's shape and dtype",
         )
-    if integer or _plain(ct):
+    if integer or is_number(ct):  # as in JAX, a user's rule is given a number of Python's as one
         return ct
     return laid(as_array(ct, f"pullback of {name}"), cotangent_aval(aval).sharding)
-
-
-def _plain(x: Value) -> bool:
-    """Whether a value is a number of Python's: as in JAX, a user's rule is given it as one."""
-    return isinstance(x, float | complex) and not isinstance(x, np.generic)
 
 
 def _check_varying(given: Any, aval: Any, asked: str, name: str) -> None:
@@ -208,6 +203,6 @@ def check_tangents(
                 "np.zeros(shape, jax.dtypes.float0)",
             )
         _check_varying(given, aval, asked, name)
-        held = x if _plain(x) else laid(as_array(x, asked), aval.sharding)
+        held = x if is_number(x) else laid(as_array(x, asked), aval.sharding)
         out.append(held if active else None)
     return out
