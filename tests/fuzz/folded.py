@@ -1,6 +1,7 @@
-"""Reductions as loops in Python, that JAX differentiates rightly.
+"""What JAX differentiates wrongly, in other words: reductions as loops in Python.
 
-The derivative of JAX's own `reduce` and generic `reduce_window` leaves the initial value out.
+The derivative of JAX's own `reduce` and generic `reduce_window` leaves the initial value out; that
+of its `ldexp` and `frexp` is zero in forward over reverse mode through a scan.
 """
 
 from __future__ import annotations
@@ -10,13 +11,33 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xform._jax import weak_as
+
+
+def ldexp(x: Any, n: Any) -> Any:
+    """`jnp.ldexp`."""
+    made = x * 2.0 ** jnp.asarray(n, jnp.result_type(x))
+    return weak_as(made, jax.eval_shape(lambda: jnp.ldexp(x, n)))
+
+
+def frexp(x: Any) -> Any:
+    """`jnp.frexp`."""
+    n = jnp.frexp(lax.stop_gradient(x))[1]
+    return weak_as(ldexp(x, -n), jax.eval_shape(lambda: jnp.frexp(x)[0])), n
+
 
 def reduce(x: Any, start: Any, f: Callable[..., Any], dimensions: Sequence[int]) -> Any:
     """`lax.reduce`; of several operands if `x` is a tuple."""
+    types = jax.eval_shape(lambda: lax.reduce(x, start, f, dimensions))
+    return jax.tree.map(weak_as, _reduced(x, start, f, dimensions), types)
+
+
+def _reduced(x: Any, start: Any, f: Callable[..., Any], dimensions: Sequence[int]) -> Any:
     if isinstance(x, tuple):
         xs = [_in_front(y, dimensions) for y in x]
         first = tuple(jnp.full(y.shape[1:], s, y.dtype) for y, s in zip(xs, start, strict=True))
