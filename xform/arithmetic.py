@@ -48,9 +48,14 @@ def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] |
 
 
 def arrayed(x: Value) -> Value:
-    """`x` as JAX takes it: a Python number as an array, NumPy's in a dtype that is enabled."""
+    """`x` as JAX takes it: a Python number as an array, NumPy's in a dtype that is enabled.
+
+    A literal of a program, NumPy's too, stays as weakly typed as it is.
+    """
     if isinstance(x, NUMPY):
-        return np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+        weak = x.dtype == dtype and getattr(x, "weak_type", False)
+        return x if weak else np.asarray(x, dtype)
     return jnp.asarray(x) if isinstance(x, _PYTHON) else x
 
 

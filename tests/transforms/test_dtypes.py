@@ -173,3 +173,11 @@ def test_a_number_that_nothing_is_done_to(given) -> None:
     for made, wanted in zip(*pushed, strict=True):
         close(made, wanted, 1e-6)
         assert list(map(kind, made)) == list(map(kind, wanted))
+
+
+def test_a_zero_that_a_derivative_starts_from_is_as_weakly_typed_as_its_value() -> None:
+    f = lambda x: jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] * x), (0, x))[1]
+    value = lambda x, n: xform.vjp(lambda n: xform.grad(f)(x), n)[0]
+    for g in (value, lambda x, n: xform.jvp(lambda x: value(x, n), (x,), (1.0,))[0]):
+        (aval,) = jax.make_jaxpr(g)(2.0, np.arange(2)).out_avals
+        assert aval.weak_type
