@@ -171,12 +171,13 @@ def _value_and_grad(asked: str, f: Any, argnums: Any, has_aux: bool, holomorphic
         held, given = partial(f, positions(argnums, len(args), asked), args, kwargs)
         for leaf in jax.tree.leaves(given):
             check_input(asked, leaf, holomorphic, allow_int)
-        y, pull, *aux = _vjp(call(held, given, asked, has_aux), policy)
-        check_scalar(asked, held.__name__, y)
-        check_output(asked, y, holomorphic)
-        place = cotangent_sharding(y)
-        usual = place == jax.typeof(y).sharding
-        g = pull(lax.full_like(y, 1, sharding=None if usual else place))
+        with seldom_collected(staging()):
+            y, pull, *aux = _vjp(call(held, given, asked, has_aux), policy)
+            check_scalar(asked, held.__name__, y)
+            check_output(asked, y, holomorphic)
+            place = cotangent_sharding(y)
+            usual = place == jax.typeof(y).sharding
+            g = pull(lax.full_like(y, 1, sharding=None if usual else place))
         g = g[0] if isinstance(argnums, int | np.integer) else g
         return ((y, *aux) if has_aux else y), g
 
