@@ -87,10 +87,9 @@ def check_source(source: str, xs: Sequence[Any], levels: Sequence[Level],
         warnings.simplefilter("error")
         try:
             names = tuple(primitives(jax.make_jaxpr(function(source))(*xs)))
-        except (NotImplementedError, AssertionError) as e:
-            # By JAX: not every primitive has every batching rule, nor closes over a batched value.
-            return Outcome("refused", "JAX", text=_short(e))
         except Exception as e:
+            if isinstance(e, NotImplementedError) or _of_batching(e):
+                return Outcome("refused", "JAX", text=_short(e))
             return Outcome("invalid", "plain", text=_short(e))
         worst = Outcome("agrees", names=names)
         for where in ways:
