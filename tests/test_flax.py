@@ -12,18 +12,7 @@ import pytest
 from flax import nnx
 
 import xform
-from tests.nnx import (
-    GRAPH,
-    MODES,
-    TREE,
-    Mlp,
-    Plain,
-    Tied,
-    X,
-    compare,
-    loss,
-    same,
-)
+from tests.nnx import GRAPH, MODES, TREE, Mlp, Plain, Tied, X, compare, loss, same
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -12,16 +12,7 @@ import pytest
 from flax import nnx
 
 import xform
-from tests.nnx import (
-    GRAPH,
-    MODES,
-    TREE,
-    Mlp,
-    Plain,
-    X,
-    loss,
-    same,
-)
+from tests.nnx import GRAPH, MODES, TREE, Mlp, Plain, X, loss, same
 from xform.errors import NotScalar, WrongArgument, WrongDtype, WrongTangent
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -11,14 +11,7 @@ import pytest
 from flax import nnx
 
 import xform
-from tests.nnx import (
-    GRAPH,
-    TREE,
-    Plain,
-    X,
-    loss,
-    same,
-)
+from tests.nnx import GRAPH, TREE, Plain, X, loss, same
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

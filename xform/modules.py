@@ -24,8 +24,8 @@ def inexact(x: Any) -> bool:
     return isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, np.inexact)
 
 
-def _shaped(x: Any) -> bool:
-    """Whether a leaf of a module is an input of a compiled function: arrays, and their types."""
+def shaped(x: Any) -> bool:
+    """Whether a leaf may be an input of a traced function: arrays, and their types."""
     return isinstance(x, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
@@ -33,15 +33,15 @@ def opened(f: Callable[..., Any], args: Sequence[Tree], inputs: Callable[[Any], 
            ) -> tuple[Callable[..., Any], tuple[Tree, ...]]:  # fmt: skip
     """`f` and its arguments, in whose modules None stands for what is not among the `inputs`.
 
-    The function that is returned puts it back. Arguments without a module are as they were, and so
-    is `f` then.
+    The function that is returned puts it back. Where there is nothing to hold, the arguments are as
+    they were, and so is `f`.
     """
     if "equinox" not in sys.modules:
         return f, tuple(args)
     found, tree = jax.tree.flatten(tuple(args), is_leaf=_is_module)
-    if not any(map(_is_module, found)):
-        return f, tuple(args)
     pairs = [_parted(x, inputs) if _is_module(x) else (x, None) for x in found]
+    if not jax.tree.leaves([rest for _, rest in pairs]):
+        return f, tuple(args)
 
     @functools.wraps(f, updated=())
     def whole(*args: Tree, **kwargs: Any) -> Any:
@@ -69,19 +69,18 @@ def compilable(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str,
             "pass the function that is not jitted, with donate_argnums",
         )
     call = lambda args, kwargs: f(*args, **kwargs)
-    whole, (args, kwargs) = opened(call, (tuple(args), dict(kwargs)), _shaped)
+    whole, (args, kwargs) = opened(call, (tuple(args), dict(kwargs)), shaped)
 
     @functools.wraps(f, updated=())
     def run(*args: Tree, **kwargs: Tree) -> Tree:
-        part = lambda x: _parted(x, _shaped)[0] if _is_module(x) else x
+        part = lambda x: _parted(x, shaped)[0] if _is_module(x) else x
         return jax.tree.map(part, whole(args, kwargs), is_leaf=_is_module)
 
     return run, args, kwargs
 
 
 def _is_module(x: Any) -> bool:
-    equinox = sys.modules.get("equinox")
-    return equinox is not None and isinstance(x, equinox.Module)
+    return isinstance(x, sys.modules["equinox"].Module)
 
 
 def _parted(module: Tree, inputs: Callable[[Any], bool]) -> tuple[Tree, Tree]:

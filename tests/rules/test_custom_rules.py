@@ -10,14 +10,7 @@ from jax import lax
 
 import xform
 from tests.reference import close, grads_agree
-from tests.rules.programs import (
-    KEY,
-    POLICIES,
-    X,
-    bend,
-    bowl,
-    loop,
-)
+from tests.rules.programs import KEY, POLICIES, X, bend, bowl, loop
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.tree_util import keystr
 
 from xform.interpret.node import gather, spread
 from xform.ir import Mask, Program
+from xform.modules import shaped
 from xform.planner.nested import Whole, planned
 from xform.planner.residuals import Residuals, residuals_of
 from xform.policies import check, min_cut, said
@@ -81,9 +81,8 @@ class Arguments:
     """Arguments of a function, of which arrays, and types of arrays, may be traced."""
 
     def __init__(self, args: Sequence[Tree]):
-        kinds = jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct
         self.paths, self._tree = jax.tree.flatten_with_path(tuple(args))
-        self._traced = tuple(isinstance(x, kinds) for _, x in self.paths)
+        self._traced = tuple(shaped(x) for _, x in self.paths)
 
     def arrays(self) -> list[Any]:
         """The leaves that may be traced."""
