@@ -14,7 +14,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType
 
-from xform._jax import ShapedArray, ad, cotangent_aval, is_reference, tangent_aval, zeros
+from xform._jax import (
+    ShapedArray,
+    Tracer,
+    ad,
+    cotangent_aval,
+    is_reference,
+    tangent_aval,
+    zeros,
+)
 
 Value = Any
 # As tuples: a union would be made at each question, and these are asked for every operation.
@@ -59,6 +67,11 @@ def arrayed(x: Value) -> Value:
     return jnp.asarray(x) if isinstance(x, _PYTHON) else x
 
 
+def all_arrayed(xs: Iterable[Value]) -> list[Value]:
+    """Values, each `arrayed`."""
+    return [x if isinstance(x, Tracer) else arrayed(x) for x in xs]
+
+
 def is_number(x: Value) -> bool:
     """Whether a value is a number of Python's; those of NumPy that are floats by class are none."""
     return isinstance(x, float | complex) and not isinstance(x, np.generic)
@@ -87,7 +100,8 @@ def constant_like(x: Value, c: float) -> Value:
     Of a weakly typed scalar it is a Python number, as weakly typed as `x`; where that would be of
     another dtype, and for arrays, it is none: JAX's own rules do the same.
     """
-    if np.ndim(x) == 0 and getattr(x, "weak_type", False) and x.dtype == jax.typeof(1.0 * c).dtype:
+    weak = getattr(x, "weak_type", False) and np.ndim(x) == 0
+    if weak and x.dtype == jax.typeof(1.0 * c).dtype:
         return 1.0 * c
     return np.asarray(c, x.dtype)
 
@@ -112,7 +126,7 @@ def scale(ct: Value, d: Value) -> Value:
 
 def add(terms: Sequence[Value]) -> Value:
     """The sum, as their dtype means it: that of another library may have an addition of its own."""
-    return functools.reduce(_plus, terms)
+    return terms[0] if len(terms) == 1 else functools.reduce(_plus, terms)
 
 
 def _plus(a: Value, b: Value) -> Value:

@@ -48,12 +48,13 @@ class Rule:
     traits: Traits = PLAIN
     own: bool = False
     users: ClassVar[bool] = False  # it calls a user's backward function
+    numbers: ClassVar[bool] = False  # it takes Python's numbers as they are
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         """Which outputs depend differentiably on the active inputs."""
-        if self.word == "constant" or not any(active):
+        if self.word == "constant" or True not in active:
             return (False,) * len(eqn.outvars)
-        return tuple(differentiable(v.aval) for v in eqn.outvars)
+        return tuple([differentiable(v.aval) for v in eqn.outvars])
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         """The program that stands for a call of no weight of its own.
@@ -88,7 +89,9 @@ class Rule:
 
     def call(self, formula: Formula, eqn: JaxprEqn, *args: Any) -> Any:
         used = self.used[formula]
-        return formula(*args, **{k: eqn.params[k] for k in used if k in eqn.params} if used else {})
+        if not used:
+            return formula(*args)
+        return formula(*args, **{k: eqn.params[k] for k in used if k in eqn.params})
 
 
 def declare(kind: type[R], primitive: Primitive | str, word: str,

@@ -23,8 +23,8 @@ _KEPT = 200
 
 def fingerprint() -> str:
     """A hash of all that a derivative is made by."""
-    files = [*(_XFORM / "rules").glob("*.py"), *(_XFORM / "interpret").glob("*.py"),
-             _XFORM / "table.py", _XFORM / "words.py"]  # fmt: skip
+    alone = (_XFORM / f"{name}.py" for name in ("arithmetic", "equation", "table", "words"))
+    files = [*(_XFORM / "rules").glob("*.py"), *(_XFORM / "interpret").glob("*.py"), *alone]
     total = hashlib.sha256()
     for path in sorted(files):
         total.update(f"{path.relative_to(_XFORM)}\0".encode() + path.read_bytes())

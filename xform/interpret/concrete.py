@@ -8,7 +8,6 @@ A `Watch` sees each operation on the values it watches, which carry their value,
 from __future__ import annotations
 
 import abc
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
@@ -29,7 +28,7 @@ from xform._jax import (
     set_current_trace,
     trace_of,
 )
-from xform.arithmetic import NUMPY, Value, arrayed
+from xform.arithmetic import NUMPY, Value, all_arrayed
 from xform.errors import DerivativeLost
 from xform.interpret.reference import refer
 from xform.ir import Mask, apply, environment, evaluate, read, trace
@@ -204,50 +203,53 @@ class Watch(Trace, abc.ABC):
         if primitive is jax_primitives.device_put_p:
             params = {**params, "srcs": tuple(map(_place, params["srcs"], xs))}
         on = tuple([m is not None for m in marks])
+        rule = rule_of(primitive) if True in on else None
         with set_current_trace(self.below):
-            # A trace takes a number of Python's as an array.
-            xs = list(map(arrayed, xs)) if True in on else xs
-            run = functools.partial(primitive.bind_with_trace, self.below, xs, avals, params)
-            if any([isinstance(x, NUMPY) for x in xs]):
-                run = functools.partial(primitive.bind, *xs, **params)  # makes them JAX's
-            if True not in on:
-                return run()
-            if not _by_formula(primitive):
-                rule = rule_of(primitive)
+            if rule is not None and not isinstance(rule, _BY_FORMULA) and rule.word != "constant":
                 # Of a mutable value only JAX's own calls are evaluated by its type.
-                writes = rule is not None and rule.word == "foreign" and any(map(is_mutable, avals))
+                writes = rule.word == "foreign" and any(map(is_mutable, avals))
                 eqn = self.applied(primitive, params, avals, marks, [] if writes else None)
-                if rule is None and not eqn.outvars:  # an effect may have no rule
-                    return run()
-                made = self._by_equation(eqn, xs, marks, on)
+                # A trace takes a number of Python's as an array.
+                xs = xs if rule.numbers else all_arrayed(xs)
+                made = self._by_equation(rule, eqn, xs, marks, on)
                 return made if primitive.multiple_results else made[0]
-            out = run()
+            if rule is None and True in on:
+                eqn = self.applied(primitive, params, avals, marks)
+                if eqn.outvars:  # an effect may have no rule
+                    lookup(eqn)
+            xs = all_arrayed(xs) if True in on else xs
+            if any([isinstance(x, NUMPY) for x in xs]):
+                out = primitive.bind(*xs, **params)  # makes them JAX's
+            else:
+                out = primitive.bind_with_trace(self.below, xs, avals, params)
+            if rule is None:
+                return out
             ys = out if primitive.multiple_results else [out]
             outs = [Var(jax.typeof(y)) for y in ys]
             eqn = self.applied(primitive, params, avals, marks, outs)
-            rule = lookup(eqn)
+            rule.check(eqn)
             wanted = rule.active(eqn, on)
-            if not any(wanted):
+            if True not in wanted:
                 return out
-            marks = self.formula(rule, eqn, xs, list(map(arrayed, ys)), marks)
+            marks = self.formula(rule, eqn, xs, all_arrayed(ys), marks)
         made = [
             self.lift(y, m, v.aval) if w else y
             for y, m, w, v in zip(ys, marks, wanted, outs, strict=True)
         ]
         return made if primitive.multiple_results else made[0]
 
-    def _by_equation(self, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], on: Mask
-                     ) -> list[Value]:  # fmt: skip
+    def _by_equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
+                     on: Mask) -> list[Value]:  # fmt: skip
         """Outputs of an equation whose rule runs it itself; called where `below` is current."""
-        rule = lookup(eqn)
+        rule.check(eqn)
         wanted = rule.active(eqn, on)
-        if not any(wanted):
+        if True not in wanted:
             return apply(eqn, xs)
         if (inner := rule.inlined(eqn, False)) is not None:
             with set_current_trace(self):
                 return evaluate(inner, list(map(self.lift, xs, marks)))
-        made = zip(*self.equation(rule, eqn, xs, marks, wanted), wanted, strict=True)
-        return [self.lift(y, m) if w else y for y, m, w in made]
+        ys, marks = self.equation(rule, eqn, xs, marks, wanted)
+        return [self.lift(y, m) if w else y for y, m, w in zip(ys, marks, wanted, strict=True)]
 
     def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **how: Any) -> Any:
         """Its body is traced, as it has types and names of axes of its own."""
@@ -267,8 +269,10 @@ class Watch(Trace, abc.ABC):
         on = tuple(m is not None for m in marks)
         with set_current_trace(self.below):
             eqn = self.applied(primitive, staged.params, avals, marks, list(staged.outvars))
-            xs = list(map(arrayed, xs))
-            outs = self._by_equation(eqn, xs, marks, on) if any(on) else apply(staged, xs)
+            xs = all_arrayed(xs)
+            outs = (
+                self._by_equation(lookup(eqn), eqn, xs, marks, on) if any(on) else apply(staged, xs)
+            )
         env.update(zip(staged.outvars, outs, strict=True))
         return found[0].update([read(env, v) for v in prog.outputs])
 
@@ -310,10 +314,14 @@ class Watch(Trace, abc.ABC):
         """Values, marks and types."""
         xs, marks, avals = [], [], []
         for x in args:
-            mine = isinstance(x, Tracer) and x._trace is self
-            xs.append(x.value if mine else x)
-            marks.append(x.mark if mine else None)
-            avals.append(x.aval if mine else jax.typeof(x))
+            if isinstance(x, Tracer) and x._trace is self:
+                xs.append(x.value)
+                marks.append(x.mark)
+                avals.append(x.aval)
+            else:
+                xs.append(x)
+                marks.append(None)
+                avals.append(jax.typeof(x))
         return xs, marks, avals
 
 
@@ -324,12 +332,7 @@ def _place(given: Any, x: Value) -> Any:
     return getattr(x, "sharding", None) if given is None else given
 
 
-def _by_formula(primitive: Primitive) -> bool:
-    """Whether a rule wants the outputs given, and does nothing else than run the primitive."""
-    rule = rule_of(primitive)
-    return isinstance(rule, _BY_FORMULA) or (rule is not None and rule.word == "constant")
-
-
+# Their rules want the outputs given, and do nothing else than run the primitive.
 _BY_FORMULA = Pointwise, Linear, Bilinear
 
 

@@ -28,10 +28,11 @@ def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: 
     outer = name_stack()
     for i, eqn in enumerate(prog.equations):
         xs = [read(env, v) for v in eqn.invars]
-        if i not in steps:
+        dxs = [env_dx.get(v) if isinstance(v, Var) else None for v in eqn.invars]
+        # A rule may know better than `path` that nothing moves.
+        if i not in steps or all([dx is None for dx in dxs]):
             write(env, eqn.outvars, bind(eqn, xs, outer))
             continue
-        dxs = [env_dx.get(v) if isinstance(v, Var) else None for v in eqn.invars]
         with source(eqn, outer), eqn.ctx.manager:
             ys, dys = push(lookup(eqn), eqn, xs, dxs, steps[i][1], split)
         write(env, eqn.outvars, ys)
@@ -43,9 +44,7 @@ def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: 
 
 def push(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask,
          split: bool):  # fmt: skip
-    """Outputs and tangents of one equation, applied where the code is now."""
-    if all(dx is None for dx in dxs):  # a rule may know better than `path` that nothing moves
-        return apply(eqn, xs), [None] * len(eqn.outvars)
+    """Outputs and tangents of an equation of which an input moves, applied where the code is."""
     if isinstance(rule, Structured):
         return (rule.split if split else rule.jvp_of)(eqn, xs, dxs, wanted)
     if isinstance(rule, Composite):

@@ -14,7 +14,7 @@ import jax
 from jax import lax
 
 from xform._jax import JaxprEqn, closed, inlines, primitives, staging
-from xform.arithmetic import Value
+from xform.arithmetic import Value, all_arrayed
 from xform.errors import NotDifferentiable, XformError
 from xform.interpret import emit
 from xform.interpret.activity import path
@@ -100,6 +100,8 @@ class _JitNode(CallNode):
 class Jit(Structured):
     """`jit`: inlined when small, else a pair of jitted calls."""
 
+    numbers = True
+
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return _active_outputs(body(eqn), active)
 
@@ -113,7 +115,7 @@ class Jit(Structured):
         on = tuple([dx is not None for dx in dxs])
         seconds = gather(dxs, on)
         types = tuple(map(jax.typeof, seconds))
-        how = tuple([v for name, v in eqn.params.items() if name != "jaxpr"])
+        how = tuple(map(eqn.params.get, _HOW))
         key, cache = ("jvp", wanted, on, types, how), body(eqn).cache
         if key not in cache:
             cache[key] = _staged_jvp(eqn, on, types, wanted)
@@ -126,11 +128,13 @@ class Jit(Structured):
         return outs[: len(wanted)], spread(outs[len(wanted) :], moving)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        xs = all_arrayed(xs)
         if self.inlined(eqn, compiled()):
             return pullback(body(eqn), active, wanted, xs)
         return super().vjp(eqn, xs, active, wanted)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        xs = all_arrayed(xs)
         if self.inlined(eqn, compiled()):
             return jvp(body(eqn), xs, dxs, split=True, wanted=wanted)
         return super().split(eqn, xs, dxs, wanted)
@@ -293,10 +297,12 @@ def _active_outputs(prog: Program, active: Mask) -> Mask:
 
 _REMAT = primitives()["remat2"]
 
-declare(Jit, "jit", "structured", (), Traits(call="jaxpr"), known=(
-    "jaxpr", "in_shardings", "out_shardings", "in_layouts", "out_layouts", "donated_invars",
-    "ctx_mesh", "name", "keep_unused", "inline", "compiler_options_kvs",
-))  # fmt: skip
+# What a jit equation says of its call.
+_HOW = (
+    "in_shardings", "out_shardings", "in_layouts", "out_layouts", "donated_invars", "ctx_mesh",
+    "name", "keep_unused", "inline", "compiler_options_kvs",
+)  # fmt: skip
+declare(Jit, "jit", "structured", (), Traits(call="jaxpr"), known=("jaxpr", *_HOW))
 declare(Remat, "remat2", "structured", (),
         Traits(call="jaxpr", calls="region", pure=False),
         known=("jaxpr", "prevent_cse", "differentiated", "policy"))  # fmt: skip

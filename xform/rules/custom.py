@@ -25,7 +25,7 @@ from xform._jax import (
     tangent_aval,
     zeros,
 )
-from xform.arithmetic import Value, arrayed, differentiable, instantiate
+from xform.arithmetic import Value, all_arrayed, arrayed, differentiable, instantiate
 from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.interpret.jvp import jvp
@@ -189,7 +189,7 @@ class CustomJvp(Structured):
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         _, rule = eqn.primitive.get_bind_params(eqn.params)["subfuns"]
         ys, dys = push_by_rule(rule.call_wrapped, eqn.params["symbolic_zeros"], xs, dxs)
-        return list(map(arrayed, ys)), list(map(arrayed, dys))
+        return all_arrayed(ys), all_arrayed(dys)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         return self.jvp(eqn, xs, dxs)
@@ -209,11 +209,11 @@ class CustomVjp(Structured):
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         rules = self._rules(eqn, tuple(dx is not None for dx in dxs))
         ys, dys = split_by_rule(*rules, xs, dxs, frame(eqn))
-        return list(map(arrayed, ys)), dys
+        return all_arrayed(ys), dys
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         ys, residuals, pull = pull_by_rule(*self._rules(eqn, active), xs, active)
-        return list(map(arrayed, ys)), lambda cts: pull(residuals, cts)
+        return all_arrayed(ys), lambda cts: pull(residuals, cts)
 
     def _rules(self, eqn: JaxprEqn, active: Mask) -> tuple[Any, Any, Any, bool]:
         """Forward and backward rule, the trees of what they return, whether zeros are symbolic."""

@@ -15,7 +15,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from xform._jax import JaxprEqn, cotangent_aval
-from xform.arithmetic import Value, arrayed, differentiable, instantiate
+from xform.arithmetic import Value, all_arrayed, differentiable, instantiate
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
@@ -136,7 +136,7 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
             return jax.tree.leaves(ys)
 
         def run(xs: list[Value], dxs: list[Value]) -> list[Value]:
-            return derivative(trace(ruled, *xs), list(map(arrayed, xs)), list(map(arrayed, dxs)))
+            return derivative(trace(ruled, *xs), all_arrayed(xs), all_arrayed(dxs))
 
         if all(axis is None for axis in (*extra, *extra_dxs)):
             out = run(xs, dxs)

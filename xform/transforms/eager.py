@@ -26,7 +26,7 @@ from xform._jax import (
     tangent_aval,
     zeros,
 )
-from xform.arithmetic import Value, arrayed, differentiable, is_number, reduce_like, scale
+from xform.arithmetic import Value, all_arrayed, differentiable, is_number, reduce_like, scale
 from xform.equation import Applied
 from xform.interpret.concrete import Mark, Marked, Pushed, Results, Split, Watch, stage
 from xform.interpret.jvp import push
@@ -128,11 +128,11 @@ class _Push(Watch):
 
     def formula(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
                 marks: Sequence[Mark]) -> Sequence[Mark]:  # fmt: skip
-        return rule.push(eqn, xs, ys, list(map(arrayed, marks)))
+        return rule.push(eqn, xs, ys, all_arrayed(marks))
 
     def equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
                  wanted: Mask) -> Results:  # fmt: skip
-        return push(rule, eqn, xs, list(map(arrayed, marks)), wanted, self.split)
+        return push(rule, eqn, xs, all_arrayed(marks), wanted, self.split)
 
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
                    xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
@@ -276,7 +276,7 @@ class _Staged(Part):
         self._program, self._takes, self._gives = program, takes, gives
 
     def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
-        given = map(arrayed, gather(seconds, self._takes))
+        given = all_arrayed(gather(seconds, self._takes))
         results = _directly(evaluate, self._program, [*arrays, *given])
         return spread(results, self._gives)
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from xform._jax import has_effects, staging, tangent_aval
-from xform.arithmetic import Value, arrayed
+from xform.arithmetic import Value, all_arrayed
 from xform.errors import MissingRule, UnsupportedParam, WrongTangent
 from xform.interpret import emit
 from xform.interpret.joint import analyze
@@ -81,7 +81,7 @@ def _pruned(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree] | None:
     if any(map(has_effects, fun.program.equations)):
         return None
     try:
-        ys, dys = interpret(fun.program, args, [*[None] * fun.n_consts, *map(arrayed, dxs)])
+        ys, dys = interpret(fun.program, args, [*[None] * fun.n_consts, *all_arrayed(dxs)])
     except _REFUSALS:
         return None
     y, aux = fun.outputs(ys)

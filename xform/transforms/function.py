@@ -141,10 +141,12 @@ def check_callable(f: Any, asked: str) -> None:
         raise WrongArgument(asked, f"{f!r} is not callable", "", "pass a function of arrays")
 
 
+_ARRAYS = Tracer, jax.Array, jax.Ref  # as a tuple: a union would be made at each question
+
+
 def as_array(x: Any, asked: str) -> Value:
     """A leaf as an array or tracer, its weak type kept, or a value of another type of JAX's."""
-    mutable = isinstance(x, Tracer) and is_mutable(x.aval)
-    if isinstance(x, Tracer | jax.Array | jax.Ref) and not mutable:
+    if isinstance(x, _ARRAYS) and not (isinstance(x, Tracer) and is_mutable(x.aval)):
         return x
     try:
         aval = jax.typeof(x)

@@ -15,7 +15,7 @@ import jax.ref
 import numpy as np
 
 from xform._jax import cotangent_aval, staging, tangent_aval, zeros
-from xform.arithmetic import Value, arrayed, differentiable, float0_zeros, is_number, laid
+from xform.arithmetic import Value, all_arrayed, differentiable, float0_zeros, is_number, laid
 from xform.errors import WrongCotangent, WrongTangent
 from xform.interpret import emit
 from xform.interpret.joint import Plan
@@ -49,7 +49,7 @@ class Planned(Part):
     def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
         """The second part, under its plan."""
         joint, (kept, reads) = self._plan.joint, arrays
-        seconds = list(map(arrayed, seconds))
+        seconds = all_arrayed(seconds)
         if self._push:
             full = [*[None] * self._n_consts, *seconds]
         else:
