@@ -184,10 +184,14 @@ def _derivatives(values: Any, of: Any) -> tuple[Any, ...]:
 
 
 def _values(f: Fun, xs: Any, ys: Any, ad: Any) -> Any:
-    """Outputs as weakly typed as those of `f`: JAX loses that of `lax.cumprod` and others."""
+    """Outputs as weakly typed as those of `f`: JAX loses that of `lax.cumprod` and others.
+
+    What `f` returns as it was given, a number of NumPy's, stays one.
+    """
     if ad is xform:
         return ys
-    return tuple(map(weak_as, ys, jax.eval_shape(f, *xs)))
+    pairs = zip(ys, jax.eval_shape(f, *xs), strict=True)
+    return tuple(weak_as(y, of) if isinstance(y, jax.Array) else y for y, of in pairs)
 
 
 def _mapped(call: Callable[[Any], Any], directions: list[Any], lanes: bool, of: Any) -> list[Any]:
