@@ -18,6 +18,7 @@ from tests.fuzz.generate import Sample, inputs
 from tests.fuzz.modes import Fun, Level, compose, order
 from tests.fuzz.source import function
 from xform._jax import closed, set_current_trace
+from xform.arithmetic import NUMPY
 from xform.errors import NotDifferentiable, XformError
 
 # What rounding may do to a well-conditioned program in float64, relative to the largest element;
@@ -149,7 +150,8 @@ def _composed(source: str, levels: Sequence[Level], own: bool) -> Fun:
     """A program under all levels, in a form that they can differentiate."""
     by_jax = [level for level in levels if not own or level.by]
     forward = all(level.kind in ("jvp", "vmap", "jit") for level in by_jax)
-    f = function(source, for_jax=bool(by_jax), back=not forward)
+    rule_by_jax = "jax.jvp(" in source  # a rule of the user's, which JAX differentiates
+    f = function(source, for_jax=rule_by_jax or bool(by_jax), back=not forward)
     return compose(f, levels, own)
 
 
@@ -180,10 +182,10 @@ def _compiled(f: Any, xs: Any) -> Found:
 
 
 def _of(values: Sequence[Any]) -> Found:
-    """What a program returned: JAX hands NumPy's arrays on as they are, in 64 bits too."""
+    """What a program returned: JAX hands NumPy's values on as they are, in 64 bits too."""
     types = list(map(jax.typeof, values))
     pairs = zip(values, types, strict=True)
-    values = [np.asarray(x, t.dtype) if isinstance(x, np.ndarray) else x for x, t in pairs]
+    values = [np.asarray(x, t.dtype) if isinstance(x, NUMPY) else x for x, t in pairs]
     return Found(values, list(map(_type, types)))
 
 

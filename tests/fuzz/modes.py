@@ -184,14 +184,10 @@ def _derivatives(values: Any, of: Any) -> tuple[Any, ...]:
 
 
 def _values(f: Fun, xs: Any, ys: Any, ad: Any) -> Any:
-    """Outputs as weakly typed as those of `f`: JAX loses that of `lax.cumprod` and others.
-
-    What `f` returns as it was given, a number of NumPy's, stays one.
-    """
+    """Outputs as weakly typed as those of `f`: JAX loses that of `lax.cumprod` and others."""
     if ad is xform:
         return ys
-    pairs = zip(ys, jax.eval_shape(f, *xs), strict=True)
-    return tuple(weak_as(y, of) if isinstance(y, jax.Array) else y for y, of in pairs)
+    return tuple(map(weak_as, ys, jax.eval_shape(f, *xs)))
 
 
 def _mapped(call: Callable[[Any], Any], directions: list[Any], lanes: bool, of: Any) -> list[Any]:
