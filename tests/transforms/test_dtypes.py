@@ -181,3 +181,29 @@ def test_a_zero_that_a_derivative_starts_from_is_as_weakly_typed_as_its_value() 
     for g in (value, lambda x, n: xform.jvp(lambda x: value(x, n), (x,), (1.0,))[0]):
         (aval,) = jax.make_jaxpr(g)(2.0, np.arange(2)).out_avals
         assert aval.weak_type
+
+
+LOOPS_AND_CALLS = {
+    "scan": lambda x: jax.lax.scan(lambda c, _: (c * x, c), x, None, length=2),
+    "while": lambda x: jax.lax.while_loop(
+        lambda s: (s[0] < 3) & (s[1] < 9.0), lambda s: (s[0] + 1, s[1] * x), (0, x)
+    )[1],
+    "cond": lambda x: jax.lax.cond(x > 0, lambda x: x * 2.0, lambda x: x, x),
+    "remat": lambda x: jax.checkpoint(lambda x: x * 2.0)(x),
+    "jit": lambda x: jax.jit(lambda x: x * 2.0)(x),
+    "custom_jvp": lambda x: jax.nn.relu(x),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS_AND_CALLS)
+def test_values_in_lanes_are_as_weakly_typed_as_the_functions(name: str) -> None:
+    f = LOOPS_AND_CALLS[name]
+    modes = (
+        lambda x: xform.vjp(f, x)[0],
+        lambda x: xform.jvp(f, (x,), (x,))[0],
+        lambda x: xform.linearize(f, x)[0],
+    )
+    for mode in modes:
+        lanes = lambda x, mode=mode: jax.vmap(mode)(jnp.stack([x, 0.7 * x]))
+        for run in (mode, lanes):
+            assert all(aval.weak_type for aval in jax.make_jaxpr(run)(2.0).out_avals)

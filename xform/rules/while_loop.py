@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Var, cotangent_aval
+from xform._jax import JaxprEqn, Var, cotangent_aval, weak_as
 from xform.arithmetic import Value, instantiate
 from xform.cost import flops
 from xform.errors import NotDifferentiable
@@ -275,7 +275,9 @@ class _Pull(Node):
         self._check_devices(self.stacked(plans))
         ys, token = self.steps.compiled(plans[0], "sweep")(list(xs))
         where = frame(self.eqn)
-        return [final(y, where) if u else None for y, u in zip(ys, used, strict=True)], token
+        outs = zip(ys, self.eqn.outvars, used, strict=True)
+        # Under `vmap` a loop's outputs are not as weakly typed as without.
+        return [final(weak_as(y, v.aval), where) if u else None for y, v, u in outs], token
 
     def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
                tied: bool) -> list[Value]:  # fmt: skip
