@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType
 
-from xform._jax import cotangent_aval, itemsize
+from xform._jax import cotangent_aval
 from xform.cost import aval_bytes, flops
 from xform.fingerprint import said
 from xform.interpret.joint import Plan as Parts
@@ -58,9 +58,9 @@ def plan(
       target: what to plan and compile for: None is JAX's default backend, and others need not be
         here, `tpu:v5e:1x1` or `gpu:h100`; see `xform.memory.targets`.
       donate_argnums: positions of the arguments whose memory the compiled function may reuse.
-      verify: whether to compile. A budget of the peak is compiled at most three times, and twice
-        more before it is refused, for the floor; what the compiler says is what has to fit. No plan
-        is compiled twice in a process.
+      verify: whether to compile. For a budget of the peak the default is compiled, at most three
+        plans more, and three for the floor before it is refused; what the compiler says is what has
+        to fit. No plan is compiled twice in a process, and what was compiled before changes none.
 
     Returns:
       A `Plan`: a table of what is saved, run again and offloaded, with totals, predicted and
@@ -74,7 +74,7 @@ def plan(
       CompilationFailed: the target's compiler failed.
 
     Cost: one trace of `f` and its derivative; that of the policy; one compilation, or, for a budget
-    of the peak, up to three, that of the default among them where it may fit (see `verify`).
+    of the peak, as many as `verify` says.
 
     >>> def loss(w, x):
     ...     step = lambda h, w: (jnp.sin(h @ w), None)
@@ -112,10 +112,7 @@ def plan(
         placed = [getattr(x, "sharding", None) for x in given.arrays()]
         compiler = Compiler(analyze(*at.ends), peak, measure, goal.name, donated,
                             said((placed, at.closed)), argnums is None)  # fmt: skip
-        if of_peak:
-            whole = within(at, policy, compiler, any(map(_hidden, given.arrays())))
-        else:
-            whole = at.planned(policy)
+        whole = within(at, policy, compiler) if of_peak else at.planned(policy)
         return made(whole, compiler.bytes(whole), compiler.compiles)
 
 
@@ -125,14 +122,6 @@ def _simulated(at: At, budget: Budget, peak: Callable[[Parts], int]) -> Whole:
     if peak(whole.how) > budget.bytes:
         raise infeasible(budget, whole.how, peak(whole.how), "simulated")
     return whole
-
-
-def _hidden(x: Any) -> bool:
-    """Whether an argument is sharded in a way that its type does not say: over `Auto` axes."""
-    if getattr(x, "sharding", None) is None:
-        return False
-    on_device = math.prod(x.sharding.shard_shape(x.shape)) * itemsize(x.dtype)
-    return on_device < aval_bytes(jax.typeof(x))
 
 
 def _alias(at: At, donated: Sequence[Any]) -> int:
