@@ -18,7 +18,6 @@ from tests.fuzz.generate import Sample, inputs
 from tests.fuzz.modes import Fun, Level, compose, order
 from tests.fuzz.source import function
 from xform._jax import closed, set_current_trace
-from xform.arithmetic import NUMPY
 from xform.errors import NotDifferentiable, XformError
 
 # What rounding may do to a well-conditioned program in float64, relative to the largest element;
@@ -182,10 +181,10 @@ def _compiled(f: Any, xs: Any) -> Found:
 
 
 def _of(values: Sequence[Any]) -> Found:
-    """What a program returned: JAX hands NumPy's values on as they are, in 64 bits too."""
+    """What a program returned: JAX hands values of NumPy and Python on as they are, in 64 bits."""
     types = list(map(jax.typeof, values))
     pairs = zip(values, types, strict=True)
-    values = [np.asarray(x, t.dtype) if isinstance(x, NUMPY) else x for x, t in pairs]
+    values = [x if isinstance(x, jax.Array) else np.asarray(x, t.dtype) for x, t in pairs]
     return Found(values, list(map(_type, types)))
 
 
