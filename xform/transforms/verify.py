@@ -23,10 +23,9 @@ from xform.recent import Recent
 from xform.text import human_bytes
 from xform.transforms.inspect import At
 
-# How many plans are compiled, at most, to find one for a budget, besides the default.
-_COMPILES = 3
-# How much of the scaled simulation has to fit: at first, and after all those were over the budget.
-_NEAR, _SAFE = 0.97, 1.05
+# How many plans are compiled, at most, to find one for a budget, besides the default; the last has
+# to fit with so much room by the scaled simulation.
+_COMPILES, _SAFE = 5, 1.05
 # Of how many plans with the lowest peaks by simulation the lowest by the compiler is the floor.
 _FLOORS = 3
 
@@ -84,11 +83,11 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
         return default
     scale = size / max(compiler.peak(default.how), 1) if size < math.inf else 1.0
     tried: list[Whole] = []
-    for part in (_NEAR,) * (_COMPILES - 1) + (_SAFE,):
+    for room in (1.0,) * (_COMPILES - 1) + (_SAFE,):
 
-        def expected(how: Plan, part: float = part) -> float:
+        def expected(how: Plan, factor: float = room * scale) -> float:
             said = compiler.known(how)
-            return part * scale * compiler.peak(how) if said is None else said
+            return factor * compiler.peak(how) if said is None else said
 
         whole = search(*at.ends, budget, expected)
         if expected(whole.how) > budget.bytes:
