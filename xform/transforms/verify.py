@@ -1,8 +1,8 @@
 """A budget of the peak, held against the compiler.
 
-The simulation says which plan to compile; what the compiler says of that one scales the simulation
-of those like it. What it said is kept in the process, which saves time and changes no plan: a
-search goes by what it asked itself, as if it were the first.
+The simulation, scaled by what the compiler says of the default, says which plans to compile. The
+answers are kept in the process, which saves time and changes no plan: a search goes by what it
+asked itself, as if it were the first.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
     for room in (1.0,) * (_COMPILES - 1) + (_SAFE,):
 
         def expected(how: Plan, factor: float = room * scale) -> float:
-            said = compiler.known(how)
-            return factor * compiler.peak(how) if said is None else said
+            known = compiler.known(how)
+            return factor * compiler.peak(how) if known is None else known
 
         whole = search(*at.ends, budget, expected)
         if expected(whole.how) > budget.bytes:
