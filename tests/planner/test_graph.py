@@ -16,7 +16,7 @@ from xform._jax import Var
 from xform.cost import aval_bytes
 from xform.interpret.joint import analyze
 from xform.ir import trace
-from xform.planner.graph import cheapest
+from xform.planner.graph import Graph
 from xform.planner.saved import plan
 from xform.planner.work import price
 
@@ -69,7 +69,8 @@ PRICES = {"no work": math.inf, "dear": 0.6, "cheap": 0.1, "free": 0.0}
 def test_no_saved_set_is_cheaper(name: str, flop: float) -> None:
     of = functools.partial(price, flop=flop)
     joint = joint_of(FUNCTIONS[name])
-    chosen = cheapest(joint, {}, of, dict.fromkeys(joint.inputs, 0.0))
+    graph = Graph(joint, {})
+    chosen = graph.cheapest([of(e) for e in graph.equations], dict.fromkeys(joint.inputs, 0.0))
     candidates = [
         v
         for e in joint.first

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import scipy  # its parts are imported when they are first used
 
+Integers = Sequence[int] | np.ndarray
 # SciPy's capacities are 32-bit: finite ones are scaled so that they add up to about this.
 _TOTAL = 2**30
 
 
-def min_cut(n: int, tails: Sequence[int], heads: Sequence[int], capacities: Sequence[float],
+def min_cut(n: int, tails: Integers, heads: Integers, capacities: Sequence[float] | np.ndarray,
             source: int, sink: int) -> np.ndarray:  # fmt: skip
     """Which of `n` vertices stand on the sink's side of a cheapest cut, as booleans.
 

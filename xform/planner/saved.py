@@ -17,6 +17,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from xform._jax import JaxprEqn, Offloadable, Var, has_effects, name_p, while_p
 from xform.cost import aval_bytes
 from xform.interpret.joint import Joint, Plan, reads_of
@@ -26,11 +28,11 @@ from xform.planner.backend import backend
 from xform.planner.budget import fit
 from xform.planner.choice import Choice
 from xform.planner.decided import Plan as Decided
-from xform.planner.graph import cheapest
+from xform.planner.graph import Graph
 from xform.planner.held import held_bytes, token
 from xform.planner.peak import fit_peak, liveness
 from xform.planner.waist import waists
-from xform.planner.work import price
+from xform.planner.work import Prices
 from xform.policies import Budget, MinCut, Policy, ask, check, said, save_everything
 
 
@@ -94,27 +96,31 @@ class _Walk:
         if policy.apart:
             narrow = waists(joint)[policy.apart - 1 :: policy.apart]
             sizes |= dict.fromkeys(frozenset[Var]().union(*narrow), 0)
-        place = {id(eqn): i for i, eqn in enumerate(joint.first)}
-        half = policy.at * len(joint.first)
         forks: dict[Var, Node] = {}
         for eqn in joint.first:
             if eqn.primitive is fork_p:
                 node = forks[eqn.outvars[-1]] = eqn.params["node"]
                 sizes[eqn.outvars[-1]] = held_bytes(token(node, self.inner[node]))
-
-        def cost(eqn: JaxprEqn) -> float:
-            if eqn.primitive is fork_p:
-                node = eqn.params["node"]
-                if node.region or (node.loop and self.top):
-                    return math.inf
-            return price(eqn, policy.price if place[id(eqn)] < half else policy.then)
-
-        saved = cheapest(joint, self.inner, cost, sizes, policy.written)
+        prices = self._prices(policy)
+        graph = _graph(joint, self.inner)
+        saved = graph.cheapest([prices[id(e)] for e in graph.equations], sizes, policy.written)
         for v, node in forks.items():
-            if v not in saved and cost(joint.producer[v]) < math.inf:
+            if v not in saved and prices[id(joint.producer[v])] < math.inf:
                 self.rerun.add(node)
                 self.inner[node] = tuple(plan(j) for j in node.joints)
         return saved
+
+    def _prices(self, policy: MinCut) -> dict[int, float]:
+        """What running each equation of the forward part again costs, by its `id`."""
+        first = self.joint.first
+        early = np.arange(len(first)) < policy.at * len(first)
+        prices = _priced(self.joint).at(np.where(early, policy.price, policy.then))
+        found = {id(eqn): float(n) for eqn, n in zip(first, prices, strict=True)}
+        for eqn in first:
+            node = eqn.params["node"] if eqn.primitive is fork_p else None
+            if node is not None and (node.region or (node.loop and self.top)):
+                found[id(eqn)] = math.inf
+        return found
 
     def _nested(self, node: Node, top: bool) -> None:
         if isinstance(self.policy, Choice) and node in self.policy.inner:
@@ -228,6 +234,21 @@ class _Walk:
             if isinstance(answer, Offloadable):
                 self.offloaded[v] = answer
         return bool(answer)
+
+
+def _graph(joint: Joint, inner: dict[Node, tuple[Plan, ...]]) -> Graph:
+    """The graph of a Joint, made once for what its nodes read."""
+    key = "graph", *(node.reads(plans) for node, plans in inner.items())
+    if key not in joint.program.cache:
+        joint.program.cache[key] = Graph(joint, inner)
+    return joint.program.cache[key]
+
+
+def _priced(joint: Joint) -> Prices:
+    """The prices of a Joint's forward part."""
+    if "prices" not in joint.program.cache:
+        joint.program.cache["prices"] = Prices(joint.first)
+    return joint.program.cache["prices"]
 
 
 def _given(node: Node) -> Mask | None:

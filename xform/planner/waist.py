@@ -22,6 +22,13 @@ def waists(joint: Joint) -> tuple[frozenset[Var], ...]:
     Between two equations of real work it is the place where least crosses; narrow are those where
     no more crosses than before and after the work.
     """
+    found = joint.program.cache
+    if "waists" not in found:
+        found["waists"] = _waists(joint)
+    return found["waists"]
+
+
+def _waists(joint: Joint) -> tuple[frozenset[Var], ...]:
     forward = live(joint.first, joint.outputs, effects=False)
     roots = roots_of(joint)
     last = {

@@ -9,6 +9,9 @@ code are not run again unless a policy says so by name.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 from xform._jax import JaxprEqn
 from xform.cost import aval_bytes, equation_bytes, equation_flops
@@ -42,6 +45,22 @@ def price(eqn: JaxprEqn, flop: float = math.inf) -> float:
         return math.inf
     called = bound(eqn)
     return flop * equation_flops(called) + _FUSED * sum(aval_bytes(v.aval) for v in called.outvars)
+
+
+class Prices:
+    """The prices of some equations, for any price of a FLOP."""
+
+    def __init__(self, equations: Sequence[JaxprEqn]):
+        self._fixed = np.asarray([price(eqn, 0.0) for eqn in equations], np.float64)
+        real = [not fusible(eqn) and repeatable(eqn) for eqn in equations]
+        pairs = zip(equations, real, strict=True)
+        self._real = np.asarray(real, bool)
+        self._flops = np.asarray([equation_flops(bound(e)) if on else 0 for e, on in pairs])
+
+    def at(self, flop: np.ndarray) -> np.ndarray:
+        """The price of each, where that of a FLOP is `flop`, for each of them."""
+        work = np.where(np.isinf(flop), math.inf, np.where(np.isinf(flop), 0, flop) * self._flops)
+        return np.where(self._real, work + self._fixed, self._fixed)
 
 
 def repeatable(eqn: JaxprEqn) -> bool:
