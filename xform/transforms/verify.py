@@ -14,8 +14,9 @@ from collections.abc import Callable, Hashable
 from xform.fingerprint import fingerprint, said
 from xform.interpret.joint import Joint, Plan
 from xform.naming import digest
+from xform.planner.budget import again_flops
 from xform.planner.choice import choice_of
-from xform.planner.nested import Whole, search
+from xform.planner.nested import Measure, Whole, search
 from xform.planner.peak import infeasible
 from xform.planner.record import record
 from xform.policies import Budget, min_cut
@@ -26,6 +27,8 @@ from xform.transforms.inspect import At
 # How many plans are compiled, at most, to find one for a budget, besides the default; the last has
 # to fit with so much room by the scaled simulation.
 _COMPILES, _SAFE = 5, 1.05
+# A plan with less work than one that fits is compiled too, if it is over by less than this factor.
+_NEAR = 1.08
 # Of how many plans with the lowest peaks by simulation the lowest by the compiler is the floor.
 _FLOORS = 3
 
@@ -76,7 +79,7 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
 
     The default is compiled, and scales the simulation of all others: what it cannot see (arguments
     that are sharded over `Auto` axes) is like in all of them. Those that it puts within the budget
-    are compiled by rising work.
+    are compiled by rising work, until one is; then the one before it, if it is nearly within.
     """
     default = at.planned(min_cut)
     if (size := compiler.bytes(default)) <= budget.bytes:
@@ -94,7 +97,8 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
             break
         tried.append(whole)
         if compiler.bytes(whole) <= budget.bytes:
-            return whole
+            less = _lighter(at, budget, expected, whole)
+            return less if less and compiler.bytes(less) <= budget.bytes else whole
     floors = _lowest(at, budget, compiler)
     least = min((*floors, default, *tried), key=compiler.bytes)
     if (size := compiler.bytes(least)) <= budget.bytes:
@@ -104,6 +108,14 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
         raise infeasible(budget, floors[0].how, simulated, "simulated; the compiler refuses it")
     by = f"compiled; {human_bytes(simulated)} simulated"
     raise infeasible(budget, least.how, int(size), by)
+
+
+def _lighter(at: At, budget: Budget, expected: Measure, found: Whole) -> Whole | None:
+    """A plan with less work than one that was found, if one is expected to be nearly within."""
+    most = again_flops(found.how)
+    peak = lambda how: math.inf if again_flops(how) >= most else expected(how)
+    less = search(*at.ends, dataclasses.replace(budget, bytes=0), peak)
+    return less if peak(less.how) <= _NEAR * budget.bytes else None
 
 
 def _lowest(at: At, budget: Budget, compiler: Compiler) -> list[Whole]:
