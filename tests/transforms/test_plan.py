@@ -83,7 +83,7 @@ def test_a_budget_of_the_peak_is_kept_by_the_compiler(f, part: float) -> None:
     made = xform.plan(f, W, X, policy=policies.budget(budget, of="peak"))
     assert made.compiled_bytes is not None
     assert made.compiled_bytes <= budget
-    assert made.compiles <= 3
+    assert made.compiles <= 7  # the default and six more
     step = jax.jit(xform.value_and_grad(f, policy=made)).lower(W, X).compile()
     stats = step.memory_analysis()
     total = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
@@ -138,7 +138,7 @@ def test_it_is_saved_and_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> No
     assert str(loaded) == str(made)
     assert loaded.to_dict() == made.to_dict()
     monkeypatch.setattr("xform.planner.budget.choose", None)  # no solver
-    monkeypatch.setattr("xform.planner.saved.cheapest", None)
+    monkeypatch.setattr("xform.planner.saved.Graph", None)
     close(jax.jit(xform.grad(unrolled, policy=loaded))(W, X), jax.grad(unrolled)(W, X), 1e-4)
 
 
