@@ -59,7 +59,7 @@ def plan(
         here, `tpu:v5e:1x1` or `gpu:h100`; see `xform.memory.targets`.
       donate_argnums: positions of the arguments whose memory the compiled function may reuse.
       verify: whether to compile. For a budget of the peak the default is compiled, at most six
-        plans more, and three for the floor before it is refused; what the compiler says is what has
+        plans more, and a few for the floor before it is refused; what the compiler says is what has
         to fit. No plan is compiled twice in a process, and what was compiled before changes none.
 
     Returns:

@@ -24,9 +24,8 @@ from xform.recent import Recent
 from xform.text import human_bytes
 from xform.transforms.inspect import At
 
-# How many plans are compiled, at most, to find one for a budget, besides the default; the last has
-# to fit with so much room by the scaled simulation.
-_COMPILES, _SAFE = 5, 1.05
+# How many plans are compiled, at most, to find one for a budget, besides the default.
+_COMPILES = 5
 # A plan with less work than one that fits is compiled too, if it is over by less than this factor.
 _NEAR = 1.08
 # Of how many plans with the lowest peaks by simulation the lowest by the compiler is the floor.
@@ -86,12 +85,12 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
         return default
     scale = size / max(compiler.peak(default.how), 1) if size < math.inf else 1.0
     tried: list[Whole] = []
-    for room in (1.0,) * (_COMPILES - 1) + (_SAFE,):
 
-        def expected(how: Plan, factor: float = room * scale) -> float:
-            known = compiler.known(how)
-            return factor * compiler.peak(how) if known is None else known
+    def expected(how: Plan) -> float:
+        known = compiler.known(how)
+        return scale * compiler.peak(how) if known is None else known
 
+    for _ in range(_COMPILES):
         whole = search(*at.ends, budget, expected)
         if expected(whole.how) > budget.bytes:
             break
@@ -101,6 +100,7 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
             return less if less and compiler.bytes(less) <= budget.bytes else whole
     floors = _lowest(at, budget, compiler)
     least = min((*floors, default, *tried), key=compiler.bytes)
+    least = _settled(at, budget, compiler, expected, least)
     if (size := compiler.bytes(least)) <= budget.bytes:
         return least
     simulated = compiler.peak(floors[0].how)
@@ -128,6 +128,22 @@ def _lowest(at: At, budget: Budget, compiler: Compiler) -> list[Whole]:
         found.append(search(*at.ends, nothing, peak))
         seen.add(_key(found[-1].how))
     return found
+
+
+def _settled(at: At, budget: Budget, compiler: Compiler, expected: Measure, least: Whole
+             ) -> Whole:  # fmt: skip
+    """The plan that is found for what the lowest so far takes, as long as it takes less."""
+    for _ in range(_FLOORS):
+        if (size := compiler.bytes(least)) == math.inf:
+            break
+        now = dataclasses.replace(budget, bytes=int(size))
+        whole = search(*at.ends, now, expected)
+        found = [w for w in (whole, _lighter(at, now, expected, whole)) if w is not None]
+        lowest = min(found, key=compiler.bytes)
+        if compiler.bytes(lowest) >= size:
+            break
+        least = lowest
+    return least
 
 
 def _key(how: Plan) -> str:
