@@ -90,7 +90,9 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
         known = compiler.known(how)
         return scale * compiler.peak(how) if known is None else known
 
-    for _ in range(_COMPILES):
+    for i in range(_COMPILES):
+        if i == _COMPILES - 1:  # as far off as the worst of those before
+            scale = max(compiler.bytes(w) / max(compiler.peak(w.how), 1) for w in tried)
         whole = search(*at.ends, budget, expected)
         if expected(whole.how) > budget.bytes:
             break
