@@ -138,7 +138,7 @@ def test_it_is_saved_and_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> No
     assert str(loaded) == str(made)
     assert loaded.to_dict() == made.to_dict()
     monkeypatch.setattr("xform.planner.budget.choose", None)  # no solver
-    monkeypatch.setattr("xform.planner.saved.Graph", None)
+    monkeypatch.setattr("xform.planner.graph.Graph.cheapest", None)
     close(jax.jit(xform.grad(unrolled, policy=loaded))(W, X), jax.grad(unrolled)(W, X), 1e-4)
 
 

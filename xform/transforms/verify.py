@@ -55,7 +55,7 @@ class Compiler:
         program = fingerprint(as_written.program), as_written.active, as_written.seconds
         key = (*program, *decides)
         _remembered[key] = self._answers = _remembered.get(key, {})
-        self._said: dict[str, float] = {}
+        self._asked: set[str] = set()
         self.compiles = 0
 
     def bytes(self, whole: Whole) -> float:
@@ -65,12 +65,13 @@ class Compiler:
             said = self._measure(whole)
             self._answers[key] = math.inf if said is None else said
             self.compiles += 1
-        self._said[key] = self._answers[key]
-        return self._said[key]
+        self._asked.add(key)
+        return self._answers[key]
 
     def known(self, how: Plan) -> float | None:
         """The bytes of a plan of which was asked."""
-        return self._said.get(_key(how)) if self._said else None
+        key = _key(how)
+        return self._answers[key] if key in self._asked else None
 
 
 def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
@@ -112,11 +113,16 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
     raise infeasible(budget, least.how, int(size), by)
 
 
+def _least(at: At, budget: Budget, measure: Measure) -> Whole:
+    """The plan of the fewest bytes; no budget of 0 is met."""
+    return search(*at.ends, dataclasses.replace(budget, bytes=0), measure)
+
+
 def _lighter(at: At, budget: Budget, expected: Measure, found: Whole) -> Whole | None:
     """A plan with less work than one that was found, if one is expected to be nearly within."""
     most = again_flops(found.how)
     peak = lambda how: math.inf if again_flops(how) >= most else expected(how)
-    less = search(*at.ends, dataclasses.replace(budget, bytes=0), peak)
+    less = _least(at, budget, peak)
     return less if peak(less.how) <= _NEAR * budget.bytes else None
 
 
@@ -124,10 +130,9 @@ def _lowest(at: At, budget: Budget, compiler: Compiler) -> list[Whole]:
     """The plans with the lowest peaks by simulation; whatever budget is refused, the same."""
     found: list[Whole] = []
     seen: set[str] = set()
-    nothing = dataclasses.replace(budget, bytes=0)
     for _ in range(_FLOORS):
         peak = lambda how: math.inf if _key(how) in seen else compiler.peak(how)
-        found.append(search(*at.ends, nothing, peak))
+        found.append(_least(at, budget, peak))
         seen.add(_key(found[-1].how))
     return found
 
