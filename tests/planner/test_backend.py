@@ -8,7 +8,7 @@ import pytest
 import xform
 from xform.planner import nested, saved
 from xform.planner.backend import backend, planned_for
-from xform.planner.peak import liveness
+from xform.planner.liveness import liveness
 
 X = np.ones((64, 64), np.float32)
 

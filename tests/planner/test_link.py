@@ -26,7 +26,7 @@ from xform.planner import nested
 from xform.planner.backend import planned_for
 from xform.planner.budget import again_flops, fit, kept_bytes, sent_bytes
 from xform.planner.link import Link, link_of
-from xform.planner.peak import liveness
+from xform.planner.liveness import liveness
 from xform.planner.residuals import residuals_of
 from xform.planner.saved import plan
 from xform.planner.window import room

@@ -9,7 +9,7 @@ import xform
 from xform import policies
 from xform.interpret.joint import analyze
 from xform.ir import trace
-from xform.planner.peak import liveness
+from xform.planner.liveness import liveness
 from xform.planner.saved import plan
 from xform.planner.waist import waists
 from xform.policies import MinCut

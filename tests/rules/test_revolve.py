@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import xform
+from tests.emitted import emitted
 from tests.reference import close
 from xform.errors import NotDifferentiable
 from xform.interpret.checkpoints import steps_run
@@ -18,7 +19,6 @@ from xform.interpret.joint import analyze
 from xform.ir import evaluate, trace
 from xform.planner.budget import again_flops, kept_bytes
 from xform.planner.choice import Choice, choice_of
-from xform.planner.peak import emitted
 from xform.planner.saved import plan
 from xform.policies import MinCut
 

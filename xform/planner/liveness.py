@@ -20,8 +20,10 @@ from collections.abc import Sequence
 
 from xform._jax import jaxprs_of, scan_counts, scan_p
 from xform.cost import aval_bytes
-from xform.ir import Program, program
+from xform.interpret.joint import Plan
+from xform.ir import Atom, Program, program
 from xform.planner.flat import Cell, Flat, Step, flatten
+from xform.planner.flat_plan import flatten_plan
 from xform.planner.fused import Fusion, fuses
 from xform.table import traits
 
@@ -67,18 +69,30 @@ def simulate(prog: Program, backend: str, n_seconds: int = 0) -> Liveness:
     in equations; loop bodies are looked into once.
     """
     cpu = backend == "cpu"
-    flat = flatten(prog, cpu)
+    return _simulated(flatten(prog, cpu), prog.inputs, prog.outputs, cpu, n_seconds)
+
+
+def liveness(how: Plan, backend: str) -> Liveness:
+    """The Liveness of both parts of a Plan in one program; simulated once.
+
+    Nothing is traced but loops and calls with what they keep, once each.
+    """
+    key = "liveness", backend
+    if key not in how.cache:
+        cpu, joint = backend == "cpu", how.joint
+        inputs, outputs = (*joint.inputs, *joint.second_inputs), how.joint.program.outputs
+        flat = flatten_plan(how, cpu)
+        how.cache[key] = _simulated(flat, inputs, outputs, cpu, len(joint.second_inputs))
+    return how.cache[key]
+
+
+def _simulated(flat: Flat, inputs: Sequence[Atom], outputs: Sequence[Atom], cpu: bool,
+               n_seconds: int) -> Liveness:  # fmt: skip
     line = _Line(flat, cpu, frozenset(flat.outputs), frozenset())
     line.lend_outputs()
-    seconds = flat.inputs[len(flat.inputs) - n_seconds :]
-    live, saved = line.run(line.second_from(seconds))
-    return Liveness(
-        sum(aval_bytes(v.aval) for v in prog.inputs),
-        sum(aval_bytes(v.aval) for v in prog.outputs),
-        tuple(live),
-        tuple(saved),
-        tuple(line.steps),
-    )
+    live, saved = line.run(line.second_from(flat.inputs[len(flat.inputs) - n_seconds :]))
+    size = lambda atoms: sum(aval_bytes(v.aval) for v in atoms)
+    return Liveness(size(inputs), size(outputs), tuple(live), tuple(saved), tuple(line.steps))
 
 
 class _Line:

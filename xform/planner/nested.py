@@ -24,8 +24,9 @@ from xform.planner.choice import Choice, choice_of
 from xform.planner.decided import Plan as Decided
 from xform.planner.held import held_bytes, token
 from xform.planner.link import Link, link_of
+from xform.planner.liveness import liveness
 from xform.planner.loops import Shape, fold, loops, reshaped
-from xform.planner.peak import first_within, front, infeasible, liveness
+from xform.planner.peak import first_within, front, infeasible
 from xform.planner.record import record
 from xform.planner.saved import plan
 from xform.policies import Budget, MinCut, Policy, check, min_cut

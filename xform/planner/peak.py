@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from xform.cost import aval_bytes
 from xform.errors import BudgetInfeasible
-from xform.interpret import emit
 from xform.interpret.joint import Plan
-from xform.interpret.node import gather, spread
-from xform.ir import Program, trace
-from xform.planner.budget import Make, again_flops, fit, floor_rows, kept_bytes
-from xform.planner.exact import MOST, size
+from xform.planner.budget import Make, again_flops, floor_rows, kept_bytes
+from xform.planner.exact import MOST, Problem, size
 from xform.planner.link import Link
-from xform.planner.liveness import Liveness, simulate
 from xform.policies import Budget, MinCut, min_cut
 from xform.text import human_bytes
 
@@ -38,27 +34,6 @@ _PRICES = (math.inf, *(10.0**-k for k in np.arange(0.0, 7.0, 0.5)), 0.0)
 # the one keeps the other live beside it. And at which narrow places all is saved that crosses.
 _WAYS = ((0.0, 0), (1 / 128, 2), (0.0, 2), (1 / 128, 0), (0.0, 1), (1 / 128, 1), (0.0, 4),
          (1 / 128, 4))  # fmt: skip
-
-
-def emitted(how: Plan) -> Program:
-    """Both parts of a Plan as one program: inputs then cotangents to outputs then results."""
-    joint = how.joint
-
-    def run(*args: object) -> list[object]:
-        xs, seconds = args[: len(joint.inputs)], args[len(joint.inputs) :]
-        outs, kept = emit.forward(how, xs)
-        read = spread(gather(xs, how.reads), how.reads)
-        return [*outs, *emit.second(how, kept, read, seconds, True, whole=True)]
-
-    return trace(run, *(v.aval for v in (*joint.inputs, *joint.second_inputs)))
-
-
-def liveness(how: Plan, backend: str) -> Liveness:
-    """The Liveness of a Plan's program; simulated once."""
-    key = "liveness", backend
-    if key not in how.cache:
-        how.cache[key] = simulate(emitted(how), backend, len(how.joint.second_inputs))
-    return how.cache[key]
 
 
 def fit_peak(budget: Budget, make: Make, peak: Callable[[Plan], float]) -> Plan:
@@ -85,7 +60,6 @@ def front(make: Make, link: Link | None = None) -> list[Plan]:
     program there are fewer.
     """
     tried: list[Plan] = [make(min_cut)]
-    joint = tried[0].joint
     many = size(tried[0])
     large = many > MOST
     for written, apart in _WAYS[: 2 if large else None]:
@@ -97,10 +71,22 @@ def front(make: Make, link: Link | None = None) -> list[Plan]:
             tried.append(make(MinCut(low, high, 0.5, written, apart)))
     sizes = list(map(kept_bytes, tried))
     low, high = min(sizes), max(sizes)
-    for part in () if large else _FEW if many > _SMALL else _MANY:
-        tried.append(fit(joint, Budget(low + int(part * (high - low))), make, link))
+    parts = () if large else _FEW if many > _SMALL else _MANY
+    tried += _exact(make, [low + int(part * (high - low)) for part in parts], link)
     found = {(frozenset(p.kept), kept_bytes(p), again_flops(p)): p for p in tried}
     return sorted(found.values(), key=lambda p: (again_flops(p), kept_bytes(p)))
+
+
+def _exact(make: Make, sizes: Sequence[int], link: Link | None) -> Iterator[Plan]:
+    """The least work for some numbers of saved bytes."""
+    problem = Problem(make(MinCut()), link)
+    saved = math.inf
+    for most in sorted(sizes, reverse=True):
+        if saved <= most:  # what solved the last, solves this
+            continue
+        if (found := problem.at(most)) is not None:
+            saved = found.bytes
+            yield make(found.choice)
 
 
 def first_within(plans: Sequence[Plan], peak: Callable[[Plan], float], most: int) -> list[Plan]:

@@ -30,10 +30,11 @@ from xform.planner.choice import Choice
 from xform.planner.decided import Plan as Decided
 from xform.planner.graph import Graph
 from xform.planner.held import held_bytes, token
-from xform.planner.peak import fit_peak, liveness
+from xform.planner.liveness import liveness
+from xform.planner.peak import fit_peak
 from xform.planner.waist import waists
 from xform.planner.work import Prices
-from xform.policies import Budget, MinCut, Policy, ask, check, said, save_everything
+from xform.policies import Budget, MinCut, Policy, ask, check, min_cut, said, save_everything
 
 
 def plan(joint: Joint, policy: Any = None, top: bool = False, given: Mask | None = None) -> Plan:
@@ -148,6 +149,19 @@ class _Walk:
         self.inner[node] = plans
 
     def plan(self) -> Plan:
+        """The Plan; what a whole program's decisions alone say is made once for equal ones."""
+        if not self.whole:
+            return self._walked(self.policy)
+        sent, slots = frozenset[Any](), None
+        if isinstance(self.policy, Choice):
+            sent, slots = frozenset(self.policy.offloaded.items()), self.policy.slots
+        key = "decided", self.cut, sent, slots, *self.inner.items(), self.top, self.given
+        cache = self.joint.program.cache
+        if key not in cache:
+            cache[key] = self._walked(min_cut)
+        return cache[key]
+
+    def _walked(self, alike: Policy) -> Plan:
         joint = self.joint
         for eqn in joint.second:
             for v in reads_of(eqn, self.inner):
@@ -165,7 +179,7 @@ class _Walk:
             tuple(v in self.reads for v in joint.inputs),
             self.inner,
             self.kept,
-            functools.partial(plan, policy=self.policy, top=self.top, given=self.given),
+            functools.partial(plan, policy=alike, top=self.top, given=self.given),
             self.policy.slots if isinstance(self.policy, Choice) else None,
         )
 

@@ -22,8 +22,9 @@ from xform.planner.backend import planned_for
 from xform.planner.budget import again_flops
 from xform.planner.choice import choice_of
 from xform.planner.decided import Plan
+from xform.planner.liveness import liveness
 from xform.planner.nested import Whole, search, waiting_bytes
-from xform.planner.peak import infeasible, liveness
+from xform.planner.peak import infeasible
 from xform.planner.record import record
 from xform.planner.rows import rows_of
 from xform.policies import Budget, check, min_cut

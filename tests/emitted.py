@@ -1,0 +1,19 @@
+"""Both parts of a Plan as one program, as they are emitted."""
+
+from xform.interpret import emit
+from xform.interpret.joint import Plan
+from xform.interpret.node import gather, spread
+from xform.ir import Program, trace
+
+
+def emitted(how: Plan) -> Program:
+    """Inputs then cotangents to outputs then results."""
+    joint = how.joint
+
+    def run(*args: object) -> list[object]:
+        xs, seconds = args[: len(joint.inputs)], args[len(joint.inputs) :]
+        outs, kept = emit.forward(how, xs)
+        read = spread(gather(xs, how.reads), how.reads)
+        return [*outs, *emit.second(how, kept, read, seconds, True, whole=True)]
+
+    return trace(run, *(v.aval for v in (*joint.inputs, *joint.second_inputs)))
