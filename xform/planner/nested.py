@@ -65,7 +65,7 @@ def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
         measure = peak if policy.of == "peak" else waiting_bytes
         found = search(prog, active, wanted, policy, measure)
         least = int(measure(found.how))
-        if least > policy.bytes and policy.of == "residuals":
+        if least > policy.bytes and policy.of == "saved":
             raise over_budget(found.how, policy, least)
         if least > policy.bytes:
             raise infeasible(policy, found.how, least, "simulated")
@@ -123,7 +123,7 @@ def _flat(joint: Joint, budget: Budget, measure: Measure, link: Link | None) -> 
     make = lambda how: plan(joint, how, top=True)
     if measure(make(min_cut)) <= budget.bytes:
         return [make(min_cut)]
-    if budget.of == "residuals":
+    if budget.of == "saved":
         try:
             return [make(MinCut()), fit(joint, budget, make, link)]
         except BudgetInfeasible:

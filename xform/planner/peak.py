@@ -61,21 +61,6 @@ def liveness(how: Plan, backend: str) -> Liveness:
     return how.cache[key]
 
 
-def fit_peak(budget: Budget, make: Make, peak: Callable[[Plan], float]) -> Plan:
-    """The Plan that runs the least work again of those tried whose `peak` is within the budget.
-
-    Raises `BudgetInfeasible` with the lowest peak that was found. Cost: some thirty plans, of which
-    those are traced and simulated that run less again than the one that is found.
-    """
-    tried = first_within([make(min_cut)], peak, budget.bytes)
-    if peak(tried[-1]) > budget.bytes:
-        tried = first_within(front(make), peak, budget.bytes)
-    if peak(tried[-1]) <= budget.bytes:
-        return tried[-1]
-    floor = min(tried, key=peak)
-    raise infeasible(budget, floor, int(peak(floor)), "simulated")
-
-
 def front(make: Make, link: Link | None = None) -> list[Plan]:
     """Plans from the most to the least saved bytes, by rising work.
 
@@ -98,7 +83,7 @@ def front(make: Make, link: Link | None = None) -> list[Plan]:
     sizes = list(map(kept_bytes, tried))
     low, high = min(sizes), max(sizes)
     for part in () if large else _FEW if many > _SMALL else _MANY:
-        tried.append(fit(joint, Budget(low + int(part * (high - low))), make, link))
+        tried.append(fit(joint, Budget(low + int(part * (high - low)), "saved"), make, link))
     found = {(frozenset(p.kept), kept_bytes(p), again_flops(p)): p for p in tried}
     return sorted(found.values(), key=lambda p: (again_flops(p), kept_bytes(p)))
 
