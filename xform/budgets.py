@@ -1,7 +1,8 @@
 """Budgets: policies that are given as bytes, rather than as what is to be saved.
 
 `budget("8 GiB")` bounds the peak of the whole differentiated function, `budget("2 GiB",
-of="saved")` what waits for its backward pass.
+of="saved")` what waits for its backward pass, and `fit()`, which the text "auto" stands for, bounds
+the peak by the memory of the device that is planned for.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ class Budget:
         backward pass.
       solver: "auto" or "exact".
       batch: how many examples shared the bytes that were given; None if that was not said.
+      device: the device whose memory it is; empty if the bytes were given.
     """
 
     bytes: int
     of: str = "peak"
     solver: str = "auto"
     batch: int | None = None
+    device: str = ""
 
     def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
         """False."""
@@ -43,7 +46,35 @@ class Budget:
 
     def __repr__(self) -> str:
         of = f", of={self.of!r}" if self.of != "peak" else ""
-        return f"budget({human_bytes(self.bytes)!r}{of})"
+        made = f"budget({human_bytes(self.bytes)!r}{of})"
+        return f"auto, {made} of {self.device}" if self.device else made
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A budget of the peak that is the memory of the device that is planned for.
+
+    Asked for one primitive, in JAX's protocol, it saves nothing.
+
+    Attributes:
+      reserve: bytes of that memory that are left to others.
+      batch: how many examples share it; None if that was not said.
+    """
+
+    reserve: int = 0
+    batch: int | None = None
+
+    def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
+        """False."""
+        return False
+
+    def __repr__(self) -> str:
+        return f"fit(reserve={human_bytes(self.reserve)!r})" if self.reserve else "auto"
+
+    def within(self, capacity: int, device: str) -> Budget:
+        """The budget on a device of so many bytes."""
+        left = max(capacity - self.reserve, 0)
+        return Budget(left // (self.batch or 1), batch=self.batch, device=device)
 
 
 def budget(
@@ -98,6 +129,38 @@ def budget(
             )
     _check_batch(asked, batch)
     return Budget(n // (batch or 1), of, solver, batch)
+
+
+def fit(reserve: int | str = 0, batch: int | None = None) -> Fit:
+    """Fit a derivative into the memory of the device that is planned for.
+
+    It is a `budget` of the peak, arguments and outputs included. That memory is what the backend
+    reports of a device that is here, what is known of the kind of one that is not, and in
+    `xform.compare` and commands what `capacity` says. Where it is not known, as of a CPU, nothing
+    is bounded, and the default is taken: `min_cut`. `policy="auto"` stands for `fit()`.
+
+    Args:
+      reserve: bytes of it, or a string such as `"2 GiB"`, that are left to what is around the
+        differentiated function, such as the state of an optimizer: inside a `jit` nothing is known
+        of that. `xform.compare` and `python -m xform memory` see to it without.
+      batch: how many examples share it, under `vmap`; as for `budget`.
+
+    Returns:
+      A policy. Planning with it raises `errors.BudgetInfeasible`, with the floor, if nothing fits.
+
+    Raises:
+      WrongArgument: `reserve` is no number of bytes, or `batch` no number of examples.
+
+    Cost: that of a `budget` of the peak; where the default fits, of one simulation.
+
+    >>> import xform
+    >>> xform.policies.fit(reserve="2 GiB")
+    fit(reserve='2.0 GiB')
+    """
+    asked = f"fit(reserve={reserve!r})"
+    n = bytes_of(reserve, asked)
+    _check_batch(asked, batch)
+    return Fit(n, batch)
 
 
 def bytes_of(amount: int | str, asked: str) -> int:

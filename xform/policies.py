@@ -27,7 +27,7 @@ from xform._jax import (
     name_p,
     policy_answer,
 )
-from xform.budgets import Budget, budget
+from xform.budgets import Budget, Fit, budget, fit
 from xform.errors import WrongArgument
 from xform.source import frame
 
@@ -181,6 +181,7 @@ NAMED: dict[str, Policy] = {
     "save_dots": save_dots,
     "save_dots_with_no_batch_dims": save_dots_with_no_batch_dims,
     "save_nothing": save_nothing,
+    "auto": fit(),
 }
 # What command lines called some of them before.
 _BEFORE = {
@@ -239,15 +240,16 @@ def offload_dots_with_no_batch_dims(offload_src: str, offload_dst: str) -> Dots:
 
 def save_from_both_policies(one: Policy, other: Policy) -> Either:
     """Save what either policy saves."""
+    one, other = check(one), check(other)
     for policy in (one, other):
-        if isinstance(policy, Budget):
+        if isinstance(policy, Budget | Fit):
             raise WrongArgument(
                 "save_from_both_policies",
                 f"{policy!r} decides for a whole program, not for one value after the other",
                 "",
                 "give the budget alone, or two policies that answer for each value",
             )
-    return Either(check(one), check(other))
+    return Either(one, other)
 
 
 def _names(asked: str, names: Any) -> frozenset[str]:
@@ -313,24 +315,27 @@ def of_region(policy: Policy, where: str = "") -> Policy:
     """The policy of a remat region itself, or an error if it can only be that of a function.
 
     Raises:
-      WrongArgument: it is a budget of the peak.
+      WrongArgument: it is a budget of the peak, or "auto".
     """
-    if not isinstance(policy, Budget) or policy.of != "peak":
+    peak = isinstance(policy, Fit) or (isinstance(policy, Budget) and policy.of == "peak")
+    if not peak:
         return policy
-    saved = dataclasses.replace(policy, of="saved")
+    saved = budget(policy.bytes, of="saved") if isinstance(policy, Budget) else "another policy"
     raise WrongArgument(
         f"remat with policy={policy!r}",
         "a region has no peak of its own: what it saves waits beside what all others save",
         where,
-        f"give {saved!r} to bound what each call of the region saves, or give this policy to what "
+        f"give {saved} to bound what each call of the region saves, or give this policy to what "
         f"differentiates the whole: xform.grad(f, policy={policy!r})",
     )
 
 
 def check(policy: Any) -> Policy:
-    """The policy itself (None: save everything), or an error if it is none."""
+    """The policy itself (None: save everything; "auto": `fit()`), or an error if it is none."""
     if policy is None or policy is jax.checkpoint_policies.everything_saveable:
         return save_everything
+    if isinstance(policy, str) and policy == "auto":
+        return NAMED[policy]
     if isinstance(policy, Tagged):
         return policy.planned
     if not callable(policy):
@@ -343,12 +348,12 @@ def check(policy: Any) -> Policy:
             "take one of xform.policies or jax.checkpoint_policies",
         )  # fmt: skip
     given = next((given for maker, given in _MAKERS.items() if policy is maker), None)
-    if given or isinstance(policy, type):
+    if given is not None or isinstance(policy, type):
         raise WrongArgument(
             f"policy={policy.__name__}",
             "it makes policies, and is none",
             "",
-            f"call it, such as policy={policy.__name__}({given or '...'})",
+            f"call it, such as policy={policy.__name__}({'...' if given is None else given})",
         )
     return policy
 
@@ -356,6 +361,7 @@ def check(policy: Any) -> Policy:
 # What makes a policy, xform's and JAX's, with what it is given.
 _MAKERS: dict[Any, str] = {
     budget: "'6 GiB'",
+    fit: "",
     save_only_these_names: "'name'",
     save_any_names_but_these: "'name'",
     save_from_both_policies: "one, other",

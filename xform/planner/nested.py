@@ -18,7 +18,7 @@ from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.node import Node, fork_p, gather
 from xform.ir import Mask, Program
-from xform.planner.backend import backend
+from xform.planner.backend import backend, in_bytes
 from xform.planner.budget import again_flops, fit, kept_bytes, over_budget, sent_bytes
 from xform.planner.choice import Choice, choice_of
 from xform.planner.decided import Plan as Decided
@@ -53,7 +53,7 @@ class Whole:
 
 def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
     """The Plan of a whole program, under a policy, for the backend that is planned for."""
-    policy = check(policy)
+    policy = in_bytes(check(policy))
     shapes = _recorded(policy, prog) if isinstance(policy, Decided) else {}
     joint = analyze(reshaped(prog, shapes) if shapes else prog, active, wanted)
     if not isinstance(policy, Budget):
