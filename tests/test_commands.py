@@ -73,7 +73,7 @@ def kept(*words: str) -> dict:
 
 
 def shapes(*words: str) -> list[list[int]]:
-    rows = kept(*words, "--policy", "full")["rows"]
+    rows = kept(*words, "--policy", "save_nothing")["rows"]
     return sorted(row["shape"] for row in rows if row["kind"] == "argument")
 
 
@@ -91,16 +91,20 @@ def test_inputs() -> None:
 
 @pytest.mark.usefixtures("model")
 def test_policies() -> None:
-    assert given.policy("default") is policies.min_cut
-    assert given.policy("full") is policies.save_nothing
-    assert given.policy("budget:8GiB") == policies.budget("8 GiB", of="peak")
-    assert given.policy("saved:1000") == policies.budget(1000)
-    assert kept("written:loss", "--policy", "full")["total_bytes"] == 0
-    assert kept("written:loss", "--policy", "dots")["total_bytes"] == 4 * 8 * 4
+    for name in ("min_cut", "save_everything", "save_dots", "save_nothing"):
+        assert given.policy(name) is getattr(policies, name)
+    assert given.policy("budget:8GiB") == policies.budget("8 GiB")
+    assert given.policy("saved:1000") == policies.budget(1000, of="saved")
+    assert kept("written:loss", "--policy", "save_nothing")["total_bytes"] == 0
+    assert kept("written:loss", "--policy", "save_dots")["total_bytes"] == 4 * 8 * 4
     with pytest.raises(WrongArgument, match=r"--policy some\n.*not known\n.*budget:8GiB"):
         given.policy("some")
     with pytest.raises(WrongArgument, match=r"budget\('8 apples'\)"):
         given.policy("budget:8 apples")
+    for before, now in (("default", "min_cut"), ("full", "save_nothing"), ("dots", "save_dots"),
+                        ("everything", "save_everything")):  # fmt: skip
+        with pytest.raises(WrongArgument, match=f"now called '{now}'\n  remedy:  give {now}"):
+            given.policy(before)
 
 
 @pytest.mark.usefixtures("model")
@@ -205,7 +209,7 @@ def test_plan(tmp_path: Path) -> None:
     words = ["plan", "written:loss", "--policy", "saved:1kB", "--donate", "0", "--json",
              "--save", "plan.json"]  # fmt: skip
     data = json.loads(commands.run(words))
-    assert (data["function"], data["policy"]) == ("loss", "budget('1000 B')")
+    assert (data["function"], data["policy"]) == ("loss", "budget('1000 B', of='saved')")
     assert data["compiled_bytes"] > 0
     assert data["rows"]
     assert xform.Plan.load(tmp_path / "plan.json").saved_bytes == data["saved_bytes"]

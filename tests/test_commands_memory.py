@@ -62,7 +62,7 @@ def test_a_static_argument_is_no_array() -> None:
 
 
 def test_a_report_as_json_picture_and_page(model: Path) -> None:
-    command = ["memory", "small:step", "--batch", "32", "--policy", "full", "--donate", "0"]
+    command = ["memory", "small:step", "--batch", "32", "--policy", "save_nothing", "--donate", "0"]
     text = commands.run([*command, "--png", "a.png", "--html", "a.html"])
     assert text.endswith("wrote a.png\nwrote a.html")
     assert (model / "a.png").exists()
@@ -73,12 +73,21 @@ def test_a_report_as_json_picture_and_page(model: Path) -> None:
 
 
 def test_several_policies_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    text = commands.run(["memory", "small:loss", "--policy", "everything,full,budget:1MiB"])
+    text = commands.run(
+        ["memory", "small:loss", "--policy", "save_everything,save_nothing,budget:1MiB"]
+    )
     assert [line.split()[0] for line in text.splitlines()] == [
-        "policy", "everything", "full", "budget:1MiB",
+        "policy", "save_everything", "save_nothing", "budget:1MiB",
     ]  # fmt: skip
     assert text == commands.run(
-        ["compare", "small:loss", "--policy", "everything,full,budget:1MiB", "--target", "cpu"]
+        [
+            "compare",
+            "small:loss",
+            "--policy",
+            "save_everything,save_nothing,budget:1MiB",
+            "--target",
+            "cpu",
+        ]
     )
     assert capsys.readouterr().err == ""  # no bar where there is no terminal
 

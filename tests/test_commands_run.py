@@ -70,7 +70,7 @@ def test_the_table(run: Run) -> None:
 
 
 def test_a_policy(run: Run) -> None:
-    _, _, err = run(PROGRAM, options=("--policy", "full"))
+    _, _, err = run(PROGRAM, options=("--policy", "save_nothing"))
     loss, slope = err.splitlines()[1:]
     assert loss.split()[3:] == ["2", "0", "8.0", "KiB", "0", "B", "16.4", "kFLOP", "save_nothing"]
     assert slope.split()[3:] == ["0", "2", "0", "B", "0", "B", "0", "FLOP", "save_nothing"]
@@ -148,7 +148,7 @@ def test_a_module(
 
 
 def test_a_comparison_with_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, err = run(PROGRAM, options=("--compare", "--policy", "full"))
+    code, out, err = run(PROGRAM, options=("--compare", "--policy", "save_nothing"))
     assert (code, out.splitlines()[-1]) == (0, "6.0 8.0")
     table, told = err.split("largest relative difference from JAX:\n")
     assert "value_and_grad" in table

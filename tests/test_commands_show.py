@@ -68,7 +68,7 @@ outputs i"""
 
 
 def test_the_joint_program() -> None:
-    text = show("drawn:loss", "--transform", "grad", "--policy", "dots")
+    text = show("drawn:loss", "--transform", "grad", "--policy", "save_dots")
     joint, program = text.split("\n\n")
     saved = "SAVED, 128 B: save_dots saves dot_general"
     assert (

@@ -110,11 +110,11 @@ Plan.plot
     ),
     "infeasible peak": (
         lambda: xform.plan(lambda x: jnp.sum(jnp.sin(x)), X, verify=False,
-                           policy=xform.policies.budget(3, of="peak")),
+                           policy=xform.policies.budget(3)),
         errors.BudgetInfeasible,
         ValueError,
         """\
-policy=budget('3 B', of='peak')
+policy=budget('3 B')
   problem: the lowest peak found takes 44 B (simulated): arguments 16 B, outputs 16 B, saved 0 B, \
 the rest in work
   remedy:  raise the budget, donate arguments that are not read later, make the batch or the \
@@ -122,11 +122,11 @@ sequence smaller, shard the largest arguments, or offload what is saved""",
     ),
     "infeasible budget": (
         lambda: xform.residuals(lambda x: lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x).sum(), X,
-                                policy=xform.policies.budget(3)),
+                                policy=xform.policies.budget(3, of="saved")),
         errors.BudgetInfeasible,
         ValueError,
         """\
-policy=budget('3 B')
+policy=budget('3 B', of='saved')
   problem: the plan that saves least saves 36 B: float32[3] x 3 of cos at HERE
   where:   HERE
   remedy:  raise the budget, make the batch or the sequence smaller, or mark with xform.remat what \

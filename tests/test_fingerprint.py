@@ -354,7 +354,7 @@ def test_a_sharded_function_is_planned(given: Any, tmp_path: Path) -> None:
     if given != "plain":
         w = jax.device_put(w, NamedSharding(mesh(given), P()))
     most = xform.residuals(f, w, x).total_bytes
-    for policy in (policies.min_cut, policies.budget(most // 2)):
+    for policy in (policies.min_cut, policies.budget(most // 2, of="saved")):
         made = xform.plan(f, w, x, policy=policy)
         made.save(tmp_path / "plan.json")
         for by in (made, type(made).load(tmp_path / "plan.json")):

@@ -83,12 +83,14 @@ WAYS: dict[str, Callable[[Loss], Any]] = {
     "remat of closures": lambda f: staged(xform.grad(lambda x: xform.remat(lambda y: f(x * y))(x))),
     "static arguments": lambda f: staged(xform.grad(static(f))),
     "scan": lambda f: staged(xform.grad(looped(f))),
-    "scan in a budget": lambda f: staged(xform.grad(looped(f), policy=policies.budget(250))),
+    "scan in a budget": lambda f: staged(
+        xform.grad(looped(f), policy=policies.budget(250, of="saved"))
+    ),
     "while": lambda f: staged(xform.grad(while_looped(f))),
     "cond": lambda f: staged(xform.grad(lambda x: lax.cond(x[0] > 0, f, lambda x: -f(x), x))),
     "custom_vjp": lambda f: xform.grad(by_rule(f))(X),
     "policy, compiled": lambda f: jax.jit(xform.grad(f, policy=policies.save_nothing))(X),
-    "plan": lambda f: xform.plan(f, X, policy=policies.budget(10**6, of="residuals")),
+    "plan": lambda f: xform.plan(f, X, policy=policies.budget(10**6, of="saved")),
     "passes": lambda f: xform.passes.Pipeline([xform.passes.Inline(), xform.passes.Cse()])(f)(X),
 }
 

@@ -136,6 +136,8 @@ def test_what_is_no_policy_is_refused_early() -> None:
     ):
         with pytest.raises(WrongArgument, match="a policy is a callable"):
             use("dots")
+    with pytest.raises(WrongArgument, match=r"remedy:  take xform\.policies\.save_dots$"):
+        policies.check("dots")
 
 
 def test_conflicting_names_and_offloads_are_refused() -> None:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from xform._jax import (
     JaxprEqn,
@@ -28,14 +27,13 @@ from xform._jax import (
     name_p,
     policy_answer,
 )
+from xform.budgets import Budget, Fit, budget, fit
 from xform.errors import WrongArgument
 from xform.source import frame
-from xform.text import byte_count, human_bytes
 
 Answer = bool | Offloadable
 # What the names of `Tagged` start with.
 TAG = "xform saves "
-_SOLVERS = ("auto", "exact")
 Policy = Callable[..., Any]
 
 
@@ -103,33 +101,6 @@ class MinCut:
         return (
             "min_cut" if self.price == math.inf else f"min_cut(price={self.price:.3g} bytes/FLOP)"
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """The least work run again that fits a number of bytes.
-
-    Asked for one primitive, in JAX's protocol, it saves nothing.
-
-    Attributes:
-      bytes: how many.
-      of: "residuals" for what is saved, "peak" for arguments, outputs and all that is live between.
-      solver: "auto" or "exact".
-      batch: how many examples shared the bytes that were given; None if that was not said.
-    """
-
-    bytes: int
-    of: str = "residuals"
-    solver: str = "auto"
-    batch: int | None = None
-
-    def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
-        """False."""
-        return False
-
-    def __repr__(self) -> str:
-        of = f", of={self.of!r}" if self.of != "residuals" else ""
-        return f"budget({human_bytes(self.bytes)!r}{of})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,57 +174,22 @@ save_nothing = Constantly("save_nothing", False)
 save_dots = Dots("save_dots")
 save_dots_with_no_batch_dims = Dots("save_dots_with_no_batch_dims", batch=False)
 
-
-def budget(
-    amount: int | str, of: str = "residuals", batch: int | None = None, solver: str = "auto"
-) -> Budget:
-    """Fit the backward pass into so many bytes, and run the least work again.
-
-    On a GPU or TPU whose link to its host is known (`planner/link.py`), values may wait in the
-    host's memory, `pinned_host`, rather than be run again: those that are idle for longer than
-    their way there and back, as many as the link carries in the time of the forward pass. Their
-    bytes are not counted. The states of loops, what is inside branches and `remat` regions, and
-    programs that are not solved exactly stay on the device.
-
-    Args:
-      amount: bytes on each device, or a number with a unit: `"6 GiB"`, `"500 MB"`.
-      of: what is bounded. `"residuals"`: the values that are computed and kept
-        (`xform.residuals(...).total_bytes`), not the arguments, the outputs, or what the backward
-        pass has in work. `"peak"`: arguments, outputs and the peak of all that is live between, of
-        the differentiated function, as simulated; `xform.plan` verifies it with the compiler.
-      batch: how many examples share the bytes. Under `vmap` a function is planned for one example:
-        give the size of the batch. Without it, the bytes are those of one example there, and a
-        warning says so.
-      solver: `"exact"` to solve programs of any size by integer programming (within the limits of
-        HiGHS: minutes from 10,000 equations on); `"auto"` does so up to 3,000 equations.
-
-    Returns:
-      A policy. Planning with it raises `errors.BudgetInfeasible`, with the floor, if no plan fits.
-
-    Raises:
-      WrongArgument: the amount is negative or no number of bytes, or another argument is unusable.
-
-    Cost: planning solves an integer program of the size of the program (a second for 24 unrolled
-    transformer layers), or, beyond 3,000 equations, one for each of its distinct blocks and some
-    forty minimum cuts; for a peak, some fifty plans are made, and simulated until one fits.
-
-    >>> import xform
-    >>> xform.policies.budget("1.5 MiB")
-    budget('1.5 MiB')
-    """
-    asked = f"budget({amount!r})"
-    n = bytes_of(amount, asked)
-    for name, given, known in (("of", of, ("residuals", "peak")), ("solver", solver, _SOLVERS)):
-        if given not in known:
-            raise WrongArgument(
-                asked, f"{name}={given!r} is not known", "", f"give one of {', '.join(known)}"
-            )
-    whole: Any = batch
-    if batch is not None and (not isinstance(whole, int | np.integer) or batch < 1):
-        raise WrongArgument(
-            asked, f"batch={batch!r} is no number of examples", "", "give a positive integer"
-        )
-    return Budget(n // (batch or 1), of, solver, batch)
+# Those that need no arguments, by their names: so a command line calls them too.
+NAMED: dict[str, Policy] = {
+    "min_cut": min_cut,
+    "save_everything": save_everything,
+    "save_dots": save_dots,
+    "save_dots_with_no_batch_dims": save_dots_with_no_batch_dims,
+    "save_nothing": save_nothing,
+    "auto": fit(),
+}
+# What command lines called some of them before.
+_BEFORE = {
+    "default": "min_cut",
+    "everything": "save_everything",
+    "dots": "save_dots",
+    "full": "save_nothing",
+}
 
 
 def save_only_these_names(*names: str) -> Names:
@@ -304,7 +240,16 @@ def offload_dots_with_no_batch_dims(offload_src: str, offload_dst: str) -> Dots:
 
 def save_from_both_policies(one: Policy, other: Policy) -> Either:
     """Save what either policy saves."""
-    return Either(check(one), check(other))
+    one, other = check(one), check(other)
+    for policy in (one, other):
+        if isinstance(policy, Budget | Fit):
+            raise WrongArgument(
+                "save_from_both_policies",
+                f"{policy!r} decides for a whole program, not for one value after the other",
+                "",
+                "give the budget alone, or two policies that answer for each value",
+            )
+    return Either(one, other)
 
 
 def _names(asked: str, names: Any) -> frozenset[str]:
@@ -316,19 +261,6 @@ def _names(asked: str, names: Any) -> frozenset[str]:
             asked, f"{wrong[0]!r} stands where names are meant", "", "give each name as a string"
         )
     return frozenset(names)
-
-
-def bytes_of(amount: int | str, asked: str) -> int:
-    """Bytes from an integer or a string, or an error for what was asked."""
-    try:
-        return byte_count(amount)
-    except (TypeError, ValueError):
-        raise WrongArgument(
-            asked,
-            "it is not a number of bytes",
-            "",
-            "give an integer, or a string such as '6 GiB' or '500 MB'",
-        ) from None
 
 
 def said(policy: Any) -> str:
@@ -359,26 +291,69 @@ def _answer(policy: Policy, prim: Primitive, avals: Sequence[Any], params: Mappi
     )  # fmt: skip
 
 
+def named(text: str, asked: str) -> Policy:
+    """The policy of a name, for what was asked.
+
+    Raises:
+      WrongArgument: no policy has this name; one that it had before is answered with the new one.
+    """
+    if text in NAMED:
+        return NAMED[text]
+    now = _BEFORE.get(text)
+    raise WrongArgument(
+        asked,
+        f"it is now called {now!r}" if now else "it is not known",
+        "",
+        f"give {now}"
+        if now
+        else f"give {', '.join(NAMED)}, budget:8GiB (of the peak) or "
+        "saved:8GiB (of what waits for the backward pass)",
+    )
+
+
+def of_region(policy: Policy, where: str = "") -> Policy:
+    """The policy of a remat region itself, or an error if it can only be that of a function.
+
+    Raises:
+      WrongArgument: it is a budget of the peak, or "auto".
+    """
+    peak = isinstance(policy, Fit) or (isinstance(policy, Budget) and policy.of == "peak")
+    if not peak:
+        return policy
+    saved = budget(policy.bytes, of="saved") if isinstance(policy, Budget) else "another policy"
+    raise WrongArgument(
+        f"remat with policy={policy!r}",
+        "a region has no peak of its own: what it saves waits beside what all others save",
+        where,
+        f"give {saved} to bound what each call of the region saves, or give this policy to what "
+        f"differentiates the whole: xform.grad(f, policy={policy!r})",
+    )
+
+
 def check(policy: Any) -> Policy:
-    """The policy itself (None: save everything), or an error if it is none."""
+    """The policy itself (None: save everything; "auto": `fit()`), or an error if it is none."""
     if policy is None or policy is jax.checkpoint_policies.everything_saveable:
         return save_everything
+    if isinstance(policy, str) and policy == "auto":
+        return NAMED[policy]
     if isinstance(policy, Tagged):
         return policy.planned
     if not callable(policy):
+        now = _BEFORE.get(policy, policy) if isinstance(policy, str) else None
         raise WrongArgument(
             f"policy={policy!r}",
             "a policy is a callable of a primitive, its input types and parameters",
             "",
+            f"take xform.policies.{now}" if now in NAMED else
             "take one of xform.policies or jax.checkpoint_policies",
-        )
+        )  # fmt: skip
     given = next((given for maker, given in _MAKERS.items() if policy is maker), None)
-    if given or isinstance(policy, type):
+    if given is not None or isinstance(policy, type):
         raise WrongArgument(
             f"policy={policy.__name__}",
             "it makes policies, and is none",
             "",
-            f"call it, such as policy={policy.__name__}({given or '...'})",
+            f"call it, such as policy={policy.__name__}({'...' if given is None else given})",
         )
     return policy
 
@@ -386,6 +361,7 @@ def check(policy: Any) -> Policy:
 # What makes a policy, xform's and JAX's, with what it is given.
 _MAKERS: dict[Any, str] = {
     budget: "'6 GiB'",
+    fit: "",
     save_only_these_names: "'name'",
     save_any_names_but_these: "'name'",
     save_from_both_policies: "one, other",

@@ -21,10 +21,10 @@ HERE = Path(__file__).parent
 GIB = 2**30
 GPT2 = {"preset": "gpt2-124m", "batch": 8}
 POLICIES = {
-    "everything": xform.policies.save_everything,
-    "default": None,
-    "dots": xform.policies.save_dots,
-    "full": xform.policies.save_nothing,
+    "save_everything": xform.policies.save_everything,
+    "min_cut": None,
+    "save_dots": xform.policies.save_dots,
+    "save_nothing": xform.policies.save_nothing,
 }
 BUDGETS = (0.8, 0.65, 0.5)
 
@@ -94,8 +94,8 @@ def policies(targets: Iterable[str]) -> None:
             continue
         found = list(xform.compare(step.train_step, *args, policies=POLICIES, targets=[target]))
         sizes = {e.policy: e.report.total_bytes for e in found if e.report}
-        least, most = sizes["full"], sizes["default"]
-        asked = {f"budget {gib(n)}": xform.policies.budget(n, of="peak")
+        least, most = sizes["save_nothing"], sizes["min_cut"]
+        asked = {f"budget {gib(n)}": xform.policies.budget(n)
                  for n in (int(least + (most - least) * part) for part in BUDGETS)}  # fmt: skip
         found += xform.compare(step.train_step, *args, policies=asked, targets=[target])
         for entry in found:

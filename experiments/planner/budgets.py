@@ -30,7 +30,7 @@ def sweep(name: str, points: int) -> list[str]:
     kept = 0
     for budget in np.linspace(most, floor, points).astype(int):
         try:
-            made = xform.plan(loss, *args, policy=xform.policies.budget(int(budget), of="peak"))
+            made = xform.plan(loss, *args, policy=xform.policies.budget(int(budget)))
         except xform.errors.BudgetInfeasible as error:
             print(f"  {name}: {budget / MIB:.1f} MiB refused, floor {error.floor_bytes / MIB:.1f}")
             continue
@@ -63,7 +63,7 @@ def lowest(name: str, most: int) -> int:
     """The lowest peak that a plan was found for, by the compiler."""
     loss, args = ZOO[name]()
     try:
-        xform.plan(loss, *args, policy=xform.policies.budget(1, of="peak"))
+        xform.plan(loss, *args, policy=xform.policies.budget(1))
     except xform.errors.BudgetInfeasible as error:
         floor = error.floor_bytes
     else:
@@ -71,7 +71,7 @@ def lowest(name: str, most: int) -> int:
     # The simulation's floor is raised to what the compiler grants.
     while True:
         try:
-            made = xform.plan(loss, *args, policy=xform.policies.budget(floor, of="peak"))
+            made = xform.plan(loss, *args, policy=xform.policies.budget(floor))
             return made.compiled_bytes or most
         except xform.errors.BudgetInfeasible as error:
             floor = max(error.floor_bytes, int(1.02 * floor))

@@ -53,7 +53,7 @@ def main() -> None:
             (0.05, "all that is saved", whole.saved_bytes),
             (0.05, "the states", states(loss, args)),
         ):
-            policy = xform.policies.budget(int(part * amount))
+            policy = xform.policies.budget(int(part * amount), of="saved")
             try:
                 made = xform.plan(loss, *args, policy=policy)
             except xform.errors.BudgetInfeasible as error:
@@ -80,7 +80,7 @@ def main() -> None:
     xs = jax.random.normal(jax.random.key(1), (20, 256, 128))
     with xform.while_checkpoints(8):
         most = xform.residuals(newton, a, xs, argnums=0).total_bytes
-        policy = xform.policies.budget(int(0.6 * most))
+        policy = xform.policies.budget(int(0.6 * most), of="saved")
         made = xform.plan(newton, a, xs, policy=policy)
         got = jax.jit(xform.grad(newton, policy=made))(a, xs)
         want = xform.grad(newton)(a, xs)

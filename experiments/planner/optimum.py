@@ -138,8 +138,8 @@ def ratios(joint: Joint) -> list[tuple[float, float]]:
     found = []
     for part in BUDGETS:
         n = low + int(part * (high - low))
-        exact = again_flops(make(xform.policies.budget(n, solver="exact")))
-        usual = again_flops(make(xform.policies.budget(n)))
+        exact = again_flops(make(xform.policies.budget(n, of="saved", solver="exact")))
+        usual = again_flops(make(xform.policies.budget(n, of="saved")))
         priced = again_flops(by_prices(least, n, make))
         if exact:
             found.append((usual / exact, priced / exact))
@@ -168,7 +168,7 @@ def main() -> None:
     rows = []
     for length, n in ((10, 2), (20, 3), (36, 5), (100, 4), (200, 8), (1000, 44), (1000, 10)):
         f, args = chain(length)
-        policy = xform.policies.budget((n + 1) * args[0].nbytes)
+        policy = xform.policies.budget((n + 1) * args[0].nbytes, of="saved")
         made = xform.plan(f, *args, policy=policy, verify=False)
         step = 2 * args[0].shape[0] ** 3
         tried = str(fewest(length, n)) if length <= 100 else ""

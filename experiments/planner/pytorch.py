@@ -47,7 +47,7 @@ def main() -> None:
     usual = flops(jax.vjp)
     rows: list[list[str]] = []
     for name, mebibytes, gflop in POINTS:
-        policy = xform.policies.budget(int(mebibytes * LAYERS * MIB))
+        policy = xform.policies.budget(int(mebibytes * LAYERS * MIB), of="saved")
         saved = xform.residuals(layers, params, x, policy=policy).total_bytes / LAYERS / MIB
         again = (flops(xform.vjp, policy=policy) - usual) / LAYERS / 1e9
         rows.append([str(name), str(mebibytes), f"{saved:.1f}", f"{gflop:.3f}", f"{again:.3f}"])

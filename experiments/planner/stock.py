@@ -60,7 +60,7 @@ def main() -> None:
             total = compiled_bytes(step, args, None if scan else KEEP_BARRIERS)
             usually = total if scan else compiled_bytes(step, args, None)
             try:
-                policy = xform.policies.budget(total, of="peak")
+                policy = xform.policies.budget(total)
                 made = xform.plan(layers(scan, n, named), *args, policy=policy)
             except xform.errors.BudgetInfeasible as error:
                 ours, mine = f"floor {error.floor_bytes / MIB:.0f}", "refused"

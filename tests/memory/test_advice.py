@@ -33,7 +33,7 @@ def test_the_peaks_that_it_sends_to_can_be_had() -> None:
     curve = xform.pareto(loss, W, X, points=3)
     for point in curve:
         if not point.stock:
-            policy = xform.policies.budget(point.peak_bytes, of="peak")
+            policy = xform.policies.budget(point.peak_bytes)
             assert xform.plan(loss, W, X, policy=policy).compiled_bytes <= point.peak_bytes
 
 

@@ -163,6 +163,6 @@ def test_a_plan_that_is_refused_without_a_size(monkeypatch: pytest.MonkeyPatch) 
     assert (made.compiled_bytes, made.refused) == (None, True)
     assert "refused by the compiler" in str(made)
     with pytest.raises(xform.errors.BudgetInfeasible) as caught:
-        xform.plan(f, f32(16, 16), policy=xform.policies.budget("1 MiB", of="peak"))
+        xform.plan(f, f32(16, 16), policy=xform.policies.budget("1 MiB"))
     assert "(simulated; the compiler refuses it)" in str(caught.value)
     assert math.isfinite(caught.value.floor_bytes)

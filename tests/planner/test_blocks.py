@@ -120,7 +120,7 @@ def test_little_more_work_than_the_optimum() -> None:
             assert chosen is not None
             made = make(chosen)
             assert kept_bytes(made) <= n
-            exact = again_flops(make(policies.budget(n)))
+            exact = again_flops(make(policies.budget(n, of="saved")))
             found.append(again_flops(made) / exact if exact else 1.0)
     assert np.mean(found) <= 1.05
 
@@ -133,7 +133,7 @@ def test_a_large_program_takes_no_more_work_than_by_prices() -> None:
     found = blocks.classes(most)
     assert len(found) <= 8
     for n in sizes:
-        made = make(policies.budget(n))
+        made = make(policies.budget(n, of="saved"))
         assert 0.95 * n <= kept_bytes(made) <= n
         assert again_flops(made) <= again_flops(by_prices(least, n, make))
 
@@ -145,7 +145,7 @@ def test_large_layers_that_all_differ(monkeypatch) -> None:
     make, least, most, sizes = budgets(joint, (0.4,))
     monkeypatch.setattr(budget, "MOST", 0)
     prices = again_flops(by_prices(least, sizes[0], make))
-    how = policies.budget(sizes[0])
+    how = policies.budget(sizes[0], of="saved")
     assert again_flops(fit(joint, how, make)) <= prices
     monkeypatch.setattr(blocks, "MOST", 0)
     most.cache.pop("blocks", None)
@@ -182,7 +182,7 @@ def test_values_are_those_without_a_plan(name: str, monkeypatch) -> None:
     want = jax.value_and_grad(f)(WS, X)
     _, _, most, sizes = budgets(joint_of(f, WS, X), (0.4,))
     assert blocks.choose(most, sizes[0]) is not None
-    policy = policies.budget(sizes[0])
+    policy = policies.budget(sizes[0], of="saved")
     close(jax.jit(xform.value_and_grad(f, policy=policy))(WS, X), want, 1e-9)
     assert xform.residuals(f, WS, X, policy=policy).total_bytes <= policy.bytes
 

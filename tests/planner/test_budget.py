@@ -10,6 +10,8 @@ import xform
 from experiments.planner.run import block, inputs
 from tests.reference import close
 from xform import errors, policies
+from xform.planner.peak import liveness
+from xform.transforms import planning
 
 X = np.sin(np.arange(48.0)).reshape(8, 6)
 WS = [np.cos(np.arange(36.0) + i).reshape(6, 6) for i in range(6)]
@@ -79,14 +81,14 @@ def test_a_budget_is_kept_and_changes_no_value(name: str) -> None:
     f = PROGRAMS[name]
     most = xform.residuals(f, WS, X).total_bytes
     try:
-        floor = xform.residuals(f, WS, X, policy=policies.budget(0)).total_bytes
+        floor = xform.residuals(f, WS, X, policy=policies.budget(0, of="saved")).total_bytes
     except errors.BudgetInfeasible as e:
         floor = e.floor_bytes
     assert floor < most
     want = jax.value_and_grad(f)(WS, X)
     before, gradients = None, {}
     for part in (0.0, 0.3, 0.6, 1.0):
-        policy = policies.budget(floor + int(part * (most - floor)))
+        policy = policies.budget(floor + int(part * (most - floor)), of="saved")
         kept = xform.residuals(f, WS, X, policy=policy).total_bytes
         gradients[part] = xform.value_and_grad(f, policy=policy)
         work = xform.plan(f, WS, X, policy=policy, verify=False).again_flops
@@ -104,8 +106,8 @@ def test_a_budget_is_kept_and_changes_no_value(name: str) -> None:
 def test_equal_layers_are_told_apart() -> None:
     """All six layers change at one price; a budget between still lets some of them stay."""
     most = xform.residuals(unrolled, WS, X).total_bytes
-    kept = [xform.residuals(unrolled, WS, X, policy=policies.budget(int(part * most))).total_bytes
-            for part in np.linspace(0.4, 1.0, 7)]  # fmt: skip
+    budgets = [policies.budget(int(part * most), of="saved") for part in np.linspace(0.4, 1.0, 7)]
+    kept = [xform.residuals(unrolled, WS, X, policy=policy).total_bytes for policy in budgets]
     assert len(set(kept)) >= 5
     for part, n in zip(np.linspace(0.4, 1.0, 7), kept, strict=True):
         assert n >= 0.8 * part * most
@@ -114,7 +116,7 @@ def test_equal_layers_are_told_apart() -> None:
 @pytest.mark.usefixtures("x64")
 def test_a_region_has_a_budget_of_its_own() -> None:
     def f(ws, x):
-        block = xform.remat(unrolled, policy=policies.budget(1200))
+        block = xform.remat(unrolled, policy=policies.budget(1200, of="saved"))
         return block(ws[:3], x) + unrolled(ws[3:], x)
 
     rows = xform.residuals(f, WS, X, policy=policies.save_everything)
@@ -131,7 +133,7 @@ def test_random_numbers_are_not_drawn_again_at_any_budget() -> None:
 
     x, key = jnp.asarray(X, np.float32), jax.random.key(0)
     with pytest.raises(errors.BudgetInfeasible, match="random"):
-        xform.residuals(f, x, key, argnums=0, policy=policies.budget(10))
+        xform.residuals(f, x, key, argnums=0, policy=policies.budget(10, of="saved"))
 
 
 @pytest.mark.usefixtures("x64")
@@ -139,12 +141,59 @@ def test_a_batch_shares_its_bytes_or_is_warned_of() -> None:
     most = xform.residuals(unrolled, WS, X).total_bytes
     xs = np.stack([X, 2 * X, 3 * X])
     want = jax.vmap(jax.grad(unrolled), (None, 0))(WS, xs)
-    alone = xform.grad(unrolled, policy=policies.budget(most // 2))
+    alone = xform.grad(unrolled, policy=policies.budget(most // 2, of="saved"))
     with pytest.warns(UserWarning, match="bounds the bytes of one example"):
         close(jax.jit(jax.vmap(alone, (None, 0)))(WS, xs), want, 1e-9)
-    shared = policies.budget(3 * most // 2, batch=3)
+    shared = policies.budget(3 * most // 2, of="saved", batch=3)
     assert shared.bytes == most // 2
     close(jax.jit(jax.vmap(xform.grad(unrolled, policy=shared), (None, 0)))(WS, xs), want, 1e-9)
+
+
+@pytest.mark.parametrize("policy", [policies.budget("1 MiB"), policies.budget(10)])
+def test_a_region_has_no_peak_of_its_own(policy) -> None:
+    """What all regions save waits at once: a bound of each one's peak would bound nothing."""
+    refused = pytest.raises(errors.WrongArgument, match=r"no peak of its own(.|\n)*of='saved'")
+    with refused:
+        xform.remat(layer, policy=policy)
+    block = jax.checkpoint(layer, policy=policy)
+    f = lambda x, w: jnp.sum(block(x, w))
+    with refused as caught:
+        jax.jit(xform.grad(f)).trace(X, WS[0])
+    assert "test_budget.py" in caught.value.where
+    with refused:
+        xform.grad(f)(X, WS[0])
+    with refused:
+        xform.plan(f, X, WS[0], policy=policies.save_dots)
+
+
+@pytest.mark.parametrize("other", [policies.save_dots, policies.budget(1)])
+def test_a_budget_is_not_asked_for_one_value_after_the_other(other) -> None:
+    with pytest.raises(errors.WrongArgument, match="decides for a whole program"):
+        policies.save_from_both_policies(other, policies.budget("1 MiB", of="saved"))
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_budget_bounds_the_peak_in_any_trace() -> None:
+    """By simulation: of `grad` under `jit`, within `scan`, twice differentiated, and in `vjp`."""
+    free = xform.plan(unrolled, WS, X, verify=False).predicted_bytes
+    policy = policies.budget(int(0.9 * free))
+    seen = []
+
+    def watched(fun, policy):
+        how = planning.plainly(fun, policy)
+        seen.append(liveness(how, "cpu").total_bytes)
+        return how
+
+    g = xform.grad(unrolled, policy=policy)
+    loop = lambda ws, x: lax.scan(lambda c, _: (g(c, x), None), ws, None, length=2)[0]
+    twice = xform.grad(lambda ws, x: sum(map(jnp.sum, g(ws, x))))
+    pulled = lambda ws, x: xform.vjp(unrolled, ws, x, policy=policy)[1](1.0)
+    with planning.planning(watched):
+        for f in (g, loop, twice, pulled):
+            seen.clear()
+            jax.jit(f).trace(WS, X)
+            assert 0 < seen[0] <= policy.bytes
+    close(jax.jit(g)(WS, X), jax.grad(unrolled)(WS, X), 1e-9)
 
 
 @pytest.mark.parametrize("how", [{"of": "sum"}, {"solver": "guess"}, {"batch": 0}])
@@ -153,11 +202,18 @@ def test_other_arguments_that_are_none(how) -> None:
         policies.budget(1, **how)
 
 
+def test_the_name_that_saved_had_before_is_answered() -> None:
+    with pytest.raises(errors.WrongArgument, match="now called of='saved'"):
+        policies.budget(1, of="residuals")
+
+
 @pytest.mark.usefixtures("x64")
 def test_the_exact_solver_can_be_asked_for() -> None:
     most = xform.residuals(unrolled, WS, X).total_bytes
     auto, exact = (
-        xform.plan(unrolled, WS, X, policy=policies.budget(most // 2, solver=s), verify=False)
+        xform.plan(
+            unrolled, WS, X, policy=policies.budget(most // 2, of="saved", solver=s), verify=False
+        )
         for s in ("auto", "exact")
     )
     assert exact.again_flops <= auto.again_flops
@@ -175,13 +231,14 @@ def test_amounts() -> None:
     assert policies.budget("1.5kb").bytes == 1500
     assert policies.budget(" 12 ").bytes == 12
     assert repr(policies.budget("6 GiB")) == "budget('6.0 GiB')"
+    assert repr(policies.budget("6 GiB", of="saved")) == "budget('6.0 GiB', of='saved')"
     assert hash(policies.budget(3)) == hash(policies.budget("3"))
 
 
 def test_zero_sizes_scalars_and_nothing_to_keep() -> None:
     f = lambda x: jnp.sum(jnp.sin(x) * x)
     for x in (np.float32(2.0), np.zeros((0, 3), np.float32), np.ones(4, np.float32)):
-        got = jax.jit(xform.grad(f, policy=policies.budget(0)))(x)
+        got = jax.jit(xform.grad(f, policy=policies.budget(0, of="saved")))(x)
         np.testing.assert_allclose(got, jax.grad(f)(x), rtol=1e-6)
 
 
@@ -199,6 +256,6 @@ def test_less_saved_is_less_live() -> None:
     most = xform.residuals(loss, params, x).total_bytes
     live = []
     for part in (1.0, 0.85, 0.7, 0.5, 0.3, 0.1):
-        g = jax.jit(xform.grad(loss, policy=policies.budget(int(part * most))))
+        g = jax.jit(xform.grad(loss, policy=policies.budget(int(part * most), of="saved")))
         live.append(g.lower(params, x).compile().memory_analysis().temp_size_in_bytes)
     assert live == sorted(live, reverse=True)

@@ -57,7 +57,7 @@ def test_no_saved_set_that_fits_needs_less_work(name: str) -> None:
     most = kept_bytes(plan(joint, MinCut(), True))
     for n in np.linspace(0, most, 9).astype(int):
         best = min(cost[s] for s in sets if size[s] <= n)
-        assert again_flops(plan(joint, budget(int(n)), True)) == best
+        assert again_flops(plan(joint, budget(int(n), of="saved"), True)) == best
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -66,6 +66,6 @@ def test_no_price_gives_less_work_for_its_bytes(name: str) -> None:
     joint = joint_of(PROGRAMS[name], WS, X)
     for price in (1e-3, 3e-2, 0.1, 0.3, 1.0):
         by_price = plan(joint, MinCut(price, price), True)
-        exact = plan(joint, budget(kept_bytes(by_price)), True)
+        exact = plan(joint, budget(kept_bytes(by_price), of="saved"), True)
         assert kept_bytes(exact) <= kept_bytes(by_price)
         assert again_flops(exact) <= again_flops(by_price)

@@ -46,12 +46,12 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def within(joint, n: int, link: Link | None):
-    return fit(joint, budget(n), lambda how: plan(joint, how, True), link)
+    return fit(joint, budget(n, of="saved"), lambda how: plan(joint, how, True), link)
 
 
 def test_a_cpu_has_no_link() -> None:
     assert link_of() is None
-    half = budget(xform.residuals(PROGRAMS["unrolled"], WS, X).total_bytes // 2)
+    half = budget(xform.residuals(PROGRAMS["unrolled"], WS, X).total_bytes // 2, of="saved")
     made = xform.plan(PROGRAMS["unrolled"], WS, X, policy=half, verify=False)
     assert made.offloaded_bytes == 0
     assert "OFFLOAD" not in {r.decision for r in made}
@@ -168,7 +168,7 @@ def test_no_sets_that_fit_need_less_work(name: str) -> None:
 def test_what_is_sent_changes_no_value(name: str) -> None:
     f = PROGRAMS[name]
     most = xform.residuals(f, WS, X, policy=policies.min_cut)
-    policy = budget(int(0.7 * most.total_bytes))
+    policy = budget(int(0.7 * most.total_bytes), of="saved")
     table = xform.residuals(f, WS, X, policy=policy)
     assert table.offloaded_bytes > 0
     assert table.total_bytes <= policy.bytes
@@ -181,7 +181,7 @@ def test_what_is_sent_changes_no_value(name: str) -> None:
 @pytest.mark.usefixtures("x64", "fast")
 def test_a_batch_and_explicit_axes_are_sent_too() -> None:
     f = PROGRAMS["unrolled"]
-    policy = budget(xform.residuals(f, WS, X).total_bytes // 2)
+    policy = budget(xform.residuals(f, WS, X).total_bytes // 2, of="saved")
     g, xs = xform.grad(f, policy=policy), np.stack([X, 2 * X])
     shared = dataclasses.replace(policy, batch=2)
     batched = jax.vmap(xform.grad(f, policy=shared), (None, 0))
@@ -190,7 +190,7 @@ def test_a_batch_and_explicit_axes_are_sent_too() -> None:
     close(hessian(g), hessian(xform.grad(f)), 1e-9)
     placed = NamedSharding(mesh(AxisType.Explicit), P("i"))
     x, ws = jax.device_put(X, placed), jax.device_put(WS, NamedSharding(placed.mesh, P()))
-    eighth = budget(policy.bytes // 8)
+    eighth = budget(policy.bytes // 8, of="saved")
     assert xform.residuals(f, ws, x, policy=eighth).offloaded_bytes > 0
     close(jax.jit(xform.grad(f, policy=eighth))(ws, x), jax.grad(f)(WS, X), 1e-9)
 
@@ -199,7 +199,7 @@ def test_a_batch_and_explicit_axes_are_sent_too() -> None:
 def test_branches_hand_on_what_they_keep_on_the_device() -> None:
     f = PROGRAMS["branches"]
     most = xform.residuals(f, WS, X).total_bytes
-    made = xform.plan(f, WS, X, policy=budget(most // 2), verify=False)
+    made = xform.plan(f, WS, X, policy=budget(most // 2, of="saved"), verify=False)
     assert made.offloaded_bytes > 0
     assert not [r for r in made if r.decision == "OFFLOAD" and "[" in r.value]
 
@@ -211,7 +211,7 @@ def test_a_plan_shows_saves_and_explains_what_it_sends(tmp_path) -> None:
             x = jnp.sin(checkpoint_name(x @ w, "product"))
         return jnp.sum(x)
 
-    made = xform.plan(f, WS, X, policy=budget(400))
+    made = xform.plan(f, WS, X, policy=budget(400, of="saved"))
     sent = [r for r in made if r.decision == "OFFLOAD"]
     assert made.offloaded_bytes == sum(r.marginal_bytes for r in sent) > 0
     assert made.saved_bytes <= 400
@@ -243,7 +243,7 @@ def test_a_peak_is_met_by_what_is_sent(monkeypatch) -> None:
     f = PROGRAMS["unrolled"]
     joint = joint_of(f, WS, X)
     peak = lambda how: liveness(how, "gpu").total_bytes
-    asked = budget(int(0.945 * peak(plan(joint, policies.min_cut, True))), of="peak")
+    asked = budget(int(0.945 * peak(plan(joint, policies.min_cut, True))))
     prog = xform.ir.trace(lambda *xs: [f(xs[:6], xs[6])], *map(jnp.asarray, (*WS, X)))
     args = prog, (True,) * 7, (True,)
     found = nested.search(*args, asked, peak).how

@@ -114,7 +114,7 @@ def test_more_levels_keep_less() -> None:
 @pytest.mark.parametrize("part", slow([0.8, 0.5, 0.2, 0.15], 0.5, 0.15))
 def test_a_budget_takes_loops_apart(part: float) -> None:
     most = xform.residuals(final, W, X, STEPS).total_bytes
-    budget = policies.budget(int(part * most))
+    budget = policies.budget(int(part * most), of="saved")
     made = xform.plan(final, W, X, STEPS, argnums=None, policy=budget, verify=False)
     assert made.saved_bytes <= part * most
     _, pull = xform.vjp(final, W, X, STEPS, policy=budget)
@@ -125,7 +125,7 @@ def test_less_budget_is_more_work() -> None:
     most = xform.residuals(final, W, X, STEPS).total_bytes
     work = []
     for part in (1.0, 0.8, 0.6, 0.4, 0.2, 0.15):
-        policy = policies.budget(int(part * most))
+        policy = policies.budget(int(part * most), of="saved")
         made = xform.plan(final, W, X, STEPS, argnums=None, policy=policy, verify=False)
         work.append(made.again_flops)
     assert work == sorted(work)
@@ -135,7 +135,7 @@ def test_less_budget_is_more_work() -> None:
 @pytest.mark.parametrize(("part", "apart", "stored"), [(0.7, True, False), (0.16, False, True)])
 def test_a_plan_with_loops_apart_or_stored_states_is_loaded(tmp_path, part, apart, stored) -> None:
     most = xform.residuals(final, W, X, STEPS).total_bytes
-    policy = policies.budget(int(part * most))
+    policy = policies.budget(int(part * most), of="saved")
     made = xform.plan(final, W, X, STEPS, argnums=None, policy=policy, verify=False)
     assert bool(made.shapes()) == apart
     assert any(c["slots"] for c in made.record.choices) == stored
@@ -148,7 +148,9 @@ def test_a_plan_with_loops_apart_or_stored_states_is_loaded(tmp_path, part, apar
 
 
 def test_second_derivatives_and_batches_of_loops_apart() -> None:
-    policy = policies.budget(xform.residuals(final, W, X, STEPS).total_bytes // 4, batch=1)
+    policy = policies.budget(
+        xform.residuals(final, W, X, STEPS).total_bytes // 4, of="saved", batch=1
+    )
     f = lambda x: final(W, x, STEPS)
     g = xform.grad(f, policy=policy)
     xs = np.stack([X, 2 * X])

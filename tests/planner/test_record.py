@@ -16,7 +16,7 @@ from xform.planner.saved import plan
 
 WAYS = {
     "min_cut": lambda most: policies.min_cut,
-    "half": lambda most: policies.budget(most // 2),
+    "half": lambda most: policies.budget(most // 2, of="saved"),
     "at a price": lambda most: policies.MinCut(0.01, 0.01),
     "nothing": lambda most: policies.save_nothing,
     "dots": lambda most: policies.save_dots,

@@ -89,7 +89,7 @@ def test_a_budget_is_one_for_each_device(f) -> None:
     most = 8 * (xform.residuals(f, WS, X, policy=MinCut()).total_bytes // 8)
     ws, x = on(AxisType.Explicit, WS, P(), True), on(AxisType.Explicit, X, P("i"), True)
     for part in (1, 0.75):
-        one, eighth = (policies.budget(int(part * most) // n) for n in (1, 8))
+        one, eighth = (policies.budget(int(part * most) // n, of="saved") for n in (1, 8))
         alone = xform.plan(f, WS, X, policy=one, verify=False)
         shared = xform.plan(f, ws, x, policy=eighth, verify=False)
         # Weights, which are replicated, are the little that is not shared.
@@ -127,7 +127,7 @@ def test_a_peak_is_met_on_each_device(kind: AxisType) -> None:
     first = xform.plan(layers, ws, x)
     assert first.compiled_bytes is not None
     assert first.compiled_bytes < X.nbytes * len(WS)
-    budget = policies.budget(int(0.9 * first.compiled_bytes), of="peak")
+    budget = policies.budget(int(0.9 * first.compiled_bytes))
     made = xform.plan(layers, ws, x, policy=budget)
     assert made.compiled_bytes is not None
     assert made.compiled_bytes <= budget.bytes

@@ -43,7 +43,7 @@ def scanned(layer, ws, x):
     return jnp.sum(lax.scan(lambda x, w: (layer(x, w), None), x, ws)[0] ** 2)
 
 
-WAYS = [policies.min_cut, policies.budget(400), policies.budget(8)]
+WAYS = [policies.min_cut, policies.budget(400, of="saved"), policies.budget(8, of="saved")]
 
 
 @pytest.mark.parametrize("policy", slow(WAYS, WAYS[1]))
@@ -89,7 +89,7 @@ def test_a_budget_that_is_too_small_is_refused_by_xform_alone() -> None:
         keep = jax.random.bernoulli(jax.random.key(jnp.int32(x[0, 0])), 0.5, x.shape)
         return jnp.sum(jnp.where(keep, jnp.sin(x), 0))
 
-    g = xform.remat(f, policy=policies.budget(1))
+    g = xform.remat(f, policy=policies.budget(1, of="saved"))
     close(jax.grad(g)(X), jax.grad(f)(X), 1e-12)
     with pytest.raises(xform.errors.BudgetInfeasible):
         jax.jit(xform.grad(g))(X)

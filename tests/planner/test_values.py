@@ -55,7 +55,7 @@ def check(seed: int) -> None:
     except (TypeError, NotImplementedError):  # of an integer program, or what JAX cannot batch
         return
     most = xform.residuals(f, *xs, policy=policies.save_everything).total_bytes
-    ways = [policies.budget(int(random.uniform(0, 1) * most)) for _ in range(2)]
+    ways = [policies.budget(int(random.uniform(0, 1) * most), of="saved") for _ in range(2)]
     ways += [policies.MinCut(price, price) for price in 10 ** random.uniform(-6, 1, 2)]
     ways += [policies.min_cut, policies.save_nothing, saved_at_random(seed)]
     for policy in ways:
@@ -97,7 +97,7 @@ def test_with_sharded_arguments_on_eight_devices() -> None:
     want = jax.jit(jax.grad(loss))(ws, x)
     most = xform.residuals(loss, ws, x, argnums=0).total_bytes
     for part in (1.0, 0.6, 0.3):
-        got = jax.jit(xform.grad(loss, policy=policies.budget(int(part * most))))(ws, x)
+        got = jax.jit(xform.grad(loss, policy=policies.budget(int(part * most), of="saved")))(ws, x)
         for a, b in zip(got, want, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
 
@@ -111,5 +111,5 @@ def test_in_bfloat16_as_far_as_remat_goes() -> None:
     far = lambda g: float(jnp.max(jnp.abs(g.astype(jnp.float32) - exact)))
     remat = far(jax.jit(jax.grad(jax.checkpoint(f)))(w, x))
     for n in (0, 128, 256):
-        ours = jax.jit(xform.grad(f, policy=policies.budget(n)))(w, x)
+        ours = jax.jit(xform.grad(f, policy=policies.budget(n, of="saved")))(w, x)
         assert far(ours) <= 2 * remat + 1e-2

@@ -61,7 +61,7 @@ def test_a_budget_is_kept_by_the_whole_step() -> None:
     """The state of the optimizer is around what the budget is planned for."""
     args = ARGS[0], ARGS[0], ARGS[1]
     free = xform.compare(step, *args, policies=[None]).entries[0].report.total_bytes
-    budget = policies.budget(int(0.9 * free), of="peak")
+    budget = policies.budget(int(0.9 * free))
     (kept,) = xform.compare(step, *args, policies={"budget": budget})
     assert kept.report.total_bytes <= 0.9 * free
 
@@ -71,20 +71,18 @@ def test_a_step_that_is_over_its_budget_names_the_lowest() -> None:
     args = ARGS[0], ARGS[0], ARGS[1]
     (free,) = xform.compare(step, *args, policies=[None])
     fixed = free.report.argument_bytes + free.report.output_bytes
-    budget = policies.budget(fixed, of="peak")
+    budget = policies.budget(fixed)
     (entry,) = xform.compare(step, *args, policies={"b": budget})
     assert entry.report is None
     assert entry.floor_bytes > budget.bytes
 
 
 def test_a_budget_that_cannot_be_kept_names_its_floor() -> None:
-    table = xform.compare(loss, *ARGS, policies={"b": policies.budget("1 KiB", of="peak")})
+    table = xform.compare(loss, *ARGS, policies={"b": policies.budget("1 KiB")})
     (entry,) = table
     assert entry.report is None
     assert entry.floor_bytes > 12 * 64 * 64 * 4
-    assert "floor" in str(
-        xform.compare(loss, *ARGS, policies={"b": policies.budget("1 KiB", of="peak")})
-    )
+    assert "floor" in str(xform.compare(loss, *ARGS, policies={"b": policies.budget("1 KiB")}))
 
 
 def test_it_is_drawn_and_written(tmp_path: Any) -> None:
@@ -128,13 +126,14 @@ def test_what_cannot_be_compared(f: Any, options: dict[str, Any], problem: str) 
 
 
 def test_policies_of_one_name_are_numbered() -> None:
-    some = [policies.budget(n) for n in (2_000_000, 2_000_010)]
+    some = [policies.budget(n, of="saved") for n in (2_000_000, 2_000_010)]
     table = xform.compare(loss, *ARGS, policies=some, targets="cpu")
-    assert [e.policy for e in table] == ["budget('1.9 MiB')", "budget('1.9 MiB') (2)"]
+    assert [e.policy for e in table] == [
+        "budget('1.9 MiB', of='saved')", "budget('1.9 MiB', of='saved') (2)"]  # fmt: skip
 
 
 def test_a_budget_of_nothing_is_refused() -> None:
-    table = xform.compare(loss, *ARGS, policies=[policies.budget(0, of="peak")])
+    table = xform.compare(loss, *ARGS, policies=[policies.budget(0)])
     (entry,) = table
     assert entry.report is None
     assert entry.floor_bytes > 0

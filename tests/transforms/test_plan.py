@@ -36,7 +36,8 @@ def residual_bytes(f, policy) -> int:
 
 @pytest.mark.parametrize("f", [scanned, unrolled])
 @pytest.mark.parametrize(
-    "policy", [None, policies.save_nothing, policies.save_dots, policies.budget("110 KiB")]
+    "policy",
+    [None, policies.save_nothing, policies.save_dots, policies.budget("110 KiB", of="saved")],
 )
 def test_grad_does_as_the_plan_says(f, policy) -> None:
     made = xform.plan(f, W, X, policy=policy, verify=False)
@@ -48,7 +49,7 @@ def test_grad_does_as_the_plan_says(f, policy) -> None:
 
 
 def test_a_plan_needs_no_compiled_function() -> None:
-    made = xform.plan(unrolled, W, X, policy=policies.budget("60 KiB"), verify=False)
+    made = xform.plan(unrolled, W, X, policy=policies.budget("60 KiB", of="saved"), verify=False)
     close(xform.grad(unrolled, policy=made)(W, X), jax.grad(unrolled)(W, X), 1e-4)
 
 
@@ -75,12 +76,15 @@ def test_auxiliary_outputs_and_other_positions() -> None:
 def test_a_budget_of_the_peak_is_kept_by_the_compiler(f, part: float) -> None:
     most, least = (
         xform.plan(f, W, X, policy=p).compiled_bytes
-        for p in (policies.min_cut, policies.budget(int(residual_bytes(f, policies.MinCut(0, 0)))))
+        for p in (
+            policies.min_cut,
+            policies.budget(int(residual_bytes(f, policies.MinCut(0, 0))), of="saved"),
+        )
     )
     assert most is not None
     assert least is not None
     budget = int(least + part * max(0, most - least))
-    made = xform.plan(f, W, X, policy=policies.budget(budget, of="peak"))
+    made = xform.plan(f, W, X, policy=policies.budget(budget))
     assert made.compiled_bytes is not None
     assert made.compiled_bytes <= budget
     assert made.compiles <= 7  # the default and six more
@@ -102,19 +106,19 @@ def test_donated_arguments_are_counted_once() -> None:
 
 def test_a_peak_below_the_floor_is_refused() -> None:
     with pytest.raises(errors.BudgetInfeasible) as caught:
-        xform.plan(scanned, W, X, policy=policies.budget("1 KiB", of="peak"))
+        xform.plan(scanned, W, X, policy=policies.budget("1 KiB"))
     assert caught.value.floor_bytes > W.nbytes + X.nbytes
-    for part in ("policy=budget('1.0 KiB', of='peak')", "arguments", "outputs", "donate"):
+    for part in ("policy=budget('1.0 KiB')", "arguments", "outputs", "donate"):
         assert part in str(caught.value)
     # The floor that is named can be had.
-    floor = policies.budget(caught.value.floor_bytes, of="peak")
+    floor = policies.budget(caught.value.floor_bytes)
     assert xform.plan(scanned, W, X, policy=floor).compiled_bytes <= caught.value.floor_bytes
 
 
 def test_a_peak_is_bounded_where_a_function_is_traced() -> None:
     """Without `xform.plan`, by simulation."""
     free = xform.plan(unrolled, W, X, verify=False)
-    budget = policies.budget(int(0.9 * free.predicted_bytes), of="peak")
+    budget = policies.budget(int(0.9 * free.predicted_bytes))
     kept = xform.residuals(unrolled, W, X, argnums=0, policy=budget)
     assert kept.total_bytes < free.saved_bytes
     close(jax.jit(xform.grad(unrolled, policy=budget))(W, X), jax.grad(unrolled)(W, X), 1e-4)
@@ -124,14 +128,16 @@ def test_it_is_deterministic(tmp_path) -> None:
     texts = []
     for name in ("a", "b"):
         jax.clear_caches()
-        made = xform.plan(unrolled, W, X, policy=policies.budget("70 KiB"), verify=False)
+        made = xform.plan(
+            unrolled, W, X, policy=policies.budget("70 KiB", of="saved"), verify=False
+        )
         made.save(tmp_path / name)
         texts.append((tmp_path / name).read_text())
     assert texts[0] == texts[1]
 
 
 def test_it_is_saved_and_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = xform.plan(unrolled, W, X, policy=policies.budget("70 KiB"))
+    made = xform.plan(unrolled, W, X, policy=policies.budget("70 KiB", of="saved"))
     made.save(tmp_path / "plan.json")
     assert os.listdir(tmp_path) == ["plan.json"]
     loaded = xform.Plan.load(tmp_path / "plan.json")
@@ -179,7 +185,7 @@ def test_another_function_is_refused() -> None:
 
 
 def test_it_says_why() -> None:
-    made = xform.plan(unrolled, W, X, policy=policies.budget("70 KiB"), verify=False)
+    made = xform.plan(unrolled, W, X, policy=policies.budget("70 KiB", of="saved"), verify=False)
     decisions = {row.decision for row in made}
     assert decisions == {"SAVE", "RECOMPUTE"}
     for row in made:

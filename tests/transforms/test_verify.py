@@ -25,7 +25,7 @@ def layers(n: int):
 
 
 def peak(f, w, budget: int) -> xform.Plan:
-    return xform.plan(f, w, X, policy=policies.budget(int(budget), of="peak"))
+    return xform.plan(f, w, X, policy=policies.budget(int(budget)))
 
 
 def test_a_plan_is_compiled_once_in_a_process() -> None:
@@ -130,7 +130,7 @@ def test_the_floor_is_one_number() -> None:
         found = set[int]()
         for budget in (0, 1000, 100_000, int(0.97 * least[how["verify"]])):
             with pytest.raises(errors.BudgetInfeasible) as caught:
-                xform.plan(f, w, X, policy=policies.budget(budget, of="peak"), **how)
+                xform.plan(f, w, X, policy=policies.budget(budget), **how)
             found.add(caught.value.floor_bytes)
         return found
 
@@ -140,10 +140,10 @@ def test_the_floor_is_one_number() -> None:
     least = {c.compiled: min(p.peak_bytes for p in c if not p.stock) for c in (compiled, simulated)}
     assert floors(verify=True) == {least[True]}
     assert floors(verify=False) == {least[False]}
-    (row,) = xform.compare(f, w, X, policies=[policies.budget(0, of="peak")])
+    (row,) = xform.compare(f, w, X, policies=[policies.budget(0)])
     assert row.floor_bytes == least[True]
     with pytest.raises(errors.BudgetInfeasible) as caught:
-        jax.eval_shape(xform.grad(f, policy=policies.budget(0, of="peak")), w, X)
+        jax.eval_shape(xform.grad(f, policy=policies.budget(0)), w, X)
     assert caught.value.floor_bytes == least[False]
     # It can be had, and the one beside it too.
     assert peak(f, w, least[True]).compiled_bytes == least[True]

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> str:
 def compared(args: argparse.Namespace) -> Any:
     """The comparison that a command line asks for."""
     on = given(args)
-    policies = {name: policy(name) for name in args.policy or ["default"]}
+    policies = {name: policy(name) for name in args.policy or ["min_cut"]}
     with progress(len(policies) * len(args.target)) as step:
         return xform.compare(on.f, *on.args, policies=policies, targets=args.target, progress=step,
                              **options(args))  # fmt: skip
@@ -34,6 +34,6 @@ def compared(args: argparse.Namespace) -> Any:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     add_function(parser)
-    add_policies(parser, "everything,default,dots,full")
+    add_policies(parser, "save_everything,min_cut,save_dots,save_nothing")
     add_targets(parser)
     add_outputs(parser)

@@ -32,15 +32,9 @@ import jax
 from xform import policies
 from xform.errors import WrongArgument
 
-_POLICIES = {
-    "default": policies.min_cut,
-    "full": policies.save_nothing,
-    "dots": policies.save_dots,
-    "everything": policies.save_everything,
-}
 ABOUT_POLICIES = (
-    f"{', '.join(_POLICIES)}, budget:8GiB (of all that is live) or saved:8GiB (of what waits for "
-    "the backward pass)"
+    f"{', '.join(policies.NAMED)}, budget:8GiB (of the peak) or saved:8GiB (of what waits for the "
+    "backward pass)"
 )
 
 
@@ -70,9 +64,9 @@ def add_function(parser: argparse.ArgumentParser) -> None:
                         help="a keyword argument of `inputs`; also --name value")  # fmt: skip
 
 
-def add_policy(parser: argparse.ArgumentParser) -> None:
+def add_policy(parser: argparse.ArgumentParser, default: str | None = "min_cut") -> None:
     """The option `--policy`: read it with `policy`."""
-    parser.add_argument("--policy", default="default", metavar="P", help=ABOUT_POLICIES)
+    parser.add_argument("--policy", default=default, metavar="P", help=ABOUT_POLICIES)
 
 
 def given(args: argparse.Namespace) -> Given:
@@ -180,10 +174,8 @@ def policy(text: str) -> Any:
     """The policy that `--policy` names."""
     kind, colon, amount = text.partition(":")
     if kind in ("budget", "saved") and colon:
-        return policies.budget(amount, of="peak" if kind == "budget" else "residuals")
-    if text not in _POLICIES:
-        raise WrongArgument(f"--policy {text}", "it is not known", "", f"give {ABOUT_POLICIES}")
-    return _POLICIES[text]
+        return policies.budget(amount, of="peak" if kind == "budget" else "saved")
+    return policies.named(text, f"--policy {text}")
 
 
 def positions(text: str) -> int | Sequence[int] | None:

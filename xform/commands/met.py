@@ -23,6 +23,7 @@ from xform import everywhere
 from xform._jax import staging
 from xform.files import whole
 from xform.interpret.joint import Plan
+from xform.planner.backend import in_bytes
 from xform.planner.budget import again_flops
 from xform.planner.nested import waiting_bytes
 from xform.planner.residuals import residuals_of
@@ -96,7 +97,7 @@ class Row:
         if self.jax_bytes is not None and every < self.jax_bytes:
             return
         self.jax_bytes, self.bytes = every, waiting_bytes(how)
-        self.again, self.policy = int(again_flops(how)), said(policy)
+        self.again, self.policy = int(again_flops(how)), said(in_bytes(policy))
         if self.detailed:
             title = f"kept for the backward pass of {self.name}, {self.policy}"
             names = [f"input {i}" for i, _ in enumerate(how.joint.inputs)]

@@ -90,7 +90,7 @@ def _joint(on: Given, args: argparse.Namespace) -> str:
         fun = at.function
         how = plan(analyze(fun.program, fun.active(), fun.differentiable(), push=True), None)
         return f"joint program of {on.name}, linearized\n{shown(how, args.lines, 'tangents')}"
-    by = policy(args.policy)
+    by = policy(args.policy or "min_cut")
     how = at.planned(by).how
     return f"joint program of {on.name}, {said(by)}\n{shown(how, args.lines)}"
 
@@ -106,7 +106,8 @@ def _of_arrays(on: Given) -> _Flat:
 def _transformed(on: Given, args: argparse.Namespace) -> _Flat:
     """The function that a transform makes, of arrays only; `vjp` returns cotangents alone."""
     f, types = dataclasses.astuple(_of_arrays(on))
-    by, aux, n = policy(args.policy), args.has_aux, len(types)
+    by = policy(args.policy) if args.policy else None
+    aux, n = args.has_aux, len(types)
     held = Arguments(on.args)
     made: Callable[..., Any] = f
     match args.transform:
@@ -136,7 +137,7 @@ def _transformed(on: Given, args: argparse.Namespace) -> _Flat:
             made = pushed
         case "remat":
             # What `remat` itself does by default is to save nothing.
-            made = xform.remat(f, policy=None if args.policy == "default" else by)
+            made = xform.remat(f, policy=by)
         case _:
             pass
 
@@ -158,7 +159,7 @@ def _tangent(x: Any) -> Any:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     add_function(parser)
-    add_policy(parser)
+    add_policy(parser, default=None)
     parser.add_argument("--transform", choices=TRANSFORMS, help="of FUNC, by xform")
     parser.add_argument("--argnums", type=positions, default=0, metavar="0,1",
                         help="what grad differentiates (default: the first); or all")  # fmt: skip

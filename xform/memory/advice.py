@@ -77,7 +77,7 @@ def _activations(report: Any) -> Iterator[tuple[int, str]]:
             size,
             f"{human_bytes(size)} wait for the backward pass, most at {_places(rows)}: ask "
             "xform.pareto of the loss which peaks can be had, and what each costs; a peak that it "
-            "names is a policy, xform.policies.budget(..., of='peak')",
+            "names is a policy, xform.policies.budget(...)",
         )
 
 

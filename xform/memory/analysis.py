@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from xform._jax import ShapedArray
+from xform.budgets import bytes_of
 from xform.errors import WrongArgument
 from xform.memory.compilation import compile_for
 from xform.memory.report import MemoryReport
-from xform.policies import bytes_of
 
 
 def memory_analysis(

@@ -12,6 +12,10 @@ from typing import Any
 
 import jax
 
+from xform.budgets import Fit
+from xform.devices import known
+from xform.policies import Policy, min_cut
+
 _other: Any = jax.make_user_context(None)
 
 
@@ -28,3 +32,23 @@ def device_kind() -> str | None:
 def planned_for(name: str, kind: str | None = None) -> contextlib.AbstractContextManager[None]:
     """Within it, what is traced is planned for this backend, and devices of this `kind`."""
     return _other((name, kind))
+
+
+def memory() -> tuple[str, int | None]:
+    """The device that is planned for, and the bytes of its memory; None where they are not known.
+
+    Of a device that is here it is what the backend lets a program take.
+    """
+    if kind := device_kind():
+        device = known(kind)
+        return kind, device and device.capacity_bytes
+    here = jax.local_devices(backend=backend())[0]
+    return here.device_kind, (here.memory_stats() or {}).get("bytes_limit")
+
+
+def in_bytes(policy: Policy) -> Policy:
+    """A policy, but that `fit()` is the budget that it is here, or the default if none is known."""
+    if not isinstance(policy, Fit):
+        return policy
+    device, capacity = memory()
+    return min_cut if capacity is None else policy.within(capacity, device)

@@ -18,7 +18,7 @@ from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.node import Node, fork_p, gather
 from xform.ir import Mask, Program
-from xform.planner.backend import backend
+from xform.planner.backend import backend, in_bytes
 from xform.planner.budget import again_flops, fit, kept_bytes, over_budget, sent_bytes
 from xform.planner.choice import Choice, choice_of
 from xform.planner.decided import Plan as Decided
@@ -54,7 +54,7 @@ class Whole:
 
 def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
     """The Plan of a whole program, under a policy, for the backend that is planned for."""
-    policy = check(policy)
+    policy = in_bytes(check(policy))
     shapes = _recorded(policy, prog) if isinstance(policy, Decided) else {}
     joint = analyze(reshaped(prog, shapes) if shapes else prog, active, wanted)
     if not isinstance(policy, Budget):
@@ -66,7 +66,7 @@ def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
         measure = peak if policy.of == "peak" else waiting_bytes
         found = search(prog, active, wanted, policy, measure)
         least = int(measure(found.how))
-        if least > policy.bytes and policy.of == "residuals":
+        if least > policy.bytes and policy.of == "saved":
             raise over_budget(found.how, policy, least)
         if least > policy.bytes:
             raise infeasible(policy, found.how, least, "simulated")
@@ -124,7 +124,7 @@ def _flat(joint: Joint, budget: Budget, measure: Measure, link: Link | None) -> 
     make = lambda how: plan(joint, how, top=True)
     if measure(make(min_cut)) <= budget.bytes:
         return [make(min_cut)]
-    if budget.of == "residuals":
+    if budget.of == "saved":
         try:
             return [make(MinCut()), fit(joint, budget, make, link)]
         except BudgetInfeasible:

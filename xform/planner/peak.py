@@ -36,21 +36,6 @@ _WAYS = ((0.0, 0), (1 / 128, 2), (0.0, 2), (1 / 128, 0), (0.0, 1), (1 / 128, 1),
          (1 / 128, 4))  # fmt: skip
 
 
-def fit_peak(budget: Budget, make: Make, peak: Callable[[Plan], float]) -> Plan:
-    """The Plan that runs the least work again of those tried whose `peak` is within the budget.
-
-    Raises `BudgetInfeasible` with the lowest peak that was found. Cost: some thirty plans, of which
-    those are traced and simulated that run less again than the one that is found.
-    """
-    tried = first_within([make(min_cut)], peak, budget.bytes)
-    if peak(tried[-1]) > budget.bytes:
-        tried = first_within(front(make), peak, budget.bytes)
-    if peak(tried[-1]) <= budget.bytes:
-        return tried[-1]
-    floor = min(tried, key=peak)
-    raise infeasible(budget, floor, int(peak(floor)), "simulated")
-
-
 def front(make: Make, link: Link | None = None) -> list[Plan]:
     """Plans from the most to the least saved bytes, by rising work.
 

@@ -24,30 +24,36 @@ from xform.cost import aval_bytes
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.ir import Mask, seldom_collected
-from xform.planner.backend import backend
 from xform.planner.budget import fit
 from xform.planner.choice import Choice
 from xform.planner.decided import Plan as Decided
 from xform.planner.graph import Graph
 from xform.planner.held import held_bytes, token
-from xform.planner.liveness import liveness
-from xform.planner.peak import fit_peak
 from xform.planner.waist import waists
 from xform.planner.work import Prices
-from xform.policies import Budget, MinCut, Policy, ask, check, min_cut, said, save_everything
+from xform.policies import (
+    Budget,
+    MinCut,
+    Policy,
+    ask,
+    check,
+    min_cut,
+    of_region,
+    said,
+    save_everything,
+)
+from xform.source import frame
 
 
 def plan(joint: Joint, policy: Any = None, top: bool = False, given: Mask | None = None) -> Plan:
     """The Plan of a Joint under a policy (None: what the second part reads is kept as it is).
 
     `top` marks a whole function, of which the loops are not to be run again. `given` are the inputs
-    that are at hand in the second part, whatever is saved (None: all). Linear in equations, and
-    near linear under `min_cut`.
+    that are at hand in the second part, whatever is saved (None: all). A budget of the peak is that
+    of a whole program, see `nested.planned`. Linear in equations, and near linear under `min_cut`.
     """
     policy = policy if isinstance(policy, Choice) else check(policy)
     key: Any = policy, top, given
-    if isinstance(policy, Budget) and policy.of == "peak":
-        key = *key, backend()
     if key not in joint.plans:
         make = lambda how: _Walk(joint, how, top, given).plan()
         with seldom_collected():
@@ -60,10 +66,8 @@ def _made(joint: Joint, policy: Any, make: Callable[[Any], Plan]) -> Plan:
         return make(policy.decide(joint))
     if not isinstance(policy, Budget):
         return make(policy)
-    if policy.of == "residuals":
-        return fit(joint, policy, make)
-    here = backend()
-    return fit_peak(policy, make, lambda how: liveness(how, here).total_bytes)
+    of_region(policy)
+    return fit(joint, policy, make)
 
 
 class _Walk:
@@ -128,7 +132,9 @@ class _Walk:
             chosen = zip(node.joints, self.policy.inner[node], strict=True)
             self.inner[node] = tuple(plan(j, c) for j, c in chosen)
             return
-        inside = check(node.policy) if node.region else self.policy
+        inside = self.policy
+        if node.region:
+            inside = of_region(check(node.policy), frame(node.eqn))
         whole = isinstance(inside, MinCut | Choice)
         if whole and node.eqn.primitive is while_p:
             inside = None  # what a step of it keeps lasts one step

@@ -39,7 +39,8 @@ def checkpoint(
       prevent_cse: whether the compiler must be kept from merging the recompute with the forward
         pass; or a sequence of trees of bools, for each argument. Inside a scan it cannot merge
         them, and nothing is emitted either way.
-      policy: of `xform.policies` or `jax.checkpoint_policies`; None saves nothing.
+      policy: of `xform.policies` or `jax.checkpoint_policies`; None saves nothing. A budget bounds
+        what each call saves, `budget(n, of="saved")`: a region has no peak of its own.
       static_argnums: positions of arguments that are not arrays.
       static_argnames: names of keyword arguments that are not arrays.
 
@@ -56,7 +57,7 @@ def checkpoint(
     """
     check_callable(f, "checkpoint")
     if policy is not None:
-        policies.check(policy)
+        policies.of_region(policies.check(policy))
     names = _texts(static_argnames)
     places = set(numbers(static_argnums, "checkpoint", "static_argnums"))
     _check_cse(prevent_cse)

@@ -13,12 +13,15 @@ from typing import Any
 
 import jax
 
+from xform.budgets import Budget, Fit, bytes_of
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.memory.analysis import memory_analysis
 from xform.memory.page import write
 from xform.memory.report import MemoryReport
+from xform.memory.targets import parse_target
+from xform.planner.backend import in_bytes, planned_for
 from xform.planner.picture import BLUE, ORANGE, axes, save
-from xform.policies import Budget, min_cut, said
+from xform.policies import check, min_cut, said
 from xform.text import columns, human_bytes, human_flops, human_seconds
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
@@ -123,7 +126,8 @@ def compare(
       f: a function with an argument `policy` that is not among `args`, such as a training step;
         any other is a loss, of which `xform.value_and_grad(f, argnums, policy=...)` is compiled.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run.
-      policies: policies, or policies by name; None is the default.
+      policies: policies, or policies by name; None is the default. "auto" fits the memory of each
+        target, or `capacity`.
       targets: as for `memory_analysis`.
       argnums: of a loss: the arguments to differentiate.
       progress: called with the name of each policy and target before it is compiled.
@@ -198,21 +202,26 @@ def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
 
     A function that has, and is not given, an argument `policy` is given it; any other is a loss,
     and is differentiated. A budget of the peak bounds the whole function there: a loss is planned
-    for it. Within any other function, or on a mesh that is named, what the compiler says is over it
-    is taken off the budget that the derivative within is planned for, and that is compiled again,
-    four times at most; before it is refused, the lowest peak of the derivative is, for the floor.
+    for it. Within any other function, or on a mesh that is named, the default is compiled; what the
+    compiler says is over it is taken off the budget that the derivative within is planned for, and
+    that is compiled again, four times at most; before it is refused, the lowest peak of the
+    derivative is, for the floor.
     """
 
     def ask(policy: Policy) -> MemoryReport:
         run, given = _with_policy(f, args, policy, argnums)
         return memory_analysis(run, *args, target=target, **given, **options)
 
+    policy = policy if policy is None else _in_bytes(check(policy), target, options)
     if not isinstance(policy, Budget) or policy.of != "peak":
         return ask(policy)
     if not _takes_policy(f, args) and options.keys() <= {"donate_argnums", "capacity"}:
         donated = options.get("donate_argnums", ())
         return ask(plan(f, *args, policy=policy, argnums=argnums, target=target,
                         donate_argnums=donated))  # fmt: skip
+    default = ask(min_cut)
+    if default.total_bytes is not None and default.total_bytes <= policy.bytes:
+        return default
     inner, taken, sizes = policy, 0.0, list[int]()
     while not sizes or (len(sizes) < _COMPILES and taken < policy.bytes):
         try:
@@ -242,6 +251,15 @@ def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
         "shard the largest arguments",
         least or 0,
     )
+
+
+def _in_bytes(policy: Policy, target: str | None, options: Mapping[str, Any]) -> Policy:
+    """A policy, but that "auto" is the budget, or the default, that it is on a target."""
+    goal, capacity = parse_target(target), options.get("capacity")
+    if isinstance(policy, Fit) and capacity is not None:
+        return policy.within(bytes_of(capacity, f"capacity={capacity!r}"), goal.device.name)
+    with planned_for(goal.backend, goal.absent):
+        return in_bytes(policy)
 
 
 def _lowest(budget: Budget, ask: Callable[[Policy], MemoryReport]) -> MemoryReport:

@@ -14,6 +14,7 @@ from jax.tree_util import keystr
 from xform.interpret.node import gather, spread
 from xform.ir import Mask, Program
 from xform.modules import shaped
+from xform.planner.backend import in_bytes
 from xform.planner.nested import Whole, planned
 from xform.planner.residuals import Residuals, residuals_of
 from xform.policies import check, min_cut, said
@@ -73,7 +74,7 @@ def residuals(
     """
     by = check(min_cut if policy is None else policy)
     at = point("residuals", f, args, argnums, has_aux)
-    title = f"kept for the backward pass of {at.name}, {said(by)}"
+    title = f"kept for the backward pass of {at.name}, {said(in_bytes(by))}"
     return residuals_of(at.planned(by).how, at.inputs, title)
 
 

@@ -67,7 +67,7 @@ def pareto(
     for i in range(1, points):
         budget = round(_peak(first) + (low - _peak(first)) * i / max(points - 1, 1))
         try:
-            policy = policies.budget(budget, of="peak")
+            policy = policies.budget(budget)
             made.append(plan(f, *args, **how, policy=policy, verify=verify))
         except BudgetInfeasible:
             continue
@@ -94,7 +94,7 @@ def _peak(made: Plan) -> int:
 def _floor(f: Any, args: Any, how: dict[str, Any], first: Plan) -> int:
     """The lowest peak, which a refusal names."""
     try:
-        plan(f, *args, **how, policy=policies.budget(0, of="peak"))
+        plan(f, *args, **how, policy=policies.budget(0))
     except BudgetInfeasible as error:
         return min(error.floor_bytes, _peak(first))
     return _peak(first)

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import AxisType
 
 from xform._jax import cotangent_aval
+from xform.budgets import Budget, Fit
 from xform.cost import aval_bytes, flops
 from xform.fingerprint import said
 from xform.interpret.joint import Plan as Parts
@@ -18,7 +19,7 @@ from xform.interpret.joint import analyze
 from xform.interpret.node import gather
 from xform.memory.compilation import compile_for
 from xform.memory.targets import Target, parse_target
-from xform.planner.backend import planned_for
+from xform.planner.backend import in_bytes, planned_for
 from xform.planner.budget import again_flops
 from xform.planner.choice import choice_of
 from xform.planner.decided import Plan
@@ -27,7 +28,7 @@ from xform.planner.nested import Whole, search, waiting_bytes
 from xform.planner.peak import infeasible
 from xform.planner.record import record
 from xform.planner.rows import rows_of
-from xform.policies import Budget, check, min_cut
+from xform.policies import check, min_cut
 from xform.policies import said as called
 from xform.transforms.function import Tree, numbers, partial, positions
 from xform.transforms.inspect import Arguments, At, point
@@ -50,7 +51,8 @@ def plan(
     Args:
       f: pure function of pytrees of arrays.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
-      policy: of `xform.policies` or `jax.checkpoint_policies`; None is `min_cut`. Its bytes are
+      policy: of `xform.policies` or `jax.checkpoint_policies`, or "auto", which fits the target's
+        memory; None is `min_cut`. Its bytes are
         those on each device. Types say how values lie on a mesh of explicit axes; on one of `Auto`
         axes only the compiler knows, and what is not compiled counts values whole.
       argnums: position or positions of the arguments to differentiate, as for `grad`; None is every
@@ -91,6 +93,9 @@ def plan(
     goal = parse_target(target)
     policy = check(min_cut if policy is None else policy)
     with planned_for(goal.backend, goal.absent):
+        fitted = isinstance(policy, Fit)
+        policy = in_bytes(policy)
+        name = f"auto, {called(policy)}" if fitted and policy is min_cut else called(policy)
         at, given = point("plan", f, args, argnums, has_aux), Arguments(args)
         ones = numbers(donate_argnums, "plan", "donate_argnums")
         donated = given.donated(positions(ones, len(args), "plan")) if ones else ()
@@ -100,7 +105,7 @@ def plan(
 
         def made(whole: Whole, compiled: float | None = None, compiles: int = 0) -> Plan:
             predicted = peak(whole.how)
-            return _plan(at, policy, whole, goal, predicted, compiled, compiles)
+            return _plan(at, name, whole, goal, predicted, compiled, compiles)
 
         def measure(whole: Whole) -> int | None:
             run = _derivative(f, argnums, has_aux, made(whole), at)
@@ -138,13 +143,13 @@ def _alias(at: At, donated: Sequence[Any]) -> int:
     return total
 
 
-def _plan(at: At, policy: Policy, whole: Whole, goal: Target, predicted: int,
+def _plan(at: At, policy: str, whole: Whole, goal: Target, predicted: int,
           compiled: float | None, compiles: int) -> Plan:  # fmt: skip
     how, refused = whole.how, compiled == math.inf
     seen = liveness(how, goal.backend)
     return Plan(
         function=at.name,
-        policy=called(policy),
+        policy=policy,
         target=goal.name,
         rows=tuple(rows_of(how)),
         saved_bytes=waiting_bytes(how),

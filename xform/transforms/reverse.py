@@ -14,12 +14,13 @@ from jax import lax
 
 from xform._jax import batched, staging, zeros
 from xform.arithmetic import Value, cotangent_sharding
+from xform.budgets import Budget, Fit
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.ir import seldom_collected
 from xform.planner.saved import plan
-from xform.policies import Budget, check, min_cut
+from xform.policies import check, min_cut
 from xform.transforms import eager
 from xform.transforms.check import check_input, check_output, check_scalar
 from xform.transforms.function import (
@@ -49,9 +50,9 @@ def vjp(f: Callable[..., Any], *primals: Tree, has_aux: bool = False, policy: Po
       *primals: the point; float or complex leaves of any shape are differentiated, integer leaves
         receive cotangents of dtype float0.
       has_aux: whether `f` returns a pair, of which the second is passed through.
-      policy: what is kept for `pull`, of `xform.policies` or `jax.checkpoint_policies`; None is
-        `min_cut` where `f` is traced, and all that `pull` reads where it runs operation by
-        operation.
+      policy: what is kept for `pull`, of `xform.policies` or `jax.checkpoint_policies`; "auto" fits
+        the device's memory, as `xform.policies.fit()`; None is `min_cut` where `f` is traced, and
+        all that `pull` reads where it runs operation by operation.
 
     Returns:
       `y` and `pull` (and the auxiliary output). `pull` is a pytree of residuals; it takes a
@@ -77,11 +78,12 @@ def _vjp(at: Call, policy: Policy) -> Any:
         y, pull, aux = eager.vjp(at)
     else:
         fun, args = function(at)
-        by = min_cut if policy is None else policy
-        if isinstance(by, Budget) and by.batch is None and any(map(batched, args)):
+        by = min_cut if policy is None else check(policy)
+        if isinstance(by, Budget | Fit) and by.batch is None and any(map(batched, args)):
             warnings.warn(
                 f"under vmap, {by!r} bounds the bytes of one example: pass "
-                "budget(..., batch=n) for those of a batch of n",
+                f"{'fit' if isinstance(by, Fit) else 'budget'}(..., batch=n) for those of a batch "
+                "of n",
                 stacklevel=2,
             )
         with seldom_collected(staging()):
@@ -111,7 +113,8 @@ def value_and_grad(
       has_aux: whether `f` returns a pair, of which the second is passed through.
       holomorphic: whether `f` is complex-differentiable; inputs and output must be complex.
       allow_int: whether integer inputs are taken; their gradients have dtype float0.
-      policy: what is kept for the backward pass, of `xform.policies` or `jax.checkpoint_policies`.
+      policy: what is kept for the backward pass, of `xform.policies` or `jax.checkpoint_policies`,
+        or "auto".
 
     Returns:
       A function with the arguments of `f`, that returns `(value, gradient)`, or
