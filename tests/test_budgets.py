@@ -15,7 +15,7 @@ from xform import commands, errors, policies
 from xform.commands import given
 from xform.planner import backend
 from xform.planner.backend import in_bytes, memory, planned_for
-from xform.planner.peak import liveness
+from xform.planner.liveness import liveness
 from xform.transforms import planning
 
 X = np.sin(np.arange(48.0, dtype=np.float32)).reshape(8, 6)

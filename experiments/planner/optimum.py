@@ -21,7 +21,8 @@ from tests.interpret.test_checkpoints import fewest
 from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import Joint, analyze
 from xform.ir import trace
-from xform.planner.budget import again_flops, by_prices, kept_bytes
+from xform.planner.budget import by_prices
+from xform.planner.outcome import again_flops, kept_bytes
 from xform.planner.saved import plan
 from xform.policies import MinCut
 

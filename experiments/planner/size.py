@@ -21,7 +21,8 @@ from experiments.report import write_table
 from xform.interpret.joint import Joint, analyze
 from xform.ir import trace
 from xform.planner import blocks
-from xform.planner.budget import again_flops, by_prices, kept_bytes
+from xform.planner.budget import by_prices
+from xform.planner.outcome import again_flops, kept_bytes
 from xform.planner.saved import plan
 from xform.policies import MinCut
 

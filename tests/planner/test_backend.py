@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import xform
-from xform.planner import nested
 from xform.planner.backend import backend, planned_for
 from xform.planner.liveness import liveness
 
@@ -44,7 +43,7 @@ def test_a_budget_of_the_peak_is_simulated_for_it(monkeypatch: pytest.MonkeyPatc
         seen.add(name)
         return liveness(how, name)
 
-    monkeypatch.setattr(nested, "liveness", simulated)
+    monkeypatch.setattr("xform.planner.planned.liveness", simulated)
     policy = xform.policies.budget("1 MiB")
     loss = lambda x: jnp.sum(jnp.sin(x @ x) @ x)
     step = jax.jit(xform.grad(loss, policy=policy))

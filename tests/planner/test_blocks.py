@@ -17,7 +17,8 @@ from tests.planner.test_exact import joint_of
 from tests.reference import close
 from xform import policies
 from xform.planner import blocks, budget
-from xform.planner.budget import again_flops, by_prices, fit, kept_bytes
+from xform.planner.budget import by_prices, fit
+from xform.planner.outcome import again_flops, kept_bytes
 from xform.planner.saved import plan
 from xform.policies import MinCut
 

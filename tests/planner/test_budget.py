@@ -10,7 +10,7 @@ import xform
 from experiments.planner.run import block, inputs
 from tests.reference import close
 from xform import errors, policies
-from xform.planner.peak import liveness
+from xform.planner.liveness import liveness
 from xform.transforms import planning
 
 X = np.sin(np.arange(48.0)).reshape(8, 6)

@@ -11,7 +11,7 @@ from tests.planner.test_budget import PROGRAMS, WS, X
 from xform.cost import aval_bytes, equation_flops
 from xform.interpret.joint import analyze, reads_of
 from xform.ir import trace
-from xform.planner.budget import again_flops, kept_bytes
+from xform.planner.outcome import again_flops, kept_bytes
 from xform.planner.saved import plan
 from xform.planner.work import fusible, repeatable
 from xform.policies import MinCut, budget

@@ -1,5 +1,7 @@
 """The flat program of a Plan is that of what is emitted for it, step by step."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -11,8 +13,9 @@ from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.flat import flatten
 from xform.planner.flat_plan import flatten_plan
-from xform.planner.nested import nested, retraced
+from xform.planner.nested import nested
 from xform.planner.saved import plan
+from xform.planner.states import stored
 from xform.policies import MinCut
 
 W, X = jnp.ones((6, 16, 16)) / 9, jnp.ones((8, 16))
@@ -105,7 +108,7 @@ def test_loops_of_loops_and_stored_states() -> None:
     long = lambda w, x: lax.scan(lambda x, w: (layer(x, w), None), x, w)[0].sum()
     prog = trace(lambda *xs: [long(*xs)], jnp.ones((24, 16, 16)) / 9, X)
     ends = prog, (True, True), (True,)
-    found = [*nested(*ends), *retraced(*ends, lambda _: True)]
+    found = [*nested(*ends), *itertools.chain(*stored(*ends))]
     assert len(found) > 5
     for whole in found:
         same(whole.how, "cpu")

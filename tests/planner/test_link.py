@@ -22,11 +22,12 @@ from tests.sharding import mesh
 from xform import policies
 from xform.cost import aval_bytes
 from xform.planner import link as link_module
-from xform.planner import nested
 from xform.planner.backend import planned_for
-from xform.planner.budget import again_flops, fit, kept_bytes, sent_bytes
+from xform.planner.budget import fit
 from xform.planner.link import Link, link_of
 from xform.planner.liveness import liveness
+from xform.planner.outcome import again_flops, kept_bytes, sent_bytes
+from xform.planner.planned import within_peak
 from xform.planner.residuals import residuals_of
 from xform.planner.saved import plan
 from xform.planner.window import room
@@ -42,7 +43,7 @@ SHORT = {
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fast link to the host, which a CPU has not."""
-    monkeypatch.setattr(nested, "link_of", lambda: FAST)
+    monkeypatch.setattr("xform.planner.planned.link_of", lambda: FAST)
 
 
 def within(joint, n: int, link: Link | None):
@@ -246,11 +247,13 @@ def test_a_peak_is_met_by_what_is_sent(monkeypatch) -> None:
     asked = budget(int(0.945 * peak(plan(joint, policies.min_cut, True))))
     prog = xform.ir.trace(lambda *xs: [f(xs[:6], xs[6])], *map(jnp.asarray, (*WS, X)))
     args = prog, (True,) * 7, (True,)
-    found = nested.search(*args, asked, peak).how
+    with planned_for("gpu"):
+        found = within_peak(*args, asked).how
     assert sent_bytes(found) > 0
     assert peak(found) <= asked.bytes
-    monkeypatch.setattr(nested, "link_of", lambda: None)
-    without = nested.search(*args, asked, peak).how
+    monkeypatch.setattr("xform.planner.planned.link_of", lambda: None)
+    with planned_for("gpu"):
+        without = within_peak(*args, asked).how
     assert again_flops(found) < again_flops(without)
 
 

@@ -9,8 +9,8 @@ import pytest
 from tests.planner.test_budget import PROGRAMS, WS, X
 from tests.planner.test_exact import joint_of
 from xform import errors, policies
-from xform.planner.budget import kept_bytes
 from xform.planner.choice import choice_of
+from xform.planner.outcome import kept_bytes
 from xform.planner.record import Record, record
 from xform.planner.saved import plan
 

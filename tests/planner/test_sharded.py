@@ -15,8 +15,8 @@ from tests.planner.test_exact import joint_of
 from tests.sharding import mesh, shard
 from xform import policies
 from xform.cost import aval_bytes, device_flops
-from xform.planner.budget import again_flops, kept_bytes
 from xform.planner.link import Link
+from xform.planner.outcome import again_flops, kept_bytes
 from xform.planner.saved import plan
 from xform.planner.window import room
 from xform.policies import MinCut

@@ -6,7 +6,7 @@ from jax import lax
 
 from xform import policies
 from xform.ir import trace
-from xform.planner.nested import planned
+from xform.planner.planned import planned
 from xform.planner.shown import shown
 
 X = jax.ShapeDtypeStruct((4,), jnp.float32)

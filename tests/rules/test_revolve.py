@@ -17,8 +17,8 @@ from xform.errors import NotDifferentiable
 from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import analyze
 from xform.ir import evaluate, trace
-from xform.planner.budget import again_flops, kept_bytes
 from xform.planner.choice import Choice, choice_of
+from xform.planner.outcome import again_flops, kept_bytes
 from xform.planner.saved import plan
 from xform.policies import MinCut
 

@@ -24,8 +24,7 @@ from xform._jax import staging
 from xform.files import whole
 from xform.interpret.joint import Plan
 from xform.planner.backend import in_bytes
-from xform.planner.budget import again_flops
-from xform.planner.nested import waiting_bytes
+from xform.planner.outcome import again_flops, waiting_bytes
 from xform.planner.residuals import residuals_of
 from xform.policies import said, save_everything
 from xform.source import frame

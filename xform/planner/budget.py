@@ -13,22 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from xform._jax import JaxprEqn
-from xform.cost import equation_flops
-from xform.errors import BudgetInfeasible
-from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import Joint, Plan
-from xform.interpret.node import Node, bound, gather, join_p
-from xform.passes.dce import live
 from xform.planner import blocks
 from xform.planner.choice import Choice
 from xform.planner.exact import MOST, choose
-from xform.planner.held import held, held_bytes
 from xform.planner.link import Link
-from xform.planner.residuals import Residual, residuals_of
-from xform.planner.work import fusible
+from xform.planner.outcome import again_flops, kept_bytes, sent_bytes
+from xform.planner.refused import over_budget
 from xform.policies import Budget, MinCut
-from xform.text import human_bytes
 
 # Prices of a FLOP, in bytes, between which all plans lie: a product of matrices as thin as can be
 # makes 2 bytes for each of its FLOPs, one that is a million thick a millionth of that.
@@ -93,76 +85,3 @@ def by_prices(best: Plan, most: int, make: Make) -> Plan:
 
 def _work(how: Plan) -> tuple[int, int, int]:
     return again_flops(how), sent_bytes(how), kept_bytes(how)
-
-
-def again_flops(how: Plan) -> int:
-    """FLOPs of the work that does not fuse and that a Plan runs again.
-
-    In all trips of loops, and over all devices that a `shard_map` runs it on.
-    """
-    if "flops" not in how.cache:
-        how.cache["flops"] = sum(_flops(eqn, how) for eqn in how.order)
-    return how.cache["flops"]
-
-
-def _flops(eqn: JaxprEqn, how: Plan) -> int:
-    if eqn.primitive is join_p:
-        node, plans = eqn.params["node"], how.inner[eqn.params["node"]]
-        runs = node.trips * node.device_count
-        return runs * sum(map(again_flops, plans)) + sum(_retraced(node, p) for p in plans)
-    if id(eqn) not in how.again or fusible(eqn):
-        return 0
-    return equation_flops(bound(eqn))
-
-
-def _retraced(node: Node, how: Plan) -> int:
-    """FLOPs of the steps that are run again from stored states, on the way to them and in them."""
-    if how.slots is None:
-        return 0
-    joint = how.joint
-    work = lambda wanted: sum(
-        equation_flops(bound(e)) for e in live(joint.first, wanted, effects=False) if not fusible(e)
-    )
-    further = steps_run(node.trips, how.slots) - max(node.trips - 1, 0)
-    first = node.first_carry
-    stored = gather(joint.inputs[first:], node.stacked([how])[first:])
-    after = dict(zip(joint.inputs[first:], joint.outputs, strict=False))
-    return further * work([after[v] for v in stored]) + node.trips * work(how.kept)
-
-
-def kept_bytes(how: Plan) -> int:
-    """Bytes that a Plan keeps on each device, in all trips of loops."""
-    if "bytes" not in how.cache:
-        how.cache["bytes"] = held_bytes(held(how))
-    return how.cache["bytes"]
-
-
-def sent_bytes(how: Plan) -> int:
-    """Bytes that a Plan keeps in other memories, in all trips of loops."""
-    if "sent" not in how.cache:
-        how.cache["sent"] = sum(v.total_bytes for v in held(how)) - kept_bytes(how)
-    return how.cache["sent"]
-
-
-def over_budget(floor: Plan, budget: Budget, least: int) -> BudgetInfeasible:
-    """The error for a budget below the `least` that can be saved."""
-    rows = floor_rows(floor)
-    return BudgetInfeasible(
-        f"policy={budget!r}",
-        f"the plan that saves least saves {human_bytes(least)}: {'; '.join(rows)}",
-        rows[0].rpartition(" at ")[2] if rows else "",
-        "raise the budget, make the batch or the sequence smaller, or mark with xform.remat what "
-        "holds these values",
-        least,
-    )
-
-
-def floor_rows(floor: Plan) -> list[str]:
-    """The three largest values that a Plan keeps."""
-    rows = residuals_of(floor, [""] * len(floor.joint.inputs), "")
-    return [_said(r) for r in rows if r.trip_bytes and r.kind != "argument"][:3]
-
-
-def _said(row: Residual) -> str:
-    trips = f" x {row.trips}" if row.trips > 1 else ""
-    return f"{row.type}{trips} of {row.operation} at {row.where}"

@@ -1,91 +1,133 @@
-"""`Pareto`: bytes against work that is run again, of many plans; prints and draws itself."""
+"""The plans of a program that are worth choosing from: a staircase of bytes and work.
+
+Each runs more again than the one before and takes fewer bytes. It is one staircase for all budgets,
+which is why fewer bytes never mean less work. It is made as far as somebody asks: by rising work,
+first with the loops as they are, then also with those that are taken apart or store some states.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from collections.abc import Iterator
-from typing import Any
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from xform.planner.picture import BLUE, ORANGE, axes, save
-from xform.text import columns, human_bytes, human_flops
+from xform._jax import scan_counts
+from xform.cost import equation_flops
+from xform.interpret.joint import Plan
+from xform.interpret.node import Node, bound
+from xform.ir import Mask, Program
+from xform.passes.dce import live
+from xform.planner.loops import loops
+from xform.planner.nested import nested
+from xform.planner.split import split
+from xform.planner.states import stored
+from xform.planner.whole import Whole, large_loops
+from xform.planner.work import fusible
+
+# How many steps of a staircase are looked at for its foot.
+_LOWEST = 3
+
+Ends = tuple[Program, Mask, Mask]
+Fits = Callable[[Whole], bool]
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """One way to differentiate a function.
+class Listed(Iterable[Whole]):
+    """The plans that an iterator makes, each made when it is first asked for."""
 
-    Attributes:
-      name: the policy.
-      stock: whether it is one of `jax.checkpoint_policies`.
-      peak_bytes: arguments, outputs and the peak of temporary bytes: compiled, or simulated.
-      again_flops: FLOPs of products, convolutions, loops and calls that are run again.
-      time: a step's estimated time, in units of one that runs nothing again: by FLOPs alone.
+    def __init__(self, made: Iterator[Whole]):
+        self._made, self._rest = list[Whole](), made
+
+    def __iter__(self) -> Iterator[Whole]:
+        for i in itertools.count():
+            if i == len(self._made):
+                if (following := next(self._rest, None)) is None:
+                    return
+                self._made.append(following)
+            yield self._made[i]
+
+
+class Front:
+    """The staircase of a program.
+
+    Args:
+      ends: the program, its inputs that are differentiated, its outputs that bring a cotangent.
+      flat: makes the plans with the loops as they are.
+      peak: the bytes of a plan.
     """
 
-    name: str
-    stock: bool
-    peak_bytes: int
-    again_flops: int
-    time: float
+    def __init__(self, ends: Ends, flat: Callable[[], Sequence[Plan]], peak: Callable[[Plan], int]):
+        self._ends, self._flat, self.peak = ends, flat, peak
+        self._plans = Listed(self._by_work())
+        self._finer: dict[int, Listed] = {}
+
+    def first(self, fits: Fits) -> Whole | None:
+        """The plan of the least work that fits; None if none does."""
+        for i, whole in enumerate(self._plans):
+            if fits(whole):
+                if i not in self._finer:
+                    self._finer[i] = Listed(self._between([*itertools.islice(self._plans, i + 1)]))
+                return next(filter(fits, self._finer[i]), whole)
+        return None
+
+    def lowest(self) -> list[Whole]:
+        """The plans of the fewest bytes, by rising bytes: the last few steps."""
+        return [*self._steps(self._plans)][: -_LOWEST - 1 : -1]
+
+    def _steps(self, plans: Iterable[Whole]) -> Iterator[Whole]:
+        """Those of some plans that take fewer bytes than all before."""
+        lowest = None
+        for whole in plans:
+            size = self.peak(whole.how)
+            if lowest is None or size < lowest:
+                lowest = size
+                yield whole
+
+    def _between(self, plans: Sequence[Whole]) -> Iterator[Whole]:
+        """The steps between the last of some plans and the step before, by loops that are split."""
+        steps = [*self._steps(plans)] if loops(self._ends[0]) else []
+        if len(steps) < 2 or steps[-1] is not plans[-1]:
+            return
+        above, below = steps[-2:]
+        if above.shapes or below.shapes:
+            return
+        high, low = self.peak(above.how), self.peak(below.how)
+        parts = split(*self._ends, above.how, below.how)
+        yield from self._steps(
+            w for w in parts
+            if above.work < w.work < below.work and low < self.peak(w.how) < high
+        )  # fmt: skip
+
+    def _by_work(self) -> Iterator[Whole]:
+        """All plans by rising work."""
+        flat = iter(sorted((Whole(how, {}) for how in self._flat()), key=_work))
+        if not loops(self._ends[0]):
+            yield from flat
+            return
+        least = self._least_work()
+        for whole in flat:
+            if whole.work[0] >= least:
+                flat = itertools.chain([whole], flat)
+                break
+            yield whole
+        others = sorted(nested(*self._ends), key=_work), *stored(*self._ends)
+        yield from heapq.merge(flat, *others, key=_work)
+
+    def _least_work(self) -> float:
+        """A bound on the work of each plan that changes a loop.
+
+        At least every other step is run again, to make the state that it hands on.
+        """
+        _, large = large_loops(*self._ends)
+        return min((node.trips * _state_flops(node) / 2 for node in large.values()), default=0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Pareto:
-    """The curve of bytes against work, with the stock policies beside.
+def _work(whole: Whole) -> tuple[int, int]:
+    return whole.work
 
-    Attributes:
-      function: what was differentiated.
-      target: the backend.
-      compiled: whether bytes are the compiler's.
-      points: budgets by falling bytes, then stock policies.
-    """
 
-    function: str
-    target: str
-    compiled: bool
-    points: tuple[Point, ...]
-
-    def __iter__(self) -> Iterator[Point]:
-        return iter(self.points)
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
-        return dataclasses.asdict(self)
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the curve, with a mark for each stock policy; PNG, SVG or PDF."""
-        figure, ax = axes("Pareto.plot")
-        kinds = ((False, BLUE, "o-", "budgets"), (True, ORANGE, "x", "stock policies"))
-        for stock, color, style, label in kinds:
-            found = [p for p in self.points if p.stock == stock]
-            mib = [p.peak_bytes / 2**20 for p in found]
-            ax.plot(mib, [p.again_flops / 1e9 for p in found], style, color=color, label=label)
-        for p in self.points:
-            if p.stock:
-                ax.annotate(
-                    p.name,
-                    (p.peak_bytes / 2**20, p.again_flops / 1e9),
-                    xytext=(5, 5),
-                    textcoords="offset points",
-                    fontsize=8,
-                    color=ORANGE,
-                )
-        kind = "compiled" if self.compiled else "simulated"
-        ax.set_title(f"{self.function} on {self.target}", loc="left")
-        ax.set_xlabel(f"peak, MiB ({kind})")
-        ax.set_ylabel("GFLOP run again")
-        ax.set_xlim(left=0)
-        ax.legend(frameon=False)
-        save(figure, "Pareto.plot", path)
-
-    def __str__(self) -> str:
-        head = ["policy", "peak", "run again", "estimated time"]
-        rows = [
-            [p.name, human_bytes(p.peak_bytes), human_flops(p.again_flops), f"{p.time:.2f}"]
-            for p in self.points
-        ]
-        return f"{self.function} on {self.target}\n{columns([head, *rows], right=(1, 2, 3))}"
+def _state_flops(node: Node) -> int:
+    """FLOPs of the work that a step of a loop needs for its next state."""
+    (joint,), (_, n_states) = node.joints, scan_counts(node.eqn.params)
+    states = joint.outputs[:n_states]
+    equations = live(joint.first, states, effects=False)
+    return sum(equation_flops(bound(e)) for e in equations if not fusible(e))

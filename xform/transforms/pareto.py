@@ -10,7 +10,7 @@ import jax
 from xform import policies
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.planner.decided import Plan
-from xform.planner.front import Pareto, Point
+from xform.planner.pareto import Pareto, Point
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
 

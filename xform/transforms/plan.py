@@ -14,20 +14,19 @@ from xform._jax import cotangent_aval
 from xform.budgets import Budget, Fit
 from xform.cost import aval_bytes, flops
 from xform.fingerprint import said
-from xform.interpret.joint import Plan as Parts
 from xform.interpret.joint import analyze
 from xform.interpret.node import gather
 from xform.memory.compilation import compile_for
 from xform.memory.targets import Target, parse_target
 from xform.planner.backend import in_bytes, planned_for
-from xform.planner.budget import again_flops
 from xform.planner.choice import choice_of
 from xform.planner.decided import Plan
 from xform.planner.liveness import liveness
-from xform.planner.nested import Whole, search, waiting_bytes
-from xform.planner.peak import infeasible
+from xform.planner.outcome import again_flops, waiting_bytes
+from xform.planner.planned import within_peak
 from xform.planner.record import record
 from xform.planner.rows import rows_of
+from xform.planner.whole import Whole
 from xform.policies import check, min_cut
 from xform.policies import said as called
 from xform.transforms.function import Tree, numbers, partial, positions
@@ -114,20 +113,12 @@ def plan(
             return compile_for(step, (_cotangent(at), *given.arrays()), target=goal).total_bytes
 
         if not verify:
-            return made(_simulated(at, policy, peak) if of_peak else at.planned(policy))
+            return made(within_peak(*at.ends, policy, alias) if of_peak else at.planned(policy))
         placed = [getattr(x, "sharding", None) for x in given.arrays()]
-        compiler = Compiler(analyze(*at.ends), peak, measure, goal.name, donated,
+        compiler = Compiler(analyze(*at.ends), peak, alias, measure, goal.name, donated,
                             said((placed, at.closed)), argnums is None)  # fmt: skip
         whole = within(at, policy, compiler) if of_peak else at.planned(policy)
         return made(whole, compiler.bytes(whole), compiler.compiles)
-
-
-def _simulated(at: At, budget: Budget, peak: Callable[[Parts], int]) -> Whole:
-    """The plan that the simulation puts within the budget."""
-    whole = search(*at.ends, budget, peak)
-    if peak(whole.how) > budget.bytes:
-        raise infeasible(budget, whole.how, peak(whole.how), "simulated")
-    return whole
 
 
 def _alias(at: At, donated: Sequence[Any]) -> int:

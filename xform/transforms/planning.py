@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from xform.interpret.joint import Plan
-from xform.planner.nested import planned
+from xform.planner.planned import planned
 from xform.transforms.function import Function
 
 Planner = Callable[[Function, Any], Plan]

@@ -7,18 +7,18 @@ asked itself, as if it were the first.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Hashable
 
 from xform.fingerprint import fingerprint, said
 from xform.interpret.joint import Joint, Plan
 from xform.naming import digest
-from xform.planner.budget import again_flops
 from xform.planner.choice import choice_of
-from xform.planner.nested import Measure, Whole, search
-from xform.planner.peak import infeasible
+from xform.planner.outcome import least_bytes
+from xform.planner.planned import front
 from xform.planner.record import record
+from xform.planner.refused import infeasible
+from xform.planner.whole import Whole
 from xform.policies import Budget, min_cut
 from xform.recent import Recent
 from xform.text import human_bytes
@@ -28,9 +28,6 @@ from xform.transforms.inspect import At
 _COMPILES = 5
 # A plan with less work than one that fits is compiled too, if it is over by less than this factor.
 _NEAR = 1.08
-# Of how many plans with the lowest peaks by simulation the lowest by the compiler is the floor.
-_FLOORS = 3
-
 
 # Bytes of compiled plans, by program and plan.
 _remembered: Recent[Hashable, dict[str, float]] = Recent(64)
@@ -42,6 +39,7 @@ class Compiler:
     Args:
       as_written: the program, with its loops as they are.
       peak: bytes of a plan by the simulation.
+      spared: bytes of arguments that are donated, which are not in a peak.
       measure: bytes of a plan by the compiler, which is run for it; None if it does not say them.
       decides: what a plan's bytes depend on besides the plan: the backend, what is donated.
 
@@ -49,9 +47,9 @@ class Compiler:
       compiles: how many programs were compiled; others had been, in this process.
     """
 
-    def __init__(self, as_written: Joint, peak: Callable[[Plan], int],
+    def __init__(self, as_written: Joint, peak: Callable[[Plan], int], spared: int,
                  measure: Callable[[Whole], int | None], *decides: Hashable) -> None:  # fmt: skip
-        self.peak, self._measure = peak, measure
+        self.peak, self.spared, self._measure = peak, spared, measure
         program = fingerprint(as_written.program), as_written.active, as_written.seconds
         key = (*program, *decides)
         _remembered[key] = self._answers = _remembered.get(key, {})
@@ -81,29 +79,32 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
     that are sharded over `Auto` axes) is like in all of them. Those that it puts within the budget
     are compiled by rising work, until one is; then the one before it, if it is nearly within.
     """
-    default = at.planned(min_cut)
+    default, plans = at.planned(min_cut), front(*at.ends)
     if (size := compiler.bytes(default)) <= budget.bytes:
         return default
     scale = size / max(compiler.peak(default.how), 1) if size < math.inf else 1.0
     tried: list[Whole] = []
 
-    def expected(how: Plan) -> float:
-        known = compiler.known(how)
-        return scale * compiler.peak(how) if known is None else known
+    def expected(whole: Whole, most: float) -> bool:
+        if (known := compiler.known(whole.how)) is not None:
+            return known <= most
+        least = least_bytes(whole.how) - compiler.spared
+        return scale * least <= most and scale * compiler.peak(whole.how) <= most
 
     for i in range(_COMPILES):
         if i == _COMPILES - 1:  # as far off as the worst of those before
             scale = max(compiler.bytes(w) / max(compiler.peak(w.how), 1) for w in tried)
-        whole = search(*at.ends, budget, expected)
-        if expected(whole.how) > budget.bytes:
+        whole = plans.first(lambda w: expected(w, budget.bytes))
+        if whole is None:
             break
         tried.append(whole)
         if compiler.bytes(whole) <= budget.bytes:
-            less = _lighter(at, budget, expected, whole)
-            return less if less and compiler.bytes(less) <= budget.bytes else whole
-    floors = _lowest(at, budget, compiler)
-    least = min((*floors, default, *tried), key=compiler.bytes)
-    least = _settled(at, budget, compiler, expected, least)
+            less = plans.first(lambda w: expected(w, _NEAR * budget.bytes))
+            if less is None or less.work >= whole.work or compiler.bytes(less) > budget.bytes:
+                return whole
+            return less
+    floors = plans.lowest()
+    least = min((*floors, default), key=lambda w: compiler.bytes(w))
     if (size := compiler.bytes(least)) <= budget.bytes:
         return least
     simulated = compiler.peak(floors[0].how)
@@ -111,46 +112,6 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
         raise infeasible(budget, floors[0].how, simulated, "simulated; the compiler refuses it")
     by = f"compiled; {human_bytes(simulated)} simulated"
     raise infeasible(budget, least.how, int(size), by)
-
-
-def _least(at: At, budget: Budget, measure: Measure) -> Whole:
-    """The plan of the fewest bytes; no budget of 0 is met."""
-    return search(*at.ends, dataclasses.replace(budget, bytes=0), measure)
-
-
-def _lighter(at: At, budget: Budget, expected: Measure, found: Whole) -> Whole | None:
-    """A plan with less work than one that was found, if one is expected to be nearly within."""
-    most = again_flops(found.how)
-    peak = lambda how: math.inf if again_flops(how) >= most else expected(how)
-    less = _least(at, budget, peak)
-    return less if peak(less.how) <= _NEAR * budget.bytes else None
-
-
-def _lowest(at: At, budget: Budget, compiler: Compiler) -> list[Whole]:
-    """The plans with the lowest peaks by simulation; whatever budget is refused, the same."""
-    found: list[Whole] = []
-    seen: set[str] = set()
-    for _ in range(_FLOORS):
-        peak = lambda how: math.inf if _key(how) in seen else compiler.peak(how)
-        found.append(_least(at, budget, peak))
-        seen.add(_key(found[-1].how))
-    return found
-
-
-def _settled(at: At, budget: Budget, compiler: Compiler, expected: Measure, least: Whole
-             ) -> Whole:  # fmt: skip
-    """The plan that is found for what the lowest so far takes, as long as it takes less."""
-    for _ in range(_FLOORS):
-        if (size := compiler.bytes(least)) == math.inf:
-            break
-        now = dataclasses.replace(budget, bytes=int(size))
-        whole = search(*at.ends, now, expected)
-        found = [w for w in (whole, _lighter(at, now, expected, whole)) if w is not None]
-        lowest = min(found, key=compiler.bytes)
-        if compiler.bytes(lowest) >= size:
-            break
-        least = lowest
-    return least
 
 
 def _key(how: Plan) -> str:

@@ -1,0 +1,103 @@
+"""The staircase: fewer bytes never mean less work, whatever was asked before."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xform.interpret.joint import analyze
+from xform.ir import trace
+from xform.planner.cuts import cuts
+from xform.planner.front import Front, Listed
+from xform.planner.liveness import liveness
+from xform.planner.planned import front
+from xform.planner.saved import plan
+from xform.policies import min_cut
+
+W, X = jnp.ones((24, 8, 8)) / 9, jnp.ones((256, 8))
+
+
+def layer(x, w):
+    return x + jnp.tanh(jnp.sin(x @ jnp.tile(w, 2)) @ jnp.tile(w, 2).T)
+
+
+def unrolled(w, x):
+    for i in range(6):
+        x = layer(x, w[i])
+    return jnp.sum(x**2)
+
+
+def scanned(w, x):
+    return jnp.sum(lax.scan(lambda x, w: (layer(x, w), None), x, w)[0] ** 2)
+
+
+def two_loops(w, x):
+    half = lambda x, w: lax.scan(lambda x, w: (layer(x, w), jnp.sum(x)), x, w)
+    x, sums = half(x, w)
+    return jnp.sum(half(jnp.sin(x), w[:8])[0]) + jnp.sum(sums)
+
+
+def ends(f):
+    return trace(lambda *xs: [f(*xs)], W, X), (True, True), (True,)
+
+
+def peak(whole) -> int:
+    return liveness(whole.how, "cpu").total_bytes
+
+
+def budgets(at) -> list[int]:
+    most = liveness(plan(analyze(*at), min_cut, top=True), "cpu").total_bytes
+    return [int(n) for n in np.linspace(most, peak(front(*at).lowest()[0]), 20)]
+
+
+@pytest.mark.parametrize("f", [unrolled, scanned, two_loops])
+def test_twenty_budgets_are_kept_and_work_rises(f) -> None:
+    at = ends(f)
+    found = [front(*at).first(lambda w, n=n: peak(w) <= n) for n in budgets(at)]
+    whole = [w for w in found if w is not None]
+    assert len(whole) == 20
+    sizes, works = [peak(w) for w in whole], [w.work for w in whole]
+    assert works == sorted(works)
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(works)) > 2
+
+
+@pytest.mark.parametrize("f", [unrolled, scanned, two_loops])
+def test_what_was_asked_before_changes_nothing(f) -> None:
+    forwards, backwards = ends(f), ends(f)
+    said = lambda at, n: [(w.work, peak(w), w.shapes) for w in [front(*at).first(
+        lambda w: peak(w) <= n)] if w]  # fmt: skip
+    sizes = budgets(forwards)[::3]
+    falling = [said(forwards, n) for n in sizes]
+    rising = [said(backwards, n) for n in reversed(sizes)]
+    assert falling == rising[::-1]
+
+
+def test_the_lowest_are_below_all_others() -> None:
+    at = ends(scanned)
+    low = [peak(w) for w in front(*at).lowest()]
+    assert low == sorted(low)
+    assert low[0] < min(liveness(how, "cpu").total_bytes for how in cuts(analyze(*at)))
+    assert front(*at).first(lambda w: peak(w) < low[0]) is None
+
+
+def test_plans_are_made_as_far_as_they_are_asked_for() -> None:
+    made = []
+    at = ends(unrolled)
+
+    def flat():
+        found = cuts(analyze(*at))
+        made.append(len(found))
+        return found
+
+    here = Front(at, flat, lambda how: liveness(how, "cpu").total_bytes)
+    assert not made
+    assert here.first(lambda w: True) is here.first(lambda w: True)
+    assert len(made) == 1
+
+
+def test_a_list_is_made_once() -> None:
+    asked = []
+    items = Listed(asked.append(i) or i for i in range(4))  # pyright: ignore[reportArgumentType]
+    assert [next(iter(items)), *items, *items] == [0, *range(4), *range(4)]
+    assert asked == [0, 1, 2, 3]

@@ -1,0 +1,102 @@
+"""From a program and a policy to its Plan: where every policy comes in."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xform.errors import BudgetInfeasible, OtherProgram
+from xform.interpret.joint import analyze
+from xform.ir import Mask, Program
+from xform.planner.backend import backend, in_bytes
+from xform.planner.budget import fit
+from xform.planner.cuts import cuts
+from xform.planner.decided import Plan as Decided
+from xform.planner.front import Front
+from xform.planner.link import link_of
+from xform.planner.liveness import liveness
+from xform.planner.loops import loops, reshaped
+from xform.planner.outcome import least_bytes, waiting_bytes
+from xform.planner.refused import infeasible, over_budget
+from xform.planner.saved import plan
+from xform.planner.whole import Shapes, Whole
+from xform.policies import Budget, MinCut, Policy, check, min_cut
+from xform.source import frame
+
+
+def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
+    """The Plan of a whole program, under a policy, for the backend that is planned for."""
+    policy = in_bytes(check(policy))
+    shapes = _recorded(policy, prog) if isinstance(policy, Decided) else {}
+    joint = analyze(reshaped(prog, shapes) if shapes else prog, active, wanted)
+    if not isinstance(policy, Budget):
+        return Whole(plan(joint, policy, top=True), shapes)
+    key: Any = "whole", policy, backend(), link_of()
+    if key not in joint.program.cache:
+        within = within_peak if policy.of == "peak" else _saved
+        joint.program.cache[key] = within(prog, active, wanted, policy)
+    return joint.program.cache[key]
+
+
+def front(prog: Program, active: Mask, wanted: Mask) -> Front:
+    """The plans from which a budget of the peak is chosen, on the backend that is planned for."""
+    here, link = backend(), link_of()
+    joint = analyze(prog, active, wanted)
+    key: Any = "front", here, link
+    if key not in joint.program.cache:
+        peak = lambda how: liveness(how, here).total_bytes
+        made = Front((prog, active, wanted), lambda: cuts(joint, link), peak)
+        joint.program.cache[key] = made
+    return joint.program.cache[key]
+
+
+def within_peak(prog: Program, active: Mask, wanted: Mask, budget: Budget, spared: int = 0
+                ) -> Whole:  # fmt: skip
+    """The least work within a budget of the peak, by simulation; donated arguments spare bytes."""
+    plans, joint = front(prog, active, wanted), analyze(prog, active, wanted)
+    most = budget.bytes + spared
+    # A plan is not simulated of which what it keeps alone is too much.
+    fits = lambda w: least_bytes(w.how) <= most and plans.peak(w.how) <= most
+    default = Whole(plan(joint, min_cut, top=True), {})
+    found = default if fits(default) else plans.first(fits)
+    if found is None:
+        floor = plans.lowest()[0].how
+        raise infeasible(budget, floor, plans.peak(floor) - spared, "simulated")
+    return found
+
+
+def _saved(prog: Program, active: Mask, wanted: Mask, budget: Budget) -> Whole:
+    """The least work within a budget of what is saved."""
+    joint = analyze(prog, active, wanted)
+    make = lambda how: plan(joint, how, top=True)
+
+    def flat() -> list[Any]:
+        try:
+            return [make(MinCut()), fit(joint, budget, make, link_of())]
+        except BudgetInfeasible:
+            return [make(MinCut()), make(MinCut(0.0, 0.0))]
+
+    here = Front((prog, active, wanted), flat, waiting_bytes)
+    found = here.first(lambda whole: waiting_bytes(whole.how) <= budget.bytes)
+    if found is None:
+        floor = here.lowest()[0].how
+        raise over_budget(floor, budget, waiting_bytes(floor))
+    return found
+
+
+def _recorded(made: Decided, prog: Program) -> Shapes:
+    """The shapes of a recorded plan's loops; `OtherProgram` if the program has no such loops."""
+    shapes, here = made.shapes(), loops(prog)
+    for i, shape in shapes.items():
+        then = sum(map(math.prod, shape))
+        now = here[i].params["length"] if i < len(here) else None
+        if now != then:
+            has = f"one of {now}" if now is not None else "none"
+            raise OtherProgram(
+                repr(made),
+                f"it was made for another program: in place {i} the plan has a loop of {then} "
+                f"steps, the program {has}",
+                frame(here[i]) if now is not None else "",
+                "make a new plan with xform.plan for this function and these shapes",
+            )
+    return shapes
