@@ -116,7 +116,7 @@ def test_a_loss_whose_argument_is_called_policy() -> None:
         (loss, {"policies": [None], "targets": []}, "nothing to compare"),
         (loss, {"policies": policies.save_dots}, "is no list of policies"),
         (loss, {"policies": "dots"}, "is no list of policies"),
-        (3, {"policies": [None]}, "it is not callable"),
+        (3, {"policies": [None]}, "3 is not callable"),
         (loss, {"policies": [None], "targets": 3}, "targets=3 is no list of targets"),
     ],
 )

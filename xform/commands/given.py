@@ -28,6 +28,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.export
+import numpy as np
 
 from xform import policies
 from xform.errors import WrongArgument
@@ -40,12 +42,18 @@ ABOUT_POLICIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A function and its arguments, and what made those."""
+    """A function and its arguments, and what made those: where it is, and the call."""
 
     name: str
     f: Callable[..., Any]
     args: tuple[Any, ...]
     made: str
+    called: str
+
+    def named(self, report: Any, note: str) -> Any:
+        """A report, or a comparison, that says what made the arguments."""
+        asked = dataclasses.replace(report.asked, inputs=self.called, note=note)
+        return dataclasses.replace(report, asked=asked)
 
     def no_arrays(self) -> str:
         """What is no array among the arguments: a configuration, or a mistake."""
@@ -106,6 +114,8 @@ def given(args: argparse.Namespace) -> Given:
             "",
             "give its keyword arguments as --name value or --arg name=value, and no others",
         ) from error
+    for name, value in options.items():
+        _check_option(name, value, signature.parameters.get(name), made)
     values = inputs(**options)
     if not isinstance(values, tuple | list):
         raise WrongArgument(
@@ -115,12 +125,12 @@ def given(args: argparse.Namespace) -> Given:
             "return the tuple of positional arguments, (x,) if there is one",
         )
     types = [x for x in jax.tree.leaves(values) if isinstance(x, jax.ShapeDtypeStruct)]
-    if wrong := [x.shape for x in types if any(isinstance(n, int) and n < 0 for n in x.shape)]:
+    if wrong := [x.shape for x in types if not all(map(_size, x.shape))]:
         raise WrongArgument(
             f"the arguments of {args.function}, by {made}",
             f"it returned the shape {wrong[0]}",
             "",
-            "return shapes of sizes from 0",
+            "return shapes of whole numbers from 0",
         )
     try:
         inspect.signature(f).bind(*values)
@@ -141,8 +151,30 @@ def given(args: argparse.Namespace) -> Given:
             "",
             "name positions of those, from 0",
         )
-    args.given = Given(args.function, f, tuple(values), made)
+    words = ", ".join(f"{k}={v!r}" for k, v in options.items())
+    called = f"{args.inputs or 'inputs'}({words})"
+    args.given = Given(args.function, f, tuple(values), made, called)
     return args.given
+
+
+def _size(n: Any) -> bool:
+    """Whether a shape may have this as a size: a symbolic one may be one too."""
+    if isinstance(n, int | np.integer):
+        return bool(n >= 0)
+    return bool(jax.export.is_symbolic_dim(n))
+
+
+def _check_option(name: str, value: Any, parameter: inspect.Parameter | None, made: str) -> None:
+    """Refuse an option that is no number where one is the default."""
+    default = None if parameter is None else parameter.default
+    number = isinstance(default, int | float) and not isinstance(default, bool)
+    if number and value is not None and not isinstance(value, int | float):
+        raise WrongArgument(
+            f"--{name} {value}",
+            f"{made} takes a number there: {parameter}",
+            "",
+            f"give a number, such as --{name} {default}",
+        )
 
 
 def found(reference: str) -> Any:

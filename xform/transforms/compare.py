@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,8 +13,10 @@ from typing import Any
 import jax
 
 from xform.budgets import Budget, Fit, bytes_of
+from xform.callables import check_callable, takes_policy
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.memory.analysis import memory_analysis
+from xform.memory.asked import Asked, asked
 from xform.memory.page import write
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
@@ -53,10 +54,17 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Policies on targets; prints as a table, draws bytes against time, writes one page."""
+    """Policies on targets; prints as a table, draws bytes against time, writes one page.
+
+    Attributes:
+      function: its name.
+      entries: one for each policy on each target.
+      asked: which transform was compiled, and of which arguments.
+    """
 
     function: str
     entries: tuple[Entry, ...]
+    asked: Asked = dataclasses.field(default_factory=Asked)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -68,6 +76,8 @@ class Comparison:
         """All of it as plain data."""
         return {
             "function": self.function,
+            "compiled": self.asked.compiled,
+            "given": self.asked.given,
             "entries": [
                 {
                     "policy": e.policy,
@@ -108,7 +118,8 @@ class Comparison:
 
     def __str__(self) -> str:
         head = ["policy", "target", "total", "temp", "head-room", "FLOPs", "step (estimate)"]
-        return columns([head, *map(_cells, self.entries)], right=(2, 3, 4, 5, 6))
+        table = columns([head, *map(_cells, self.entries)], right=(2, 3, 4, 5, 6))
+        return f"{self.function}\n{self.asked}\n\n{table}" if self.asked.arguments else table
 
 
 def compare(
@@ -147,18 +158,17 @@ def compare(
     >>> [entry.policy for entry in table]
     ['min_cut', 'save_nothing']
     """
-    asked = f"compare of {f!r}"
-    if not callable(f):
-        raise WrongArgument(asked, "it is not callable", "", "pass the function, then arguments")
-    named = policies if isinstance(policies, Mapping) else _named(policies, asked)
+    about = f"compare of {f!r}"
+    check_callable(f, about)
+    named = policies if isinstance(policies, Mapping) else _named(policies, about)
     where = [targets] if isinstance(targets, str) else targets
     if not isinstance(where, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise WrongArgument(asked, f"targets={targets!r} is no list of targets", "",
+        raise WrongArgument(about, f"targets={targets!r} is no list of targets", "",
                             "give a list, such as ['cpu', 'tpu:v5e:1x1']")  # fmt: skip
     where = list(where)
     if not named or not where:
         raise WrongArgument(
-            asked,
+            about,
             f"there are {len(named)} policies and {len(where)} targets: nothing to compare",
             "",
             "give policies, such as [None, xform.policies.save_nothing], and targets, of which "
@@ -175,7 +185,9 @@ def compare(
             except BudgetInfeasible as error:
                 entries.append(Entry(name, target or jax.default_backend(), None,
                                      error.floor_bytes))  # fmt: skip
-    return Comparison(getattr(f, "__name__", type(f).__name__), tuple(entries))
+    run, _ = _with_policy(f, args, None, argnums)
+    what = dataclasses.replace(asked(run, args, {}), policy="")
+    return Comparison(getattr(f, "__name__", type(f).__name__), tuple(entries), what)
 
 
 def _named(policies: Any, asked: str) -> dict[str, Policy]:
@@ -198,6 +210,18 @@ def _named(policies: Any, asked: str) -> dict[str, Policy]:
 
 def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
             argnums: int | Sequence[int] = 0, **options: Any) -> MemoryReport:  # fmt: skip
+    """The report of a function under a policy on a target, which says what policy it was.
+
+    Of a budget of the peak the function is what it bounds: see `_kept_on`.
+    """
+    policy = min_cut if policy is None else _in_bytes(check(policy), target, options)
+    report = _kept_on(target, f, args, policy, argnums, **options)
+    asked = dataclasses.replace(report.asked, policy=said(policy))
+    return dataclasses.replace(report, asked=asked)
+
+
+def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
+             argnums: int | Sequence[int] = 0, **options: Any) -> MemoryReport:  # fmt: skip
     """The report of a function under a policy on a target.
 
     A function that has, and is not given, an argument `policy` is given it; any other is a loss,
@@ -212,10 +236,9 @@ def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
         run, given = _with_policy(f, args, policy, argnums)
         return memory_analysis(run, *args, target=target, **given, **options)
 
-    policy = policy if policy is None else _in_bytes(check(policy), target, options)
     if not isinstance(policy, Budget) or policy.of != "peak":
         return ask(policy)
-    if not _takes_policy(f, args) and options.keys() <= {"donate_argnums", "capacity"}:
+    if not takes_policy(f, len(args)) and options.keys() <= {"donate_argnums", "capacity"}:
         donated = options.get("donate_argnums", ())
         return ask(plan(f, *args, policy=policy, argnums=argnums, target=target,
                         donate_argnums=donated))  # fmt: skip
@@ -274,20 +297,11 @@ def _lowest(budget: Budget, ask: Callable[[Policy], MemoryReport]) -> MemoryRepo
             size = error.floor_bytes
 
 
-def _takes_policy(f: Callable[..., Any], args: Sequence[Tree]) -> bool:
-    """Whether a function has an argument `policy` that is not among those given by position."""
-    try:
-        signature = inspect.signature(f)
-        return "policy" in signature.parameters.keys() - signature.bind_partial(*args).arguments
-    except (TypeError, ValueError):  # it has no signature, or not this one: its call says so
-        return False
-
-
 def _with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
                  argnums: int | Sequence[int]
                  ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
     """What to compile, and its keyword arguments."""
-    if not _takes_policy(f, args):
+    if not takes_policy(f, len(args)):
         return functools.wraps(f)(value_and_grad(f, argnums, policy=policy)), {}
     if hasattr(f, "lower"):  # `jax.jit` has made it, with options of its own
         return f, {"policy": policy}
