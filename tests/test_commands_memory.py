@@ -98,6 +98,12 @@ def test_fits_answers_by_its_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert "it is not a number of bytes" in capsys.readouterr().err
 
 
+def test_the_largest_batch_by_inputs_or_by_axis() -> None:
+    command = ["max-batch", "small:loss", "--target", "cpu", "--capacity", "256KiB"]
+    assert "(by inputs(batch=n))" in commands.run(command)
+    assert "(axis 0 of x)" in commands.run([*command, "--batch", "32", "--batch-argnums", "1"])
+
+
 def test_the_largest_batch() -> None:
     command = ["max-batch", "small:loss", "--target", "cpu", "--capacity", "256KiB"]
     data = json.loads(commands.run([*command, "--json"]))

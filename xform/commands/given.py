@@ -42,13 +42,17 @@ ABOUT_POLICIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A function and its arguments, and what made those: where it is, and the call."""
+    """A function and its arguments, and what made those: where it is, and the call.
+
+    `of_batch(batch=n)` makes those of another batch, if `inputs` has an argument of that name.
+    """
 
     name: str
     f: Callable[..., Any]
     args: tuple[Any, ...]
     made: str
     called: str
+    of_batch: Callable[..., tuple[Any, ...]] | None = None
 
     def named(self, report: Any, note: str) -> Any:
         """A report, or a comparison, that says what made the arguments."""
@@ -96,6 +100,7 @@ def given(args: argparse.Namespace) -> Given:
             "write one that returns the tuple of arguments, as arrays or ShapeDtypeStructs, or "
             "name one by --inputs module:name",
         )
+    make: Any = inputs
     if not callable(inputs):
         raise WrongArgument(
             f"the arguments of {args.function}, by {made}",
@@ -153,7 +158,10 @@ def given(args: argparse.Namespace) -> Given:
         )
     words = ", ".join(f"{k}={v!r}" for k, v in options.items())
     called = f"{args.inputs or 'inputs'}({words})"
-    args.given = Given(args.function, f, tuple(values), made, called)
+    of_batch = None
+    if "batch" in signature.parameters:
+        of_batch = lambda batch: tuple(make(**{**options, "batch": batch}))
+    args.given = Given(args.function, f, tuple(values), made, called, of_batch)
     return args.given
 
 
