@@ -98,6 +98,25 @@ def test_fits_answers_by_its_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert "it is not a number of bytes" in capsys.readouterr().err
 
 
+def test_shardings_by_name() -> None:
+    words = ["memory", "small:loss", "--target", "cpu:2", "--mesh", "data=2"]
+    size = lambda *more: json.loads(commands.run([*words, *more, "--json"]))["argument_bytes"]
+    w, x = 64 * 64 * 4, 64 * 64 * 4
+    assert "no argument is sharded over the mesh" in commands.run(words)
+    assert "no argument is sharded" not in commands.run([*words, "--in-specs", "x=data"])
+    assert size() == w + x
+    assert size("--in-specs", "w=,x=data") == size("--in-specs", "x=:data") == w + x // 2
+    assert size("--in-specs", "w=data,x=data") == (w + x) // 2
+    words[-1] = "data=2,model=1"
+    assert size("--in-specs", "x=data+model") == size("--in-specs", "x=data:model") == w + x // 2
+    with pytest.raises(WrongArgument, match=r"no positional argument .*\n.*of it: w, x"):
+        commands.run([*words, "--in-specs", "y=data"])
+    with pytest.raises(WrongArgument, match="the mesh has no axis 'rows'"):
+        commands.run([*words, "--in-specs", "x=rows"])
+    with pytest.raises(SystemExit):
+        commands.run([*words, "--in-specs", "data"])
+
+
 def test_the_largest_batch_by_inputs_or_by_axis() -> None:
     command = ["max-batch", "small:loss", "--target", "cpu", "--capacity", "256KiB"]
     assert "(by inputs(batch=n))" in commands.run(command)

@@ -24,7 +24,7 @@ import importlib
 import inspect
 import numbers
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ import jax.export
 import numpy as np
 
 from xform import policies
+from xform.callables import argument_names
 from xform.errors import WrongArgument
 
 ABOUT_POLICIES = (
@@ -58,6 +59,18 @@ class Given:
         """A report, or a comparison, that says what made the arguments."""
         asked = dataclasses.replace(report.asked, inputs=self.called, note=note)
         return dataclasses.replace(report, asked=asked)
+
+    def in_specs(self, specs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """A PartitionSpec for each argument, of those by name; None for all others."""
+        names = argument_names(self.f, len(self.args))
+        if unknown := [name for name in specs if name not in names]:
+            raise WrongArgument(
+                f"--in-specs {unknown[0]}=...",
+                f"{self.name} has no positional argument of that name",
+                "",
+                f"name arguments of it: {', '.join(names)}",
+            )
+        return tuple(specs.get(name) for name in names)
 
     def no_arrays(self) -> str:
         """What is no array among the arguments: a configuration, or a mistake."""

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> str:
     note = report.asked.note
     if not args.policy and not report.asked.transform:
         what = "under that policy" if takes_policy(on.f, len(on.args)) else "its value_and_grad"
-        note = f"with --policy min_cut: {what}"
+        note = f"with --policy min_cut: {what}\n{note}".strip()
     return told(on.named(report, note), args)
 
 

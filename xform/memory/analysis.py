@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from xform.budgets import bytes_of
 from xform.callables import check_callable
@@ -73,4 +74,22 @@ def memory_analysis(
     leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
               for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
     shapes = frozenset((short(x.dtype), tuple(x.shape)) for x in leaves)
-    return MemoryReport(made, shapes, asked(f, args, kwargs))
+    what = asked(f, args, kwargs)
+    if (
+        mesh is not None
+        and in_specs is None
+        and not any(map(_placed, jax.tree.leaves((args, kwargs))))
+    ):
+        what = dataclasses.replace(what, note=_REPLICATED)
+    return MemoryReport(made, shapes, what)
+
+
+_REPLICATED = (
+    "no argument is sharded over the mesh, so each device holds all of them whole: give in_specs, "
+    "on the command line --in-specs x=data"
+)
+
+
+def _placed(x: Any) -> bool:
+    """Whether an argument says how it lies on a mesh."""
+    return isinstance(getattr(x, "sharding", None), NamedSharding)

@@ -186,7 +186,8 @@ def compare(
                 entries.append(Entry(name, target or jax.default_backend(), None,
                                      error.floor_bytes))  # fmt: skip
     run, _ = _with_policy(f, args, None, argnums)
-    what = dataclasses.replace(asked(run, args, {}), policy="")
+    note = next((e.report.asked.note for e in entries if e.report), "")
+    what = dataclasses.replace(asked(run, args, {}), policy="", note=note)
     return Comparison(getattr(f, "__name__", type(f).__name__), tuple(entries), what)
 
 
