@@ -12,7 +12,7 @@ import numpy as np
 
 from xform._jax import ShapedArray
 from xform.callables import argument_names, derived
-from xform.policies import min_cut, said
+from xform.policies import as_code, min_cut, said
 from xform.text import human_bytes
 
 # Arguments that are named one by one.
@@ -26,6 +26,7 @@ class Asked:
     Attributes:
       transform: such as "value_and_grad by argument 0"; empty of a function as it is.
       policy: what the policy is called; empty where there is none.
+      code: the policy as Python, to be copied; empty where there is none that Python can say.
       arguments: their names and types.
       inputs: what made them, on the command line.
       note: more of how it was compiled, such as shardings that were not given.
@@ -33,6 +34,7 @@ class Asked:
 
     transform: str = ""
     policy: str = ""
+    code: str = ""
     arguments: str = ""
     inputs: str = ""
     note: str = ""
@@ -75,8 +77,8 @@ def asked(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
         return Asked(arguments=given)
     by = made.argnums if isinstance(made.argnums, Sequence) else (made.argnums,)
     several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
-    policy = said(min_cut if made.policy is None else made.policy)
-    return Asked(f"{made.transform} by {several}", policy, given)
+    policy = min_cut if made.policy is None else made.policy
+    return Asked(f"{made.transform} by {several}", said(policy), as_code(policy), given)
 
 
 def short(dtype: Any) -> str:

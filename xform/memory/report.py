@@ -16,6 +16,7 @@ from xform.memory.attribute import Argument, Row, rows
 from xform.memory.buffers import Assignment
 from xform.memory.compilation import Compilation
 from xform.memory.page import write
+from xform.memory.phases import Phase, phases
 from xform.memory.plot import draw
 from xform.memory.roles import role
 from xform.memory.traffic import Collective, collectives, moved_bytes
@@ -23,7 +24,7 @@ from xform.text import columns, human_bytes, human_flops, human_seconds
 
 # Lines of a table that is printed.
 _LINES = 12
-_ASKED = ("compiled", "transform", "policy", "given", "note")
+_ASKED = ("compiled", "transform", "policy", "code", "given", "note")
 _BYTES = ("argument", "output", "temp", "alias", "total", "constant", "host", "code")
 # Those of which most programs have none.
 _RARE = ("constant", "host")
@@ -190,6 +191,11 @@ class MemoryReport:
         return self.assignment.peak_step if self.assignment else 0
 
     @cached_property
+    def phases(self) -> Sequence[Phase]:
+        """Where the program goes forward, backward, and updates; none of what is no derivative."""
+        return phases(self.assignment.module) if self.assignment else ()
+
+    @cached_property
     def moved_bytes(self) -> int:
         """Bytes that each device reads and writes in a run, if nothing stays in a cache."""
         return moved_bytes(self.assignment.module) if self.assignment else 0
@@ -267,6 +273,7 @@ class MemoryReport:
             "advice": self.advice,
             "live": list(self.live),
             "peak_step": self.peak_step,
+            "phases": [phase._asdict() for phase in self.phases],
             "buffers": [row.to_dict() for row in self.buffers],
         }
 

@@ -22,8 +22,8 @@ from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 from xform.planner.backend import in_bytes, planned_for
 from xform.planner.picture import BLUE, ORANGE, axes, save
-from xform.policies import check, min_cut, said
-from xform.text import columns, human_bytes, human_flops, human_seconds
+from xform.policies import as_code, check, min_cut, said
+from xform.text import BYTES, FLOPS, columns, human_bytes, human_flops, human_seconds, unit_of
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
 from xform.transforms.reverse import Policy, value_and_grad
@@ -31,6 +31,11 @@ from xform.transforms.reverse import Policy, value_and_grad
 # How often a budget is compiled; how much of what it is over by is taken off it; how much faster
 # where that changes nothing.
 _COMPILES, _FURTHER, _FASTER = 4, 1.05, 2.5
+
+# Points of a picture have one label if they are no farther apart than this part of the largest.
+_NEAR = 0.03
+# Units of an estimated time, from a millionth of a second up.
+_TIMES = ("us", "ms", "s")
 
 Policies = Mapping[str, Policy] | Sequence[Policy]
 
@@ -100,20 +105,27 @@ class Comparison:
         figure, ax = axes("Comparison.plot")
         found = [e for e in self.entries if e.report and e.report.total_bytes is not None]
         timed = all(e.report and e.report.seconds is not None for e in found)
+        sizes = [e.report.total_bytes or 0 for e in found if e.report]
+        costs = [1e6 * (e.report.seconds or 0) if timed else e.report.flops
+                 for e in found if e.report]  # fmt: skip
+        size, byte = unit_of(max(sizes, default=0), 1024, BYTES)
+        cost, each = unit_of(max(costs, default=0), 1000, _TIMES if timed else FLOPS)
         for i, target in enumerate(dict.fromkeys(e.target for e in found)):
-            rows = [(e.policy, e.report) for e in found if e.target == target and e.report]
-            xs = [(r.total_bytes or 0) / 2**30 for _, r in rows]
-            ys = [1e3 * (r.seconds or 0) if timed else r.flops / 1e12 for _, r in rows]
+            own = [k for k, e in enumerate(found) if e.target == target]
             color = (BLUE, ORANGE, "#2f855a", "#805ad5", "#718096")[i % 5]
-            ax.plot(xs, ys, "o", color=color, label=target)
-            for (name, _), x, y in zip(rows, xs, ys, strict=True):
-                ax.annotate(name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
+            ax.plot([sizes[k] / byte for k in own], [costs[k] / each for k in own], "o",
+                    color=color, label=target)  # fmt: skip
+        for at, names in _labels(found, sizes, costs).items():
+            right = sizes[at] > 0.6 * max(sizes)  # to its right a label would leave the frame
+            ax.annotate(", ".join(names), (sizes[at] / byte, costs[at] / each), fontsize=8,
+                        xytext=(-6 if right else 6, 5), textcoords="offset points",
+                        ha="right" if right else "left")  # fmt: skip
         ax.set_title(f"{self.function}: what each policy takes", loc="left")
-        ax.set_xlabel("GiB on each device (compiled)")
-        ax.set_ylabel("step, ms (roofline estimate)" if timed else "TFLOP")
-        ax.set_xlim(left=0)
+        ax.set_xlabel(f"{size} on each device (compiled)")
+        ax.set_ylabel(f"step, {cost} (roofline estimate)" if timed else cost)
         ax.margins(y=0.2)
-        ax.legend(frameon=False)
+        ax.set_xlim(0, 1.05 * max(sizes, default=0) / byte or 1)
+        ax.legend(frameon=False, loc="upper left")
         save(figure, "Comparison.plot", path)
 
     def __str__(self) -> str:
@@ -191,6 +203,18 @@ def compare(
     return Comparison(getattr(f, "__name__", type(f).__name__), tuple(entries), what)
 
 
+def _labels(found: Sequence[Entry], sizes: Sequence[float], costs: Sequence[float]
+            ) -> dict[int, list[str]]:  # fmt: skip
+    """Names of policies, by the first point of those that lie too near for two labels."""
+    near = lambda values, k: round(values[k] / max(*values, 1) / _NEAR)
+    places: dict[tuple[int, int], int] = {}
+    labels: dict[int, list[str]] = {}
+    for k, entry in enumerate(found):
+        at = places.setdefault((near(sizes, k), near(costs, k)), k)
+        labels[at] = list(dict.fromkeys([*labels.get(at, ()), entry.policy]))
+    return labels
+
+
 def _named(policies: Any, asked: str) -> dict[str, Policy]:
     """Policies by what they are called; those that are called the same are numbered."""
     if callable(policies) or isinstance(policies, str) or not isinstance(policies, Iterable):
@@ -235,14 +259,19 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
 
     def ask(policy: Policy) -> MemoryReport:
         run, given = _with_policy(f, args, policy, argnums)
-        return memory_analysis(run, *args, target=target, **given, **options)
+        report = memory_analysis(run, *args, target=target, **given, **options)
+        return dataclasses.replace(
+            report, asked=dataclasses.replace(report.asked, code=as_code(policy))
+        )
 
     if not isinstance(policy, Budget) or policy.of != "peak":
         return ask(policy)
     if not takes_policy(f, len(args)) and options.keys() <= {"donate_argnums", "capacity"}:
         donated = options.get("donate_argnums", ())
-        return ask(plan(f, *args, policy=policy, argnums=argnums, target=target,
-                        donate_argnums=donated))  # fmt: skip
+        report = ask(plan(f, *args, policy=policy, argnums=argnums, target=target,
+                          donate_argnums=donated))  # fmt: skip
+        code = f"xform.plan(f, *args, policy={as_code(policy)}, target={report.target!r})"
+        return dataclasses.replace(report, asked=dataclasses.replace(report.asked, code=code))
     default = ask(min_cut)
     if default.total_bytes is not None and default.total_bytes <= policy.bytes:
         return default
