@@ -30,6 +30,9 @@ def other():
 def no_tuple():
     return jnp.ones(3)
 
+def half():
+    return jnp.ones((8, 8)), jax.ShapeDtypeStruct((2.5, 8), "float32")
+
 def bad(w, x):
     return x @ w @ x
 
@@ -140,7 +143,14 @@ def test_policies() -> None:
          "  remedy:  make it a function that returns the tuple of arguments"),
         (["written:loss", "--batch", "-3"], "the arguments of written:loss, by inputs()\n"
          "  problem: it returned the shape (-3, 8)\n"
-         "  remedy:  return shapes of sizes from 0"),
+         "  remedy:  return shapes of whole numbers from 0"),
+        (["written:loss", "--batch", "abc"], "--batch abc\n"
+         "  problem: inputs() takes a number there: batch: int = 4\n"
+         "  remedy:  give a number, such as --batch 4"),
+        (["written:loss", "--inputs", "written:half"],
+         "the arguments of written:loss, by --inputs written:half\n"
+         "  problem: it returned the shape (2.5, 8)\n"
+         "  remedy:  return shapes of whole numbers from 0"),
     ],
 )  # fmt: skip
 def test_errors(words: list[str], text: str, capsys: pytest.CaptureFixture) -> None:

@@ -25,6 +25,8 @@ def alone(x):
 
 alone.inputs = lambda: (jax.ShapeDtypeStruct((64, 128), "float32"),)
 
+quick = jax.jit(loss)
+
 def words():
     return jax.ShapeDtypeStruct((64, 64), "float32"), {"x": "rows"}
 
@@ -73,22 +75,16 @@ def test_a_report_as_json_picture_and_page(model: Path) -> None:
 
 
 def test_several_policies_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    text = commands.run(
-        ["memory", "small:loss", "--policy", "save_everything,save_nothing,budget:1MiB"]
-    )
-    assert [line.split()[0] for line in text.splitlines()] == [
+    words = ["small:loss", "--policy", "save_everything,save_nothing,budget:1MiB"]
+    text = commands.run(["memory", *words])
+    assert text.splitlines()[:3] == [
+        "loss", "compiled: its value_and_grad by argument 0",
+        "arguments: w f32[64,64], x f32[64,64], by inputs()",
+    ]  # fmt: skip
+    assert [line.split()[0] for line in text.splitlines()[4:]] == [
         "policy", "save_everything", "save_nothing", "budget:1MiB",
     ]  # fmt: skip
-    assert text == commands.run(
-        [
-            "compare",
-            "small:loss",
-            "--policy",
-            "save_everything,save_nothing,budget:1MiB",
-            "--target",
-            "cpu",
-        ]
-    )
+    assert text == commands.run(["compare", *words, "--target", "cpu"])
     assert capsys.readouterr().err == ""  # no bar where there is no terminal
 
 
@@ -100,6 +96,31 @@ def test_fits_answers_by_its_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert "it is over by" in capsys.readouterr().out
     assert commands.main([*fits, "much"]) == 1
     assert "it is not a number of bytes" in capsys.readouterr().err
+
+
+def test_shardings_by_name() -> None:
+    words = ["memory", "small:loss", "--target", "cpu:2", "--mesh", "data=2"]
+    size = lambda *more: json.loads(commands.run([*words, *more, "--json"]))["argument_bytes"]
+    w, x = 64 * 64 * 4, 64 * 64 * 4
+    assert "no argument is sharded over the mesh" in commands.run(words)
+    assert "no argument is sharded" not in commands.run([*words, "--in-specs", "x=data"])
+    assert size() == w + x
+    assert size("--in-specs", "w=,x=data") == size("--in-specs", "x=:data") == w + x // 2
+    assert size("--in-specs", "w=data,x=data") == (w + x) // 2
+    words[-1] = "data=2,model=1"
+    assert size("--in-specs", "x=data+model") == size("--in-specs", "x=data:model") == w + x // 2
+    with pytest.raises(WrongArgument, match=r"no positional argument .*\n.*of it: w, x"):
+        commands.run([*words, "--in-specs", "y=data"])
+    with pytest.raises(WrongArgument, match="the mesh has no axis 'rows'"):
+        commands.run([*words, "--in-specs", "x=rows"])
+    with pytest.raises(SystemExit):
+        commands.run([*words, "--in-specs", "data"])
+
+
+def test_the_largest_batch_by_inputs_or_by_axis() -> None:
+    command = ["max-batch", "small:loss", "--target", "cpu", "--capacity", "256KiB"]
+    assert "(by inputs(batch=n))" in commands.run(command)
+    assert "(axis 0 of x)" in commands.run([*command, "--batch", "32", "--batch-argnums", "1"])
 
 
 def test_the_largest_batch() -> None:
@@ -141,7 +162,7 @@ def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         (["compare", "small:loss", "--policy", "budget:lots"], "it is not a number of bytes"),
         (["memory", "small:loss", "--donate", "5"], "--donate 5\n.*loss is given 2 arguments"),
         (
-            ["memory", "small:loss", "--inputs", "small:words"],
+            ["memory", "small:quick", "--inputs", "small:words"],
             r"compile loss\n.*of type <class 'str'> and was passed .* at path x\['x'\]",
         ),
     ],

@@ -78,7 +78,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "prevent_cse": (lambda: xform.remat(f, prevent_cse=3), "neither a bool nor a sequence"),
     "two of prevent_cse": (lambda: xform.remat(f, prevent_cse=(True, False))(X), "prevent_cse="),
     "no array": (lambda: xform.remat(f)("x"), "type str is not an array"),
-    "compiled without": (lambda: xform.memory_analysis(f, object()), "as an abstract array"),
+    "compiled": (lambda: xform.memory_analysis(jax.jit(f), object()), "as an abstract array"),
     "points": (lambda: xform.pareto(f, X, points=0), "no number of plans"),
     "half points": (lambda: xform.pareto(f, X, points=1.5), "no number of plans"),
     "half a batch": (lambda: xform.max_batch(f, X, multiple_of=1.5, **GIVEN), "positive multiple"),

@@ -132,6 +132,15 @@ policy=budget('3 B', of='saved')
   remedy:  raise the budget, make the batch or the sequence smaller, or mark with xform.remat what \
 holds these values""",
     ),
+    "a folder that is not there": (
+        lambda: xform.memory_analysis(lambda x: x, X).save_html("/nope/x.html"),
+        errors.FileNotWritten,
+        OSError,
+        """\
+writing /nope/x.html
+  problem: FileNotFoundError: No such file or directory
+  remedy:  name a file in a folder that is there and can be written to""",
+    ),
     "missing rule": (
         lambda: xform.grad(lambda x: jnp.sum(ruleless_p.bind(x)))(jnp.asarray(X)),
         errors.MissingRule,

@@ -14,10 +14,11 @@ FILES = {
     for path in sorted((ROOT / "xform").rglob("*.py"))
 }
 LAYERS = """
-    errors, text, files, devices, recent, packages, modules, mutable < _jax < source < equation,
-    place, traits, arithmetic, naming < references < ir < fingerprint < table < words, passes <
-    cost < interpret < rules < budgets < policies < planner < memory < transforms < extend, equinox,
-    flax, everywhere, __init__, testing < commands < __main__ < experimental
+    quiet, errors, text, files, callables, devices, recent, packages, modules, mutable < _jax <
+    source < equation, place, traits, arithmetic, naming < references < ir < fingerprint < table
+    < words, passes < cost < interpret < rules < budgets < policies < planner < memory <
+    transforms < extend, equinox, flax, everywhere, __init__, testing < commands < __main__ <
+    experimental
 """
 LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}
 JAX_INTERNALS = ("jax.core", "jax.extend", "jax.interpreters")

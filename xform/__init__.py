@@ -3,6 +3,9 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from xform import quiet as quiet  # before anything imports JAX
+
+# isort: split
 from xform import errors, extend, packages, passes, policies, rules
 from xform.everywhere import install, installed, uninstall
 from xform.planner.decided import Plan

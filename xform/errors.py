@@ -113,5 +113,9 @@ class FailedFunction(XformError):
     """A function that was named on the command line, or what gives its inputs, failed."""
 
 
+class FileNotWritten(XformError, OSError):
+    """A file that was asked for cannot be written."""
+
+
 class BrokenPass(XformError, AssertionError):
     """A pass made something that is no program, or one of other types or effects."""

@@ -7,10 +7,15 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
+from xform.errors import FileNotWritten
+
 
 @contextlib.contextmanager
 def whole(path: str | os.PathLike[str]) -> Generator[Path]:
     """A path to write to, with the suffix of `path`, which takes its place if all went well.
+
+    Raises:
+      FileNotWritten: the file system does not let it be written.
 
     >>> import os, tempfile
     >>> from xform.files import whole
@@ -26,5 +31,15 @@ def whole(path: str | os.PathLike[str]) -> Generator[Path]:
     try:
         yield partial
         partial.replace(target)
+    except OSError as error:
+        if error.filename not in (str(partial), partial):  # it is of something else
+            raise
+        raise FileNotWritten(
+            f"writing {target}",
+            f"{type(error).__name__}: {error.strerror}",
+            "",
+            "name a file in a folder that is there and can be written to",
+        ) from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # such as a folder that is none
+            partial.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""Equinox's modules among a function's arguments: what is no array of theirs is held as it is.
+"""Arguments that are no arrays, or have parts that are none: what is held as it is.
 
-Equinox's own filtered transforms mean it so: activation functions, strings and flags are leaves of
-a module. Anywhere else in an argument they are the mistakes that they look like.
+Of Equinox's modules every transform holds what is no array: activation functions, strings and flags
+are leaves of a module, and Equinox's own filtered transforms mean it so. Anywhere else in what is
+differentiated they are the mistakes that they look like; what is only compiled holds them too.
 """
 
 from __future__ import annotations
@@ -77,6 +78,40 @@ def compilable(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str,
         return jax.tree.map(part, whole(args, kwargs), is_leaf=_is_module)
 
     return run, args, kwargs
+
+
+def holding(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str, Tree]
+            ) -> tuple[Callable[..., Any], Sequence[Tree], Mapping[str, Tree]]:  # fmt: skip
+    """`f` and its arguments, in which None stands for leaves that JAX takes for no array.
+
+    The function that is returned puts them back: strings, configurations, functions. Where there is
+    nothing to hold, all is as it was.
+    """
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    held = [_opaque(x) for x in leaves]
+    if not any(held):
+        return f, args, kwargs
+
+    @functools.wraps(f, updated=())
+    def whole(*args: Tree, **kwargs: Tree) -> Tree:
+        rest = iter(jax.tree.leaves((args, kwargs)))
+        full = [x if h else next(rest) for x, h in zip(leaves, held, strict=True)]
+        args, kwargs = tree.unflatten(full)
+        return f(*args, **kwargs)
+
+    args, kwargs = tree.unflatten([None if h else x for x, h in zip(leaves, held, strict=True)])
+    return whole, args, kwargs
+
+
+def _opaque(x: Any) -> bool:
+    """Whether JAX takes something for no array, nor for a type of one."""
+    if shaped(x):
+        return False
+    try:
+        jax.typeof(x)
+    except TypeError:
+        return not hasattr(x, "__jax_array__")
+    return False
 
 
 def _is_module(x: Any) -> bool:

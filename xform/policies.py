@@ -268,6 +268,20 @@ def said(policy: Any) -> str:
     return getattr(policy, "__name__", repr(policy))
 
 
+def as_code(policy: Any) -> str:
+    """A policy as Python, exact to the byte; empty for one that Python has no short text for.
+
+    >>> from xform.policies import as_code, budget, save_dots
+    >>> as_code(save_dots), as_code(budget("1 kB", of="saved"))
+    ('xform.policies.save_dots', "xform.policies.budget(1000, of='saved')")
+    """
+    if isinstance(policy, Budget):
+        of = "" if policy.of == "peak" else f", of={policy.of!r}"
+        return f"xform.policies.budget({policy.bytes}{of})"
+    names = (name for name, known in NAMED.items() if policy == known)
+    return next((f"xform.policies.{n}" for n in names if n != "auto"), "")
+
+
 def ask(policy: Policy, eqn: JaxprEqn) -> Answer:
     """A policy's answer for one equation.
 

@@ -7,6 +7,9 @@ import os
 import re
 from collections.abc import Sequence
 
+BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
+
 
 def human_bytes(n: int | None) -> str:
     """A byte count in B, KiB, MiB, GiB or TiB; None is one that nobody says.
@@ -17,7 +20,7 @@ def human_bytes(n: int | None) -> str:
     """
     if n is None:
         return "not known"
-    return _scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    return _scaled(n, 1024, BYTES)
 
 
 def parse_bytes(text: str) -> int:
@@ -47,7 +50,7 @@ def byte_count(amount: int | str) -> int:
 
 def human_flops(n: int) -> str:
     """A FLOP count in powers of 1000: `1.5 GFLOP`."""
-    return _scaled(n, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+    return _scaled(n, 1000, FLOPS)
 
 
 def human_seconds(seconds: float) -> str:
@@ -63,12 +66,23 @@ def human_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us"
 
 
-def _scaled(n: int, base: int, units: Sequence[str]) -> str:
+def unit_of(n: float, base: int, units: Sequence[str]) -> tuple[str, int]:
+    """The unit in which a number is written, and how many of the first unit it is.
+
+    >>> from xform.text import BYTES, unit_of
+    >>> unit_of(3 * 2**20, 1024, BYTES)
+    ('MiB', 1048576)
+    """
     power = 0
     # What would round up to the base is shown in the next unit.
     while abs(n) / base**power >= base - 0.05 and power < len(units) - 1:
         power += 1
-    return f"{n} {units[0]}" if power == 0 else f"{n / base**power:.1f} {units[power]}"
+    return units[power], base**power
+
+
+def _scaled(n: int, base: int, units: Sequence[str]) -> str:
+    unit, one = unit_of(n, base, units)
+    return f"{n} {unit}" if one == 1 else f"{n / one:.1f} {unit}"
 
 
 def near(where: str) -> str:

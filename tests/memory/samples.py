@@ -139,6 +139,11 @@ def _report(step: Step, capacity: int | None) -> dict[str, Any]:
     return {
         "function": "train_step",
         "target": "tpu:v5e:1x1",
+        "compiled": "the function as it is, policy save_dots",
+        "policy": "save_dots",
+        "code": "xform.policies.save_dots",
+        "given": "state (3 arrays, 1.0 GiB), tokens u8[8,1025], by inputs()",
+        "note": "",
         "device": device,
         "argument_bytes": arguments,
         "output_bytes": alias + 4,
@@ -154,6 +159,11 @@ def _report(step: Step, capacity: int | None) -> dict[str, Any]:
         "advice": ["donate the state: 1.0 GiB less"],
         "live": live,
         "peak_step": peak,
+        "phases": [
+            {"name": "forward", "first": 0, "end": peak},
+            {"name": "backward", "first": peak, "end": len(live) - 1},
+            {"name": "update", "first": len(live) - 1, "end": len(live)},
+        ],
         "buffers": step.buffers,
     }
 
@@ -168,4 +178,5 @@ def harmful() -> dict[str, Any]:
     for made in report["buffers"]:
         made |= dict.fromkeys(texts, HARM)
     report["device"]["name"] = HARM
-    return report | {"function": HARM, "target": HARM, "advice": [HARM]}
+    said = dict.fromkeys(("function", "target", "compiled", "code", "given", "note"), HARM)
+    return report | said | {"advice": [HARM]}

@@ -3,9 +3,13 @@
 from collections import Counter
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import xform
 from tests.memory.dumps import PROGRAMS, dumped
+from tests.memory.test_questions import f32
 from xform.memory.attribute import Argument, Row, part, reason, rows, scope
 from xform.memory.buffers import read
 
@@ -137,3 +141,31 @@ def test_parts(name: str, is_of: str) -> None:
 )
 def test_scopes(name: str, scopes: str) -> None:
     assert scope(name) == scopes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_gradients_at_the_peak_are_found_in_another_dtype_and_in_outputs(dtype, donated) -> None:
+    def loss(params, x):
+        layer = lambda h, w: (jnp.tanh(h @ w.astype(dtype)), None)
+        return jnp.sum(jax.lax.scan(layer, x.astype(dtype), params["w"])[0].astype(float) ** 2)
+
+    def step(params, x):
+        g = xform.grad(loss, policy=xform.policies.save_nothing)(params, x)
+        return {"w": params["w"] - g["w"] / jnp.sqrt(jnp.sum(g["w"] ** 2))}
+
+    args = {"w": f32(6, 64, 64)}, f32(8, 64)
+    report = xform.memory_analysis(step, *args, donate_argnums=donated)
+    sizes = {group.name: group.bytes for group in report.by("category")}
+    assert sizes["gradient"] >= 6 * 64 * 64 * 4
+    assert sizes["gradient"] + sizes["parameter"] < 2.2 * 6 * 64 * 64 * 4
+
+
+def test_a_fusion_without_a_name_is_what_is_within_it() -> None:
+    def step(w, x):
+        g = xform.grad(lambda w: jnp.sum(jnp.tanh(x.astype("bfloat16") @ w.astype("bfloat16"))))(w)
+        return w - g
+
+    module = xform.memory_analysis(step, f32(64, 64), f32(8, 64)).assignment.module
+    nameless = [i for i in module.instructions.values() if i.opcode == "fusion" and not i.op_name]
+    assert all(module.named(i) == "" or "/" in module.named(i) for i in nameless)

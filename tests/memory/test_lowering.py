@@ -217,9 +217,31 @@ class TestLower:
             "shows for target='cpu:1'\n"
             "  problem: it cannot be lowered without the device: serialization of host_callbacks "
             "is not yet implemented\n"
+            f"  where:   {caught.value.where}\n"
             "  remedy:  take out callbacks, prints and foreign calls, or compile where the device "
             "is, with target=None"
         )
+
+    @pytest.mark.parametrize("name", ["cpu:1", "tpu:v5e:1x1", "gpu:h100"])
+    @pytest.mark.parametrize("calls", [
+        lambda x: jax.debug.print("{}", x),
+        lambda x: jax.debug.callback(print, x),
+        lambda x: jax.pure_callback(np.sin, x, x),
+        lambda x: jax.experimental.io_callback(np.sin, x, x),
+    ])  # fmt: skip
+    def test_callbacks_are_refused_for_all_targets_by_their_line(self, name: str, calls) -> None:
+        def looped(x):
+            def step(c, _):
+                made = calls(c)
+                return jnp.sin(c if made is None else made), None
+
+            return jax.lax.scan(step, x, None, length=2)[0]
+
+        target = parse_target(name)
+        with pytest.raises(errors.XformError, match="without the device") as caught:
+            lower(jitted(looped), on_mesh((X,), {}, target, None, None), target)
+        assert "test_lowering.py" in caught.value.where
+        assert caught.value.__suppress_context__  # not two errors, one above the other
 
     def test_a_function_with_a_foreign_call_is_refused(self) -> None:
         foreign = lambda x: jax.ffi.ffi_call("their_sum", x)(x)

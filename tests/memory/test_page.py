@@ -37,9 +37,27 @@ def test_the_data_is_in_it(tmp_path: Path) -> None:
         texts = [found["text"][row[i]] for i in (0, 2, 3, 4, 5, 6, 7)]
         keys = ("operation", "where", "scope", "category", "why")
         assert texts == [b["name"], f"{b['dtype']}[{shape}]", *(b[k] for k in keys)]
-        assert [row[i] for i in (1, 8, 9, 10)] == [
+        assert [row[i] for i in (1, 9, 10, 11)] == [
             b[k] for k in ("bytes", "born", "dies", "at_peak")
         ]
+
+
+def test_the_users_line_stands_beside_its_place(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def f(x):\n    return x @ x  # </script>\n")
+    places = (f"{tmp_path}/model.py:2 (f)", f"{tmp_path}/model.py:9 (f)", "gone.py:1 (f)", "")
+    report = transformer(1)
+    report["buffers"] = [report["buffers"][0] | {"where": where} for where in places]
+    (found,) = data(page([report], tmp_path / "page.html"))["reports"]
+    lines = [found["text"][row[8]] for row in found["rows"]]
+    assert lines == ["return x @ x  # </script>", "", "", ""]
+
+
+def test_it_says_what_was_compiled(tmp_path: Path) -> None:
+    (found,) = data(page([transformer(1)], tmp_path / "page.html"))["reports"]
+    assert found["compiled"] == "the function as it is, policy save_dots"
+    assert found["given"].startswith("state (3 arrays")
+    assert found["code"] == "xform.policies.save_dots"
+    assert [p["name"] for p in found["phases"]] == ["forward", "backward", "update"]
 
 
 def test_nothing_is_fetched(tmp_path: Path) -> None:

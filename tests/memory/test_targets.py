@@ -58,7 +58,7 @@ def test_every_name_that_is_listed_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "abacus", "tpu:v1:2x2", "tpu:v5e", "gpu:h1000", "gpu:h100:8:8", "cpu:0", "cpu:x"]
+    "name", ["", "abacus", "tpu:v1:2x2", "tpu:v9", "gpu:h1000", "gpu:h100:8:8", "cpu:0", "cpu:x"]
 )
 def test_an_unknown_target(name: str) -> None:
     with pytest.raises(errors.WrongArgument) as caught:
@@ -148,3 +148,12 @@ def test_a_ptxas_of_the_machine_will_do(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     monkeypatch.setattr(targets.shutil, "which", lambda name: f"/usr/bin/{name}")
     assert "nvidia-cuda-nvcc-cu12" not in missing(parse_target("gpu:h100"))
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [("tpu:v5p", "tpu:v5p:1x1x1"), ("tpu:v5e", "tpu:v5e:1x1"), ("tpu:tpu7x", "tpu:tpu7x:1x1x1")],
+)
+def test_a_tpu_without_a_slice_is_one_chip_and_says_so(name: str, whole: str) -> None:
+    assert parse_target(name) == parse_target(whole)
+    assert parse_target(name).name == whole

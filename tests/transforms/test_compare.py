@@ -12,6 +12,7 @@ import pytest
 import xform
 from xform import policies
 from xform.errors import WrongArgument
+from xform.transforms import compare as compare_module
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -116,7 +117,7 @@ def test_a_loss_whose_argument_is_called_policy() -> None:
         (loss, {"policies": [None], "targets": []}, "nothing to compare"),
         (loss, {"policies": policies.save_dots}, "is no list of policies"),
         (loss, {"policies": "dots"}, "is no list of policies"),
-        (3, {"policies": [None]}, "it is not callable"),
+        (3, {"policies": [None]}, "3 is not callable"),
         (loss, {"policies": [None], "targets": 3}, "targets=3 is no list of targets"),
     ],
 )
@@ -138,3 +139,24 @@ def test_a_budget_of_nothing_is_refused() -> None:
     assert entry.report is None
     assert entry.floor_bytes > 0
     assert entry.target == "cpu"
+
+
+def test_a_pictures_labels_stay_in_its_frame_and_its_units_fit(monkeypatch, tmp_path) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(compare_module, "save", lambda figure, *_: figures.append(figure))
+    kinds = {"all": policies.save_everything, "a policy of a long name": None, "default": None}
+    table = xform.compare(loss, *ARGS, policies=kinds, targets=["cpu", "cpu:1"])
+    table.plot(tmp_path / "a.png")
+    (figure,) = figures
+    figure.canvas.draw()
+    (ax,) = figure.axes
+    frame = ax.get_window_extent()
+    assert ax.texts
+    for text in ax.texts:
+        box = text.get_window_extent()
+        assert frame.x0 <= box.x0 < box.x1 <= frame.x1
+        assert frame.y0 <= box.y0 < box.y1 <= frame.y1
+    assert any("a policy of a long name, default" in text.get_text() for text in ax.texts)
+    assert ax.get_xlabel().split()[0] in ("KiB", "MiB")
+    assert ax.get_ylabel() == "MFLOP"
+    assert ax.get_xlim()[1] >= 1

@@ -8,6 +8,7 @@ file. `given.py` reads what commands share: a function, its inputs, a policy.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import pkgutil
@@ -16,7 +17,10 @@ import sysconfig
 import traceback
 from typing import Any
 
+import jax
+
 from xform.errors import FailedFunction, WrongArgument, XformError
+from xform.quiet import hushed
 
 _MODULES = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
 COMMANDS: dict[str, Any] = {
@@ -33,6 +37,10 @@ def main(argv: list[str] | None = None) -> int:
 
     A command line that cannot be parsed exits with 2, and `fits` with 3 if the answer is no.
     """
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] != ["run"]:  # a program finds its devices itself
+        with contextlib.suppress(RuntimeError), hushed():
+            jax.devices()
     try:
         text, status = answer(argv)
     except XformError as error:

@@ -27,8 +27,9 @@ def compared(args: argparse.Namespace) -> Any:
     on = given(args)
     policies = {name: policy(name) for name in args.policy or ["min_cut"]}
     with progress(len(policies) * len(args.target)) as step:
-        return xform.compare(on.f, *on.args, policies=policies, targets=args.target, progress=step,
+        made = xform.compare(on.f, *on.args, policies=policies, targets=args.target, progress=step,
                              **options(args))  # fmt: skip
+    return on.named(made, made.asked.note)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,12 +24,15 @@ import importlib
 import inspect
 import numbers
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.export
+import numpy as np
 
 from xform import policies
+from xform.callables import argument_names
 from xform.errors import WrongArgument
 
 ABOUT_POLICIES = (
@@ -40,12 +43,34 @@ ABOUT_POLICIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A function and its arguments, and what made those."""
+    """A function and its arguments, and what made those: where it is, and the call.
+
+    `of_batch(batch=n)` makes those of another batch, if `inputs` has an argument of that name.
+    """
 
     name: str
     f: Callable[..., Any]
     args: tuple[Any, ...]
     made: str
+    called: str
+    of_batch: Callable[..., tuple[Any, ...]] | None = None
+
+    def named(self, report: Any, note: str) -> Any:
+        """A report, or a comparison, that says what made the arguments."""
+        asked = dataclasses.replace(report.asked, inputs=self.called, note=note)
+        return dataclasses.replace(report, asked=asked)
+
+    def in_specs(self, specs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """A PartitionSpec for each argument, of those by name; None for all others."""
+        names = argument_names(self.f, len(self.args))
+        if unknown := [name for name in specs if name not in names]:
+            raise WrongArgument(
+                f"--in-specs {unknown[0]}=...",
+                f"{self.name} has no positional argument of that name",
+                "",
+                f"name arguments of it: {', '.join(names)}",
+            )
+        return tuple(specs.get(name) for name in names)
 
     def no_arrays(self) -> str:
         """What is no array among the arguments: a configuration, or a mistake."""
@@ -88,6 +113,7 @@ def given(args: argparse.Namespace) -> Given:
             "write one that returns the tuple of arguments, as arrays or ShapeDtypeStructs, or "
             "name one by --inputs module:name",
         )
+    make: Any = inputs
     if not callable(inputs):
         raise WrongArgument(
             f"the arguments of {args.function}, by {made}",
@@ -106,6 +132,8 @@ def given(args: argparse.Namespace) -> Given:
             "",
             "give its keyword arguments as --name value or --arg name=value, and no others",
         ) from error
+    for name, value in options.items():
+        _check_option(name, value, signature.parameters.get(name), made)
     values = inputs(**options)
     if not isinstance(values, tuple | list):
         raise WrongArgument(
@@ -115,12 +143,12 @@ def given(args: argparse.Namespace) -> Given:
             "return the tuple of positional arguments, (x,) if there is one",
         )
     types = [x for x in jax.tree.leaves(values) if isinstance(x, jax.ShapeDtypeStruct)]
-    if wrong := [x.shape for x in types if any(isinstance(n, int) and n < 0 for n in x.shape)]:
+    if wrong := [x.shape for x in types if not all(map(_size, x.shape))]:
         raise WrongArgument(
             f"the arguments of {args.function}, by {made}",
             f"it returned the shape {wrong[0]}",
             "",
-            "return shapes of sizes from 0",
+            "return shapes of whole numbers from 0",
         )
     try:
         inspect.signature(f).bind(*values)
@@ -141,8 +169,33 @@ def given(args: argparse.Namespace) -> Given:
             "",
             "name positions of those, from 0",
         )
-    args.given = Given(args.function, f, tuple(values), made)
+    words = ", ".join(f"{k}={v!r}" for k, v in options.items())
+    called = f"{args.inputs or 'inputs'}({words})"
+    of_batch = None
+    if "batch" in signature.parameters:
+        of_batch = lambda batch: tuple(make(**{**options, "batch": batch}))
+    args.given = Given(args.function, f, tuple(values), made, called, of_batch)
     return args.given
+
+
+def _size(n: Any) -> bool:
+    """Whether a shape may have this as a size: a symbolic one may be one too."""
+    if isinstance(n, int | np.integer):
+        return bool(n >= 0)
+    return bool(jax.export.is_symbolic_dim(n))
+
+
+def _check_option(name: str, value: Any, parameter: inspect.Parameter | None, made: str) -> None:
+    """Refuse an option that is no number where one is the default."""
+    default = None if parameter is None else parameter.default
+    number = isinstance(default, int | float) and not isinstance(default, bool)
+    if number and value is not None and not isinstance(value, int | float):
+        raise WrongArgument(
+            f"--{name} {value}",
+            f"{made} takes a number there: {parameter}",
+            "",
+            f"give a number, such as --{name} {default}",
+        )
 
 
 def found(reference: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 import xform
 from xform.commands.given import add_function, given, positions
@@ -11,13 +12,20 @@ from xform.commands.reports import add_targets, options
 
 
 def run(args: argparse.Namespace) -> str:
-    """The largest batch with which a function fits a device, by compiling alone."""
+    """The largest batch with which a function fits a device, by compiling alone.
+
+    If `inputs` has an argument `batch`, it makes the arguments of each batch. Otherwise, or where
+    --batch-axis or --batch-argnums say so, an axis of the arguments is another; without
+    --batch-argnums, that of all arguments that are as long there as the last.
+    """
     on = given(args)
-    found = xform.max_batch(on.f, *on.args, target=args.target, batch_axis=args.batch_axis,
-                            batch_argnums=args.batch_argnums, multiple_of=args.multiple_of,
-                            **options(args))  # fmt: skip
+    by_axis = args.batch_axis is not None or args.batch_argnums != "auto"
+    inputs = None if by_axis else on.of_batch
+    found = xform.max_batch(on.f, *(() if inputs else on.args), target=args.target, inputs=inputs,
+                            batch_axis=args.batch_axis or 0, batch_argnums=args.batch_argnums,
+                            multiple_of=args.multiple_of, **options(args))  # fmt: skip
     if args.json:
-        return json.dumps({"batch": found.size, "tried": found.tried}, indent=1)
+        return json.dumps({"batch": found.size, "of": found.of, "tried": found.tried}, indent=1)
     return str(found)
 
 
@@ -25,9 +33,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     add_function(parser)
     add_targets(parser, several=False)
-    parser.add_argument("--batch-axis", type=int, default=0, help="which axis (default: 0)")
-    parser.add_argument("--batch-argnums", type=positions, default=-1, metavar="1,2",
-                        help="arguments that have a batch (default: the last); or all")  # fmt: skip
+    parser.add_argument("--batch-axis", type=int, help="which axis (default: 0)")
+    parser.add_argument("--batch-argnums", type=_argnums, default="auto", metavar="1,2",
+                        help="arguments that have a batch (default: found); or all")  # fmt: skip
     parser.add_argument("--multiple-of", type=int, default=1, metavar="N",
                         help="sizes that are asked for")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="an object")
+
+
+def _argnums(text: str) -> Any:
+    return text if text == "auto" else positions(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 import xform
+from xform.callables import takes_policy
 from xform.commands.compare import compared
 from xform.commands.given import add_function, given, policy
 from xform.commands.reports import (
@@ -21,8 +22,9 @@ from xform.transforms.compare import kept_on
 def run(args: argparse.Namespace) -> str:
     """What a function takes on a device, at hand or not, and what is live at its peak.
 
-    With --policy the function is given that policy, if it has an argument `policy`; else it is a
-    loss, and its derivative is what is compiled. Several policies or targets make a table.
+    Without --policy the function is compiled as it is. A policy is given to its argument `policy`;
+    one that has none is a loss, whose value_and_grad is compiled under that policy. The first lines
+    say which. Several policies or targets make a table.
     """
     if len(args.target) > 1 or len(args.policy or ()) > 1:
         return told(compared(args), args)
@@ -33,7 +35,11 @@ def run(args: argparse.Namespace) -> str:
             report = kept_on(target, on.f, on.args, policy(args.policy[0]), **options(args))
         else:
             report = xform.memory_analysis(on.f, *on.args, target=target, **options(args))
-    return told(report, args)
+    note = report.asked.note
+    if not args.policy and not report.asked.transform:
+        what = "under that policy" if takes_policy(on.f, len(on.args)) else "its value_and_grad"
+        note = f"with --policy min_cut: {what}\n{note}".strip()
+    return told(on.named(report, note), args)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
 from xform.commands.given import ABOUT_POLICIES
 from xform.errors import FailedFunction, XformError
 
@@ -28,6 +30,10 @@ def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
         parser.add_argument("--target", required=True, metavar="T", help=about)
     parser.add_argument("--mesh", type=_mesh, metavar="data=4,model=4",
                         help="axes of a mesh of the target's devices")  # fmt: skip
+    parser.add_argument("--in-specs", type=_specs, metavar="w=,x=data",
+                        help="the axes of the mesh for the axes of each argument: x=data, "
+                        "x=data:model for two axes, x=:data for the second one, x=data+model for "
+                        "one over both; other arguments are on every device")  # fmt: skip
     parser.add_argument("--capacity", metavar="14GiB", help="memory of a device, if not all of it")
     parser.add_argument("--donate", type=_numbers, default=(), metavar="0,1",
                         help="arguments whose memory may be reused")  # fmt: skip
@@ -48,7 +54,8 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `memory_analysis` that a command line gives, but for the target."""
-    found: dict[str, Any] = {"capacity": args.capacity, "mesh": args.mesh}
+    specs = None if args.in_specs is None else args.given.in_specs(args.in_specs)
+    found: dict[str, Any] = {"capacity": args.capacity, "mesh": args.mesh, "in_specs": specs}
     found = {k: v for k, v in found.items() if v is not None}
     return found | ({"donate_argnums": args.donate} if args.donate else {})
 
@@ -134,6 +141,18 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(map(int, text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a position, or 0,1") from None
+
+
+def _specs(text: str) -> dict[str, PartitionSpec]:
+    found: dict[str, PartitionSpec] = {}
+    for word in _words(text):
+        name, equals, axes = word.partition("=")
+        if not (name.isidentifier() and equals):
+            raise argparse.ArgumentTypeError(f"{word!r} is not argument=axes, such as x=data")
+        parts = [tuple(filter(None, part.split("+"))) for part in axes.split(":")] if axes else []
+        found[name] = PartitionSpec(*[part if len(part) > 1 else next(iter(part), None)
+                                      for part in parts])  # fmt: skip
+    return found
 
 
 def _mesh(text: str) -> dict[str, int]:

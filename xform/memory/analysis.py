@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
-from xform._jax import ShapedArray
 from xform.budgets import bytes_of
-from xform.errors import WrongArgument
+from xform.callables import check_callable
+from xform.memory.asked import asked, short
 from xform.memory.compilation import compile_for
 from xform.memory.report import MemoryReport
 
@@ -31,7 +32,8 @@ def memory_analysis(
       f: a function of pytrees of arrays, or one that `jax.jit` made: its donation, shardings and
         static arguments are kept.
       *args: arrays, or `jax.ShapeDtypeStruct`s (with shardings, if wanted) in pytrees. Nothing is
-        run, and for the latter nothing is allocated.
+        run, and for the latter nothing is allocated. Strings, and objects that are no pytrees of
+        arrays, are held as they are; of a function that `jax.jit` made, its static arguments are.
       target: `"cpu"`, `"cpu:8"`, `"tpu:v5e:2x2"` (v4, v5e, v5p, v6e, tpu7x, and a slice),
         `"gpu:h100"` or `"gpu:h100:8"` (a100-40, a100-80, h100, h200, b200, l4, rtx4090); None is
         JAX's default backend. `python -m xform doctor` says which of them work here.
@@ -62,10 +64,7 @@ def memory_analysis(
     >>> report.argument_bytes, report.output_bytes, report.flops
     (262144, 262144, 33554432)
     """
-    if not callable(f):
-        raise WrongArgument(
-            "memory_analysis", f"{f!r} is not callable", "", "pass the function, then its arguments"
-        )
+    check_callable(f, "memory_analysis")
     made = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
                        donate_argnums=donate_argnums)  # fmt: skip
     if capacity is not None:
@@ -74,9 +73,23 @@ def memory_analysis(
         made = dataclasses.replace(made, target=dataclasses.replace(made.target, device=device))
     leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
               for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
-    return MemoryReport(made, frozenset((_short(x.dtype), tuple(x.shape)) for x in leaves))
+    shapes = frozenset((short(x.dtype), tuple(x.shape)) for x in leaves)
+    what = asked(f, args, kwargs)
+    if (
+        mesh is not None
+        and in_specs is None
+        and not any(map(_placed, jax.tree.leaves((args, kwargs))))
+    ):
+        what = dataclasses.replace(what, note=_REPLICATED)
+    return MemoryReport(made, shapes, what)
 
 
-def _short(dtype: Any) -> str:
-    """A dtype as JAX prints it: f32."""
-    return ShapedArray((), dtype).str_short().partition("[")[0]
+_REPLICATED = (
+    "no argument is sharded over the mesh, so each device holds all of them whole: give in_specs, "
+    "on the command line --in-specs x=data"
+)
+
+
+def _placed(x: Any) -> bool:
+    """Whether an argument says how it lies on a mesh."""
+    return isinstance(getattr(x, "sharding", None), NamedSharding)

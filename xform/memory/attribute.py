@@ -4,9 +4,10 @@ A category is what a buffer is for, by these rules, of which the first that hold
 
 - entry parameters: what the caller says (`parameter`, `optimizer state`), else `argument`. A
   donated argument that holds an output in the end is one row, the argument's;
-- `gradient`: made by the backward part, of the shape and dtype of an argument (of a `parameter`,
-  if the caller named any), and read by no other operation of the backward part, except to add
-  to it in place;
+- `gradient`: made by the backward part, of the shape of an argument (of a `parameter`, if the
+  caller named any), and read by no other operation of the backward part, except to add to it in
+  place, to convert it, or to add up those of all devices; so is an output's memory that holds one
+  at the peak;
 - `output`: what else is returned;
 - `activation`: made by the forward part and read by the backward part, recomputes included;
 - `recompute`: made by the forward part's operations, run again;
@@ -39,6 +40,12 @@ _STRUCTURE = re.compile(
 )
 # The scopes of `xform.interpret.emit`, of which one says why a value is saved.
 _OURS = re.compile(r"xform\((?:saved: (?P<why>(?:[^()]|\([^()]*\))*)|\w*)\)(?:/|$)")
+# What makes of a derivative the same in another dtype, place or order, or of those of all devices
+# their sum: by the primitive, or by HLO's word.
+_HANDED_ON = frozenset((
+    "convert_element_type", "psum", "psum_invariant", "all-reduce", "reduce-scatter", "convert",
+    "copy", "copy-start", "copy-done",
+))  # fmt: skip
 _WRAPPED = re.compile(r"(?:transpose|jvp|vmap|linearize)\((.*)\)")
 
 
@@ -236,15 +243,30 @@ class _Reader:
             return "constant"
         readers = [(u, self._part(u)) for u in self._readers(buffer)]
         mine = self._part(made)
-        if mine == "backward" and self._type(buffer.instruction, buffer.index) in self._parameters:
-            inside = {b.instruction for b, _ in storage.buffers}
-            if not any(p and u.id not in inside for u, p in readers):
-                return "gradient"
+        if self._gradient(storage, buffer, made):
+            return "gradient"
         if storage.allocation.kind == "output":
-            return "output"
+            return "gradient" if self._gradient_then(storage) else "output"
         if mine == "recompute":
             return mine
         return "activation" if not mine and any(p for _, p in readers) else "temporary"
+
+    def _gradient(self, storage: Storage, buffer: Buffer, made: Instruction) -> bool:
+        """Whether a value is a parameter's derivative that is complete, or is being added up."""
+        shape = self._shape(buffer.instruction, buffer.index)
+        if self._part(made) != "backward" or shape not in self._parameters:
+            return False
+        inside = {b.instruction for b, _ in storage.buffers}
+        readers = [u for u in self._readers(buffer) if self._part(u) and u.id not in inside]
+        return all(operation(u) in _HANDED_ON or u.opcode in _HANDED_ON for u in readers)
+
+    def _gradient_then(self, storage: Storage) -> bool:
+        """Whether an output's memory holds a derivative at the peak, as for an update in place."""
+        peak = self._assignment.peak_step
+        then = [b for b, born in storage.buffers if born <= peak]
+        return bool(then) and self._gradient(
+            storage, then[-1], self._flow.origin(then[-1].instruction, then[-1].index)
+        )
 
     @cached_property
     def _entry(self) -> dict[int, Instruction]:
@@ -257,25 +279,24 @@ class _Reader:
         return {i.id for i in self._entry.values()}
 
     @cached_property
-    def _parameters(self) -> set[tuple[str, tuple[int, ...]]]:
-        """Types of the arguments that may have gradients."""
+    def _parameters(self) -> set[tuple[int, ...]]:
+        """Shapes of the arguments that may have gradients, in whatever dtype of floats."""
         named = {n for n, a in self._arguments.items() if a.category == "parameter"}
         given = [a.parameter for a in self._assignment.allocations if a.parameter]
-        return {self._type(self._entry[n].id, i) for n, i in given if not named or n in named}
+        shapes = (self._shape(self._entry[n].id, i) for n, i in given if not named or n in named)
+        return {shape for shape in shapes if shape is not None}
 
-    def _type(self, instruction: int, index: Index) -> tuple[str, tuple[int, ...]]:
+    def _shape(self, instruction: int, index: Index) -> tuple[int, ...] | None:
+        """The shape of a value, if it is of floats."""
         shape = self._module.instructions[instruction].shape.at(index)
-        return shape.dtype, shape.dims
+        return shape.dims if shape.dtype.startswith(("f", "bf", "c")) else None
 
     def _step(self, instruction: Instruction) -> int:
         return self._module.order.get(instruction.id, len(self._module.order))
 
     def _part(self, instruction: Instruction) -> str:
-        """The part of an operation; of one that the compiler made, that of the loop around it."""
-        found: Instruction | None = instruction
-        while found is not None and not found.op_name:
-            found = self._module.callers.get(found.computation)
-        return part(found.op_name) if found else ""
+        """The part of an operation."""
+        return part(self._module.named(instruction))
 
     def _readers(self, buffer: Buffer) -> list[Instruction]:
         return self._flow.readers([(buffer.instruction, buffer.index)])

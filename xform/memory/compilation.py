@@ -22,7 +22,7 @@ from xform.memory.lowering import Arguments, is_jitted, jitted, lower, on_mesh, 
 from xform.memory.remote import compile_there, read
 from xform.memory.targets import Target, check_installed, parse_target
 from xform.memory.worker import compile_and_read
-from xform.modules import compilable
+from xform.modules import compilable, holding
 from xform.planner.backend import planned_for
 from xform.text import human_bytes, parse_bytes
 
@@ -193,7 +193,7 @@ def compile_for(
     goal = target if isinstance(target, Target) else parse_target(target)
     kwargs = kwargs or {}
     if not is_jitted(f):
-        f, args, kwargs = compilable(f, args, kwargs)
+        f, args, kwargs = holding(*compilable(f, args, kwargs))
     f = jitted(f, donate_argnums)
     if goal.here:
         return _here(f, args, kwargs, goal, mesh, in_specs)

@@ -216,6 +216,23 @@ class Module:
         bounds = {i.value for i in inside if i.value}
         return bounds.pop() if len(bounds) == 1 else 1
 
+    def named(self, instruction: Instruction) -> str:
+        """The `op_name` of an operation, or of what says the same of one that the compiler made.
+
+        Of a fusion that is the last operation within it that has a name, of another the loop around
+        it.
+        """
+        found: Instruction | None = instruction
+        while found is not None and not found.op_name:
+            inside = found.called if found.opcode == "fusion" else ()
+            names = (i.op_name for c in inside
+                     for i in reversed(self.computations[c].instructions)
+                     if i.opcode != "parameter")  # fmt: skip
+            if name := next(filter(None, names), ""):
+                return name
+            found = self.callers.get(found.computation)
+        return found.op_name if found else ""
+
     def _with_fusions(self, computation: int) -> Iterator[Instruction]:
         for instruction in self.computations[computation].instructions:
             yield instruction

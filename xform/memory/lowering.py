@@ -15,12 +15,18 @@ import numpy as np
 from jax import export
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from xform._jax import argument_names, compiler_options
+from xform._jax import argument_names, closed, compiler_options, jaxprs_of
+from xform.callables import written
 from xform.errors import WrongArgument, XformError
 from xform.memory.targets import Target
 from xform.planner.backend import planned_for
+from xform.source import frame
 
 Axes = list[tuple[int, str, str]]
+# How JAX begins to say that something is not lowered without the device.
+_ABSENT = "Cannot serialize", "the platform for the specified backend"
+# What JAX says of a function that returns something else than arrays.
+_WRONG_OUTPUT = re.compile(r"returned a value of type <class '(?P<type>[^']+)'>(?P<at> at [^,]+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,15 +164,15 @@ def lower(f: Any, given: Arguments, target: Target) -> tuple[Lowered, Any]:
             made = export.export(_Traced(found), platforms=[target.platform])()
         except (NotImplementedError, ValueError) as error:
             # What has custom calls of its own is a ValueError, and so is much else.
-            if isinstance(error, ValueError) and not str(error).startswith("Cannot serialize"):
+            if isinstance(error, ValueError) and not str(error).startswith(_ABSENT):
                 raise
             raise XformError(
                 f"{found.fun_name} for target={target.name!r}",
                 f"it cannot be lowered without the device: {_reason(error)}",
-                "",
+                _callback(found.jaxpr),
                 "take out callbacks, prints and foreign calls, or compile where the device is, "
                 "with target=None",
-            ) from error
+            ) from None
     if made.nr_devices > 1 and given.mesh is None:
         raise WrongArgument(
             f"{found.fun_name} for target={target.name!r}",
@@ -196,6 +202,14 @@ def traced(f: Any, given: Arguments) -> Any:
     try:
         found = f.trace(*given.args, **given.kwargs)
     except TypeError as error:
+        if wrong := _WRONG_OUTPUT.search(str(error)):
+            raise WrongArgument(
+                f"compile {getattr(f, '__name__', 'a function')}",
+                f"it returned a value of type {wrong['type']}{wrong['at'] or ''}, which is no "
+                "array",
+                written(f),
+                "return arrays in pytrees, and nothing else",
+            ) from None
         if not str(error).startswith("Error interpreting argument"):
             raise
         raise WrongArgument(
@@ -241,8 +255,20 @@ def _type(mesh: AbstractMesh | None, x: Any, spec: PartitionSpec | None = None) 
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at, weak_type=weak)
 
 
+def _callback(jaxpr: Any) -> str:
+    """Where the user's code calls back to Python, if it does."""
+    for eqn in closed(jaxpr)[0].eqns:
+        if "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print":
+            return frame(eqn)
+        if found := next(filter(None, map(_callback, jaxprs_of(eqn))), ""):
+            return found
+    return ""
+
+
 def _reason(error: Exception) -> str:
     """Why JAX cannot export a program, and which foreign functions it names."""
+    if str(error).startswith("the platform for"):
+        return "it calls back to Python"
     first = str(error).splitlines()[0].partition(". See ")[0]
     called = sorted(set(re.findall(r"custom_call @([\w.]+)", str(error))))
     return first + (f" ({', '.join(called)})" if called else "")

@@ -7,7 +7,9 @@ import hashlib
 import html
 import importlib.resources
 import json
+import linecache
 import os
+import re
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +18,10 @@ from xform.errors import WrongArgument
 from xform.files import whole
 from xform.memory.categories import CATEGORIES, REST, category
 
-_SCRIPTS = ("data", "dom", "timeline", "treemap", "table", "page")
+_SCRIPTS = ("data", "dom", "timeline", "treemap", "table", "difference", "page")
+# `file.py:line`, with which a place begins.
+_PLACE = re.compile(r"(?P<file>.+\.py):(?P<line>\d+)")
+_LONGEST = 160
 _KINDS = ("argument", "output", "temp", "alias", "total", "constant", "host", "code")
 
 
@@ -77,6 +82,13 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
+def _source(where: str) -> str:
+    """What stands in the user's file at a place; empty if the file is not there."""
+    place = _PLACE.match(where)
+    line = linecache.getline(os.path.abspath(place["file"]), int(place["line"])) if place else ""
+    return line.strip()[:_LONGEST]
+
+
 def _packed(report: dict[str, Any], label: str) -> dict[str, Any]:
     """A report with each text once: a buffer is a row of numbers, some of which are texts' places.
 
@@ -94,13 +106,14 @@ def _packed(report: dict[str, Any], label: str) -> dict[str, Any]:
             text(b["scope"]),
             text(category(b["category"]).name),
             text(b["why"]),
+            text(_source(b["where"])),
             b["born"],
             b["dies"],
             int(b["at_peak"]),
         ]
         for b in report["buffers"]
     ]
-    kept = ("function", "target", "device", "refused", "flops", "compile_seconds", "advice", "live",
-            "peak_step")  # fmt: skip
+    kept = ("function", "target", "compiled", "code", "given", "note", "device", "refused", "flops",
+            "compile_seconds", "advice", "live", "peak_step", "phases")  # fmt: skip
     numbers = {k: report[k] for k in (*kept, *(f"{kind}_bytes" for kind in _KINDS))}
     return {"label": label, **numbers, "text": list(places), "rows": rows}

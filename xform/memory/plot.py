@@ -12,7 +12,7 @@ import numpy as np
 from xform.memory.categories import CATEGORIES, REST, category
 from xform.memory.treemap import Box, squarify
 from xform.planner.picture import plain, save, sheet
-from xform.text import human_bytes
+from xform.text import BYTES, human_bytes, unit_of
 
 _ASKED = "MemoryReport.plot"
 _WIDTH, _HEIGHT = 10.0, 9.0
@@ -72,7 +72,7 @@ def _timeline(ax: Any, data: dict[str, Any]) -> None:
     ax.set_title(_title(data), loc="left", color=_INK, **_PLAIN)
     ax.set_xlabel("step of the compiled program, in the order in which it runs")
     peak = max(live, default=0)
-    unit, one = _unit(peak)
+    unit, one = unit_of(peak, 1024, BYTES)
     ax.set_ylabel(f"live {unit}")
     if not live:
         ax.text(0.5, 0.5, "The compiler gave no order of steps.", ha="center", color=_FAINT)
@@ -172,9 +172,3 @@ def _title(data: dict[str, Any]) -> str:
         spare = capacity - total
         room = f", {human_bytes(abs(spare))} {'to spare' if spare >= 0 else 'too much'}"
     return f"{data['function']} on {data['target']}\n{human_bytes(total)}{each}{room}"
-
-
-def _unit(peak: int) -> tuple[str, int]:
-    """The unit in which `human_bytes` writes the peak, and its bytes."""
-    name = human_bytes(peak).split()[1]
-    return name, 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(name)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
+from xform.callables import check_callable
 from xform.errors import WrongArgument
 from xform.memory.analysis import memory_analysis
+from xform.memory.batch import Argnums, by_axis, by_inputs
 from xform.memory.report import MemoryReport
 from xform.memory.targets import missing, parse_target
 from xform.text import columns, human_bytes
@@ -32,12 +33,14 @@ class Batch:
         asked about fits, or eight compilations were not enough to meet at one size.
       tried: total bytes of every batch that was compiled; None of one that the compiler refused
         without saying them.
+      of: what the batch is, in words.
     """
 
     size: int
     fits: MemoryReport
     over: MemoryReport | None
     tried: Mapping[int, int | None]
+    of: str = ""
 
     @property
     def compiles(self) -> int:
@@ -50,7 +53,9 @@ class Batch:
                 for n, b in sorted(self.tried.items())]  # fmt: skip
         known = "the largest batch is" if self.over else "the largest batch known to fit is"
         head = f"{self.fits.function} on {self.fits.target}: {known} {self.size}"
-        return f"{head}\n\n" + columns([["batch", "bytes", ""], *rows], right=(0, 1))
+        head += f" ({self.of})" if self.of else ""
+        about = f"\n{self.fits.asked}".rstrip()
+        return f"{head}{about}\n\n" + columns([["batch", "bytes", ""], *rows], right=(0, 1))
 
 
 def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> MemoryReport:
@@ -82,8 +87,9 @@ def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Memo
 
 
 def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 0,
-              batch_argnums: int | Sequence[int] | None = -1, multiple_of: int = 1,
-              most: int = 2**20, **options: Any) -> Batch:  # fmt: skip
+              batch_argnums: Argnums = "auto", multiple_of: int = 1, most: int = 2**20,
+              inputs: Callable[..., Sequence[Any]] | None = None,
+              **options: Any) -> Batch:  # fmt: skip
     """The largest batch with which a function fits a target, by compiling alone.
 
     Args:
@@ -92,9 +98,11 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
       target: a device whose capacity is known.
       batch_axis: which axis of the leaves of those arguments is the batch.
       batch_argnums: positions of the arguments that have a batch; all their leaves do. None is all
-        arguments.
+        arguments. "auto" is every argument whose leaves are all as long on that axis as those of
+        the last one that has arrays, if `f` takes them so with another batch, else the last one.
       multiple_of: sizes that are asked for, such as the number of devices the batch is sharded on.
       most: the largest batch that is asked about.
+      inputs: what returns the arguments, as `inputs(batch=n)`; then there are no `args`.
       **options: of `memory_analysis`.
 
     Returns:
@@ -113,18 +121,18 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     >>> found.size
     384
     """
+    check_callable(f, "max_batch")
     _check_sizes(multiple_of, most)
-    places = _places(len(args), batch_argnums)
+    made = by_inputs(inputs) if inputs else by_axis(f, args, batch_argnums, batch_axis)
     tried: dict[int, MemoryReport] = {}
 
     def at(units: int) -> MemoryReport:
         if units not in tried:
-            resized = [_resized(a, batch_axis, units * multiple_of) if i in places else a
-                       for i, a in enumerate(args)]  # fmt: skip
+            resized = made.at(units * multiple_of)
             tried[units] = fits(f, *resized, target=target, **options)
         return tried[units]
 
-    start = max(1, _batch(args, places, batch_axis) // multiple_of)
+    start = max(1, made.start // multiple_of)
     low, high = 0, most // multiple_of + 1
     guess = min(start, high - 1)
     while high - low > 1 and len(tried) < _COMPILES:
@@ -139,7 +147,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
             "",
             "give grad a policy that saves less, shard over more devices, or name a larger device",
         )
-    return Batch(low * multiple_of, tried[low], tried.get(low + 1), sizes)
+    return Batch(low * multiple_of, tried[low], tried.get(low + 1), sizes, made.of)
 
 
 def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Reason:
@@ -235,50 +243,3 @@ def _check_sizes(multiple_of: int, most: int) -> None:
             "",
             "give a multiple_of from 1 to most",
         )
-
-
-def _places(count: int, batch_argnums: int | Sequence[int] | None) -> set[int]:
-    """Which of that many arguments have a batch."""
-    if batch_argnums is None:
-        return set(range(count))
-    given: Any = batch_argnums
-    ones: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (given,)
-    if any(not isinstance(i, int | np.integer) or not -count <= i < count for i in ones):
-        raise WrongArgument(
-            f"max_batch with batch_argnums={batch_argnums!r}",
-            f"the function is given {count} positional arguments",
-            "",
-            "give positions of the arguments that have a batch, or None for all of them",
-        )
-    return {i % count for i in ones}
-
-
-def _batch(args: Sequence[Any], places: set[int], axis: int) -> int:
-    """The size of the batch in some arguments."""
-    given: Any = axis
-    if not isinstance(given, int | np.integer):
-        raise WrongArgument(f"max_batch with batch_axis={axis!r}", "it is no axis", "",
-                            "give the axis of the batch, such as 0")  # fmt: skip
-    leaves = [x for i in places for x in jax.tree.leaves(args[i])]
-    shapes = [np.shape(x) for x in leaves]
-    sizes = {shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)}
-    if len(sizes) != 1 or any(not -len(shape) <= axis < len(shape) for shape in shapes):
-        raise WrongArgument(
-            f"max_batch with batch_axis={axis}, batch_argnums={sorted(places)}",
-            f"the leaves of those arguments have {', '.join(map(str, sorted(sizes))) or 'no size'} "
-            "there, not one size",
-            "",
-            "name the arguments that have a batch, all on the same axis",
-        )
-    return sizes.pop()
-
-
-def _resized(tree: Any, axis: int, size: int) -> Any:
-    """Types of arrays with another batch."""
-
-    def leaf(x: Any) -> jax.ShapeDtypeStruct:
-        shape = list(x.shape)
-        shape[axis] = size
-        return jax.ShapeDtypeStruct(tuple(shape), x.dtype, sharding=getattr(x, "sharding", None))
-
-    return jax.tree.map(leaf, tree)

@@ -11,10 +11,12 @@ from typing import Any
 
 from xform.errors import WrongArgument
 from xform.memory import advice, buffers
+from xform.memory.asked import Asked
 from xform.memory.attribute import Argument, Row, rows
 from xform.memory.buffers import Assignment
 from xform.memory.compilation import Compilation
 from xform.memory.page import write
+from xform.memory.phases import Phase, phases
 from xform.memory.plot import draw
 from xform.memory.roles import role
 from xform.memory.traffic import Collective, collectives, moved_bytes
@@ -22,6 +24,7 @@ from xform.text import columns, human_bytes, human_flops, human_seconds
 
 # Lines of a table that is printed.
 _LINES = 12
+_ASKED = ("compiled", "transform", "policy", "code", "given", "note")
 _BYTES = ("argument", "output", "temp", "alias", "total", "constant", "host", "code")
 # Those of which most programs have none.
 _RARE = ("constant", "host")
@@ -60,10 +63,12 @@ class MemoryReport:
     Attributes:
       compilation: what the compiler said, with the target.
       shapes: dtype and shape of the arguments, over all devices.
+      asked: of which transform, policy and arguments it is.
     """
 
     compilation: Compilation
     shapes: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
+    asked: Asked = dataclasses.field(default_factory=Asked)
 
     @property
     def function(self) -> str:
@@ -186,6 +191,11 @@ class MemoryReport:
         return self.assignment.peak_step if self.assignment else 0
 
     @cached_property
+    def phases(self) -> Sequence[Phase]:
+        """Where the program goes forward, backward, and updates; none of what is no derivative."""
+        return phases(self.assignment.module) if self.assignment else ()
+
+    @cached_property
     def moved_bytes(self) -> int:
         """Bytes that each device reads and writes in a run, if nothing stays in a cache."""
         return moved_bytes(self.assignment.module) if self.assignment else 0
@@ -244,6 +254,7 @@ class MemoryReport:
         return {
             "function": self.function,
             "target": self.target,
+            **{k: getattr(self.asked, k) for k in _ASKED},
             "device": {
                 "name": device.name,
                 "capacity_bytes": device.capacity_bytes,
@@ -262,6 +273,7 @@ class MemoryReport:
             "advice": self.advice,
             "live": list(self.live),
             "peak_step": self.peak_step,
+            "phases": [phase._asdict() for phase in self.phases],
             "buffers": [row.to_dict() for row in self.buffers],
         }
 
@@ -290,7 +302,8 @@ class MemoryReport:
     def _parts(self) -> Iterator[str]:
         made = self.compilation
         many = f"{made.devices} x " if made.devices > 1 else ""
-        yield f"{self.function} on {self.target} ({many}{made.target.device.name})"
+        head = f"{self.function} on {self.target} ({many}{made.target.device.name})"
+        yield f"{head}\n{self.asked}".strip()
         yield columns([*self._bytes(), *self._work()], right=(1,))
         if made.refused:
             yield "the compiler refused it, and says nothing more: ask xform.why_oom"
@@ -343,7 +356,8 @@ class Difference:
         return sorted(found, key=lambda r: (-abs(r[1] - r[2]), r[0]))
 
     def __str__(self) -> str:
-        names = [f"{r.function} on {r.target}" for r in (self.one, self.other)]
+        names = [f"{r.function} on {r.target}" + (f", {r.asked.policy}" if r.asked.policy else "")
+                 for r in (self.one, self.other)]  # fmt: skip
         of = lambda k: tuple(getattr(r, f"{k}_bytes") for r in (self.one, self.other))
         lines = [["", *names, "change"], *(_changed(k, *of(k)) for k in _BYTES)]
         parts = [columns(lines, right=(1, 2, 3))]

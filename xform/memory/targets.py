@@ -65,7 +65,8 @@ class Target:
 def parse_target(name: str | None) -> Target:
     """The target of a name; None is JAX's default backend.
 
-    Names are `cpu`, `cpu:8` (devices), `tpu:v5e:2x2` (a slice), `gpu:h100`, `gpu:h100:8` (devices).
+    Names are `cpu`, `cpu:8` (devices), `tpu:v5e:2x2` (a slice), `gpu:h100`, `gpu:h100:8` (devices);
+    `tpu:v5p` is one chip, `tpu:v5p:1x1x1`, and is called so.
 
     Raises:
       WrongArgument: there is no such target.
@@ -86,6 +87,9 @@ def parse_target(name: str | None) -> Target:
         return _cpu(name, int(rest[0]))
     if kind == "tpu" and len(rest) == 2 and rest[0] in TPUS:
         return _tpu(name, TPUS[rest[0]], rest[1])
+    if kind == "tpu" and len(rest) == 1 and rest[0] in TPUS:
+        device = TPUS[rest[0]]
+        return _tpu(f"{name}:{_one_chip(device)}", device, _one_chip(device))
     if kind == "gpu" and 1 <= len(rest) <= 2 and rest[0] in GPUS:
         return _gpu(name, GPUS[rest[0]], rest[1] if len(rest) == 2 else "1")
     raise _unknown(name, "no such target")
@@ -165,8 +169,13 @@ def _unknown(name: str, blocked: str) -> WrongArgument:
 def names() -> Iterator[str]:
     """Targets that need no device, the smallest of each kind."""
     for generation, tpu in TPUS.items():
-        yield f"tpu:{generation}:{'x'.join('1' * tpu.axes)}"
+        yield f"tpu:{generation}:{_one_chip(tpu)}"
     yield from (f"gpu:{name}" for name in GPUS)
+
+
+def _one_chip(device: Tpu) -> str:
+    """The slice of one chip."""
+    return "x".join("1" * device.axes)
 
 
 def missing(target: Target) -> list[str]:

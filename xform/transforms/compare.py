@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,15 +13,17 @@ from typing import Any
 import jax
 
 from xform.budgets import Budget, Fit, bytes_of
+from xform.callables import check_callable, takes_policy
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.memory.analysis import memory_analysis
+from xform.memory.asked import Asked, asked
 from xform.memory.page import write
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 from xform.planner.backend import in_bytes, planned_for
 from xform.planner.picture import BLUE, ORANGE, axes, save
-from xform.policies import check, min_cut, said
-from xform.text import columns, human_bytes, human_flops, human_seconds
+from xform.policies import as_code, check, min_cut, said
+from xform.text import BYTES, FLOPS, columns, human_bytes, human_flops, human_seconds, unit_of
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
 from xform.transforms.reverse import Policy, value_and_grad
@@ -30,6 +31,11 @@ from xform.transforms.reverse import Policy, value_and_grad
 # How often a budget is compiled; how much of what it is over by is taken off it; how much faster
 # where that changes nothing.
 _COMPILES, _FURTHER, _FASTER = 4, 1.05, 2.5
+
+# Points of a picture have one label if they are no farther apart than this part of the largest.
+_NEAR = 0.03
+# Units of an estimated time, from a millionth of a second up.
+_TIMES = ("us", "ms", "s")
 
 Policies = Mapping[str, Policy] | Sequence[Policy]
 
@@ -53,10 +59,17 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Policies on targets; prints as a table, draws bytes against time, writes one page."""
+    """Policies on targets; prints as a table, draws bytes against time, writes one page.
+
+    Attributes:
+      function: its name.
+      entries: one for each policy on each target.
+      asked: which transform was compiled, and of which arguments.
+    """
 
     function: str
     entries: tuple[Entry, ...]
+    asked: Asked = dataclasses.field(default_factory=Asked)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -68,6 +81,8 @@ class Comparison:
         """All of it as plain data."""
         return {
             "function": self.function,
+            "compiled": self.asked.compiled,
+            "given": self.asked.given,
             "entries": [
                 {
                     "policy": e.policy,
@@ -90,25 +105,33 @@ class Comparison:
         figure, ax = axes("Comparison.plot")
         found = [e for e in self.entries if e.report and e.report.total_bytes is not None]
         timed = all(e.report and e.report.seconds is not None for e in found)
+        sizes = [e.report.total_bytes or 0 for e in found if e.report]
+        costs = [1e6 * (e.report.seconds or 0) if timed else e.report.flops
+                 for e in found if e.report]  # fmt: skip
+        size, byte = unit_of(max(sizes, default=0), 1024, BYTES)
+        cost, each = unit_of(max(costs, default=0), 1000, _TIMES if timed else FLOPS)
         for i, target in enumerate(dict.fromkeys(e.target for e in found)):
-            rows = [(e.policy, e.report) for e in found if e.target == target and e.report]
-            xs = [(r.total_bytes or 0) / 2**30 for _, r in rows]
-            ys = [1e3 * (r.seconds or 0) if timed else r.flops / 1e12 for _, r in rows]
+            own = [k for k, e in enumerate(found) if e.target == target]
             color = (BLUE, ORANGE, "#2f855a", "#805ad5", "#718096")[i % 5]
-            ax.plot(xs, ys, "o", color=color, label=target)
-            for (name, _), x, y in zip(rows, xs, ys, strict=True):
-                ax.annotate(name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
+            ax.plot([sizes[k] / byte for k in own], [costs[k] / each for k in own], "o",
+                    color=color, label=target)  # fmt: skip
+        for at, names in _labels(found, sizes, costs).items():
+            right = sizes[at] > 0.6 * max(sizes)  # to its right a label would leave the frame
+            ax.annotate(", ".join(names), (sizes[at] / byte, costs[at] / each), fontsize=8,
+                        xytext=(-6 if right else 6, 5), textcoords="offset points",
+                        ha="right" if right else "left")  # fmt: skip
         ax.set_title(f"{self.function}: what each policy takes", loc="left")
-        ax.set_xlabel("GiB on each device (compiled)")
-        ax.set_ylabel("step, ms (roofline estimate)" if timed else "TFLOP")
-        ax.set_xlim(left=0)
+        ax.set_xlabel(f"{size} on each device (compiled)")
+        ax.set_ylabel(f"step, {cost} (roofline estimate)" if timed else cost)
         ax.margins(y=0.2)
-        ax.legend(frameon=False)
+        ax.set_xlim(0, 1.05 * max(sizes, default=0) / byte or 1)
+        ax.legend(frameon=False, loc="upper left")
         save(figure, "Comparison.plot", path)
 
     def __str__(self) -> str:
         head = ["policy", "target", "total", "temp", "head-room", "FLOPs", "step (estimate)"]
-        return columns([head, *map(_cells, self.entries)], right=(2, 3, 4, 5, 6))
+        table = columns([head, *map(_cells, self.entries)], right=(2, 3, 4, 5, 6))
+        return f"{self.function}\n{self.asked}\n\n{table}" if self.asked.arguments else table
 
 
 def compare(
@@ -147,18 +170,17 @@ def compare(
     >>> [entry.policy for entry in table]
     ['min_cut', 'save_nothing']
     """
-    asked = f"compare of {f!r}"
-    if not callable(f):
-        raise WrongArgument(asked, "it is not callable", "", "pass the function, then arguments")
-    named = policies if isinstance(policies, Mapping) else _named(policies, asked)
+    about = f"compare of {f!r}"
+    check_callable(f, about)
+    named = policies if isinstance(policies, Mapping) else _named(policies, about)
     where = [targets] if isinstance(targets, str) else targets
     if not isinstance(where, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise WrongArgument(asked, f"targets={targets!r} is no list of targets", "",
+        raise WrongArgument(about, f"targets={targets!r} is no list of targets", "",
                             "give a list, such as ['cpu', 'tpu:v5e:1x1']")  # fmt: skip
     where = list(where)
     if not named or not where:
         raise WrongArgument(
-            asked,
+            about,
             f"there are {len(named)} policies and {len(where)} targets: nothing to compare",
             "",
             "give policies, such as [None, xform.policies.save_nothing], and targets, of which "
@@ -175,7 +197,22 @@ def compare(
             except BudgetInfeasible as error:
                 entries.append(Entry(name, target or jax.default_backend(), None,
                                      error.floor_bytes))  # fmt: skip
-    return Comparison(getattr(f, "__name__", type(f).__name__), tuple(entries))
+    run, _ = _with_policy(f, args, None, argnums)
+    note = next((e.report.asked.note for e in entries if e.report), "")
+    what = dataclasses.replace(asked(run, args, {}), policy="", note=note)
+    return Comparison(getattr(f, "__name__", type(f).__name__), tuple(entries), what)
+
+
+def _labels(found: Sequence[Entry], sizes: Sequence[float], costs: Sequence[float]
+            ) -> dict[int, list[str]]:  # fmt: skip
+    """Names of policies, by the first point of those that lie too near for two labels."""
+    near = lambda values, k: round(values[k] / max(*values, 1) / _NEAR)
+    places: dict[tuple[int, int], int] = {}
+    labels: dict[int, list[str]] = {}
+    for k, entry in enumerate(found):
+        at = places.setdefault((near(sizes, k), near(costs, k)), k)
+        labels[at] = list(dict.fromkeys([*labels.get(at, ()), entry.policy]))
+    return labels
 
 
 def _named(policies: Any, asked: str) -> dict[str, Policy]:
@@ -198,6 +235,18 @@ def _named(policies: Any, asked: str) -> dict[str, Policy]:
 
 def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
             argnums: int | Sequence[int] = 0, **options: Any) -> MemoryReport:  # fmt: skip
+    """The report of a function under a policy on a target, which says what policy it was.
+
+    Of a budget of the peak the function is what it bounds: see `_kept_on`.
+    """
+    policy = min_cut if policy is None else _in_bytes(check(policy), target, options)
+    report = _kept_on(target, f, args, policy, argnums, **options)
+    asked = dataclasses.replace(report.asked, policy=said(policy))
+    return dataclasses.replace(report, asked=asked)
+
+
+def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
+             argnums: int | Sequence[int] = 0, **options: Any) -> MemoryReport:  # fmt: skip
     """The report of a function under a policy on a target.
 
     A function that has, and is not given, an argument `policy` is given it; any other is a loss,
@@ -210,15 +259,19 @@ def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
 
     def ask(policy: Policy) -> MemoryReport:
         run, given = _with_policy(f, args, policy, argnums)
-        return memory_analysis(run, *args, target=target, **given, **options)
+        report = memory_analysis(run, *args, target=target, **given, **options)
+        return dataclasses.replace(
+            report, asked=dataclasses.replace(report.asked, code=as_code(policy))
+        )
 
-    policy = policy if policy is None else _in_bytes(check(policy), target, options)
     if not isinstance(policy, Budget) or policy.of != "peak":
         return ask(policy)
-    if not _takes_policy(f, args) and options.keys() <= {"donate_argnums", "capacity"}:
+    if not takes_policy(f, len(args)) and options.keys() <= {"donate_argnums", "capacity"}:
         donated = options.get("donate_argnums", ())
-        return ask(plan(f, *args, policy=policy, argnums=argnums, target=target,
-                        donate_argnums=donated))  # fmt: skip
+        report = ask(plan(f, *args, policy=policy, argnums=argnums, target=target,
+                          donate_argnums=donated))  # fmt: skip
+        code = f"xform.plan(f, *args, policy={as_code(policy)}, target={report.target!r})"
+        return dataclasses.replace(report, asked=dataclasses.replace(report.asked, code=code))
     default = ask(min_cut)
     if default.total_bytes is not None and default.total_bytes <= policy.bytes:
         return default
@@ -274,20 +327,11 @@ def _lowest(budget: Budget, ask: Callable[[Policy], MemoryReport]) -> MemoryRepo
             size = error.floor_bytes
 
 
-def _takes_policy(f: Callable[..., Any], args: Sequence[Tree]) -> bool:
-    """Whether a function has an argument `policy` that is not among those given by position."""
-    try:
-        signature = inspect.signature(f)
-        return "policy" in signature.parameters.keys() - signature.bind_partial(*args).arguments
-    except (TypeError, ValueError):  # it has no signature, or not this one: its call says so
-        return False
-
-
 def _with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
                  argnums: int | Sequence[int]
                  ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
     """What to compile, and its keyword arguments."""
-    if not _takes_policy(f, args):
+    if not takes_policy(f, len(args)):
         return functools.wraps(f)(value_and_grad(f, argnums, policy=policy)), {}
     if hasattr(f, "lower"):  # `jax.jit` has made it, with options of its own
         return f, {"policy": policy}

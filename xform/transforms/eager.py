@@ -39,7 +39,7 @@ from xform.planner.saved import plan
 from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule, split_by_rule
 from xform.source import frame
 from xform.table import Rule
-from xform.transforms.function import Call, Signature, Tree, as_array
+from xform.transforms.function import Call, Signature, Tree, as_array, check_outputs
 from xform.transforms.linear_map import Part, Pullback, Pushforward, dense
 from xform.words import Bilinear, Pointwise
 
@@ -309,6 +309,7 @@ def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
         del args, given
     leaves, tree = jax.tree.flatten(y)
     pairs = [trace.lower(x) for x in leaves]
+    check_outputs([x for x, _ in pairs], at)
     for x, _ in pairs:
         as_array(x, at.asked)  # or an error; a Python number stays one
     ys = [x for x, _ in pairs]

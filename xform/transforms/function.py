@@ -13,6 +13,7 @@ import numpy as np
 
 from xform._jax import Tracer
 from xform.arithmetic import Value, differentiable
+from xform.callables import check_callable, written
 from xform.errors import WrongArgument, WrongDtype
 from xform.ir import Mask, Program, lifted, trace
 from xform.modules import inexact, opened
@@ -113,6 +114,7 @@ def function(at: Call) -> tuple[Function, list[Value]]:
     def flat(*args: Value) -> list[Value]:
         result, aux = at.run(args)
         ys, out["tree"] = jax.tree.flatten(result)
+        check_outputs(ys, at)
         leaves, tree = jax.tree.flatten(aux)
         # Auxiliary leaves may be anything; only what was traced goes through the program.
         traced = [isinstance(x, Tracer) for x in leaves]
@@ -135,13 +137,24 @@ def function(at: Call) -> tuple[Function, list[Value]]:
     return Function(signature, whole, len(consts), rebuild_aux), [*consts, *at.args]
 
 
-def check_callable(f: Any, asked: str) -> None:
-    """Refuse what is no function."""
-    if not callable(f):
-        raise WrongArgument(asked, f"{f!r} is not callable", "", "pass a function of arrays")
-
-
 _ARRAYS = Tracer, jax.Array, jax.Ref  # as a tuple: a union would be made at each question
+
+
+def check_outputs(ys: Sequence[Any], at: Call) -> None:
+    """Refuse outputs that are no arrays, numbers or values of other types of JAX's."""
+    for y in ys:
+        if isinstance(y, _ARRAYS):
+            continue
+        try:
+            jax.typeof(y)
+        except TypeError:
+            raise WrongDtype(
+                f"{at.asked} of {at.name}",
+                f"it returned a value of type {type(y).__name__}, which is no array",
+                written(at.f),
+                "return arrays, numbers or pytrees of them; with has_aux=True the second of a pair "
+                "may hold anything",
+            ) from None
 
 
 def as_array(x: Any, asked: str) -> Value:
@@ -222,4 +235,5 @@ def partial(
         return f(*full, **kwargs)
 
     held.__name__ = getattr(f, "__name__", type(f).__name__)
+    vars(held)["__wrapped__"] = f  # where it was written
     return opened(held, [args[i] for i in at], inexact)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.tree_util import keystr
 
+from xform.callables import argument_names, check_callable
 from xform.interpret.node import gather, spread
 from xform.ir import Mask, Program
 from xform.modules import shaped
@@ -23,7 +23,6 @@ from xform.transforms.function import (
     Function,
     Tree,
     call,
-    check_callable,
     function,
     partial,
     positions,
@@ -136,7 +135,7 @@ def point(asked: str, f: Callable[..., Any], args: Sequence[Tree],
     check_callable(f, asked)
     at = None if argnums is None else positions(argnums, len(args), asked)
     given = Arguments(args)
-    names = _names(f, len(args))
+    names = argument_names(f, len(args))
     called = [names[path[0].idx] + keystr(path[1:]) for path, _ in given.paths]
     found: list[At] = []
 
@@ -156,14 +155,3 @@ def point(asked: str, f: Callable[..., Any], args: Sequence[Tree],
 
     jax.eval_shape(run, *given.arrays())
     return found[0]
-
-
-def _names(f: Callable[..., Any], n: int) -> list[str]:
-    """What a function calls its first `n` arguments."""
-    try:
-        bound = inspect.signature(f).bind_partial(*range(n)).arguments
-    except (TypeError, ValueError):
-        return [f"argument {i}" for i in range(n)]
-    several = ([f"{k}[{i}]" for i in range(len(v))] if isinstance(v, tuple) else [k]
-               for k, v in bound.items())  # fmt: skip
-    return [name for names in several for name in names]

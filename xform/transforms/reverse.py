@@ -15,6 +15,7 @@ from jax import lax
 from xform._jax import batched, staging, zeros
 from xform.arithmetic import Value, cotangent_sharding
 from xform.budgets import Budget, Fit
+from xform.callables import check_callable, mark
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
@@ -27,7 +28,6 @@ from xform.transforms.function import (
     Call,
     Tree,
     call,
-    check_callable,
     function,
     numbers,
     partial,
@@ -160,6 +160,7 @@ def grad(
         value, g = both(*args, **kwargs)
         return (g, value[1]) if has_aux else g
 
+    mark(gradient, "grad", argnums, policy)
     return gradient
 
 
@@ -184,6 +185,7 @@ def _value_and_grad(asked: str, f: Any, argnums: Any, has_aux: bool, holomorphic
         g = g[0] if isinstance(argnums, int | np.integer) else g
         return ((y, *aux) if has_aux else y), g
 
+    mark(both, "value_and_grad", argnums, policy)
     return both
 
 

@@ -1,6 +1,6 @@
 /* The reports as objects, and numbers as people read them. */
 
-const FIELDS = ["name", "bytes", "type", "operation", "where", "scope", "category", "why", "born", "dies"];
+const FIELDS = ["name", "bytes", "type", "operation", "where", "scope", "category", "why", "source", "born", "dies"];
 const NUMBERS = new Set(["bytes", "born", "dies"]);
 
 /** A report with its texts put back, and for each buffer the text that a search looks at. */
@@ -9,7 +9,7 @@ function unpack(packed) {
     const b = {};
     FIELDS.forEach((field, i) => { b[field] = NUMBERS.has(field) ? row[i] : packed.text[row[i]]; });
     b.atPeak = row[FIELDS.length] === 1;
-    b.searched = [b.name, b.type, b.operation, b.where, b.scope, b.category, b.why]
+    b.searched = [b.name, b.type, b.operation, b.where, b.scope, b.category, b.why, b.source]
       .join("\n").toLowerCase();
     return b;
   });

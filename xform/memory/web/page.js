@@ -5,6 +5,7 @@ const { categories, reports: packed } = JSON.parse($$("data").textContent);
 const ofCategory = new Map(categories.map((c) => [c.name, c]));
 const colorOf = (name) => (ofCategory.get(name) ?? categories.at(-1))[paint.dark ? "dark" : "light"];
 const reports = packed.map(() => null); // unpacked when shown
+const unpacked = (i) => reports[i] ??= unpack(packed[i]);
 
 let report = null, step = 0, grouping = "category";
 const timeline = makeTimeline($$("timeline"), categories, inspect);
@@ -12,7 +13,7 @@ const treemap = makeTreemap($$("treemap"), $$("trail"));
 const table = makeTable($$("table"), $$("more"));
 
 function open(i) {
-  report = reports[i] ??= unpack(packed[i]);
+  report = unpacked(i);
   headline();
   advise();
   comparison(i);
@@ -28,6 +29,9 @@ function headline() {
   $$("function").textContent = `Memory of ${report.function}`;
   $$("about").textContent = `compiled for ${device.name} (${report.target})` +
     (device.count > 1 ? `, ${device.count} devices; bytes are per device` : "");
+  $$("asked").replaceChildren(`Compiled: ${report.compiled}`, make("br"),
+    `Arguments: ${report.given}`, ...(report.note ? [make("br"), report.note] : []));
+  policy();
   $$("headline").replaceChildren(humanBytes(total), make("small", {},
     capacity ? ` of ${humanBytes(capacity)}${each}` : ` at its peak${each}`));
   const spare = capacity - total - report.constant_bytes, room = $$("room");
@@ -60,6 +64,18 @@ function headline() {
     make("dd", {}, value, make("small", {}, note)))));
 }
 
+/** The policy as text to copy, and whether anybody has seen what it takes. */
+function policy() {
+  const waits = report.buffers.some((b) => b.atPeak && b.category === "activation");
+  const code = report.code || (waits ? 'policy="auto"' : "");
+  const known = report.code
+    ? `verified: planned, and compiled for ${report.device.name}, it takes ${humanBytes(report.total_bytes)}`
+    : "not verified: neither planned nor compiled for this program";
+  $$("policy").hidden = !code;
+  $$("policy").replaceChildren("Policy to copy: ", make("code", { class: "copy" }, code), " ",
+    make("span", { class: report.code ? "fits" : "muted" }, known));
+}
+
 /** What would take fewer bytes. */
 function advise() {
   $$("advice").hidden = !report.advice.length;
@@ -89,7 +105,7 @@ function comparison(shown) {
       make("td", {}, make("button", choice, r.label)),
       make("td", {}, bar),
       make("td", { class: "number" }, humanBytes(r.total_bytes)),
-      make("td", { class: `number ${spare < 0 ? "over" : "fits"}` }, room),
+      make("td", { class: `number ${!capacity && !r.refused ? "muted" : spare < 0 ? "over" : "fits"}` }, room),
       make("td", { class: "number" }, humanBytes(r.temp_bytes)),
       make("td", { class: "number" }, humanFlops(r.flops)));
     if (i === shown) row.setAttribute("aria-current", "true");
@@ -99,6 +115,7 @@ function comparison(shown) {
     make("th", { scope: "col", class: i > 1 ? "number" : "" }, title));
   $$("reports").replaceChildren(make("table", {},
     make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows)));
+  if (packed.length > 1) difference(shown, $$("difference"));
 }
 
 /** What the colours mean, and what each has at the peak. */
@@ -109,7 +126,7 @@ function legend() {
   if (rest.some((bytes) => bytes > 0.5)) add(categories.at(-1).name, rest[report.peak_step]);
   $$("legend").replaceChildren(...categories.filter((c) => at.has(c.name)).map((c) =>
     make("li", {}, swatch(colorOf(c.name)), make("b", {}, c.name),
-      make("span", { class: "muted" }, c.meaning), humanBytes(at.get(c.name)))));
+      make("span", { class: "muted" }, c.meaning), at.get(c.name) ? humanBytes(at.get(c.name)) : "none")));
 }
 
 /** Show what is live at a step. */

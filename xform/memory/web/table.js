@@ -6,7 +6,8 @@ const MORE = 500;
 const COLUMNS = [
   ["bytes", "Bytes", (b) => humanBytes(b.bytes), "number"],
   ["category", "Category", (b) => [swatch(colorOf(b.category)), b.category]],
-  ["where", "Source line", (b) => make("span", { title: b.where }, nearby(b.where))],
+  ["where", "Source line", (b) => [make("span", { title: b.where }, nearby(b.where)),
+    ...(b.source ? [make("code", { title: b.source }, b.source)] : [])]],
   ["operation", "Operation", (b) => b.operation],
   ["type", "Type", (b) => b.type],
   ["scope", "Scope", (b) => b.scope],

@@ -1,6 +1,6 @@
 /* Live bytes over the steps of the program: hover, zoom by wheel, pan by drag, keys. */
 
-const MARGIN = { left: 58, right: 10, top: 22, bottom: 26 };
+const MARGIN = { left: 58, right: 10, top: 22, bottom: 46 };
 const LARGEST = 6; // buffers that the note beside the pointer lists
 
 function makeTimeline(canvas, categories, inspect) {
@@ -124,7 +124,22 @@ function makeTimeline(canvas, categories, inspect) {
     }
     context.textAlign = "center";
     for (const step of ticks(from, to, Math.max(2, width / 110)).filter(Number.isInteger)) {
-      context.fillText(step.toLocaleString("en"), Math.min(xOf(step), width - 20), height - 9);
+      context.fillText(step.toLocaleString("en"), Math.min(xOf(step), width - 20), height - 29);
+    }
+    phases(context, width, height);
+  }
+
+  /** Under the steps, what the program does in them: forward, backward, update. */
+  function phases(context, width, height) {
+    const right = width - MARGIN.right, y = height - 16;
+    for (const { name, first, end } of report.phases) {
+      const [x, to] = [Math.max(xOf(first), MARGIN.left), Math.min(xOf(end), right)];
+      if (to - x < 1) continue;
+      context.strokeStyle = context.fillStyle = paint.muted;
+      stroke(context, x + 1, y - 4, x + 1, y + 1);
+      stroke(context, x + 1, y, to - 1, y);
+      stroke(context, to - 1, y - 4, to - 1, y + 1);
+      context.fillText(cut(context, name, to - x), (x + to) / 2, height - 3);
     }
   }
 

@@ -183,7 +183,7 @@ function makeTreemap(canvas, trail) {
     }
     showTip(x, y, make("strong", {}, b.name), factTable([
       ["bytes", `${humanBytes(b.bytes)} (${b.bytes.toLocaleString("en")}), ${share}`],
-      ["type", b.type], ["operation", b.operation], ["line", b.where], ["scope", b.scope],
+      ["type", b.type], ["operation", b.operation], ["line", b.where], ["", b.source], ["scope", b.scope],
       ["category", swatch(colorOf(b.category)), b.category], ["why", b.why],
       ["lives", `step ${b.born} to ${b.dies}`]]));
     return [b.name, humanBytes(b.bytes), b.type, b.operation, b.where, b.scope, b.category].join(", ");

@@ -1,0 +1,54 @@
+"""Where a compiled program goes forward and back."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import xform
+from tests.memory.test_questions import f32
+from xform.memory.phases import _majority
+
+
+def loss(ws, x):
+    return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] ** 2)
+
+
+def unrolled(ws, x):
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return jnp.sum(x**2)
+
+
+def names(f) -> list[str]:
+    report = xform.memory_analysis(f, f32(6, 32, 32), f32(8, 32))
+    phases = report.phases
+    assert [p.first for p in phases[1:]] == [p.end for p in phases[:-1]]
+    if phases:
+        assert phases[0].first == 0
+        assert phases[-1].end == len(report.live)
+        assert report.to_dict()["phases"][0]["name"] == phases[0].name
+    return [p.name for p in phases]
+
+
+@pytest.mark.parametrize("f", [loss, unrolled])
+def test_a_derivative_goes_forward_and_back(f) -> None:
+    assert names(xform.grad(f)) == ["forward", "backward"]
+
+
+def test_what_follows_is_the_update() -> None:
+    def step(ws, x):
+        gradient = jax.lax.optimization_barrier(xform.grad(loss)(ws, x))
+        return ws - 0.1 * jnp.sign(gradient)
+
+    assert names(step) == ["forward", "backward", "update"]
+
+
+def test_what_is_no_derivative_has_none() -> None:
+    assert names(loss) == []
+
+
+def test_single_operations_that_were_moved_change_nothing() -> None:
+    votes = [-1, 1, -1, -1, -1, 1, 1, -1, 1, 1, 1, -1, -1]
+    assert _majority(votes) == (5, 11)
+    assert _majority([-1, -1]) == (0, 0)
+    assert _majority([0, 1, 0]) == (0, 2)

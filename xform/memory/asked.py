@@ -1,0 +1,98 @@
+"""What was compiled, in words: the transform, the policy, the arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xform._jax import ShapedArray
+from xform.callables import argument_names, derived
+from xform.policies import as_code, min_cut, said
+from xform.text import human_bytes
+
+# Arguments that are named one by one.
+_MOST = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What was compiled; prints as two lines, or as nothing where nobody said it.
+
+    Attributes:
+      transform: such as "value_and_grad by argument 0"; empty of a function as it is.
+      policy: what the policy is called; empty where there is none.
+      code: the policy as Python, to be copied; empty where there is none that Python can say.
+      arguments: their names and types.
+      inputs: what made them, on the command line.
+      note: more of how it was compiled, such as shardings that were not given.
+    """
+
+    transform: str = ""
+    policy: str = ""
+    code: str = ""
+    arguments: str = ""
+    inputs: str = ""
+    note: str = ""
+
+    @property
+    def compiled(self) -> str:
+        """The transform and the policy, in a line."""
+        what = f"its {self.transform}" if self.transform else "the function as it is"
+        return what + (f", policy {self.policy}" if self.policy else "")
+
+    @property
+    def given(self) -> str:
+        """The arguments, in a line."""
+        made = f", by {self.inputs}" if self.inputs else ""
+        return f"{self.arguments}{made}"
+
+    def __str__(self) -> str:
+        if not self.arguments:
+            return ""
+        note = f"\n{self.note}" if self.note else ""
+        return f"compiled: {self.compiled}\narguments: {self.given}{note}"
+
+
+def asked(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
+    """What is compiled of a function and its arguments.
+
+    >>> import xform
+    >>> from xform.memory.asked import asked
+    >>> print(asked(xform.grad(lambda w, x: w @ x), (jnp.ones(3), jnp.ones(3)), {}))
+    compiled: its grad by argument 0, policy min_cut
+    arguments: w f32[3], x f32[3]
+    """
+    made = derived(f)
+    named = [*zip(argument_names(f, len(args)), args, strict=True), *kwargs.items()]
+    words = [f"{name} {_type(x)}" for name, x in named[:_MOST]]
+    if rest := named[_MOST:]:
+        words.append(f"and {len(rest)} more, {_type([x for _, x in rest])}")
+    given = ", ".join(words) or "none"
+    if made is None:
+        return Asked(arguments=given)
+    by = made.argnums if isinstance(made.argnums, Sequence) else (made.argnums,)
+    several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
+    policy = min_cut if made.policy is None else made.policy
+    return Asked(f"{made.transform} by {several}", said(policy), as_code(policy), given)
+
+
+def short(dtype: Any) -> str:
+    """A dtype as JAX prints it: f32."""
+    return ShapedArray((), dtype).str_short(short_dtypes=True).partition("[")[0]
+
+
+def _type(x: Any) -> str:
+    """An argument in a few words."""
+    leaves = jax.tree.leaves(x)
+    arrays = [y for y in leaves if hasattr(y, "shape") and hasattr(y, "dtype")]
+    if len(leaves) == 1 and leaves[0] is x:
+        if arrays:
+            return f"{short(x.dtype)}[{','.join(map(str, x.shape))}]"
+        return repr(x) if isinstance(x, str | bool | numbers.Number) else type(x).__name__
+    size = sum(int(np.prod(y.shape)) * y.dtype.itemsize for y in arrays)
+    return f"({len(arrays)} array{'s' * (len(arrays) != 1)}, {human_bytes(size)})"
