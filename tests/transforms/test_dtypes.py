@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.scipy import special, stats
 
 import xform
 from tests.reference import close, grads_agree
@@ -29,6 +30,14 @@ WEAK = {
     "gather": (lambda x: jnp.take(x, 0), 3.0),
     "remat": (jax.checkpoint(lambda x: x * x), 3.0),
     "bfloat16": (lambda x: x * 2.0, jnp.bfloat16(3)),
+    "dot": (lambda x: jnp.dot(x, 2.0), 3.0),
+    "power": (lambda x: x**2.5, 3.0),
+    "clamp": (lambda x: lax.clamp(0.0, x, 5.0), 3.0),
+    "clamp, strong bound": (lambda x: lax.clamp(0.0, x, np.float32(5)), 3.0),
+    "choice beside a strong case": (lambda x: lax.select(x > 0, x, np.float32(2)), 3.0),
+    "literals": (jax.jit(lambda x: lax.igamma(0.4, x) + lax.betainc(1.2, 0.7, x)), 0.3),
+    "strong tangent of a weak value, in a jit": (lambda x: special.rel_entr(x, 0.7), 0.4),
+    "logpmf": (lambda x: stats.poisson.logpmf(2, x), 1.7),
 }
 
 
@@ -36,15 +45,18 @@ WEAK = {
 def test_weak_types_are_those_of_jax(name: str) -> None:
     f, x = WEAK[name]
 
-    def kinds(t):
+    def derivatives(t, x):
         y, g = t.value_and_grad(f)(x)
         y2, pull = t.vjp(f, x)
         y3, dy = t.jvp(f, (x,), (jnp.ones_like(x),))
         y4, push = t.linearize(f, x)
-        out = y, g, y2, pull(jnp.ones_like(y2))[0], y3, dy, y4, push(jnp.ones_like(x))
-        return [(jax.typeof(a).str_short(), jax.typeof(a).weak_type) for a in out]
+        return y, g, y2, pull(jnp.ones_like(y2))[0], y3, dy, y4, push(jnp.ones_like(x))
 
-    assert kinds(xform) == kinds(jax)
+    kinds = lambda avals: [(a.str_short(), a.weak_type) for a in avals]
+    eager = lambda t: kinds(map(jax.typeof, derivatives(t, x)))
+    staged = lambda t: kinds(jax.make_jaxpr(lambda x: derivatives(t, x))(x).out_avals)
+    assert eager(xform) == eager(jax)
+    assert staged(xform) == staged(jax)
 
 
 def test_integers_get_float0() -> None:
