@@ -59,6 +59,28 @@ def test_weak_types_are_those_of_jax(name: str) -> None:
     assert staged(xform) == staged(jax)
 
 
+# Beside a value that is not differentiated a tangent is as weakly typed as its own value.
+choice = lambda on, x: lax.select(on, x, np.float32(2))
+BESIDE = {
+    "scan": lambda x: lax.scan(lambda c, i: (choice(i > 0, x), c * x), np.float32(1), np.arange(3)),
+    "fori": lambda x: lax.fori_loop(0, 3, lambda i, c: choice(i > 0, x) + 0 * c, np.float32(1)),
+    "cond": lambda x: lax.cond(x > 0, lambda x: choice(x > 1, x), lambda x: np.float32(2) * x, x),
+    "remat": jax.checkpoint(lambda x: choice(x > 1, x)),
+    "jit": jax.jit(lambda x: choice(x > 1, x)),
+}
+
+
+@pytest.mark.parametrize("way", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_tangent_weaker_than_its_value_goes_through(name: str, way) -> None:
+    f = BESIDE[name]
+    loss = lambda x: sum(map(jnp.sum, jax.tree.leaves(f(x))))
+    for g in (lambda t, x: t.jvp(f, (x,), (1.0,)), lambda t, x: t.grad(loss)(x),
+              lambda t, x: t.linearize(f, x)[1](1.0), lambda t, x: t.hessian(loss)(x)):  # fmt: skip
+        own, theirs = (way(lambda x, g=g, t=t: g(t, x))(3.0) for t in (xform, jax))
+        close(own, theirs, 1e-6)
+
+
 def test_integers_get_float0() -> None:
     f = lambda x, n, flag: jnp.sum(x * n) * flag
     args = (X, np.arange(3), True)
