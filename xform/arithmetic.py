@@ -100,7 +100,7 @@ def constant_like(x: Value, c: float) -> Value:
     Of a weakly typed scalar it is a Python number, as weakly typed as `x`; where that would be of
     another dtype, and for arrays, it is none: JAX's own rules do the same.
     """
-    weak = getattr(x, "weak_type", False) and np.ndim(x) == 0
+    weak = getattr(x, "weak_type", is_number(x)) and np.ndim(x) == 0
     if weak and x.dtype == jax.typeof(1.0 * c).dtype:
         return 1.0 * c
     return np.asarray(c, x.dtype)

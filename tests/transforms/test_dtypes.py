@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.scipy import special, stats
 
 import xform
 from tests.reference import close, grads_agree
@@ -29,6 +30,14 @@ WEAK = {
     "gather": (lambda x: jnp.take(x, 0), 3.0),
     "remat": (jax.checkpoint(lambda x: x * x), 3.0),
     "bfloat16": (lambda x: x * 2.0, jnp.bfloat16(3)),
+    "dot": (lambda x: jnp.dot(x, 2.0), 3.0),
+    "power": (lambda x: x**2.5, 3.0),
+    "clamp": (lambda x: lax.clamp(0.0, x, 5.0), 3.0),
+    "clamp, strong bound": (lambda x: lax.clamp(0.0, x, np.float32(5)), 3.0),
+    "choice beside a strong case": (lambda x: lax.select(x > 0, x, np.float32(2)), 3.0),
+    "literals": (jax.jit(lambda x: lax.igamma(0.4, x) + lax.betainc(1.2, 0.7, x)), 0.3),
+    "strong tangent of a weak value, in a jit": (lambda x: special.rel_entr(x, 0.7), 0.4),
+    "logpmf": (lambda x: stats.poisson.logpmf(2, x), 1.7),
 }
 
 
@@ -36,15 +45,40 @@ WEAK = {
 def test_weak_types_are_those_of_jax(name: str) -> None:
     f, x = WEAK[name]
 
-    def kinds(t):
+    def derivatives(t, x):
         y, g = t.value_and_grad(f)(x)
         y2, pull = t.vjp(f, x)
         y3, dy = t.jvp(f, (x,), (jnp.ones_like(x),))
         y4, push = t.linearize(f, x)
-        out = y, g, y2, pull(jnp.ones_like(y2))[0], y3, dy, y4, push(jnp.ones_like(x))
-        return [(jax.typeof(a).str_short(), jax.typeof(a).weak_type) for a in out]
+        return y, g, y2, pull(jnp.ones_like(y2))[0], y3, dy, y4, push(jnp.ones_like(x))
 
-    assert kinds(xform) == kinds(jax)
+    kinds = lambda avals: [(a.str_short(), a.weak_type) for a in avals]
+    eager = lambda t: kinds(map(jax.typeof, derivatives(t, x)))
+    staged = lambda t: kinds(jax.make_jaxpr(lambda x: derivatives(t, x))(x).out_avals)
+    assert eager(xform) == eager(jax)
+    assert staged(xform) == staged(jax)
+
+
+# Beside a value that is not differentiated a tangent is as weakly typed as its own value.
+choice = lambda on, x: lax.select(on, x, np.float32(2))
+BESIDE = {
+    "scan": lambda x: lax.scan(lambda c, i: (choice(i > 0, x), c * x), np.float32(1), np.arange(3)),
+    "fori": lambda x: lax.fori_loop(0, 3, lambda i, c: choice(i > 0, x) + 0 * c, np.float32(1)),
+    "cond": lambda x: lax.cond(x > 0, lambda x: choice(x > 1, x), lambda x: np.float32(2) * x, x),
+    "remat": jax.checkpoint(lambda x: choice(x > 1, x)),
+    "jit": jax.jit(lambda x: choice(x > 1, x)),
+}
+
+
+@pytest.mark.parametrize("way", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_tangent_weaker_than_its_value_goes_through(name: str, way) -> None:
+    f = BESIDE[name]
+    loss = lambda x: sum(map(jnp.sum, jax.tree.leaves(f(x))))
+    for g in (lambda t, x: t.jvp(f, (x,), (1.0,)), lambda t, x: t.grad(loss)(x),
+              lambda t, x: t.linearize(f, x)[1](1.0), lambda t, x: t.hessian(loss)(x)):  # fmt: skip
+        own, theirs = (way(lambda x, g=g, t=t: g(t, x))(3.0) for t in (xform, jax))
+        close(own, theirs, 1e-6)
 
 
 def test_integers_get_float0() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from xform._jax import JaxprEqn, closed, inlines, primitives, staging
+from xform._jax import JaxprEqn, closed, inlines, primitives, staging, weak_as
 from xform.arithmetic import Value, all_arrayed
 from xform.errors import NotDifferentiable, XformError
 from xform.interpret import emit
@@ -134,7 +134,7 @@ class Jit(Structured):
         return super().vjp(eqn, xs, active, wanted)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        xs = all_arrayed(xs)
+        xs, dxs = all_arrayed(xs), _weak_as(dxs, body(eqn).in_avals)
         if self.inlined(eqn, compiled()):
             return jvp(body(eqn), xs, dxs, split=True, wanted=wanted)
         return super().split(eqn, xs, dxs, wanted)
@@ -143,16 +143,22 @@ class Jit(Structured):
         return _JitNode(eqn, analyze(body(eqn), active, wanted, push), push)
 
 
+def _weak_as(dxs: Sequence[Value], avals: Sequence[Any]) -> list[Value]:
+    """Tangents of a body's inputs, as weakly typed as those: JAX stages a call so."""
+    pairs = zip(dxs, avals, strict=True)
+    return [None if dx is None else weak_as(dx, aval) for dx, aval in pairs]
+
+
 def _staged_jvp(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
                 ) -> tuple[dict[str, Any], Mask, Callable[..., list[Value]]]:  # fmt: skip
     """Of a jit of inputs and tangents: its parameters, which outputs move, and a function like it.
 
-    A tangent lives where its value does.
+    A tangent lives where its value does, and goes in as weakly typed as it.
     """
     prog, moving = body(eqn), []
 
     def push(*args: Value) -> list[Value]:
-        dxs = spread(args[len(on) :], on)
+        dxs = _weak_as(spread(args[len(on) :], on), prog.in_avals)
         ys, dys = jvp(prog, args[: len(on)], dxs, wanted=wanted)
         moving[:] = [dy is not None for dy in dys]
         return [*ys, *gather(dys, tuple(moving))]

@@ -30,7 +30,7 @@ Axes = Sequence[int]
 def of_type(ct: Any, x: Any) -> Any:
     """`ct` in the dtype of `x`; the cotangent of a real operand is real."""
     ct = lax.real(ct) if np.iscomplexobj(ct) and not np.iscomplexobj(x) else ct
-    return lax.convert_element_type(ct, x.dtype)
+    return ct if ct.dtype == x.dtype else lax.convert_element_type(ct, x.dtype)
 
 
 def rest(ndim: int, *taken: Axes) -> list[int]:

@@ -19,11 +19,13 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import primitives, weak_as, zeros
+from xform._jax import JaxprEqn, primitives, weak_as, zeros
 from xform.arithmetic import Over, Value, constant_like, reduce_like
+from xform.equation import apply
 from xform.errors import NotDifferentiable
+from xform.table import declare
 from xform.traits import DEAR, ELEMENTWISE, MOVEMENT, PLAIN, Traits
-from xform.words import bilinear, composite, constant, linear, pointwise
+from xform.words import Linear, bilinear, composite, constant, linear, pointwise
 
 C = constant_like
 # What a reduction on XLA:CPU takes in.
@@ -35,8 +37,8 @@ def real_valued(x: Value) -> bool:
 
 
 def step(mask: Value, x: Value) -> Value:
-    """1 where the mask holds, else 0. The mask is the smaller thing to save."""
-    return lax.convert_element_type(mask, x.dtype)
+    """1 of the type of `x` where the mask holds, else 0. The mask is the smaller thing to save."""
+    return weak_as(lax.convert_element_type(mask, x.dtype), jax.typeof(x))
 
 
 def nonzero(x: Value) -> Value:
@@ -93,10 +95,11 @@ pointwise("integer_pow", _integer_pow, traits=ABSORBED)
 
 
 def _pow_base(y: Value, a: Value, b: Value) -> Value:
-    if not jax.numpy.issubdtype(b.dtype, np.integer):
-        return lax.mul(b, lax.pow(a, lax.sub(b, C(b, 1))))
-    # An exponent 0 is left at 0, not lowered to -1: no 0/0 here nor in higher derivatives.
-    lower = lax.select(lax.eq(b, C(b, 0)), b, lax.sub(b, C(b, 1)))
+    lower = lax.sub(b, C(b, 1))
+    if jax.numpy.issubdtype(b.dtype, np.integer):
+        # An exponent 0 is left at 0, not lowered to -1: no 0/0 here nor in higher derivatives.
+        lower = lax.select(lax.eq(b, C(b, 0)), b, lower)
+    # Strongly typed, as in JAX.
     return lax.mul(lax.convert_element_type(b, a.dtype), lax.pow(a, lower))
 
 
@@ -274,12 +277,20 @@ for _name in ("max", "min"):
     pointwise(_name, lambda y, a, b: _share(y, a, b), lambda y, a, b: _share(y, b, a))
 pointwise(
     "clamp",
-    lambda y, low, x, high: step(lax.bitwise_and(lax.gt(low, x), lax.lt(low, high)), y),
-    lambda y, low, x, high: step(lax.bitwise_and(lax.gt(x, low), lax.lt(x, high)), y),
-    lambda y, low, x, high: step(lax.lt(high, x), y),
+    lambda y, low, x, high: step(lax.bitwise_and(lax.gt(low, x), lax.lt(low, high)), x),
+    lambda y, low, x, high: step(lax.bitwise_and(lax.gt(x, low), lax.lt(x, high)), x),
+    lambda y, low, x, high: step(lax.lt(high, x), x),
 )
 # The next float after a: a and a distance that is constant between powers of two.
 pointwise("nextafter", lambda y, a, b: 1, lambda y, a, b: C(b, 0))
+
+
+class _Select(Linear):
+    """As in JAX, the tangent of a case that has none is as weakly typed as one of the others."""
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        none = zeros(jax.typeof(next(dx for dx in dxs[1:] if dx is not None)))
+        return apply(eqn, [xs[0], *(none if dx is None else dx for dx in dxs[1:])])
 
 
 def _select_n(ct: Value, which: Value, *cases: Value) -> list[Any]:
@@ -291,7 +302,7 @@ def _select_n(ct: Value, which: Value, *cases: Value) -> list[Any]:
     return [None, *(lax.select_n(on, none, ct) for on in chosen)]
 
 
-linear("select_n", _select_n, traits=ELEMENTWISE)
+declare(_Select, "select_n", "linear", [_select_n], ELEMENTWISE)
 
 # Complex numbers: real-linear maps.
 
