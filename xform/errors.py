@@ -97,6 +97,10 @@ class BudgetInfeasible(XformError, ValueError):
         return type(self), (self.asked, self.blocked, self.where, self.remedy, self.floor_bytes)
 
 
+class NotSolved(XformError, RuntimeError):
+    """A solver stopped before it was sure of what was asked for."""
+
+
 class OtherProgram(XformError, ValueError):
     """A plan was made for another program."""
 

@@ -49,8 +49,8 @@ def put(*path: Any, to: Any) -> Callable[[Any], None]:
 CHOICE = "record", "choices", 0
 CHANGED = {
     "another version": (put("format", to="xform plan 1"),
-                        "its format is 'xform plan 1', not 'xform plan 3'"),
-    "no version": (put("format", to=KeyError), "its format is None, not 'xform plan 3'"),
+                        "its format is 'xform plan 1', not 'xform plan 4'"),
+    "no version": (put("format", to=KeyError), "its format is None, not 'xform plan 4'"),
     "a part is missing": (put("live", to=KeyError), "the plan has no live"),
     "a part too many": (put("more", to=1), "the plan has more, which no plan has"),
     "a text for a number": (put("saved_bytes", to="7"),

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from xform.interpret.joint import Joint, Plan
 from xform.planner import blocks
 from xform.planner.choice import Choice
-from xform.planner.exact import MOST, choose
+from xform.planner.exact import choose
 from xform.planner.link import Link
 from xform.planner.outcome import again_flops, kept_bytes, sent_bytes
 from xform.planner.refused import over_budget
@@ -40,12 +40,12 @@ def fit(joint: Joint, budget: Budget, make: Make, link: Link | None = None) -> P
     most = make(MinCut())
     if kept_bytes(most) <= budget.bytes:
         return most
-    most_equations = math.inf if budget.solver == "exact" else MOST
-    best = _lowest(most, make, most_equations, link)
+    sure = budget.solver == "exact"
+    best = _lowest(most, make, sure, link)
     if kept_bytes(best) > budget.bytes:
         raise over_budget(best, budget, kept_bytes(best))
 
-    chosen = choose(most, budget.bytes, most_equations, link)
+    chosen = choose(most, budget.bytes, sure, link)
     if chosen is not None and kept_bytes(exact := make(chosen)) <= budget.bytes:
         return min(best, exact, key=_work)
     chosen = blocks.choose(most, budget.bytes)
@@ -54,10 +54,10 @@ def fit(joint: Joint, budget: Budget, make: Make, link: Link | None = None) -> P
     return by_prices(best, budget.bytes, make)
 
 
-def _lowest(most: Plan, make: Make, most_equations: float, link: Link | None) -> Plan:
+def _lowest(most: Plan, make: Make, sure: bool, link: Link | None) -> Plan:
     """The plan that keeps the fewest bytes."""
     found = make(MinCut(0.0, 0.0))
-    chosen = choose(most, None, most_equations, link) if link else None
+    chosen = choose(most, None, sure, link) if link else None
     return min(found, make(chosen), key=kept_bytes) if chosen else found
 
 

@@ -22,9 +22,9 @@ from xform.planner.record import Record
 from xform.planner.rows import Row
 from xform.planner.stored import read
 from xform.policies import min_cut
-from xform.text import columns, human_bytes, human_flops, near
+from xform.text import columns, human_bytes, human_flops, human_seconds, near
 
-_FORMAT = "xform plan 3"
+_FORMAT = "xform plan 4"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,6 +50,9 @@ class Plan:
       live, saved: temporary bytes at each step of the program, and those of them that wait.
       record: the decisions, for this program.
       refused: the compiler refused it, and did not say its size.
+      least_flops: what each plan within the budget runs again at least, if it runs no step of a
+        loop twice again; 0 if nothing is known of it, None if there was no budget.
+      seconds: how long planning took, without what was compiled for it.
     """
 
     function: str
@@ -66,6 +69,8 @@ class Plan:
     saved: tuple[int, ...]
     record: Record
     refused: bool = False
+    least_flops: int | None = None
+    seconds: float = 0.0
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -183,9 +188,19 @@ class Plan:
             f"plan of {self.function}, {self.policy}, on {self.target}",
             table,
             f"{human_bytes(self.saved_bytes)} saved{sent}; {human_flops(self.again_flops)} "
-            f"run again, beside {human_flops(self.forward_flops)} forward",
-            f"peak {human_bytes(self.predicted_bytes)} predicted, {compiled}",
+            f"run again{self._at_least()}, beside {human_flops(self.forward_flops)} forward",
+            f"peak {human_bytes(self.predicted_bytes)} predicted, {compiled}; "
+            f"planned in {human_seconds(self.seconds)}",
         ])  # fmt: skip
+
+    def _at_least(self) -> str:
+        if self.least_flops is None or not self.again_flops:
+            return ""
+        if not self.least_flops:
+            return " (how little it could be is not known)"
+        if self.least_flops >= self.again_flops:
+            return " (the least within this budget)"
+        return f" (at least {human_flops(self.least_flops)} within this budget)"
 
 
 def _given(row: Row) -> str:

@@ -19,87 +19,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy  # its parts are imported when they are first used
 
 from xform._jax import Var, name_p, while_p
-from xform.cost import aval_bytes
+from xform.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.planner.choice import Choice
 from xform.planner.held import held_bytes
 from xform.planner.held import token as held_by
+from xform.planner.integer import Model
 from xform.planner.link import HOST, Link
 from xform.planner.window import Room, room
-from xform.planner.work import price
+from xform.planner.work import fusible, price
 
 # More equations than this are left to blocks and to prices.
 MOST = 3_000
-# A solution is good enough whose work is this near to the bound: exact in a small program, where
-# that costs nothing. A limit on branches, unlike one on time, gives one plan on every machine.
-_GAP, _SMALL, _LARGE_GAP = 1e-6, 1_000, 1e-2
-_BRANCHES = 2_000
 # The price of sending a byte to the host and back, beside that of a FLOP: above that of a few
 # passes over memory, so that what fuses is rather run again, and below that of any product.
 _SENT = 1 / 16
-
-
-class _Model:
-    """Columns between 0 and 1, rows `low <= sum of terms`."""
-
-    def __init__(self) -> None:
-        self.cost: list[float] = []
-        self.size: list[float] = []
-        self.seconds: list[float] = []
-        self.upper: list[float] = []
-        self.lower: list[float] = []
-        self.rows: list[int] = []
-        self.terms: list[tuple[int, float]] = []
-        self.count = 0
-
-    def column(self, cost: float = 0.0, size: float = 0.0, upper: float = 1.0,
-               seconds: float = 0.0) -> int:  # fmt: skip
-        """A new column; `size` is on the device, `seconds` on the link."""
-        self.cost.append(cost)
-        self.size.append(size)
-        self.seconds.append(seconds)
-        self.upper.append(upper)
-        self.lower.append(0.0)
-        return len(self.cost) - 1
-
-    def row(self, *terms: tuple[int, float]) -> None:
-        """The sum of terms is at least 0."""
-        self.rows += [self.count] * len(terms)
-        self.terms += terms
-        self.count += 1
-
-    def solve(self, budget: float, cost: Sequence[float], seconds: float) -> np.ndarray | None:
-        """The columns of the least `cost` that fit in bytes and on the link; None if none do."""
-        if not cost:
-            return np.zeros(0)
-        columns = [c for c, _ in self.terms]
-        values = [a for _, a in self.terms]
-        n = len(cost)
-        optimize = scipy.optimize
-        rows = scipy.sparse.coo_array((values, (self.rows, columns)), shape=(self.count, n)).tocsr()
-        constraints = [optimize.LinearConstraint(rows, 0, np.inf)] if self.count else []
-        for amounts, limit in ((self.size, budget), (self.seconds, seconds)):
-            weights = np.asarray(amounts)
-            if weights.any() and limit < math.inf:
-                scale = weights.max()
-                row = weights[None] / scale
-                constraints.append(optimize.LinearConstraint(row, -np.inf, limit / scale))
-        limits: Any = self.lower, self.upper
-        found = optimize.milp(
-            np.asarray(cost) / max(*cost, 1.0),
-            integrality=np.ones(n),
-            bounds=optimize.Bounds(*limits),
-            constraints=constraints,
-            options={
-                "node_limit": _BRANCHES,
-                "mip_rel_gap": _GAP if n < _SMALL else _LARGE_GAP,
-            },
-        )
-        return found.x
 
 
 @dataclasses.dataclass
@@ -138,24 +75,32 @@ class Problem:
     """
 
     def __init__(self, top: Plan, link: Link | None = None):
-        self.top, self.parts, self.model = top, _parts(top), _Model()
+        self.top, self.parts, self.model = top, _parts(top), Model()
         may = room(top, link)
         self.seconds = may.seconds
         for part in self.parts.values():
             _values(self.model, part, may, link)
         self.fixed = sum(_equations(self.model, self.parts, p) for p in self.parts.values())
 
-    def at(self, budget: float) -> Point | None:
-        """The least work within a budget; None if none was found."""
-        return self._solved(budget, self.model.cost)
+    def at(self, budget: float, sure: bool = False) -> Point | None:
+        """The least work within a budget; None if none was found. `sure`: it is, or `NotSolved`."""
+        return self._solved(budget, self.model.cost, sure)
 
     def at_price(self, flop: float) -> Point | None:
         """The fewest bytes, where a FLOP run again has a price in bytes: 0 for the least of all."""
         terms = zip(self.model.size, self.model.cost, strict=True)
         return self._solved(math.inf, [size + flop * cost for size, cost in terms])
 
-    def _solved(self, budget: float, cost: Sequence[float]) -> Point | None:
-        x = self.model.solve(budget - self.fixed, cost, self.seconds)
+    def bound(self, budget: float) -> float | None:
+        """FLOPs of real work that any solution runs again; None if nothing is within the budget.
+
+        The optimum of the relaxed program, in which a value may be saved in part: in some trips of
+        a loop, say.
+        """
+        return self.model.bound(budget - self.fixed, self.seconds)
+
+    def _solved(self, budget: float, cost: Sequence[float], sure: bool = False) -> Point | None:
+        x = self.model.solve(budget - self.fixed, cost, self.seconds, sure)
         if x is None:
             return None
         on = x > 0.5
@@ -165,16 +110,17 @@ class Problem:
         return Point(_tree(self.top, decided, {}), self.fixed + round(size), price)
 
 
-def choose(top: Plan, budget: int | None, most: float = MOST, link: Link | None = None
+def choose(top: Plan, budget: int | None, sure: bool = False, link: Link | None = None
            ) -> Choice | None:  # fmt: skip
     """What saves for the least work run again; None if none was found, or it is too large.
 
     Without a budget, what saves the fewest bytes. With a link, values may be sent to the host.
+    `sure`: however large it is, the least, or `NotSolved`.
     """
-    if size(top) > most:
+    if size(top) > MOST and not sure:
         return None
     problem = Problem(top, link)
-    found = problem.at_price(0.0) if budget is None else problem.at(budget)
+    found = problem.at_price(0.0) if budget is None else problem.at(budget, sure)
     return found and found.choice
 
 
@@ -229,7 +175,7 @@ def _visit(plan: Plan, node: Node | None, times: int, runs: int, outside: int,
             _visit(p, inner, times * trips, runs * trips * devices, times, parts)
 
 
-def _values(model: _Model, part: _Part, may: Room, link: Link | None) -> None:
+def _values(model: Model, part: _Part, may: Room, link: Link | None) -> None:
     """The columns of a Joint's values."""
     joint = part.plan.joint
     part.needed = {v: model.column() for v in joint.inputs}
@@ -247,13 +193,14 @@ def _values(model: _Model, part: _Part, may: Room, link: Link | None) -> None:
                 part.sent[v] = model.column(_SENT * size, seconds=seconds)
 
 
-def _equations(model: _Model, parts: dict[Joint, _Part], part: _Part) -> int:
+def _equations(model: Model, parts: dict[Joint, _Part], part: _Part) -> int:
     """The rows of a Joint; returns the bytes that are kept whatever is decided."""
     joint, plan, needed, fixed = part.plan.joint, part.plan, part.needed, 0
     for eqn in joint.first:
         cost = math.inf if eqn.primitive is fork_p else price(eqn, 1.0)
         once = cost == math.inf
-        again = model.column(0.0 if once else part.runs * cost, upper=float(not once))
+        flops = 0 if once or fusible(eqn) else part.runs * equation_flops(eqn)
+        again = model.column(0.0 if once else part.runs * cost, 0.0, float(not once), 0.0, flops)
         for v in eqn.outvars:
             sent = [(part.sent[v], 1.0)] if v in part.sent else []
             model.row((part.saved[v], 1.0), *sent, (again, 1.0), (needed[v], -1.0))
@@ -278,7 +225,7 @@ def _equations(model: _Model, parts: dict[Joint, _Part], part: _Part) -> int:
     return fixed
 
 
-def _nested(model: _Model, parts: dict[Joint, _Part], part: _Part, node: Node, atoms: Any
+def _nested(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node, atoms: Any
             ) -> list[Var]:  # fmt: skip
     """What a nested program needs of its inputs is needed outside, or stored in each trip.
 

@@ -13,7 +13,13 @@ from typing import Any
 
 from xform.planner.record import Record
 
-_WORDS = {int: "a whole number", str: "a text", bool: "true or false", type(None): "null"}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from xform.interpret.node import gather
 from xform.memory.compilation import compile_for
 from xform.memory.targets import Target, parse_target
 from xform.planner.backend import in_bytes, planned_for
+from xform.planner.bound import least_flops
 from xform.planner.choice import choice_of
 from xform.planner.decided import Plan
 from xform.planner.liveness import liveness
@@ -89,7 +92,7 @@ def plan(
     >>> small.saved_bytes
     98304
     """
-    goal = parse_target(target)
+    start, goal = time.perf_counter(), parse_target(target)
     policy = check(min_cut if policy is None else policy)
     with planned_for(goal.backend, goal.absent):
         fitted = isinstance(policy, Fit)
@@ -102,23 +105,34 @@ def plan(
         peak = lambda how: liveness(how, goal.backend).total_bytes - alias
         of_peak = isinstance(policy, Budget) and policy.of == "peak"
 
-        def made(whole: Whole, compiled: float | None = None, compiles: int = 0) -> Plan:
-            predicted = peak(whole.how)
-            return _plan(at, name, whole, goal, predicted, compiled, compiles)
+        compiling: list[float] = []
+
+        def made(whole: Whole) -> Plan:
+            return _plan(at, name, whole, goal, peak(whole.how))
 
         def measure(whole: Whole) -> int | None:
+            begun = time.perf_counter()
             run = _derivative(f, argnums, has_aux, made(whole), at)
             flat = lambda ct, *arrays: run(given.filled(arrays)[1], ct)
             step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
-            return compile_for(step, (_cotangent(at), *given.arrays()), target=goal).total_bytes
+            found = compile_for(step, (_cotangent(at), *given.arrays()), target=goal).total_bytes
+            compiling.append(time.perf_counter() - begun)
+            return found
+
+        def finished(whole: Whole, **verified: Any) -> Plan:
+            least = least_flops(*at.ends, policy, alias) if isinstance(policy, Budget) else None
+            spent = time.perf_counter() - start - sum(compiling)
+            return dataclasses.replace(made(whole), least_flops=least, seconds=spent, **verified)
 
         if not verify:
-            return made(within_peak(*at.ends, policy, alias) if of_peak else at.planned(policy))
+            return finished(within_peak(*at.ends, policy, alias) if of_peak else at.planned(policy))
         placed = [getattr(x, "sharding", None) for x in given.arrays()]
         compiler = Compiler(analyze(*at.ends), peak, alias, measure, goal.name, donated,
                             said((placed, at.closed)), argnums is None)  # fmt: skip
         whole = within(at, policy, compiler) if of_peak else at.planned(policy)
-        return made(whole, compiler.bytes(whole), compiler.compiles)
+        size = compiler.bytes(whole)
+        return finished(whole, compiles=compiler.compiles, refused=size == math.inf,
+                        compiled_bytes=None if size == math.inf else int(size))  # fmt: skip
 
 
 def _alias(at: At, donated: Sequence[Any]) -> int:
@@ -134,9 +148,9 @@ def _alias(at: At, donated: Sequence[Any]) -> int:
     return total
 
 
-def _plan(at: At, policy: str, whole: Whole, goal: Target, predicted: int,
-          compiled: float | None, compiles: int) -> Plan:  # fmt: skip
-    how, refused = whole.how, compiled == math.inf
+def _plan(at: At, policy: str, whole: Whole, goal: Target, predicted: int) -> Plan:
+    """What was decided, not verified."""
+    how = whole.how
     seen = liveness(how, goal.backend)
     return Plan(
         function=at.name,
@@ -147,9 +161,8 @@ def _plan(at: At, policy: str, whole: Whole, goal: Target, predicted: int,
         forward_flops=flops(at.function.program),
         again_flops=again_flops(how),
         predicted_bytes=predicted,
-        compiled_bytes=None if compiled is None or refused else int(compiled),
-        refused=refused,
-        compiles=compiles,
+        compiled_bytes=None,
+        compiles=0,
         live=seen.live,
         saved=seen.saved,
         record=record(choice_of(how), how.joint, whole.shapes),

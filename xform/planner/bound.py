@@ -1,0 +1,33 @@
+"""How little any plan within a budget could run again: what a plan is to be compared with."""
+
+from __future__ import annotations
+
+import math
+
+from xform.cost import aval_bytes
+from xform.interpret.joint import analyze
+from xform.ir import Mask, Program
+from xform.planner.exact import MOST, Problem, size
+from xform.planner.link import link_of
+from xform.planner.outcome import kept_bytes
+from xform.planner.saved import plan
+from xform.policies import Budget, MinCut
+
+
+def least_flops(prog: Program, active: Mask, wanted: Mask, budget: Budget, spared: int = 0
+                ) -> int:  # fmt: skip
+    """FLOPs that each plan within a budget runs again, if it runs no step of a loop twice again.
+
+    A peak holds the arguments, but for those `spared` bytes that are donated, and what is kept. So
+    no plan within it runs less again than the least, in part even, for so many bytes kept. 0
+    where no more is known: of a program that is too large to solve, or of a budget that is only met
+    by loops that are run again from few of their states.
+    """
+    joint = analyze(prog, active, wanted)
+    most = plan(joint, MinCut(), top=True)
+    arguments = sum(aval_bytes(v.aval) for v in joint.inputs) if budget.of == "peak" else spared
+    left = budget.bytes + spared - arguments
+    if kept_bytes(most) <= left or size(most) > MOST:
+        return 0
+    found = Problem(most, link_of()).bound(left)
+    return 0 if found is None else math.floor(found)
