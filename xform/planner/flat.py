@@ -9,6 +9,7 @@ looked into.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,41 +20,57 @@ from xform._jax import (
     JaxprEqn,
     Literal,
     Primitive,
+    broadcast_in_dim_p,
     conv_general_dilated_p,
     dot_general_p,
     has_effects,
+    jax_primitives,
+    scan_counts,
+    scan_p,
+    while_p,
 )
 from xform.cost import aval_bytes
-from xform.fingerprint import literal, operation, typed
+from xform.fingerprint import literal, operation
+from xform.interpret.lanes import final_p, keep_p, some_p, store_p
 from xform.interpret.tie import tie_p
 from xform.ir import Program
 from xform.passes.structured import body
+from xform.planner.products import as_matrices, orders, outer, shape
+from xform.planner.profiles import Profile
 from xform.table import traits
 
-# In no program: a compiler writes out what is repeated, where it looks for it (see `fused`).
-repeat_p = Primitive("repeat")
+add_any_p = jax_primitives.add_jaxvals_p
+# In no program: what a compiler repeats by itself, and a tie that is nothing but a barrier.
+repeat_p, barrier_p = Primitive("repeat"), Primitive("barrier")
 # Of a `device_put` between memories of one device.
 _SPACES = ((jax.memory.Space.Host,), (jax.memory.Space.Device,))
 
 
 @dataclasses.dataclass(eq=False)
 class Cell:
-    """A value: its bytes, the step that makes it (None: an input or constant), who reads it."""
+    """A value: bytes, shape, the step that makes it (None: an input or constant), who reads it."""
 
     bytes: int
     kind: str
+    shape: tuple[int, ...] = ()
     maker: Step | None = None
     readers: list[Step] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(eq=False)
 class Step:
-    """One operation: what it does, the equation that it is or is part of, its values."""
+    """One operation: what it does, the equation that it is or is part of, its values.
+
+    `by_rows` is a product whose left operand has what is summed last; `starts` are the values that
+    the first results of a loop start from.
+    """
 
     does: Primitive
     eqn: JaxprEqn
     reads: list[Cell]
     makes: list[Cell]
+    by_rows: bool = False
+    starts: Sequence[Cell] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,14 +82,35 @@ class Flat:
     outputs: tuple[Cell, ...]
 
 
-def flatten(prog: Program, cpu: bool) -> Flat:
+def flatten(prog: Program, profile: Profile, n_seconds: int = 0) -> Flat:
     """The steps that make a program's outputs. Linear in equations, those of calls included.
 
-    A `cpu` takes light ties, and ways to the host and back, for identities.
+    The last `n_seconds` inputs are cotangents: one that is a scalar is the 1 that `grad` passes,
+    which the compiler sees.
     """
-    work = _Flattening(cpu)
-    inputs = [Cell(work.bytes(v.aval), "input") for v in prog.inputs]
-    outputs = work.run(prog, inputs)
+    work = _Flattening(profile)
+    inputs = [Cell(work.bytes(v.aval), "input", shape(v.aval)) for v in prog.inputs]
+    work.fixed |= {c for c in inputs[len(inputs) - n_seconds :] if not c.shape}
+    return _flat(work, inputs, work.run(prog, inputs))
+
+
+def flatten_trip(prog: Program, profile: Profile, eqn: JaxprEqn, n_slices: int, n_stacked: int
+                 ) -> Flat:  # fmt: skip
+    """The steps of one trip of a loop: a slice of each scanned input, an update of each stack."""
+    work = _Flattening(profile)
+    inputs = [Cell(work.bytes(v.aval), "input", shape(v.aval)) for v in prog.inputs]
+    first = len(inputs) - n_slices
+    slices = [work.step(lax.dynamic_slice_p, c, eqn, [c], [c])[0] for c in inputs[first:]]
+    outputs = work.run(prog, [*inputs[:first], *slices])
+    first = len(outputs) - n_stacked
+    for i, c in enumerate(outputs[first:]):
+        update = lax.dynamic_update_slice_p
+        outputs[first + i] = work.step(update, (c, i), eqn, [c], [Cell(0, "made", c.shape)])[0]
+    return _flat(work, inputs, outputs)
+
+
+def _flat(work: _Flattening, inputs: list[Cell], outputs: list[Cell]) -> Flat:
+    """The steps that outputs need, each value with its readers."""
     need = set(outputs)
     steps: list[Step] = []
     for step in reversed(work.steps):
@@ -86,57 +124,188 @@ def flatten(prog: Program, cpu: bool) -> Flat:
     return Flat(tuple(inputs), tuple(steps), tuple(outputs))
 
 
+def counts(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many constants a loop reads, and how many values it carries."""
+    if eqn.primitive is scan_p:
+        return scan_counts(eqn.params)
+    return len(eqn.invars) - len(eqn.outvars), len(eqn.outvars)
+
+
 class _Flattening:
-    def __init__(self, cpu: bool):
-        self.cpu = cpu
+    def __init__(self, profile: Profile):
+        self.profile = profile
         self.steps: list[Step] = []
         self.known: dict[Any, list[Cell]] = {}
+        # Of a scalar that is repeated: the scalar.
+        self.scalar: dict[Cell, Cell] = {}
+        # What is known while the program is compiled.
+        self.fixed: set[Cell] = set()
+        # Of a transposed value: the value, and the order of its axes.
+        self.turned: dict[Cell, tuple[Cell, tuple[int, ...]]] = {}
+        # Of a value in another shape: the value.
+        self.viewed: dict[Cell, Cell] = {}
 
     def bytes(self, aval: Any) -> int:
         """Bytes of a value on the device."""
         host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
-        return 0 if host and not self.cpu else aval_bytes(aval)
+        return 0 if host and not self.profile.host_is_device else aval_bytes(aval)
 
     def run(self, prog: Program, inputs: Sequence[Cell]) -> list[Cell]:
         env = dict(zip(prog.inputs, inputs, strict=True))
-        env |= {v: self._constant(id(x)) for v, x in prog.consts}
-        read = lambda v: self._constant(literal(v)) if isinstance(v, Literal) else env[v]
+        env |= {v: self._constant(id(x), shape(v.aval)) for v, x in prog.consts}
+        read = lambda v: (
+            self._constant(literal(v), shape(v.aval)) if isinstance(v, Literal) else env[v]
+        )
         for eqn in prog.equations:
             env.update(zip(eqn.outvars, self._made(eqn, [read(v) for v in eqn.invars]),
                            strict=False))  # fmt: skip
         return [read(v) for v in prog.outputs]
 
-    def _constant(self, key: Any) -> Cell:
-        return self.known.setdefault(("constant", key), [Cell(0, "constant")])[0]
+    def _known(self, cell: Cell) -> bool:
+        return cell.kind == "constant" or cell in self.fixed
+
+    def _constant(self, key: Any, size: tuple[int, ...]) -> Cell:
+        return self.known.setdefault(("constant", key), [Cell(0, "constant", size)])[0]
 
     def _made(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
         prim, of = eqn.primitive, traits(eqn.primitive)
         if of.call:
             return self.run(body(eqn), reads)
-        moved = prim is lax.device_put_p and eqn.params["devices"] in _SPACES
-        if self.cpu and (moved or (prim is tie_p and eqn.params["light"])):
+        if prim is tie_p:
+            return self._tied(eqn, reads)
+        if self._nothing(eqn):
             return reads
-        same = of.view and aval_bytes(eqn.invars[0].aval) == aval_bytes(eqn.outvars[0].aval)
-        if of.identity or same:
-            return reads
-        if prim is lax.transpose_p and _of_product(eqn, reads[0]):
-            return reads
-        if prim is lax.div_p and _repeats(reads[1], eqn):
-            # The compiler multiplies by the reciprocal, which it repeats first.
-            made = typed(eqn.outvars[0].aval)
-            reads = [reads[0], *self._step(repeat_p, (reads[1], made), eqn, reads[1:])]
-            prim = lax.mul_p
-        if prim is lax.integer_pow_p and eqn.params["y"] > 1:
-            return [self._power(reads[0], eqn.params["y"], eqn)]
-        reads = [
-            self._step(lax.transpose_p, (x, order), eqn, [x], [x.bytes])[0] if order else x
-            for x, order in zip(reads, _orders(eqn, len(reads)), strict=True)
+        if prim is keep_p:
+            return [reads[1]]
+        if of.view and aval_bytes(eqn.invars[0].aval) == aval_bytes(eqn.outvars[0].aval):
+            return [self._view(eqn, reads[0], shape(eqn.outvars[0].aval))]
+        if of.fusion == "elementwise" or prim is lax.convert_element_type_p:
+            return [self._pointwise(eqn, reads)]
+        if prim is broadcast_in_dim_p and not reads[0].shape:
+            return [self._repeated(eqn, reads[0])]
+        if prim is lax.split_p:
+            return [
+                self.step(lax.slice_p, (reads[0], i, operation(eqn)), eqn, reads, [v.aval])[0]
+                for i, v in enumerate(eqn.outvars)
+            ]
+        if prim is lax.transpose_p:
+            return [self._transposed(eqn, reads[0])]
+        if prim is dot_general_p and outer(eqn):
+            reads = [self._repeated(eqn, x) for x in reads]
+            return self.step(lax.mul_p, (tuple(reads), operation(eqn)), eqn, reads)
+        if prim in (dot_general_p, conv_general_dilated_p):
+            return self._product(eqn, reads)
+        if prim is store_p:
+            prim, reads = lax.dynamic_update_slice_p, reads[:2]
+        if prim in (scan_p, while_p):
+            return self._loop(eqn, reads)
+        return self.step(prim, (tuple(reads), operation(eqn)), eqn, reads)
+
+    def _loop(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+        """A loop. What it stacks is zeros first, which are there as early as can be."""
+        consts, carried = counts(eqn)
+        key = tuple(reads), operation(eqn)
+        stacks = [
+            self.step(repeat_p, (key, i), eqn, [], [v.aval])[0]
+            for i, v in enumerate(eqn.outvars[carried:])
         ]
-        return self._step(prim, (tuple(reads), operation(eqn)), eqn, reads)
+        found = self.step(eqn.primitive, key, eqn, [*reads, *stacks])
+        if found and found[0].maker is not None:
+            found[0].maker.starts = [*reads[consts : consts + carried], *stacks]
+        return found
+
+    def _product(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+        """A product or a convolution: of matrices, as far as a product can be one of them."""
+        read, by_rows = zip(*(self._ordered(eqn, i, x) for i, x in enumerate(reads)), strict=True)
+        aval: Any = eqn.outvars[0].aval
+        size = shape(aval)
+        if eqn.primitive is dot_general_p and (sizes := as_matrices(eqn)):
+            *batch, m, k, n = sizes
+            a, b = (m, k) if by_rows[0] else (k, m), (k, n) if by_rows[1] else (n, k)
+            read = [self._view(eqn, x, (*batch, *e)) for x, e in zip(read, (a, b), strict=True)]
+            size = (*batch, m, n)
+        made = Cell(self.bytes(aval), "made", size)
+        found = self.step(eqn.primitive, (tuple(read), operation(eqn)), eqn, list(read), [made])[0]
+        if found.maker is not None:
+            found.maker.by_rows = by_rows[0]
+        return [found if size == shape(aval) else self._view(eqn, found, shape(aval))]
+
+    def _nothing(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation's result is its operand, as it lies in memory."""
+        prim, of = eqn.primitive, traits(eqn.primitive)
+        if prim is lax.device_put_p and eqn.params["devices"] in _SPACES:
+            return self.profile.host_is_device
+        return of.identity or prim in (some_p, final_p)
+
+    def _view(self, eqn: JaxprEqn, x: Cell, size: tuple[int, ...]) -> Cell:
+        """A value in another shape, of as many elements."""
+        x = self.viewed.get(x, x)
+        if x.shape == size:
+            return x
+        if x.kind == "constant":
+            return self._constant((x, size), size)
+        if x in self.scalar:
+            return self._repeated(eqn, self.scalar[x])
+        found = self.step(lax.reshape_p, (x, size), eqn, [x], [Cell(x.bytes, "made", size)])[0]
+        self.viewed[found] = x
+        return found
+
+    def _tied(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+        """Values that wait for others: nothing, a select for each, or a barrier."""
+        if self.profile.light_ties and eqn.params["light"]:
+            return reads
+        n = eqn.params["n"]
+        if all(map(self._known, reads[n:])):
+            return reads[:n]
+        does = tie_p if self.profile.selects_ties else barrier_p
+        waits = reads[n:]
+        return [
+            self.step(does, (x, tuple(waits)), eqn, [x, *waits], [v.aval])[0]
+            for x, v in zip(reads, eqn.outvars, strict=False)
+        ]
+
+    def _pointwise(self, eqn: JaxprEqn, reads: list[Cell]) -> Cell:
+        """What an operation on elements makes; smaller operands are repeated first."""
+        prim, aval = eqn.primitive, eqn.outvars[0].aval
+        if (x := _unchanged(eqn, reads)) is not None:
+            return x
+        ones = [self.scalar.get(c, c) for c in reads]
+        if not any(c.shape for c in ones):  # of scalars alone: repeated in the end
+            key, size = (tuple(ones), operation(eqn)), self.bytes(aval)
+            if all(c.kind == "constant" for c in ones):
+                one = self._constant(key, ())
+            else:
+                one = self.step(
+                    prim, key, eqn, ones, [Cell(size // max(1, math.prod(shape(aval))), "made")]
+                )[0]
+            return self._repeated(eqn, one)
+        if prim is lax.div_p and math.prod(reads[1].shape) < math.prod(shape(aval)):
+            prim = lax.mul_p  # by the reciprocal
+        if prim is not lax.select_n_p or reads[0].shape:
+            reads = [self._repeated(eqn, c) for c in reads]
+        if prim is add_any_p:
+            prim = lax.add_p
+        if prim is lax.square_p:
+            return self._power(reads[0], 2, eqn)
+        if prim is lax.integer_pow_p and eqn.params["y"] > 1:
+            return self._power(reads[0], eqn.params["y"], eqn)
+        return self.step(prim, (tuple(reads), operation(eqn)), eqn, reads)[0]
+
+    def _repeated(self, eqn: JaxprEqn, x: Cell) -> Cell:
+        """An operand of an operation on elements, at the size of the result."""
+        aval: Any = eqn.outvars[0].aval
+        if math.prod(x.shape) >= math.prod(shape(aval)):
+            return x
+        if x.shape:
+            return self.step(repeat_p, (x, shape(aval)), eqn, [x], [aval])[0]
+        # The key has the type, as that of what is repeated may be another's.
+        found = self.step(repeat_p, (x, str(aval)), eqn, [x], [aval])[0]
+        self.scalar[found] = x
+        return found
 
     def _power(self, x: Cell, y: int, eqn: JaxprEqn) -> Cell:
         """A power by squares and products, which powers of one value share."""
-        times = lambda a, b: self._step(lax.mul_p, (a, b), eqn, [a, b])[0]
+        times = lambda a, b: self.step(lax.mul_p, (a, b), eqn, [a, b])[0]
         found = None
         while y:
             if y % 2:
@@ -145,49 +314,77 @@ class _Flattening:
             x = times(x, x) if y else x
         return found or x
 
-    def _step(self, does: Primitive, key: Any, eqn: JaxprEqn, reads: list[Cell],
-              sizes: Sequence[int] | None = None) -> list[Cell]:  # fmt: skip
+    def _transposed(self, eqn: JaxprEqn, x: Cell) -> Cell:
+        """A value with its axes in another order; of one that was made so, of that one's value."""
+        order = tuple(eqn.params["permutation"])
+        if _of_product(eqn, x):
+            return x
+        if x in self.turned:
+            x, first = self.turned[x]
+            order = tuple(first[a] for a in order)
+            if order == tuple(sorted(order)):
+                return x
+        found = self.step(lax.transpose_p, (x, order), eqn, [x])[0]
+        self.turned[found] = x, order
+        return found
+
+    def _ordered(self, eqn: JaxprEqn, i: int, x: Cell) -> tuple[Cell, bool]:
+        """An operand as a product reads it, maybe a copy; and whether it is in the first order."""
+        size = shape(eqn.invars[i].aval)
+        as_given = tuple(range(len(size)))
+        base, axes = self.turned.get(x, (x, as_given))  # copied at most once
+        sizes = tuple(size[axes.index(a)] for a in as_given)
+        for lies, y, now in ((axes, base, sizes), (as_given, x, size)):
+            ways = orders(eqn, i, lies)
+            real = [tuple(a for a in way if now[a] != 1) for way in ways]
+            if (found := tuple(sorted(real[0]))) in real:
+                return y, found == real[0]
+        way = orders(eqn, i, axes)[0]
+        made = Cell(x.bytes, "made", tuple(sizes[a] for a in way))
+        return self.step(lax.transpose_p, (base, way), eqn, [base], [made])[0], True
+
+    def step(self, does: Primitive, key: Any, eqn: JaxprEqn, reads: list[Cell],
+              types: Sequence[Any] | None = None) -> list[Cell]:  # fmt: skip
         """What a step makes; the same as before if it has been taken before."""
         found = self.known.get((does, key)) if not has_effects(eqn) else None
         if found is None:
-            found = [Cell(n, "made") for n in sizes or [self.bytes(v.aval) for v in eqn.outvars]]
+            made = types or [v.aval for v in eqn.outvars]
+            found = [
+                Cell(t.bytes, "made", t.shape) if isinstance(t, Cell)
+                else Cell(self.bytes(t), "made", shape(t)) for t in made
+            ]  # fmt: skip
             step = Step(does, eqn, [c for c in reads if c.kind != "constant"], found)
             for cell in found:
                 cell.maker = step
+            if all(map(self._known, reads)):
+                self.fixed.update(found)
             self.steps.append(step)
             self.known[does, key] = found
         return found
+
+
+# The number that an operation leaves its other operand unchanged for, and which operand it is.
+_UNITS = {
+    lax.add_p: (0, (0, 1)), lax.sub_p: (0, (1,)), lax.mul_p: (1, (0, 1)), lax.div_p: (1, (1,)),
+    lax.max_p: (-math.inf, (0, 1)), lax.min_p: (math.inf, (0, 1)),
+}  # fmt: skip
+
+
+def _unchanged(eqn: JaxprEqn, reads: list[Cell]) -> Cell | None:
+    """The operand that an operation's result is, if it is one of them."""
+    prim, aval = eqn.primitive, eqn.outvars[0].aval
+    if prim is lax.convert_element_type_p:
+        same = getattr(eqn.invars[0].aval, "dtype", None) == getattr(aval, "dtype", 0)
+        return reads[0] if same else None
+    unit, places = _UNITS.get(prim, (None, ()))
+    for i in places:
+        v = eqn.invars[i]
+        if isinstance(v, Literal) and v.val == unit and reads[1 - i].shape == shape(aval):
+            return reads[1 - i]
+    return None
 
 
 def _of_product(eqn: JaxprEqn, x: Cell) -> bool:
     """Whether a transpose of a matrix product is the product of the transposes."""
     flat = len(eqn.params["permutation"]) == 2
     return flat and x.maker is not None and x.maker.does is dot_general_p
-
-
-def _repeats(divisor: Cell, eqn: JaxprEqn) -> bool:
-    return divisor.kind != "constant" and 8 < divisor.bytes < aval_bytes(eqn.outvars[0].aval)
-
-
-def _orders(eqn: JaxprEqn, n: int) -> list[Any]:
-    """For each operand, the order of axes that it is copied into; None where it is read as it is.
-
-    Products are run with batch axes first and the contracted axes next to them or last; where
-    neither is so, they are copied last on the left, next to the batch on the right. Convolutions
-    are run with channels last.
-    """
-    orders: list[Any] = [None] * n
-    if eqn.primitive is dot_general_p:
-        contracted, batch = eqn.params["dimension_numbers"]
-        for i in (0, 1):
-            ndim = len(eqn.invars[i].aval.shape)  # pyright: ignore[reportAttributeAccessIssue]
-            free = [a for a in range(ndim) if a not in contracted[i] and a not in batch[i]]
-            last, first = (*batch[i], *free, *contracted[i]), (*batch[i], *contracted[i], *free)
-            if tuple(range(ndim)) not in (last, first):
-                orders[i] = (last, first)[i]
-    elif eqn.primitive is conv_general_dilated_p:
-        numbers = eqn.params["dimension_numbers"]
-        for i, (a, b, *spatial) in enumerate((numbers.lhs_spec, numbers.rhs_spec)):
-            order = (a, *spatial, b) if i == 0 else (*spatial, b, a)
-            orders[i] = None if order == tuple(range(len(order))) else order
-    return orders
