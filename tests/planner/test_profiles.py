@@ -12,12 +12,19 @@ from xform.planner.profiles import CPU, GPU, TPU, profile
 N = 256
 SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)
 CUBE = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32)
+IMAGES = jax.ShapeDtypeStruct((8, 16, 16, 64), jnp.float32)
+KERNEL = jax.ShapeDtypeStruct((3, 3, 64, 64), jnp.float32)
 ONE = N * N * 4
 
 
 def half(x):
     """What a product reads, so that it is written."""
     return x @ x
+
+
+def conv(x, w):
+    axes = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=axes)
 
 
 def chain(x, k=3):
@@ -54,6 +61,8 @@ FACTS = {
     "a product that sums nothing is one of elements":
         (lambda x: half(jnp.einsum("i,j->ij", x[0], x[1])), SQUARE),
     "a square of a transposed value": (lambda x: half(half(x).T ** 2) @ half(x), SQUARE),
+    "a convolution has channels last, and its result is copied where they are not":
+        (jax.grad(lambda w, x: jnp.sum(jnp.tanh(conv(jnp.tanh(x), w)))), KERNEL, IMAGES),
     "an elementwise result takes the place of an operand": (lambda x: chain(x, 5), SQUARE),
     "not where the operand is transposed": (lambda x: half(half(x) + half(x + 1).T), SQUARE),
     "steps run as soon as they can":

@@ -8,7 +8,6 @@ looked into.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -35,51 +34,14 @@ from xform.interpret.lanes import final_p, keep_p, some_p, store_p
 from xform.interpret.tie import tie_p
 from xform.ir import Program
 from xform.passes.structured import body
-from xform.planner.products import as_matrices, orders, outer, shape
+from xform.planner.products import as_matrices, channels_last, orders, outer, shape
 from xform.planner.profiles import Profile
+from xform.planner.steps import Cell, Flat, Step, barrier_p, repeat_p
 from xform.table import traits
 
 add_any_p = jax_primitives.add_jaxvals_p
-# In no program: what a compiler repeats by itself, and a tie that is nothing but a barrier.
-repeat_p, barrier_p = Primitive("repeat"), Primitive("barrier")
 # Of a `device_put` between memories of one device.
 _SPACES = ((jax.memory.Space.Host,), (jax.memory.Space.Device,))
-
-
-@dataclasses.dataclass(eq=False)
-class Cell:
-    """A value: bytes, shape, the step that makes it (None: an input or constant), who reads it."""
-
-    bytes: int
-    kind: str
-    shape: tuple[int, ...] = ()
-    maker: Step | None = None
-    readers: list[Step] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass(eq=False)
-class Step:
-    """One operation: what it does, the equation that it is or is part of, its values.
-
-    `by_rows` is a product whose left operand has what is summed last; `starts` are the values that
-    the first results of a loop start from.
-    """
-
-    does: Primitive
-    eqn: JaxprEqn
-    reads: list[Cell]
-    makes: list[Cell]
-    by_rows: bool = False
-    starts: Sequence[Cell] = ()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Flat:
-    """The steps of a program in program order, with its inputs and outputs."""
-
-    inputs: tuple[Cell, ...]
-    steps: tuple[Step, ...]
-    outputs: tuple[Cell, ...]
 
 
 def flatten(prog: Program, profile: Profile, n_seconds: int = 0) -> Flat:
@@ -224,11 +186,25 @@ class _Flattening:
             a, b = (m, k) if by_rows[0] else (k, m), (k, n) if by_rows[1] else (n, k)
             read = [self._view(eqn, x, (*batch, *e)) for x, e in zip(read, (a, b), strict=True)]
             size = (*batch, m, n)
+        elif eqn.primitive is conv_general_dilated_p:
+            size = tuple(size[a] for a in channels_last(eqn))
         made = Cell(self.bytes(aval), "made", size)
         found = self.step(eqn.primitive, (tuple(read), operation(eqn)), eqn, list(read), [made])[0]
         if found.maker is not None:
             found.maker.by_rows = by_rows[0]
+        if eqn.primitive is conv_general_dilated_p:
+            return [self._from_channels_last(eqn, found)]
         return [found if size == shape(aval) else self._view(eqn, found, shape(aval))]
+
+    def _from_channels_last(self, eqn: JaxprEqn, x: Cell) -> Cell:
+        """A convolution's result with its axes in the order of the program."""
+        order = channels_last(eqn)
+        back = tuple(map(order.index, range(len(order))))
+        if back == order == tuple(sorted(order)):
+            return x
+        found = self.step(lax.transpose_p, (x, back), eqn, [x], [eqn.outvars[0].aval])[0]
+        self.turned[found] = x, back
+        return found
 
     def _nothing(self, eqn: JaxprEqn) -> bool:
         """Whether an equation's result is its operand, as it lies in memory."""

@@ -17,9 +17,9 @@ from jax import lax
 
 from xform._jax import broadcast_in_dim_p
 from xform.interpret.tie import tie_p
-from xform.planner.flat import Cell, Flat, Step, barrier_p, repeat_p
 from xform.planner.library import calls
 from xform.planner.profiles import Profile
+from xform.planner.steps import Cell, Flat, Step, barrier_p, repeat_p
 from xform.table import traits
 
 # More operands than this and a concatenation is a loop of its own.

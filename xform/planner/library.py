@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import broadcast_in_dim_p, dot_general_p
-from xform.planner.flat import Flat, Step, repeat_p
 from xform.planner.profiles import Profile
+from xform.planner.steps import Flat, Step, repeat_p
 
 _POINTWISE = frozenset({
     lax.abs_p, lax.ceil_p, lax.cos_p, lax.exp_p, lax.expm1_p, lax.floor_p, lax.log_p, lax.log1p_p,

@@ -24,9 +24,10 @@ import numpy as np
 from xform._jax import JaxprEqn, jaxprs_of, scan_p, while_p
 from xform.cost import aval_bytes
 from xform.ir import Program, program
-from xform.planner.flat import Cell, Flat, Step, counts, flatten, flatten_trip
+from xform.planner.flat import counts, flatten, flatten_trip
 from xform.planner.fused import Fusion
 from xform.planner.profiles import Profile, profile
+from xform.planner.steps import Cell, Flat, Step
 from xform.table import traits
 
 # Buffers smaller than this are not worth a search for another's place.

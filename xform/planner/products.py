@@ -55,3 +55,9 @@ def orders(eqn: JaxprEqn, i: int, axes: tuple[int, ...]) -> list[tuple[int, ...]
     numbers = eqn.params["dimension_numbers"]
     a, b, *spatial = (axes[k] for k in (numbers.lhs_spec, numbers.rhs_spec)[i])
     return [(a, *spatial, b) if i == 0 else (*spatial, b, a)]
+
+
+def channels_last(eqn: JaxprEqn) -> tuple[int, ...]:
+    """The order in which a convolution writes the axes of its result."""
+    a, b, *spatial = eqn.params["dimension_numbers"].out_spec
+    return (a, *spatial, b)
