@@ -14,6 +14,7 @@ from xform.ir import trace
 from xform.planner.flat import flatten
 from xform.planner.flat_plan import flatten_plan
 from xform.planner.nested import nested
+from xform.planner.profiles import profile
 from xform.planner.saved import plan
 from xform.planner.states import stored
 from xform.policies import MinCut
@@ -80,7 +81,8 @@ POLICIES = {
 
 
 def same(how, backend: str) -> None:
-    flats = flatten_plan(how, backend == "cpu"), flatten(emitted(how), backend == "cpu")
+    n_seconds, by = len(how.joint.second_inputs), profile(backend)
+    flats = flatten_plan(how, by), flatten(emitted(how), by, n_seconds)
     assert len(flats[0].steps) > 3
     ours, theirs = (_written(flat) for flat in flats)
     assert ours == theirs

@@ -8,9 +8,9 @@ looked into.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+import contextlib
+import math
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,76 +21,102 @@ from xform._jax import (
     Literal,
     Primitive,
     Var,
+    broadcast_in_dim_p,
     conv_general_dilated_p,
     dot_general_p,
     has_effects,
+    jax_primitives,
+    scan_counts,
+    scan_p,
+    while_p,
 )
 from xform.cost import aval_bytes
-from xform.fingerprint import literal, operation, typed
+from xform.fingerprint import literal, operation
+from xform.interpret.lanes import final_p, keep_p, some_p, store_p
 from xform.interpret.tie import tie_p
 from xform.ir import Program
 from xform.passes.structured import body
+from xform.planner.products import as_matrices, channels_last, orders, outer, shape
+from xform.planner.profiles import Profile
+from xform.planner.steps import Cell, Flat, Step, barrier_p, repeat_p
 from xform.table import traits
 
-# In no program: a compiler writes out what is repeated, where it looks for it (see `fused`).
-repeat_p = Primitive("repeat")
+add_any_p = jax_primitives.add_jaxvals_p
 # Of a `device_put` between memories of one device.
 _SPACES = ((jax.memory.Space.Host,), (jax.memory.Space.Device,))
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class Cell:
-    """A value: its bytes, the step that makes it (None: an input or constant), who reads it."""
-
-    bytes: int
-    kind: str
-    maker: Step | None = None
-    readers: list[Step] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Step:
-    """One operation: what it does, the equation that it is or is part of, its values."""
-
-    does: Primitive
-    eqn: JaxprEqn
-    reads: list[Cell]
-    makes: list[Cell]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Flat:
-    """The steps of a program in program order, with its inputs and outputs."""
-
-    inputs: tuple[Cell, ...]
-    steps: tuple[Step, ...]
-    outputs: tuple[Cell, ...]
-
-
-def flatten(prog: Program, cpu: bool) -> Flat:
+def flatten(prog: Program, profile: Profile, n_seconds: int = 0) -> Flat:
     """The steps that make a program's outputs. Linear in equations, those of calls included.
 
-    A `cpu` takes light ties, and ways to the host and back, for identities.
+    The last `n_seconds` inputs are cotangents: one that is a scalar is the 1 that `grad` passes,
+    which the compiler sees.
     """
-    work = Flattening(cpu)
-    inputs = work.inputs(prog.inputs)
+    work = Flattening(profile)
+    n = len(prog.inputs) - n_seconds
+    inputs = [*work.inputs(prog.inputs[:n]), *work.seconds(prog.inputs[n:])]
     return work.flat(inputs, work.run(prog, inputs))
+
+
+def flatten_trip(prog: Program, profile: Profile, eqn: JaxprEqn, n_slices: int, n_stacked: int
+                 ) -> Flat:  # fmt: skip
+    """The steps of one trip of a loop: a slice of each scanned input, an update of each stack."""
+    work = Flattening(profile)
+    inputs = work.inputs(prog.inputs)
+    first = len(inputs) - n_slices
+    slices = [work.step(lax.dynamic_slice_p, c, eqn, [c], [c])[0] for c in inputs[first:]]
+    outputs = work.run(prog, [*inputs[:first], *slices])
+    first = len(outputs) - n_stacked
+    for i, c in enumerate(outputs[first:]):
+        update = lax.dynamic_update_slice_p
+        outputs[first + i] = work.step(update, (c, i), eqn, [c], [Cell(0, "made", c.shape)])[0]
+    return work.flat(inputs, outputs)
+
+
+def counts(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many constants a loop reads, and how many values it carries."""
+    if eqn.primitive is scan_p:
+        return scan_counts(eqn.params)
+    return len(eqn.invars) - len(eqn.outvars), len(eqn.outvars)
 
 
 class Flattening:
     """Steps as they are added, each once: what is equal to one that was taken is that one."""
 
-    def __init__(self, cpu: bool):
-        self.cpu = cpu
-        self._steps: list[Step] = []
-        self._known: dict[Any, list[tuple[Operation, list[Cell]]]] = {}
-        self._constants: dict[Any, Cell] = {}
+    def __init__(self, profile: Profile):
+        self.profile = profile
+        self.steps: list[Step] = []
+        self.known: dict[Any, list[Cell]] = {}
+        self._texts: dict[int, str] = {}
+        # Of a scalar that is repeated: the scalar.
+        self.scalar: dict[Cell, Cell] = {}
+        # What is known while the program is compiled.
+        self.fixed: set[Cell] = set()
+        # Of a transposed value: the value, and the order of its axes.
+        self.turned: dict[Cell, tuple[Cell, tuple[int, ...]]] = {}
+        # Of a value in another shape: the value.
+        self.viewed: dict[Cell, Cell] = {}
+
+    def bytes(self, aval: Any) -> int:
+        """Bytes of a value on the device."""
+        host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
+        return 0 if host and not self.profile.host_is_device else aval_bytes(aval)
+
+    def inputs(self, values: Sequence[Var]) -> list[Cell]:
+        """The cells of a program's inputs."""
+        return [Cell(self.bytes(v.aval), "input", shape(v.aval)) for v in values]
+
+    def seconds(self, values: Sequence[Var]) -> list[Cell]:
+        """The cells of cotangents: a scalar is the 1 that `grad` passes, which is seen."""
+        cells = self.inputs(values)
+        self.fixed |= {c for c in cells if not c.shape}
+        return cells
 
     def flat(self, inputs: Sequence[Cell], outputs: Sequence[Cell]) -> Flat:
-        """The steps that the outputs need."""
+        """The steps that outputs need, each value with its readers."""
         need = set(outputs)
         steps: list[Step] = []
-        for step in reversed(self._steps):
+        for step in reversed(self.steps):
             if not need.isdisjoint(step.makes) or has_effects(step.eqn):
                 need.update(step.reads)
                 steps.append(step)
@@ -100,58 +126,199 @@ class Flattening:
                 cell.readers.append(step)
         return Flat(tuple(inputs), tuple(steps), tuple(outputs))
 
-    def inputs(self, values: Sequence[Var]) -> list[Cell]:
-        """The cells of a program's inputs."""
-        return [Cell(size_on(v.aval, self.cpu), "input") for v in values]
-
     def run(self, prog: Program, inputs: Sequence[Cell]) -> list[Cell]:
         """What a program makes of some cells."""
         env: dict[Any, Any] = dict(zip(prog.inputs, inputs, strict=True))
         env |= self.constants(prog)
-        known = operations(prog, self.cpu)
-        for eqn in prog.equations:
-            env.update(zip(eqn.outvars, self.made(known.of(eqn), env), strict=False))
+        with self.reading(prog):
+            for eqn in prog.equations:
+                made = self.made(eqn, [self.read(env, v) for v in eqn.invars])
+                env.update(zip(eqn.outvars, made, strict=False))
         return [self.read(env, v) for v in prog.outputs]
+
+    @contextlib.contextmanager
+    def reading(self, prog: Program) -> Generator[None]:
+        """Within it, equations are this program's, with which their texts are kept."""
+        outer, self._texts = self._texts, prog.cache.setdefault("texts", {})
+        try:
+            yield
+        finally:
+            self._texts = outer
 
     def constants(self, prog: Program) -> dict[Var, Cell]:
         """The cells of what a program closes over."""
-        return {v: self.constant(id(x)) for v, x in prog.consts}
-
-    def constant(self, key: Any) -> Cell:
-        """The cell of a constant: of no bytes."""
-        if key not in self._constants:
-            self._constants[key] = Cell(0, "constant")
-        return self._constants[key]
+        return {v: self._constant(id(x), shape(v.aval)) for v, x in prog.consts}
 
     def read(self, env: Mapping[Any, Any], v: Any) -> Any:
         """What an environment has for a variable; a literal is a constant."""
-        return self.constant(literal(v)) if isinstance(v, Literal) else env[v]
+        return self._constant(literal(v), shape(v.aval)) if isinstance(v, Literal) else env[v]
 
-    def made(self, op: Operation, env: Mapping[Any, Any]) -> list[Cell]:
-        """What an operation makes of what it reads."""
-        reads = [env[v] if said is None else self.constant(said) for v, said in op.atoms]
-        prim, eqn = op.eqn.primitive, op.eqn
-        if op.inner is not None:
-            return self.run(op.inner, reads)
-        if op.passes or (prim is lax.transpose_p and _of_product(eqn, reads[0])):
+    def _text(self, eqn: JaxprEqn) -> str:
+        """What an equation does, equal for equal operations."""
+        if id(eqn) not in self._texts:
+            self._texts[id(eqn)] = operation(eqn)
+        return self._texts[id(eqn)]
+
+    def _known(self, cell: Cell) -> bool:
+        return cell.kind == "constant" or cell in self.fixed
+
+    def _constant(self, key: Any, size: tuple[int, ...]) -> Cell:
+        return self.known.setdefault(("constant", key), [Cell(0, "constant", size)])[0]
+
+    def made(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+        """What an equation makes of what it reads."""
+        prim, of = eqn.primitive, traits(eqn.primitive)
+        if of.call:
+            return self.run(body(eqn), reads)
+        if prim is tie_p:
+            return self._tied(eqn, reads)
+        if self._nothing(eqn):
             return reads
-        if prim is lax.div_p and _repeats(reads[1], eqn):
-            # The compiler multiplies by the reciprocal, which it repeats first.
-            repeated = self._step(repeat_p, (reads[1],), op, op.sizes, typed(eqn.outvars[0].aval))
-            reads = [reads[0], *repeated]
-            prim = lax.mul_p
-        if prim is lax.integer_pow_p and eqn.params["y"] > 1:
-            return [self._power(reads[0], eqn.params["y"], op)]
-        if op.orders:
-            reads = [
-                self._step(lax.transpose_p, (x,), op, [x.bytes], str(order))[0] if order else x
-                for x, order in zip(reads, op.orders, strict=True)
+        if prim is keep_p:
+            return [reads[1]]
+        if of.view and aval_bytes(eqn.invars[0].aval) == aval_bytes(eqn.outvars[0].aval):
+            return [self._view(eqn, reads[0], shape(eqn.outvars[0].aval))]
+        if of.fusion == "elementwise" or prim is lax.convert_element_type_p:
+            return [self._pointwise(eqn, reads)]
+        if prim is broadcast_in_dim_p and not reads[0].shape:
+            return [self._repeated(eqn, reads[0])]
+        if prim is lax.split_p:
+            return [
+                self.step(lax.slice_p, (reads[0], i, self._text(eqn)), eqn, reads, [v.aval])[0]
+                for i, v in enumerate(eqn.outvars)
             ]
-        return self._step(prim, tuple(reads), op, op.sizes)
+        if prim is lax.transpose_p:
+            return [self._transposed(eqn, reads[0])]
+        if prim is dot_general_p and outer(eqn):
+            reads = [self._repeated(eqn, x) for x in reads]
+            return self.step(lax.mul_p, (tuple(reads), self._text(eqn)), eqn, reads)
+        if prim in (dot_general_p, conv_general_dilated_p):
+            return self._product(eqn, reads)
+        if prim is store_p:
+            prim, reads = lax.dynamic_update_slice_p, reads[:2]
+        if prim in (scan_p, while_p):
+            return self._loop(eqn, reads)
+        return self.step(prim, (tuple(reads), self._text(eqn)), eqn, reads)
 
-    def _power(self, x: Cell, y: int, op: Operation) -> Cell:
+    def _loop(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+        """A loop. What it stacks is zeros first, which are there as early as can be."""
+        consts, carried = counts(eqn)
+        key = tuple(reads), self._text(eqn)
+        stacks = [
+            self.step(repeat_p, (key, i), eqn, [], [v.aval])[0]
+            for i, v in enumerate(eqn.outvars[carried:])
+        ]
+        found = self.step(eqn.primitive, key, eqn, [*reads, *stacks])
+        if found and found[0].maker is not None:
+            found[0].maker.starts = [*reads[consts : consts + carried], *stacks]
+        return found
+
+    def _product(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+        """A product or a convolution: of matrices, as far as a product can be one of them."""
+        read, by_rows = zip(*(self._ordered(eqn, i, x) for i, x in enumerate(reads)), strict=True)
+        aval: Any = eqn.outvars[0].aval
+        size = shape(aval)
+        if eqn.primitive is dot_general_p and (sizes := as_matrices(eqn)):
+            *batch, m, k, n = sizes
+            a, b = (m, k) if by_rows[0] else (k, m), (k, n) if by_rows[1] else (n, k)
+            read = [self._view(eqn, x, (*batch, *e)) for x, e in zip(read, (a, b), strict=True)]
+            size = (*batch, m, n)
+        elif eqn.primitive is conv_general_dilated_p:
+            size = tuple(size[a] for a in channels_last(eqn))
+        made = Cell(self.bytes(aval), "made", size)
+        found = self.step(eqn.primitive, (tuple(read), self._text(eqn)), eqn, list(read), [made])[0]
+        if found.maker is not None:
+            found.maker.by_rows = by_rows[0]
+        if eqn.primitive is conv_general_dilated_p:
+            return [self._from_channels_last(eqn, found)]
+        return [found if size == shape(aval) else self._view(eqn, found, shape(aval))]
+
+    def _from_channels_last(self, eqn: JaxprEqn, x: Cell) -> Cell:
+        """A convolution's result with its axes in the order of the program."""
+        order = channels_last(eqn)
+        back = tuple(map(order.index, range(len(order))))
+        if back == order == tuple(sorted(order)):
+            return x
+        found = self.step(lax.transpose_p, (x, back), eqn, [x], [eqn.outvars[0].aval])[0]
+        self.turned[found] = x, back
+        return found
+
+    def _nothing(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation's result is its operand, as it lies in memory."""
+        prim, of = eqn.primitive, traits(eqn.primitive)
+        if prim is lax.device_put_p and eqn.params["devices"] in _SPACES:
+            return self.profile.host_is_device
+        return of.identity or prim in (some_p, final_p)
+
+    def _view(self, eqn: JaxprEqn, x: Cell, size: tuple[int, ...]) -> Cell:
+        """A value in another shape, of as many elements."""
+        x = self.viewed.get(x, x)
+        if x.shape == size:
+            return x
+        if x.kind == "constant":
+            return self._constant((x, size), size)
+        if x in self.scalar:
+            return self._repeated(eqn, self.scalar[x])
+        found = self.step(lax.reshape_p, (x, size), eqn, [x], [Cell(x.bytes, "made", size)])[0]
+        self.viewed[found] = x
+        return found
+
+    def _tied(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+        """Values that wait for others: nothing, a select for each, or a barrier."""
+        if self.profile.light_ties and eqn.params["light"]:
+            return reads
+        n = eqn.params["n"]
+        if all(map(self._known, reads[n:])):
+            return reads[:n]
+        does = tie_p if self.profile.selects_ties else barrier_p
+        waits = reads[n:]
+        return [
+            self.step(does, (x, tuple(waits)), eqn, [x, *waits], [v.aval])[0]
+            for x, v in zip(reads, eqn.outvars, strict=False)
+        ]
+
+    def _pointwise(self, eqn: JaxprEqn, reads: list[Cell]) -> Cell:
+        """What an operation on elements makes; smaller operands are repeated first."""
+        prim, aval = eqn.primitive, eqn.outvars[0].aval
+        if (x := _unchanged(eqn, reads)) is not None:
+            return x
+        ones = [self.scalar.get(c, c) for c in reads]
+        if not any(c.shape for c in ones):  # of scalars alone: repeated in the end
+            key, size = (tuple(ones), self._text(eqn)), self.bytes(aval)
+            if all(c.kind == "constant" for c in ones):
+                one = self._constant(key, ())
+            else:
+                one = self.step(
+                    prim, key, eqn, ones, [Cell(size // max(1, math.prod(shape(aval))), "made")]
+                )[0]
+            return self._repeated(eqn, one)
+        if prim is lax.div_p and math.prod(reads[1].shape) < math.prod(shape(aval)):
+            prim = lax.mul_p  # by the reciprocal
+        if prim is not lax.select_n_p or reads[0].shape:
+            reads = [self._repeated(eqn, c) for c in reads]
+        if prim is add_any_p:
+            prim = lax.add_p
+        if prim is lax.square_p:
+            return self._power(reads[0], 2, eqn)
+        if prim is lax.integer_pow_p and eqn.params["y"] > 1:
+            return self._power(reads[0], eqn.params["y"], eqn)
+        return self.step(prim, (tuple(reads), self._text(eqn)), eqn, reads)[0]
+
+    def _repeated(self, eqn: JaxprEqn, x: Cell) -> Cell:
+        """An operand of an operation on elements, at the size of the result."""
+        aval: Any = eqn.outvars[0].aval
+        if math.prod(x.shape) >= math.prod(shape(aval)):
+            return x
+        if x.shape:
+            return self.step(repeat_p, (x, shape(aval)), eqn, [x], [aval])[0]
+        # The key has the type, as that of what is repeated may be another's.
+        found = self.step(repeat_p, (x, str(aval)), eqn, [x], [aval])[0]
+        self.scalar[found] = x
+        return found
+
+    def _power(self, x: Cell, y: int, eqn: JaxprEqn) -> Cell:
         """A power by squares and products, which powers of one value share."""
-        times = lambda a, b: self._step(lax.mul_p, (a, b), op, op.sizes, "")[0]
+        times = lambda a, b: self.step(lax.mul_p, (a, b), eqn, [a, b])[0]
         found = None
         while y:
             if y % 2:
@@ -160,128 +327,77 @@ class Flattening:
             x = times(x, x) if y else x
         return found or x
 
-    def _step(self, does: Primitive, reads: tuple[Any, ...], op: Operation, sizes: Sequence[int],
-              text: str | None = None) -> list[Cell]:  # fmt: skip
-        """What a step makes; the same as before if it has been taken before.
+    def _transposed(self, eqn: JaxprEqn, x: Cell) -> Cell:
+        """A value with its axes in another order; of one that was made so, of that one's value."""
+        order = tuple(eqn.params["permutation"])
+        if _of_product(eqn, x):
+            return x
+        if x in self.turned:
+            x, first = self.turned[x]
+            order = tuple(first[a] for a in order)
+            if order == tuple(sorted(order)):
+                return x
+        found = self.step(lax.transpose_p, (x, order), eqn, [x])[0]
+        self.turned[found] = x, order
+        return found
 
-        Of two that do as their equations say, and read the same, the texts are compared.
-        """
-        before = self._known.setdefault((does, reads, text), []) if not op.effects else []
-        for other, found in before:
-            if text is not None or other.text == op.text:
-                return found
-        made = [Cell(n, "made") for n in sizes]
-        cells = [c for c in reads if c.kind != "constant"]
-        step = Step(does, op.eqn, cells, made)
-        for cell in made:
-            cell.maker = step
-        self._steps.append(step)
-        before.append((op, made))
-        return made
+    def _ordered(self, eqn: JaxprEqn, i: int, x: Cell) -> tuple[Cell, bool]:
+        """An operand as a product reads it, maybe a copy; and whether it is in the first order."""
+        size = shape(eqn.invars[i].aval)
+        as_given = tuple(range(len(size)))
+        base, axes = self.turned.get(x, (x, as_given))  # copied at most once
+        sizes = tuple(size[axes.index(a)] for a in as_given)
+        for lies, y, now in ((axes, base, sizes), (as_given, x, size)):
+            ways = orders(eqn, i, lies)
+            real = [tuple(a for a in way if now[a] != 1) for way in ways]
+            if (found := tuple(sorted(real[0]))) in real:
+                return y, found == real[0]
+        way = orders(eqn, i, axes)[0]
+        made = Cell(x.bytes, "made", tuple(sizes[a] for a in way))
+        return self.step(lax.transpose_p, (base, way), eqn, [base], [made])[0], True
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Operation:
-    """What an equation is to a compiler, whatever it reads.
-
-    Attributes:
-      eqn: the equation.
-      atoms: what it reads; of a literal, its text besides.
-      sizes: bytes of what it makes, on the device.
-      orders: of its operands, the order of axes that each is copied into; empty if none is.
-      passes: whether what it makes is what it reads.
-      inner: the program of a call.
-    """
-
-    eqn: JaxprEqn
-    atoms: tuple[tuple[Any, str | None], ...]
-    sizes: tuple[int, ...]
-    orders: tuple[Any, ...]
-    passes: bool
-    inner: Program | None
-    effects: bool
-
-    @cached_property
-    def text(self) -> str:
-        """What it does, equal for equal operations."""
-        return operation(self.eqn)
-
-
-class _Operations:
-    """The operations of one program's equations, each looked at once."""
-
-    def __init__(self, cpu: bool):
-        self._cpu = cpu
-        self._found: dict[int, Operation] = {}
-
-    def of(self, eqn: JaxprEqn) -> Operation:
-        """The operation of an equation."""
-        found = self._found.get(id(eqn))
+    def step(self, does: Primitive, key: Any, eqn: JaxprEqn, reads: list[Cell],
+              types: Sequence[Any] | None = None) -> list[Cell]:  # fmt: skip
+        """What a step makes; the same as before if it has been taken before."""
+        found = self.known.get((does, key)) if not has_effects(eqn) else None
         if found is None:
-            found = self._found[id(eqn)] = _operation(eqn, self._cpu)
+            made = types or [v.aval for v in eqn.outvars]
+            found = [
+                Cell(t.bytes, "made", t.shape) if isinstance(t, Cell)
+                else Cell(self.bytes(t), "made", shape(t)) for t in made
+            ]  # fmt: skip
+            step = Step(does, eqn, [c for c in reads if c.kind != "constant"], found)
+            for cell in found:
+                cell.maker = step
+            if all(map(self._known, reads)):
+                self.fixed.update(found)
+            self.steps.append(step)
+            self.known[does, key] = found
         return found
 
 
-def operations(prog: Program, cpu: bool) -> _Operations:
-    """The operations of a program's equations, kept with it."""
-    key = "operations", cpu
-    if key not in prog.cache:
-        prog.cache[key] = _Operations(cpu)
-    return prog.cache[key]
+# The number that an operation leaves its other operand unchanged for, and which operand it is.
+_UNITS = {
+    lax.add_p: (0, (0, 1)), lax.sub_p: (0, (1,)), lax.mul_p: (1, (0, 1)), lax.div_p: (1, (1,)),
+    lax.max_p: (-math.inf, (0, 1)), lax.min_p: (math.inf, (0, 1)),
+}  # fmt: skip
 
 
-def _operation(eqn: JaxprEqn, cpu: bool) -> Operation:
-    prim, of = eqn.primitive, traits(eqn.primitive)
-    moved = prim is lax.device_put_p and eqn.params["devices"] in _SPACES
-    light = prim is tie_p and eqn.params["light"]
-    same = of.view and aval_bytes(eqn.invars[0].aval) == aval_bytes(eqn.outvars[0].aval)
-    orders = _orders(eqn, len(eqn.invars))
-    return Operation(
-        eqn,
-        tuple((v, literal(v) if isinstance(v, Literal) else None) for v in eqn.invars),
-        tuple(size_on(v.aval, cpu) for v in eqn.outvars),
-        tuple(orders) if any(orders) else (),
-        of.identity or same or (cpu and (moved or light)),
-        body(eqn) if of.call else None,
-        has_effects(eqn),
-    )
-
-
-def size_on(aval: Any, cpu: bool) -> int:
-    """Bytes of a value on the device: none of one in the host's memory, but on a CPU."""
-    host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
-    return 0 if host and not cpu else aval_bytes(aval)
+def _unchanged(eqn: JaxprEqn, reads: list[Cell]) -> Cell | None:
+    """The operand that an operation's result is, if it is one of them."""
+    prim, aval = eqn.primitive, eqn.outvars[0].aval
+    if prim is lax.convert_element_type_p:
+        same = getattr(eqn.invars[0].aval, "dtype", None) == getattr(aval, "dtype", 0)
+        return reads[0] if same else None
+    unit, places = _UNITS.get(prim, (None, ()))
+    for i in places:
+        v = eqn.invars[i]
+        if isinstance(v, Literal) and v.val == unit and reads[1 - i].shape == shape(aval):
+            return reads[1 - i]
+    return None
 
 
 def _of_product(eqn: JaxprEqn, x: Cell) -> bool:
     """Whether a transpose of a matrix product is the product of the transposes."""
     flat = len(eqn.params["permutation"]) == 2
     return flat and x.maker is not None and x.maker.does is dot_general_p
-
-
-def _repeats(divisor: Cell, eqn: JaxprEqn) -> bool:
-    return divisor.kind != "constant" and 8 < divisor.bytes < aval_bytes(eqn.outvars[0].aval)
-
-
-def _orders(eqn: JaxprEqn, n: int) -> list[Any]:
-    """For each operand, the order of axes that it is copied into; None where it is read as it is.
-
-    Products are run with batch axes first and the contracted axes next to them or last; where
-    neither is so, they are copied last on the left, next to the batch on the right. Convolutions
-    are run with channels last.
-    """
-    orders: list[Any] = [None] * n
-    if eqn.primitive is dot_general_p:
-        contracted, batch = eqn.params["dimension_numbers"]
-        for i in (0, 1):
-            ndim = len(eqn.invars[i].aval.shape)  # pyright: ignore[reportAttributeAccessIssue]
-            free = [a for a in range(ndim) if a not in contracted[i] and a not in batch[i]]
-            last, first = (*batch[i], *free, *contracted[i]), (*batch[i], *contracted[i], *free)
-            if tuple(range(ndim)) not in (last, first):
-                orders[i] = (last, first)[i]
-    elif eqn.primitive is conv_general_dilated_p:
-        numbers = eqn.params["dimension_numbers"]
-        for i, (a, b, *spatial) in enumerate((numbers.lhs_spec, numbers.rhs_spec)):
-            order = (a, *spatial, b) if i == 0 else (*spatial, b, a)
-            orders[i] = None if order == tuple(range(len(order))) else order
-    return orders

@@ -22,25 +22,29 @@ from xform.interpret.tie import tie
 from xform.interpret.wait import Wait, waits
 from xform.ir import Mask, Program, trace
 from xform.passes.dce import live
-from xform.planner.flat import Cell, Flat, Flattening, operations
+from xform.planner.flat import Flattening
+from xform.planner.profiles import Profile
+from xform.planner.steps import Cell, Flat
 
 
-def flatten_plan(how: Plan, cpu: bool) -> Flat:
+def flatten_plan(how: Plan, profile: Profile) -> Flat:
     """The steps of both parts: inputs then cotangents to outputs then results."""
-    joint, work = how.joint, Flattening(cpu)
-    inputs, seconds = work.inputs(joint.inputs), work.inputs(joint.second_inputs)
+    joint, work = how.joint, Flattening(profile)
+    inputs, seconds = work.inputs(joint.inputs), work.seconds(joint.second_inputs)
     given: dict[Any, Any] = dict(zip(joint.inputs, inputs, strict=True))
     given |= work.constants(joint.program)
 
     wanted = (*joint.outputs, *how.kept)
     forward = _Part(how, work, dict(given))
-    sent = forward.run(live(joint.first, wanted), wanted)
+    with work.reading(joint.program):
+        sent = forward.run(live(joint.first, wanted), wanted)
     outputs = [work.read(forward.env, v) for v in joint.outputs]
     kept = {v: sent.get(v, forward.env[v]) for v in how.kept}
 
     second = _Part(how, work, _Kept(how, work, kept))
     second.env |= {**given, **dict(zip(joint.second_inputs, seconds, strict=True))}
-    second.run(how.order, joint.second_outputs, waits(how, whole=True))
+    with work.reading(joint.program):
+        second.run(how.order, joint.second_outputs, waits(how, whole=True))
     results = [work.read(second.env, v) for v in joint.second_outputs]
     return work.flat((*inputs, *seconds), (*outputs, *results))
 
@@ -80,7 +84,6 @@ class _Part:
             places: Mapping[int, Wait] | None = None) -> dict[Var, Cell]:  # fmt: skip
         """Add the steps of some equations; what is sent to wait elsewhere. `places` are ties."""
         how, env, sent = self.how, self.env, dict[Var, Cell]()
-        known = operations(how.joint.program, self.work.cpu)
         need = {v for v in wanted if isinstance(v, Var)}
         need.update(v for eqn in equations for v in reads_of(eqn, how.inner))
         for i, eqn in enumerate(equations):
@@ -91,7 +94,7 @@ class _Part:
             elif eqn.primitive is join_p:
                 made = self._join(eqn)
             else:
-                made = self.work.made(known.of(eqn), env)
+                made = self.work.made(eqn, [self.work.read(env, v) for v in eqn.invars])
             env.update(zip(eqn.outvars, made, strict=False))
             if places is None and how.offloaded:
                 moved = [v for v in eqn.outvars if v in how.offloaded]

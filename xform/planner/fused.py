@@ -1,145 +1,317 @@
 """Which values a compiler writes to memory, and which only live within a loop over elements.
 
-XLA fuses elementwise operations, broadcasts and moves of data with what reads them. A value is
-written if it is an output, if something that is no loop over elements reads it (a product, another
-loop, a call), or if it is dear and has several readers. On XLA:CPU reductions are library calls:
-they take a product of two values within, and write out what is repeated from their results.
+XLA's own rules for loops over elements (`instruction_fusion.cc`, `cpu_instruction_fusion.cc`): from
+the last operation to the first, each takes in what makes its operands, if that is an operation on
+elements, a movement or a reduction. A cheap one is repeated in all its readers, and then written
+for those that are no loops only; a dear one goes into its only reader; one that reads more than it
+makes is repeated nowhere, unless all paths to its readers fuse.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
 from jax import lax
 
-from xform._jax import Primitive
+from xform._jax import broadcast_in_dim_p
 from xform.interpret.tie import tie_p
-from xform.planner.flat import Cell, Flat, Step, repeat_p
-from xform.planner.work import fusible
+from xform.planner.library import calls
+from xform.planner.profiles import Profile
+from xform.planner.steps import Cell, Flat, Step, barrier_p, repeat_p
 from xform.table import traits
 
-# How many operations on the result of a reduction are looked at.
-_CHAIN = 5
+# More operands than this and a concatenation is a loop of its own.
+_MOST_JOINED = 8
+# So many reductions may be in a loop over elements.
+_MOST_REDUCTIONS = 6
+# How far back it is looked which steps a step depends on.
+_WINDOW = 4096
+_REPEATS = (broadcast_in_dim_p, repeat_p)
 
 
-def fuses(step: Step) -> bool:
+def _fuses(step: Step) -> bool:
     """Whether a step may be part of a loop over elements."""
-    moves = step.does in (repeat_p, lax.transpose_p)
-    return moves or (not _reduces(step) and fusible(step.eqn))
+    return bool(traits(step.does).fusion) or step.does is repeat_p
 
 
-def _reduces(step: Step) -> bool:
-    return traits(step.does).fusion == "reduction"
+def _pointwise(step: Step) -> bool:
+    """Whether each element of a step's result needs one element of each operand."""
+    others = (tie_p, lax.convert_element_type_p, lax.copy_p)
+    return traits(step.does).fusion == "elementwise" or step.does in others
+
+
+@dataclasses.dataclass(eq=False)
+class Group:
+    """Steps that run as one: what the last of them makes is written.
+
+    Attributes:
+      root: the last of its steps.
+      reads: the written values that it reads, in order.
+      members: its steps.
+      reused: those of `reads` of which an element is read for several elements of the result.
+      call: it is a call of a library, or one that is no loop over elements.
+    """
+
+    root: Step
+    reads: dict[Cell, None]
+    members: dict[Step, None]
+    reused: set[Cell] = dataclasses.field(default_factory=set)
+    call: bool = False
+
+    def replaceable(self) -> set[Cell]:
+        """The values read whose place the result may take: they are used element by element."""
+        if len(self.root.makes) != 1:
+            return set()
+        spoiled: set[Cell] = set()
+        for step in self.members:
+            if step.does is lax.dynamic_update_slice_p and step is self.root:
+                spoiled.update(step.reads[1:])
+            elif not _pointwise(step) or (step is not self.root and step.makes[0] in spoiled):
+                spoiled.update(step.reads)
+            elif step.does is tie_p:  # of what it waits for it reads one element
+                spoiled.update(step.reads[1:])
+        made = self.root.makes[0].bytes
+        return {c for c in self.reads if c not in spoiled and c.bytes == made}
 
 
 class Fusion:
     """What is written of a flat program.
 
     Attributes:
-      steps: the steps whose results are written, in program order.
-      reads: for each of them, the written values that it reads in the end.
+      groups: what runs as one, views included, in the order in which the program makes it.
+      base: of each value that is only a view of another, that one.
+      place: of each step, when XLA comes to it: from the outputs, operands first.
     """
 
-    def __init__(self, flat: Flat):
-        self._absorbed = {
-            c.maker
-            for step in flat.steps
-            if _reduces(step) and step.reads
-            for c in step.reads[:1]
-            if c.maker is not None and traits(c.maker.does).absorbed
-        }
-        outputs = set(flat.outputs)
-        self._written: dict[Step, bool] = {}
-        for step in reversed(flat.steps):
-            self._written[step] = self._must(step, outputs)
-        for step in flat.steps:
-            if _reduces(step) and step.reads:
-                self._grow(step.makes[0], step.reads[0], outputs, 0)
-        # What is written for one reader is made again within another that fuses, if it is cheap.
-        self._repeated = {
-            s for s in flat.steps
-            if self._written[s] and fuses(s) and not traits(s.does).dear and s.does is not repeat_p
-            and not _merges(s) and not _turned(s)
-        }  # fmt: skip
-        self._leaves: dict[Step, dict[Cell, None]] = {}
-        self.steps = [s for s in flat.steps if self._written[s]]
-        self.reads = [self._behind(s) for s in self.steps]
+    def __init__(self, flat: Flat, profile: Profile):
+        self._outputs = frozenset(flat.outputs)
+        self.place = {s: i for i, s in enumerate(_post_order(flat))}
+        steps = sorted(flat.steps, key=self.place.__getitem__)
+        self._groups: dict[Step, Group] = {}
+        self._users: dict[Cell, dict[Step, None]] = {}
+        found = calls(flat, steps, profile) if profile.library else {}
+        inside = {s for members in found.values() for s in members[1:]}
+        for step in steps:
+            if step not in inside:
+                self._add(step, found.get(step))
+        self._fixed = self._unrepeatable(steps)
+        for step in reversed(steps):
+            if step in self._groups:
+                self._grow(self._groups[step])
+        order = {s: i for i, s in enumerate(flat.steps)}
+        self.groups = sorted(self._groups.values(), key=lambda g: order[g.root])
+        self.base = self._views()
 
-    def sliced(self, cell: Cell) -> bool:
-        """Whether a scanned input's slice is copied: a reader of it is no loop over elements."""
-        return any(not fuses(s) or s in self._absorbed for s in cell.readers)
+    def breadth_first(self, inputs: Sequence[Cell]) -> list[Group]:
+        """Groups as a queue runs them: each is put at its end when its last operand is there.
 
-    def _must(self, step: Step, outputs: set[Cell]) -> bool:
-        if not fuses(step) or not outputs.isdisjoint(step.makes):
-            return True
-        readers = {s for c in step.makes for s in c.readers}
-        if step in self._absorbed:
-            readers = {s for s in readers if not _reduces(s)}
-        if any(not fuses(s) or s in self._absorbed for s in readers):
-            return True
-        dear = traits(step.does).dear or step.does is lax.transpose_p
-        dear = dear or _merges(step) or _turned(step)
-        return len(readers) > 1 and dear
+        Inputs, views and each of several results of a step pass through the queue too.
+        """
+        readers: dict[Cell, list[Group]] = {}
+        missing: dict[Group, int] = {}
+        for group in self.groups:
+            missing[group] = len(group.reads)
+            for c in group.reads:
+                readers.setdefault(c, []).append(group)
+        todo: list[Group | Cell] = [*dict.fromkeys(inputs)]
+        todo += [g for g in self.groups if not missing[g]]
+        done: list[Group] = []
+        for item in todo:
+            if isinstance(item, Group):
+                done.append(item)
+                if len(item.root.makes) > 1:
+                    todo += item.root.makes
+                    continue
+                item = item.root.makes[0]
+            for group in readers.get(item, ()):
+                missing[group] -= 1
+                if not missing[group]:
+                    todo.append(group)
+        return done
 
-    def _grow(self, cell: Cell, whole: Cell, outputs: set[Cell], depth: int) -> None:
-        """Find where the result of a reduction is repeated: that is part of the library call."""
-        if cell in outputs or cell.bytes >= whole.bytes or depth == _CHAIN:
-            return
-        for step in cell.readers:
-            made = step.makes[0]
-            if not fuses(step) or step.does is tie_p:
+    def _views(self) -> dict[Cell, Cell]:
+        """Of each value that is another in another shape, the one that is written."""
+        base: dict[Cell, Cell] = {}
+        for group in self.groups:
+            if group.root.does in (lax.reshape_p, barrier_p) and len(group.members) == 1:
+                cell = next(iter(group.reads))
+                base[group.root.makes[0]] = base.get(cell, cell)
+        return base
+
+    def _add(self, step: Step, members: list[Step] | None) -> None:
+        if members is None:
+            members, call = [step], not _fuses(step) or len(step.makes) != 1
+        else:
+            call = True
+        makes = {s.makes[0] for s in members[1:]}
+        reads = dict.fromkeys(c for s in members for c in s.reads if c not in makes)
+        members.sort(key=self.place.__getitem__, reverse=True)
+        group = Group(step, reads, dict.fromkeys(members), call=call)
+        if step.does in _REPEATS or step.does is lax.gather_p:
+            group.reused = set(reads)
+        self._groups[step] = group
+        for c in reads:
+            self._users.setdefault(c, {})[step] = None
+
+    def _maker(self, cell: Cell) -> Group | None:
+        """The group that makes a value of the program."""
+        return self._groups.get(cell.maker) if cell.maker else None
+
+    def _unrepeatable(self, steps: list[Step]) -> set[Step]:
+        """What is fused into none of its readers, as it reads more than it makes."""
+        self._fixed = set[Step]()
+        reach = self._reached(steps)
+        for step in reversed(steps):
+            group = self._groups.get(step)
+            if group is None or group.call or not self._merges(step):
                 continue
-            if made.bytes < whole.bytes:
-                alone = all(c is cell or c.maker is None for c in step.reads)
-                if len(cell.readers) == 1 and alone:
-                    self._grow(made, whole, outputs, depth + 1)
-            elif step.does is repeat_p:
-                self._written[step] = True
-            elif step.does is lax.sub_p and step.reads[0] is whole and _ends_in(made, lax.exp_p):
-                self._written[step] = False
+            known: dict[Step, bool] = {step: True}
+            users = self._users.get(step.makes[0], {})
+            if step.makes[0] in self._outputs or not all(
+                self._on_all_paths(step, u, reach, known) for u in users
+            ):
+                self._fixed.add(step)
+        return self._fixed
 
-    def _inside(self, step: Step, reader: Step) -> bool:
-        """Whether a step is done within a reader of its result."""
-        fused = fuses(reader) and reader not in self._absorbed
-        return not self._written[step] or (fused and step in self._repeated)
+    def _merges(self, step: Step) -> bool:
+        """Whether a step reads several values of its result's size, and more than it makes."""
+        if step.does is tie_p:
+            return False
+        made = step.makes[0]
+        rank = lambda c: sum(n != 1 for n in c.shape)
+        if sum(rank(c) >= rank(made) and not self._repeat(c) for c in step.reads) <= 1:
+            return False
+        # A transposed value is copied for each operand.
+        turned = [c for c in step.reads if c.maker and c.maker.does is lax.transpose_p]
+        others = dict.fromkeys(c for c in step.reads if c not in turned)
+        return sum(math.prod(c.shape) for c in (*turned, *others)) > math.prod(made.shape)
 
-    def _behind(self, reader: Step) -> dict[Cell, None]:
-        """The written values that a step is made from, in order. Without recursion."""
+    def _repeat(self, cell: Cell) -> bool:
+        """Whether a value is a repeated one, which every reader makes for itself."""
+        group = self._maker(cell)
+        if group is None or group.call:
+            return False
+        return group.root.does in _REPEATS or group.root.does is lax.iota_p
+
+    def _reached(self, steps: list[Step]) -> dict[Step, int]:
+        """For each step, how many places before it that is which it depends on, as bits.
+
+        As far as `_WINDOW` places; itself is the lowest bit.
+        """
+        reach: dict[Step, int] = {}
+        mask = (1 << _WINDOW) - 1
+        for step in steps:
+            if step in self._groups:
+                bits = 1
+                for c in self._groups[step].reads:
+                    if c.maker:
+                        bits |= reach[c.maker] << (self.place[step] - self.place[c.maker])
+                reach[step] = bits & mask
+        return reach
+
+    def _depends(self, step: Step, first: Step, reach: dict[Step, int]) -> bool:
+        """Whether a step depends on another; of what is far behind it, it is taken to."""
+        far = self.place[step] - self.place[first]
+        return far >= _WINDOW or (far >= 0 and bool(reach[step] >> far & 1))
+
+    def _on_all_paths(self, made: Step, reader: Step, reach: dict[Step, int],
+                      known: dict[Step, bool]) -> bool:  # fmt: skip
+        """Whether a step could go into a reader along all paths. Without recursion.
+
+        `known` are the answers for readers that were looked at, the step itself among them.
+        """
         todo = [reader]
         while todo:
-            step = todo[-1]
-            late = [
-                c.maker
-                for c in step.reads
-                if c.maker and c.maker not in self._leaves and self._inside(c.maker, step)
-            ]
-            if step in self._leaves or not late:
+            group = self._groups[todo[-1]]
+            if group.root in known:
                 todo.pop()
-                self._leaves.setdefault(step, self._direct(step))
-            todo += late
-        return self._leaves[reader]
+                continue
+            on = [c.maker for c in group.reads if c.maker and self._depends(c.maker, made, reach)]
+            late = [s for s in on if s not in known]
+            if (
+                group.call
+                or any(known.get(s) is False for s in on)
+                or not all(self._goes(group, s.makes[0]) for s in on)
+            ):
+                known[group.root] = False
+            elif late:
+                todo += late
+            else:
+                known[group.root] = True
+        return known[reader]
 
-    def _direct(self, step: Step) -> dict[Cell, None]:
-        found: dict[Cell, None] = {}
-        for cell in step.reads:
-            if cell.maker is not None and self._inside(cell.maker, step):
-                found.update(self._leaves[cell.maker])
-            elif cell.kind != "constant":
-                found[cell] = None
-        return found
+    def _goes(self, reader: Group, cell: Cell) -> bool:
+        """Whether what makes a value goes into a reader of it."""
+        group = self._maker(cell)
+        if group is None or reader.call or group.call or len(group.members) > 1:
+            return False
+        step = group.root
+        if step in self._fixed:
+            return False
+        for s in (step, reader.root):
+            if s.does is lax.concatenate_p and len(s.reads) > _MOST_JOINED:
+                return False
+        if _dear(step):
+            others = len(self._users[cell]) > 1 or cell in self._outputs
+            if others or cell in reader.reused:
+                return False
+        if _reduces(step) and len(reader.members) > 1:
+            return sum(map(_reduces, reader.members)) < _MOST_REDUCTIONS
+        return True
+
+    def _grow(self, group: Group) -> None:
+        """Take in what makes the operands of a group, the last first, as long as anything goes."""
+        if group.call:
+            return
+        while True:
+            pairs = [(c, g) for c in group.reads if (g := self._maker(c))]
+            pairs.sort(key=lambda pair: -self.place[pair[1].root])
+            found = next((pair for pair in pairs if self._goes(group, pair[0])), None)
+            if found is None:
+                return
+            self._take(group, *found)
+
+    def _take(self, group: Group, cell: Cell, made: Group) -> None:
+        del group.reads[cell]
+        group.reused |= made.reads.keys() if cell in group.reused else made.reused
+        group.reused.discard(cell)
+        group.members[made.root] = None
+        del self._users[cell][group.root]
+        for c in made.reads:
+            group.reads[c] = None
+            self._users[c][group.root] = None
+        if not self._users[cell] and cell not in self._outputs:
+            self._drop(made)
+
+    def _drop(self, group: Group) -> None:
+        del self._groups[group.root]
+        for c in group.reads:
+            del self._users[c][group.root]
 
 
-def _merges(step: Step) -> bool:
-    """Whether a step reads several values of its own size: run twice, it would read more."""
-    if step.does is tie_p:  # of a cotangent it reads one element
-        return False
-    made = step.makes[0].bytes
-    return len({c for c in step.reads if c.bytes >= made and c.kind != "constant"}) > 1
+def _post_order(flat: Flat) -> Iterable[Step]:
+    """Steps as XLA walks them: from the outputs, the operands of each first, in their order."""
+    ends = [c.maker for c in flat.outputs if c.maker]
+    ends += [s for s in flat.steps if not any(c.readers for c in s.makes)]
+    done: dict[Step, None] = {}
+    todo = list(reversed(ends))
+    while todo:
+        step = todo[-1]
+        late = [c.maker for c in step.reads if c.maker and c.maker not in done]
+        if step in done or not late:
+            todo.pop()
+            done[step] = None
+        todo += reversed(late)
+    return done
 
 
-def _turned(step: Step) -> bool:
-    """Whether a step is the square of a transposed value: each reader would transpose it twice."""
-    makers = [c.maker for c in step.reads if c.maker and c.maker.does is lax.transpose_p]
-    return len(makers) == 2 and makers[0] is makers[1]
+def _reduces(step: Step) -> bool:
+    return traits(step.does).fusion == "reduction"
 
 
-def _ends_in(cell: Cell, does: Primitive) -> bool:
-    return len(cell.readers) == 1 and cell.readers[0].does is does
+def _dear(step: Step) -> bool:
+    """Whether a step takes so long for each element that it is not repeated."""
+    cheap = step.does in (lax.sin_p, lax.cos_p)
+    return (traits(step.does).dear and not cheap) or _reduces(step) or step.does is lax.gather_p

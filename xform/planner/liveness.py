@@ -2,13 +2,14 @@
 
 The one model of the peak. Values that are written to memory (`fused`) are put in the order in which
 the backend runs them, and their bytes added up from where they are made to where they are last
-read. Buffers of outputs serve others before they are written, as XLA lets them; an elementwise
-result takes the place of an operand that ends there; a loop has what one trip needs at its worst,
-beside what it carries and stacks.
+read. Buffers of outputs serve others before they are written, the largest first; an elementwise
+result takes the place of an operand that ends there; a loop's result the place of what it starts
+from, and its stacks are there as soon as anything is. A trip of a loop needs what it makes at its
+worst, beside what it carries, reads and stacks.
 
 XLA:CPU runs operations breadth first, as soon as their operands are there. Other backends keep to
-the order of the program, so far as memory goes. Source: the buffer assignment of XLA,
-https://openxla.org/xla/gpu_architecture; its schedulers, `hlo_memory_scheduler.h`.
+the order of the program, so far as memory goes. What lies unused between buffers is not counted.
+Source: XLA's `buffer_assignment.cc`, `heap_simulator.cc` and `hlo_memory_scheduler.cc`.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from xform._jax import jaxprs_of, scan_counts, scan_p
+import numpy as np
+
+from xform._jax import JaxprEqn, jaxprs_of, scan_p, while_p
 from xform.cost import aval_bytes
 from xform.interpret.joint import Plan
 from xform.ir import Atom, Program, program
-from xform.planner.flat import Cell, Flat, Step, flatten
+from xform.planner.flat import counts, flatten, flatten_trip
 from xform.planner.flat_plan import flatten_plan
-from xform.planner.fused import Fusion, fuses
+from xform.planner.fused import Fusion
+from xform.planner.profiles import Profile, profile
+from xform.planner.steps import Cell, Flat, Step
 from xform.table import traits
 
 # Buffers smaller than this are not worth a search for another's place.
@@ -68,8 +73,9 @@ def simulate(prog: Program, backend: str, n_seconds: int = 0) -> Liveness:
     The last `n_seconds` inputs are cotangents: what depends on them is the second part. Near linear
     in equations; loop bodies are looked into once.
     """
-    cpu = backend == "cpu"
-    return _simulated(flatten(prog, cpu), prog.inputs, prog.outputs, cpu, n_seconds)
+    by = profile(backend)
+    flat = flatten(prog, by, n_seconds)
+    return _simulated(flat, prog.inputs, prog.outputs, by, n_seconds)
 
 
 def liveness(how: Plan, backend: str) -> Liveness:
@@ -79,40 +85,77 @@ def liveness(how: Plan, backend: str) -> Liveness:
     """
     key = "liveness", backend
     if key not in how.cache:
-        cpu, joint = backend == "cpu", how.joint
-        inputs, outputs = (*joint.inputs, *joint.second_inputs), how.joint.program.outputs
-        flat = flatten_plan(how, cpu)
-        how.cache[key] = _simulated(flat, inputs, outputs, cpu, len(joint.second_inputs))
+        by, joint = profile(backend), how.joint
+        inputs, outputs = (*joint.inputs, *joint.second_inputs), joint.program.outputs
+        flat = flatten_plan(how, by)
+        how.cache[key] = _simulated(flat, inputs, outputs, by, len(joint.second_inputs))
     return how.cache[key]
 
 
-def _simulated(flat: Flat, inputs: Sequence[Atom], outputs: Sequence[Atom], cpu: bool,
+def _simulated(flat: Flat, inputs: Sequence[Atom], outputs: Sequence[Atom], by: Profile,
                n_seconds: int) -> Liveness:  # fmt: skip
-    line = _Line(flat, cpu, frozenset(flat.outputs), frozenset())
+    line = _Line(flat, by, frozenset(flat.outputs), {})
     line.lend_outputs()
-    live, saved = line.run(line.second_from(flat.inputs[len(flat.inputs) - n_seconds :]))
+    seconds = flat.inputs[len(flat.inputs) - n_seconds :]
+    line.run()
     size = lambda atoms: sum(aval_bytes(v.aval) for v in atoms)
-    return Liveness(size(inputs), size(outputs), tuple(live), tuple(saved), tuple(line.steps))
+    return Liveness(
+        size(inputs),
+        size(outputs),
+        tuple(line.live()),
+        tuple(line.waiting(line.second_from(seconds))),
+        tuple(line.steps),
+    )
 
 
 class _Line:
     """Written steps in the order in which they run.
 
-    `outside` are values of which the memory is counted elsewhere; `slices` inputs that are a
-    trip's part of a scanned input.
+    `outside` are values of which the memory is counted elsewhere; `carried` the values that a trip
+    of a loop makes, each with the one whose place it may take.
     """
 
-    def __init__(self, flat: Flat, cpu: bool, outside: frozenset[Cell], slices: frozenset[Cell]):
-        self.cpu, self.outside, self.slices = cpu, outside, slices
-        fusion = Fusion(flat)
-        order = _breadth_first(fusion) if cpu else range(len(fusion.steps))
-        self.steps = [fusion.steps[i] for i in order]
-        self.reads = [fusion.reads[i] for i in order]
-        self.outputs = frozenset(flat.outputs)
+    def __init__(self, flat: Flat, by: Profile, outside: frozenset[Cell],
+                 carried: Mapping[Cell, Cell]) -> None:  # fmt: skip
+        self.by = by
+        fusion = Fusion(flat, by)
+        self.base, self.place = (base := fusion.base), fusion.place
+        groups = fusion.breadth_first(flat.inputs) if by.breadth_first else fusion.groups
+        self.groups = [g for g in groups if g.root.makes[0] not in base]
+        self.steps = [g.root for g in self.groups]
+        self.reads = [list(dict.fromkeys(base.get(c, c) for c in g.reads)) for g in self.groups]
+        self.outputs = frozenset(base.get(c, c) for c in flat.outputs)
+        self.outside = frozenset(base.get(c, c) for c in outside)
         self.born = {c: i for i, s in enumerate(self.steps) for c in s.makes}
         self.last = {c: i for i, cells in enumerate(self.reads) for c in cells}
-        self.bytes = {c: c.bytes for c in self.born if c not in outside}
-        self.bytes |= {c: c.bytes if fusion.sliced(c) else 0 for c in slices}
+        self.bytes = {c: c.bytes for c in self.born if c not in self.outside}
+        self.rooms = self._rooms()
+        for new, old in carried.items():
+            cell, first = base.get(new, new), base.get(old, old)
+            if cell in self.bytes and self._follows(cell, first):
+                self.bytes[cell] = 0
+
+    def _rooms(self) -> dict[Cell, int]:
+        """Of each value in memory that is counted elsewhere, from which step on it takes that."""
+        rooms: dict[Cell, int] = {}
+        for i, step in enumerate(self.steps):
+            free = self._replaceable(i) if step.starts else set[Cell]()
+            for j, c in enumerate(step.makes):
+                if c not in self.outside:
+                    continue
+                start = self._start(step, j) if step.starts else None
+                if start in free and self.bytes.get(start) == c.bytes:
+                    free.remove(start)
+                    rooms[c] = self.born[start]
+                    self.bytes[start] = 0
+                else:
+                    rooms[c] = i
+        return rooms
+
+    def _follows(self, new: Cell, old: Cell) -> bool:
+        """Whether a value is made when another is no longer read, or element by element from it."""
+        born, last = self.born[new], self.last.get(old, -1)
+        return last < born or (last == born and old in self._replaceable(born))
 
     def second_from(self, seconds: Sequence[Cell]) -> int:
         """The place of the first step that depends on one of `seconds`."""
@@ -125,69 +168,101 @@ class _Line:
 
     def lend_outputs(self) -> None:
         """Let values live in the buffers of outputs that are not yet written."""
-        rooms = sorted(
-            (c for c in self.born if c in self.outside and c.bytes >= _SMALL),
-            key=lambda c: (-c.bytes, self.born[c]),
-        )
+        rooms = sorted((c for c in self.rooms if c.bytes >= _SMALL),
+                       key=lambda c: (-c.bytes, self.rooms[c]))  # fmt: skip
         taken: dict[Cell, list[tuple[int, int]]] = {c: [] for c in rooms}
         sizes = [-c.bytes for c in rooms]
-        for cell in sorted(self.bytes, key=lambda c: -c.bytes):
+        place = {c: self.place[s] for s in self.steps for c in s.makes}
+        families = self._families()
+        for cell in sorted(families, key=lambda c: (-c.bytes, place[c])):
             if cell.bytes < _SMALL:
                 break
-            start, end = self.born[cell], self.last.get(cell, self.born[cell])
+            family = families[cell]
+            start, end = self.born[cell], max(self.last.get(c, self.born[c]) for c in family)
             large = rooms[: bisect.bisect_right(sizes, -cell.bytes)]
             for room in large[-_TRIES:]:
-                free = end < self.born[room] and all(end < a or b < start for a, b in taken[room])
-                if free:
+                before = end < self.rooms[room] or (
+                    end == self.born[room] == self.rooms[room]
+                    and not self._replaceable(end).isdisjoint(family)
+                )
+                if before and all(end < a or b < start for a, b in taken[room]):
                     taken[room].append((start, end))
-                    self.bytes[cell] = 0
+                    self.bytes.update(dict.fromkeys(family, 0))
                     break
 
-    def run(self, second: int) -> tuple[list[int], list[int]]:
-        """Live bytes at each step, and those of them that wait for the second part."""
-        live: list[int] = []
-        now = 0
-        for i, (step, cells) in enumerate(zip(self.steps, self.reads, strict=True)):
-            now += sum(self.bytes[c] for c in cells if c in self.slices and self._first(c, i))
-            made = sum(self.bytes.get(c, 0) for c in step.makes)
-            live.append(now + made - self._replaced(step, i) + self._inside(step))
-            now += sum(self.bytes.get(c, 0) for c in step.makes if self._stays(c))
-            for c in cells:
-                if self.last[c] == i and c in self.bytes and c not in self.outputs:
-                    now -= self.bytes[c]
-        return live, self._waiting(second)
+    def _families(self) -> dict[Cell, list[Cell]]:
+        """Values that lie in one place, by the first: a loop's results where they start from."""
+        head = {c: c for c in self.bytes}
+        for i, step in enumerate(self.steps):
+            free = self._replaceable(i) if step.starts else set[Cell]()
+            for j, c in enumerate(step.makes if step.starts else ()):
+                start = self._start(step, j)
+                if start in free and c in head and self.bytes.get(start) == c.bytes:
+                    free.remove(start)
+                    head[c] = head[start]
+        families: dict[Cell, list[Cell]] = {}
+        for c, first in head.items():
+            families.setdefault(first, []).append(c)
+        return families
 
-    def _first(self, cell: Cell, i: int) -> bool:
-        if cell in self.born:
-            return False
-        self.born[cell] = i
-        return True
+    def run(self) -> None:
+        """Find where each value lives: at which steps, and in whose place."""
+        ends = len(self.steps) - 1
+        home: dict[Cell, int] = {}
+        self.starts, self.ends, self.sizes = list[int](), list[int](), list[int]()
+        for i, step in enumerate(self.steps):
+            free = self._replaceable(i)
+            for j, c in enumerate(step.makes):
+                if not self.bytes.get(c):
+                    continue
+                end = ends if c in self.outputs else self.last.get(c, i)
+                start = self._start(step, j) if step.starts else None
+                mine = [x for x in self.reads[i] if x in free and x in home and x.bytes == c.bytes]
+                taken = start if start in mine else mine[0] if mine and not step.starts else None
+                if taken is not None:
+                    free.remove(taken)
+                    home[c] = home[taken]
+                    self.ends[home[c]] = end
+                else:
+                    home[c] = self._storage(i, end, self.bytes[c])
+            if n := self._inside(step):
+                self._storage(i, i, n)
 
-    def _stays(self, cell: Cell) -> bool:
-        return cell in self.last or cell in self.outputs
+    def _storage(self, start: int, end: int, size: int) -> int:
+        self.starts.append(start)
+        self.ends.append(end)
+        self.sizes.append(size)
+        return len(self.sizes) - 1
 
-    def _replaced(self, step: Step, i: int) -> int:
-        """Bytes of an operand that ends here and whose place an elementwise result takes."""
-        if not fuses(step):
-            return 0
-        made = self.bytes.get(step.makes[0], 0)
-        ends = (
-            c for c in self.reads[i]
-            if self.last[c] == i and c not in self.outputs and c not in self.slices
-        )  # fmt: skip
-        return made if any(self.bytes.get(c) == made for c in ends) else 0
+    def live(self) -> list[int]:
+        """Live bytes at each step."""
+        change = np.zeros(len(self.steps) + 1, np.int64)
+        np.add.at(change, self.starts, self.sizes)
+        np.add.at(change, np.asarray(self.ends, np.int64) + 1, -np.asarray(self.sizes, np.int64))
+        return change.cumsum()[:-1].tolist()
+
+    def _replaceable(self, i: int) -> set[Cell]:
+        """The operands that end here and whose places results may take."""
+        step = self.steps[i]
+        cells = step.starts or self.groups[i].replaceable()
+        found = {self.base.get(c, c) for c in cells}
+        return {c for c in found if self.last.get(c) == i and c not in self.outputs}
+
+    def _start(self, step: Step, j: int) -> Cell | None:
+        """The value that a result of a loop starts from."""
+        cell = step.starts[j] if j < len(step.starts) else None
+        return self.base.get(cell, cell) if cell else None
 
     def _inside(self, step: Step) -> int:
         """What runs in a step needs beside its operands and results, at its peak."""
-        if step.does is scan_p:
-            params = step.eqn.params
-            return _peak(program(params["jaxpr"]), self.cpu, sum(scan_counts(params)))
-        if traits(step.does).foreign:
+        if step.does is not step.eqn.primitive or traits(step.does).foreign:
             return 0
-        inner = (_peak(program(j), self.cpu, None) for j in jaxprs_of(step.eqn))
+        if step.does in (scan_p, while_p):
+            return _trip(step.eqn, self.by)
+        inner = (_body(program(j), self.by) for j in jaxprs_of(step.eqn))
         return max(inner, default=0)
 
-    def _waiting(self, second: int) -> list[int]:
+    def waiting(self, second: int) -> list[int]:
         """Bytes at each step that were made before the step `second` and are read from it on."""
         change = collections.Counter[int]()
         for cell, n in self.bytes.items():
@@ -202,33 +277,30 @@ class _Line:
         return waiting
 
 
-def _peak(prog: Program, cpu: bool, n_fixed: int | None) -> int:
-    """The peak inside a body; its inputs after the first `n_fixed` are slices (None: none are)."""
-    key = "peak", cpu, n_fixed
+def _trip(eqn: JaxprEqn, by: Profile) -> int:
+    """The peak of a trip of a loop, beside what it carries, reads and stacks."""
+    scan = eqn.primitive is scan_p
+    prog = program(eqn.params["jaxpr" if scan else "body_jaxpr"])
+    key = "trip", by.name
     if key not in prog.cache:
-        flat = flatten(prog, cpu)
-        slices = flat.inputs[n_fixed:] if n_fixed is not None else ()
-        line = _Line(flat, cpu, frozenset(), frozenset(slices))
-        live, _ = line.run(0)
-        made = sum(line.bytes.get(c, 0) for c in set(flat.outputs))
-        prog.cache[key] = max(0, max(live, default=0) - (0 if n_fixed is not None else made))
+        consts, carried = counts(eqn)
+        if not scan:
+            consts = eqn.params["body_nconsts"]
+        n = consts + carried
+        flat = flatten_trip(prog, by, eqn, len(prog.inputs) - n, len(prog.outputs) - carried)
+        pairs = zip(flat.outputs, flat.inputs[consts:n], strict=False)
+        line = _Line(flat, by, frozenset(), dict(pairs))
+        line.run()
+        prog.cache[key] = max(line.live(), default=0)
     return prog.cache[key]
 
 
-def _breadth_first(fusion: Fusion) -> list[int]:
-    """Steps as a queue runs them: each is put at its end when its last operand is there."""
-    maker = {c: i for i, s in enumerate(fusion.steps) for c in s.makes}
-    readers: list[list[int]] = [[] for _ in fusion.steps]
-    missing = [0] * len(fusion.steps)
-    for i, cells in enumerate(fusion.reads):
-        before = {maker[c] for c in cells if c in maker}
-        missing[i] = len(before)
-        for j in before:
-            readers[j].append(i)
-    order = [i for i, n in enumerate(missing) if not n]
-    for i in order:
-        for j in readers[i]:
-            missing[j] -= 1
-            if not missing[j]:
-                order.append(j)
-    return order
+def _body(prog: Program, by: Profile) -> int:
+    """The peak of a program that is called, without its results."""
+    key = "body", by.name
+    if key not in prog.cache:
+        line = _Line(flatten(prog, by), by, frozenset(), {})
+        line.run()
+        made = sum(line.bytes.get(c, 0) for c in line.outputs)
+        prog.cache[key] = max(0, max(line.live(), default=0) - made)
+    return prog.cache[key]
