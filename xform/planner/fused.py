@@ -314,5 +314,4 @@ def _reduces(step: Step) -> bool:
 
 def _dear(step: Step) -> bool:
     """Whether a step takes so long for each element that it is not repeated."""
-    cheap = step.does in (lax.sin_p, lax.cos_p)
-    return (traits(step.does).dear and not cheap) or _reduces(step) or step.does is lax.gather_p
+    return traits(step.does).dear or _reduces(step) or step.does is lax.gather_p
