@@ -20,7 +20,7 @@ def test_rules() -> None:
     rows = {row["primitive"]: row for row in table()}
     assert rows["sin"] | {"tested": ""} == {
         "primitive": "sin", "word": "pointwise", "jvp": "yes", "pull": "yes",
-        "transpose": "if linear", "tested": "", "traits": "elementwise, dear", "reason": "",
+        "transpose": "if linear", "tested": "", "traits": "elementwise", "reason": "",
     }  # fmt: skip
     assert "case" in rows["sin"]["tested"]
     assert rows["scan"]["tested"] == "tests/rules/test_scan.py"

@@ -31,7 +31,6 @@ class Traits:
         save it beside the operand.
       identity: its result is its operand, which only bears a name, a place or a mark from there on.
       dear: takes so long for each element that XLA does not repeat it in every reader.
-      absorbed: on XLA:CPU, done within the reduction that reads its result.
       pure: one like it may stand for it. Not so of what keeps values apart for the compiler.
       foldable: may be run while a program is made; without a word, what is no call.
       random: draws random numbers, or makes keys. Run again only where a policy keeps what it names
@@ -51,7 +50,6 @@ class Traits:
     view: bool = False
     identity: bool = False
     dear: bool = False
-    absorbed: bool = False
     pure: bool = True
     foldable: bool = True
     random: bool = False

@@ -12,6 +12,7 @@ from xform.planner.profiles import CPU, GPU, TPU, profile
 N = 256
 SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)
 CUBE = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32)
+NARROW = jax.ShapeDtypeStruct((N, N), jnp.bfloat16)
 IMAGES = jax.ShapeDtypeStruct((8, 16, 16, 64), jnp.float32)
 KERNEL = jax.ShapeDtypeStruct((3, 3, 64, 64), jnp.float32)
 ONE = N * N * 4
@@ -84,6 +85,8 @@ FACTS = {
          SQUARE),
     "stacks are there from the start":
         (lambda x: lax.scan(lambda c, _: (half(c), c), chain(x, 4), None, length=4)[1] * 2, SQUARE),
+    "products of narrow numbers are run with wide ones":
+        (lambda x: jax.nn.relu(half(x)) + half(half(x)), NARROW),
     "a while loop":
         (lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, half(s[1])),
                                   (0, half(x)))[1], SQUARE),

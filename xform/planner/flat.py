@@ -31,12 +31,13 @@ from xform._jax import (
     while_p,
 )
 from xform.cost import aval_bytes
-from xform.fingerprint import literal, operation
+from xform.fingerprint import literal, operation, typed
 from xform.interpret.lanes import final_p, keep_p, some_p, store_p
 from xform.interpret.tie import tie_p
 from xform.ir import Program
 from xform.passes.structured import body
-from xform.planner.products import as_matrices, channels_last, orders, outer, shape
+from xform.planner.identities import unchanged
+from xform.planner.products import as_matrices, channels_last, narrow, orders, outer, shape
 from xform.planner.profiles import Profile
 from xform.planner.steps import Cell, Flat, Step, barrier_p, repeat_p
 from xform.table import traits
@@ -215,6 +216,8 @@ class Flattening:
 
     def _product(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
         """A product or a convolution: of matrices, as far as a product can be one of them."""
+        if self.profile.widens and eqn.primitive is dot_general_p:
+            reads = [self._wide(eqn, x, v.aval) for x, v in zip(reads, eqn.invars, strict=True)]
         read, by_rows = zip(*(self._ordered(eqn, i, x) for i, x in enumerate(reads)), strict=True)
         aval: Any = eqn.outvars[0].aval
         size = shape(aval)
@@ -225,13 +228,32 @@ class Flattening:
             size = (*batch, m, n)
         elif eqn.primitive is conv_general_dilated_p:
             size = tuple(size[a] for a in channels_last(eqn))
-        made = Cell(self.bytes(aval), "made", size)
+        wide = self.profile.widens and eqn.primitive is dot_general_p and narrow(aval)
+        made = Cell((1 + wide) * self.bytes(aval), "made", size)
         found = self.step(eqn.primitive, (tuple(read), self._text(eqn)), eqn, list(read), [made])[0]
         if found.maker is not None:
             found.maker.by_rows = by_rows[0]
         if eqn.primitive is conv_general_dilated_p:
             return [self._from_channels_last(eqn, found)]
+        if wide:
+            key = found, typed(aval)
+            half = Cell(self.bytes(aval), "made", size)
+            found = self.step(lax.convert_element_type_p, key, eqn, [found], [half])[0]
         return [found if size == shape(aval) else self._view(eqn, found, shape(aval))]
+
+    def _wide(self, eqn: JaxprEqn, x: Cell, aval: Any) -> Cell:
+        """An operand of a product in the numbers that products are run with."""
+        if not narrow(aval):
+            return x
+        base, order = self.turned.get(x, (x, None))
+        wide = lambda y: Cell(2 * y.bytes, "made", y.shape)
+        does = lax.convert_element_type_p
+        found = self.step(does, (base, "wide"), eqn, [base], [wide(base)])[0]
+        if order is None:
+            return found
+        turned = self.step(lax.transpose_p, (found, order), eqn, [found], [wide(x)])[0]
+        self.turned[turned] = found, order
+        return turned
 
     def _from_channels_last(self, eqn: JaxprEqn, x: Cell) -> Cell:
         """A convolution's result with its axes in the order of the program."""
@@ -280,7 +302,7 @@ class Flattening:
     def _pointwise(self, eqn: JaxprEqn, reads: list[Cell]) -> Cell:
         """What an operation on elements makes; smaller operands are repeated first."""
         prim, aval = eqn.primitive, eqn.outvars[0].aval
-        if (x := _unchanged(eqn, reads)) is not None:
+        if (x := unchanged(eqn, reads)) is not None:
             return x
         ones = [self.scalar.get(c, c) for c in reads]
         if not any(c.shape for c in ones):  # of scalars alone: repeated in the end
@@ -374,27 +396,6 @@ class Flattening:
             self.steps.append(step)
             self.known[does, key] = found
         return found
-
-
-# The number that an operation leaves its other operand unchanged for, and which operand it is.
-_UNITS = {
-    lax.add_p: (0, (0, 1)), lax.sub_p: (0, (1,)), lax.mul_p: (1, (0, 1)), lax.div_p: (1, (1,)),
-    lax.max_p: (-math.inf, (0, 1)), lax.min_p: (math.inf, (0, 1)),
-}  # fmt: skip
-
-
-def _unchanged(eqn: JaxprEqn, reads: list[Cell]) -> Cell | None:
-    """The operand that an operation's result is, if it is one of them."""
-    prim, aval = eqn.primitive, eqn.outvars[0].aval
-    if prim is lax.convert_element_type_p:
-        same = getattr(eqn.invars[0].aval, "dtype", None) == getattr(aval, "dtype", 0)
-        return reads[0] if same else None
-    unit, places = _UNITS.get(prim, (None, ()))
-    for i in places:
-        v = eqn.invars[i]
-        if isinstance(v, Literal) and v.val == unit and reads[1 - i].shape == shape(aval):
-            return reads[1 - i]
-    return None
 
 
 def _of_product(eqn: JaxprEqn, x: Cell) -> bool:

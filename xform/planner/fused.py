@@ -18,6 +18,7 @@ from jax import lax
 from xform._jax import broadcast_in_dim_p
 from xform.interpret.tie import tie_p
 from xform.planner.library import calls
+from xform.planner.products import narrow
 from xform.planner.profiles import Profile
 from xform.planner.steps import Cell, Flat, Step, barrier_p, repeat_p
 from xform.table import traits
@@ -86,7 +87,7 @@ class Fusion:
     """
 
     def __init__(self, flat: Flat, profile: Profile):
-        self._outputs = frozenset(flat.outputs)
+        self._outputs, self._widens = frozenset(flat.outputs), profile.widens
         self.place = {s: i for i, s in enumerate(_post_order(flat))}
         steps = sorted(flat.steps, key=self.place.__getitem__)
         self._groups: dict[Step, Group] = {}
@@ -253,7 +254,7 @@ class Fusion:
         for s in (step, reader.root):
             if s.does is lax.concatenate_p and len(s.reads) > _MOST_JOINED:
                 return False
-        if _dear(step):
+        if _dear(step) or (self._widens and _pointwise(step) and narrow(step.eqn.outvars[0].aval)):
             others = len(self._users[cell]) > 1 or cell in self._outputs
             if others or cell in reader.reused:
                 return False
@@ -313,5 +314,4 @@ def _reduces(step: Step) -> bool:
 
 def _dear(step: Step) -> bool:
     """Whether a step takes so long for each element that it is not repeated."""
-    cheap = step.does in (lax.sin_p, lax.cos_p)
-    return (traits(step.does).dear and not cheap) or _reduces(step) or step.does is lax.gather_p
+    return traits(step.does).dear or _reduces(step) or step.does is lax.gather_p

@@ -15,6 +15,11 @@ def shape(aval: object) -> tuple[int, ...]:
     return getattr(aval, "shape", ())
 
 
+def narrow(aval: object) -> bool:
+    """Whether a value is of floating-point numbers of 16 bits."""
+    return str(getattr(aval, "dtype", "")) in ("bfloat16", "float16")
+
+
 def as_matrices(eqn: JaxprEqn) -> tuple[int, ...]:
     """The sizes of a product as one of matrices: batch axes, left rows, what is summed, columns.
 

@@ -22,6 +22,8 @@ class Profile:
       selects_ties: a tie is a select for each value that it holds back.
       library: reductions of so many elements are library calls, which take in what is computed
         around them; 0: there is no such library.
+      widens: products of numbers of 16 bits are run with 32, which are written; what makes such
+        numbers is not repeated.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Profile:
     light_ties: bool = False
     selects_ties: bool = False
     library: int = 0
+    widens: bool = False
 
 
 CPU = Profile(
@@ -39,6 +42,7 @@ CPU = Profile(
     light_ties=True,
     selects_ties=True,
     library=4096,
+    widens=True,
 )
 GPU = Profile("gpu")
 TPU = Profile("tpu")

@@ -28,8 +28,6 @@ from xform.traits import DEAR, ELEMENTWISE, MOVEMENT, PLAIN, Traits
 from xform.words import Linear, bilinear, composite, constant, linear, pointwise
 
 C = constant_like
-# What a reduction on XLA:CPU takes in.
-ABSORBED = Traits("elementwise", absorbed=True)
 
 
 def real_valued(x: Value) -> bool:
@@ -70,7 +68,7 @@ bilinear(
     "mul",
     lambda ct, a, b, *, out_dtype=None: lax.mul(ct, b, out_dtype=out_dtype and a.dtype),
     lambda ct, a, b, *, out_dtype=None: lax.mul(a, ct, out_dtype=out_dtype and b.dtype),
-    traits=ABSORBED,
+    traits=ELEMENTWISE,
 )
 pointwise("div", lambda y, a, b: Over(b), lambda y, a, b: (-1, y, Over(b)), traits=DEAR)
 # a - b trunc(a / b); lax has no trunc.
@@ -80,7 +78,7 @@ pointwise(
     lambda y, a, b: lax.neg(lax.mul(lax.sign(lax.div(a, b)), lax.floor(lax.abs(lax.div(a, b))))),
     traits=DEAR,
 )
-pointwise("square", lambda y, x: (C(x, 2), x), traits=ABSORBED)
+pointwise("square", lambda y, x: (C(x, 2), x), traits=ELEMENTWISE)
 pointwise("one_minus_square", lambda y, x: (C(x, -2), x))
 pointwise("sqrt", lambda y, x, *, accuracy=None: (C(x, 0.5), Over(y)), traits=DEAR)
 pointwise("rsqrt", lambda y, x, *, accuracy=None: lax.mul(C(x, -0.5), lax.div(y, x)), traits=DEAR)
@@ -91,7 +89,7 @@ def _integer_pow(out: Value, x: Value, *, y: int) -> Any:
     return (C(x, y), lax.integer_pow(x, y - 1) if y != 2 else x) if y else C(x, 0)
 
 
-pointwise("integer_pow", _integer_pow, traits=ABSORBED)
+pointwise("integer_pow", _integer_pow, traits=ELEMENTWISE)
 
 
 def _pow_base(y: Value, a: Value, b: Value) -> Value:
@@ -158,8 +156,12 @@ def _one_plus_square(x: Value) -> Value:
     return lax.add(C(x, 1), lax.square(x))
 
 
-pointwise("sin", lambda y, x, *, accuracy=None: lax.cos(x, accuracy=accuracy), traits=DEAR)
-pointwise("cos", lambda y, x, *, accuracy=None: lax.neg(lax.sin(x, accuracy=accuracy)), traits=DEAR)
+pointwise("sin", lambda y, x, *, accuracy=None: lax.cos(x, accuracy=accuracy), traits=ELEMENTWISE)
+pointwise(
+    "cos",
+    lambda y, x, *, accuracy=None: lax.neg(lax.sin(x, accuracy=accuracy)),
+    traits=ELEMENTWISE,
+)
 pointwise("tan", lambda y, x, *, accuracy=None: _one_plus_square(y), traits=DEAR)
 pointwise("asin", lambda y, x: lax.rsqrt(_one_minus_square(x)), traits=DEAR)
 pointwise("acos", lambda y, x: lax.neg(lax.rsqrt(_one_minus_square(x))), traits=DEAR)
@@ -350,7 +352,7 @@ def _convert(ct: Value, x: Value, *, new_dtype: Any, weak_type: bool, sharding: 
     return weak_as(lax.convert_element_type(ct, x.dtype), jax.typeof(x))
 
 
-linear("convert_element_type", _convert, traits=Traits("movement", absorbed=True))
+linear("convert_element_type", _convert, traits=MOVEMENT)
 linear(
     "reduce_precision",
     lambda ct, x, *, exponent_bits, mantissa_bits: lax.reduce_precision(
