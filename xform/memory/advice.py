@@ -34,9 +34,9 @@ def advice(report: Any) -> list[str]:
     """What to change so that a function takes fewer bytes; `report` is its `MemoryReport`.
 
     All bytes are those of this program's buffers at its peak; what the compiler makes of a change
-    only it knows. Where the program is over its device, first comes what spares that much alone, the
-    cheapest for the user first: donation, sharding, batch, dtype, policy. Otherwise what spares most
-    comes first.
+    only it knows. Where the program is over its device, first comes what spares that much alone,
+    the cheapest for the user first: donation, sharding, batch, dtype, policy. Otherwise what spares
+    most comes first.
     """
     kinds = (_donations, _whole, _spread, _batch, _copies, _wide, _activations, _constants)
     steps = [step for kind in kinds for step in kind(report)]
