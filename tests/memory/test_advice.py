@@ -45,3 +45,81 @@ def test_constants_of_the_compiler_are_not_the_functions() -> None:
     inner = jax.jit(lambda x: x @ w)
     report = xform.memory_analysis(lambda x: inner(x) + 1, W)
     assert any(text.startswith("16.0 KiB are part of the program") for text in report.advice)
+
+
+def f32(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def advised(f: Any, *args: Any, over: int | None = None, **options: Any) -> list[str]:
+    """The advice for a device that the program is over by so many bytes."""
+    free = xform.memory_analysis(f, *args, **options)
+    capacity = None if over is None else free.compilation.device_bytes - over
+    return xform.memory_analysis(f, *args, capacity=capacity, **options).advice
+
+
+def train(w: Any, m: Any, x: Any) -> Any:
+    value, g = xform.value_and_grad(loss)(w, x)
+    return value, w - g, m + g
+
+
+STATE = f32(256, 256), f32(256, 256)
+
+
+def test_the_cheapest_step_that_is_enough_comes_first() -> None:
+    args = *STATE, f32(512, 256)
+    free = advised(train, *args)
+    assert not any("may be enough" in text for text in free)
+    assert "wait for the backward pass" in free[0]  # most bytes
+    over = advised(train, *args, over=1000)
+    assert over[0].startswith("donate w, m")
+    assert "that may be enough, it is over by 1000 B" in over[0]
+    much = advised(train, *args, over=600_000)  # more than donation spares
+    assert next(text for text in much if "may be enough" in text).startswith("half")
+    assert any(text.startswith("donate") for text in much)
+    nothing = advised(train, *args, over=10**9 // 300)
+    assert 'policy="auto"' in " ".join(nothing)
+
+
+def test_half_a_batch_spares_what_it_says() -> None:
+    sizes = [xform.memory_analysis(train, *STATE, f32(n, 256)).total_bytes for n in (1024, 512)]
+    (text,) = (text for text in advised(train, *STATE, f32(1024, 256)) if "half the batch" in text)
+    said = float(re.search(r"takes ([\d.]+) MiB less", text)[1]) * 2**20
+    assert abs(said - (sizes[0] - sizes[1])) < 0.1 * said
+    assert "512 for 1024" in text
+
+
+def test_donation_spares_what_it_says() -> None:
+    args = *STATE, f32(64, 256)
+    (text,) = (text for text in advised(train, *args) if text.startswith("donate"))
+    said = float(re.search(r"up to ([\d.]+) KiB less", text)[1]) * 2**10
+    sizes = [xform.memory_analysis(train, *args, donate_argnums=d).total_bytes
+             for d in ((), (0, 1))]  # fmt: skip
+    assert 0.5 * said < sizes[0] - sizes[1] <= said  # the compiler keeps some of it for later
+
+
+def test_sharding_spares_what_it_says() -> None:
+    specs = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data")
+    run = lambda w, x: jnp.sin(x @ w)
+    how: dict[str, Any] = {"target": "cpu:2", "mesh": {"data": 2}}
+    whole = xform.memory_analysis(run, f32(64, 64), f32(32, 64), in_specs=specs, **how)
+    (text,) = (text for text in whole.advice if "whole on every device" in text)
+    assert text.endswith("w are whole on every device: sharded over 2 they take 8.0 KiB less")
+    split = xform.memory_analysis(run, f32(64, 64), f32(32, 64), **how,
+                                  in_specs=(specs[1], specs[1]))  # fmt: skip
+    assert whole.argument_bytes - split.argument_bytes == 8 * 2**10
+
+
+def test_one_device_is_told_of_more() -> None:
+    (text,) = (text for text in advised(train, *STATE, f32(8, 256), over=300_000)
+               if "devices" in text)  # fmt: skip
+    assert "sharded over" in text
+    assert "may be enough" in text
+
+
+def test_activations_in_float32() -> None:
+    args = f32(64, 64), f32(512, 64)
+    report = xform.memory_analysis(xform.grad(loss), *args)
+    waits = sum(r.bytes for r in report.peak if r.category == "activation")
+    (text,) = (text for text in report.advice if "are float32" in text)
+    assert f"in bfloat16 they take {waits // 2 / 2**10:.1f} KiB less" in text

@@ -329,3 +329,56 @@ def test_what_no_buffer_accounts_for_is_in_the_legend(shown: Open) -> None:
     assert "not attributed" not in shown().text("#legend")
     page = shown(SMALL | {"live": [n + 2**30 for n in SMALL["live"]]})
     assert page.texts("#legend li")[-1] == "not attributedpadding and gaps1.0 GiB"
+
+
+def test_phases_and_what_was_compiled_are_said(shown: Open) -> None:
+    page = shown()
+    assert "Compiled: the function as it is, policy save_dots" in page.text("#asked")
+    assert "Arguments: state (3 arrays" in page.text("#asked")
+    assert page.text("#policy").startswith("Policy to copy: xform.policies.save_dots verified: ")
+
+
+def test_a_policy_that_nobody_compiled_is_not_called_verified(shown: Open) -> None:
+    page = shown(SMALL | {"code": ""})
+    assert 'policy="auto" not verified' in page.text("#policy")
+    without = [b | {"category": "temporary"} for b in SMALL["buffers"]]
+    assert not shown(SMALL | {"code": "", "buffers": without}).one("#policy").is_displayed()
+
+
+def test_two_reports_stand_side_by_side(shown: Open) -> None:
+    other = transformer(8, saves=False)
+    page = shown(SMALL, other, labels=("all", "few"))
+    heads = page.texts("#difference thead th")
+    assert heads == ["", "all", "few", "Difference"]
+    (total,) = (row for row in page.texts("#difference tbody tr") if row.startswith("total"))
+    less = other["total_bytes"] - SMALL["total_bytes"]
+    sign = "+" if less > 0 else "\u2212"
+    assert total.endswith(f"{sign}{human_bytes(abs(less))}")
+    assert "activation" in page.text("#difference")
+    page.one("#reports tbody tr:nth-child(2) button").click()
+    assert page.texts("#difference thead th") == ["", "few", "all", "Difference"]
+
+
+def test_an_unknown_capacity_is_no_error(shown: Open) -> None:
+    unknown = SMALL | {"device": SMALL["device"] | {"capacity_bytes": None}}
+    page = shown(unknown, unknown, labels=("a", "b"))
+    assert page.texts("#reports .over") == []
+    assert page.text("#room") == "The capacity of the device is not known."
+    assert page.one("#room").get_attribute("class") == "muted"
+
+
+def test_the_last_column_is_seen_at_1400(shown: Open) -> None:
+    why = "on the cheapest cut, of a loop that is kept"
+    long = [b | {"scope": "decoder/" + b["scope"], "why": why} for b in SMALL["buffers"]]
+    page = shown(SMALL | {"buffers": long})
+    page.size(1400)
+    script = """
+        const table = document.querySelector("#table"), last = table.querySelector("th:last-child");
+        return [last.getBoundingClientRect().right, table.getBoundingClientRect().right];
+    """
+    right, edge = page.browser.execute_script(script)
+    assert right <= edge + 1
+
+
+def test_a_category_without_bytes_at_the_peak_says_none(shown: Open) -> None:
+    assert "0 B" not in shown().texts("#legend li")

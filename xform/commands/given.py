@@ -34,6 +34,7 @@ import numpy as np
 from xform import policies
 from xform.callables import argument_names
 from xform.errors import WrongArgument
+from xform.memory.asked import asked
 
 ABOUT_POLICIES = (
     f"{', '.join(policies.NAMED)}, budget:8GiB (of the peak) or saved:8GiB (of what waits for the "
@@ -59,6 +60,15 @@ class Given:
         """A report, or a comparison, that says what made the arguments."""
         asked = dataclasses.replace(report.asked, inputs=self.called, note=note)
         return dataclasses.replace(report, asked=asked)
+
+    def headed(self, table: Any, argnums: int | Sequence[int] | None) -> str:
+        """A table of the function's derivative, under whose title stands of which arguments."""
+        by = range(len(self.args)) if argnums is None else argnums
+        by = by if isinstance(by, Sequence) else (by,)
+        given = dataclasses.replace(asked(self.f, self.args, {}), inputs=self.called).given
+        several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
+        title, _, rest = str(table).partition("\n")
+        return f"{title}\ndifferentiated by {several}\narguments: {given}\n{rest}"
 
     def in_specs(self, specs: Mapping[str, Any]) -> tuple[Any, ...]:
         """A PartitionSpec for each argument, of those by name; None for all others."""

@@ -20,7 +20,9 @@ def run(args: argparse.Namespace) -> str:
                       verify=not args.no_verify)  # fmt: skip
     wrote(args.save, plan.save, args)
     wrote(args.png, plan.plot, args)
-    return json.dumps(_data(plan), indent=1) if args.json else str(plan)
+    if args.json:
+        return json.dumps(_data(plan), indent=1)
+    return on.headed(plan, args.argnums)
 
 
 def _data(plan: xform.Plan) -> dict[str, Any]:

@@ -14,7 +14,9 @@ def run(args: argparse.Namespace) -> str:
     on = given(args)
     kept = xform.residuals(on.f, *on.args, policy=policy(args.policy), argnums=args.argnums,
                            has_aux=args.has_aux)  # fmt: skip
-    return json.dumps(kept.to_dict(), indent=1) if args.json else str(kept)
+    if args.json:
+        return json.dumps(kept.to_dict(), indent=1)
+    return on.headed(kept, args.argnums)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from xform.memory.attribute import Row
 from xform.text import human_bytes
@@ -12,20 +12,43 @@ from xform.text import human_bytes
 # What is a smaller part of the whole is not worth a line.
 _PART = 0.02
 _MOST = 3
+# What grows with the batch, and what does not.
+_OF_BATCH = ("argument", "activation", "recompute", "temporary", "output")
+_STATE = ("parameter", "optimizer state", "gradient")
+# Over how many devices a state is thought of.
+_DEVICES = (2, 4, 8, 16, 32)
+
+
+class Step(NamedTuple):
+    """Something that can be changed, and the bytes at the peak that it spares.
+
+    `sure` says that all of them go: of what a policy spares only a plan knows.
+    """
+
+    bytes: int
+    text: str
+    sure: bool = True
 
 
 def advice(report: Any) -> list[str]:
-    """What to change so that a function takes fewer bytes, the most promising first.
+    """What to change so that a function takes fewer bytes; `report` is its `MemoryReport`.
 
-    `report` is its `MemoryReport`.
+    All bytes are those of this program's buffers at its peak; what the compiler makes of a change
+    only it knows. Where the program is over its device, first comes what spares that much alone,
+    the cheapest for the user first: donation, sharding, batch, dtype, policy. Otherwise what spares
+    most comes first.
     """
-    kinds = (_donations, _copies, _whole, _activations, _constants)
-    found = [line for kind in kinds for line in kind(report)]
-    worth = [(n, text) for n, text in found if n and n >= _PART * report.total_bytes]
-    return [text for _, text in sorted(worth, key=lambda pair: -pair[0])]
+    kinds = (_donations, _whole, _spread, _batch, _copies, _wide, _activations, _constants)
+    steps = [step for kind in kinds for step in kind(report)]
+    steps = [s for s in steps if s.bytes and s.bytes >= _PART * report.total_bytes]
+    over = report.compilation.over_bytes or 0
+    enough = [s for s in steps if over and s.sure and s.bytes >= over]
+    rest = sorted((s for s in steps if s not in enough), key=lambda s: -s.bytes)
+    return [*(f"{s.text}: that may be enough, it is over by {human_bytes(over)}" for s in enough),
+            *(s.text for s in rest)]  # fmt: skip
 
 
-def _donations(report: Any) -> Iterator[tuple[int, str]]:
+def _donations(report: Any) -> Iterator[Step]:
     """Arguments whose memory an output of their type could take."""
     kinds = ("argument", "parameter", "optimizer state")
     outputs = collections.Counter(
@@ -38,23 +61,50 @@ def _donations(report: Any) -> Iterator[tuple[int, str]]:
             spared += row.bytes
             names.append(row.name)
     if names:
-        yield (
+        yield Step(
             spared,
             f"donate {_several(names)} (donate_argnums), if nothing needs it afterwards: outputs "
             f"of the same type take that memory, up to {human_bytes(spared)} less",
         )
 
 
-def _copies(report: Any) -> Iterator[tuple[int, str]]:
+def _copies(report: Any) -> Iterator[Step]:
     """Values that are there in a second dtype."""
     rows = [r for r in report.peak if r.operation == "convert_element_type"]
     if rows:
         size = sum(r.bytes for r in rows)
-        yield size, (f"{human_bytes(size)} are copies in another dtype, at {_places(rows)}: keep "
-                     "the values in the dtype they are used in, or convert them later")  # fmt: skip
+        yield Step(size, f"{human_bytes(size)} are copies in another dtype, at {_places(rows)}: "
+                   "keep the values in the dtype they are used in, or convert them "
+                   "later")  # fmt: skip
 
 
-def _whole(report: Any) -> Iterator[tuple[int, str]]:
+def _wide(report: Any) -> Iterator[Step]:
+    """Activations in float32."""
+    rows = [r for r in report.peak if r.category == "activation" and r.dtype == "f32"]
+    size = sum(r.bytes for r in rows) // 2
+    yield Step(
+        size,
+        f"activations of {human_bytes(2 * size)} are float32, most at {_places(rows)}: in bfloat16 "
+        f"they take {human_bytes(size)} less",
+    )
+
+
+def _batch(report: Any) -> Iterator[Step]:
+    """What has the batch in its shape, if the batch can be halved."""
+    inputs = [r for r in report.peak if r.category == "argument" and len(r.shape)]
+    sizes = (n for r in inputs for n in r.shape[:-1] if n > 1)
+    n = next(sizes, 0)
+    if n > 1 and n % 2 == 0:
+        rows = [r for r in report.peak if r.category in _OF_BATCH and n in r.shape]
+        size = sum(r.bytes for r in rows) // 2
+        yield Step(
+            size,
+            f"half the batch, {n // 2} for {n}, takes {human_bytes(size)} less: half of what has "
+            "it in its shape",
+        )
+
+
+def _whole(report: Any) -> Iterator[Step]:
     """Arguments that every device has all of."""
     if report.compilation.devices == 1:
         return
@@ -63,30 +113,53 @@ def _whole(report: Any) -> Iterator[tuple[int, str]]:
     if rows:
         size = sum(r.bytes for r in rows)
         n = report.compilation.devices
-        yield size, (f"{_several([r.name for r in rows])} are whole on every device: sharded over "
-                     f"{n} they take {human_bytes(size - size // n)} less")  # fmt: skip
+        less = size - size // n
+        yield Step(
+            less,
+            f"{_several([r.name for r in rows])} are whole on every device: sharded over {n} they "
+            f"take {human_bytes(less)} less",
+        )
 
 
-def _activations(report: Any) -> Iterator[tuple[int, str]]:
+def _spread(report: Any) -> Iterator[Step]:
+    """The state of training over more devices, where one is not enough."""
+    over = report.compilation.over_bytes
+    if report.compilation.devices > 1 or not over:
+        return
+    size = sum(r.bytes for r in report.peak if r.category in _STATE)
+    n = next((n for n in _DEVICES if size - size // n >= over), _DEVICES[-1])
+    less = size - size // n
+    yield Step(
+        less,
+        f"parameters, their gradients and the optimizer's state, sharded over {n} devices, take "
+        f"{human_bytes(less)} less on each",
+    )
+
+
+def _activations(report: Any) -> Iterator[Step]:
     """Values that wait for the backward pass."""
     rows = [r for r in report.peak if r.category == "activation"]
     if rows:
         size = sum(r.bytes for r in rows)
         # Which bytes can be had, and for what work, is not known before the loss is planned.
-        yield (
+        yield Step(
             size,
-            f"{human_bytes(size)} wait for the backward pass, most at {_places(rows)}: ask "
-            "xform.pareto of the loss which peaks can be had, and what each costs; a peak that it "
-            "names is a policy, xform.policies.budget(...)",
+            f"{human_bytes(size)} wait for the backward pass, most at {_places(rows)}: "
+            'policy="auto" plans what fits; ask xform.pareto of the loss which peaks can be had, '
+            "and what each costs: a peak that it names is a policy, xform.policies.budget(...)",
+            sure=False,
         )
 
 
-def _constants(report: Any) -> Iterator[tuple[int, str]]:
+def _constants(report: Any) -> Iterator[Step]:
     """Arrays that the function closes over; the compiler has constants of its own."""
     size = min(report.constant_bytes or 0, report.compilation.closed_bytes)
-    yield size, (f"{human_bytes(size)} are part of the program, as arrays that the function closes "
-                 "over: pass them as arguments, which can be sharded, donated, and shared with "
-                 "other programs")  # fmt: skip
+    yield Step(
+        size,
+        f"{human_bytes(size)} are part of the program, as arrays that the function closes over: "
+        "pass them as arguments, which can be sharded, donated, and shared with other programs",
+        sure=False,
+    )
 
 
 def _several(names: list[str]) -> str:

@@ -68,7 +68,8 @@ def asked(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
     arguments: w f32[3], x f32[3]
     """
     made = derived(f)
-    named = [*zip(argument_names(f, len(args)), args, strict=True), *kwargs.items()]
+    options = ((k, x) for k, x in kwargs.items() if k != "policy")  # it is said apart
+    named = [*zip(argument_names(f, len(args)), args, strict=True), *options]
     words = [f"{name} {_type(x)}" for name, x in named[:_MOST]]
     if rest := named[_MOST:]:
         words.append(f"and {len(rest)} more, {_type([x for _, x in rest])}")

@@ -172,7 +172,9 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
     here = fits(f, *args, target=target, **options)
     report = here
     for other in _roomier(here) if here.assignment is None else ():
-        report = memory_analysis(f, *args, target=other, **options)
+        # Its advice is for the memory that was asked for.
+        less: dict[str, Any] = {**options, "capacity": here.capacity_bytes}
+        report = memory_analysis(f, *args, target=other, **less)
         if report.assignment is not None:
             break
     return Reason(here, report)

@@ -86,7 +86,8 @@ def plan(
     ...     return jax.lax.scan(step, x, w)[0].sum()
     >>> w = jax.ShapeDtypeStruct((12, 64, 64), jnp.float32)
     >>> x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
-    >>> small = xform.plan(loss, w, x, policy=xform.policies.budget("100 KiB"), verify=False)
+    >>> small = xform.plan(loss, w, x,
+    ...                    policy=xform.policies.budget("100 KiB", of="saved"), verify=False)
     >>> [(row.value, row.decision, row.loops) for row in small]
     [('scan.0/carry.0', 'SAVE', (12,)), ('scan.0/cos.2', 'RECOMPUTE', (12,))]
     >>> small.saved_bytes

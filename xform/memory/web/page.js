@@ -31,7 +31,6 @@ function headline() {
     (device.count > 1 ? `, ${device.count} devices; bytes are per device` : "");
   $$("asked").replaceChildren(`Compiled: ${report.compiled}`, make("br"),
     `Arguments: ${report.given}`, ...(report.note ? [make("br"), report.note] : []));
-  policy();
   $$("headline").replaceChildren(humanBytes(total), make("small", {},
     capacity ? ` of ${humanBytes(capacity)}${each}` : ` at its peak${each}`));
   const spare = capacity - total - report.constant_bytes, room = $$("room");
@@ -40,6 +39,8 @@ function headline() {
     : !capacity ? "The capacity of the device is not known."
     : spare < 0 ? `Does not fit: ${humanBytes(-spare)} too much`
       : `Fits: ${humanBytes(spare)} (${percent(spare, capacity)}) to spare`;
+
+  policy();
 
   const kinds = [
     ["arguments", report.argument_bytes, "--kind-a"],
@@ -73,7 +74,7 @@ function policy() {
     : "not verified: neither planned nor compiled for this program";
   $$("policy").hidden = !code;
   $$("policy").replaceChildren("Policy to copy: ", make("code", { class: "copy" }, code), " ",
-    make("span", { class: report.code ? "fits" : "muted" }, known));
+    make("span", { class: report.code && !$$("room").classList.contains("over") ? "fits" : "muted" }, known));
 }
 
 /** What would take fewer bytes. */
