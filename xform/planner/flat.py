@@ -8,9 +8,7 @@ looked into.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,28 +16,25 @@ from jax import lax
 
 from xform._jax import (
     JaxprEqn,
-    Literal,
-    Primitive,
-    Var,
     broadcast_in_dim_p,
     conv_general_dilated_p,
     dot_general_p,
-    has_effects,
     jax_primitives,
     scan_counts,
     scan_p,
     while_p,
 )
 from xform.cost import aval_bytes
-from xform.fingerprint import literal, operation, typed
+from xform.fingerprint import typed
 from xform.interpret.lanes import final_p, keep_p, some_p, store_p
 from xform.interpret.tie import tie_p
 from xform.ir import Program
 from xform.passes.structured import body
+from xform.planner.adding import Adding
 from xform.planner.identities import unchanged
 from xform.planner.products import as_matrices, channels_last, narrow, orders, outer, shape
 from xform.planner.profiles import Profile
-from xform.planner.steps import Cell, Flat, Step, barrier_p, repeat_p
+from xform.planner.steps import Cell, Flat, barrier_p, repeat_p
 from xform.table import traits
 
 add_any_p = jax_primitives.add_jaxvals_p
@@ -81,90 +76,17 @@ def counts(eqn: JaxprEqn) -> tuple[int, int]:
     return len(eqn.invars) - len(eqn.outvars), len(eqn.outvars)
 
 
-class Flattening:
-    """Steps as they are added, each once: what is equal to one that was taken is that one."""
+class Flattening(Adding):
+    """What a compiler makes of a program's equations before it fuses them."""
 
     def __init__(self, profile: Profile):
-        self.profile = profile
-        self.steps: list[Step] = []
-        self.known: dict[Any, list[Cell]] = {}
-        self._texts: dict[int, str] = {}
+        super().__init__(profile)
         # Of a scalar that is repeated: the scalar.
         self.scalar: dict[Cell, Cell] = {}
-        # What is known while the program is compiled.
-        self.fixed: set[Cell] = set()
         # Of a transposed value: the value, and the order of its axes.
         self.turned: dict[Cell, tuple[Cell, tuple[int, ...]]] = {}
         # Of a value in another shape: the value.
         self.viewed: dict[Cell, Cell] = {}
-
-    def bytes(self, aval: Any) -> int:
-        """Bytes of a value on the device."""
-        host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
-        return 0 if host and not self.profile.host_is_device else aval_bytes(aval)
-
-    def inputs(self, values: Sequence[Var]) -> list[Cell]:
-        """The cells of a program's inputs."""
-        return [Cell(self.bytes(v.aval), "input", shape(v.aval)) for v in values]
-
-    def seconds(self, values: Sequence[Var]) -> list[Cell]:
-        """The cells of cotangents: a scalar is the 1 that `grad` passes, which is seen."""
-        cells = self.inputs(values)
-        self.fixed |= {c for c in cells if not c.shape}
-        return cells
-
-    def flat(self, inputs: Sequence[Cell], outputs: Sequence[Cell]) -> Flat:
-        """The steps that outputs need, each value with its readers."""
-        need = set(outputs)
-        steps: list[Step] = []
-        for step in reversed(self.steps):
-            if not need.isdisjoint(step.makes) or has_effects(step.eqn):
-                need.update(step.reads)
-                steps.append(step)
-        steps.reverse()
-        for step in steps:
-            for cell in dict.fromkeys(step.reads):
-                cell.readers.append(step)
-        return Flat(tuple(inputs), tuple(steps), tuple(outputs))
-
-    def run(self, prog: Program, inputs: Sequence[Cell]) -> list[Cell]:
-        """What a program makes of some cells."""
-        env: dict[Any, Any] = dict(zip(prog.inputs, inputs, strict=True))
-        env |= self.constants(prog)
-        with self.reading(prog):
-            for eqn in prog.equations:
-                made = self.made(eqn, [self.read(env, v) for v in eqn.invars])
-                env.update(zip(eqn.outvars, made, strict=False))
-        return [self.read(env, v) for v in prog.outputs]
-
-    @contextlib.contextmanager
-    def reading(self, prog: Program) -> Generator[None]:
-        """Within it, equations are this program's, with which their texts are kept."""
-        outer, self._texts = self._texts, prog.cache.setdefault("texts", {})
-        try:
-            yield
-        finally:
-            self._texts = outer
-
-    def constants(self, prog: Program) -> dict[Var, Cell]:
-        """The cells of what a program closes over."""
-        return {v: self._constant(id(x), shape(v.aval)) for v, x in prog.consts}
-
-    def read(self, env: Mapping[Any, Any], v: Any) -> Any:
-        """What an environment has for a variable; a literal is a constant."""
-        return self._constant(literal(v), shape(v.aval)) if isinstance(v, Literal) else env[v]
-
-    def _text(self, eqn: JaxprEqn) -> str:
-        """What an equation does, equal for equal operations."""
-        if id(eqn) not in self._texts:
-            self._texts[id(eqn)] = operation(eqn)
-        return self._texts[id(eqn)]
-
-    def _known(self, cell: Cell) -> bool:
-        return cell.kind == "constant" or cell in self.fixed
-
-    def _constant(self, key: Any, size: tuple[int, ...]) -> Cell:
-        return self.known.setdefault(("constant", key), [Cell(0, "constant", size)])[0]
 
     def made(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
         """What an equation makes of what it reads."""
@@ -185,26 +107,26 @@ class Flattening:
             return [self._repeated(eqn, reads[0])]
         if prim is lax.split_p:
             return [
-                self.step(lax.slice_p, (reads[0], i, self._text(eqn)), eqn, reads, [v.aval])[0]
+                self.step(lax.slice_p, (reads[0], i, self.text(eqn)), eqn, reads, [v.aval])[0]
                 for i, v in enumerate(eqn.outvars)
             ]
         if prim is lax.transpose_p:
             return [self._transposed(eqn, reads[0])]
         if prim is dot_general_p and outer(eqn):
             reads = [self._repeated(eqn, x) for x in reads]
-            return self.step(lax.mul_p, (tuple(reads), self._text(eqn)), eqn, reads)
+            return self.step(lax.mul_p, (tuple(reads), self.text(eqn)), eqn, reads)
         if prim in (dot_general_p, conv_general_dilated_p):
             return self._product(eqn, reads)
         if prim is store_p:
             prim, reads = lax.dynamic_update_slice_p, reads[:2]
         if prim in (scan_p, while_p):
             return self._loop(eqn, reads)
-        return self.step(prim, (tuple(reads), self._text(eqn)), eqn, reads)
+        return self.step(prim, (tuple(reads), self.text(eqn)), eqn, reads)
 
     def _loop(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
         """A loop. What it stacks is zeros first, which are there as early as can be."""
         consts, carried = counts(eqn)
-        key = tuple(reads), self._text(eqn)
+        key = tuple(reads), self.text(eqn)
         stacks = [
             self.step(repeat_p, (key, i), eqn, [], [v.aval])[0]
             for i, v in enumerate(eqn.outvars[carried:])
@@ -230,7 +152,7 @@ class Flattening:
             size = tuple(size[a] for a in channels_last(eqn))
         wide = self.profile.widens and eqn.primitive is dot_general_p and narrow(aval)
         made = Cell((1 + wide) * self.bytes(aval), "made", size)
-        found = self.step(eqn.primitive, (tuple(read), self._text(eqn)), eqn, list(read), [made])[0]
+        found = self.step(eqn.primitive, (tuple(read), self.text(eqn)), eqn, list(read), [made])[0]
         if found.maker is not None:
             found.maker.by_rows = by_rows[0]
         if eqn.primitive is conv_general_dilated_p:
@@ -278,7 +200,7 @@ class Flattening:
         if x.shape == size:
             return x
         if x.kind == "constant":
-            return self._constant((x, size), size)
+            return self.constant((x, size), size)
         if x in self.scalar:
             return self._repeated(eqn, self.scalar[x])
         found = self.step(lax.reshape_p, (x, size), eqn, [x], [Cell(x.bytes, "made", size)])[0]
@@ -290,7 +212,7 @@ class Flattening:
         if self.profile.light_ties and eqn.params["light"]:
             return reads
         n = eqn.params["n"]
-        if all(map(self._known, reads[n:])):
+        if all(map(self.known_early, reads[n:])):
             return reads[:n]
         does = tie_p if self.profile.selects_ties else barrier_p
         waits = reads[n:]
@@ -306,9 +228,9 @@ class Flattening:
             return x
         ones = [self.scalar.get(c, c) for c in reads]
         if not any(c.shape for c in ones):  # of scalars alone: repeated in the end
-            key, size = (tuple(ones), self._text(eqn)), self.bytes(aval)
+            key, size = (tuple(ones), self.text(eqn)), self.bytes(aval)
             if all(c.kind == "constant" for c in ones):
-                one = self._constant(key, ())
+                one = self.constant(key, ())
             else:
                 one = self.step(
                     prim, key, eqn, ones, [Cell(size // max(1, math.prod(shape(aval))), "made")]
@@ -324,7 +246,7 @@ class Flattening:
             return self._power(reads[0], 2, eqn)
         if prim is lax.integer_pow_p and eqn.params["y"] > 1:
             return self._power(reads[0], eqn.params["y"], eqn)
-        return self.step(prim, (tuple(reads), self._text(eqn)), eqn, reads)[0]
+        return self.step(prim, (tuple(reads), self.text(eqn)), eqn, reads)[0]
 
     def _repeated(self, eqn: JaxprEqn, x: Cell) -> Cell:
         """An operand of an operation on elements, at the size of the result."""
@@ -377,25 +299,6 @@ class Flattening:
         way = orders(eqn, i, axes)[0]
         made = Cell(x.bytes, "made", tuple(sizes[a] for a in way))
         return self.step(lax.transpose_p, (base, way), eqn, [base], [made])[0], True
-
-    def step(self, does: Primitive, key: Any, eqn: JaxprEqn, reads: list[Cell],
-              types: Sequence[Any] | None = None) -> list[Cell]:  # fmt: skip
-        """What a step makes; the same as before if it has been taken before."""
-        found = self.known.get((does, key)) if not has_effects(eqn) else None
-        if found is None:
-            made = types or [v.aval for v in eqn.outvars]
-            found = [
-                Cell(t.bytes, "made", t.shape) if isinstance(t, Cell)
-                else Cell(self.bytes(t), "made", shape(t)) for t in made
-            ]  # fmt: skip
-            step = Step(does, eqn, [c for c in reads if c.kind != "constant"], found)
-            for cell in found:
-                cell.maker = step
-            if all(map(self._known, reads)):
-                self.fixed.update(found)
-            self.steps.append(step)
-            self.known[does, key] = found
-        return found
 
 
 def _of_product(eqn: JaxprEqn, x: Cell) -> bool:
