@@ -16,6 +16,8 @@ from xform.ir import Program
 from xform.planner.products import shape
 from xform.planner.profiles import Profile
 from xform.planner.steps import Cell, Flat, Step
+from xform.table import traits
+from xform.traits import Traits
 
 
 class Adding(abc.ABC):
@@ -28,6 +30,8 @@ class Adding(abc.ABC):
         self._steps: list[Step] = []
         self._taken: dict[Any, list[Cell]] = {}
         self._texts: dict[int, str] = {}
+        self._of: dict[Primitive, Traits] = {}
+        self._sizes: dict[int, tuple[Any, int]] = {}
 
     @abc.abstractmethod
     def made(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
@@ -35,8 +39,11 @@ class Adding(abc.ABC):
 
     def bytes(self, aval: Any) -> int:
         """Bytes of a value on the device."""
-        host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
-        return 0 if host and not self.profile.host_is_device else aval_bytes(aval)
+        if id(aval) not in self._sizes:
+            host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
+            size = 0 if host and not self.profile.host_is_device else aval_bytes(aval)
+            self._sizes[id(aval)] = aval, size
+        return self._sizes[id(aval)][1]
 
     def inputs(self, values: Sequence[Var]) -> list[Cell]:
         """The cells of a program's inputs."""
@@ -95,6 +102,11 @@ class Adding(abc.ABC):
             self._texts[id(eqn)] = operation(eqn)
         return self._texts[id(eqn)]
 
+    def _traits(self, does: Primitive) -> Traits:
+        if does not in self._of:
+            self._of[does] = traits(does)
+        return self._of[does]
+
     def known_early(self, cell: Cell) -> bool:
         """Whether the compiler knows a value."""
         return cell.kind == "constant" or cell in self.fixed
@@ -113,7 +125,9 @@ class Adding(abc.ABC):
                 Cell(t.bytes, "made", t.shape) if isinstance(t, Cell)
                 else Cell(self.bytes(t), "made", shape(t)) for t in made
             ]  # fmt: skip
-            step = Step(does, eqn, [c for c in reads if c.kind != "constant"], found)
+            step = Step(
+                does, self._traits(does), eqn, [c for c in reads if c.kind != "constant"], found
+            )
             for cell in found:
                 cell.maker = step
             if all(map(self.known_early, reads)):

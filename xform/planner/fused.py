@@ -21,7 +21,6 @@ from xform.planner.library import calls
 from xform.planner.products import narrow
 from xform.planner.profiles import Profile
 from xform.planner.steps import Cell, Flat, Step, barrier_p, repeat_p
-from xform.table import traits
 
 # More operands than this and a concatenation is a loop of its own.
 _MOST_JOINED = 8
@@ -34,13 +33,13 @@ _REPEATS = (broadcast_in_dim_p, repeat_p)
 
 def _fuses(step: Step) -> bool:
     """Whether a step may be part of a loop over elements."""
-    return bool(traits(step.does).fusion) or step.does is repeat_p
+    return bool(step.of.fusion) or step.does is repeat_p
 
 
 def _pointwise(step: Step) -> bool:
     """Whether each element of a step's result needs one element of each operand."""
     others = (tie_p, lax.convert_element_type_p, lax.copy_p)
-    return traits(step.does).fusion == "elementwise" or step.does in others
+    return step.of.fusion == "elementwise" or step.does in others
 
 
 @dataclasses.dataclass(eq=False)
@@ -309,9 +308,9 @@ def _post_order(flat: Flat) -> Iterable[Step]:
 
 
 def _reduces(step: Step) -> bool:
-    return traits(step.does).fusion == "reduction"
+    return step.of.fusion == "reduction"
 
 
 def _dear(step: Step) -> bool:
     """Whether a step takes so long for each element that it is not repeated."""
-    return traits(step.does).dear or _reduces(step) or step.does is lax.gather_p
+    return step.of.dear or _reduces(step) or step.does is lax.gather_p

@@ -30,7 +30,6 @@ from xform.planner.flat_plan import flatten_plan
 from xform.planner.fused import Fusion
 from xform.planner.profiles import Profile, profile
 from xform.planner.steps import Cell, Flat, Step
-from xform.table import traits
 
 # Buffers smaller than this are not worth a search for another's place.
 _SMALL = 1024
@@ -255,7 +254,7 @@ class _Line:
 
     def _inside(self, step: Step) -> int:
         """What runs in a step needs beside its operands and results, at its peak."""
-        if step.does is not step.eqn.primitive or traits(step.does).foreign:
+        if step.does is not step.eqn.primitive or step.of.foreign:
             return 0
         if step.does in (scan_p, while_p):
             return _trip(step.eqn, self.by)

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import math
 
+import jax.numpy as jnp
+
 from xform._jax import JaxprEqn, dot_general_p
+
+_NARROW = frozenset(map(jnp.dtype, ("bfloat16", "float16")))
 
 
 def shape(aval: object) -> tuple[int, ...]:
@@ -17,7 +21,7 @@ def shape(aval: object) -> tuple[int, ...]:
 
 def narrow(aval: object) -> bool:
     """Whether a value is of floating-point numbers of 16 bits."""
-    return str(getattr(aval, "dtype", "")) in ("bfloat16", "float16")
+    return getattr(aval, "dtype", None) in _NARROW
 
 
 def as_matrices(eqn: JaxprEqn) -> tuple[int, ...]:

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 
 from xform._jax import JaxprEqn, Primitive
+from xform.traits import Traits
 
 # In no program: what a compiler repeats by itself, and a tie that is nothing but a barrier.
 repeat_p, barrier_p = Primitive("repeat"), Primitive("barrier")
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Cell:
     """A value: bytes, shape, the step that makes it (None: an input or constant), who reads it."""
 
@@ -22,15 +23,16 @@ class Cell:
     readers: list[Step] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Step:
-    """One operation: what it does, the equation that it is or is part of, its values.
+    """One operation: what it does, with its traits, for which equation, and its values.
 
     `by_rows` is a product whose left operand has what is summed last; `starts` are the values that
     the first results of a loop start from.
     """
 
     does: Primitive
+    of: Traits
     eqn: JaxprEqn
     reads: list[Cell]
     makes: list[Cell]
