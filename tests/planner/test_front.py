@@ -1,5 +1,8 @@
 """The staircase: fewer bytes never mean less work, whatever was asked before."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -98,6 +101,33 @@ def test_plans_are_made_as_far_as_they_are_asked_for() -> None:
 
 def test_a_list_is_made_once() -> None:
     asked = []
-    items = Listed(asked.append(i) or i for i in range(4))  # pyright: ignore[reportArgumentType]
+    items = listed(asked.append(i) or i for i in range(4))
     assert [next(iter(items)), *items, *items] == [0, *range(4), *range(4)]
     assert asked == [0, 1, 2, 3]
+
+
+def test_what_was_interrupted_goes_on() -> None:
+    stops = [KeyboardInterrupt, MemoryError]
+
+    def make():
+        for i in range(4):
+            if i == 2 and stops:
+                raise stops.pop()
+            yield i
+
+    items = Listed(make)  # pyright: ignore[reportArgumentType]
+    for error in (MemoryError, KeyboardInterrupt):
+        with pytest.raises(error):
+            list(items)
+    assert list(items) == list(items) == [0, 1, 2, 3]
+
+
+def test_threads_share_a_list() -> None:
+    items = listed(time.sleep(0.01) or i for i in range(20))
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda _: list(items), range(4))]
+    assert found == [[*range(20)]] * 4
+
+
+def listed(items) -> Listed:
+    return Listed(lambda: iter(items))

@@ -7,8 +7,10 @@ first with the loops as they are, then also with those that are taken apart or s
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from xform._jax import scan_counts
@@ -32,18 +34,31 @@ Fits = Callable[[Whole], bool]
 
 
 class Listed(Iterable[Whole]):
-    """The plans that an iterator makes, each made when it is first asked for."""
+    """The plans that an iterator makes, each made when it is first asked for.
 
-    def __init__(self, made: Iterator[Whole]):
-        self._made, self._rest = list[Whole](), made
+    One that was interrupted is made again, and goes on where it was; threads wait for each other.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Whole]]):
+        self._make, self._made = make, list[Whole]()
+        self._rest: Iterator[Whole] | None = None
+        self._lock = threading.RLock()
 
     def __iter__(self) -> Iterator[Whole]:
         for i in itertools.count():
-            if i == len(self._made):
-                if (following := next(self._rest, None)) is None:
-                    return
-                self._made.append(following)
-            yield self._made[i]
+            with self._lock:
+                following = self._made[i] if i < len(self._made) else self._following()
+            if following is None:
+                return
+            yield following
+
+    def _following(self) -> Whole | None:
+        rest = self._rest or itertools.islice(self._make(), len(self._made), None)
+        self._rest = None  # should it be interrupted
+        if (made := next(rest, None)) is not None:
+            self._made.append(made)
+        self._rest = rest
+        return made
 
 
 class Front:
@@ -57,16 +72,17 @@ class Front:
 
     def __init__(self, ends: Ends, flat: Callable[[], Sequence[Plan]], peak: Callable[[Plan], int]):
         self._ends, self._flat, self.peak = ends, flat, peak
-        self._plans = Listed(self._by_work())
+        self._plans = Listed(self._by_work)
         self._finer: dict[int, Listed] = {}
 
     def first(self, fits: Fits) -> Whole | None:
         """The plan of the least work that fits; None if none does."""
         for i, whole in enumerate(self._plans):
             if fits(whole):
-                if i not in self._finer:
-                    self._finer[i] = Listed(self._between([*itertools.islice(self._plans, i + 1)]))
-                return next(filter(fits, self._finer[i]), whole)
+                before = [*itertools.islice(self._plans, i + 1)]
+                made = functools.partial(self._between, before)
+                finer = self._finer.setdefault(i, Listed(made))
+                return next(filter(fits, finer), whole)
         return None
 
     def lowest(self) -> list[Whole]:

@@ -1,0 +1,71 @@
+"""How long it takes to plan for a budget of the peak, without compiling anything."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import scipy.optimize
+
+from experiments.bench_step.run import transformer
+from experiments.planner.size import body, chain
+from experiments.report import write_table
+from xform.cost import flops
+from xform.errors import BudgetInfeasible
+from xform.interpret.joint import analyze
+from xform.planner.liveness import liveness
+from xform.planner.outcome import again_flops
+from xform.planner.planned import within_peak
+from xform.policies import Budget, min_cut
+from xform.transforms.inspect import At, point
+
+HERE = Path(__file__).parent
+HEAD = ["program", "equations", "budget, of the default", "CPU seconds: default", "budget",
+        "work again, of forward's"]  # fmt: skip
+CASES = {
+    "8 transformer layers, unrolled": lambda: transformer(False, None, depth=8),
+    "24 transformer layers, unrolled": lambda: transformer(False, None, depth=24),
+    "48 transformer layers, unrolled": lambda: transformer(False, None, depth=48),
+    "8 transformer layers, scanned": lambda: transformer(True, None, depth=8),
+    "a loop body of 10,000 equations": lambda: (body(10_000), (jnp.ones(4),)),
+    "a chain of 40,000 equations": lambda: (chain(40_000), (jnp.ones(4),)),
+}
+
+
+def measured(name: str, part: float) -> list[str]:
+    """A row: planning for a part of what the default takes."""
+    loss, args = CASES[name]()
+    at: At = point("plan", loss, args, 0, False)
+    start = time.process_time()
+    joint = analyze(*at.ends)
+    default = at.planned(min_cut)
+    most = liveness(default.how, "cpu").total_bytes
+    planned = time.process_time()
+    try:
+        made = within_peak(*at.ends, Budget(int(part * most)))
+        work = f"{again_flops(made.how) / flops(at.function.program):.2f}"
+    except BudgetInfeasible:
+        work = "no plan takes so little"
+    end = time.process_time()
+    return [name, f"{len(joint.first) + len(joint.second):,}", f"{part:.0%}",
+            f"{planned - start:.1f}", f"{end - planned:.1f}", work]  # fmt: skip
+
+
+def main() -> None:
+    """Measure each case, and write the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=list(CASES))
+    options = parser.parse_args()
+    scipy.optimize.milp([1.0])  # imported once in a process
+    rows: list[list[str]] = []
+    for name in options.names:
+        for part in (0.8, 0.6):
+            rows.append(measured(name, part))
+            print(rows[-1], flush=True)
+    write_table(HERE, HEAD, rows, "speed")
+
+
+if __name__ == "__main__":
+    main()
