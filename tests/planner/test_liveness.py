@@ -52,7 +52,7 @@ def test_what_waits_is_told_apart() -> None:
 
     seen = simulate(trace(lambda *xs: [both(*xs)], SQUARE, SQUARE), "cpu", n_seconds=1)
     assert max(seen.saved) >= ONE
-    assert len(seen.saved) == len(seen.live) == len(seen.steps)
+    assert len(seen.saved) == len(seen.live) > 3
     assert all(s <= n for s, n in zip(seen.saved, seen.live, strict=True))
 
 

@@ -46,14 +46,12 @@ class Liveness:
       live: temporary bytes while each step runs, what it makes included.
       saved: those of them that were made before the first step that depends on a second input, and
         are read after it.
-      steps: what the steps are.
     """
 
     argument_bytes: int
     output_bytes: int
     live: tuple[int, ...]
     saved: tuple[int, ...]
-    steps: tuple[Step, ...]
 
     @property
     def temp_bytes(self) -> int:
@@ -103,7 +101,6 @@ def _simulated(flat: Flat, inputs: Sequence[Atom], outputs: Sequence[Atom], by: 
         size(outputs),
         tuple(line.live()),
         tuple(line.waiting(line.second_from(seconds))),
-        tuple(line.steps),
     )
 
 
