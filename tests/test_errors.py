@@ -4,6 +4,7 @@ import inspect
 import pickle
 import re
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -19,6 +20,8 @@ from xform.ir import trace
 from xform.memory import remote
 from xform.memory.lowering import Lowered
 from xform.memory.targets import parse_target
+from xform.planner import integer
+from xform.planner.integer import Model
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 HERE = __file__
@@ -47,6 +50,14 @@ def _rule() -> None:
 
 def f(x):
     return x * 2
+
+
+def unsolved():
+    model = Model()
+    model.row((model.column(cost=1.0), 1.0))
+    stopped = SimpleNamespace(status=1, message="it looked at too much", x=None)
+    with mock.patch.object(integer.scipy.optimize, "milp", return_value=stopped):
+        model.solve(1.0, model.cost, 1.0, sure=True)
 
 
 def other_program():
@@ -115,10 +126,19 @@ Plan.plot
         ValueError,
         """\
 policy=budget('3 B')
-  problem: the lowest peak found takes 44 B (simulated): arguments 16 B, outputs 16 B, saved 0 B, \
+  problem: the lowest peak found takes 32 B (simulated): arguments 16 B, outputs 16 B, saved 0 B, \
 the rest in work
   remedy:  raise the budget, donate arguments that are not read later, make the batch or the \
 sequence smaller, shard the largest arguments, or offload what is saved""",
+    ),
+    "a solver that stopped": (
+        unsolved,
+        errors.NotSolved,
+        RuntimeError,
+        """\
+a budget with solver='exact'
+  problem: HiGHS stopped before it was sure: it looked at too much
+  remedy:  give solver='auto', which takes the best plan that was found""",
     ),
     "infeasible budget": (
         lambda: xform.residuals(lambda x: lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x).sum(), X,

@@ -16,7 +16,7 @@ from tests.planner.test_budget import PROGRAMS, WS, X, layer
 from tests.planner.test_exact import joint_of
 from tests.reference import close
 from xform import policies
-from xform.planner import blocks, budget
+from xform.planner import blocks, exact
 from xform.planner.budget import by_prices, fit
 from xform.planner.outcome import again_flops, kept_bytes
 from xform.planner.saved import plan
@@ -129,7 +129,7 @@ def test_little_more_work_than_the_optimum() -> None:
 @pytest.mark.slow
 def test_a_large_program_takes_no_more_work_than_by_prices() -> None:
     joint = joint_of(layers(140), np.ones((8, 8), np.float32))
-    assert len(joint.first) > budget.MOST
+    assert len(joint.first) > exact.MOST
     make, least, most, sizes = budgets(joint, (0.4,))
     found = blocks.classes(most)
     assert len(found) <= 8
@@ -144,7 +144,7 @@ def test_large_layers_that_all_differ(monkeypatch) -> None:
     f, args = drawn(3)
     joint = joint_of(f, *args)
     make, least, most, sizes = budgets(joint, (0.4,))
-    monkeypatch.setattr(budget, "MOST", 0)
+    monkeypatch.setattr(exact, "MOST", 0)
     prices = again_flops(by_prices(least, sizes[0], make))
     how = policies.budget(sizes[0], of="saved")
     assert again_flops(fit(joint, how, make)) <= prices
@@ -178,7 +178,7 @@ def test_equal_loops_are_one_class() -> None:
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", slow(NESTED, "nested", "regions"))
 def test_values_are_those_without_a_plan(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(budget, "MOST", 0)
+    monkeypatch.setattr(exact, "MOST", 0)
     f = NESTED[name]
     want = jax.value_and_grad(f)(WS, X)
     _, _, most, sizes = budgets(joint_of(f, WS, X), (0.4,))

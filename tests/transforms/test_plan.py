@@ -141,7 +141,7 @@ def test_it_is_saved_and_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> No
     made.save(tmp_path / "plan.json")
     assert os.listdir(tmp_path) == ["plan.json"]
     loaded = xform.Plan.load(tmp_path / "plan.json")
-    assert str(loaded) == str(made)
+    assert str(loaded) == str(dataclasses.replace(made, seconds=0.0))
     assert loaded.to_dict() == made.to_dict()
     monkeypatch.setattr("xform.planner.budget.choose", None)  # no solver
     monkeypatch.setattr("xform.planner.graph.Graph.cheapest", None)

@@ -52,7 +52,8 @@ class Plan:
       refused: the compiler refused it, and did not say its size.
       least_flops: what each plan within the budget runs again at least, if it runs no step of a
         loop twice again; 0 if nothing is known of it, None if there was no budget.
-      seconds: how long planning took, without what was compiled for it.
+      seconds: how long planning took, without what was compiled for it; 0 if it was read from a
+        file.
     """
 
     function: str
@@ -128,8 +129,10 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
-        return {"format": _FORMAT, **dataclasses.asdict(self)}
+        """All of it as plain data, but how long planning took: equal plans have equal files."""
+        data = dataclasses.asdict(self)
+        del data["seconds"]
+        return {"format": _FORMAT, **data}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON. The file appears whole, or not at all."""
@@ -184,13 +187,13 @@ class Plan:
             error = self.predicted_bytes / max(self.compiled_bytes, 1) - 1
             compiled = f"{human_bytes(self.compiled_bytes)} compiled ({error:+.1%})"
         sent = f", {human_bytes(n)} offloaded" if (n := self.offloaded_bytes) else ""
+        took = f"; planned in {human_seconds(self.seconds)}" if self.seconds else ""
         return "\n".join([
             f"plan of {self.function}, {self.policy}, on {self.target}",
             table,
             f"{human_bytes(self.saved_bytes)} saved{sent}; {human_flops(self.again_flops)} "
             f"run again{self._at_least()}, beside {human_flops(self.forward_flops)} forward",
-            f"peak {human_bytes(self.predicted_bytes)} predicted, {compiled}; "
-            f"planned in {human_seconds(self.seconds)}",
+            f"peak {human_bytes(self.predicted_bytes)} predicted, {compiled}{took}",
         ])  # fmt: skip
 
     def _at_least(self) -> str:
