@@ -6,11 +6,9 @@ import argparse
 import time
 from pathlib import Path
 
-import jax.numpy as jnp
 import scipy.optimize
 
 from experiments.bench_step.run import transformer
-from experiments.planner.size import body, chain
 from experiments.report import write_table
 from xform.cost import flops
 from xform.errors import BudgetInfeasible
@@ -29,8 +27,6 @@ CASES = {
     "24 transformer layers, unrolled": lambda: transformer(False, None, depth=24),
     "48 transformer layers, unrolled": lambda: transformer(False, None, depth=48),
     "8 transformer layers, scanned": lambda: transformer(True, None, depth=8),
-    "a loop body of 10,000 equations": lambda: (body(10_000), (jnp.ones(4),)),
-    "a chain of 40,000 equations": lambda: (chain(40_000), (jnp.ones(4),)),
 }
 
 
