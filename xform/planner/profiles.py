@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
@@ -42,7 +44,7 @@ CPU = Profile(
     light_ties=True,
     selects_ties=True,
     library=4096,
-    widens=True,
+    widens=jax.__version_info__ < (0, 12),
 )
 GPU = Profile("gpu")
 TPU = Profile("tpu")
