@@ -24,7 +24,7 @@ help: ## this text
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
 
 demo: $(VENV)/.installed ## train the tiny transformer on real text, with the memory table and plots
-	@$(PY) -m models.demo
+	@$(PY) -m models demo
 
 test: $(VENV)/.installed ## all tests but the slow ones, and the examples in docstrings
 	@$(PY) -m pytest -m "not slow" -n 2 --durations=15

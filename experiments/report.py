@@ -10,13 +10,17 @@ import jax
 
 
 def write_table(
-    folder: Path, head: Sequence[str], rows: Sequence[Sequence[str]], name: str = "table"
+    folder: Path,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    name: str = "table",
+    target: str | None = None,
 ) -> None:
-    """Replace a table in `folder/README.md`; the date and JAX's version stand below it."""
+    """Replace a table in `folder/README.md`; date, JAX's version and backend stand below it."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
     day = datetime.date.today().isoformat()
-    stamp = f"Measured {day}, JAX {jax.__version__}, {jax.default_backend()}."
+    stamp = f"Measured {day}, JAX {jax.__version__}, {target or jax.default_backend()}."
     readme = folder / "README.md"
     before, _, rest = readme.read_text().partition(begin)
     _, _, after = rest.partition(end)

@@ -11,9 +11,9 @@ def emitted(how: Plan) -> Program:
     joint = how.joint
 
     def run(*args: object) -> list[object]:
-        xs, seconds = args[: len(joint.inputs)], args[len(joint.inputs) :]
+        xs, seeds = args[: len(joint.inputs)], args[len(joint.inputs) :]
         outs, kept = emit.forward(how, xs)
         read = spread(gather(xs, how.reads), how.reads)
-        return [*outs, *emit.second(how, kept, read, seconds, True, whole=True)]
+        return [*outs, *emit.backward(how, kept, read, seeds, True, whole=True)]
 
-    return trace(run, *(v.aval for v in (*joint.inputs, *joint.second_inputs)))
+    return trace(run, *(v.aval for v in (*joint.inputs, *joint.seeds)))

@@ -81,3 +81,16 @@ def placed(kind: AxisType) -> tuple[jax.Array, jax.Array]:
         jax.device_put(x, NamedSharding(mesh(kind), P("i"))),
         jax.device_put(w, NamedSharding(mesh(kind), P())),
     )
+
+
+def stays_where_it_is(identity: Callable[[Any], Any], kind: AxisType) -> None:
+    """What an identity makes of a sharded value lies where it lay, and nothing is gathered."""
+    if jax.device_count() < 8:
+        pytest.skip("needs eight devices")
+    at = NamedSharding(mesh(kind), P("i"))
+    with jax.set_mesh(mesh(kind)):
+        x = jax.device_put(jnp.arange(16.0), at)
+        compiled = jax.jit(identity).lower(x).compile()
+        assert compiled(x).sharding.is_equivalent_to(at, 1)
+        np.testing.assert_array_equal(compiled(x), x)
+        assert "all-gather" not in compiled.as_text()

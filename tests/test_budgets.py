@@ -15,7 +15,7 @@ from xform import commands, errors, policies
 from xform.commands import given
 from xform.planner import backend
 from xform.planner.backend import in_bytes, memory, planned_for
-from xform.planner.liveness import liveness
+from xform.planner.simulate.liveness import liveness
 from xform.transforms import planning
 
 X = np.sin(np.arange(48.0, dtype=np.float32)).reshape(8, 6)
@@ -62,7 +62,7 @@ def free() -> int:
 
 @pytest.mark.parametrize("policy", ["auto", policies.fit()])
 def test_it_is_met(policy, monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> None:
-    capacity = int(0.9 * free())
+    capacity = int(0.95 * free())
     device(monkeypatch, capacity)
     got = jax.jit(xform.grad(loss, policy=policy))(WS, X)
     assert peaks[-1] <= capacity < free()
@@ -72,7 +72,7 @@ def test_it_is_met(policy, monkeypatch: pytest.MonkeyPatch, peaks: list[int]) ->
     assert peaks[-1] <= capacity
     made = xform.plan(loss, WS, X, policy=policy, verify=False)
     assert made.predicted_bytes <= capacity
-    assert made.again_flops > 0
+    assert made.recompute_flops > 0
     assert re.fullmatch(r"auto, budget\('.*'\) of a chip", made.policy)
 
 

@@ -182,3 +182,13 @@ def test_a_command_line_that_cannot_be_read(command: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         commands.run(command)
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("command", ["fits", "max-batch", "why-oom"])
+def test_what_is_asked_may_be_under_a_policy(command: str) -> None:
+    ask = [command, "small:loss", "--target", "cpu", "--capacity", "1MiB"]
+    assert "the function as it is" in commands.run(ask)
+    under = commands.run([*ask, "--policy", "save_nothing"])
+    assert "compiled: its value_and_grad by argument 0, policy save_nothing" in under
+    budget = commands.run(["fits", "small:step", *ask[2:], "--policy", "budget:200KiB"])
+    assert "it fits" in budget

@@ -20,8 +20,8 @@ from xform.ir import trace
 from xform.memory import remote
 from xform.memory.lowering import Lowered
 from xform.memory.targets import parse_target
-from xform.planner import integer
-from xform.planner.integer import Model
+from xform.planner.cuts import highs
+from xform.planner.cuts.highs import Model
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 HERE = __file__
@@ -56,7 +56,7 @@ def unsolved():
     model = Model()
     model.row((model.column(cost=1.0), 1.0))
     stopped = SimpleNamespace(status=1, message="it looked at too much", x=None)
-    with mock.patch.object(integer.scipy.optimize, "milp", return_value=stopped):
+    with mock.patch.object(highs.scipy.optimize, "milp", return_value=stopped):
         model.solve(1.0, model.cost, 1.0, sure=True)
 
 

@@ -17,10 +17,16 @@ LAYERS = """
     quiet, errors, text, files, callables, devices, recent, packages, modules, mutable < _jax <
     source < equation, place, traits, arithmetic, naming < references < ir < fingerprint < table
     < words, passes < cost < interpret < rules < budgets < policies < planner < memory <
-    transforms < extend, equinox, flax, everywhere, __init__, testing < commands < __main__ <
+    transforms < extend, equinox, flax, everywhere, testing, __init__ < commands < __main__ <
     experimental
 """
 LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}
+# The planner's own rooms.
+ROOMS = """
+    shape < loops, backend, simulate < costs < report < plan, refused < cuts < schedule <
+    candidates, bound < front < planned
+"""
+ROOM = {name.strip(): i for i, row in enumerate(ROOMS.split("<")) for name in row.split(",")}
 JAX_INTERNALS = ("jax.core", "jax.extend", "jax.interpreters")
 
 
@@ -66,6 +72,24 @@ def test_imports_point_down(module: str) -> None:
         assert module == "xform._jax" or not starts(name, JAX_INTERNALS), f"{module} imports {name}"
         if name.startswith("xform."):
             assert LEVEL[layer(name)] <= LEVEL[layer(module)], f"{module} imports {name}, above it"
+
+
+def test_imports_within_the_planner_point_down() -> None:
+    planner = [m for m in FILES if m.startswith("xform.planner.") and m.count(".") > 1]
+    room = lambda module: module.split(".")[2]
+    for module in planner:
+        if room(module) == "__init__":
+            continue
+        assert room(module) in ROOM, f"{module} is in no room"
+        for name in imports(module):
+            if name in planner and room(name) != room(module):
+                assert ROOM[room(name)] < ROOM[room(module)], f"{module} imports {name}, above it"
+
+
+def test_the_tour_says_the_same() -> None:
+    tour = (ROOT / "xform/README.md").read_text()
+    assert " ".join(ROOMS.split()) in tour
+    assert all(" ".join(row.split()) in " ".join(tour.split()) for row in LAYERS.split("<")[:-2])
 
 
 @pytest.mark.parametrize("module", FILES)

@@ -8,7 +8,7 @@ from xform import quiet as quiet  # before anything imports JAX
 # isort: split
 from xform import errors, extend, packages, passes, policies, rules
 from xform.everywhere import install, installed, uninstall
-from xform.planner.decided import Plan
+from xform.planner.plan.plan import Plan
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.checkpoint import checkpoint as remat
 from xform.transforms.forward import jvp, linearize

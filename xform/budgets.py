@@ -82,11 +82,15 @@ def budget(
 ) -> Budget:
     """Fit a derivative into so many bytes, and run the least work again.
 
-    On a GPU or TPU whose link to its host is known (`planner/link.py`), values may wait in the
-    host's memory, `pinned_host`, rather than be run again: those that are idle for longer than
+    On a GPU or TPU whose link to its host is known (`planner/costs/link.py`), values may wait in
+    the host's memory, `pinned_host`, rather than be run again: those that are idle for longer than
     their way there and back, as many as the link carries in the time of the forward pass. Their
-    bytes are not counted. The states of loops, what is inside branches and `remat` regions, and
-    programs that are not solved exactly stay on the device.
+    bytes are not counted. So may the states that a scan keeps in each trip; each is sent in its
+    trip. What is inside branches and `remat` regions, the few states from which a loop is run
+    again, and programs that are not solved exactly stay on the device.
+
+    A budget of the peak may save more in `remat` regions that have no policy of their own, and take
+    loops apart in them; what a region's policy says holds under each budget.
 
     Args:
       amount: bytes on each device, or a number with a unit: `"6 GiB"`, `"500 MB"`.

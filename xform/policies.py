@@ -85,6 +85,8 @@ class MinCut:
         its bytes; of two values as large, that of a product is then saved.
       apart: what crosses at each so many-th narrow place of a program costs nothing to save; 0: at
         none.
+      regions: whether it decides in remat regions too whose author gave no policy, which else save
+        nothing.
     """
 
     price: float = math.inf
@@ -92,6 +94,7 @@ class MinCut:
     at: float = 1.0
     written: float = 0.0
     apart: int = 0
+    regions: bool = False
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
         """Whether a primitive is one that is costly to run again."""
@@ -305,17 +308,24 @@ def _answer(policy: Policy, prim: Primitive, avals: Sequence[Any], params: Mappi
     )  # fmt: skip
 
 
-def named(text: str, asked: str) -> Policy:
-    """The policy of a name, for what was asked.
+def parse(text: str, asked: str = "") -> Policy:
+    """The policy that a text names, as on command lines, for what was `asked`.
 
     Raises:
-      WrongArgument: no policy has this name; one that it had before is answered with the new one.
+      WrongArgument: it names none; one that it named before is answered with the new name.
+
+    >>> from xform.policies import parse
+    >>> parse("save_dots"), parse("saved:2GiB")
+    (save_dots, budget('2.0 GiB', of='saved'))
     """
+    kind, colon, amount = text.partition(":")
+    if kind in ("budget", "saved") and colon:
+        return budget(amount, of="peak" if kind == "budget" else "saved")
     if text in NAMED:
         return NAMED[text]
     now = _BEFORE.get(text)
     raise WrongArgument(
-        asked,
+        asked or f"the policy {text!r}",
         f"it is now called {now!r}" if now else "it is not known",
         "",
         f"give {now}"

@@ -17,9 +17,9 @@ from flax import nnx
 import xform
 from experiments.report import write_table
 from experiments.timing import paired
-from models.config import MLPConfig, TransformerConfig
-from models.mlp import MLP
-from models.transformer import Transformer, next_token_loss
+from models.nets.config import MLPConfig, TransformerConfig
+from models.nets.mlp import MLP
+from models.nets.transformer import Transformer, next_token_loss
 
 HERE = Path(__file__).parent
 # XLA:CPU drops the barriers that keep jax.checkpoint's recompute apart; without this pass it keeps
@@ -33,7 +33,7 @@ Loss = Callable[..., jax.Array]
 
 def mlp(scan: bool, policy: str | None) -> tuple[Loss, tuple[Any, Any]]:
     """A residual MLP's mean square output, with its parameters and a batch of 1024."""
-    config = dataclasses.replace(DEEP_MLP, scan=scan, policy=policy)
+    config = dataclasses.replace(DEEP_MLP, scan=scan, block_policy=policy)
     graphdef, params = nnx.split(MLP(config, rngs=nnx.Rngs(0)))
     batch = jax.random.normal(jax.random.key(1), (1024, config.inputs))
     return lambda p, x: jnp.mean(nnx.merge(graphdef, p)(x) ** 2), (params, batch)
@@ -41,7 +41,7 @@ def mlp(scan: bool, policy: str | None) -> tuple[Loss, tuple[Any, Any]]:
 
 def transformer(scan: bool, policy: str | None, depth: int = DECODER.depth):
     """A decoder's loss, with its parameters and a batch of four windows."""
-    config = dataclasses.replace(DECODER, scan=scan, policy=policy, depth=depth)
+    config = dataclasses.replace(DECODER, scan=scan, block_policy=policy, depth=depth)
     graphdef, params = nnx.split(Transformer(config, rngs=nnx.Rngs(0)))
     tokens = jax.random.randint(jax.random.key(1), (4, config.context + 1), 0, config.vocab)
     return lambda p, t: next_token_loss(nnx.merge(graphdef, p), t), (params, tokens)

@@ -14,7 +14,7 @@ import jax
 import xform
 from experiments.planner.zoo import cnn
 from experiments.report import write_table
-from models import step
+from models.train import step
 from xform.memory.report import MemoryReport
 
 HERE = Path(__file__).parent

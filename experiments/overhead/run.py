@@ -18,9 +18,9 @@ from flax import nnx
 import xform
 from experiments.bench_step.run import transformer
 from experiments.report import write_table
-from models.config import MLPConfig, TransformerConfig
-from models.mlp import MLP
-from models.transformer import Transformer, next_token_loss
+from models.nets.config import MLPConfig, TransformerConfig
+from models.nets.mlp import MLP
+from models.nets.transformer import Transformer, next_token_loss
 from xform import policies
 
 HERE = Path(__file__).parent

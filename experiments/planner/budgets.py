@@ -39,12 +39,12 @@ def sweep(name: str, points: int) -> list[str]:
         rows.append(made)
         print(
             f"  {name}: {budget / MIB:.1f} MiB: {made.compiled_bytes / MIB:.1f} compiled, "
-            f"{made.predicted_bytes / MIB:.1f} predicted, {made.again_flops / 1e9:.2f} GFLOP, "
+            f"{made.predicted_bytes / MIB:.1f} predicted, {made.recompute_flops / 1e9:.2f} GFLOP, "
             f"{made.compiles} compiled", flush=True,
         )  # fmt: skip
     seconds = (time.perf_counter() - start) / points
     compiled = [p.compiled_bytes or 0 for p in rows]
-    work = [p.again_flops for p in rows]
+    work = [p.recompute_flops for p in rows]
     return [
         name,
         f"{most / MIB:.1f}",

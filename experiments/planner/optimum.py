@@ -21,9 +21,9 @@ from tests.interpret.test_checkpoints import fewest
 from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import Joint, analyze
 from xform.ir import trace
-from xform.planner.budget import by_prices
-from xform.planner.outcome import again_flops, kept_bytes
-from xform.planner.saved import plan
+from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.cuts.fit import by_prices
+from xform.planner.schedule import plan
 from xform.policies import MinCut
 
 HERE = Path(__file__).parent
@@ -139,9 +139,9 @@ def ratios(joint: Joint) -> list[tuple[float, float]]:
     found = []
     for part in BUDGETS:
         n = low + int(part * (high - low))
-        exact = again_flops(make(xform.policies.budget(n, of="saved", solver="exact")))
-        usual = again_flops(make(xform.policies.budget(n, of="saved")))
-        priced = again_flops(by_prices(least, n, make))
+        exact = recompute_flops(make(xform.policies.budget(n, of="saved", solver="exact")))
+        usual = recompute_flops(make(xform.policies.budget(n, of="saved")))
+        priced = recompute_flops(by_prices(least, n, make))
         if exact:
             found.append((usual / exact, priced / exact))
     return found
@@ -158,7 +158,7 @@ def main() -> None:
     rows: list[list[str]] = []
     for name, cases in (("50 random", [drawn(k) for k in range(50)]), ("10 of models", models())):
         joints = [joint_of(*case) for case in cases]
-        sizes = [len(j.first) for j in joints]
+        sizes = [len(j.forward) for j in joints]
         found = [r for joint in joints for r in ratios(joint)]
         usual, priced = (np.array(x) for x in zip(*found, strict=True))
         rows.append([name, f"{min(sizes)} to {max(sizes)}", str(len(found)),
@@ -174,7 +174,7 @@ def main() -> None:
         step = 2 * args[0].shape[0] ** 3
         tried = str(fewest(length, n)) if length <= 100 else ""
         # All but the last step on the way forward; and again, each step where it is pulled back.
-        ours = length - 1 + round(made.again_flops / step) - length
+        ours = length - 1 + round(made.recompute_flops / step) - length
         rows.append([str(length), str(n), str(steps_run(length, n)), tried, str(ours)])
     write_table(HERE, CHAINS, rows, "chains")
 

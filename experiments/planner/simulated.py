@@ -22,33 +22,32 @@ MIB = 2**20
 Point = tuple[int, int, int]
 
 
-def sweep(name: str, points: int) -> list[Point]:
+def sweep(name: str, points: int, target: str | None) -> list[Point]:
     """One model: budgets from the default's bytes to the floor."""
     loss, args = ZOO[name]()
-    default = xform.plan(loss, *args)
+    default = xform.plan(loss, *args, target=target)
     assert default.compiled_bytes is not None
     compiled = {str(default.record): default.compiled_bytes}
-    floor = lowest(name)
+    floor = lowest(name, target)
     found: list[Point] = []
     for budget in np.linspace(default.compiled_bytes, floor, points).astype(int):
         policy = xform.policies.budget(max(int(budget), floor), of="peak")
-        made = xform.plan(loss, *args, policy=policy, verify=False)
+        made = xform.plan(loss, *args, policy=policy, target=target, verify=False)
         key = str(made.record)
         if key not in compiled:
             step = jax.jit(xform.value_and_grad(loss, policy=policy))
-            compiled[key] = compile_for(step, args).total_bytes or 0
+            compiled[key] = compile_for(step, args, target=target).total_bytes or 0
         found.append((policy.bytes, made.predicted_bytes, compiled[key]))
         print(f"  {name}: " + ", ".join(f"{n / MIB:.1f}" for n in found[-1]), flush=True)
     return found
 
 
-def lowest(name: str) -> int:
+def lowest(name: str, target: str | None) -> int:
     """The lowest peak that the simulation finds."""
     loss, args = ZOO[name]()
+    policy = xform.policies.budget(1, of="peak")
     try:
-        return xform.plan(
-            loss, *args, policy=xform.policies.budget(1, of="peak"), verify=False
-        ).predicted_bytes
+        return xform.plan(loss, *args, policy=policy, target=target, verify=False).predicted_bytes
     except xform.errors.BudgetInfeasible as error:
         return error.floor_bytes
 
@@ -75,16 +74,18 @@ def main() -> None:
     """Sweep each model and write the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--points", type=int, default=20)
+    parser.add_argument("--target", help="what to plan and compile for: JAX's default backend")
     parser.add_argument("names", nargs="*", default=list(ZOO))
     options = parser.parse_args()
     rows: list[list[str]] = []
     every: list[Point] = []
     for name in options.names:
-        found = sweep(name, options.points)
+        found = sweep(name, options.points, options.target)
         every += found
         rows.append(row(name, found))
         print(rows[-1], flush=True)
-        write_table(HERE, HEAD, [*rows, row("all", every)], "simulated")
+        mark = f"simulated-{options.target}" if options.target else "simulated"
+        write_table(HERE, HEAD, [*rows, row("all", every)], mark, options.target)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from experiments.planner.optimum import joint_of
 from experiments.report import write_table
 from xform.interpret.joint import Joint, analyze
 from xform.ir import trace
-from xform.planner import blocks
-from xform.planner.budget import by_prices
-from xform.planner.outcome import again_flops, kept_bytes
-from xform.planner.saved import plan
+from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.cuts import blocks
+from xform.planner.cuts.fit import by_prices
+from xform.planner.schedule import plan
 from xform.policies import MinCut
 
 HERE = Path(__file__).parent
@@ -69,8 +69,8 @@ CASES = {
 
 def count(joint: Joint) -> int:
     """Equations of a joint, and of those within its nodes."""
-    inner = {j for e in joint.first if "node" in e.params for j in e.params["node"].joints}
-    return len(joint.first) + len(joint.second) + sum(map(count, inner))
+    inner = {j for e in joint.forward if "node" in e.params for j in e.params["node"].joints}
+    return len(joint.forward) + len(joint.backward) + sum(map(count, inner))
 
 
 def one(name: str) -> None:
@@ -104,9 +104,9 @@ def budgets(depth: int, part: float) -> list[str]:
     solved = time.perf_counter()
     priced = by_prices(least, n, make)
     end = time.perf_counter()
-    work = again_flops(made) / again_flops(priced)
+    work = recompute_flops(made) / recompute_flops(priced)
     classes = blocks.classes(most)
-    return [f"{depth} layers, {part:.0%}", f"{len(joint.first):,}",
+    return [f"{depth} layers, {part:.0%}", f"{len(joint.forward):,}",
             f"{sum(map(len, classes))} in {len(classes)} classes", f"{solved - start:.2f}",
             f"{end - solved:.2f}", f"{kept_bytes(made) / n:.3f}", f"{work:.3f}"]  # fmt: skip
 

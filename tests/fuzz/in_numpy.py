@@ -316,7 +316,8 @@ IN_NUMPY: dict[str, Callable[..., Any]] = {
         _same,
     ),
     "keep_lane": lambda p, alive, new, old: new,
-    "tie": lambda p, *xs: list(xs[: p["n"]]),
+    "xform_materialize": lambda p, x: x,
+    "xform_barrier": lambda p, *xs: list(xs[: p["n"]]),
     "optimization_barrier": lambda p, *xs: list(xs),
 }  # fmt: skip
 

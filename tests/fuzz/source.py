@@ -112,13 +112,19 @@ def masked_while(cond: Callable[..., Any], body: Callable[..., Any], start: Any)
 
 
 class PlainVmap:
-    """A `custom_vmap` function that forgets its rule, with which JAX cannot differentiate it."""
+    """A `custom_vmap` function that forgets its rule, with which JAX cannot differentiate it.
+
+    The rule says that each output is batched if any input is; that is told to `vmap` by a choice
+    that depends on all inputs. It matters to a `custom_vjp` around it: cotangents of an output
+    that is not batched are summed over the lanes before its backward function sees them.
+    """
 
     def __init__(self, f: Callable[..., Any]):
         self.f = f
 
     def __call__(self, *args: Any) -> Any:
-        return self.f(*args)
+        never = jnp.any(jnp.stack([jnp.any((x != x) & (x == x)) for x in args]))
+        return tuple(jnp.where(never, y, y) for y in self.f(*args))
 
     def def_vmap(self, rule: Callable[..., Any]) -> None:
         """Take no notice."""

@@ -143,6 +143,7 @@ def _report(step: Step, capacity: int | None) -> dict[str, Any]:
         "policy": "save_dots",
         "code": "xform.policies.save_dots",
         "given": "state (3 arrays, 1.0 GiB), tokens u8[8,1025], by inputs()",
+        "planned": "0 FLOP run again, planned in 12.0 ms",
         "note": "",
         "device": device,
         "argument_bytes": arguments,
@@ -178,5 +179,7 @@ def harmful() -> dict[str, Any]:
     for made in report["buffers"]:
         made |= dict.fromkeys(texts, HARM)
     report["device"]["name"] = HARM
-    said = dict.fromkeys(("function", "target", "compiled", "code", "given", "note"), HARM)
+    said = dict.fromkeys(
+        ("function", "target", "compiled", "code", "given", "planned", "note"), HARM
+    )
     return report | said | {"advice": [HARM]}

@@ -100,7 +100,7 @@ def test_it_takes_too_long(folder, worker) -> None:
     assert failed(0.2) == (
         "step for target='tpu:v5e:1x1'\n  problem: the compiler took more than 0.2 s" + REMEDY
     )
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 50
 
 
 def test_ctrl_c(folder, worker, monkeypatch: pytest.MonkeyPatch) -> None:

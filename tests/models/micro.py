@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from models.config import TransformerConfig
-from models.optim import OptimConfig
-from models.record import read_records
-from models.run import RunConfig
+from models.nets.config import TransformerConfig
+from models.train.config import RunConfig
+from models.train.log import read_records
+from models.train.optim import OptimConfig
 
 TEXT = b"def square(x):\n    return x * x\n\n\nfor i in range(10):\n    print(square(i))\n" * 60
 SIZES = {"context": 16, "width": 32, "depth": 2, "heads": 4, "kv-heads": 2, "hidden": 48}

@@ -7,7 +7,7 @@ import pytest
 
 import xform
 from xform.planner.backend import backend, planned_for
-from xform.planner.liveness import liveness
+from xform.planner.simulate.liveness import liveness
 
 X = np.ones((64, 64), np.float32)
 

@@ -45,7 +45,7 @@ for i in order:
     try:
         plan = xform.plan(f, jnp.ones((4, 24, 24)) / 50, X, policy=policy, verify=verify)
         text = repr((plan.record, plan.rows, plan.predicted_bytes, plan.compiled_bytes))
-        found[i] = hashlib.sha256(text.encode()).hexdigest(), plan.again_flops
+        found[i] = hashlib.sha256(text.encode()).hexdigest(), plan.recompute_flops
     except xform.errors.BudgetInfeasible as error:
         found[i] = "infeasible", error.floor_bytes
 print(json.dumps(sorted(found.items())))

@@ -10,11 +10,11 @@ from jax import lax
 
 from xform.interpret.joint import analyze
 from xform.ir import trace
-from xform.planner.cuts import cuts
+from xform.planner.candidates.as_written import cuts
 from xform.planner.front import Front, Listed
-from xform.planner.liveness import liveness
 from xform.planner.planned import front
-from xform.planner.saved import plan
+from xform.planner.schedule import plan
+from xform.planner.simulate.liveness import liveness
 from xform.policies import min_cut
 
 W, X = jnp.ones((24, 8, 8)) / 9, jnp.ones((256, 8))

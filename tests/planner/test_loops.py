@@ -16,7 +16,8 @@ from xform import errors, policies
 from xform._jax import JaxprEqn
 from xform.ir import Program, evaluate, trace
 from xform.passes.structured import bodies
-from xform.planner.loops import fold, loops, reshaped
+from xform.planner.loops import loops, reshaped
+from xform.planner.shape import fold
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -127,7 +128,7 @@ def test_less_budget_is_more_work() -> None:
     for part in (1.0, 0.8, 0.6, 0.4, 0.2, 0.15):
         policy = policies.budget(int(part * most), of="saved")
         made = xform.plan(final, W, X, STEPS, argnums=None, policy=policy, verify=False)
-        work.append(made.again_flops)
+        work.append(made.recompute_flops)
     assert work == sorted(work)
     assert work[0] == 0
 
@@ -138,7 +139,7 @@ def test_a_plan_with_loops_apart_or_stored_states_is_loaded(tmp_path, part, apar
     policy = policies.budget(int(part * most), of="saved")
     made = xform.plan(final, W, X, STEPS, argnums=None, policy=policy, verify=False)
     assert bool(made.shapes()) == apart
-    assert any(c["slots"] for c in made.record.choices) == stored
+    assert any(c["snapshots"] for c in made.record.choices) == stored
     made.save(tmp_path / "plan.json")
     loaded = xform.Plan.load(tmp_path / "plan.json")
     _, pull = xform.vjp(final, W, X, STEPS, policy=loaded)

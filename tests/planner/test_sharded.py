@@ -11,14 +11,14 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import xform
-from tests.planner.test_exact import joint_of
+from tests.planner.cuts.test_integer_program import joint_of
 from tests.sharding import mesh, shard
 from xform import policies
 from xform.cost import aval_bytes, device_flops
-from xform.planner.link import Link
-from xform.planner.outcome import again_flops, kept_bytes
-from xform.planner.saved import plan
-from xform.planner.window import room
+from xform.planner.costs.link import Link
+from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.costs.window import room
+from xform.planner.schedule import plan
 from xform.policies import MinCut
 
 N, ROWS = 32, 4096
@@ -96,7 +96,7 @@ def test_a_budget_is_one_for_each_device(f) -> None:
         assert shared.saved_bytes <= eighth.bytes
         assert shared.saved_bytes * 8 == pytest.approx(alone.saved_bytes, rel=0.1)
         assert shared.forward_flops == alone.forward_flops
-        assert shared.again_flops == alone.again_flops
+        assert shared.recompute_flops == alone.recompute_flops
         size = lambda made: {r.trip_bytes for r in made if r.shape[0] == ROWS}
         assert size(shared) == {n // 8 for n in size(alone)} != set()
 
@@ -140,7 +140,7 @@ def test_work_inside_shard_map_is_over_all_devices_and_bytes_on_each() -> None:
     most, least = (plan(joint, MinCut(price, price), True) for price in (math.inf, 0.0))
     alone = joint_of(lambda x, w: jnp.sum(jnp.sin(jnp.sin(x @ w) @ w)), x[0], w)
     assert kept_bytes(most) == kept_bytes(plan(alone, MinCut(), True))
-    assert again_flops(least) == 8 * again_flops(plan(alone, MinCut(0.0, 0.0), True)) > 0
+    assert recompute_flops(least) == 8 * recompute_flops(plan(alone, MinCut(0.0, 0.0), True)) > 0
 
 
 def test_time_is_that_of_one_device() -> None:
@@ -150,6 +150,6 @@ def test_time_is_that_of_one_device() -> None:
     for name, args in (("alone", (WS[0], X)), ("shared", (w, x))):
         joint = joint_of(f, *args)
         seconds[name] = room(plan(joint, MinCut(), True), Link(1.0, 1.0)).seconds
-        (dot, *_) = [e for e in joint.first if e.primitive.name == "dot_general"]
+        (dot, *_) = [e for e in joint.forward if e.primitive.name == "dot_general"]
         assert device_flops(dot) == 2 * N * N * ROWS / (1 if name == "alone" else 8)
     assert seconds["alone"] == pytest.approx(8 * seconds["shared"], rel=1e-3)

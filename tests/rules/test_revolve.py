@@ -17,9 +17,9 @@ from xform.errors import NotDifferentiable
 from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import analyze
 from xform.ir import evaluate, trace
-from xform.planner.choice import Choice, choice_of
-from xform.planner.outcome import again_flops, kept_bytes
-from xform.planner.saved import plan
+from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.plan.choice import Choice, choice_of
+from xform.planner.schedule import plan
 from xform.policies import MinCut
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -61,24 +61,24 @@ def alone(w, x, steps, reverse):
     return jnp.sum(lax.scan(lambda s, x: (s + jnp.sin(x @ w), None), x, steps, reverse=reverse)[0])
 
 
-def gradient(f, slots, args=ARGS):
+def gradient(f, snapshots, args=ARGS):
     """The gradient with the loops of `f` run again from so many states, and its Plan."""
     joint = analyze(trace(f, *args), (True,) * len(args), (True,))
     how = plan(joint, MinCut(), top=True)
     inner = dict(choice_of(how).inner)
     for node in [n for n in inner if n.loop]:
         body: Choice = choice_of(plan(node.joints[0]))
-        inner[node] = (dataclasses.replace(body, slots=slots),)
+        inner[node] = (dataclasses.replace(body, snapshots=snapshots),)
     how = plan(joint, dataclasses.replace(choice_of(how), inner=inner), True)
     prog = emitted(how)
     return lambda *xs: tuple(evaluate(prog, [*xs, jnp.ones(())])[1:]), how
 
 
-@pytest.mark.parametrize(("slots", "reverse"), [(1, True), (3, False), (30, True)])
+@pytest.mark.parametrize(("snapshots", "reverse"), [(1, True), (3, False), (30, True)])
 @pytest.mark.parametrize("f", [mixed, within, alone])
-def test_gradients_are_those_of_jax(f, slots, reverse) -> None:
+def test_gradients_are_those_of_jax(f, snapshots, reverse) -> None:
     f = functools.partial(f, reverse=reverse)
-    got, _ = gradient(f, slots)
+    got, _ = gradient(f, snapshots)
     close(jax.jit(got)(*ARGS), jax.grad(f, (0, 1, 2))(*ARGS), 1e-12)
 
 
@@ -104,17 +104,17 @@ def test_batches_and_second_derivatives() -> None:
         jax.grad(square(got))(W)
 
 
-@pytest.mark.parametrize("slots", [1, 2, 4, 9])
-def test_states_and_work_of_a_uniform_chain_are_those_of_revolve(slots) -> None:
+@pytest.mark.parametrize("snapshots", [1, 2, 4, 9])
+def test_states_and_work_of_a_uniform_chain_are_those_of_revolve(snapshots) -> None:
     def chain(w, x):
         return jnp.sum(lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, length=17)[0])
 
-    _, how = gradient(chain, slots, (W, X))
+    _, how = gradient(chain, snapshots, (W, X))
     # Each stored state, and the one from which a step is gone back over.
-    assert kept_bytes(how) == (slots + 1) * X.nbytes
+    assert kept_bytes(how) == (snapshots + 1) * X.nbytes
     # The first way forward is no work again; each step is run once more where it is gone back over.
-    again = steps_run(17, slots) - 16 + 17
-    assert again_flops(how) == again * 2 * math.prod((*X.shape, 6))
+    again = steps_run(17, snapshots) - 16 + 17
+    assert recompute_flops(how) == again * 2 * math.prod((*X.shape, 6))
 
 
 def test_what_is_compiled_does_not_grow_with_the_steps() -> None:

@@ -327,6 +327,18 @@ def test_explicit_mesh(check_vma: bool) -> None:
         same(pull(jnp.ones((8, 4))), pull(jax.reshard(jnp.ones((8, 4)), P("i"))))
 
 
+def test_a_table_that_is_read_twice_on_an_explicit_mesh() -> None:
+    """Its cotangents are summed on the mesh of the trace: a gather's own has `Auto` axes."""
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        rows = jax.device_put(jnp.arange(8) % 4, P("i"))
+
+        def loss(table: Any) -> Any:
+            found = table.at[rows].get(out_sharding=P("i", None))
+            return jnp.sum(jnp.sin(found @ table.T))
+
+        agree(loss, jnp.sin(jnp.arange(12.0)).reshape(4, 3))
+
+
 # Data parallel training steps.
 
 

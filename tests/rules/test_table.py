@@ -21,7 +21,7 @@ from xform import table
 from xform._jax import Primitive, mlir, registered
 from xform.cost import equation_flops
 from xform.errors import MissingRule, UnsupportedParam, WrongRule
-from xform.planner.work import fusible
+from xform.planner.costs.recompute import fusible
 from xform.rules.without import ONE_WAY, WITHOUT
 from xform.table import every_rule
 from xform.traits import REDUCTION, UNKNOWN

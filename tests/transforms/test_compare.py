@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -160,3 +161,13 @@ def test_a_pictures_labels_stay_in_its_frame_and_its_units_fit(monkeypatch, tmp_
     assert ax.get_xlabel().split()[0] in ("KiB", "MiB")
     assert ax.get_ylabel() == "MFLOP"
     assert ax.get_xlim()[1] >= 1
+
+
+def test_a_report_says_how_long_planning_took_and_what_is_run_again() -> None:
+    loss = lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w))
+    args = jnp.ones((64, 64)), jnp.ones((256, 64))
+    found = xform.compare(loss, *args, policies=[None, xform.policies.budget("1 MiB")])
+    default, budget = (entry.report.asked.planned for entry in found)
+    assert re.fullmatch(r"0 FLOP run again, planned in .*s", default)
+    assert re.fullmatch(r"\S+ \S+ run again.* beside 4.2 MFLOP forward, planned in .*s", budget)
+    assert f"planned: {budget}" in str([*found][1].report)

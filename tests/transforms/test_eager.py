@@ -200,7 +200,7 @@ def test_a_jitted_function_is_compiled_once(caplog) -> None:
     with jax.log_compiles():
         close(xform.grad(f)(X), jax.grad(f)(X), 1e-5)
     compiled = [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
-    assert not [m for m in compiled if "layer_forward" in m or "layer_second" in m]
+    assert not [m for m in compiled if "layer_forward" in m or "layer_backward" in m]
 
 
 def test_the_leaves_of_a_map_run_no_code_of_the_users() -> None:

@@ -22,9 +22,9 @@ def loss(w, x):
 def test_less_bytes_are_more_work(tmp_path) -> None:
     curve = xform.pareto(loss, W, X, points=4)
     ours = [p for p in curve if not p.stock]
-    assert ours[0].again_flops == 0
+    assert ours[0].recompute_flops == 0
     for a, b in itertools.pairwise(ours):
-        assert (b.peak_bytes, -b.again_flops) <= (a.peak_bytes, -a.again_flops)
+        assert (b.peak_bytes, -b.recompute_flops) <= (a.peak_bytes, -a.recompute_flops)
     names = [p.name for p in curve if p.stock]
     assert names[0] == "everything_saveable"
     assert "dots_saveable" in names
@@ -41,3 +41,12 @@ def test_without_compiling_bytes_are_simulated() -> None:
     made = xform.plan(loss, W, X, verify=False)
     assert not curve.compiled
     assert next(iter(curve)).peak_bytes == made.predicted_bytes
+
+
+def test_it_says_how_long_planning_took_and_how_little_could_be_run_again() -> None:
+    curve = xform.pareto(loss, W, X, points=2, verify=False)
+    assert all(p.seconds > 0 for p in curve)
+    assert all(p.least_flops is None or p.least_flops <= p.recompute_flops for p in curve)
+    assert next(iter(curve)).least_flops == 0
+    head = str(curve).splitlines()[1].split("  ")
+    assert {"at least", "planned in"} <= {word.strip() for word in head}

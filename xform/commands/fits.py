@@ -6,7 +6,7 @@ import argparse
 import json
 
 import xform
-from xform.commands.given import add_function, given
+from xform.commands.given import add_function, add_policy, given, under
 from xform.commands.reports import add_targets, options
 
 # The exit status of an answer that is no.
@@ -14,9 +14,12 @@ OVER = 3
 
 
 def run(args: argparse.Namespace) -> str:
-    """Whether a function fits a device. Exits with 3 if it does not."""
+    """Whether a function fits a device. Exits with 3 if it does not.
+
+    Without --policy the function is compiled as it is, see `memory`.
+    """
     on = given(args)
-    report = xform.fits(on.f, *on.args, target=args.target, **options(args))
+    report = xform.fits(under(on, args.policy), *on.args, target=args.target, **options(args))
     args.status = 0 if report.fits else OVER
     if args.json:
         return json.dumps({"fits": report.fits, **report.to_dict()}, indent=1)
@@ -27,4 +30,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     add_function(parser)
     add_targets(parser, several=False)
+    add_policy(parser, None)
     parser.add_argument("--json", action="store_true", help="the whole report as an object")

@@ -20,6 +20,7 @@ import argparse
 import ast
 import contextlib
 import dataclasses
+import functools
 import importlib
 import inspect
 import numbers
@@ -35,6 +36,7 @@ from xform import policies
 from xform.callables import argument_names
 from xform.errors import WrongArgument
 from xform.memory.asked import asked
+from xform.transforms.compare import with_policy
 
 ABOUT_POLICIES = (
     f"{', '.join(policies.NAMED)}, budget:8GiB (of the peak) or saved:8GiB (of what waits for the "
@@ -111,66 +113,12 @@ def given(args: argparse.Namespace) -> Given:
         raise WrongArgument(
             args.function, f"it is {type(f).__name__}, not a function", "", "name a function"
         )
-    owner = importlib.import_module(args.function.partition(":")[0])
     made = f"--inputs {args.inputs}" if args.inputs else "inputs()"
-    inputs = found(args.inputs) if args.inputs else getattr(
-        f, "inputs", getattr(owner, "inputs", None))  # fmt: skip
-    if inputs is None:
-        raise WrongArgument(
-            f"the arguments of {args.function}",
-            f"neither {args.function} nor its module has a function `inputs`",
-            "",
-            "write one that returns the tuple of arguments, as arrays or ShapeDtypeStructs, or "
-            "name one by --inputs module:name",
-        )
-    make: Any = inputs
-    if not callable(inputs):
-        raise WrongArgument(
-            f"the arguments of {args.function}, by {made}",
-            f"it is {type(inputs).__name__}, not a function",
-            "",
-            "make it a function that returns the tuple of arguments",
-        )
+    make = _maker(args, f, made)
     options = {name: _value(text) for name, text in args.options.items()}
-    signature = inspect.signature(inputs)
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        raise WrongArgument(
-            f"the arguments of {args.function}, by {made}",
-            f"{error}; it is inputs{signature}",
-            "",
-            "give its keyword arguments as --name value or --arg name=value, and no others",
-        ) from error
-    for name, value in options.items():
-        _check_option(name, value, signature.parameters.get(name), made)
-    values = inputs(**options)
-    if not isinstance(values, tuple | list):
-        raise WrongArgument(
-            f"the arguments of {args.function}, by {made}",
-            f"it returned {type(values).__name__}, not a tuple",
-            "",
-            "return the tuple of positional arguments, (x,) if there is one",
-        )
-    types = [x for x in jax.tree.leaves(values) if isinstance(x, jax.ShapeDtypeStruct)]
-    if wrong := [x.shape for x in types if not all(map(_size, x.shape))]:
-        raise WrongArgument(
-            f"the arguments of {args.function}, by {made}",
-            f"it returned the shape {wrong[0]}",
-            "",
-            "return shapes of whole numbers from 0",
-        )
-    try:
-        inspect.signature(f).bind(*values)
-    except TypeError as error:
-        raise WrongArgument(
-            f"{args.function} on the arguments by {made}",
-            f"{error}; it is {args.function.rpartition(':')[2]}{inspect.signature(f)}",
-            "",
-            f"return one value for each argument; it returned {len(values)}",
-        ) from error
-    except ValueError:
-        pass  # what has no signature is called as it is
+    parameters = _check_options(args.function, make, options, made)
+    values = _arguments(args.function, make(**options), made)
+    _check_call(args.function, f, values, made)
     n = len(values)
     if not all(-n <= i < n for i in getattr(args, "donate", ())):
         raise WrongArgument(
@@ -182,10 +130,87 @@ def given(args: argparse.Namespace) -> Given:
     words = ", ".join(f"{k}={v!r}" for k, v in options.items())
     called = f"{args.inputs or 'inputs'}({words})"
     of_batch = None
-    if "batch" in signature.parameters:
+    if "batch" in parameters:
         of_batch = lambda batch: tuple(make(**{**options, "batch": batch}))
-    args.given = Given(args.function, f, tuple(values), made, called, of_batch)
+    args.given = Given(args.function, f, values, made, called, of_batch)
     return args.given
+
+
+def _maker(args: argparse.Namespace, f: Any, made: str) -> Callable[..., Any]:
+    """What makes the arguments: named on the command line, else the function's, or its module's."""
+    owner = importlib.import_module(args.function.partition(":")[0])
+    its_own = getattr(f, "inputs", getattr(owner, "inputs", None))
+    make = found(args.inputs) if args.inputs else its_own
+    if make is None:
+        raise WrongArgument(
+            f"the arguments of {args.function}",
+            f"neither {args.function} nor its module has a function `inputs`",
+            "",
+            "write one that returns the tuple of arguments, as arrays or ShapeDtypeStructs, or "
+            "name one by --inputs module:name",
+        )
+    if not callable(make):
+        raise WrongArgument(
+            f"the arguments of {args.function}, by {made}",
+            f"it is {type(make).__name__}, not a function",
+            "",
+            "make it a function that returns the tuple of arguments",
+        )
+    return make
+
+
+def _check_options(
+    name: str, make: Callable[..., Any], options: Mapping[str, Any], made: str
+) -> Mapping[str, inspect.Parameter]:
+    """The parameters of what makes the arguments, to which the options are given."""
+    signature = inspect.signature(make)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise WrongArgument(
+            f"the arguments of {name}, by {made}",
+            f"{error}; it is inputs{signature}",
+            "",
+            "give its keyword arguments as --name value or --arg name=value, and no others",
+        ) from error
+    for option, value in options.items():
+        _check_option(option, value, signature.parameters.get(option), made)
+    return signature.parameters
+
+
+def _arguments(name: str, values: Any, made: str) -> tuple[Any, ...]:
+    """The arguments, if they are a tuple, of shapes that there can be."""
+    if not isinstance(values, tuple | list):
+        raise WrongArgument(
+            f"the arguments of {name}, by {made}",
+            f"it returned {type(values).__name__}, not a tuple",
+            "",
+            "return the tuple of positional arguments, (x,) if there is one",
+        )
+    types = [x for x in jax.tree.leaves(values) if isinstance(x, jax.ShapeDtypeStruct)]
+    if wrong := [x.shape for x in types if not all(map(_size, x.shape))]:
+        raise WrongArgument(
+            f"the arguments of {name}, by {made}",
+            f"it returned the shape {wrong[0]}",
+            "",
+            "return shapes of whole numbers from 0",
+        )
+    return tuple(values)
+
+
+def _check_call(name: str, f: Callable[..., Any], values: tuple[Any, ...], made: str) -> None:
+    """Refuse arguments that the function does not take."""
+    try:
+        inspect.signature(f).bind(*values)
+    except TypeError as error:
+        raise WrongArgument(
+            f"{name} on the arguments by {made}",
+            f"{error}; it is {name.rpartition(':')[2]}{inspect.signature(f)}",
+            "",
+            f"return one value for each argument; it returned {len(values)}",
+        ) from error
+    except ValueError:
+        pass  # what has no signature is called as it is
 
 
 def _size(n: Any) -> bool:
@@ -235,10 +260,15 @@ def found(reference: str) -> Any:
 
 def policy(text: str) -> Any:
     """The policy that `--policy` names."""
-    kind, colon, amount = text.partition(":")
-    if kind in ("budget", "saved") and colon:
-        return policies.budget(amount, of="peak" if kind == "budget" else "saved")
-    return policies.named(text, f"--policy {text}")
+    return policies.parse(text, f"--policy {text}")
+
+
+def under(on: Given, text: str | None) -> Callable[..., Any]:
+    """The function under the policy that `--policy` names; as it is, if that names none."""
+    if text is None:
+        return on.f
+    f, options = with_policy(on.f, on.args, policy(text), 0)
+    return functools.partial(f, **options) if options else f
 
 
 def positions(text: str) -> int | Sequence[int] | None:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import xform
-from xform.commands.given import add_function, given, positions
+from xform.commands.given import add_function, add_policy, given, positions, under
 from xform.commands.reports import add_targets, options
 
 
@@ -17,13 +17,21 @@ def run(args: argparse.Namespace) -> str:
     If `inputs` has an argument `batch`, it makes the arguments of each batch. Otherwise, or where
     --batch-axis or --batch-argnums say so, an axis of the arguments is another; without
     --batch-argnums, that of all arguments that are as long there as the last.
+    Without --policy the function is compiled as it is, see `memory`.
     """
     on = given(args)
     by_axis = args.batch_axis is not None or args.batch_argnums != "auto"
     inputs = None if by_axis else on.of_batch
-    found = xform.max_batch(on.f, *(() if inputs else on.args), target=args.target, inputs=inputs,
-                            batch_axis=args.batch_axis or 0, batch_argnums=args.batch_argnums,
-                            multiple_of=args.multiple_of, **options(args))  # fmt: skip
+    found = xform.max_batch(
+        under(on, args.policy),
+        *(() if inputs else on.args),
+        target=args.target,
+        inputs=inputs,
+        batch_axis=args.batch_axis or 0,
+        batch_argnums=args.batch_argnums,
+        multiple_of=args.multiple_of,
+        **options(args),
+    )
     if args.json:
         return json.dumps({"batch": found.size, "of": found.of, "tried": found.tried}, indent=1)
     return str(found)
@@ -33,6 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     add_function(parser)
     add_targets(parser, several=False)
+    add_policy(parser, None)
     parser.add_argument("--batch-axis", type=int, help="which axis (default: 0)")
     parser.add_argument("--batch-argnums", type=_argnums, default="auto", metavar="1,2",
                         help="arguments that have a batch (default: found); or all")  # fmt: skip

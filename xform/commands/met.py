@@ -24,8 +24,8 @@ from xform._jax import staging
 from xform.files import whole
 from xform.interpret.joint import Plan
 from xform.planner.backend import in_bytes
-from xform.planner.outcome import again_flops, waiting_bytes
-from xform.planner.residuals import residuals_of
+from xform.planner.costs.outcome import recompute_flops, waiting_bytes
+from xform.planner.report.residuals import residuals_of
 from xform.policies import said, save_everything
 from xform.source import frame
 from xform.text import columns, human_bytes, human_flops, near
@@ -96,7 +96,7 @@ class Row:
         if self.jax_bytes is not None and every < self.jax_bytes:
             return
         self.jax_bytes, self.bytes = every, waiting_bytes(how)
-        self.again, self.policy = int(again_flops(how)), said(in_bytes(policy))
+        self.again, self.policy = int(recompute_flops(how)), said(in_bytes(policy))
         if self.detailed:
             title = f"kept for the backward pass of {self.name}, {self.policy}"
             names = [f"input {i}" for i, _ in enumerate(how.joint.inputs)]

@@ -17,8 +17,8 @@ from xform.ir import Program, trace
 from xform.memory.printed import compiled_text, stablehlo_text
 from xform.passes import PASSES, Pipeline, Step, listing
 from xform.passes.base import size
-from xform.planner.saved import plan
-from xform.planner.shown import shown
+from xform.planner.report.shown import shown
+from xform.planner.schedule import plan
 from xform.policies import said
 from xform.text import columns
 from xform.transforms.inspect import Arguments, point
@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> str:
     """The program of a function: as traced, split by a transform, after passes, as compiled.
 
     With --transform grad, vjp or linearize the joint program is shown too: what runs forward, what
-    is saved, what runs in the second part, and what of it is run again. --stablehlo and --hlo show
-    what the compiler gets, and makes, instead.
+    is saved, what runs backward, and what of it is run again. --stablehlo and --hlo show what the
+    compiler gets, and makes, instead.
     """
     on = given(args)
     flat = _transformed(on, args)

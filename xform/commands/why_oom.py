@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 
 import xform
-from xform.commands.given import add_function, given
+from xform.commands.given import add_function, add_policy, given, under
 from xform.commands.reports import add_targets, options
 
 
 def run(args: argparse.Namespace) -> str:
-    """Why a function does not fit a device: what is live at its peak, and what would help."""
+    """Why a function does not fit a device: what is live at its peak, and what would help.
+
+    Without --policy the function is compiled as it is, see `memory`.
+    """
     on = given(args)
-    return str(xform.why_oom(on.f, *on.args, target=args.target, **options(args)))
+    return str(xform.why_oom(under(on, args.policy), *on.args, target=args.target, **options(args)))
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     add_function(parser)
     add_targets(parser, several=False)
+    add_policy(parser, None)

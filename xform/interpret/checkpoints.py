@@ -40,7 +40,7 @@ Step = Callable[[Value, States], States]
 Pull = Callable[[Value, States, States, States, States], tuple[States, States]]
 
 # How many states a loop stores: read where a derivative is analyzed.
-SLOTS = contextvars.ContextVar("xform_while_checkpoints", default=32)
+SNAPSHOTS = contextvars.ContextVar("xform_while_checkpoints", default=32)
 
 # The sizes of the table of binomials: what is larger is treated as if it were not.
 _COLUMNS, _ROWS = 32, 1024

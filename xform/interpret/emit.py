@@ -1,6 +1,6 @@
 """Run the parts of a Joint under a Plan, in the current trace.
 
-Both parts carry the name scopes of the user's equations; what the second part does is in one of
+Both parts carry the name scopes of the user's equations; what the backward part does is in one of
 the scopes below besides, so that profiles and `xform.memory` can tell the parts of a compiled
 program apart. What makes a value that is saved is in a scope that says why it is.
 """
@@ -15,10 +15,12 @@ import jax
 
 from xform._jax import JaxprEqn, Var, name_p, staging
 from xform.arithmetic import Value
+from xform.interpret.barrier import barrier
 from xform.interpret.joint import Plan, reads_of
-from xform.interpret.node import fork_p, gather, join_p, spread
-from xform.interpret.tie import tie
+from xform.interpret.materialize import materialize
+from xform.interpret.node import Node, fork_p, gather, join_p, spread
 from xform.interpret.wait import Waits, waits
+from xform.interpret.written import written
 from xform.ir import Atom, Mask, bind, read, write
 from xform.passes.dce import live
 from xform.source import name_stack, source
@@ -33,19 +35,21 @@ def values(
     env: dict[Var, Value],
     effects: bool = True,
     sent: dict[Var, Value] | None = None,
+    materialized: frozenset[Var] = frozenset(),
 ) -> list[Value]:
     """Forward values of a Joint, from those in `env` (its inputs, and any others known).
 
-    What the plan offloads is put into `sent`, moved as soon as it is made.
+    What the plan offloads is put into `sent`, moved as soon as it is made; what is `materialized`
+    is written to memory.
     """
-    equations = live(plan.joint.first, wanted, env, effects)
+    equations = live(plan.joint.forward, wanted, env, effects)
     env = {**dict(plan.joint.program.consts), **env}
-    _run(equations, env, plan, wanted, sent=sent)
+    _Run(plan, env, sent, materialized).all(equations, wanted)
     return [read(env, v) for v in wanted]
 
 
-def again() -> AbstractContextManager[Any]:
-    """The scope of forward equations that run once more, for the second part."""
+def recompute() -> AbstractContextManager[Any]:
+    """The scope of forward equations that run once more, for the backward part."""
     return jax.named_scope(RECOMPUTE)
 
 
@@ -56,16 +60,17 @@ def forward(plan: Plan, args: Sequence[Value], used: Mask | None = None):
     outputs = gather(joint.outputs, used)
     sent: dict[Var, Value] = {}
     inputs = dict(zip(joint.inputs, args, strict=True))
-    out = values(plan, [*outputs, *plan.kept], inputs, sent=sent)
+    materialized = written(plan) if staging() else frozenset[Var]()
+    out = values(plan, [*outputs, *plan.kept], inputs, sent=sent, materialized=materialized)
     kept = [sent.get(v, x) for v, x in zip(plan.kept, out[len(outputs) :], strict=True)]
     return spread(out[: len(outputs)], used), kept
 
 
-def second(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seconds: Sequence[Value],
-           tied: bool, whole: bool = False) -> list[Value]:  # fmt: skip
-    """Results of the second part, from kept values, inputs (those it reads) and seconds.
+def backward(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seeds: Sequence[Value],
+             together: bool, whole: bool = False) -> list[Value]:  # fmt: skip
+    """Results of the backward part, from kept values, inputs (those it reads) and seeds.
 
-    `tied` says that the forward part is in the same computation as this one, so that a compiler
+    `together` says that the forward part is in the same computation as this one, so that a compiler
     might merge a recompute with it; `whole`, that this is a whole function, or the body of a loop,
     and not a region of one: then each recompute waits for the cotangent that needs it, not just for
     the first, and so it is late in a loop's body as well.
@@ -74,12 +79,12 @@ def second(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seconds: Se
     env = _Kept(plan, kept)
     env.update(joint.program.consts)
     write(env, joint.inputs, args)
-    write(env, joint.second_inputs, seconds)
-    here = frozenset(plan.inner) if tied else frozenset()
-    places = waits(plan, whole) if tied or whole else {}
+    write(env, joint.seeds, seeds)
+    places = waits(plan, whole) if together or whole else {}
     with jax.named_scope(TANGENT if joint.push else BACKWARD):
-        _run(plan.order, env, plan, joint.second_outputs, here, places)
-    return [read(env, v) for v in joint.second_outputs]
+        run = _BackwardRun(plan, env, plan.inner if together else ())
+        run.all(plan.order, joint.backward_outputs, places)
+    return [read(env, v) for v in joint.backward_outputs]
 
 
 class _Kept(dict[Var, Value]):
@@ -106,60 +111,108 @@ def send(plan: Plan, v: Var, x: Value, back: bool = False) -> Value:
     return jax.device_put(x, space)
 
 
-def _run(equations: Sequence[JaxprEqn], env: dict[Var, Value], plan: Plan, outputs: Iterable[Value],
-         tied: frozenset[object] = frozenset(), places: Waits | None = None,
-         sent: dict[Var, Value] | None = None) -> None:  # fmt: skip
-    """Run equations; `tied` are the nodes of which the forward part is in this computation.
+class _Run:
+    """Equations of the forward part, run in order in the current trace; what they make is in `env`.
 
-    `places` is given to a second part only: its forward equations are then recomputes.
+    `sent` gets what the plan offloads, moved as soon as it is made; what is `materialized` is
+    written to memory.
     """
-    need = {v for v in outputs if isinstance(v, Var)}
-    for eqn in equations:
-        need.update(reads_of(eqn, plan.inner))
-    outer = name_stack()
-    with again():
-        inner = name_stack()
-    part = plan.joint.second_ids if places is not None else None
-    saved = _reasons(plan) if part is None else {}
-    here: set[object] = set(tied)
-    drop = {} if staging() else _last_reads(equations, plan, outputs, places or {})
-    for i, eqn in enumerate(equations):
-        if places and i in places:
-            at = places[i]
-            cts = [env[v] for v in at.seconds]
-            write(env, at.saved, tie([env[v] for v in at.saved], cts, at.light))
-        node = eqn.params.get("node") if eqn.primitive in (fork_p, join_p) else None
-        scope = outer if part is None or id(eqn) in part else inner
-        if node is None:
-            if reason := next((saved[v] for v in eqn.outvars if v in saved), ""):
-                with jax.named_scope(SAVED.format(reason)):
-                    scope = name_stack()
-            ys = bind(eqn, [read(env, v) for v in eqn.invars], scope)
-        elif eqn.primitive is fork_p:
-            here.add(node)
-            xs = [read(env, v) for v in eqn.invars]
-            used = tuple(v in need for v in eqn.outvars)
-            with source(eqn, scope), eqn.ctx.manager:
-                if used[-1]:
-                    ys, token = node.forward(plan.inner[node], xs, used[:-1])
-                else:
-                    ys, token = node.outputs(plan.inner[node], xs, used[:-1]), None
-            ys = [*ys, token]
-        else:
-            n = len(node.eqn.invars)
-            reads = node.reads(plan.inner[node])
-            xs = [
-                read(env, v) if on else None for v, on in zip(eqn.invars[1:], reads, strict=False)
-            ]
-            seconds = [read(env, v) for v in eqn.invars[1 + n :]]
-            token = read(env, eqn.invars[0])
-            with source(eqn, scope), eqn.ctx.manager:
-                ys = node.second(plan.inner[node], token, xs, seconds, node in here)
-        write(env, eqn.outvars, ys)
-        if sent is not None:
-            sent.update((v, send(plan, v, env[v])) for v in eqn.outvars if v in plan.offloaded)
-        for v in drop.get(i, ()):
-            env.pop(v, None)
+
+    def __init__(
+        self,
+        plan: Plan,
+        env: dict[Var, Value],
+        sent: dict[Var, Value] | None = None,
+        materialized: frozenset[Var] = frozenset(),
+    ) -> None:
+        self.plan, self.env, self.sent = plan, env, sent
+        self.materialized = materialized
+        self.scope = name_stack()
+        self.here: set[Node] = set()  # the nodes whose forward part is in this computation
+        self.needed: set[Var] = set()
+        self.saved = _reasons(plan)
+
+    def all(
+        self, equations: Sequence[JaxprEqn], outputs: Iterable[Value], places: Waits | None = None
+    ) -> None:
+        """Run equations; at each of `places` values are held back until cotangents are there."""
+        places = places or {}
+        self.needed.update(v for v in outputs if isinstance(v, Var))
+        self.needed.update(v for eqn in equations for v in reads_of(eqn, self.plan.inner))
+        drop = {} if staging() else _last_reads(equations, self.plan, outputs, places)
+        for i, eqn in enumerate(equations):
+            if i in places:
+                saved = self.read(places[i].saved)
+                held = barrier(saved, self.read(places[i].seeds), places[i].where)
+                write(self.env, places[i].saved, held)
+            write(self.env, eqn.outvars, self.one(eqn))
+            for v in self.materialized.intersection(eqn.outvars):
+                with source(eqn, self.scope_of(eqn)):
+                    self.env[v] = materialize(self.env[v])
+            if self.sent is not None:
+                moved = [v for v in eqn.outvars if v in self.plan.offloaded]
+                self.sent.update((v, send(self.plan, v, self.env[v])) for v in moved)
+            for v in drop.get(i, ()):
+                self.env.pop(v, None)
+
+    def one(self, eqn: JaxprEqn) -> list[Value]:
+        """What an equation makes."""
+        if eqn.primitive is fork_p:
+            return self.fork(eqn)
+        if eqn.primitive is join_p:
+            return self.join(eqn)
+        return bind(eqn, self.read(eqn.invars), self.scope_of(eqn))
+
+    def fork(self, eqn: JaxprEqn) -> list[Value]:
+        """The outputs of a node's forward part that are needed, and its token."""
+        node = eqn.params["node"]
+        self.here.add(node)
+        plans, xs = self.plan.inner[node], self.read(eqn.invars)
+        *used, token = (v in self.needed for v in eqn.outvars)
+        with source(eqn, self.scope_of(eqn)), eqn.ctx.manager:
+            if not token:
+                return [*node.outputs(plans, xs, tuple(used)), None]
+            outs, value = node.forward(plans, xs, tuple(used))
+        return [*outs, value]
+
+    def join(self, eqn: JaxprEqn) -> list[Value]:
+        """The results of a node's backward part, of the inputs that it reads."""
+        node = eqn.params["node"]
+        plans, n = self.plan.inner[node], len(node.eqn.invars)
+        token, inputs, seeds = eqn.invars[0], eqn.invars[1 : 1 + n], eqn.invars[1 + n :]
+        pairs = zip(inputs, node.reads(plans), strict=True)
+        xs = [read(self.env, v) if on else None for v, on in pairs]
+        token, seeds = read(self.env, token), self.read(seeds)
+        with source(eqn, self.scope_of(eqn)), eqn.ctx.manager:
+            return node.backward(plans, token, xs, seeds, node in self.here)
+
+    def read(self, atoms: Iterable[Atom]) -> list[Value]:
+        """The values of variables and literals."""
+        return [read(self.env, v) for v in atoms]
+
+    def scope_of(self, eqn: JaxprEqn) -> Any:
+        """The scope to run an equation in: one that says why what it makes is saved."""
+        reason = next((self.saved[v] for v in eqn.outvars if v in self.saved), "")
+        if not reason or eqn.primitive is fork_p:
+            return self.scope
+        with jax.named_scope(SAVED.format(reason)):
+            return name_stack()
+
+
+class _BackwardRun(_Run):
+    """The same for the backward part, in which forward equations are recomputes.
+
+    `here` are the nodes of which the forward part is in this computation.
+    """
+
+    def __init__(self, plan: Plan, env: dict[Var, Value], here: Iterable[Node]) -> None:
+        super().__init__(plan, env)
+        self.here.update(here)
+        with recompute():
+            self.recompute_scope = name_stack()
+
+    def scope_of(self, eqn: JaxprEqn) -> Any:
+        return self.scope if id(eqn) in self.plan.joint.backward_ids else self.recompute_scope
 
 
 def _last_reads(equations: Sequence[JaxprEqn], plan: Plan, outputs: Iterable[Value], places: Waits
@@ -171,7 +224,7 @@ def _last_reads(equations: Sequence[JaxprEqn], plan: Plan, outputs: Iterable[Val
     drop: dict[int, list[Var]] = {}
     for i, eqn in reversed([*enumerate(equations)]):
         at = places.get(i)
-        waiting = () if at is None else (*at.seconds, *at.saved)
+        waiting = () if at is None else (*at.seeds, *at.saved)
         for v in (*eqn.outvars, *reads_of(eqn, plan.inner), *waiting):
             for x in (v, named.get(v, v)):
                 if x not in seen:

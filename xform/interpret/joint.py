@@ -1,7 +1,7 @@
-"""The joint program: the forward and the second part of a derivative, as data.
+"""The joint program: the forward and the backward part of a derivative, as data.
 
 `analyze` traces a program together with its pullback (or, for linearize, its push) once. What
-depends on a cotangent (tangent) is the second part; all else is the forward part, its values the
+depends on a cotangent (tangent) is the backward part; all else is the forward part, its values the
 candidates for saving. Structured equations appear as `fork` and `join` with Joints of their own
 (`node`). A `Plan` says which candidates are kept; `emit` runs both parts under a plan.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from xform._jax import JaxprEqn, Offloadable, Var, cotangent_aval, name_p, staging, tangent_aval
 from xform.arithmetic import Value
 from xform.interpret.activity import path
-from xform.interpret.checkpoints import SLOTS
+from xform.interpret.checkpoints import SNAPSHOTS
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, gather, join_p, released, spread
 from xform.interpret.pullback import pullback
@@ -31,57 +31,57 @@ from xform.table import traits
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Joint:
-    """Forward and second part of one program.
+    """Forward and backward part of one program.
 
     Attributes:
-      program: inputs then seconds to outputs then results.
-      inputs, second_inputs: the program's inputs.
-      outputs, second_outputs: what the forward part and the second part return.
+      program: inputs then seeds to outputs then results.
+      inputs, seeds: the program's inputs.
+      outputs, backward_outputs: what the forward part and the backward part return.
       active: which inputs are differentiated.
-      seconds: which outputs bring a cotangent (pushing: which inputs bring a tangent).
+      seeded: which outputs bring a cotangent (pushing: which inputs bring a tangent).
       results: which inputs receive a cotangent (pushing: which outputs receive a tangent).
-      push: whether the second part pushes tangents.
-      first, second: the equations of the two parts.
+      push: whether the backward part pushes tangents.
+      forward, backward: the equations of the two parts.
     """
 
     program: Program
     inputs: tuple[Var, ...]
-    second_inputs: tuple[Var, ...]
+    seeds: tuple[Var, ...]
     outputs: tuple[Any, ...]
-    second_outputs: tuple[Any, ...]
+    backward_outputs: tuple[Any, ...]
     active: Mask
-    seconds: Mask
+    seeded: Mask
     results: Mask
     push: bool
-    first: tuple[JaxprEqn, ...]
-    second: tuple[JaxprEqn, ...]
+    forward: tuple[JaxprEqn, ...]
+    backward: tuple[JaxprEqn, ...]
 
     @cached_property
-    def second_ids(self) -> frozenset[int]:
-        """`id`s of the second part's equations: others in a Plan's order are run again."""
-        return frozenset(map(id, self.second))
+    def backward_ids(self) -> frozenset[int]:
+        """`id`s of the backward part's equations: others in a Plan's order are run again."""
+        return frozenset(map(id, self.backward))
 
     @cached_property
     def producer(self) -> dict[Var, JaxprEqn]:
         """The forward equation that makes each forward value."""
-        return {v: eqn for eqn in self.first for v in eqn.outvars}
+        return {v: eqn for eqn in self.forward for v in eqn.outvars}
 
     @cached_property
     def named(self) -> dict[Var, Var]:
         """Values that `checkpoint_name` names, with the variable that bears the name."""
-        pairs = [(e.invars[0], e.outvars[0]) for e in self.first if e.primitive is name_p]
+        pairs = [(e.invars[0], e.outvars[0]) for e in self.forward if e.primitive is name_p]
         return {x: y for x, y in pairs if isinstance(x, Var) and x in self.producer}
 
     @cached_property
     def free(self) -> frozenset[Var]:
-        """Forward values that the second part makes itself: constants, and views of others.
+        """Forward values that the backward part makes itself: constants, and views of others.
 
         What costs nothing to run again, if all it reads is constant, is not worth saving (a causal
         mask); of a view, the source is saved instead.
         """
         constant: set[Var] = set()
         views: set[Var] = set()
-        for eqn in self.first:
+        for eqn in self.forward:
             known = [not isinstance(v, Var) or v in constant for v in eqn.invars]
             of = traits(eqn.primitive)
             loop = of.fusion in ("elementwise", "movement") and of.pure and not of.identity
@@ -99,19 +99,20 @@ class Joint:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """What the second part of a Joint keeps, and what it runs again.
+    """What the backward part of a Joint keeps, and what it runs again.
 
     Attributes:
       joint: the Joint.
-      kept: forward values saved for the second part (tokens of nodes among them).
-      offloaded: those of them that wait in another memory.
-      order: the second part's equations in order, with the forward ones that it runs again.
-      again: `id`s of the equations in `order` that are recomputed and are not free.
-      reads: which inputs of the program the second part reads.
+      kept: forward values saved for the backward part (tokens of nodes among them).
+      offloaded: those of them that wait in another memory; of a scan's body also inputs, of which
+        the state of each trip does.
+      order: the backward part's equations in order, with the forward ones that it runs again.
+      recomputed: `id`s of the equations in `order` that are recomputed and are not free.
+      reads: which inputs of the program the backward part reads.
       inner: the Plans of each node's Joints.
       why: for each kept value, the reason.
       alike: makes the Plan of another Joint in the same way, of a program met after planning.
-      slots: of a loop's body: how many states the loop stores on the way, from which it is run
+      snapshots: of a loop's body: how many states the loop stores on the way, from which it is run
         again, step by step; what is kept lasts for one step. None: what is kept is kept in every
         trip, and so is the state that is read.
     """
@@ -120,12 +121,12 @@ class Plan:
     kept: tuple[Var, ...]
     offloaded: dict[Var, Offloadable]
     order: tuple[JaxprEqn, ...]
-    again: frozenset[int]
+    recomputed: frozenset[int]
     reads: Mask
     inner: dict[Node, tuple[Plan, ...]]
     why: dict[Var, str]
     alike: Callable[[Joint], Plan]
-    slots: int | None = None
+    snapshots: int | None = None
     cache: dict[Any, Any] = dataclasses.field(default_factory=Recent, repr=False)
 
     @cached_property
@@ -153,13 +154,13 @@ def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool 
     run `singly`, operation by operation, keeps the calls that the user compiles.
     """
     way = path(prog, active, wanted)
-    seconds = way.inputs if push else tuple(wanted) if wanted is not None else way.outputs
+    seeded = way.inputs if push else tuple(wanted) if wanted is not None else way.outputs
     ends = ("push", way.inputs) if push else ("pull", active, linear)
-    key = (*ends, seconds, wanted, SLOTS.get(), singly)
+    key = (*ends, seeded, wanted, SNAPSHOTS.get(), singly)
     if key not in prog.cache:
         token = _SINGLY.set(singly)
         try:
-            made = _push(prog, active, seconds) if push else _pull(prog, active, seconds, linear)
+            made = _push(prog, active, seeded) if push else _pull(prog, active, seeded, linear)
         finally:
             _SINGLY.reset(token)
         prog.cache[key] = made
@@ -181,18 +182,18 @@ def _pull(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
     return _split(traced, prog, active, wanted, tuple(results), False)
 
 
-def _push(prog: Program, active: Mask, seconds: Mask) -> Joint:
+def _push(prog: Program, active: Mask, seeded: Mask) -> Joint:
     results: list[bool] = []
 
     def joint(*args: Value) -> list[Value]:
         ins, dxs = args[: len(prog.inputs)], args[len(prog.inputs) :]
-        outs, dys = jvp(prog, ins, spread(dxs, seconds), split=True)
+        outs, dys = jvp(prog, ins, spread(dxs, seeded), split=True)
         results[:] = [dy is not None for dy in dys]
         return [*outs, *gather(dys, tuple(results))]
 
-    dxs = [tangent_aval(v.aval) for v, on in zip(prog.inputs, seconds, strict=True) if on]
+    dxs = [tangent_aval(v.aval) for v, on in zip(prog.inputs, seeded, strict=True) if on]
     traced = _opened(trace(joint, *prog.in_types, *dxs))
-    return _split(traced, prog, active, seconds, tuple(results), True)
+    return _split(traced, prog, active, seeded, tuple(results), True)
 
 
 def _opened(traced: Program) -> Program:
@@ -201,18 +202,18 @@ def _opened(traced: Program) -> Program:
 
 
 def _split(
-    traced: Program, prog: Program, active: Mask, seconds: Mask, results: Mask, push: bool
+    traced: Program, prog: Program, active: Mask, seeded: Mask, results: Mask, push: bool
 ) -> Joint:
-    """Tell the two parts apart: the second is all that depends on a second input."""
+    """Tell the two parts apart: the backward part is all that depends on a seed."""
     n, k = len(prog.inputs), len(prog.outputs)
     dependent = set(traced.inputs[n:])
-    first, second = [], []
+    forward, backward = [], []
     for eqn in traced.equations:
         if any(isinstance(v, Var) and v in dependent for v in eqn.invars):
-            second.append(eqn)
+            backward.append(eqn)
             dependent.update(eqn.outvars)
         else:
-            first.append(eqn)
+            forward.append(eqn)
     return Joint(
         traced,
         traced.inputs[:n],
@@ -220,11 +221,11 @@ def _split(
         traced.outputs[:k],
         traced.outputs[k:],
         active,
-        seconds,
+        seeded,
         results,
         push,
-        tuple(first),
-        live(second, traced.outputs[k:]),
+        tuple(forward),
+        live(backward, traced.outputs[k:]),
     )
 
 
@@ -234,7 +235,7 @@ def reads_of(eqn: JaxprEqn, inner: dict[Node, tuple[Plan, ...]]) -> list[Var]:
     if eqn.primitive is join_p:
         node = eqn.params["node"]
         n = len(node.eqn.invars)
-        token, xs, seconds = atoms[0], atoms[1 : 1 + n], atoms[1 + n :]
+        token, xs, seeds = atoms[0], atoms[1 : 1 + n], atoms[1 + n :]
         plans = inner[node]
-        atoms = [token, *gather(xs, node.reads(plans)), *seconds]
+        atoms = [token, *gather(xs, node.reads(plans)), *seeds]
     return [v for v in atoms if isinstance(v, Var)]

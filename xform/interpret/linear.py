@@ -1,4 +1,4 @@
-"""Whether a function is linear: its second part reads no value of the active inputs."""
+"""Whether a function is linear: its backward part reads no value of the active inputs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import itertools
 from xform._jax import JaxprEqn, Var
 from xform.arithmetic import differentiable
 from xform.errors import NotLinear
+from xform.interpret.barrier import barrier_p
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import fork_p, join_p
-from xform.interpret.tie import tie_p
 from xform.ir import Mask
 from xform.passes.dce import live
 from xform.source import frame
@@ -25,12 +25,12 @@ def check_linear(plan: Plan, active: Mask) -> None:
     joint = plan.joint
     moving = {v for v, on in zip(joint.inputs, active, strict=True) if on}
     smooth = set(moving)
-    needed = set(map(id, live(joint.first, joint.outputs)))
-    for eqn in joint.first:
+    needed = set(map(id, live(joint.forward, joint.outputs)))
+    for eqn in joint.forward:
         moves = [isinstance(v, Var) and v in moving for v in eqn.invars]
-        # What is tied to an argument waits for it, and does not depend on its value.
-        tied = eqn.primitive is tie_p
-        moved = list(itertools.compress(eqn.outvars, moves)) if tied else eqn.outvars
+        # What is held back by an argument waits for it, and does not depend on its value.
+        waits = eqn.primitive is barrier_p
+        moved = list(itertools.compress(eqn.outvars, moves)) if waits else eqn.outvars
         if not any(moves) or not moved:
             continue
         moving.update(moved)
@@ -47,7 +47,7 @@ def check_linear(plan: Plan, active: Mask) -> None:
         smooth.update(v for v, o in zip(eqn.outvars, outs, strict=True) if o)
         if id(eqn) in needed and not any(outs) and any(map(_inexact, eqn.outvars)):
             raise _not_linear(f"{eqn.primitive.name} is constant between its steps", eqn)
-    again = set(map(id, joint.first))
+    again = set(map(id, joint.forward))
     for eqn in plan.order:
         for v in () if id(eqn) in again else reads_of(eqn, plan.inner):
             token = eqn.primitive is join_p and v is eqn.invars[0]

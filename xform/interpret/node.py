@@ -1,10 +1,9 @@
-"""Structured equations inside a joint program: `fork` in the forward part, `join` in the second.
+"""Structured equations in a joint program: `fork` in its forward part, `join` in its backward part.
 
 scan, cond and calls hold programs. Where such an equation carries a derivative, the joint program
-holds a pair instead, `fork(inputs) -> outputs, token` and
-`join(token, inputs, seconds) -> results`. The pair's Node holds the nested Joints. A token's value
-is a pytree of residuals, chosen by a plan after the trace; both primitives exist only between
-analysis and emission and never reach the user.
+holds a pair instead, `fork(inputs) -> outputs, token` and `join(token, inputs, seeds) -> results`.
+The pair's Node holds the nested Joints. A token's value is a pytree of residuals, chosen by a plan
+after the trace; both primitives exist only between analysis and emission and never reach the user.
 """
 
 from __future__ import annotations
@@ -93,9 +92,9 @@ class Node(abc.ABC):
     Attributes:
       eqn: the equation.
       joints: the Joint of each program in it that carries a derivative.
-      seconds: which outputs bring a cotangent (when pushing: which inputs bring a tangent).
+      seeded: which outputs bring a cotangent (when pushing: which inputs bring a tangent).
       results: which inputs receive a cotangent (when pushing: which outputs receive a tangent).
-      push: whether the second part goes forward (linearize) or backward (vjp).
+      push: whether the backward part goes forward (linearize) or backward (vjp).
     """
 
     trips: int = 1
@@ -105,16 +104,16 @@ class Node(abc.ABC):
     policy: Any = None
     region: ClassVar[bool] = False  # a remat region: its own policy decides inside
 
-    def __init__(self, eqn: JaxprEqn, joints: Sequence[Joint], seconds: Mask, results: Mask,
+    def __init__(self, eqn: JaxprEqn, joints: Sequence[Joint], seeded: Mask, results: Mask,
                  push: bool):  # fmt: skip
         self.eqn, self.joints, self.push = eqn, tuple(joints), push
-        self.seconds, self.results = seconds, results
+        self.seeded, self.results = seeded, results
 
     def __fingerprint__(self) -> Any:
         """What makes the node the one that it is, see `xform.fingerprint`."""
-        joints = [(j.active, j.seconds, fingerprint(j.program)) for j in self.joints]
+        joints = [(j.active, j.seeded, fingerprint(j.program)) for j in self.joints]
         eqn = self.eqn.primitive, parameters(self.eqn)
-        return eqn, self.seconds, self.results, self.push, self.policy, joints
+        return eqn, self.seeded, self.results, self.push, self.policy, joints
 
     def primal(self, xs: Sequence[Value]) -> list[Value]:
         """The outputs, by the equation itself."""
@@ -130,16 +129,16 @@ class Node(abc.ABC):
 
     @abc.abstractmethod
     def reads(self, plans: Plans) -> Mask:
-        """Which inputs the second part takes from outside, rather than from the token."""
+        """Which inputs the backward part takes from outside, rather than from the token."""
 
     @abc.abstractmethod
     def forward(self, plans: Plans, xs: Sequence[Value], used: Mask) -> tuple[list[Value], Any]:
         """Outputs (None where not `used`) and the token's value."""
 
     @abc.abstractmethod
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
-        """Results of the second part; `tied` when the first part is in the same computation."""
+    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
+                 together: bool) -> list[Value]:  # fmt: skip
+        """Results of the backward part; `together`: the forward part is in this computation."""
 
     def stacked(self, plans: Plans) -> Mask:
         """Which inputs of the nested program the token holds once per trip: a loop's carry."""
@@ -163,7 +162,7 @@ class Node(abc.ABC):
 
 
 class Whole(Node):
-    """A node that keeps nothing: its second part has all inputs, and starts from them."""
+    """A node that keeps nothing: its backward part has all inputs, and starts from them."""
 
     def reads(self, plans: Plans) -> Mask:
         return (True,) * len(self.eqn.invars)
@@ -221,7 +220,7 @@ class Structured(Rule):
         inputs = () if isinstance(token, Token) else xs
 
         def pull(cts: Sequence[Value]) -> list[Value]:
-            full = instantiate(cts, eqn.outvars, node.seconds, cotangent_aval)
+            full = instantiate(cts, eqn.outvars, node.seeded, cotangent_aval)
             return spread(join_p.bind(token, *inputs, *full, node=held), node.results)
 
         return ys, pull
@@ -240,5 +239,5 @@ class Structured(Rule):
         node = self.node(eqn, tuple(dx is not None for dx in dxs), wanted, push=True)
         held = Held(node)
         *ys, token = fork_p.bind(*xs, node=held)
-        full = instantiate(dxs, eqn.invars, node.seconds)
+        full = instantiate(dxs, eqn.invars, node.seeded)
         return ys, spread(join_p.bind(token, *xs, *full, node=held), node.results)

@@ -71,8 +71,11 @@ def back(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | None],
         out_cts = [env_ct.pop(v, None) for v in eqn.outvars]
         if all(ct is None for ct in out_cts):
             continue
-        with source(eqn, outer), eqn.ctx.manager:
-            for v, ct in zip(eqn.invars, _pulled(eqn, pull_eqn, out_cts), strict=True):
+        with source(eqn, outer):
+            with eqn.ctx.manager:
+                in_cts = _pulled(eqn, pull_eqn, out_cts)
+            # Sums belong to no equation: on a mesh of explicit axes they are of the trace's mesh.
+            for v, ct in zip(eqn.invars, in_cts, strict=True):
                 if isinstance(v, Var):
                     _accumulate(env_ct, v, ct)
     return {v: ct for v, ct in env_ct.items() if ct is not NOTHING}

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
-from xform._jax import JaxprEqn, Var, broadcast_in_dim_p, itemsize
+from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
+from xform.cost import aval_bytes
+from xform.interpret.barrier import Where, holdable
 from xform.interpret.joint import Plan, reads_of
-from xform.interpret.node import fork_p
+from xform.passes.structured import body
+from xform.table import traits
 
-# The part of all that is made again, or kept, that the runs which are called light make together.
-_LIGHT = 1 / 6
+# The part of all that is made again, or kept, that may be merged with its first run on CPU.
+_LIGHT = 1 / 50
 
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """Values that wait for cotangents; `light` if little is lost should they not wait."""
+    """Values that wait for cotangents, on some backends."""
 
     saved: tuple[Var, ...]
-    seconds: tuple[Var, ...]
-    light: bool = False
+    seeds: tuple[Var, ...]
+    where: Where = "everywhere"
 
 
 Waits = dict[int, Wait]
@@ -34,7 +33,13 @@ def waits(plan: Plan, whole: bool) -> Waits:
     """What waits, by its place in `plan.order`.
 
     In a region there is one place, its start. In a `whole` function, or the body of a loop, each
-    run of recomputed equations waits for the cotangents of the equation that it is run again for.
+    run of recomputed equations waits for the cotangents of the equation that it is run again for:
+    for the last of them that is in memory, lest a barrier put there what would be fused.
+
+    Before the first work of the backward part a cotangent may be there before the forward part has
+    ended, and what is made again is read at once. There only work waits, and on CPU what takes long
+    for each element, which XLA would not repeat; all else is fused with what reads it. Little of
+    what is run again may be merged with its first run on CPU, where a barrier costs time.
     """
     if ("waits", whole) not in plan.cache:
         plan.cache["waits", whole] = _each(plan) if whole else _once(plan)
@@ -42,49 +47,79 @@ def waits(plan: Plan, whole: bool) -> Waits:
 
 
 def _once(plan: Plan) -> Waits:
-    first = {id(e) for e in plan.joint.first}
-    saved = cover([e for e in plan.order if id(e) in first], plan)
-    return {0: Wait(saved, plan.joint.second_inputs)} if saved else {}
+    forward = {id(e) for e in plan.joint.forward}
+    saved = cover([e for e in plan.order if id(e) in forward], plan)
+    return {0: Wait(saved, plan.joint.seeds)} if saved else {}
 
 
 def _each(plan: Plan) -> Waits:
-    second = set(plan.joint.second_inputs)
-    first = {id(e) for e in plan.joint.first}
+    anchors = _anchors(plan)
+    forward = {id(e) for e in plan.joint.forward}
     found: Waits = {}
-    made: dict[int, float] = {}
+    made: dict[int, int] = {}
+    early: Waits = {}
     run: list[JaxprEqn] = []
-    start = 0
+    start, dear = 0, False
     for i, eqn in enumerate(plan.order):
-        if id(eqn) in first:
+        if id(eqn) in forward:
             start = start if run else i
             run.append(eqn)
             continue
-        cts = tuple(v for v in reads_of(eqn, plan.inner) if v in second)
+        cts = [v for v in reads_of(eqn, plan.inner) if v in anchors]
         saved = cover(run, plan) if cts else ()
-        if saved:
-            found[start], made[start] = Wait(saved, cts), sum(map(_bytes, run))
-        second.update(eqn.outvars)
+        last, at = max((anchors[v] for v in cts), key=lambda anchor: anchor[1], default=(None, 0))
+        work = any(map(_work, run))
+        if saved and last is not None and (work or at >= 0):
+            found[start] = Wait(saved, (last,))
+            if not work:
+                made[start] = sum(aval_bytes(v.aval) for e in run for v in e.outvars)
+        elif saved:
+            early[start] = Wait(saved, tuple(cts), "cpu")
+            dear = dear or any(map(_dear, run))
         run = []
-    finite = [i for i in made if made[i] < math.inf]
-    left = _LIGHT * sum((*(made[i] for i in finite), *(_size(v) for v in plan.kept)))
-    light: set[int] = set()
-    for i in sorted(finite, key=made.__getitem__):
+    found |= early if dear else {}
+    left = _LIGHT * sum((*made.values(), *(aval_bytes(v.aval) for v in plan.kept)))
+    for i in sorted(made, key=made.__getitem__):
         left -= made[i]
         if left < 0:
             break
-        light.add(i)
-    return {i: dataclasses.replace(w, light=i in light) for i, w in found.items()}
+        found[i] = dataclasses.replace(found[i], where="accelerators")
+    return found
 
 
-def _size(v: Var) -> int:
-    return _aval(v).size * itemsize(_aval(v).dtype)
+def _anchors(plan: Plan) -> dict[Var, tuple[Var, int]]:
+    """For each value that depends on a cotangent, the last value in memory that it is made from.
+
+    And the place in `plan.order` of what makes that. In memory is what work reads or makes; before
+    the first work, the cotangents, and what of them takes no more or is a sum.
+    """
+    reads = {v for eqn in plan.order if _work(eqn) for v in reads_of(eqn, plan.inner)}
+    anchors = {v: (v, -1) for v in plan.joint.seeds}
+    for i, eqn in enumerate(plan.order):
+        cts = [anchors[v] for v in reads_of(eqn, plan.inner) if v in anchors]
+        if not cts:
+            continue
+        last, at = max(cts, key=lambda anchor: anchor[1])
+        work, sums = _work(eqn), traits(eqn.primitive).fusion == "reduction"
+        for v in eqn.outvars:
+            if work or v in reads:
+                anchors[v] = v, i
+            else:
+                small = sums or aval_bytes(v.aval) <= aval_bytes(last.aval)
+                anchors[v] = (v if at < 0 and small else last), at
+    return anchors
 
 
-def _bytes(eqn: JaxprEqn) -> float:
-    """Bytes of what an equation makes; a loop that is run again is never little."""
-    if eqn.primitive is fork_p:
-        return math.inf
-    return sum(map(_size, eqn.outvars))
+def _work(eqn: JaxprEqn) -> bool:
+    """Whether it is more than what a compiler fuses: its results are in memory."""
+    of = traits(eqn.primitive)
+    return any(map(_work, body(eqn).equations)) if of.call else not of.fusible
+
+
+def _dear(eqn: JaxprEqn) -> bool:
+    """Whether it takes long for each element, somewhere in it."""
+    of = traits(eqn.primitive)
+    return any(map(_dear, body(eqn).equations)) if of.call else of.dear
 
 
 def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
@@ -93,7 +128,7 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
     Equations that cost nothing may stay merged. What is repeated may not, be it a row's statistic:
     some fusions of XLA:CPU write the broadcast out. The values are among what the equations read
     and do not make themselves; the smallest is taken where it makes no difference, since what is
-    tied may be copied.
+    held back may be copied.
     """
     depends: dict[Var, int] = {}
     leaves: dict[Var, int] = {}
@@ -104,13 +139,13 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
             if v not in depends:
                 depends[v] = leaves[v] = 1 << len(leaves)
             over |= depends[v]
-        if id(eqn) in plan.again:
+        if id(eqn) in plan.recomputed:
             reached.append(over)
         reached += [
             depends[v] for v in reads_of(eqn, plan.inner) if _repeated(v, eqn) and depends[v]
         ]
         depends.update((v, over) for v in eqn.outvars)
-    gain = {v: 0 for v in leaves if jnp.issubdtype(_aval(v).dtype, np.number)}
+    gain = {v: 0 for v in leaves if holdable(v.aval)}
     for i, over in enumerate(reached):
         for v in gain:
             if over & leaves[v]:

@@ -21,7 +21,7 @@ _MOST = 8
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What was compiled; prints as two lines, or as nothing where nobody said it.
+    """What was compiled; prints as lines, or as nothing where nobody said it.
 
     Attributes:
       transform: such as "value_and_grad by argument 0"; empty of a function as it is.
@@ -29,6 +29,8 @@ class Asked:
       code: the policy as Python, to be copied; empty where there is none that Python can say.
       arguments: their names and types.
       inputs: what made them, on the command line.
+      planned: how long planning its derivatives took, what they run again, and how little that
+        could be; empty where nothing was planned.
       note: more of how it was compiled, such as shardings that were not given.
     """
 
@@ -37,6 +39,7 @@ class Asked:
     code: str = ""
     arguments: str = ""
     inputs: str = ""
+    planned: str = ""
     note: str = ""
 
     @property
@@ -54,8 +57,9 @@ class Asked:
     def __str__(self) -> str:
         if not self.arguments:
             return ""
-        note = f"\n{self.note}" if self.note else ""
-        return f"compiled: {self.compiled}\narguments: {self.given}{note}"
+        planned = f"planned: {self.planned}" if self.planned else ""
+        lines = (f"compiled: {self.compiled}", f"arguments: {self.given}", planned, self.note)
+        return "\n".join(filter(None, lines))
 
 
 def asked(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:

@@ -7,7 +7,7 @@ and forth: what a loop stacks comes from the operation in its body that made one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from xform.memory.hlo import Index, Instruction, Module
@@ -18,6 +18,10 @@ _MOVES = _COPIES | {"reshape", "convert"}
 # What XLA does to a value by itself, and gives no name: it fetches it in parts.
 _PARTS = frozenset(("slice", "concatenate", "custom-call", "reshape", "transpose"))
 _FILLS = frozenset(("broadcast", "constant", "iota", "parameter"))
+
+
+# A value: an instruction, and which element of a tuple.
+Place = tuple[int, Index]
 
 
 class Flow:
@@ -38,7 +42,7 @@ class Flow:
         """Its line, or that of the nearest operation that it reads, or else that reads it."""
         return self._nearest(instruction, up=True) or self._nearest(instruction, up=False)
 
-    def readers(self, places: Iterable[tuple[int, Index]]) -> list[Instruction]:
+    def readers(self, places: Iterable[Place]) -> list[Instruction]:
         """The operations that read any of some values (instruction, index), or copies of them."""
         found: dict[int, Instruction] = {}
         queue = list(places)
@@ -65,9 +69,7 @@ class Flow:
                 found.setdefault(operand, []).append(i)
         return found
 
-    def _back(
-        self, i: Instruction, index: Index, seen: set[tuple[int, Index]]
-    ) -> Instruction | None:
+    def _back(self, i: Instruction, index: Index, seen: set[Place]) -> Instruction | None:
         """The origin of a value, or None where it only comes from itself."""
         if (i.id, index) in seen:
             return None
@@ -95,7 +97,10 @@ class Flow:
                 own = self._module.where(i)
                 return i if found is None or (own and not self._module.where(found)) else found
             case "while":
-                return result(i.called[0]) or operand(0, index)
+                inside = result(i.called[0])
+                if inside is not None and self._module.where(inside):
+                    return inside
+                return operand(0, index) or inside
             case "call" | "conditional" if i.called:
                 return result(i.called[0])
             case "fusion":
@@ -109,9 +114,7 @@ class Flow:
             case _:
                 return i
 
-    def _given(
-        self, i: Instruction, index: Index, seen: set[tuple[int, Index]]
-    ) -> Instruction | None:
+    def _given(self, i: Instruction, index: Index, seen: set[Place]) -> Instruction | None:
         """The origin of what a computation is called with."""
         caller = self._module.callers.get(i.computation)
         if caller is None:
@@ -127,44 +130,51 @@ class Flow:
             return i
         return self._back(self._module.instructions[caller.operands[number]], index, seen)
 
-    def _forth(
-        self, instruction: int, index: Index
-    ) -> Iterator[tuple[Instruction, tuple[int, Index] | None]]:
+    def _forth(self, instruction: int, index: Index) -> Iterator[tuple[Instruction, Place | None]]:
         """The users of a value, each with the value that it hands it on as; None if it reads it."""
-        module = self._module
-        for u in self.users.get(instruction, ()):
-            places = [k for k, x in enumerate(u.operands) if x == instruction]
-            if u.opcode == "get-tuple-element":
-                if index[:1] == (u.number,):
-                    yield u, (u.id, index[1:])
-            elif u.opcode == "tuple":
-                yield from ((u, (u.id, (k, *index))) for k in places)
-            elif u.opcode == "copy-start":
-                yield u, (u.id, (0,))
-            elif u.opcode == "copy-done":
-                if index[:1] == (0,):
-                    yield u, (u.id, index[1:])
-            elif u.opcode in _COPIES:
-                yield u, (u.id, index)
-            elif u.opcode in ("while", "call", "conditional", "async-start"):
-                for c in u.called:
-                    # A branch has one operand, after the index that chooses it.
-                    k = 1 + u.called.index(c) if u.opcode == "conditional" else None
-                    yield from (
-                        (u, (self._parameters[c, 0 if k else n], index))
-                        for n in places
-                        if k in (None, n) and (c, 0 if k else n) in self._parameters
-                    )
-                if u.opcode == "while":
-                    yield u, (u.id, index)
-            elif u.opcode == "async-done":
-                if index[:1] == (1,):
-                    yield u, (u.id, index[1:])
-            elif not index:
-                yield u, (u.id, ()) if u.opcode in _PARTS and not u.op_name else None
-        here = module.instructions[instruction]
-        caller = module.callers.get(here.computation)
-        if caller is None or module.computations[here.computation].root != instruction:
+        for user in self.users.get(instruction, ()):
+            yield from ((user, place) for place in self._onto(user, instruction, index))
+        yield from self._out(instruction, index)
+
+    def _onto(self, user: Instruction, instruction: int, index: Index) -> Iterator[Place | None]:
+        """What an instruction that has a value as an operand hands it on as."""
+        operands = [k for k, x in enumerate(user.operands) if x == instruction]
+        match user.opcode:
+            case "get-tuple-element" | "copy-done" | "async-done":
+                taken = {"get-tuple-element": user.number, "copy-done": 0, "async-done": 1}
+                if index[:1] == (taken[user.opcode],):
+                    yield user.id, index[1:]
+            case "tuple":
+                yield from ((user.id, (k, *index)) for k in operands)
+            case "copy-start":
+                yield user.id, (0,)
+            case opcode if opcode in _COPIES:
+                yield user.id, index
+            case "while" | "call" | "conditional" | "async-start":
+                yield from ((inside, index) for inside in self._inside(user, operands))
+                if user.opcode == "while":
+                    yield user.id, index
+            case _ if not index:
+                yield (user.id, ()) if user.opcode in _PARTS and not user.op_name else None
+            case _:
+                pass
+
+    def _inside(self, user: Instruction, operands: Sequence[int]) -> Iterator[int]:
+        """The parameters of what an instruction calls that are some of its operands."""
+        for computation in user.called:
+            numbers = operands
+            if user.opcode == "conditional":  # a branch has one, after the index that chooses it
+                own = 1 + user.called.index(computation)
+                numbers = [0 for k in operands if k == own]
+            for number in numbers:
+                if (computation, number) in self._parameters:
+                    yield self._parameters[computation, number]
+
+    def _out(self, instruction: int, index: Index) -> Iterator[tuple[Instruction, Place]]:
+        """What the root of a computation is where that is called."""
+        here = self._module.instructions[instruction]
+        caller = self._module.callers.get(here.computation)
+        if caller is None or self._module.computations[here.computation].root != instruction:
             return
         if caller.opcode == "while":
             yield from ((caller, (self._parameters[c, 0], index)) for c in caller.called)

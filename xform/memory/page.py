@@ -113,7 +113,8 @@ def _packed(report: dict[str, Any], label: str) -> dict[str, Any]:
         ]
         for b in report["buffers"]
     ]
-    kept = ("function", "target", "compiled", "code", "given", "note", "device", "refused", "flops",
-            "compile_seconds", "advice", "live", "peak_step", "phases")  # fmt: skip
+    kept = ("function", "target", "compiled", "code", "given", "planned", "note", "device",
+            "refused", "flops", "compile_seconds", "advice", "live", "peak_step",
+            "phases")  # fmt: skip
     numbers = {k: report[k] for k in (*kept, *(f"{kind}_bytes" for kind in _KINDS))}
     return {"label": label, **numbers, "text": list(places), "rows": rows}

@@ -24,7 +24,7 @@ from xform.text import columns, human_bytes, human_flops, human_seconds
 
 # Lines of a table that is printed.
 _LINES = 12
-_ASKED = ("compiled", "transform", "policy", "code", "given", "note")
+_ASKED = ("compiled", "transform", "policy", "code", "given", "planned", "note")
 _BYTES = ("argument", "output", "temp", "alias", "total", "constant", "host", "code")
 # Those of which most programs have none.
 _RARE = ("constant", "host")

@@ -2,7 +2,7 @@
 
 What is asked while a function is traced is part of what the trace depends on, so the answer is in
 the keys of JAX's caches: a function that `jax.jit` has traced for one backend is traced again for
-another. What lowering alone decides (`interpret/tie.py`) needs no such answer.
+another. What lowering alone decides (`interpret/barrier.py`) needs no such answer.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ import math
 from xform.cost import aval_bytes
 from xform.interpret.joint import analyze
 from xform.ir import Mask, Program
-from xform.planner.exact import MOST, Problem, size
-from xform.planner.link import link_of
-from xform.planner.outcome import kept_bytes
-from xform.planner.saved import plan
+from xform.planner.costs.link import link_of
+from xform.planner.costs.outcome import kept_bytes
+from xform.planner.cuts.integer_program import MOST, Problem, size
+from xform.planner.schedule import plan
 from xform.policies import Budget, MinCut
 
 
@@ -20,8 +20,9 @@ def least_flops(prog: Program, active: Mask, wanted: Mask, budget: Budget, spare
 
     A peak holds the arguments, but for those `spared` bytes that are donated, and what is kept. So
     no plan within it runs less again than the least, in part even, for so many bytes kept. 0
-    where no more is known: of a program that is too large to solve, or of a budget that is only met
-    by loops that are run again from few of their states.
+    where no more is known: of a program that is too large to solve, of one with branches, whose
+    values share memory, or of a budget that is only met by loops that are run again from few of
+    their states.
     """
     joint = analyze(prog, active, wanted)
     most = plan(joint, MinCut(), top=True)
@@ -29,5 +30,6 @@ def least_flops(prog: Program, active: Mask, wanted: Mask, budget: Budget, spare
     left = budget.bytes + spared - arguments
     if kept_bytes(most) <= left or size(most) > MOST:
         return 0
-    found = Problem(most, link_of()).bound(left)
+    problem = Problem(most, link_of())
+    found = None if problem.branched else problem.bound(left)
     return 0 if found is None else math.floor(found)

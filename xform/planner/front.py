@@ -16,15 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from xform._jax import scan_counts
 from xform.cost import equation_flops
 from xform.interpret.joint import Plan
-from xform.interpret.node import Node, bound
+from xform.interpret.node import bound
 from xform.ir import Mask, Program
 from xform.passes.dce import live
+from xform.planner.candidates.nested import nested
+from xform.planner.candidates.snapshots import stored
+from xform.planner.candidates.split import split
+from xform.planner.candidates.whole import Whole
+from xform.planner.candidates.worth import Found, inner_loops, large_loops
+from xform.planner.costs.recompute import fusible
 from xform.planner.loops import loops
-from xform.planner.nested import nested
-from xform.planner.split import split
-from xform.planner.states import stored
-from xform.planner.whole import Whole, large_loops
-from xform.planner.work import fusible
 
 # How many steps of a staircase are looked at for its foot.
 _LOWEST = 3
@@ -133,17 +134,19 @@ class Front:
 
         At least every other step is run again, to make the state that it hands on.
         """
-        _, large = large_loops(*self._ends)
-        return min((node.trips * _state_flops(node) / 2 for node in large.values()), default=0)
+        large = *large_loops(*self._ends).values(), *inner_loops(*self._ends).values()
+        return min(map(_half, large), default=0)
 
 
 def _work(whole: Whole) -> tuple[int, int]:
     return whole.work
 
 
-def _state_flops(node: Node) -> int:
-    """FLOPs of the work that a step of a loop needs for its next state."""
+def _half(loop: Found) -> float:
+    """FLOPs of every other step of a loop: of the work that it needs for its next state."""
+    node = loop.node
     (joint,), (_, n_states) = node.joints, scan_counts(node.eqn.params)
     states = joint.outputs[:n_states]
-    equations = live(joint.first, states, effects=False)
-    return sum(equation_flops(bound(e)) for e in equations if not fusible(e))
+    equations = live(joint.forward, states, effects=False)
+    step = sum(equation_flops(bound(e)) for e in equations if not fusible(e))
+    return loop.runs * node.trips * step / 2

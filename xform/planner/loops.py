@@ -1,173 +1,127 @@
-"""Loops of known length taken apart: into consecutive loops, and into loops of loops.
+"""The loops of a program, wherever they stand, and the program with some of them taken apart.
 
-What a loop keeps, it keeps in every trip. Two loops in its place may keep different things; and a
-loop whose body is a loop may keep the state at the start of each outer trip, and make the rest
-again, trip by trip: of N steps with states of c bytes and r bytes kept for each step, K outer trips
-keep K c + N r / K instead of N r, for one more run of the body; d levels of outer trips keep about
-(d + 1) (N r c^d)^(1 / (d + 1)), for d more. Source: Griewank, "Achieving logarithmic growth of
-temporal and spatial complexity in reverse automatic differentiation", 1992, section 3; Chen et al.,
-"Training deep nets with sublinear memory cost", 2016.
+Loops are numbered in the order of the program, each before those inside it: in bodies of loops and
+branches, in calls, and in remat regions without a policy. What says more than its program stays as
+it is, with the loops inside: a custom rule, a call that places its values, a region whose author
+said what it saves.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jax import lax
+import jax
 
-from xform._jax import JaxprEqn, jit_p, scan_counts, scan_p
-from xform.equation import scan_options
-from xform.ir import Program, bind, environment, evaluate, program, read, trace, write
-from xform.passes.structured import body, placed
+from xform._jax import JaxprEqn, scan_p
+from xform.ir import Program, bind, environment, evaluate, read, trace, write
+from xform.passes.inline import small
+from xform.passes.structured import bodies, body, rebuilt
+from xform.planner.shape import Shape, in_parts, levels
+from xform.rules.call import mark
 from xform.source import name_stack, source
-from xform.table import rule_of
+from xform.table import traits
 
-# Of a loop: consecutive parts, each of trips within trips, outermost first.
-Shape = tuple[tuple[int, ...], ...]
+Shapes = Mapping[int, Shape]
 
 
 def loops(prog: Program) -> tuple[JaxprEqn, ...]:
-    """The scans of a program in order, those in calls that are opened included; none in loops."""
-    return tuple(_loops(prog))
+    """The scans of a program in order, each before those inside it."""
+    if "loops" not in prog.cache:
+        prog.cache["loops"] = tuple(eqn for e in prog.equations for eqn in _loops(e))
+    return prog.cache["loops"]
 
 
-def _loops(prog: Program) -> Iterator[JaxprEqn]:
-    for eqn in prog.equations:
-        if eqn.primitive is scan_p:
-            yield eqn
-        elif (inner := _opened(eqn)) is not None:
-            yield from _loops(inner)
+def _loops(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    if eqn.primitive is scan_p:
+        yield eqn
+    for inner in _programs(eqn):
+        yield from loops(inner)
 
 
-def _opened(eqn: JaxprEqn) -> Program | None:
-    """The body of a call that may be opened: small, or holding a scan and without a placement."""
-    rule = rule_of(eqn.primitive)
-    small = None if rule is None else rule.inlined(eqn, True)
-    if small is not None or eqn.primitive is not jit_p:
-        return small
-    whole = body(eqn)
-    found = next(_loops(whole), None) is not None
-    return whole if found and not placed(eqn) else None
+def _programs(eqn: JaxprEqn) -> tuple[Program, ...]:
+    """The programs of an equation in which loops may be taken apart."""
+    if (called := small(eqn)) is not None:
+        return (called,)
+    return (body(eqn),) if free_region(eqn) else bodies(eqn)
 
 
-def reshaped(prog: Program, shapes: Mapping[int, Shape]) -> Program:
+def free_region(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a remat region whose author did not say what it saves."""
+    region = traits(eqn.primitive).calls == "region"
+    return region and eqn.params["policy"] is None and not eqn.params["differentiated"]
+
+
+def inside(prog: Program, place: int) -> range:
+    """The places of the loops that stand inside a loop."""
+    (steps,) = _programs(loops(prog)[place])
+    return range(place + 1, place + 1 + len(loops(steps)))
+
+
+def reshaped(prog: Program, shapes: Shapes) -> Program:
     """The program with some of its loops, by their place in `loops`, in other shapes.
 
     Values are the same, operation by operation. Kept in the program's cache.
     """
+    if not shapes:
+        return prog
     key = "reshaped", tuple(sorted(shapes.items()))
     if key not in prog.cache:
-        prog.cache[key] = trace(lambda *xs: _Reshaping(shapes).run(prog, xs), *prog.in_avals)
+        prog.cache[key] = trace(lambda *xs: _run(prog, shapes, xs), *prog.in_avals)
     return prog.cache[key]
 
 
-@dataclasses.dataclass(eq=False)
-class _Reshaping:
-    shapes: Mapping[int, Shape]
-    place: int = -1
-
-    def run(self, prog: Program, args: Sequence[Any]) -> list[Any]:
-        env = environment(prog, args)
-        outer = name_stack()
-        for eqn in prog.equations:
-            xs = [read(env, v) for v in eqn.invars]
-            inner = _opened(eqn)
-            if eqn.primitive is scan_p:
-                self.place += 1
-                shape = self.shapes.get(self.place)
-                with source(eqn, outer), eqn.ctx.manager:
-                    ys = bind(eqn, xs, outer) if shape is None else _scan(eqn, xs, shape)
-            elif inner is not None and next(_loops(inner), None) is not None:
-                ys = self.run(inner, xs)
-            else:
-                ys = bind(eqn, xs, outer)
-            write(env, eqn.outvars, ys)
-        return [read(env, v) for v in prog.outputs]
+def _run(prog: Program, shapes: Shapes, args: Sequence[Any]) -> list[Any]:
+    env, outer, place = environment(prog, args), name_stack(), 0
+    for eqn in prog.equations:
+        xs, n = [read(env, v) for v in eqn.invars], sum(1 for _ in _loops(eqn))
+        mine = _among(shapes, place, n)
+        place += n
+        write(env, eqn.outvars, _apart(eqn, mine, xs, outer) if mine else bind(eqn, xs, outer))
+    return [read(env, v) for v in prog.outputs]
 
 
-def _scan(eqn: JaxprEqn, xs: Sequence[Any], shape: Shape) -> list[Any]:
-    """A scan as consecutive parts."""
-    steps = program(eqn.params["jaxpr"])
-    nc, nk = scan_counts(eqn.params)
-    consts, carry, seq = list(xs[:nc]), list(xs[nc : nc + nk]), xs[nc + nk :]
-    options = scan_options(eqn.params)
-    length, reverse = options.pop("length"), options["reverse"]
-    if sum(map(math.prod, shape)) != length:
-        raise ValueError(f"{shape} is no shape of a loop of {length} steps")
-
-    def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        ys = evaluate(steps, [*consts, *carry, *x])
-        return ys[:nk], ys[nk:]
-
-    done = 0
-    stacks: list[list[Any]] = []
-    for trips in shape:
-        n = math.prod(trips)
-        start = length - done - n if reverse else done
-        part = [_cut(x, start, n) for x in seq]
-        carry, ys = _nested(step, carry, part, trips, options)
-        stacks.append(ys)
-        done += n
-    if reverse:
-        stacks.reverse()
-    joined = [y[0] if len(y) == 1 else lax.concatenate(y, 0) for y in zip(*stacks, strict=True)]
-    return [*carry, *joined]
+def _among(shapes: Shapes, first: int, n: int) -> Shapes:
+    """The shapes of `n` loops, counted from the first of them."""
+    return {i - first: shape for i, shape in shapes.items() if first <= i < first + n}
 
 
-def _cut(x: Any, start: int, n: int) -> Any:
-    return x if x.shape[0] == n else lax.slice_in_dim(x, start, start + n)
+def _apart(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer: Any) -> list[Any]:
+    """What an equation makes, with some of its loops in other shapes."""
+    place = int(eqn.primitive is scan_p)
+    new: list[Program] = []
+    for inner in _programs(eqn):
+        n = len(loops(inner))
+        new.append(reshaped(inner, _among(shapes, place, n)))
+        place += n
+    if small(eqn) is not None:
+        return evaluate(new[0], xs)
+    with source(eqn, outer), eqn.ctx.manager:
+        if eqn.primitive is scan_p and 0 in shapes:
+            changed = len(shapes) > 1
+            params = {**eqn.params, "jaxpr": _jaxpr(new[0])} if changed else eqn.params
+            return in_parts(eqn.replace(params=params), xs, shapes[0])
+        if free_region(eqn):
+            return list(mark(_jaxpr(new[0]), xs, None, eqn.params["prevent_cse"]))
+    made = rebuilt(eqn, new, (True,) * len(eqn.outvars))
+    return bind(eqn, xs, outer) if made is None else evaluate(made, xs)
 
 
-def _nested(step: Any, carry: list[Any], seq: list[Any], trips: Sequence[int],
-            options: dict[str, Any]):  # fmt: skip
-    """Loops within loops; a loop of one trip is none.
-
-    As many steps as before are unrolled into one: those of the inner loop first.
-    """
-    outer, *inner = (n for n in trips if n > 1) if math.prod(trips) != 1 else (1,)
-    if not inner:
-        return lax.scan(step, carry, seq, length=outer, **options)
-    n = math.prod(inner)
-    folded = [lax.reshape(x, (outer, n, *x.shape[1:])) for x in seq]
-
-    def trip(carry: list[Any], x: list[Any]):
-        return _nested(step, carry, x, inner, options)
-
-    around: dict[str, Any] = {**options, "unroll": max(1, options["unroll"] // n)}
-    carry, ys = lax.scan(trip, carry, folded, length=outer, **around)
-    return carry, [lax.reshape(y, (outer * n, *y.shape[2:])) for y in ys]
+def _jaxpr(prog: Program) -> Any:
+    return jax.make_jaxpr(lambda *xs: evaluate(prog, xs))(*prog.in_avals)
 
 
-def fold(length: int, depth: int, state: int, step: int) -> tuple[Shape, int]:
-    """The shape of a loop that keeps least with `depth` levels of outer trips, and its bytes.
-
-    `state` are the bytes of what it carries, `step` those that a step keeps. What does not fill the
-    outer trips is a loop of its own.
-    """
-    if depth == 0:
-        return ((length,),), length * step
-    best: tuple[Shape, int] | None = None
-    for n in _sizes(length):
-        (inner, *_), within = fold(n, depth - 1, state, step)
-        # Parts of an inner loop that do not fill its trips would be loops in every outer trip.
-        if math.prod(inner) != n:
-            continue
-        outer, rest = divmod(length, n)
-        kept = outer * state + within + rest * step
-        if best is None or kept < best[1]:
-            best = ((outer, *inner), *([(rest,)] if rest else ())), kept
-    return best or fold(length, depth - 1, state, step)
-
-
-@functools.lru_cache(maxsize=64)
-def _sizes(length: int) -> tuple[int, ...]:
-    """Numbers of inner steps that are worth a try: all small ones, then ever fewer."""
-    found, n = [], 2
-    while n <= length // 2:
-        found.append(n)
-        n += max(1, n // 32)
-    return tuple(found)
+def origins(prog: Program, shapes: Shapes) -> list[tuple[int, int, int]]:
+    """Of each loop of the program in other shapes: the place that it had, its part, its level."""
+    found: list[tuple[int, int, int]] = []
+    place = 0
+    while place < len(loops(prog)):
+        within = inside(prog, place)
+        (steps,) = _programs(loops(prog)[place])
+        own = [(i + place + 1, k, level) for i, k, level in
+               origins(steps, _among(shapes, place + 1, len(within)))]  # fmt: skip
+        for k, trips in enumerate(shapes.get(place, ((1,),))):
+            found += [(place, k, level) for level in range(levels(trips))]
+            found += own
+        place = within.stop
+    return found

@@ -9,17 +9,17 @@ from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import analyze
 from xform.ir import Mask, Program
 from xform.planner.backend import backend, in_bytes
-from xform.planner.budget import fit
-from xform.planner.cuts import cuts
-from xform.planner.decided import Plan as Decided
+from xform.planner.candidates.as_written import cuts, free_regions
+from xform.planner.candidates.whole import Shapes, Whole
+from xform.planner.costs.link import link_of
+from xform.planner.costs.outcome import least_bytes, waiting_bytes
+from xform.planner.cuts.fit import fit
 from xform.planner.front import Front
-from xform.planner.link import link_of
-from xform.planner.liveness import liveness
 from xform.planner.loops import loops, reshaped
-from xform.planner.outcome import least_bytes, waiting_bytes
+from xform.planner.plan.plan import Plan as Decided
 from xform.planner.refused import infeasible, over_budget
-from xform.planner.saved import plan
-from xform.planner.whole import Shapes, Whole
+from xform.planner.schedule import plan
+from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, MinCut, Policy, check, min_cut
 from xform.source import frame
 
@@ -28,7 +28,7 @@ def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
     """The Plan of a whole program, under a policy, for the backend that is planned for."""
     policy = in_bytes(check(policy))
     shapes = _recorded(policy, prog) if isinstance(policy, Decided) else {}
-    joint = analyze(reshaped(prog, shapes) if shapes else prog, active, wanted)
+    joint = analyze(reshaped(prog, shapes), active, wanted)
     if not isinstance(policy, Budget):
         return Whole(plan(joint, policy, top=True), shapes)
     key: Any = "whole", policy, backend(), link_of()
@@ -56,13 +56,24 @@ def within_peak(prog: Program, active: Mask, wanted: Mask, budget: Budget, spare
     plans, joint = front(prog, active, wanted), analyze(prog, active, wanted)
     most = budget.bytes + spared
     # A plan is not simulated of which what it keeps alone is too much.
-    fits = lambda w: least_bytes(w.how) <= most and plans.peak(w.how) <= most
+    fits = lambda w: least_bytes(w.how, backend()) <= most and plans.peak(w.how) <= most
     default = Whole(plan(joint, min_cut, top=True), {})
-    found = default if fits(default) else plans.first(fits)
+    found = default if fits(default) else None
+    if found is None or may_save_more(budget, found):
+        less = plans.first(fits)
+        found = less if found is None or (less and less.work < found.work) else found
     if found is None:
         floor = plans.lowest()[0].how
         raise infeasible(budget, floor, plans.peak(floor) - spared, "simulated")
     return found
+
+
+def may_save_more(budget: Budget, default: Whole) -> bool:
+    """Whether a budget that the default fits may save more than it: in remat regions.
+
+    What is to fit a device is left as it is where it does.
+    """
+    return not budget.device and free_regions(default.how)
 
 
 def _saved(prog: Program, active: Mask, wanted: Mask, budget: Budget) -> Whole:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from xform.cost import aval_bytes
 from xform.errors import BudgetInfeasible
 from xform.interpret.joint import Plan
-from xform.planner.outcome import kept_bytes
-from xform.planner.residuals import Residual, residuals_of
+from xform.planner.costs.outcome import kept_bytes
+from xform.planner.report.residuals import Residual, residuals_of
 from xform.policies import Budget
 from xform.text import human_bytes
 
@@ -43,8 +43,8 @@ def infeasible(budget: Budget, floor: Plan, least: int, how: str) -> BudgetInfea
     return BudgetInfeasible(
         f"policy={budget!r}",
         f"the lowest peak found takes {human_bytes(least)} ({how}): arguments "
-        f"{size((*joint.inputs, *joint.second_inputs))}, outputs "
-        f"{size((*joint.outputs, *joint.second_outputs))}, saved {saved}, the rest in work",
+        f"{size((*joint.inputs, *joint.seeds))}, outputs "
+        f"{size((*joint.outputs, *joint.backward_outputs))}, saved {saved}, the rest in work",
         rows[0].rpartition(" at ")[2] if rows else "",
         "raise the budget, donate arguments that are not read later, make the batch or the "
         "sequence smaller, shard the largest arguments, or offload what is saved",

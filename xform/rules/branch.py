@@ -1,7 +1,7 @@
 """`cond` and `switch`.
 
 Each branch has its own Joint. The branches' residuals share slots: a slot has a type, a branch
-fills the slots that it needs and leaves zeros in the others. What a branch's second part reads of
+fills the slots that it needs and leaves zeros in the others. What a branch's backward part reads of
 the operands is taken from outside and needs no slot.
 """
 
@@ -55,10 +55,10 @@ class Cond(Structured):
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
         joints = [analyze(b, active[1:], wanted, push) for b in _branches(eqn)]
-        seconds, results = _union([j.seconds for j in joints]), _union([j.results for j in joints])
+        seeded, results = _union([j.seeded for j in joints]), _union([j.results for j in joints])
         if push:
-            return _CondNode(eqn, joints, (False, *seconds), results, push)
-        return _CondNode(eqn, joints, seconds, (False, *results), push)
+            return _CondNode(eqn, joints, (False, *seeded), results, push)
+        return _CondNode(eqn, joints, seeded, (False, *results), push)
 
 
 class _CondNode(Node):
@@ -99,18 +99,18 @@ class _CondNode(Node):
             filled, tuple(zip(trees, map(tuple, places), strict=True))
         )
 
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
+    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
+                 together: bool) -> list[Value]:  # fmt: skip
         index, *ops = xs
-        wide = self.seconds[1:] if self.push else self.seconds
+        wide = self.seeded[1:] if self.push else self.seeded
         results = self.results if self.push else self.results[1:]
         of = self.eqn.outvars if self.push else self.eqn.invars[1:]
-        given = spread(seconds, wide)
+        given = spread(seeds, wide)
 
         def branch(plan: Plan, kept: Any) -> Callable[..., Any]:
             def run() -> list[Value]:
-                mine = gather(given, plan.joint.seconds)
-                out = emit.second(plan, kept, ops, mine, False)
+                mine = gather(given, plan.joint.seeded)
+                out = emit.backward(plan, kept, ops, mine, False)
                 return instantiate(spread(out, plan.joint.results), of, results)
 
             return run

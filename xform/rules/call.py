@@ -44,12 +44,12 @@ def size(prog: Program) -> int:
 
 
 class CallNode(Node):
-    """A call whose forward and second part are calls."""
+    """A call whose forward and backward part are calls."""
 
     joint: Joint
 
     def __init__(self, eqn: JaxprEqn, joint: Joint, push: bool):
-        super().__init__(eqn, [joint], joint.seconds, joint.results, push)
+        super().__init__(eqn, [joint], joint.seeded, joint.results, push)
         self.joint = joint
 
     def reads(self, plans: Plans) -> Mask:
@@ -58,9 +58,9 @@ class CallNode(Node):
     def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
         return emit.forward(plans[0], xs, used)
 
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
-        return emit.second(plans[0], token, xs, seconds, tied)
+    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
+                 together: bool) -> list[Value]:  # fmt: skip
+        return emit.backward(plans[0], token, xs, seeds, together)
 
 
 class _JitNode(CallNode):
@@ -70,9 +70,9 @@ class _JitNode(CallNode):
         outs, kept = self._jitted(plans[0], "forward", used)(list(xs))
         return spread(outs, used), kept
 
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
-        return self._jitted(plans[0], "second", tied)(token, list(xs), list(seconds))
+    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
+                 together: bool) -> list[Value]:  # fmt: skip
+        return self._jitted(plans[0], "backward", together)(token, list(xs), list(seeds))
 
     def _jitted(self, plan: Any, part: str, how: Any) -> Any:
         if (part, how) in plan.cache:
@@ -82,10 +82,10 @@ class _JitNode(CallNode):
             outs, kept = emit.forward(plan, xs, how)
             return gather(outs, how), kept
 
-        def second(token: Any, xs: list[Value], seconds: list[Value]):
-            return emit.second(plan, token, xs, seconds, how)
+        def backward(token: Any, xs: list[Value], seeds: list[Value]):
+            return emit.backward(plan, token, xs, seeds, how)
 
-        run = forward if part == "forward" else second
+        run = forward if part == "forward" else backward
         run.__name__ = f"{self.eqn.params['name']}_{part}"
         options: dict[str, Any] = {}
         if part == "forward" and placed(self.eqn):
@@ -113,8 +113,8 @@ class Jit(Structured):
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         on = tuple([dx is not None for dx in dxs])
-        seconds = gather(dxs, on)
-        types = tuple(map(jax.typeof, seconds))
+        seeds = gather(dxs, on)
+        types = tuple(map(jax.typeof, seeds))
         how = tuple(map(eqn.params.get, _HOW))
         key, cache = ("jvp", wanted, on, types, how), body(eqn).cache
         if key not in cache:
@@ -122,9 +122,9 @@ class Jit(Structured):
         params, moving, run = cache[key]
         # Staging a jit takes less than calling a jitted function; running one takes longer.
         if staging() or placed(eqn):
-            outs = eqn.primitive.bind(*xs, *seconds, **params)
+            outs = eqn.primitive.bind(*xs, *seeds, **params)
         else:
-            outs = run(*xs, *seconds)
+            outs = run(*xs, *seeds)
         return outs[: len(wanted)], spread(outs[len(wanted) :], moving)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
@@ -189,7 +189,7 @@ class Inline(Jit):
 
 
 class RegionNode(CallNode):
-    """A remat region: inside, its own policy decides, and its recompute is tied."""
+    """A remat region: inside, its own policy decides, and its recompute is held back."""
 
     region = True
 
@@ -202,11 +202,11 @@ class RegionNode(CallNode):
         run = lambda xs: emit.forward(plans[0], xs, used)
         return _kept(plans[0], ("forward", used), run, list(xs))
 
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
-        tied = tied and self.prevent_cse is not False
-        run = lambda token, xs, seconds: emit.second(plans[0], token, xs, seconds, tied)
-        return _kept(plans[0], ("second", tied), run, token, list(xs), list(seconds))
+    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
+                 together: bool) -> list[Value]:  # fmt: skip
+        together = together and self.prevent_cse is not False
+        run = lambda token, xs, seeds: emit.backward(plans[0], token, xs, seeds, together)
+        return _kept(plans[0], ("backward", together), run, token, list(xs), list(seeds))
 
 
 def _kept(plan: Any, key: Any, f: Callable[..., Any], *args: Any) -> Any:

@@ -2,7 +2,7 @@
 
 A custom_jvp rule is called once: the primal outputs come from it, and its linear part is transposed
 for the pullback. A custom_vjp's forward function is traced into the forward part, so its residuals
-are ordinary candidates for saving, and its backward function is called in the second.
+are ordinary candidates for saving, and its backward function is called in the backward part.
 """
 
 from __future__ import annotations

@@ -53,51 +53,47 @@ class CustomVmap(Structured):
 
 
 class _Pull(Whole):
-    """The forward part is the call; the second is a call too, of forward and second part."""
+    """The forward part is the call; the backward part is a call of both parts."""
 
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
-        active, wanted = self.results, self.seconds
+    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
+                 together: bool) -> list[Value]:  # fmt: skip
+        active, wanted = self.results, self.seeded
 
         def derivative(prog: Program, xs: list[Value], cts: list[Value]) -> list[Value]:
             plan = plans[0].alike(analyze(prog, active, wanted))
             _, kept = emit.forward(plan, xs, (False,) * len(prog.outputs))
-            in_cts = spread(emit.second(plan, kept, xs, cts, True), plan.joint.results)
+            in_cts = spread(emit.backward(plan, kept, xs, cts, True), plan.joint.results)
             return instantiate(in_cts, prog.in_avals, active, cotangent_aval)
 
-        return _derived(self.eqn, derivative, active)(list(xs), list(seconds))
+        return _derived(self.eqn, derivative, active)(list(xs), list(seeds))
 
 
 def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask):
-    """A derivative of the call as a function of (xs, seconds), with a rule for batches.
+    """A derivative of the call as a function of (xs, seeds), with a rule for batches.
 
-    `derivative(program, xs, seconds)` is asked for that of the function's program, and of a batch
+    `derivative(program, xs, seeds)` is asked for that of the function's program, and of a batch
     for that of the rule's, to which all inexact inputs are given as batched. The rule takes no
     batches of what the function closes over: where such a value is active, or batched, that of the
     function is batched.
     """
-    prog, params = program(eqn.params["call"]), eqn.params
-    closed = _closed(params["in_tree"])
+    prog, closed = program(eqn.params["call"]), _closed(eqn.params["in_tree"])
 
     @custom_vmap
-    def call(xs: list[Value], seconds: list[Value]) -> list[Value]:
-        return derivative(prog, xs, seconds)
+    def call(xs: list[Value], seeds: list[Value]) -> list[Value]:
+        return derivative(prog, xs, seeds)
 
     @call.def_vmap
-    def _(size: int, batched: Any, xs: list[Value], seconds: list[Value]):
+    def _(size: int, batched: Any, xs: list[Value], seeds: list[Value]):
         if any(gather(active, closed)) or any(gather(batched[0], closed)):
-            return _mapped(lambda *args: derivative(prog, *args), size, batched, xs, seconds)
+            return _mapped(lambda *args: derivative(prog, *args), size, batched, xs, seeds)
         on = [b or (not c and differentiable(jax.typeof(x)))
               for x, b, c in zip(xs, batched[0], closed, strict=True)]  # fmt: skip
-
-        def ruled(*flat: Value) -> list[Value]:
-            ins, flags = (jax.tree.unflatten(params["in_tree"], v) for v in (flat, on))
-            ys, ys_batched = params["rule"](size, list(flags), *ins)
-            return _batch(jax.tree.leaves(ys), size, jax.tree.leaves(ys_batched))
-
+        found: list[bool] = []
+        ruled = _ruled(eqn, size, on, found)
+        full = lambda *flat: _batch(ruled(*flat), size, found)
         missing = [b or not o for b, o in zip(batched[0], on, strict=True)]
         whole = _batch(xs, size, missing)
-        out = derivative(trace(ruled, *whole), whole, _batch(seconds, size, batched[1]))
+        out = derivative(trace(full, *whole), whole, _batch(seeds, size, batched[1]))
         return out, [True] * len(out)
 
     return call
@@ -109,8 +105,7 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
     That is an input of which the primal and the tangent are both batched. What only one of them is
     is mapped over outside the rule.
     """
-    prog, params = program(eqn.params["call"]), eqn.params
-    closed = _closed(params["in_tree"])
+    prog, closed = program(eqn.params["call"]), _closed(eqn.params["in_tree"])
     if any(gather(active, closed)):
         return _derived(eqn, derivative, active)
 
@@ -122,35 +117,48 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
     def _(size: int, batched: Any, xs: list[Value], dxs: list[Value]):
         if any(gather(batched[0], closed)):
             return _mapped(lambda *args: derivative(prog, *args), size, batched, xs, dxs)
-        moving = spread(batched[1], active)
-        both = [b and m is not False for b, m in zip(batched[0], moving, strict=True)]
-        extra = [0 if b and not o else None for b, o in zip(batched[0], both, strict=True)]
-        extra_dxs = [0 if b and not o else None
-                     for b, o in zip(batched[1], gather(both, active), strict=True)]  # fmt: skip
+        both, *outside = _split(batched, active)
         mutual: list[bool] = []
 
-        def ruled(*flat: Value) -> list[Value]:
-            ins, flags = (jax.tree.unflatten(params["in_tree"], v) for v in (flat, both))
-            ys, ys_batched = params["rule"](size, list(flags), *ins)
-            mutual[:] = jax.tree.leaves(ys_batched)
-            return jax.tree.leaves(ys)
-
         def run(xs: list[Value], dxs: list[Value]) -> list[Value]:
-            return derivative(trace(ruled, *xs), all_arrayed(xs), all_arrayed(dxs))
+            ruled = trace(_ruled(eqn, size, both, mutual), *xs)
+            return derivative(ruled, all_arrayed(xs), all_arrayed(dxs))
 
-        if all(axis is None for axis in (*extra, *extra_dxs)):
+        if all(axis is None for axes in outside for axis in axes):
             out = run(xs, dxs)
             return out, [*mutual, *gather(mutual, on)]
         # Outputs do not depend on tangents: where those alone are mapped, they are not batched.
-        lane = [any(axis is not None for axis in extra)] * len(on) + [True] * sum(on)
+        lane = [any(axis is not None for axis in outside[0])] * len(on) + [True] * sum(on)
         axes = [0 if one else None for one in lane]
-        out = jax.vmap(run, (extra, extra_dxs), axes, axis_size=size)(xs, dxs)
+        out = jax.vmap(run, tuple(outside), axes, axis_size=size)(xs, dxs)
         own = [*mutual, *gather(mutual, on)]
-        each = zip(out, lane, own, strict=True)
+        twice = zip(out, lane, own, strict=True)
         flags = [a or b for a, b in zip(lane, own, strict=True)]
-        return [_diagonal(y) if a and b else y for y, a, b in each], flags
+        return [_diagonal(y) if a and b else y for y, a, b in twice], flags
 
     return call
+
+
+def _split(batched: Any, active: Mask) -> tuple[list[bool], list[int | None], list[int | None]]:
+    """Which inputs are batched for the rule; axes of primals and of tangents mapped outside it."""
+    primals, tangents = batched
+    moving = spread(tangents, active)
+    both = [b and m is not False for b, m in zip(primals, moving, strict=True)]
+    axes = lambda own, ruled: [0 if b and not r else None for b, r in zip(own, ruled, strict=True)]
+    return both, axes(primals, both), axes(tangents, gather(both, active))
+
+
+def _ruled(eqn: JaxprEqn, size: int, batched: list[bool], found: list[bool]):
+    """The user's rule on flat inputs; `found` gets which of the outputs are batched."""
+    params = eqn.params
+
+    def ruled(*flat: Value) -> list[Value]:
+        ins, flags = (jax.tree.unflatten(params["in_tree"], v) for v in (flat, batched))
+        ys, ys_batched = params["rule"](size, list(flags), *ins)
+        found[:] = jax.tree.leaves(ys_batched)
+        return jax.tree.leaves(ys)
+
+    return ruled
 
 
 def _closed(tree: Any) -> Mask:

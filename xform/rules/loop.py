@@ -2,7 +2,7 @@
 
 A scan's Joint is that of its body. Which carries are active, and which bring a cotangent, are least
 fixpoints: a carry that starts from a constant may become active on the way. The forward part is one
-scan that stacks what the plan keeps; the second part is one scan in the other direction (in the
+scan that stacks what the plan keeps; the backward part is one scan in the other direction (in the
 same direction for a push). Constants, the scanned inputs, carries that never change and kept values
 that do not depend on the iteration are taken from outside, never stacked. Where the plan stores
 only some states, both parts are those of `revolve`.
@@ -21,9 +21,9 @@ from xform.cost import flops
 from xform.equation import scan_options
 from xform.interpret import emit
 from xform.interpret.activity import path
-from xform.interpret.again import needed
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.jvp import jvp
+from xform.interpret.loop_state import needed
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.ir import Atom, Mask, Program, program
 from xform.passes.dce import live
@@ -114,18 +114,18 @@ class _ScanNode(Node):
         self.first_carry = body.n_consts
         nk = body.n_carry
         if push:
-            consts, carry, seq = body.parts(joint.seconds)
+            consts, carry, seq = body.parts(joint.seeded)
             self.carried = _either(carry, joint.results[:nk])
             if not self.trips:  # then what starts is what comes out, whatever the body does
                 self.carried = _either(self.carried, body.parts(active)[1])
-            seconds = (*consts, *self.carried, *seq)
+            seeded = (*consts, *self.carried, *seq)
             results = (*self.carried, *joint.results[nk:])
         else:
             consts, _, seq = body.parts(joint.results)
             self.carried = inside[:nk]
-            seconds = wanted
+            seeded = wanted
             results = (*consts, *self.carried, *seq)
-        super().__init__(eqn, [joint], seconds, results, push)
+        super().__init__(eqn, [joint], seeded, results, push)
         consts, carry, _ = body.parts(joint.inputs)
         kept = [v for v, out in zip(carry, joint.outputs[:nk], strict=True) if v is out]
         self.fixed = {*consts, *kept}
@@ -134,14 +134,14 @@ class _ScanNode(Node):
     def _invariant(self) -> set[Var]:
         """Forward values that are the same in every iteration."""
         known = {*self.fixed, *(v for v, _ in self.joint.program.consts)}
-        for eqn in self.joint.first:
+        for eqn in self.joint.forward:
             if not has_effects(eqn) and all(v in known for v in eqn.invars if isinstance(v, Var)):
                 known.update(eqn.outvars)
         return known
 
     def _needs(self, plan: Plan) -> Mask:
-        """Which inputs of the body the second part needs, in any trip."""
-        if plan.slots is None:
+        """Which inputs of the body the backward part needs, in any trip."""
+        if plan.snapshots is None:
             return plan.reads
         if "needs" not in plan.cache:
             _, carry, _ = self.body.parts(self.joint.inputs)
@@ -156,11 +156,11 @@ class _ScanNode(Node):
         return tuple(on and v in changing for v, on in inputs)
 
     def copies(self, plans: Plans) -> list[int]:
-        slots = plans[0].slots
+        slots = plans[0].snapshots
         return [(self.trips if slots is None else slots + 1) * on for on in self.stacked(plans)]
 
     def keeps(self, plan: Plan) -> tuple[Var, ...]:
-        return plan.kept if plan.slots is None else ()
+        return plan.kept if plan.snapshots is None else ()
 
     def reads(self, plans: Plans) -> Mask:
         needs = self._needs(plans[0])
@@ -172,8 +172,8 @@ class _ScanNode(Node):
 
     def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
         (plan,), joint, nk = plans, self.joint, self.body.n_carry
-        if plan.slots is not None:
-            return revolve.forward(self, plan, plan.slots, xs, used)
+        if plan.snapshots is not None:
+            return revolve.forward(self, plan, plan.snapshots, xs, used)
         on = self.hoisted(plan)
         once = emit.once(plan, gather(plan.kept, on), dict(zip(joint.inputs, xs, strict=True)))
         moved = [v for v, o in zip(plan.kept, on, strict=True) if not o]
@@ -181,8 +181,8 @@ class _ScanNode(Node):
         ys = gather(joint.outputs[nk:], used[nk:])
         carried = self.live_carry(used[:nk], [*ys, *states, *moved], once)
         # What is both an output and kept is stacked once, unless it is to wait elsewhere.
-        keys = [(id(v), False) for v in (*ys, *states)]
-        keys += [(id(v), v in plan.offloaded) for v in moved]
+        keys = [(id(v), False) for v in ys]
+        keys += [(id(v), v in plan.offloaded) for v in (*states, *moved)]
         slots = dict(zip(keys, (*ys, *states, *moved), strict=True))
         carries = gather(joint.outputs[:nk], carried)
         consts, carry, seq = self.body.parts(xs)
@@ -211,44 +211,46 @@ class _ScanNode(Node):
         while True:
             goal = [*gather(joint.outputs[:nk], on), *wanted]
             need = {v for v in goal if isinstance(v, Var)}
-            for eqn in live(joint.first, goal, once):
+            for eqn in live(joint.forward, goal, once):
                 need.update(v for v in eqn.invars if isinstance(v, Var))
             grown = _either(on, [v in need for v in carry])
             if grown == on:
                 return on
             on = grown
 
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
+    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
+                 together: bool) -> list[Value]:  # fmt: skip
         run = self._push if self.push else self._pull
         (plan,), body = plans, self.body
-        if plan.slots is not None:
-            return revolve.second(self, plan, plan.slots, token, xs, seconds)
+        if plan.snapshots is not None:
+            return revolve.backward(self, plan, plan.snapshots, token, xs, seeds)
         once, stack = token
         consts, fixed, seq = body.parts(xs)
         states = self.stacked(plans)
         on = self.hoisted(plan)
 
-        def inside(made: list[Value], seq: list[Value], seconds: list[Value]) -> list[Value]:
-            """The body's second part in one iteration; None where a result is zero."""
+        def inside(made: list[Value], seq: list[Value], seeds: list[Value]) -> list[Value]:
+            """The body's backward part in one iteration; None where a result is zero."""
             n = sum(states)
+            pairs = zip(gather(plan.joint.inputs, states), made[:n], strict=True)
+            back = [emit.send(plan, v, x, back=True) for v, x in pairs]
             carry = [
                 b if a is None else a
-                for a, b in zip(fixed, body.parts(spread(made[:n], states))[1], strict=True)
+                for a, b in zip(fixed, body.parts(spread(back, states))[1], strict=True)
             ]
             rest, hoisted = iter(made[n:]), iter(once)
             kept = [next(hoisted) if o else next(rest) for o in on]
             args = [*consts, *carry, *seq]
             return spread(
-                emit.second(plan, kept, args, seconds, False, whole=True), self.joint.results
+                emit.backward(plan, kept, args, seeds, False, whole=True), self.joint.results
             )
 
-        return run(inside, (stack, seq), list(seconds))
+        return run(inside, (stack, seq), list(seeds))
 
-    def _pull(self, inside: Any, streams: Any, seconds: list[Value]) -> list[Value]:
+    def _pull(self, inside: Any, streams: Any, seeds: list[Value]) -> list[Value]:
         body = self.body
         consts, _, seq = body.parts(self.joint.results)
-        state, sums, ct_ys = self.starts(seconds)
+        state, sums, ct_ys = self.starts(seeds)
 
         def step(state: Any, x: Any):
             (carry, sums), (stack, xs, ct_ys) = state, x
@@ -261,9 +263,9 @@ class _ScanNode(Node):
         (carry, sums), out = lax.scan(step, (state, sums), (*streams, ct_ys), **options)
         return [*sums, *carry, *out]
 
-    def starts(self, seconds: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
+    def starts(self, seeds: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
         """Cotangents of the last state, zeros for those of the constants, and those of the ys."""
-        cts, nk = spread(seconds, self.seconds), self.body.n_carry
+        cts, nk = spread(seeds, self.seeded), self.body.n_carry
         summed = self.body.parts(self.joint.results)[0]
         consts = self.body.parts(self.eqn.invars)[0]
         return (
@@ -277,10 +279,10 @@ class _ScanNode(Node):
         _, carry, _ = self.body.parts(self.body.prog.inputs)
         return instantiate(cts, carry, self.carried)
 
-    def _push(self, inside: Any, streams: Any, seconds: list[Value]) -> list[Value]:
+    def _push(self, inside: Any, streams: Any, seeds: list[Value]) -> list[Value]:
         body, nk = self.body, self.body.n_carry
-        dconsts, dcarry, dseq = body.parts(spread(seconds, self.seconds))
-        takes = body.parts(self.joint.seconds)[1]
+        dconsts, dcarry, dseq = body.parts(spread(seeds, self.seeded))
+        takes = body.parts(self.joint.seeded)[1]
         gives = self.joint.results[nk:]
 
         def step(state: list[Value], x: Any):

@@ -59,14 +59,14 @@ class _MarkedNode(CallNode):
         outs, kept = self.mark(self.eqn, run, spaces)(list(xs))
         return spread(outs, used), kept
 
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
-        def run(token: Any, xs: list[Value], seconds: list[Value]) -> list[Value]:
-            return super(_MarkedNode, self).second(plans, token, xs, seconds, tied)
+    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
+                 together: bool) -> list[Value]:  # fmt: skip
+        def run(token: Any, xs: list[Value], seeds: list[Value]) -> list[Value]:
+            return super(_MarkedNode, self).backward(plans, token, xs, seeds, together)
 
         of = self.eqn.outvars if self.push else self.eqn.invars
         spaces = gather(_spaces(of), self.results)
-        return self.mark(linear_part(self.eqn), run, spaces)(token, list(xs), list(seconds))
+        return self.mark(linear_part(self.eqn), run, spaces)(token, list(xs), list(seeds))
 
 
 class Marked(Structured):

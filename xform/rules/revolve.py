@@ -53,18 +53,18 @@ def forward(node: Any, plan: Plan, n: int, xs: Sequence[Value], used: Mask):
     return [*outs, *spread(made, used[nk:])], state[1]
 
 
-def second(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
-           seconds: Sequence[Value]) -> list[Value]:  # fmt: skip
-    """Results of the second part of a scan's node, from the n states that it stored."""
+def backward(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
+           seeds: Sequence[Value]) -> list[Value]:  # fmt: skip
+    """Results of the backward part of a scan's node, from the n states that it stored."""
     joint, body, nk, length = node.joint, node.body, node.body.n_carry, node.trips
     consts, fixed, seq = body.parts(xs)
     stored = body.parts(node.stacked([plan]))[1]
     hoisted = node.hoisted(plan)
-    with emit.again():
+    with emit.recompute():
         once = emit.once(plan, gather(plan.kept, hoisted), _known(joint.inputs, xs))
     each = [v for v, on in zip(plan.kept, hoisted, strict=True) if not on]
     wants, _, streams = body.parts(joint.results)
-    cts, sums, ct_ys = node.starts(seconds)
+    cts, sums, ct_ys = node.starts(seeds)
     scanned = body.parts(node.eqn.invars)[2]
     n_sums = len(sums)
     stacks = instantiate([None] * len(streams), scanned, streams)
@@ -81,16 +81,16 @@ def second(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
     def step(i: Value, x: States) -> States:
         env = _known(joint.inputs, inputs(i, x))
         moving = gather(joint.outputs[:nk], stored)
-        with emit.again():
+        with emit.recompute():
             return emit.values(plan, moving, {**env, **once}, effects=False)
 
     def pull(i: Value, x: States, after: States, cts: States, found: Any):
         sums, stacks = found[:n_sums], found[n_sums:]
         args = inputs(i, x)
-        with emit.again():
+        with emit.recompute():
             kept = {**emit.once(plan, each, {**_known(joint.inputs, args), **once}), **once}
         given = [*cts, *(_get(ct, at(i)) for ct in ct_ys)]
-        out = emit.second(plan, [kept[v] for v in plan.kept], args, given, True)
+        out = emit.backward(plan, [kept[v] for v in plan.kept], args, given, True)
         ct_consts, ct_carry, ct_seq = body.parts(spread(out, joint.results))
         sums = list(map(lax.add, sums, gather(ct_consts, wants)))
         pairs = zip(stacks, gather(ct_seq, streams), strict=True)

@@ -151,6 +151,7 @@ linear("to_edtype", lambda ct, x, *, edtype: _as_dtype_of(ct, x), traits=UNFUSED
 linear("from_edtype", lambda ct, x, *, dtype: _as_dtype_of(ct, x), traits=UNFUSED)
 linear("copy", lambda ct, x: ct, traits=MOVEMENT)
 linear("stage", lambda ct, x: ct, traits=MOVEMENT)
+linear("tie", lambda ct, x, y: ct, over=(1,), traits=MOVEMENT)  # `y`, once there is an `x`
 linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=MOVEMENT)
 linear("with_memory_space_constraint", _space, traits=UNFUSED)
 # Tangents and cotangents bear no name, by which a policy would keep them.

@@ -1,9 +1,10 @@
 """`shard_map`: a program that every device of a mesh runs on its own shard.
 
 The body has a Joint, made where the body's types and axis names have a meaning. Both parts are
-`shard_map`s over the same axes. What the plan keeps leaves the first and enters the second with a
-new leading axis, along which the shards of the devices are laid side by side: it stays where it was
-made. An input that the second part reads is taken from outside, and so is an output that was kept.
+`shard_map`s over the same axes. What the plan keeps leaves one and enters the other with a new
+leading axis, along which the shards of the devices are laid side by side: it stays where it was
+made. An input that the backward part reads is taken from outside, and so is an output that was
+kept.
 
 Cotangents. Under `check_vma=True` the body's types say what is replicated, and its own transpose
 sums a cotangent where it must (`rules.collective`). Under `check_vma=False` nothing does, and the
@@ -217,7 +218,7 @@ class _ShardNode(Node):
     """A `shard_map` that carries a derivative."""
 
     def __init__(self, eqn: JaxprEqn, devices: _Devices, joint: Joint, push: bool):
-        super().__init__(eqn, [joint], joint.seconds, joint.results, push)
+        super().__init__(eqn, [joint], joint.seeded, joint.results, push)
         self.devices, self.device_count = devices, devices.count
 
     def reads(self, plans: Plans) -> Mask:
@@ -270,23 +271,23 @@ class _ShardNode(Node):
                 return i
         return None
 
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
+    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
+                 together: bool) -> list[Value]:  # fmt: skip
         (plan,), devices, reads = plans, self.devices, self.reads(plans)
         ins = list(zip(devices.body.inputs, self.eqn.invars, devices.in_specs, strict=True))
         outs = list(zip(devices.body.outputs, self.eqn.outvars, devices.out_specs, strict=True))
-        given = gather(ins if self.push else outs, self.seconds)
+        given = gather(ins if self.push else outs, self.seeded)
         made = gather(outs if self.push else ins, self.results)
         specs, new, tree = token.static
 
-        def run(leaves: list[Value], xs: list[Value], seconds: list[Value]) -> list[Value]:
+        def run(leaves: list[Value], xs: list[Value], seeds: list[Value]) -> list[Value]:
             pairs = zip(leaves, new, strict=True)
             kept = jax.tree.unflatten(tree, [lax.squeeze(x, (0,)) if o else x for x, o in pairs])
             if not self.push:
-                seconds = [devices.share(ct, v, spec)
-                           for ct, (v, _, spec) in zip(seconds, given, strict=True)]  # fmt: skip
+                seeds = [devices.share(ct, v, spec)
+                           for ct, (v, _, spec) in zip(seeds, given, strict=True)]  # fmt: skip
             # The body is a whole function to its devices: each recompute waits for its cotangent.
-            results = emit.second(plan, kept, spread(xs, reads), seconds, tied, whole=True)
+            results = emit.backward(plan, kept, spread(xs, reads), seeds, together, whole=True)
             if self.push:
                 return results
             return [devices.total(ct, v, s) for ct, (v, _, s) in zip(results, made, strict=True)]
@@ -296,7 +297,7 @@ class _ShardNode(Node):
         turned = [[s if self.push else s.to_ct_spec() for *_, s in vs] for vs in (given, made)]
         in_specs = list(specs), gather(devices.in_specs, reads), turned[0]
         with self.eqn.ctx.manager:
-            pairs = zip(seconds, given, strict=True)
+            pairs = zip(seeds, given, strict=True)
             placed = [laid(x, kind(v.aval).sharding) for x, (_, v, _) in pairs]
             mapped = devices.map(run, in_specs, turned[1])
             return mapped(token.leaves, gather(xs, reads), placed)

@@ -18,11 +18,11 @@ from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.activity import path
-from xform.interpret.again import needed, read_for
-from xform.interpret.checkpoints import SLOTS, States, back, in_lanes, sweep
+from xform.interpret.checkpoints import SNAPSHOTS, States, back, in_lanes, sweep
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import final, while_loop
+from xform.interpret.loop_state import needed, read_for
 from xform.interpret.node import Node, Plans, Structured, Whole, bound, gather, spread
 from xform.ir import Mask, Program, evaluate, program
 from xform.passes.dce import live
@@ -124,13 +124,13 @@ class While(Structured):
 
 
 class _Push(Whole):
-    """A pushed while: the second part runs the loop again with tangents beside."""
+    """A pushed while: the backward part runs the loop again with tangents beside."""
 
     loop = True
 
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
-        _, dys = _WHILE.jvp(self.eqn, xs, spread(seconds, self.seconds))
+    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
+                 together: bool) -> list[Value]:  # fmt: skip
+        _, dys = _WHILE.jvp(self.eqn, xs, spread(seeds, self.seeded))
         return gather(dys, self.results)
 
 
@@ -143,7 +143,7 @@ class _Steps:
 
     def __init__(self, loop: _Loop, joint: Joint, cts: Mask):
         self.loop, self.joint, self.cts = loop, joint, cts
-        self.slots = SLOTS.get()
+        self.slots = SNAPSHOTS.get()
         self.carried = dict(zip(joint.inputs[loop.n_step :], joint.outputs, strict=True))
 
     def needs(self, plan: Plan) -> tuple[set[Var], dict[Var, Var]]:
@@ -220,15 +220,15 @@ class _Steps:
             return {v: x for v, x in pairs if x is not None}
 
         def step(x: States) -> States:
-            with emit.again():
+            with emit.recompute():
                 return emit.values(plan, moving, known(x), effects=False)
 
         def pull(x: States, after: States, cts: States) -> tuple[States, States]:
-            with emit.again():
+            with emit.recompute():
                 kept = emit.once(
                     plan, plan.kept, {**known(x), **dict(zip(made, after, strict=True))}
                 )
-            out = emit.second(plan, list(kept.values()), inputs(x), cts, True)
+            out = emit.backward(plan, list(kept.values()), inputs(x), cts, True)
             full = spread(out, joint.results)
             carry = instantiate(full[n:], joint.inputs[n:], self.cts, cotangent_aval)
             return carry, gather(full[:n], joint.results[:n])
@@ -279,9 +279,9 @@ class _Pull(Node):
         # Under `vmap` a loop's outputs are not as weakly typed as without.
         return [final(weak_as(y, v.aval), where) if u else None for y, v, u in outs], token
 
-    def second(self, plans: Plans, token: Any, xs: Sequence[Value], seconds: Sequence[Value],
-               tied: bool) -> list[Value]:  # fmt: skip
-        cts = spread(seconds, self.seconds)
+    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
+                 together: bool) -> list[Value]:  # fmt: skip
+        cts = spread(seeds, self.seeded)
         cts = instantiate(cts, self.eqn.outvars, self.steps.cts, cotangent_aval)
         results = self.steps.compiled(plans[0], "back")(token, list(xs), cts)
         where = frame(self.eqn)
@@ -290,7 +290,7 @@ class _Pull(Node):
     def _check_effects(self) -> None:
         """Refuse a step whose effects make the values that it is run again for."""
         joint = self.steps.joint
-        for eqn in live(joint.first, joint.outputs, effects=False):
+        for eqn in live(joint.forward, joint.outputs, effects=False):
             kinds = {type(e).__name__ for e in bound(eqn).effects}
             if kinds - _REPEATABLE:
                 raise NotDifferentiable(

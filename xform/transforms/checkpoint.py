@@ -14,10 +14,10 @@ from xform import policies
 from xform._jax import closed
 from xform.callables import check_callable
 from xform.errors import WrongArgument
-from xform.planner.tags import tagged
 from xform.recent import Recent
 from xform.rules.call import mark
 from xform.transforms.function import as_array, numbers
+from xform.transforms.planned_regions import tagged
 
 
 def checkpoint(

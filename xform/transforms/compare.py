@@ -21,11 +21,13 @@ from xform.memory.page import write
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 from xform.planner.backend import in_bytes, planned_for
-from xform.planner.picture import BLUE, ORANGE, axes, save
+from xform.planner.plan.plan import Plan
+from xform.planner.report.picture import BLUE, ORANGE, axes, save
 from xform.policies import as_code, check, min_cut, said
 from xform.text import BYTES, FLOPS, columns, human_bytes, human_flops, human_seconds, unit_of
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
+from xform.transforms.planning import timed
 from xform.transforms.reverse import Policy, value_and_grad
 
 # How often a budget is compiled; how much of what it is over by is taken off it; how much faster
@@ -197,7 +199,7 @@ def compare(
             except BudgetInfeasible as error:
                 entries.append(Entry(name, target or jax.default_backend(), None,
                                      error.floor_bytes))  # fmt: skip
-    run, _ = _with_policy(f, args, None, argnums)
+    run, _ = with_policy(f, args, None, argnums)
     note = next((e.report.asked.note for e in entries if e.report), "")
     what = dataclasses.replace(asked(run, args, {}), policy="", note=note)
     return Comparison(getattr(f, "__name__", type(f).__name__), tuple(entries), what)
@@ -258,11 +260,12 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
     """
 
     def ask(policy: Policy) -> MemoryReport:
-        run, given = _with_policy(f, args, policy, argnums)
-        report = memory_analysis(run, *args, target=target, **given, **options)
-        return dataclasses.replace(
-            report, asked=dataclasses.replace(report.asked, code=as_code(policy))
-        )
+        run, given = with_policy(f, args, policy, argnums)
+        with timed() as spent:
+            report = memory_analysis(run, *args, target=target, **given, **options)
+        work = policy.summary if isinstance(policy, Plan) else str(spent)
+        what = dataclasses.replace(report.asked, code=as_code(policy), planned=work)
+        return dataclasses.replace(report, asked=what)
 
     if not isinstance(policy, Budget) or policy.of != "peak":
         return ask(policy)
@@ -327,10 +330,13 @@ def _lowest(budget: Budget, ask: Callable[[Policy], MemoryReport]) -> MemoryRepo
             size = error.floor_bytes
 
 
-def _with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
+def with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
                  argnums: int | Sequence[int]
                  ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
-    """What to compile, and its keyword arguments."""
+    """What to compile of a function under a policy, and its keyword arguments.
+
+    A function that has, and is not given, an argument `policy` is given it; any other is a loss.
+    """
     if not takes_policy(f, len(args)):
         return functools.wraps(f)(value_and_grad(f, argnums, policy=policy)), {}
     if hasattr(f, "lower"):  # `jax.jit` has made it, with options of its own

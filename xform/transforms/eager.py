@@ -35,7 +35,7 @@ from xform.interpret.pullback import NOTHING, back, check_cotangent, pull_of_jvp
 from xform.interpret.pullback import vjp as pull_equation
 from xform.ir import Mask, Program, evaluate, lifted
 from xform.passes.dce import live
-from xform.planner.saved import plan
+from xform.planner.schedule import plan
 from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule, split_by_rule
 from xform.source import frame
 from xform.table import Rule
@@ -61,11 +61,11 @@ class _Direct(Split):
                 ys, value = node.forward(plans, args, (True,) * len(node.eqn.outvars))
             reads = zip(args, node.reads(plans), strict=True)
             return [*ys, Token(self, value, [x if on else None for x, on in reads])]
-        token, seconds = args[0], args[len(args) - sum(node.seconds) :]
+        token, seeds = args[0], args[len(args) - sum(node.seeded) :]
         # What a region runs again is run when the map is, not when it is made.
         where = self.staged if node.region and self.staged is not None else home
         with set_current_trace(where):
-            return node.second(plans, token.value, token.inputs, seconds, False)
+            return node.backward(plans, token.value, token.inputs, seeds, False)
 
     def stages(self, args: Sequence[Any]) -> bool:
         """Whether an operation on `args` is staged."""
@@ -99,8 +99,8 @@ def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
             return pull(residuals, cts)
 
         def later(*values: Value) -> list[Value]:
-            held, seconds = values[: len(residuals)], values[len(residuals) :]
-            cts = pull(held, spread(seconds, given))
+            held, seeds = values[: len(residuals)], values[len(residuals) :]
+            cts = pull(held, spread(seeds, given))
             found = [None if ct is NOTHING else ct for ct in gather(cts, on)]
             for v, ct in zip(inputs, found, strict=True):
                 if ct is not None:
@@ -259,8 +259,8 @@ class _Taped(Part):
     def __init__(self, tape: Any, inputs: Sequence[Var | None], outputs: Sequence[Var | None]):
         self._tape, self._inputs, self._outputs = tape, inputs, outputs
 
-    def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
-        cts = back(self._tape, self._outputs, seconds)
+    def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
+        cts = back(self._tape, self._outputs, seeds)
         return [cts.get(v) if v is not None else None for v in self._inputs]
 
     def settled(self, arrays: Any) -> tuple[Part, Any]:
@@ -275,8 +275,8 @@ class _Staged(Part):
     def __init__(self, program: Program, takes: Mask, gives: Mask):
         self._program, self._takes, self._gives = program, takes, gives
 
-    def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
-        given = all_arrayed(gather(seconds, self._takes))
+    def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
+        given = all_arrayed(gather(seeds, self._takes))
         results = _directly(evaluate, self._program, [*arrays, *given])
         return spread(results, self._gives)
 
@@ -285,8 +285,8 @@ def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any]) -> tuple[P
     """A linear function, staged; it returns None for a zero."""
     gives: list[bool] = []
 
-    def run(*seconds: Value) -> list[Value]:
-        results = f(seconds)
+    def run(*seeds: Value) -> list[Value]:
+        results = f(seeds)
         gives[:] = [r is not None for r in results]
         return gather(results, gives)
 

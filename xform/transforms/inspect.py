@@ -15,9 +15,9 @@ from xform.interpret.node import gather, spread
 from xform.ir import Mask, Program
 from xform.modules import shaped
 from xform.planner.backend import in_bytes
+from xform.planner.candidates.whole import Whole
 from xform.planner.planned import planned
-from xform.planner.residuals import Residuals, residuals_of
-from xform.planner.whole import Whole
+from xform.planner.report.residuals import Residuals, residuals_of
 from xform.policies import check, min_cut, said
 from xform.transforms.function import (
     Function,

@@ -28,7 +28,7 @@ class Part(abc.ABC):
     """How a linear map is run; all but its arrays."""
 
     @abc.abstractmethod
-    def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
+    def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
         """Results from cotangents of the outputs (tangents of the primals); None where zero."""
 
     def settled(self, arrays: Any) -> tuple[Part, Any]:
@@ -37,7 +37,7 @@ class Part(abc.ABC):
 
 
 class Planned(Part):
-    """The second part of a planned function; the arrays are what it kept of the first, or reads."""
+    """The backward part of a planned function; the arrays are what it keeps and reads."""
 
     def __init__(self, fun: Function, plan: Plan, push: bool):
         self._plan, self._n_consts, self._push = plan, fun.n_consts, push
@@ -46,17 +46,17 @@ class Planned(Part):
         """What a forward run leaves, with the inputs that are still read."""
         return kept, gather(args, self._plan.reads)
 
-    def run(self, arrays: Any, seconds: Sequence[Value]) -> list[Value]:
-        """The second part, under its plan."""
+    def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
+        """The backward part, under its plan."""
         joint, (kept, reads) = self._plan.joint, arrays
-        seconds = all_arrayed(seconds)
+        seeds = all_arrayed(seeds)
         if self._push:
-            full = [*[None] * self._n_consts, *seconds]
+            full = [*[None] * self._n_consts, *seeds]
         else:
-            full = [*seconds, *[None] * (len(joint.outputs) - len(seconds))]
-        args, given = spread(reads, self._plan.reads), gather(full, joint.seconds)
+            full = [*seeds, *[None] * (len(joint.outputs) - len(seeds))]
+        args, given = spread(reads, self._plan.reads), gather(full, joint.seeded)
         with seldom_collected(staging()):
-            results = emit.second(self._plan, kept, args, given, True, whole=True)
+            results = emit.backward(self._plan, kept, args, given, True, whole=True)
         return spread(results, joint.results)[0 if self._push else self._n_consts :]
 
 

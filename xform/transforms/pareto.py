@@ -9,8 +9,8 @@ import jax
 
 from xform import policies
 from xform.errors import BudgetInfeasible, WrongArgument
-from xform.planner.decided import Plan
-from xform.planner.pareto import Pareto, Point
+from xform.planner.plan.plan import Plan
+from xform.planner.report.pareto import Pareto, Point
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
 
@@ -83,8 +83,10 @@ def pareto(
 
 def _point(name: str, made: Plan, stock: bool) -> Point:
     # A backward pass is two forward ones.
-    time = 1 + made.again_flops / max(3 * made.forward_flops, 1)
-    return Point(name, stock, _peak(made), made.again_flops, time)
+    time = 1 + made.recompute_flops / max(3 * made.forward_flops, 1)
+    # A bound of 0 says nothing, but where nothing is run again.
+    least = (made.least_flops or None) if made.recompute_flops else 0
+    return Point(name, stock, _peak(made), made.recompute_flops, least, made.seconds, time)
 
 
 def _peak(made: Plan) -> int:

@@ -22,14 +22,14 @@ from xform.memory.compilation import compile_for
 from xform.memory.targets import Target, parse_target
 from xform.planner.backend import in_bytes, planned_for
 from xform.planner.bound import least_flops
-from xform.planner.choice import choice_of
-from xform.planner.decided import Plan
-from xform.planner.liveness import liveness
-from xform.planner.outcome import again_flops, waiting_bytes
+from xform.planner.candidates.whole import Whole
+from xform.planner.costs.outcome import recompute_flops, waiting_bytes
+from xform.planner.plan.choice import choice_of
+from xform.planner.plan.plan import Plan
+from xform.planner.plan.record import record
 from xform.planner.planned import within_peak
-from xform.planner.record import record
-from xform.planner.rows import rows_of
-from xform.planner.whole import Whole
+from xform.planner.report.rows import rows_of
+from xform.planner.simulate.liveness import liveness
 from xform.policies import check, min_cut
 from xform.policies import said as called
 from xform.transforms.function import Tree, numbers, partial, positions
@@ -160,7 +160,7 @@ def _plan(at: At, policy: str, whole: Whole, goal: Target, predicted: int) -> Pl
         rows=tuple(rows_of(how)),
         saved_bytes=waiting_bytes(how),
         forward_flops=flops(at.function.program),
-        again_flops=again_flops(how),
+        recompute_flops=recompute_flops(how),
         predicted_bytes=predicted,
         compiled_bytes=None,
         compiles=0,

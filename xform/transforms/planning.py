@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
 from xform.interpret.joint import Plan
+from xform.planner.costs.outcome import recompute_flops
 from xform.planner.planned import planned
+from xform.text import human_flops, human_seconds
 from xform.transforms.function import Function
 
 Planner = Callable[[Function, Any], Plan]
@@ -35,3 +39,34 @@ def planning(by: Planner) -> Generator[None]:
         yield
     finally:
         _PLANNER.reset(before)
+
+
+@dataclasses.dataclass
+class Spent:
+    """What was planned: how often, for how long, and the work that the plans run again."""
+
+    plans: int = 0
+    seconds: float = 0.0
+    flops: int = 0
+
+    def __str__(self) -> str:
+        if not self.plans:
+            return ""
+        return f"{human_flops(self.flops)} run again, planned in {human_seconds(self.seconds)}"
+
+
+@contextmanager
+def timed() -> Generator[Spent]:
+    """Within it, what reverse mode plans is added up."""
+    spent, plan = Spent(), planner()
+
+    def by(fun: Function, policy: Any) -> Plan:
+        begun = time.perf_counter()
+        how = plan(fun, policy)
+        spent.seconds += time.perf_counter() - begun
+        spent.plans += 1
+        spent.flops += recompute_flops(how)
+        return how
+
+    with planning(by):
+        yield spent

@@ -13,12 +13,13 @@ from collections.abc import Callable, Hashable
 from xform.fingerprint import fingerprint, said
 from xform.interpret.joint import Joint, Plan
 from xform.naming import digest
-from xform.planner.choice import choice_of
-from xform.planner.outcome import least_bytes
-from xform.planner.planned import front
-from xform.planner.record import record
+from xform.planner.backend import backend
+from xform.planner.candidates.whole import Whole
+from xform.planner.costs.outcome import least_bytes
+from xform.planner.plan.choice import choice_of
+from xform.planner.plan.record import record
+from xform.planner.planned import front, may_save_more
 from xform.planner.refused import infeasible
-from xform.planner.whole import Whole
 from xform.policies import Budget, min_cut
 from xform.recent import Recent
 from xform.text import human_bytes
@@ -50,7 +51,7 @@ class Compiler:
     def __init__(self, as_written: Joint, peak: Callable[[Plan], int], spared: int,
                  measure: Callable[[Whole], int | None], *decides: Hashable) -> None:  # fmt: skip
         self.peak, self.spared, self._measure = peak, spared, measure
-        program = fingerprint(as_written.program), as_written.active, as_written.seconds
+        program = fingerprint(as_written.program), as_written.active, as_written.seeded
         key = (*program, *decides)
         _remembered[key] = self._answers = _remembered.get(key, {})
         self._asked: set[str] = set()
@@ -77,10 +78,12 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
 
     The default is compiled, and scales the simulation of all others: what it cannot see (arguments
     that are sharded over `Auto` axes) is like in all of them. Those that it puts within the budget
-    are compiled by rising work, until one is; then the one before it, if it is nearly within.
+    are compiled by rising work, until one is; then the one before it, if it is nearly within. One
+    that the default fits has it, but where remat regions may save more.
     """
     default, plans = at.planned(min_cut), front(*at.ends)
-    if (size := compiler.bytes(default)) <= budget.bytes:
+    fits = (size := compiler.bytes(default)) <= budget.bytes
+    if fits and not may_save_more(budget, default):
         return default
     scale = size / max(compiler.peak(default.how), 1) if size < math.inf else 1.0
     tried: list[Whole] = []
@@ -88,14 +91,14 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
     def expected(whole: Whole, most: float) -> bool:
         if (known := compiler.known(whole.how)) is not None:
             return known <= most
-        least = least_bytes(whole.how) - compiler.spared
+        least = least_bytes(whole.how, backend()) - compiler.spared
         return scale * least <= most and scale * compiler.peak(whole.how) <= most
 
     for i in range(_COMPILES):
         if i == _COMPILES - 1:  # as far off as the worst of those before
             scale = max(compiler.bytes(w) / max(compiler.peak(w.how), 1) for w in tried)
         whole = plans.first(lambda w: expected(w, budget.bytes))
-        if whole is None:
+        if whole is None or (fits and whole.work >= default.work):
             break
         tried.append(whole)
         if compiler.bytes(whole) <= budget.bytes:
@@ -103,6 +106,8 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
             if less is None or less.work >= whole.work or compiler.bytes(less) > budget.bytes:
                 return whole
             return less
+    if fits:
+        return default
     floors = plans.lowest()
     least = min((*floors, default), key=lambda w: compiler.bytes(w))
     if (size := compiler.bytes(least)) <= budget.bytes:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from xform.errors import WrongArgument
-from xform.interpret.checkpoints import SLOTS
+from xform.interpret.checkpoints import SNAPSHOTS
 
 
 def while_checkpoints(n: int) -> AbstractContextManager[None]:
@@ -75,8 +75,8 @@ def while_checkpoints(n: int) -> AbstractContextManager[None]:
 
 @contextmanager
 def _slots(n: int) -> Generator[None, Any, None]:
-    token = SLOTS.set(n)
+    token = SNAPSHOTS.set(n)
     try:
         yield
     finally:
-        SLOTS.reset(token)
+        SNAPSHOTS.reset(token)

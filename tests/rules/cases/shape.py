@@ -7,6 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from xform._jax import named
 from xform.testing import Case
 
 V = np.array([0.3, -0.7, 1.4])
@@ -88,6 +89,7 @@ CASES = [
        label="integer"),
     of("device_put", lambda x: jax.device_put(x, here()), V),
     of("sharding_constraint", lambda x: lax.with_sharding_constraint(x, here()), V),
+    of("tie", lambda x, y: named("tie").bind(lax.sin(x), lax.sin(y)), V, V),
     of("copy", lambda x: lax.mul(jax.numpy.array(x, copy=True), x), V),
     of("layout_constraint",
        lambda x: with_layout_constraint(x, Layout(major_to_minor=(1, 0))), M),

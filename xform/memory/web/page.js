@@ -30,7 +30,9 @@ function headline() {
   $$("about").textContent = `compiled for ${device.name} (${report.target})` +
     (device.count > 1 ? `, ${device.count} devices; bytes are per device` : "");
   $$("asked").replaceChildren(`Compiled: ${report.compiled}`, make("br"),
-    `Arguments: ${report.given}`, ...(report.note ? [make("br"), report.note] : []));
+    `Arguments: ${report.given}`,
+    ...(report.planned ? [make("br"), `Planned: ${report.planned}`] : []),
+    ...(report.note ? [make("br"), report.note] : []));
   $$("headline").replaceChildren(humanBytes(total), make("small", {},
     capacity ? ` of ${humanBytes(capacity)}${each}` : ` at its peak${each}`));
   const spare = capacity - total - report.constant_bytes, room = $$("room");

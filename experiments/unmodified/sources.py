@@ -1,0 +1,76 @@
+"""Take what is needed from files that other people wrote, as they are, where they lie."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import json
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def module(path: Path) -> types.ModuleType:
+    """A file as a module that nothing else can import: its name may be one of ours."""
+    spec = importlib.util.spec_from_file_location(f"unmodified.{path.stem}", path)
+    assert spec is not None, path
+    assert spec.loader is not None, path
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made  # dataclasses look there for their module
+    spec.loader.exec_module(made)
+    return made
+
+
+def package(root: Path, name: str) -> types.ModuleType:
+    """A module by its name, from a folder that its own imports begin at."""
+    with _first(root):
+        return importlib.import_module(name)
+
+
+def definitions(path: Path, *names: str) -> types.SimpleNamespace:
+    """Some functions, classes and constants of a script or notebook whose whole would not run.
+
+    Its imports are made where they can be; what reads data, or trains, is left out.
+    """
+    tree = ast.parse(_code(path), str(path))
+    made = types.ModuleType(f"unmodified.{path.stem}")
+    sys.modules[made.__name__] = made
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            with contextlib.suppress(ImportError):
+                _run(node, path, made)
+        elif _named(node) & set(names):
+            _run(node, path, made)
+    return types.SimpleNamespace(**{name: getattr(made, name) for name in names})
+
+
+def _run(node: ast.stmt, path: Path, made: types.ModuleType) -> None:
+    exec(compile(ast.Module([node], []), str(path), "exec"), made.__dict__)
+
+
+def _named(node: ast.stmt) -> set[str]:
+    """What a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def _code(path: Path) -> str:
+    """The text of a script, or of all cells of code of a notebook."""
+    if path.suffix != ".ipynb":
+        return path.read_text()
+    cells = json.loads(path.read_text())["cells"]
+    return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+
+
+@contextlib.contextmanager
+def _first(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))

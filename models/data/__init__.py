@@ -1,0 +1,1 @@
+"""What models read: text, split, shuffled, and resumable at any step."""

@@ -1,0 +1,86 @@
+"""Attention of queries `[B, T, H, E]` to keys and values `[B, S, K, E]`, not all scores at once.
+
+H / K query heads share a head of keys and values. cuDNN's kernel, where there is a GPU and it
+takes the case, holds no scores. `jax.nn.dot_product_attention` elsewhere is plain XLA, on TPUs
+too, with scores `[B, H, T, S]` in float32: there it is given a few queries at a time, and runs
+again in the backward pass.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+import xform
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    causal: bool,
+    positions: jax.Array | None = None,
+    segments: jax.Array | None = None,
+    chunk: int = 256,
+) -> jax.Array:
+    """The mean of values, weighted by the softmax of `query . key / sqrt(E)`.
+
+    Args:
+      query: `[B, T, H, E]`.
+      key: `[B, S, K, E]`, where K divides H.
+      value: `[B, S, K, E]`.
+      causal: whether a query sees no key after its own position.
+      positions: `[B, T]`, where each query is among the keys; 0 to T - 1 if None.
+      segments: `[B, T]`, T = S: a query sees the keys of its own segment alone.
+      chunk: how many queries have their scores in memory at once, where no kernel does without.
+
+    Returns:
+      `[B, T, H, E]`.
+    """
+    if positions is None and segments is None and _has_kernel(query):
+        return jax.nn.dot_product_attention(
+            query, key, value, is_causal=causal, implementation="cudnn"
+        )
+    batch, tokens = query.shape[:2]
+    if positions is None and causal:
+        positions = jnp.broadcast_to(jnp.arange(tokens), (batch, tokens))
+    some = functools.partial(_some, every=segments)
+    if tokens <= chunk:
+        return some(key, value, query, positions, segments)
+
+    def chunks(x: jax.Array) -> jax.Array:  # [B, T, ...] to [n, B, chunk, ...]
+        rest = [(0, 0)] * (x.ndim - 2)
+        x = jnp.pad(x, [(0, 0), (0, -tokens % chunk), *rest], mode="edge")
+        return jnp.moveaxis(x.reshape(batch, -1, chunk, *x.shape[2:]), 1, 0)
+
+    again = xform.remat(some)
+    step = lambda _, few: (None, again(key, value, *few))
+    _, out = jax.lax.scan(step, None, jax.tree.map(chunks, (query, positions, segments)))
+    return jnp.moveaxis(out, 0, 1).reshape(batch, -1, *query.shape[2:])[:, :tokens]
+
+
+def _some(
+    key: jax.Array,
+    value: jax.Array,
+    query: jax.Array,
+    positions: jax.Array | None,
+    segments: jax.Array | None,
+    every: jax.Array | None,
+) -> jax.Array:
+    """Attention of some queries to all keys; `every` are the segments of the keys."""
+    masks: list[jax.Array] = []
+    if positions is not None:
+        masks.append(positions[:, None, :, None] >= jnp.arange(key.shape[1]))
+    if segments is not None and every is not None:
+        masks.append(segments[:, None, :, None] == every[:, None, None, :])
+    mask = functools.reduce(jnp.logical_and, masks) if masks else None
+    return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="xla")
+
+
+def _has_kernel(query: jax.Array) -> bool:
+    """Whether cuDNN's kernel takes such queries, on the device at hand."""
+    short = query.dtype in (jnp.bfloat16, jnp.float16) and query.shape[-1] % 8 == 0
+    return short and query.shape[-1] <= 128 and jax.default_backend() == "gpu"

@@ -1,0 +1,152 @@
+"""The `config.json` of a Hugging Face folder, as sizes of ours, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from models.errors import InputError
+from models.nets.gpt2 import GPT2Config
+from models.nets.llama import LlamaConfig
+from models.nets.rotary import Rotary, Stretch
+
+Json = Mapping[str, Any]
+
+
+def read(config: Json) -> GPT2Config | LlamaConfig:
+    """Sizes of ours, or an error that names what ours do not do."""
+    kind = config.get("model_type")
+    if kind not in READERS:
+        raise InputError(f"config.json is of a {kind}; what can be read is: {', '.join(READERS)}")
+    return READERS[kind](config)
+
+
+def write(config: GPT2Config | LlamaConfig) -> dict[str, Any]:
+    """What `transformers` builds the same model from."""
+    return _write_gpt2(config) if isinstance(config, GPT2Config) else _write_llama(config)
+
+
+def _gpt2(config: Json) -> GPT2Config:
+    width = config["n_embd"]
+    _only(
+        config,
+        activation_function=("gelu_new", "gelu_pytorch_tanh"),
+        n_inner=(None, 4 * width),
+        scale_attn_by_inverse_layer_idx=(False,),
+        scale_attn_weights=(True,),
+        add_cross_attention=(False,),
+        tie_word_embeddings=(True,),
+    )
+    return GPT2Config(
+        vocab=config["vocab_size"],
+        context=config["n_positions"],
+        width=width,
+        depth=config["n_layer"],
+        heads=config["n_head"],
+        epsilon=config.get("layer_norm_epsilon", 1e-5),
+        dropout=config.get("resid_pdrop", 0.1),
+    )
+
+
+def _write_gpt2(config: GPT2Config) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "vocab_size": config.vocab,
+        "n_positions": config.context,
+        "n_embd": config.width,
+        "n_layer": config.depth,
+        "n_head": config.heads,
+        "layer_norm_epsilon": config.epsilon,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": 0.0,
+        "tie_word_embeddings": True,
+    }
+
+
+def _llama(config: Json) -> LlamaConfig:
+    context = config["max_position_embeddings"]
+    window = config.get("sliding_window")
+    _only(config, hidden_act=("silu",), attention_bias=(False,), mlp_bias=(False,))
+    _only(config, sliding_window=(None, window if window and window >= context else None))
+    heads = config["num_attention_heads"]
+    return LlamaConfig(
+        vocab=config["vocab_size"],
+        context=context,
+        width=config["hidden_size"],
+        depth=config["num_hidden_layers"],
+        heads=heads,
+        epsilon=config["rms_norm_eps"],
+        kv_heads=config.get("num_key_value_heads") or heads,
+        hidden=config["intermediate_size"],
+        rotary=_rotary(config),
+        head_width=config.get("head_dim") or 0,
+        tied=config.get("tie_word_embeddings", False),
+        experts=config.get("num_local_experts", 0),
+        chosen=config.get("num_experts_per_tok", 2),
+    )
+
+
+def _rotary(config: Json) -> Rotary:
+    """By `rope_parameters`, or, as before version 5, by `rope_theta` and `rope_scaling`."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    base = rope.get("rope_theta") or config.get("rope_theta", 10_000.0)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return Rotary(base)
+    if kind != "llama3":
+        raise InputError(f"config.json has positions of type {kind}; ours are default or llama3")
+    stretch = Stretch(
+        rope["factor"],
+        rope["low_freq_factor"],
+        rope["high_freq_factor"],
+        rope["original_max_position_embeddings"],
+    )
+    return Rotary(base, stretch)
+
+
+def _write_llama(config: LlamaConfig) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if config.rotary.stretch is not None:
+        s = config.rotary.stretch
+        rope = {
+            "rope_type": "llama3",
+            "factor": s.factor,
+            "low_freq_factor": s.low,
+            "high_freq_factor": s.high,
+            "original_max_position_embeddings": s.context,
+        }
+    written = {
+        "architectures": ["MixtralForCausalLM" if config.experts else "LlamaForCausalLM"],
+        "model_type": "mixtral" if config.experts else "llama",
+        "hidden_act": "silu",
+        "vocab_size": config.vocab,
+        "max_position_embeddings": config.context,
+        "hidden_size": config.width,
+        "intermediate_size": config.hidden,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_width,
+        "rms_norm_eps": config.epsilon,
+        "rope_parameters": rope | {"rope_theta": config.rotary.base},
+        "tie_word_embeddings": config.tied,
+    }
+    experts = {"num_local_experts": config.experts, "num_experts_per_tok": config.chosen}
+    # Versions before 5 read the next two.
+    older = {"rope_theta": config.rotary.base}
+    older |= {"rope_scaling": rope} if config.rotary.stretch else {}
+    return written | older | (experts if config.experts else {})
+
+
+def _only(config: Json, **allowed: tuple[Any, ...]) -> None:
+    """Refuse what would be another model than ours."""
+    for name, values in allowed.items():
+        if name in config and config[name] not in values:
+            known = " or ".join(str(value) for value in values)
+            raise InputError(f"config.json has {name} {config[name]}; ours have {known}")
+
+
+READERS: dict[str, Callable[[Json], Any]] = {"gpt2": _gpt2, "llama": _llama, "mixtral": _llama}

@@ -1,0 +1,55 @@
+"""Linear maps and embeddings whose axes have names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from models.nets.axes import named
+
+NORMAL = 0.02  # what GPT-2 and Llama draw weights with
+
+
+def dense(
+    inputs: Mapping[str, int],
+    outputs: Mapping[str, int],
+    *,
+    rngs: nnx.Rngs,
+    bias: bool = False,
+    dtype: Any = None,
+    stddev: float | None = None,
+) -> nnx.LinearGeneral:
+    """A linear map from the last axes, `inputs`, to `outputs`; both say names and sizes.
+
+    Without `stddev` a kernel's elements have variance 1 / (number of inputs).
+    """
+    fan = math.prod(inputs.values())
+    return nnx.LinearGeneral(
+        tuple(inputs.values()),
+        tuple(outputs.values()),
+        axis=tuple(range(-len(inputs), 0)),
+        use_bias=bias,
+        dtype=dtype,
+        kernel_init=nnx.initializers.normal(fan**-0.5 if stddev is None else stddev),
+        kernel_metadata=named(*inputs, *outputs),
+        bias_metadata=named(*outputs),
+        rngs=rngs,
+    )
+
+
+def embedding(
+    rows: Mapping[str, int], width: int, *, rngs: nnx.Rngs, dtype: Any = None
+) -> nnx.Embed:
+    """A table of vectors; `rows` says what is looked up, and how many there are."""
+    ((name, size),) = rows.items()
+    return nnx.Embed(
+        size,
+        width,
+        dtype=dtype,
+        embedding_init=nnx.initializers.normal(NORMAL),
+        embedding_metadata=named(name, "embed"),
+        rngs=rngs,
+    )

@@ -1,0 +1,64 @@
+"""GPT-2: learned positions, LayerNorm before each part, biases, tied embeddings.
+
+Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. Dropout is of
+the first vectors and of what each part adds; of attention's weights, which are never whole in
+memory, it is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from flax import nnx
+
+from models.nets.block import Block
+from models.nets.cache import Cache
+from models.nets.decoder import Decoder, DecoderConfig
+from models.nets.dense import NORMAL, embedding
+from models.nets.dropout import dropout
+from models.nets.layers import Layers
+from models.nets.norms import layer_norm
+
+
+@dataclasses.dataclass(frozen=True)
+class GPT2Config(DecoderConfig):
+    """The sizes of a GPT-2."""
+
+    dropout: float = 0.1  # where a key is given
+
+
+class GPT2(Decoder):
+    """Tokens in, a score for every next token out."""
+
+    def __init__(self, config: GPT2Config, *, rngs: nnx.Rngs) -> None:
+        c = self.config = config
+        common: dict[str, Any] = {"dtype": c.dtype, "rngs": rngs}
+        self.embed = embedding({"vocab": c.vocab}, c.width, **common)
+        self.positions = embedding({"position": c.context}, c.width, **common)
+        make = lambda rngs: Block(
+            c.width,
+            c.heads,
+            4 * c.width,
+            jax.nn.gelu,
+            causal=True,
+            epsilon=c.epsilon,
+            dropout=c.dropout,
+            chunk=c.chunk,
+            dtype=c.dtype,
+            rngs=rngs,
+            out_stddev=NORMAL * (2 * c.depth) ** -0.5,
+        )
+        self.layers = Layers(make, c.depth, scan=c.scan, remat=c.remat, rngs=rngs)
+        self.norm = layer_norm(c.width, c.epsilon, **common)
+
+    def enter(self, tokens: jax.Array, positions: jax.Array, key: jax.Array | None) -> Any:
+        """The sum of a token's vector and its position's."""
+        x = self.embed(tokens) + self.positions(positions)
+        return dropout(x, self.config.dropout, key), None
+
+    def cache(self, batch: int, room: int) -> Cache:
+        """A cache for so many sequences of so many tokens, with nothing in it."""
+        c = self.config
+        return Cache.empty(c.depth, batch, room, c.heads, c.width // c.heads, c.dtype)

@@ -1,0 +1,60 @@
+"""Equal layers, one after another: scanned over stacked parameters, or unrolled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import xform
+
+
+class Layers(nnx.Module):
+    """`depth` layers of one kind, each a module called as `x, out = layer(x, own, shared)`.
+
+    Scanned, each parameter has a leading axis "layers", XLA compiles one layer, and xform plans
+    one body. Unrolled, there are `depth` modules. Both draw the same initial values. With
+    `remat`, a layer keeps its input alone and is run again in the backward pass, whatever the
+    policy of the whole.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[nnx.Rngs], nnx.Module],
+        depth: int,
+        *,
+        scan: bool,
+        remat: bool,
+        rngs: nnx.Rngs,
+    ) -> None:
+        keys = jax.random.split(rngs.params(), depth)
+
+        def build(key: jax.Array) -> nnx.Module:
+            return make(nnx.Rngs(params=key))
+
+        stacked = nnx.vmap(build, transform_metadata={nnx.PARTITION_NAME: "layers"})
+        self.scan, self.remat = scan, remat
+        self.each: Any = stacked(keys) if scan else nnx.List([build(key) for key in keys])
+
+    def __call__(self, x: jax.Array, own: Any = None, shared: Any = None) -> tuple[jax.Array, Any]:
+        """Run the layers; leaves of `own` have an entry for each, and so has what they put out."""
+
+        def run(graphdef: nnx.GraphDef[Any]) -> Callable[..., Any]:
+            # Pure, so that a policy sees the parameters among the inputs, which are kept anyway.
+            layer = lambda params, x, own, shared: nnx.merge(graphdef, params)(x, own, shared)
+            return xform.remat(layer) if self.remat else layer
+
+        if self.scan:
+            graphdef, params = nnx.split(self.each)
+            layer = run(graphdef)
+            step = lambda x, each: layer(*each[:1], x, *each[1:], shared)
+            return jax.lax.scan(step, x, (params, own))
+        outs: list[Any] = []
+        for i, module in enumerate(self.each):
+            graphdef, params = nnx.split(module)
+            x, out = run(graphdef)(params, x, jax.tree.map(lambda leaf, i=i: leaf[i], own), shared)
+            outs.append(out)
+        return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outs)

@@ -1,0 +1,65 @@
+"""Cross-entropy over large vocabularies: the logits are made for a few positions at a time.
+
+They are made again, as many at a time, in the backward pass. Of 8192 positions and 128k words, all
+logits of one sequence would take 4 GiB, and as much again for their gradient.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+import xform
+
+
+def scores(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Float32 logits `[..., V]` of `hidden` `[..., D]`, by `kernel` `[D, V]` in the same dtype."""
+    kernel = kernel.astype(hidden.dtype)
+    return jnp.matmul(hidden, kernel, preferred_element_type=jnp.float32)
+
+
+def cross_entropy(
+    hidden: jax.Array,
+    kernel: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array | None = None,
+    *,
+    chunk: int | None = 128,
+) -> jax.Array:
+    """Mean negative log-probability of `targets`, in nats.
+
+    Args:
+      hidden: `[B, T, D]`.
+      kernel: `[D, V]`, which makes logits of it.
+      targets: integers `[B, T]`.
+      weights: `[B, T]`, by which positions count; 1 if None.
+      chunk: how many positions of each sequence have their logits in memory at once; None for all.
+
+    Returns:
+      A float32 scalar: the weighted mean.
+    """
+    weights = jnp.ones(targets.shape) if weights is None else weights.astype(jnp.float32)
+    if chunk is None or chunk >= targets.shape[1]:
+        total = _total(kernel, hidden, targets, weights)
+    else:
+
+        def chunks(
+            x: jax.Array,
+        ) -> jax.Array:  # [B, T, ...] to [n, B, chunk, ...]
+            rest = [(0, 0)] * (x.ndim - 2)
+            x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk), *rest])
+            return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+        again = xform.remat(_total)
+        step = lambda total, few: (total + again(kernel, *few), None)
+        few = jax.tree.map(chunks, (hidden, targets, weights))
+        total, _ = jax.lax.scan(step, jnp.float32(0), few)
+    return total / weights.sum()
+
+
+def _total(
+    kernel: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array
+) -> jax.Array:
+    logits = scores(hidden, kernel)
+    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jnp.sum(weights * (jax.nn.logsumexp(logits, axis=-1) - picked))

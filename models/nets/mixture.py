@@ -1,0 +1,72 @@
+"""A mixture of experts: each token goes through the few gated perceptrons that a router chooses.
+
+None is left out: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each run of
+them by its expert's matrix. Source: "Mixtral of Experts", arXiv:2401.04088.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models.nets.axes import named
+from models.nets.dense import NORMAL, dense
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """What went where, by rank of choice `[..., k, E]`; the router's mean weights `[..., E]`."""
+
+    shares: jax.Array
+    weights: jax.Array
+
+    def imbalance(self) -> jax.Array:
+        """k if all experts are used alike, more if not (arXiv:2101.03961, eq. 4, for k choices)."""
+        experts = self.weights.shape[-1]
+        layers = tuple(range(self.weights.ndim - 1))
+        shares, weights = self.shares.mean(layers), self.weights.mean(layers)
+        return experts * jnp.sum(shares * weights)
+
+
+class Mixture(nnx.Module):
+    """`experts` gated perceptrons, `chosen` of which each token goes through."""
+
+    def __init__(
+        self, width: int, hidden: int, experts: int, chosen: int, *, dtype: Any, rngs: nnx.Rngs
+    ) -> None:
+        def matrices(inputs: tuple[str, int], outputs: tuple[str, int]) -> nnx.Param[Any]:
+            (name, size), (out_name, out_size) = inputs, outputs
+            drawn = NORMAL * jax.random.normal(rngs.params(), (experts, size, out_size))
+            return nnx.Param(drawn, **named("expert", name, out_name))
+
+        self.chosen, self.dtype = chosen, dtype
+        self.router = dense(
+            {"embed": width}, {"expert": experts}, dtype=dtype, stddev=NORMAL, rngs=rngs
+        )
+        self.gate = matrices(("embed", width), ("mlp", hidden))
+        self.up = matrices(("embed", width), ("mlp", hidden))
+        self.down = matrices(("mlp", hidden), ("embed", width))
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, Routing]:
+        """Map `[..., D]` to the same."""
+        tokens = x.reshape(-1, x.shape[-1])
+        weights = jax.nn.softmax(self.router(tokens).astype(jnp.float32))
+        best, which = jax.lax.top_k(weights, self.chosen)  # [N, k]
+        best /= best.sum(-1, keepdims=True)
+        one_hot = jax.nn.one_hot(which, weights.shape[-1])
+
+        order = jnp.argsort(which.reshape(-1))  # by expert
+        sizes = jnp.sum(one_hot, (0, 1)).astype(jnp.int32)
+        run = lambda rows, kernel: jax.lax.ragged_dot(
+            rows, kernel[...].astype(x.dtype if self.dtype is None else self.dtype), sizes
+        )
+        rows = tokens[order // self.chosen]
+        rows = run(jax.nn.silu(run(rows, self.gate)) * run(rows, self.up), self.down)
+        back = rows[jnp.argsort(order)].reshape(*which.shape, -1)
+        mixed = jnp.einsum("nkd,nk->nd", back, best.astype(back.dtype))
+        return mixed.reshape(x.shape), Routing(one_hot.mean(0), weights.mean(0))

@@ -1,0 +1,86 @@
+"""Models by name, in their published sizes; and building them, or their shapes alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from models.nets.gpt2 import GPT2, GPT2Config
+from models.nets.llama import Llama, LlamaConfig
+from models.nets.ode import NeuralODE, ODEConfig
+from models.nets.recurrent import Recurrent, RecurrentConfig
+from models.nets.resnet import ResNet, ResNetConfig
+from models.nets.rotary import Rotary, Stretch
+from models.nets.unet import UNet, UNetConfig
+from models.nets.vit import ViT, ViTConfig
+
+KINDS: dict[type[Any], type[Any]] = {
+    GPT2Config: GPT2,
+    LlamaConfig: Llama,
+    ViTConfig: ViT,
+    ResNetConfig: ResNet,
+    UNetConfig: UNet,
+    RecurrentConfig: Recurrent,
+    ODEConfig: NeuralODE,
+}
+
+
+def _gpt2(width: int, depth: int, heads: int) -> GPT2Config:
+    return GPT2Config(50_257, 1024, width, depth, heads)
+
+
+def _llama(
+    vocab: int, context: int, width: int, depth: int, heads: int, **more: Any
+) -> LlamaConfig:
+    return LlamaConfig(vocab, context, width, depth, heads, **more)
+
+
+_LLAMA3 = {"kv_heads": 8, "rotary": Rotary(500_000.0)}
+_LLAMA31 = {"kv_heads": 8, "rotary": Rotary(500_000.0, Stretch())}
+PRESETS: dict[str, Any] = {
+    "gpt2-124m": _gpt2(768, 12, 12),
+    "gpt2-355m": _gpt2(1024, 24, 16),
+    "gpt2-774m": _gpt2(1280, 36, 20),
+    "gpt2-1.5b": _gpt2(1600, 48, 25),
+    "llama2-7b": _llama(32_000, 4096, 4096, 32, 32, kv_heads=32, hidden=11_008),
+    "llama2-13b": _llama(32_000, 4096, 5120, 40, 40, kv_heads=40, hidden=13_824),
+    "llama2-70b": _llama(32_000, 4096, 8192, 80, 64, kv_heads=8, hidden=28_672),
+    "llama3-8b": _llama(128_256, 8192, 4096, 32, 32, hidden=14_336, **_LLAMA3),
+    "llama3-70b": _llama(128_256, 8192, 8192, 80, 64, hidden=28_672, **_LLAMA3),
+    "llama3.1-8b": _llama(128_256, 131_072, 4096, 32, 32, hidden=14_336, **_LLAMA31),
+    "mixtral-8x7b": _llama(
+        32_000,
+        32_768,
+        4096,
+        32,
+        32,
+        kv_heads=8,
+        hidden=14_336,
+        rotary=Rotary(1e6),
+        experts=8,
+    ),
+    "resnet20": ResNetConfig(16, (16, 32, 64), (3, 3, 3), 10, bottleneck=False, small=True),
+    "resnet50": ResNetConfig(64, (256, 512, 1024, 2048), (3, 4, 6, 3), 1000, bottleneck=True),
+    "vit-s": ViTConfig(224, 16, 384, 12, 6, 1536, 1000, epsilon=1e-6),
+    "unet": UNetConfig(1, (64, 128, 256, 512, 1024), 2),
+    "lstm": RecurrentConfig("lstm", 64, 128),
+    "gru": RecurrentConfig("gru", 64, 128),
+    "ode": ODEConfig(64, 256, 200),
+}
+
+
+def build(config: Any, seed: int = 0) -> Any:
+    """A model with random weights."""
+    return KINDS[type(config)](config, rngs=nnx.Rngs(seed))
+
+
+def abstract(config: Any) -> Any:
+    """A model as shapes and dtypes alone: nothing is allocated, whatever its size."""
+    return nnx.eval_shape(lambda: build(config))
+
+
+def parameter_count(model: nnx.Module) -> int:
+    """Number of elements in all parameters; the model may be abstract."""
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))

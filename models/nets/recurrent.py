@@ -1,0 +1,93 @@
+"""LSTM and GRU: a state carried through time, with the gates that cuDNN and PyTorch have."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models.nets.dense import dense
+
+State = tuple[jax.Array, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentConfig:
+    """Sizes of a stack of such layers."""
+
+    kind: str  # "lstm" or "gru"
+    inputs: int
+    width: int
+    depth: int = 1
+    dtype: str = "float32"
+
+
+class LSTM(nnx.Module):
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997, with the forget gate of 2000)."""
+
+    def __init__(self, inputs: int, width: int, *, dtype: Any, rngs: nnx.Rngs) -> None:
+        gates = {"gates": 4, "mlp": width}
+        self.input = dense({"embed": inputs}, gates, bias=True, dtype=dtype, rngs=rngs)
+        self.recur = dense({"embed": width}, gates, bias=True, dtype=dtype, rngs=rngs)
+
+    def start(self, shape: tuple[int, ...], dtype: Any) -> State:
+        """Zeros."""
+        return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+
+    def step(self, state: State, seen: jax.Array) -> State:
+        """The next state, given what the input gates see of this moment: `[B, 4, H]`."""
+        h, c = state
+        i, f, g, o = jnp.moveaxis(seen + self.recur(h), -2, 0)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+
+class GRU(nnx.Module):
+    """A gated recurrent unit (arXiv:1406.1078); the reset gate is applied after the product."""
+
+    def __init__(self, inputs: int, width: int, *, dtype: Any, rngs: nnx.Rngs) -> None:
+        gates = {"gates": 3, "mlp": width}
+        self.input = dense({"embed": inputs}, gates, bias=True, dtype=dtype, rngs=rngs)
+        self.recur = dense({"embed": width}, gates, bias=True, dtype=dtype, rngs=rngs)
+
+    def start(self, shape: tuple[int, ...], dtype: Any) -> State:
+        """Zeros."""
+        return (jnp.zeros(shape, dtype),)
+
+    def step(self, state: State, seen: jax.Array) -> State:
+        """The next state, given what the input gates see of this moment: `[B, 3, H]`."""
+        (h,) = state
+        r, z, n = jnp.moveaxis(seen, -2, 0)
+        again_r, again_z, again_n = jnp.moveaxis(self.recur(h), -2, 0)
+        r, z = jax.nn.sigmoid(r + again_r), jax.nn.sigmoid(z + again_z)
+        return ((1 - z) * jnp.tanh(n + r * again_n) + z * h,)
+
+
+KINDS = {"lstm": LSTM, "gru": GRU}
+
+
+class Recurrent(nnx.Module):
+    """Layers through time: each reads what the one before it said at every moment."""
+
+    def __init__(self, config: RecurrentConfig, *, rngs: nnx.Rngs) -> None:
+        c = self.config = config
+        widths = [c.inputs, *[c.width] * (c.depth - 1)]
+        kind = KINDS[c.kind]
+        self.layers = nnx.List([kind(n, c.width, dtype=c.dtype, rngs=rngs) for n in widths])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map series `[B, T, inputs]` to the last layer's states `[B, T, width]`."""
+        for layer in self.layers:
+            graphdef, params = nnx.split(layer)
+
+            def step(state: State, seen: jax.Array, graphdef=graphdef, params=params) -> Any:
+                state = nnx.merge(graphdef, params).step(state, seen)
+                return state, state[0]
+
+            seen = jnp.moveaxis(layer.input(x), 1, 0)  # for all moments at once
+            start = layer.start((x.shape[0], self.config.width), seen.dtype)
+            x = jnp.moveaxis(jax.lax.scan(step, start, seen)[1], 0, 1)
+        return x

@@ -1,0 +1,99 @@
+"""Residual networks of convolutions: ResNet-50 for photographs, ResNet-20 for 32 x 32 pixels.
+
+Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385. In
+bottlenecks it is the middle convolution that strides, as in all later implementations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models.nets.convolution import NormedConvolution
+from models.nets.dense import dense
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetConfig:
+    """Sizes: a stage has a width, and so many blocks."""
+
+    stem: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    classes: int
+    bottleneck: bool
+    small: bool = (
+        False  # images: the stem keeps their size, and no block changes it with parameters
+    )
+    channels: int = 3
+    dtype: str = "float32"
+
+
+class Block(nnx.Module):
+    """Two or three convolutions, and what they read added to what they make."""
+
+    def __init__(
+        self, config: ResNetConfig, inputs: int, outputs: int, stride: int, *, rngs: nnx.Rngs
+    ) -> None:
+        common: dict[str, Any] = {"dtype": config.dtype, "rngs": rngs}
+        middle = outputs // 4 if config.bottleneck else outputs
+        sizes = (1, 3, 1) if config.bottleneck else (3, 3)
+        at = 1 if config.bottleneck else 0  # the one that strides
+        widths = [inputs, *[middle] * (len(sizes) - 1), outputs]
+        parts = zip(widths[:-1], widths[1:], sizes, strict=True)
+        self.parts = nnx.List([
+            NormedConvolution(a, b, size, stride=stride if i == at else 1, **common)
+            for i, (a, b, size) in enumerate(parts)
+        ])  # fmt: skip
+        self.stride, self.more = stride, outputs - inputs
+        changes = (stride != 1 or inputs != outputs) and not config.small
+        self.shortcut = (
+            NormedConvolution(inputs, outputs, 1, stride=stride, **common) if changes else None
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map images of `inputs` channels to smaller ones of `outputs`."""
+        y = x
+        for i, part in enumerate(self.parts):
+            y = part(jax.nn.relu(y) if i else y)
+        if self.shortcut is not None:
+            x = self.shortcut(x)
+        elif self.stride != 1 or self.more:  # "option A": every second pixel, and channels of zeros
+            around = (self.more // 2, self.more - self.more // 2)
+            x = jnp.pad(x[:, :: self.stride, :: self.stride], [(0, 0)] * 3 + [around])
+        return jax.nn.relu(x + y)
+
+
+class ResNet(nnx.Module):
+    """Images in, a score for each class out. After `eval()` its norms use running statistics."""
+
+    def __init__(self, config: ResNetConfig, *, rngs: nnx.Rngs) -> None:
+        c = self.config = config
+        common: dict[str, Any] = {"dtype": c.dtype, "rngs": rngs}
+        size, stride = (3, 1) if c.small else (7, 2)
+        self.stem = NormedConvolution(c.channels, c.stem, size, stride=stride, **common)
+        stages: list[nnx.List] = []
+        width = c.stem
+        for i, (out, depth) in enumerate(zip(c.widths, c.depths, strict=True)):
+            before = [width, *[out] * (depth - 1)]
+            strides = [2 if i else 1, *[1] * (depth - 1)]
+            blocks = [Block(c, a, out, s, rngs=rngs) for a, s in zip(before, strides, strict=True)]
+            stages.append(nnx.List(blocks))
+            width = out
+        self.stages = nnx.List(stages)
+        self.head = dense({"channels": width}, {"classes": c.classes}, bias=True, **common)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Map images `[B, height, width, channels]` to float32 logits `[B, classes]`."""
+        x = jax.nn.relu(self.stem(images))
+        if not self.config.small:
+            around: Any = ((1, 1), (1, 1))  # as PyTorch: "SAME" is (0, 1)
+            x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=around)
+        for stage in self.stages:
+            for block in stage:
+                x = block(x)
+        return self.head(x.mean((1, 2))).astype(jnp.float32)

@@ -1,0 +1,50 @@
+"""Rotary positions, and how Llama 3.1 stretches them over longer contexts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """Slow turns get slower by `factor`; a wave is slow if fewer than `low` fit the `context`.
+
+    Those of which more than `high` fit stay as they are, and between the two it is a blend.
+    `context` is what the model was first trained on. Source: "The Llama 3 Herd of Models",
+    arXiv:2407.21783.
+    """
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    context: int = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Positions by turning pairs of elements (arXiv:2104.09864)."""
+
+    base: float = 10_000.0
+    stretch: Stretch | None = None
+
+    def angles(self, positions: jax.Array, head_width: int) -> jax.Array:
+        """Map positions `[B, T]` to float32 angles `[B, T, E / 2]`, one for each pair."""
+        turns = self.base ** -(jnp.arange(0, head_width, 2, dtype=jnp.float32) / head_width)
+        if self.stretch is not None:
+            s = self.stretch
+            fitting = s.context * turns / (2 * math.pi)
+            kept = jnp.clip((fitting - s.low) / (s.high - s.low), 0.0, 1.0)
+            turns = turns * (kept + (1 - kept) / s.factor)
+        return positions[..., None].astype(jnp.float32) * turns
+
+
+def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Turn the pairs (i, i + E/2) of `x` `[B, T, heads, E]` by `angles` `[B, T, E / 2]`."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)

@@ -1,0 +1,78 @@
+"""Self-attention: queries, keys and values of one sequence, with a cache if wanted."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from models.nets.attention import attend
+from models.nets.cache import store
+from models.nets.dense import NORMAL, dense
+from models.nets.rotary import rotate
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What all layers are told of the tokens: the same for each."""
+
+    positions: jax.Array | None = None  # [B, T], where queries are among the keys
+    angles: jax.Array | None = None  # [B, T, E / 2], of rotary positions
+    segments: jax.Array | None = None  # [B, T]
+    lengths: jax.Array | None = None  # [B], of what is cached
+
+
+class SelfAttention(nnx.Module):
+    """Heads of queries that share `kv_heads` heads of keys and values."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_width: int,
+        *,
+        causal: bool,
+        bias: bool,
+        chunk: int,
+        dtype: Any,
+        rngs: nnx.Rngs,
+        out_stddev: float = NORMAL,
+    ) -> None:
+        self.causal, self.chunk = causal, chunk
+        one = {"head_dim": head_width}
+        linear = functools.partial(dense, bias=bias, dtype=dtype, rngs=rngs)
+        self.query = linear({"embed": width}, {"heads": heads, **one}, stddev=NORMAL)
+        self.key = linear({"embed": width}, {"kv_heads": kv_heads, **one}, stddev=NORMAL)
+        self.value = linear({"embed": width}, {"kv_heads": kv_heads, **one}, stddev=NORMAL)
+        self.out = linear({"heads": heads, **one}, {"embed": width}, stddev=out_stddev)
+
+    def __call__(
+        self, x: jax.Array, context: Context, cached: tuple[jax.Array, jax.Array] | None = None
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+        """Map `[B, T, D]` to the same, and what is cached to what is after these tokens."""
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if context.angles is not None:
+            query, key = rotate(query, context.angles), rotate(key, context.angles)
+        positions = None
+        if cached is not None and context.lengths is not None:
+            key, value = cached = (
+                store(cached[0], key, context.lengths),
+                store(cached[1], value, context.lengths),
+            )
+            key, value, positions = key.astype(x.dtype), value.astype(x.dtype), context.positions
+        mixed = attend(
+            query,
+            key,
+            value,
+            causal=self.causal,
+            positions=positions,
+            segments=context.segments,
+            chunk=self.chunk,
+        )
+        return self.out(checkpoint_name(mixed, "attention_out")), cached

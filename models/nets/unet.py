@@ -1,0 +1,67 @@
+"""A U-Net: down to small images of many channels and up again, with what was seen on the way.
+
+Source: Ronneberger et al., "U-Net", arXiv:1505.04597; images keep their size, and each
+convolution has a batch norm, as in most later implementations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models.nets.axes import named
+from models.nets.convolution import KERNEL, NormedConvolution
+
+
+@dataclasses.dataclass(frozen=True)
+class UNetConfig:
+    """Sizes; each level has half the side of the one before."""
+
+    channels: int
+    widths: tuple[int, ...]
+    classes: int
+    dtype: str = "float32"
+
+
+class Pair(nnx.Module):
+    """Two convolutions."""
+
+    def __init__(self, inputs: int, outputs: int, **common: Any) -> None:
+        self.first = NormedConvolution(inputs, outputs, 3, **common)
+        self.second = NormedConvolution(outputs, outputs, 3, **common)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map `[B, height, width, inputs]` to `[B, height, width, outputs]`."""
+        return jax.nn.relu(self.second(jax.nn.relu(self.first(x))))
+
+
+class UNet(nnx.Module):
+    """Images in, a score for each class at each pixel out. `eval()` as of a ResNet."""
+
+    def __init__(self, config: UNetConfig, *, rngs: nnx.Rngs) -> None:
+        c = self.config = config
+        common: dict[str, Any] = {"dtype": c.dtype, "rngs": rngs}
+        metadata = {"kernel_metadata": KERNEL, "bias_metadata": named("channels")}
+        above = [c.channels, *c.widths[:-1]]
+        levels = list(zip(above, c.widths, strict=True))
+        self.down = nnx.List([Pair(a, b, **common) for a, b in levels])
+        enlarge = lambda a, b: nnx.ConvTranspose(
+            b, a, (2, 2), strides=2, padding="VALID", transpose_kernel=False, **metadata, **common
+        )
+        self.enlarge = nnx.List([enlarge(a, b) for a, b in levels[:0:-1]])
+        self.up = nnx.List([Pair(2 * a, a, **common) for a, _ in levels[:0:-1]])
+        self.head = nnx.Conv(c.widths[0], c.classes, (1, 1), **metadata, **common)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Map images `[B, height, width, channels]` to logits `[B, height, width, classes]`."""
+        x, seen = images, []
+        for i, pair in enumerate(self.down):
+            x = pair(nnx.max_pool(x, (2, 2), strides=(2, 2)) if i else x)
+            seen.append(x)
+        for enlarge, pair, skip in zip(self.enlarge, self.up, seen[-2::-1], strict=True):
+            x = pair(jnp.concatenate([skip, enlarge(x)], axis=-1))
+        return self.head(x).astype(jnp.float32)

@@ -1,0 +1,93 @@
+"""A vision transformer: an image's patches as tokens, and one more that gathers the answer.
+
+Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv:2010.11929.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models.nets.axes import named
+from models.nets.block import Block
+from models.nets.dense import NORMAL, dense
+from models.nets.dropout import dropout
+from models.nets.layers import Layers
+from models.nets.norms import layer_norm
+from models.nets.self_attention import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTConfig:
+    """Sizes, and how to compute."""
+
+    image: int
+    patch: int
+    width: int
+    depth: int
+    heads: int
+    hidden: int
+    classes: int
+    channels: int = 3
+    epsilon: float = 1e-12
+    dropout: float = 0.0
+    chunk: int = 256
+    scan: bool = True
+    remat: bool = False
+    dtype: str = "float32"
+
+
+class ViT(nnx.Module):
+    """Images in, a score for each class out."""
+
+    def __init__(self, config: ViTConfig, *, rngs: nnx.Rngs) -> None:
+        c = self.config = config
+        common: dict[str, Any] = {"dtype": c.dtype, "rngs": rngs}
+        self.patches = nnx.Conv(
+            c.channels,
+            c.width,
+            (c.patch, c.patch),
+            strides=c.patch,
+            padding="VALID",
+            kernel_metadata=named("height", "width", "channels_in", "embed"),
+            bias_metadata=named("embed"),
+            **common,
+        )
+        tokens = (c.image // c.patch) ** 2 + 1
+        drawn = NORMAL * jax.random.normal(rngs.params(), (tokens, c.width))
+        self.first = nnx.Param(jnp.zeros((1, c.width)), **named("position", "embed"))
+        self.positions = nnx.Param(drawn, **named("position", "embed"))
+        make = lambda rngs: Block(
+            c.width,
+            c.heads,
+            c.hidden,
+            functools.partial(jax.nn.gelu, approximate=False),
+            causal=False,
+            epsilon=c.epsilon,
+            dropout=c.dropout,
+            chunk=c.chunk,
+            dtype=c.dtype,
+            rngs=rngs,
+        )
+        self.layers = Layers(make, c.depth, scan=c.scan, remat=c.remat, rngs=rngs)
+        self.norm = layer_norm(c.width, c.epsilon, **common)
+        self.head = dense(
+            {"embed": c.width}, {"classes": c.classes}, bias=True, stddev=NORMAL, **common
+        )
+
+    def __call__(self, images: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
+        """Map images `[B, height, width, channels]` to float32 logits `[B, classes]`."""
+        c = self.config
+        x = self.patches(images)
+        x = x.reshape(x.shape[0], -1, c.width)
+        first = jnp.broadcast_to(self.first[...], (x.shape[0], 1, c.width)).astype(x.dtype)
+        x = jnp.concatenate([first, x], axis=1) + self.positions[...].astype(x.dtype)
+        outer, key = (None, None) if key is None else jax.random.split(key)
+        keys = None if key is None else jax.random.split(key, c.depth)
+        x, _ = self.layers(dropout(x, c.dropout, outer), (keys, None), Context())
+        return self.head(self.norm(x[:, 0])).astype(jnp.float32)

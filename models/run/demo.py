@@ -1,0 +1,104 @@
+"""The whole path in a few minutes on two CPU cores: `python -m models demo`.
+
+Prints the memory of the gradient under each policy, trains the tiny transformer on the sources of
+the Python standard library within a budget, samples from it, and writes plots and figures to a
+folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from rich.panel import Panel
+
+from models.nets.config import PRESETS
+from models.nets.transformer import abstract_transformer, parameter_count
+from models.run.flags import Parser
+from models.run.memory_table import measure, table
+from models.run.plots import plot_losses, plot_memory
+from models.run.sample import generate
+from models.settings import replaced, setting
+from models.train.config import RunConfig
+from models.train.display import Output
+from models.train.folder import LOG
+from models.train.log import read_records
+from models.train.loop import train
+from models.train.optim import OptimConfig
+from models.train.store import METRIC
+
+MODEL = PRESETS["tiny"]
+BATCH = 16
+PROMPT = b"def "
+
+
+@dataclasses.dataclass(frozen=True)
+class Demo:
+    """What may be chosen."""
+
+    out: Path = setting(Path("experiments/demo"), "Folder for plots.")
+    steps: int = setting(800, "Updates to train for.", least=1)
+    policy: str = setting("budget:90MiB", "What the backward pass keeps.")
+    max_seconds: float = setting(360.0, "Stop training after this time.", least=1)
+
+
+def main(arguments: list[str]) -> int:
+    """Memory table, training within a budget, sample and plots of the tiny transformer."""
+    parser = Parser(prog="python -m models demo", description=main.__doc__)
+    parser.add_settings(Demo())
+    demo = replaced(Demo(), parser.parse(arguments), by_flag=True)
+    console = Output()
+    started = time.perf_counter()
+    shape = f"{MODEL.depth} layers, {BATCH} x {MODEL.context} tokens, {MODEL.dtype}"
+    console.print("Compiling the gradient under each policy ...")
+    rows = measure(MODEL, BATCH)
+    console.print(table(rows, f"Memory of one gradient: {shape}"))
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunConfig(
+            model=MODEL,
+            optim=OptimConfig(steps=demo.steps),
+            out=Path(folder),
+            policy=demo.policy,
+            batch=BATCH,
+            eval_every=50,
+            save_every=200,
+            max_seconds=demo.max_seconds,
+        )
+        outcome = train(run, console)
+        records = read_records(run.out / LOG)
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+
+    out = demo.out
+    out.mkdir(parents=True, exist_ok=True)
+    judged = [r[METRIC] for r in records if METRIC in r]
+    console.print(
+        f"Validation: {judged[0]:.2f} bits per byte before training, {judged[-1]:.2f} after"
+        f" {outcome.step} steps ({judged[-1] / judged[0]:.0%})."
+    )
+    text = generate(MODEL, outcome.state.params, PROMPT, length=400, temperature=0.7)
+    console.print(Panel(text.decode(errors="replace"), title="a sample", highlight=False))
+
+    count = parameter_count(abstract_transformer(MODEL)) / 1e6
+    title = f"A transformer of {count:.1f} M parameters learns the source of Python"
+    plot_losses(records, out / "loss.png", title)
+    plot_memory(rows, out / "memory.png", f"What each policy saves: {shape}")
+    results = {
+        "steps": outcome.step,
+        "validation_bits_per_byte": {"first": judged[0], "last": judged[-1]},
+        "seconds": round(time.perf_counter() - started, 1),
+        "memory": {
+            row.name: {
+                "temp_bytes": row.temp_bytes,
+                "flops_recomputed": row.flops_recomputed,
+            }
+            for row in rows
+        },
+    }
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    console.print(f"Wrote loss.png, memory.png and results.json to {out}.")
+    return 0

@@ -1,0 +1,49 @@
+"""Command lines: a flag for each setting of a tree, and errors of one line."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from models.errors import InputError
+from models.settings import leaves, literal, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that knows the settings of a tree, and whose errors are `InputError`s."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def add_settings(self, tree: Any) -> None:
+        """A flag for each setting, in a group for each section; none has a default."""
+        groups: dict[tuple[str, ...], Any] = {}
+        for leaf in leaves(tree):
+            if leaf.sections not in groups:
+                title = f"settings in [{'.'.join(leaf.sections)}]" if leaf.sections else "settings"
+                groups[leaf.sections] = self.add_argument_group(title)
+            shown = "" if leaf.value is None else f" ({literal(leaf.value)})"
+            options: dict[str, Any] = {"help": (leaf.about.help + shown).replace("%", "%%")}
+            if leaf.kind is bool:
+                options["action"] = argparse.BooleanOptionalAction
+            else:
+                # A path stays a text: what `Path("")` was is no longer known.
+                options["type"] = leaf.kind if leaf.kind in (int, float) else str
+                options["metavar"] = "PATH" if options["type"] is not leaf.kind else "N"
+                if leaf.kind is str:
+                    options["metavar"] = "|".join(leaf.about.choices) or "TEXT"
+            groups[leaf.sections].add_argument(
+                leaf.flag, dest=leaf.name, default=argparse.SUPPRESS, **options
+            )
+
+    def parse(self, arguments: list[str]) -> dict[str, Any]:
+        """What was given, by name; an unknown flag is refused with the nearest one."""
+        found, unknown = self.parse_known_args(arguments)
+        if unknown:
+            near = nearest(unknown[0].partition("=")[0], list(self._option_string_actions))
+            raise InputError(f"{unknown[0]!r} is not known{near}")
+        return vars(found)
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse a command line."""
+        raise InputError(message)

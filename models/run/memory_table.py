@@ -1,0 +1,98 @@
+"""Compiled memory of the training gradient under each policy, scanned and unrolled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from rich.table import Table
+
+import xform
+from models.nets.config import TransformerConfig
+from models.nets.policies import POLICIES
+from models.nets.transformer import abstract_transformer, next_token_loss
+
+MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One way to differentiate; by layout ("scanned", "unrolled") bytes and FLOPs recomputed."""
+
+    name: str
+    temp_bytes: dict[str, int]
+    flops_recomputed: dict[str, int]
+
+
+def measure(config: TransformerConfig, batch: int) -> list[Row]:
+    """Compile the gradient of the loss from shapes, once for every policy and layout.
+
+    The first row is `jax.grad` of the same model without remat. FLOPs recomputed are those beyond
+    the row that saves everything. `batch` is in sequences of `config.context` tokens.
+    """
+    ways: list[tuple[str, Callable[..., Any], str | None]] = [
+        ("jax.grad", jax.grad, None),
+        *[(f"xform.grad, {policy}", xform.grad, policy) for policy in POLICIES],
+    ]
+    reports = {
+        (name, layout): _report(
+            dataclasses.replace(config, scan=layout == "scanned", block_policy=policy),
+            batch,
+            transform,
+        )
+        for name, transform, policy in ways
+        for layout in ("scanned", "unrolled")
+    }
+    baseline = "xform.grad, save_everything"
+
+    def by_layout(name: str, read: Callable[[dict[str, Any], dict[str, Any]], int]) -> Any:
+        return {
+            layout: read(reports[name, layout], reports[baseline, layout])
+            for layout in ("scanned", "unrolled")
+        }
+
+    return [
+        Row(
+            name,
+            by_layout(name, lambda own, _: int(own["temp_bytes"])),
+            by_layout(name, lambda own, base: int(own["flops"] - base["flops"])),
+        )
+        for name, _, _ in ways
+    ]
+
+
+def _report(config: TransformerConfig, batch: int, transform: Callable[..., Any]) -> dict[str, Any]:
+    graphdef, params = nnx.split(abstract_transformer(config))
+
+    def loss(params: nnx.State, tokens: jax.Array) -> jax.Array:
+        return next_token_loss(nnx.merge(graphdef, params), tokens)
+
+    def gradient(params: nnx.State, tokens: jax.Array) -> nnx.State:
+        return transform(loss)(params, tokens)
+
+    tokens = jax.ShapeDtypeStruct((batch, config.context + 1), jnp.int32)
+    return xform.memory_analysis(gradient, params, tokens).to_dict()
+
+
+def table(rows: list[Row], title: str) -> Table:
+    """The rows for a terminal: MiB and GFLOP."""
+    result = Table(title=title, title_justify="left")
+    result.add_column("gradient, what each block saves")
+    for layout in ("scanned", "unrolled"):
+        result.add_column(f"{layout}\ntemp MiB", justify="right")
+        result.add_column("recomputed\nGFLOP", justify="right")
+    for row in rows:
+        cells = [
+            text
+            for layout in ("scanned", "unrolled")
+            for text in (
+                f"{row.temp_bytes[layout] / MIB:.1f}",
+                f"{max(row.flops_recomputed[layout], 0) / 1e9:.2f}",
+            )
+        ]
+        result.add_row(row.name, *cells)
+    return result

@@ -1,0 +1,90 @@
+"""The two pictures of a run: its losses, and the memory of each policy."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+
+from models.run.memory_table import MIB, Row
+from models.train.log import Record
+
+matplotlib.use("agg")
+STYLE: dict[Any, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "font.size": 10.5,
+    "axes.titlesize": 12.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12,
+    "figure.dpi": 130,
+}
+BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"
+
+
+def plot_losses(records: list[Record], path: Path, title: str) -> None:
+    """Training loss of every step and validation loss at intervals, in bits per byte."""
+    steps = np.array([r["step"] for r in records if "loss" in r])
+    losses = np.array([r["loss"] / math.log(2) for r in records if "loss" in r])
+    judged = [r for r in records if "validation_bits_per_byte" in r]
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.6, 4.4), layout="constrained")
+        axes.plot(steps, losses, color=GREY, linewidth=0.8, label="training, each step")
+        validation = [r["validation_bits_per_byte"] for r in judged]
+        judged_steps = [r["step"] for r in judged]
+        axes.plot(
+            judged_steps, validation, "o-", color=BLUE, linewidth=2, markersize=5,
+            label="validation, held-out files",
+        )  # fmt: skip
+        for index, offset in ((0, (8, 2)), (-1, (-4, 10))):
+            axes.annotate(
+                f"{validation[index]:.2f}",
+                (judged_steps[index], validation[index]),
+                xytext=offset,
+                textcoords="offset points",
+                color=BLUE,
+                fontweight="bold",
+            )
+        axes.set(xlabel="step", ylabel="loss (bits per byte)", title=title)
+        axes.set_xlim(left=0)
+        axes.set_ylim(0, max(*losses, *validation) * 1.06)
+        axes.legend(frameon=False)
+        figure.savefig(path)
+        plt.close(figure)
+
+
+def plot_memory(rows: list[Row], path: Path, title: str) -> None:
+    """Temporary memory of the compiled gradient: a pair of bars for each policy."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.6, 5), layout="constrained")
+        height = 0.38
+        places = np.arange(len(rows))
+        for layout, color, shift in (("scanned", BLUE, -1), ("unrolled", ORANGE, 1)):
+            sizes = [row.temp_bytes[layout] / MIB for row in rows]
+            bars = axes.barh(places + shift * height / 2, sizes, height, color=color, label=layout)
+            recomputed = [row.flops_recomputed[layout] / 1e9 for row in rows]
+            labels = [
+                f" {size:.0f}" + (f"  (+{extra:.1f} GFLOP)" if extra >= 0.05 else "")
+                for size, extra in zip(sizes, recomputed, strict=True)
+            ]
+            axes.bar_label(bars, labels, fontsize=9)
+        axes.set_yticks(places, [row.name.replace(", ", "\n") for row in rows])
+        axes.invert_yaxis()
+        axes.margins(x=0.22)
+        axes.grid(visible=False, axis="y")
+        axes.set(
+            xlabel="temporary memory in MiB (in brackets, recomputed in the backward pass)",
+            title=title,
+        )
+        axes.xaxis.set_label_coords(1, -0.09)
+        axes.xaxis.label.set_horizontalalignment("right")
+        axes.legend(frameon=False, title="layers", loc="lower right")
+        figure.savefig(path)
+        plt.close(figure)

@@ -1,0 +1,123 @@
+"""Train a transformer on bytes: `python -m models train --help`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+import xform
+from models.errors import InputError
+from models.nets.transformer import abstract_transformer, parameter_count
+from models.run.flags import Parser
+from models.settings import replaced
+from models.train.config import RunConfig, of_preset, read_config
+from models.train.display import Output
+from models.train.fit import largest
+from models.train.folder import CONFIG
+from models.train.loop import train
+from models.train.planned import one_line, policy_of
+from models.train.start import Resume
+from models.train.state import abstract_state
+from models.train.step import make_step
+
+ABOUT = """Train a decoder on the bytes of text through xform's own reverse mode.
+
+Settings come from --config, a TOML file, and from flags, which win; a run that goes on has those
+that are in its folder. All of them are written to config.toml in the folder of the run.
+"""
+SIGNALLED = 128
+
+
+def parser() -> Parser:
+    """All flags of the command."""
+    flags = Parser(prog="python -m models train", description=ABOUT)
+    flags.add_argument("--config", metavar="FILE", help="TOML file of settings")
+    flags.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    flags.add_argument("--resume-step", type=int, metavar="N", help="go on from this checkpoint")
+    flags.add_argument("--override", action="append", default=[], metavar="NAME,NAME",
+                       help="settings that a run that goes on may have others of")  # fmt: skip
+    flags.add_argument("--dry-run", action="store_true",
+                       help="compile the step and print its memory; allocate nothing")  # fmt: skip
+    flags.add_argument("--fit", action="store_true",
+                       help="find the largest batches that have room, and stop")  # fmt: skip
+    flags.add_argument("--target", metavar="T", help="a device for --fit and --dry-run, such as"
+                       " tpu:v5e:1x1 or gpu:h100; it need not be here")  # fmt: skip
+    flags.add_argument("--memory", metavar="BYTES", help="of that device, such as 14GiB")
+    flags.add_settings(of_preset("tiny"))
+    return flags
+
+
+def configured(given: dict[str, Any], resuming: bool) -> RunConfig:
+    """The settings of a run: by its folder or preset, then the file, then the flags."""
+    base = of_preset(given.get("preset", "tiny"))
+    if resuming:
+        out = Path(replaced(base, {k: given[k] for k in given.keys() & {"out"}}, True).out)
+        if not (out / CONFIG).exists():
+            raise InputError(f"no run to resume in {out}: it has no {CONFIG}")
+        base = read_config(_text(out / CONFIG), str(out / CONFIG))
+    if file := given.pop("config"):
+        base = read_config(_text(Path(file)), file, base)
+    return replaced(base, given, by_flag=True)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8") from None
+
+
+def main(arguments: list[str]) -> int:
+    """Train, and say how it ended."""
+    console = Output()
+    given = parser().parse(arguments)
+    step, fit, dry = (given.pop(name) for name in ("resume_step", "fit", "dry_run"))
+    resuming = given.pop("resume") or step is not None
+    override = [name for names in given.pop("override") for name in names.split(",")]
+    target, memory = given.pop("target"), given.pop("memory")
+    run = configured(given, resuming)
+    if run.cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(run.cache))
+    count = parameter_count(abstract_transformer(run.model))
+    tokens = f"{run.batch * run.accumulate} x {run.model.context} tokens per step"
+    console.print(f"{run.preset}: {count:,} parameters, {tokens}")
+    if fit:
+        return print_largest(run, target, memory, console)
+    if dry:
+        console.print(str(step_memory(run, target, memory)))
+        return 0
+    wish = Resume(step, [name.replace("-", "_") for name in override]) if resuming else None
+    outcome = train(run, console, wish)
+    console.print(f"saved step {outcome.step} in {run.out}")
+    return 0 if outcome.signal is None else SIGNALLED + outcome.signal
+
+
+def print_largest(run: RunConfig, target: str | None, memory: str | None, console: Console) -> int:
+    """Print the largest batches as they are found, and which has most tokens."""
+    found = []
+    for one in largest(run, policy_of(run.policy), target, memory):
+        console.print(str(one))
+        found.append(one)
+    most = max(found, key=lambda one: one.tokens)
+    if not most.batch:
+        raise InputError("there is no room for one window: give --policy auto, or a smaller model")
+    console.print(f"most tokens: --batch {most.batch} --context {most.context}")
+    return 0
+
+
+def step_memory(run: RunConfig, target: str | None, memory: str | None) -> Any:
+    """The compiler's account of one step, from shapes alone."""
+    policy = policy_of(run.policy)
+    state = abstract_state(run.model, run.optim)
+    tokens = jax.ShapeDtypeStruct(run.tokens_shape(), np.uint8)
+    step = make_step(run.model, run.optim, policy)
+    with one_line():
+        return xform.memory_analysis(
+            step, state, tokens, target=target, capacity=memory, donate_argnums=0
+        )

@@ -1,0 +1,75 @@
+"""The description of a training run: one tree of settings, in a file beside the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from models.errors import InputError
+from models.nets.config import PRESETS, TransformerConfig
+from models.settings import from_toml, nearest, parse_toml, setting
+from models.train.optim import OptimConfig
+
+LARGEST_SEED = 2**32 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """A training run. `batch` sequences are held at once, `accumulate` times in each step."""
+
+    model: TransformerConfig
+    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    preset: str = setting(
+        "tiny", "The model to start from.", choices=tuple(PRESETS), change="never"
+    )
+    out: Path = setting(Path("runs/tiny"), "Folder of the run.", change="free")
+    data: Path | None = setting(
+        None, "File or folder of text; without it, Python's own standard library.", change="free"
+    )
+    policy: str = setting(
+        "default",
+        "What the backward pass keeps: default, save_dots, save_nothing, auto (what the device"
+        " has), budget:6GiB (of the step's peak), saved:2GiB, plan:FILE.",
+    )
+    batch: int = setting(16, "Sequences held at once.", least=1, change="never")
+    accumulate: int = setting(1, "Batches summed into one update.", least=1, change="never")
+    seed: int = setting(
+        0, "Of initial values and data order.", least=0, most=LARGEST_SEED, change="never"
+    )
+    eval_every: int = setting(100, "Updates between validations.", least=1, change="free")
+    eval_windows: int = setting(64, "Windows in one validation.", least=1, change="free")
+    save_every: int = setting(100, "Updates between checkpoints.", least=1, change="free")
+    keep: int = setting(3, "Newest checkpoints to keep.", least=1, change="free")
+    keep_best: int = setting(
+        1, "Checkpoints of the best validations to keep besides.", least=0, change="free"
+    )
+    background_saves: bool = setting(True, "Train on while a checkpoint is written.", change="free")
+    log_every: int = setting(
+        25, "Updates between lines without a terminal.", least=1, change="free"
+    )
+    max_seconds: float = setting(math.inf, "Save and stop after this time.", least=0, change="free")
+    cache: Path | None = setting(
+        None, "Folder that keeps what was compiled, for the next command.", change="free"
+    )
+
+    def tokens_shape(self) -> tuple[int, int, int]:
+        """Of what a step reads: `[accumulate, batch, window + 1]`."""
+        return (self.accumulate, self.batch, self.model.context + 1)
+
+
+def of_preset(name: Any) -> RunConfig:
+    """A run of a preset, with the defaults of all else."""
+    if name not in PRESETS:
+        raise InputError(f"there is no preset {name!r}{nearest(str(name), PRESETS)}")
+    return RunConfig(model=PRESETS[name], preset=name)
+
+
+def read_config(text: str, where: str, base: RunConfig | None = None) -> RunConfig:
+    """A run as a TOML document says, on `base`, or on the preset that it names."""
+    data: Mapping[str, Any] = parse_toml(text, where)
+    if base is None or "preset" in data:
+        base = of_preset(data.get("preset", "tiny"))
+    return from_toml(base, data, where)

@@ -1,0 +1,78 @@
+"""What a run shows to whoever watches; that it cannot be shown ends no step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Output(Console):
+    """Standard output without markup, of which a closed pipe is an error like any other."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, highlight=False, soft_wrap=True, **options)
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Raise the error, where Rich ends the program."""
+        raise BrokenPipeError(None, "Broken pipe")
+
+
+class Display:
+    """A progress bar on a terminal; elsewhere a plain line every `every` steps.
+
+    Attributes:
+      failure: why something could not be shown; nothing is after that.
+    """
+
+    def __init__(self, console: Console, *, first: int, total: int, every: int) -> None:
+        self.console = console
+        self.total = total
+        self.every = every
+        self.failure: str | None = None
+        self._bar = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=total, completed=first, numbers="compiling")
+
+    def __enter__(self) -> Display:
+        self._try(self._bar.start)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._try(self._bar.stop)
+
+    def update(self, step: int, loss: float, seconds: float, tokens_per_second: float,
+               mfu: float | None = None) -> None:  # fmt: skip
+        """Show step number `step`: loss in nats per token, seconds per step, and speed."""
+        numbers = (
+            f"loss {loss:.3f} ({loss / math.log(2):.2f} bits)  "
+            f"{tokens_per_second:,.0f} tokens/s  {seconds * 1e3:.0f} ms/step"
+        )
+        numbers += "" if mfu is None else f"  MFU {mfu:.1%}"
+        self._try(lambda: self._bar.update(self._task, completed=step, numbers=numbers))
+        if not self.console.is_terminal and (step % self.every == 0 or step == self.total):
+            left = (self.total - step) * seconds
+            self.say(f"step {step}/{self.total}  {numbers}  {left:.0f} s left")
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._try(lambda: self.console.print(text))
+
+    def _try(self, show: Callable[[], object]) -> None:
+        if self.failure is None:
+            try:
+                show()
+            except OSError as error:
+                self.failure = error.strerror or type(error).__name__

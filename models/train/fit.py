@@ -1,0 +1,98 @@
+"""The largest batches that a device has room for, by its compiler: nothing is allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+import xform
+from models.train.config import RunConfig
+from models.train.device import capacity
+from models.train.planned import bytes_around, mebibytes, one_line
+from models.train.state import TrainState, abstract_state
+from models.train.step import Metrics, make_step
+from xform.errors import BudgetInfeasible, WrongArgument
+
+
+@dataclasses.dataclass(frozen=True)
+class Largest:
+    """The largest batch of windows of one length.
+
+    Attributes:
+      context: tokens in a window.
+      batch: sequences; 0 if there is room for none.
+      total_bytes: of the step with them, on each device.
+      proven: whether the next larger batch was seen not to fit.
+    """
+
+    context: int
+    batch: int
+    total_bytes: int
+    proven: bool
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a batch."""
+        return self.batch * self.context
+
+    def __str__(self) -> str:
+        least = "" if self.proven else " or more"
+        size = f", {mebibytes(self.total_bytes)}" if self.batch else ""
+        return f"context {self.context}: batch {self.batch}{least}, {self.tokens:,} tokens{size}"
+
+
+def largest(
+    run: RunConfig, policy: Any, target: str | None, memory: str | None
+) -> Iterator[Largest]:
+    """The largest batch of the run's context, then of its half and its quarter, as they are found.
+
+    Args:
+      run: all but its batch.
+      policy: what the backward pass keeps; a budget that a batch cannot keep is a batch too large.
+      target: a device as `xform.memory_analysis` takes it, or that of this process.
+      memory: of the device, where it is not known or not all of it is to be taken.
+
+    Raises:
+      InputError: there is no such device, or its memory is not known.
+    """
+    contexts = [max(1, run.model.context // n) for n in (1, 2, 4)]
+    for context in dict.fromkeys(contexts):
+        model = dataclasses.replace(run.model, context=context)
+        yield _largest(dataclasses.replace(run, model=model), policy, target, memory)
+
+
+def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None) -> Largest:
+    state = abstract_state(run.model, run.optim)
+    around = bytes_around(run, state)
+    room: Any = memory or (None if target else capacity())
+    if isinstance(policy, xform.policies.Budget) and policy.of == "peak":
+        room, policy = policy.bytes, xform.policies.budget(max(0, policy.bytes - around))
+    elif isinstance(policy, xform.policies.Fit):
+        policy = xform.policies.fit(reserve=around)
+
+    def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
+        try:
+            return make_step(run.model, run.optim, policy)(state, tokens)
+        except BudgetInfeasible:
+            # Larger than what has room: its bytes say in which direction to look.
+            return make_step(run.model, run.optim, xform.policies.save_everything)(state, tokens)
+
+    def inputs(batch: int) -> tuple[TrainState, jax.ShapeDtypeStruct]:
+        shape = dataclasses.replace(run, batch=batch).tokens_shape()
+        return state, jax.ShapeDtypeStruct(shape, np.uint8)
+
+    options: dict[str, Any] = {"target": target or jax.default_backend(), "donate_argnums": 0}
+    options |= {"capacity": room} if room else {}
+    with one_line():
+        try:
+            found = xform.max_batch(step, inputs=inputs, **options)
+        except WrongArgument:
+            one = xform.fits(step, *inputs(1), **options)
+            if one.fits:
+                raise
+            return Largest(run.model.context, 0, one.total_bytes or 0, True)
+    return Largest(run.model.context, found.size, found.fits.total_bytes or 0, bool(found.over))

@@ -1,0 +1,58 @@
+"""The folder of a run: one command at a time, and the files beside the checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from models.errors import InputError
+
+CHECKPOINTS, CONFIG, LOG, PLAN = "checkpoints", "config.toml", "log.jsonl", "plan.json"
+LOCK = "lock"
+
+
+@contextlib.contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Make the folder, and hold it: no other command may. A command that is killed lets it go.
+
+    Raises:
+      InputError: another command holds it, or it cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((out / LOCK).open("a+"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            by = (out / LOCK).read_text().strip() or "another process"
+            raise InputError(
+                f"{out} is in use by {by}: wait for it to end, or choose another --out"
+            ) from None
+        except OSError as error:
+            raise InputError(f"cannot write to {out}: {error.strerror}") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that appears whole, or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file to a name that is free."""
+    places = (path.with_name(f"{path.name}.set-aside-{i}") for i in range(1_000_000))
+    return path.rename(next(place for place in places if not place.exists()))

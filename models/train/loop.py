@@ -1,0 +1,189 @@
+"""The training loop: batches in, losses and checkpoints out, to be stopped and resumed at will."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from models.data.windows import Corpus, load_corpus, train_batches, validation_batches
+from models.errors import InputError
+from models.settings import to_toml
+from models.train import folder
+from models.train.checksum import checksum_of
+from models.train.config import RunConfig
+from models.train.display import Display
+from models.train.log import Log
+from models.train.planned import PlannedStep, load_plan, plan_step, policy_of
+from models.train.report import Reporter
+from models.train.start import Resume, Start, begin, refuse_another, resume
+from models.train.state import TrainState
+from models.train.step import make_evaluate
+from models.train.stop import Stop
+from models.train.store import METRIC, Store
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the number of the signal that ended it, if one did."""
+
+    state: TrainState
+    step: int
+    signal: int | None = None
+
+
+def train(run: RunConfig, console: Console, wish: Resume | None = None) -> Outcome:
+    """Train until `run.optim.steps` updates are done, a time limit, or a signal.
+
+    Every ending but a kill saves the state first, and a kill costs the steps since the last save.
+    Without a `wish` to resume, the folder must hold no run.
+
+    Raises:
+      InputError: data, folder or checkpoint cannot be used, or the run cannot go on.
+    """
+    started = time.perf_counter()
+    corpus = load_corpus(run.data, run.model.context, without=run.out)
+    if wish is not None and not (run.out / folder.CHECKPOINTS).is_dir():
+        raise InputError(f"no checkpoint to resume from in {run.out}")
+    with folder.locked(run.out), _store(run) as store:
+        if wish is None:
+            refuse_another(run, store)
+            planned = plan_step(run, policy_of(run.policy))
+            start = begin(run)
+        else:
+            start = resume(run, wish, corpus, store, console)
+            planned = plan_step(run, _policy(run, wish, start))
+        display = Display(console, first=start.step, total=run.optim.steps, every=run.log_every)
+        display.say(str(planned))
+        folder.write_whole(run.out / folder.CONFIG, to_toml(run))
+        planned.save(run.out / folder.PLAN)
+        log = Log(run.out / folder.LOG, after=None if start.meta is None else start.step)
+        with contextlib.closing(log), display, Stop(display.say) as stop:
+            if start.changes:
+                log.write(step=start.step, override=start.changes)
+            out_of_time = lambda: time.perf_counter() - started > run.max_seconds
+            loop = _Loop(run, corpus, start, planned, store, log, display)
+            loop.go(lambda: stop.signal is not None or display.failure is not None, out_of_time)
+        if display.failure is not None:
+            raise InputError(
+                f"cannot write to standard output: {display.failure}; saved step {loop.step} in"
+                f" {run.out}"
+            )
+        return Outcome(loop.state, loop.step, stop.signal)
+
+
+@contextlib.contextmanager
+def _store(run: RunConfig) -> Iterator[Store]:
+    store = Store(run.out / folder.CHECKPOINTS, keep=run.keep, keep_best=run.keep_best,
+                  background=run.background_saves)  # fmt: skip
+    with contextlib.closing(store):
+        yield store
+
+
+def _policy(run: RunConfig, wish: Resume, start: Start) -> Any:
+    """The plan that the run was made with, unless the user overrides what decides it."""
+    assert start.meta is not None
+    if {"policy", "block_policy", "dtype"} & {*wish.override, *start.changes}:
+        return policy_of(run.policy)
+    path = run.out / folder.PLAN
+    plan = load_plan(path)
+    if checksum_of(plan.to_dict()) != start.meta["plan"]:
+        raise InputError(
+            f"{path} is not the plan that the run was made with: --override policy plans anew"
+        )
+    return plan
+
+
+class _Loop:
+    """A run on its way: `state` after `step` steps."""
+
+    def __init__(self, run: RunConfig, corpus: Corpus, start: Start, planned: PlannedStep,
+                 store: Store, log: Log, display: Display) -> None:  # fmt: skip
+        self.state, self.step = start.state, start.step
+        self._run, self._planned = run, planned
+        self._store, self._log, self._display = store, log, display
+        self._fresh = start.meta is None
+        self._batches = _Batches(run, corpus, start.meta and start.meta["data_state"])
+        self._evaluate = _evaluation(run, corpus)
+        self._reporter = Reporter(run, planned, log, display)
+        self._said = {"config": to_toml(run), "data": corpus.fingerprint,
+                      "plan": checksum_of(planned.plan.to_dict())}  # fmt: skip
+        self._judged: tuple[int, float] | None = None
+
+    def go(self, stopped: Callable[[], bool], out_of_time: Callable[[], bool]) -> None:
+        """Train to the end of the run, or until one of these is so; then save."""
+        run, saved, late = self._run, self.step, False
+        if self._fresh:
+            self._judge()
+        while self.step < run.optim.steps and not stopped() and not late:
+            self.state, metrics = self._planned.step(self.state, self._batches.next())
+            self.step += 1
+            self._reporter.push(self.step, metrics)
+            late = out_of_time()
+            last = self.step == run.optim.steps or late
+            if last or self.step % run.eval_every == 0:
+                self._judge()
+            if last or self.step % run.save_every == 0:
+                self._save()
+                saved = self.step
+        if saved != self.step or self.step == 0:
+            self._save()
+        self._store.wait()
+
+    def _judge(self) -> None:
+        self._reporter.flush()
+        bits = self._evaluate(self.state)
+        self._judged = self.step, bits
+        self._log.write(step=self.step, **{METRIC: bits})
+        self._display.say(f"step {self.step}: validation {bits:.3f} bits per byte")
+        self._reporter.restart_clock()
+
+    def _save(self) -> None:
+        self._reporter.flush()
+        meta = {**self._said, "data_state": self._batches.state()}
+        bits = self._judged[1] if self._judged and self._judged[0] == self.step else None
+        self._store.save(self.step, self.state, meta, bits)
+        self._reporter.restart_clock()
+
+
+class _Batches:
+    """Batches in the shape of a step, and the state that `--resume` needs to go on from there."""
+
+    def __init__(self, run: RunConfig, corpus: Corpus, state: dict[str, Any] | None) -> None:
+        self._shape = run.tokens_shape()
+        self._iterator = train_batches(
+            corpus.train,
+            window=run.model.context,
+            batch=run.batch * run.accumulate,
+            seed=run.seed,
+        )
+        if state is not None:
+            self._iterator.set_state(state)
+
+    def next(self) -> np.ndarray:
+        return next(self._iterator).reshape(self._shape)
+
+    def state(self) -> dict[str, Any]:
+        return self._iterator.get_state()
+
+
+def _evaluation(run: RunConfig, corpus: Corpus) -> Callable[[TrainState], float]:
+    batches = validation_batches(
+        corpus.validation,
+        window=run.model.context,
+        batch=run.batch,
+        windows=run.eval_windows,
+    )
+    evaluate = make_evaluate(run.model)
+
+    def bits_per_byte(state: TrainState) -> float:
+        losses = [evaluate(state.params, batch) for batch in batches]
+        return float(np.mean(losses)) / math.log(2)
+
+    return bits_per_byte

@@ -1,0 +1,114 @@
+"""Optimizers behind global-norm clipping, on a warmup and cosine schedule: all of them Optax's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from optax.contrib import MuonDimensionNumbers, muon
+
+from models.settings import setting
+
+
+def _adamw(c: OptimConfig) -> optax.GradientTransformation:
+    return optax.adamw(schedule(c), c.b1, c.b2, weight_decay=c.weight_decay, mask=_decays)
+
+
+def _lion(c: OptimConfig) -> optax.GradientTransformation:
+    return optax.lion(schedule(c), c.b1, c.b2, weight_decay=c.weight_decay, mask=_decays)
+
+
+def _adafactor(c: OptimConfig) -> optax.GradientTransformation:
+    return optax.chain(
+        optax.adafactor(multiply_by_parameter_scale=False),  # of the sign of an update
+        optax.add_decayed_weights(-c.weight_decay, mask=_decays),
+        optax.scale_by_schedule(schedule(c)),
+    )
+
+
+def _muon(c: OptimConfig) -> optax.GradientTransformation:
+    return muon(
+        schedule(c),
+        beta=c.b1,
+        adam_b1=c.b1,
+        adam_b2=c.b2,
+        weight_decay=c.weight_decay,
+        weight_decay_mask=_decays,
+        consistent_rms=0.2,  # updates of the size of AdamW's, which have its learning rate
+        muon_weight_dimension_numbers=_hidden_matrices,
+    )
+
+
+def _sgd(c: OptimConfig) -> optax.GradientTransformation:
+    return optax.chain(
+        optax.add_decayed_weights(c.weight_decay, mask=_decays),
+        optax.sgd(schedule(c), momentum=c.b1),
+    )
+
+
+OPTIMIZERS: dict[str, Callable[[OptimConfig], optax.GradientTransformation]] = {
+    "adamw": _adamw,
+    "lion": _lion,
+    "adafactor": _adafactor,
+    "muon": _muon,
+    "sgd": _sgd,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+    """What decides an update."""
+
+    optimizer: str = setting("adamw", "How gradients become updates.", choices=tuple(OPTIMIZERS))
+    steps: int = setting(1000, "Updates in the whole run.", least=1)
+    learning_rate: float = setting(3e-3, "Peak of the schedule.", above=0, most=1e30)
+    warmup: int = setting(50, "Updates of rising learning rate.", least=0)
+    weight_decay: float = setting(0.1, "On matrices only.", least=0)
+    clip: float = setting(1.0, "Largest global norm of a gradient; inf for any.", above=0)
+    b1: float = setting(0.9, "Decay of the mean of gradients; sgd's momentum.", least=0, most=1)
+    b2: float = setting(0.95, "Decay of the mean of their squares.", least=0, most=1)
+    spike: float = setting(
+        100.0, "A step is skipped whose gradient's norm is so many times the usual.", above=1
+    )
+    most_skips: int = setting(10, "Steps skipped in a row before the run stops.", least=0)
+
+
+def schedule(config: OptimConfig) -> optax.Schedule:
+    """Rise linearly for `warmup` updates, then fall along a cosine to a tenth of the peak."""
+    warmup = min(config.warmup, max(config.steps - 1, 0))
+    return optax.warmup_cosine_decay_schedule(
+        init_value=config.learning_rate / (warmup + 1),
+        peak_value=config.learning_rate,
+        warmup_steps=warmup,
+        decay_steps=max(config.steps, warmup + 1),
+        end_value=config.learning_rate / 10,
+    )
+
+
+def optimizer(config: OptimConfig) -> optax.GradientTransformation:
+    """The transformation of float32 gradients into float32 updates."""
+    return optax.chain(optax.clip_by_global_norm(config.clip), OPTIMIZERS[config.optimizer](config))
+
+
+def _decays(params: Any) -> Any:
+    # By name and not by rank: a scanned stack gives its norms a second axis.
+    return _by_path(params, lambda path, _: "kernel" in path or "embedding" in path)
+
+
+def _hidden_matrices(params: Any) -> Any:
+    """Which axes of the matrices within blocks are a matrix: the last two; Adam has the others."""
+
+    def axes(path: str, leaf: jax.Array) -> MuonDimensionNumbers | None:
+        inside = "stack" in path and "kernel" in path
+        return MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if inside else None
+
+    return _by_path(params, axes)
+
+
+def _by_path(params: Any, ask: Callable[[str, Any], Any]) -> Any:
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: ask(jax.tree_util.keystr(path), leaf), params
+    )

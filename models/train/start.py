@@ -1,0 +1,133 @@
+"""Where the state of a run comes from: its seed, or a checkpoint of the same run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from rich.console import Console
+
+from models.data.windows import Corpus
+from models.errors import InputError
+from models.settings import leaves, nearest
+from models.train.config import RunConfig, read_config
+from models.train.state import TrainState, abstract_state, init_state
+from models.train.store import Damaged, Meta, Store
+
+Changes = dict[str, list[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """From where a run goes on.
+
+    Attributes:
+      state: what to train.
+      meta: what was saved with it; None at the start of a run.
+      changes: settings that the user overrides: what they were, and what they are.
+    """
+
+    state: TrainState
+    meta: Meta | None = None
+    changes: Changes = dataclasses.field(default_factory=Changes)
+
+    @property
+    def step(self) -> int:
+        """How many steps were done."""
+        return 0 if self.meta is None else self.meta["step"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """A wish to go on with a run.
+
+    Attributes:
+      step: from this checkpoint; None for the last.
+      override: names of settings that may have other values than before.
+    """
+
+    step: int | None = None
+    override: Collection[str] = ()
+
+
+def refuse_another(run: RunConfig, store: Store) -> None:
+    """Refuse to begin a run where there is one."""
+    if steps := store.steps():
+        raise InputError(
+            f"{run.out} holds a run saved at step {steps[-1]}: continue it with --resume,"
+            " or choose another --out"
+        )
+
+
+def begin(run: RunConfig) -> Start:
+    """The first state of a run."""
+    return Start(init_state(run.model, run.optim, run.seed))
+
+
+def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: Console) -> Start:
+    """The saved state to go on from.
+
+    Raises:
+      InputError: there is none, it is damaged, or of another run, or a setting has changed.
+    """
+    steps = store.steps()
+    if not steps:
+        raise InputError(f"no checkpoint to resume from in {run.out}")
+    step = steps[-1] if wish.step is None else wish.step
+    if step not in steps:
+        raise InputError(f"no checkpoint of step {step} in {run.out}, which has {steps}")
+    like = abstract_state(run.model, run.optim)
+    try:
+        meta = store.meta(step)
+        changes = changed(run, wish, corpus, meta)
+        state = store.restore(step, like)
+    except Damaged as error:
+        intact = next((s for s in reversed(steps) if s < step and _intact(store, s, like)), None)
+        remedy = (
+            "no older one is intact"
+            if intact is None
+            else f"step {intact} is intact, continue from it with --resume-step {intact}"
+        )
+        raise InputError(f"checkpoint {step} in {run.out} is damaged ({error}); {remedy}") from None
+    for place in store.set_aside_after(step):
+        console.print(f"kept a later checkpoint as {place}")
+    return Start(state, meta, changes)
+
+
+def changed(run: RunConfig, wish: Resume, corpus: Corpus, meta: Meta) -> Changes:
+    """The settings that differ from those of a checkpoint, if all of them may."""
+    saved = {leaf.name: leaf for leaf in leaves(read_config(meta["config"], "the checkpoint"))}
+    if unknown := [name for name in wish.override if name not in saved]:
+        raise InputError(
+            f"--override {unknown[0]}: there is no such setting{nearest(unknown[0], saved)}"
+        )
+    differing = [
+        leaf
+        for leaf in leaves(run)
+        if leaf.about.change != "free" and saved[leaf.name].value != leaf.value
+    ]
+    others = [
+        f"{leaf.name} {saved[leaf.name].value} is now {leaf.value}"
+        for leaf in differing
+        if leaf.about.change == "never"
+    ]
+    if meta["data"] != corpus.fingerprint:
+        others.append(f"data {meta['data']} is now {corpus.fingerprint}")
+    if others:
+        raise InputError(f"the checkpoint in {run.out} is of another run: {', '.join(others)}")
+    silent = [leaf for leaf in differing if leaf.name not in wish.override]
+    if silent:
+        said = ", ".join(f"{x.name} was {saved[x.name].value}, not {x.value}" for x in silent)
+        names = ",".join(x.name for x in silent)
+        raise InputError(f"the run in {run.out} has other settings: {said}; leave them, or say"
+                         f" --override {names}")  # fmt: skip
+    return {leaf.name: [saved[leaf.name].value, leaf.value] for leaf in differing}
+
+
+def _intact(store: Store, step: int, like: TrainState) -> bool:
+    try:
+        store.restore(step, like)
+    except Damaged:
+        return False
+    return True

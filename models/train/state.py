@@ -1,0 +1,67 @@
+"""All that a training step changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from models.nets.config import TransformerConfig
+from models.nets.transformer import Transformer
+from models.train.optim import OptimConfig, optimizer
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "opt_state", "step", "skipped", "skipped_in_row", "usual_norm"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The state of a run.
+
+    Attributes:
+      params: float32 parameters.
+      opt_state: the optimizer's.
+      step: updates done or skipped, int32; `skipped` of them changed nothing, `skipped_in_row` of
+        these were the last.
+      usual_norm: a moving mean of the gradient's norm; infinite before the first update.
+    """
+
+    params: nnx.State
+    opt_state: optax.OptState
+    step: jax.Array
+    skipped: jax.Array
+    skipped_in_row: jax.Array
+    usual_norm: jax.Array
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def init_state(model: TransformerConfig, optim: OptimConfig, seed: int) -> TrainState:
+    """The state before the first update."""
+    params = nnx.state(Transformer(model, rngs=nnx.Rngs(seed)), nnx.Param)
+    none = jnp.zeros((), jnp.int32)
+    no_norm = jnp.array(jnp.inf, jnp.float32)
+    return TrainState(params, optimizer(optim).init(params), none, none, none, no_norm)
+
+
+def abstract_state(model: TransformerConfig, optim: OptimConfig) -> TrainState:
+    """The state as shapes and dtypes alone."""
+    return jax.eval_shape(lambda: init_state(model, optim, 0))
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes of arrays, or of types of arrays, on each device."""
+
+    def size(leaf: Any) -> int:
+        sharding = getattr(leaf, "sharding", None)
+        shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+        return int(jnp.dtype(leaf.dtype).itemsize) * math.prod(shape)
+
+    return sum(map(size, jax.tree.leaves(tree)))

@@ -1,0 +1,156 @@
+"""One training step as a compiled program that reuses the memory of the state it is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
+
+import xform
+from models.nets.config import PRESETS, TransformerConfig
+from models.nets.transformer import abstract_transformer, next_token_loss
+from models.train.optim import OptimConfig, optimizer, schedule
+from models.train.state import TrainState, abstract_state, device_bytes
+
+Metrics = dict[str, jax.Array]
+Step = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
+# What the memory of a step is analyzed with: the number of steps decides no bytes.
+_OPTIM = OptimConfig()
+# How much of the usual norm of a gradient is that of the last one.
+_LAST = 0.02
+
+
+def make_loss(model: TransformerConfig) -> Callable[[nnx.State, jax.Array], jax.Array]:
+    """The mean loss, nats per token, of parameters and uint8 tokens `[batch, window + 1]`.
+
+    It is what a policy plans for: a pure function, the same in a step and in `xform.plan`.
+    """
+    graphdef, _ = nnx.split(abstract_transformer(model))
+
+    def loss(params: nnx.State, tokens: jax.Array) -> jax.Array:
+        # A copy, since NNX takes no variables that were made outside the loop over slices.
+        merged = nnx.merge(graphdef, params, copy=True)
+        return next_token_loss(merged, tokens.astype(jnp.int32))
+
+    return loss
+
+
+def make_step(model: TransformerConfig, optim: OptimConfig, policy: Any = None) -> Step:
+    """The pure function of one update, of which `policy` says what the backward pass keeps.
+
+    It maps a state and uint8 tokens `[accumulate, batch, window + 1]` to the next state and the
+    metrics `loss` (nats per token, before the update), `grad_norm`, `learning_rate`, and `skipped`:
+    1.0 where loss or gradient are not finite, or the gradient is a spike, and the step changes
+    neither parameters nor the optimizer. Gradients of the `accumulate` slices are summed one after
+    another, so that only one slice's activations are held.
+    """
+    gradient = xform.value_and_grad(make_loss(model), policy=policy)
+    transform = optimizer(optim)
+
+    def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
+        if tokens.shape[0] == 1:
+            loss, grads = gradient(state.params, tokens[0])
+        else:
+            zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+
+            def add(total: Any, slice_: jax.Array) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, total, gradient(state.params, slice_)), None
+
+            summed, _ = jax.lax.scan(add, zero, tokens)
+            loss, grads = jax.tree.map(lambda leaf: leaf / tokens.shape[0], summed)
+        norm = optax.tree.norm(grads)
+        good = jnp.isfinite(loss) & jnp.isfinite(norm)
+        if optim.spike < math.inf:
+            good &= norm <= optim.spike * state.usual_norm
+        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        first = jnp.isinf(state.usual_norm)
+        usual = jnp.where(first, norm, (1 - _LAST) * state.usual_norm + _LAST * norm)
+        new = (params, opt_state, state.skipped, jnp.zeros_like(state.skipped), usual)
+        old = (state.params, state.opt_state, state.skipped + 1, state.skipped_in_row + 1,
+               state.usual_norm)  # fmt: skip
+        params, opt_state, skipped, in_row, usual = jax.tree.map(
+            functools.partial(jnp.where, good), new, old
+        )
+        metrics = {
+            "loss": loss,
+            "grad_norm": norm,
+            "learning_rate": jnp.asarray(schedule(optim)(state.step - state.skipped), jnp.float32),
+            "skipped": 1.0 - good,
+        }
+        return TrainState(params, opt_state, state.step + 1, skipped, in_row, usual), metrics
+
+    return step
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="policy", donate_argnums=1)
+def train_step(model: TransformerConfig, state: TrainState, tokens: jax.Array, *,
+               policy: Any = None) -> tuple[TrainState, Metrics]:  # fmt: skip
+    """One update with the usual optimizer, as `python -m xform memory` takes it."""
+    return make_step(model, _OPTIM, policy)(state, tokens)
+
+
+def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None, dtype: str = "bf16",
+           scan: bool = True, data: int = 1, model: int = 1
+           ) -> tuple[TransformerConfig, TrainState, jax.ShapeDtypeStruct]:  # fmt: skip
+    """Arguments of `train_step` as types: nothing is allocated.
+
+    On `data` x `model` devices the batch is sharded over the one axis, and the largest axis of each
+    array of the state over both, if they divide it.
+    """
+    base = PRESETS[preset]
+    config = dataclasses.replace(base, context=context or base.context, dtype=dtype, scan=scan)
+    state = abstract_state(config, _OPTIM)
+    tokens = jax.ShapeDtypeStruct((1, batch, config.context + 1), jnp.uint8)
+    if data * model == 1:
+        return config, state, tokens
+    mesh = AbstractMesh((data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def sharded(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        axis = max(range(x.ndim), key=lambda i: x.shape[i], default=0)
+        split = x.ndim and x.shape[axis] % (data * model) == 0
+        spec = P(*[None] * axis, ("data", "model")) if split else P()
+        return x.update(sharding=NamedSharding(mesh, spec))
+
+    tokens = tokens.update(sharding=NamedSharding(mesh, P(None, "data")))
+    return config, jax.tree.map(sharded, state), tokens
+
+
+@functools.cache
+def make_evaluate(model: TransformerConfig) -> Callable[[nnx.State, ArrayLike], jax.Array]:
+    """The jitted mean loss, nats per token, of uint8 tokens `[batch, window + 1]`."""
+    loss = make_loss(model)
+    return jax.jit(lambda params, tokens: loss(params, jnp.asarray(tokens)))
+
+
+def compile_step(model: TransformerConfig, optim: OptimConfig, tokens: jax.ShapeDtypeStruct,
+                 policy: Any = None) -> jax.stages.Compiled:  # fmt: skip
+    """Compile the step for tokens of a type, with its state donated."""
+    state = abstract_state(model, optim)
+    step = jax.jit(make_step(model, optim, policy), donate_argnums=0)
+    compiled = step.lower(state, tokens).compile()
+    check_donation(compiled, state)
+    return compiled
+
+
+def check_donation(compiled: jax.stages.Compiled, state: TrainState) -> None:
+    """See that XLA does reuse the memory of the donated state, on each device.
+
+    Raises:
+      RuntimeError: the aliased bytes are below the bytes of parameters and optimizer state.
+    """
+    donated = device_bytes(state)
+    memory = compiled.memory_analysis()
+    aliased = 0 if memory is None else memory.alias_size_in_bytes
+    if aliased < donated:
+        raise RuntimeError(f"the step reuses {aliased} bytes of the {donated} of its state")

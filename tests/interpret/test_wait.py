@@ -1,0 +1,80 @@
+"""What is run again is run late, and not merged with its first run, by the compiler's own word."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import xform
+
+LAYERS = 12
+
+
+def chain(w, x):
+    """Layers of which each output has a name."""
+    for i in range(LAYERS):
+        x = jax.ad_checkpoint.checkpoint_name(jnp.tanh(x @ w), f"h{i}")
+    return jnp.sum(x)
+
+
+@pytest.mark.parametrize("dropped", [(10,), (1, 5, 9), (0, 1, 2)])
+def test_little_work_is_held_back_too(dropped: tuple[int, ...]) -> None:
+    """However little is run again: merged with its first run it would spare nothing."""
+    w, x = jnp.ones((64, 64)), jnp.ones((512, 64))
+    policy = xform.policies.save_any_names_but_these(*(f"h{i}" for i in dropped))
+    compiled, every = (
+        jax.jit(xform.grad(chain, policy=by)).lower(w, x).compile()
+        for by in (policy, xform.policies.save_everything)
+    )
+    # Forward, and two for each product backward but one: nobody asks for the cotangent of `x`.
+    assert compiled.as_text().count(" dot(") == 3 * LAYERS - 1 + len(dropped)
+    spared = [made.memory_analysis().temp_size_in_bytes for made in (every, compiled)]
+    assert spared[0] - spared[1] >= (len(dropped) - 1) * x.nbytes
+
+
+def test_what_is_made_of_a_mask_is_held_back_too() -> None:
+    """Merged with its first run, four bytes would be live for each that is saved."""
+
+    def masked(w, h):
+        for i in range(LAYERS):
+            mask = jax.ad_checkpoint.checkpoint_name(h > i / LAYERS, "mask")
+            scaled = mask.astype(h.dtype) / 0.9
+            h = jax.ad_checkpoint.checkpoint_name(jnp.tanh(h + scaled @ w), "h")
+        return jnp.sum(h)
+
+    w = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    names = xform.policies.save_only_these_names("mask", "h")
+    every, few = (
+        jax.jit(xform.grad(masked, policy=by)).lower(w, w).compile().memory_analysis()
+        for by in (xform.policies.save_everything, names)
+    )
+    spared = every.temp_size_in_bytes - few.temp_size_in_bytes
+    assert spared >= LAYERS * 256 * 256 * (4 - 1) / 2
+
+
+def likelihood(w, x, labels):
+    """The mean cross entropy of a linear layer, with padding masked, as trainers write it."""
+    weights = (labels > 0).astype(x.dtype)
+    right = jnp.where(labels[:, None] == jnp.arange(w.shape[1]), 0.9, 0.1 / w.shape[1])
+    losses = -jnp.sum(right * jax.nn.log_softmax(jnp.tanh(x) @ w), -1)
+    return jnp.sum(losses * weights) / jnp.sum(weights)
+
+
+@pytest.mark.parametrize("policy", [None, xform.policies.save_dots, xform.policies.save_nothing])
+def test_the_loss_takes_no_more_than_under_jax(policy) -> None:
+    """Of cotangents that are there from the start nothing large is written, and nobody is early."""
+    args = jnp.ones((32, 1024)), jnp.ones((256, 32)), jnp.arange(256)
+    step = xform.value_and_grad(likelihood, argnums=(0, 1), policy=policy)
+    made = jax.make_jaxpr(step)(*args)
+    cheap = {id(v) for e in made.eqns if e.primitive.name == "broadcast_in_dim" for v in e.outvars}
+    held = [e for e in made.eqns if e.primitive.name == "xform_barrier"]
+    held = [e for e in held if e.params["where"] != "cpu"]
+    seeds = [set(map(id, e.invars[e.params["n"] :])) for e in held]
+    assert not any(ids & cheap for ids in seeds)
+    assert not any(
+        ids & set(map(id, e.invars[: e.params["n"]])) for ids, e in zip(seeds, held, strict=True)
+    )
+    ours, theirs = (
+        jax.jit(g).lower(*args).compile().memory_analysis().temp_size_in_bytes
+        for g in (step, jax.value_and_grad(likelihood, argnums=(0, 1)))
+    )
+    assert ours <= theirs * 1.01

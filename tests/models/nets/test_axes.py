@@ -1,0 +1,65 @@
+"""Every parameter says what its axes are, and rules say where they lie."""
+
+import jax
+import pytest
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from models.nets.axes import RULES, shardings, spec
+from models.nets.presets import PRESETS, abstract, parameter_count
+
+MESH = AbstractMesh(
+    (2, 4, 8, 2), ("data", "fsdp", "tensor", "expert"), axis_types=(AxisType.Auto,) * 4
+)
+PUBLISHED = {
+    "gpt2-124m": 124_439_808,
+    "gpt2-355m": 354_823_168,
+    "gpt2-774m": 774_030_080,
+    "gpt2-1.5b": 1_557_611_200,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3.1-8b": 8_030_261_248,
+    "mixtral-8x7b": 46_702_792_704,
+    "resnet20": 269_722,
+    "resnet50": 25_557_032,
+    "vit-s": 22_050_664,
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_parameter_has_its_axes_and_presets_their_published_sizes(name: str) -> None:
+    model = abstract(PRESETS[name])
+    if name in PUBLISHED:
+        assert parameter_count(model) == PUBLISHED[name]
+    for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        names = variable.get_metadata().get("out_sharding")
+        assert names, path
+        assert len(names) == variable.get_value().ndim, path
+        assert RULES.keys() >= set(names), path
+
+
+def test_rules_place_axes_where_there_is_room() -> None:
+    assert spec(("vocab", "embed"), (1024, 64), MESH) == PartitionSpec("tensor", "fsdp")
+    assert spec(("vocab", "embed"), (50_257, 64), MESH) == PartitionSpec(None, "fsdp")
+    assert spec(("mlp", "vocab"), (64, 64), MESH) == PartitionSpec("tensor", None)  # taken
+    data = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    assert spec(("embed", "mlp"), (64, 64), data) == PartitionSpec(None, None)
+    assert spec(("embed",), (64,), data, {"embed": "data"}) == PartitionSpec("data")
+
+
+def test_a_models_shardings_have_its_structure() -> None:
+    state = nnx.state(abstract(PRESETS["mixtral-8x7b"]))
+    placed = shardings(state, MESH)
+    assert jax.tree.structure(jax.tree.map(lambda _: 0, state)) == jax.tree.structure(
+        jax.tree.map(lambda _: 0, placed)
+    )
+    layer = placed["layers"]["each"]
+    assert layer["mixture"]["up"].get_value().spec == PartitionSpec(
+        None, "expert", "fsdp", "tensor"
+    )
+    assert layer["attention"]["out"]["kernel"].get_value().spec == PartitionSpec(
+        None, "tensor", None, "fsdp"
+    )

@@ -1,0 +1,52 @@
+"""Every optimizer brings a loss down, decays matrices alone, and starts by the schedule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from models.train.optim import OPTIMIZERS, OptimConfig, optimizer, schedule
+
+PARAMS = {
+    "stack": {"kernel": jnp.ones((2, 8, 4)), "scale": jnp.ones((2, 4))},
+    "embed": {"embedding": jnp.ones((8, 4))},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_loss_falls(name: str) -> None:
+    config = OptimConfig(optimizer=name, steps=100, warmup=5, learning_rate=0.1, clip=10.0)
+    waves = lambda x: jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
+    goal = jax.tree.map(waves, PARAMS)
+    loss = lambda p: optax.tree.norm(jax.tree.map(jnp.subtract, p, goal)) ** 2
+    transform = optimizer(config)
+
+    @jax.jit
+    def step(params, state):
+        updates, state = transform.update(jax.grad(loss)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    params, state = PARAMS, transform.init(PARAMS)
+    for _ in range(config.steps):
+        params, state = step(params, state)
+    assert loss(params) < 0.2 * loss(PARAMS)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_only_matrices_decay(name: str) -> None:
+    config = OptimConfig(optimizer=name, steps=10, warmup=0, weight_decay=0.5)
+    transform = optimizer(config)
+    updates, _ = transform.update(
+        jax.tree.map(jnp.zeros_like, PARAMS), transform.init(PARAMS), PARAMS
+    )
+    assert np.all(updates["stack"]["kernel"] < 0)
+    assert not np.any(updates["stack"]["scale"])
+
+
+def test_the_schedule_rises_and_falls() -> None:
+    config = OptimConfig(steps=100, warmup=10, learning_rate=1.0)
+    rates = [float(schedule(config)(i)) for i in range(101)]
+    assert rates[0] == pytest.approx(1 / 11)
+    assert max(rates) == rates[10] == 1.0
+    assert rates[100] == pytest.approx(0.1)

@@ -1,0 +1,247 @@
+"""The step and the loop: donation, accumulation, traces, resuming, interrupts, damage."""
+
+import contextlib
+import dataclasses
+import io
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from models.errors import InputError
+from models.train.checksum import all_finite
+from models.train.config import RunConfig
+from models.train.log import read_records
+from models.train.loop import Outcome, train
+from models.train.optim import OptimConfig
+from models.train.start import Resume
+from models.train.state import abstract_state, init_state
+from models.train.step import check_donation, compile_step, make_step
+from models.train.store import Store
+from tests.models.micro import MODEL, OPTIM, losses, run
+
+
+def quiet(config: RunConfig) -> Outcome:
+    return train(config, Console(file=io.StringIO()))
+
+
+def resumed(config: RunConfig, step: int | None = None, override: tuple[str, ...] = ()) -> Outcome:
+    return train(config, Console(file=io.StringIO()), Resume(step, override))
+
+
+def batch(accumulate: int, size: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    flat = rng.integers(0, 256, (8, MODEL.context + 1), dtype=np.uint8)
+    return flat.reshape(accumulate, size, -1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was left alone."""
+    folder = tmp_path_factory.mktemp("whole")
+    quiet(run(folder))
+    return folder
+
+
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def test_the_state_is_donated_to_the_step() -> None:
+    state = init_state(MODEL, OPTIM, seed=0)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    compiled = compile_step(MODEL, OPTIM, jax.typeof(batch(2, 4)[:1]))
+    assert held <= compiled.memory_analysis().alias_size_in_bytes <= 1.01 * held + 1024
+    compiled(state, batch(2, 4)[:1])
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+
+
+def test_a_step_that_reuses_too_little_is_refused() -> None:
+    state = abstract_state(MODEL, OPTIM)
+    compiled = jax.jit(lambda state: state.step + 1, donate_argnums=0).lower(state).compile()
+    with pytest.raises(RuntimeError, match="of its state"):
+        check_donation(compiled, state)
+
+
+def test_accumulation_equals_one_big_batch_and_a_step_is_traced_once() -> None:
+    state = init_state(MODEL, OPTIM, seed=0)
+    results = {}
+    for accumulate, size in ((1, 8), (4, 2)):
+        chex.clear_trace_counter()
+        step = jax.jit(chex.assert_max_traces(make_step(MODEL, OPTIM), n=1))
+        step(state, batch(accumulate, size))
+        results[accumulate] = step(state, batch(accumulate, size))
+    (one, one_metrics), (summed, summed_metrics) = results[1], results[4]
+    chex.assert_trees_all_close(summed_metrics, one_metrics, rtol=1e-5)
+    # Adam divides by the gradient's size, so that the smallest ones decide the tolerance.
+    chex.assert_trees_all_close(summed.params, one.params, rtol=1e-3, atol=2e-5)
+
+
+def test_training_learns_and_logs_every_step(whole: Path) -> None:
+    records = losses(whole / "run")
+    assert [step for step, loss, _ in records if loss is not None] == list(range(1, 13))
+    judged = [bits for _, _, bits in records if bits is not None]
+    assert len(judged) == 3
+    assert judged[-1] < judged[0] - 0.3
+
+
+@pytest.mark.parametrize("background_saves", [True, False], ids=["background", "waiting"])
+def test_resuming_repeats_every_bit(whole: Path, copied: Path, background_saves: bool) -> None:
+    # As after a kill between step 8 and step 12: the log is ahead of the checkpoint.
+    shutil.rmtree(copied / "run" / "checkpoints" / "12")
+    outcome = resumed(run(copied, background_saves=background_saves))
+    assert outcome.step == 12
+    assert losses(copied / "run") == losses(whole / "run")
+
+
+def test_a_time_limit_saves_and_can_be_resumed(whole: Path, tmp_path: Path) -> None:
+    assert quiet(run(tmp_path, max_seconds=0)).step == 1
+    resumed(run(tmp_path))
+    # The validation where it stopped is the one record that the other run has not.
+    records = losses(tmp_path / "run")
+    assert records.pop(2)[2] is not None
+    assert records == losses(whole / "run")
+
+
+def test_an_interrupt_saves_and_can_be_resumed(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from models.train import loop
+
+    original = loop.train_batches
+
+    def interrupting(*args: object, **settings: object) -> Iterator[np.ndarray]:
+        iterator = original(*args, **settings)
+        take = iterator.__next__
+
+        class Interrupting:
+            count = 0
+
+            def __next__(self) -> np.ndarray:
+                self.count += 1
+                if self.count == 6:
+                    os.kill(os.getpid(), signal.SIGINT)
+                return take()
+
+            def get_state(self) -> dict[str, int]:
+                return iterator.get_state()
+
+        return Interrupting()
+
+    monkeypatch.setattr(loop, "train_batches", interrupting)
+    outcome = quiet(run(tmp_path))
+    assert (outcome.step, outcome.signal) == (6, signal.SIGINT)
+    monkeypatch.undo()
+    resumed(run(tmp_path))
+    assert losses(tmp_path / "run") == losses(whole / "run")
+
+
+def test_a_run_is_not_overwritten(copied: Path) -> None:
+    with pytest.raises(InputError, match="saved at step 12: continue it with --resume"):
+        quiet(run(copied))
+    with pytest.raises(InputError, match="no checkpoint to resume from"):
+        resumed(run(copied, out=copied / "other"))
+    with pytest.raises(InputError, match="no checkpoint of step 7"):
+        resumed(run(copied), step=7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model": dataclasses.replace(MODEL, hidden=64)}, "hidden 48 is now 64"),
+        ({"model": dataclasses.replace(MODEL, scan=False)}, "scan True is now False"),
+        ({"batch": 8}, "batch 4 is now 8"),
+        ({"seed": 1}, "seed 0 is now 1"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    copied: Path, changes: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(InputError, match=f"of another run: {complaint}"):
+        resumed(run(copied, **changes))
+    assert sorted(p.name for p in (copied / "run" / "checkpoints").iterdir()) == ["12", "4", "8"]
+
+
+def test_other_text_is_refused(copied: Path) -> None:
+    config = run(copied)
+    assert config.data is not None
+    config.data.write_bytes(b"other text " * 500)
+    with pytest.raises(InputError, match="of another run: data"):
+        resumed(config)
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, 1000)
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])
+def test_a_damaged_checkpoint_points_to_an_intact_one(copied: Path, damage: object) -> None:
+    checkpoints = copied / "run" / "checkpoints"
+    files = [p for p in (checkpoints / "12" / "state").rglob("*") if p.is_file()]
+    damage(max(files, key=lambda p: p.stat().st_size))
+    with pytest.raises(
+        InputError, match=r"damaged .*; step 8 is intact.* --resume-step 8"
+    ) as raised:
+        resumed(run(copied))
+    assert "\n" not in str(raised.value)
+
+    resumed(run(copied), step=8)
+    names = sorted(p.name for p in checkpoints.iterdir())
+    assert names == ["12", "12.set-aside-0", "4", "8"]
+
+
+def test_steps_that_are_not_finite_change_nothing_and_then_stop_the_run(tmp_path: Path) -> None:
+    optim = OptimConfig(steps=12, warmup=0, learning_rate=1e30, most_skips=2)
+    with pytest.raises(InputError, match=r"3 steps in a row were skipped.*lower --learning-rate"):
+        quiet(run(tmp_path, optim=optim, save_every=1))
+    records = read_records(tmp_path / "run" / "log.jsonl")
+    assert [r["skipped"] for r in records if "skipped" in r] == [0, 1, 1, 1]
+    finite = [None not in (r["loss"], r["grad_norm"]) for r in records if "skipped" in r]
+    assert finite == [True, False, False, False]
+    # What was saved is of finite numbers: the run goes on from it.
+    optim = dataclasses.replace(optim, steps=3, most_skips=20)
+    outcome = resumed(run(tmp_path, optim=optim), 1, override=("steps", "most_skips"))
+    assert all_finite(outcome.state.params)
+    assert int(outcome.state.skipped) == 2
+
+
+def test_a_spike_is_skipped_and_counted() -> None:
+    optim = dataclasses.replace(OPTIM, spike=2.0)
+    step = jax.jit(make_step(MODEL, optim))
+    state, _ = step(init_state(MODEL, optim, seed=0), batch(1, 8))
+    low = dataclasses.replace(state, usual_norm=state.usual_norm / 3)
+    kept, metrics = step(low, batch(1, 8))
+    assert metrics["skipped"] == 1
+    assert (int(kept.step), int(kept.skipped), int(kept.skipped_in_row)) == (2, 1, 1)
+    chex.assert_trees_all_equal(kept.params, state.params)
+    chex.assert_trees_all_equal(kept.opt_state, state.opt_state)
+    moved, metrics = step(state, batch(1, 8))
+    assert metrics["skipped"] == 0
+    assert not np.array_equal(*(jax.tree.leaves(s.params)[0] for s in (moved, state)))
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    state = init_state(MODEL, OPTIM, seed=0)
+    broken = dataclasses.replace(state, params=jax.tree.map(lambda x: x * jnp.nan, state.params))
+    with contextlib.closing(Store(tmp_path / "checkpoints")) as store:
+        store.save(1, state, {})
+        with pytest.raises(InputError, match=r"after step 2 are not finite.*step 1 is intact"):
+            store.save(2, broken, {})
+        store.wait()
+        assert store.steps() == [1]

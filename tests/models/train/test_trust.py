@@ -1,0 +1,182 @@
+"""What a run survives: locks, batches of one, its own folder as data, meshes, flipped bits."""
+
+import contextlib
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+
+import xform
+from models.errors import InputError
+from models.train.checksum import checksum_of, checksums
+from models.train.display import Output
+from models.train.folder import locked
+from models.train.log import Log, read_records
+from models.train.loop import train
+from models.train.start import Resume
+from models.train.state import abstract_state, device_bytes, init_state
+from models.train.step import make_loss
+from models.train.store import Damaged, Store
+from tests.models.micro import MODEL, OPTIM, TEXT, losses, run
+
+SHORT = dataclasses.replace(OPTIM, steps=2)
+
+
+def quiet(config, wish=None):
+    return train(config, Console(file=io.StringIO()), wish)
+
+
+def test_a_folder_is_held_before_anything_in_it_is_touched(tmp_path: Path) -> None:
+    config = run(tmp_path)
+    with locked(config.out):
+        with pytest.raises(InputError, match=r"in use by process \d+: wait for it to end"):
+            quiet(config)
+        assert [p.name for p in config.out.iterdir()] == ["lock"]
+    with locked(config.out):
+        pass
+
+
+def test_one_sequence_at_a_time_and_data_around_the_run(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "text").write_bytes(TEXT)
+    config = run(tmp_path, batch=1, optim=SHORT, data=tmp_path / "data", out=tmp_path / "data/run")
+    assert quiet(config).step == 2
+    longer = dataclasses.replace(config, optim=OPTIM)
+    assert quiet(longer, Resume(override=("steps",))).step == 12
+    steps = [step for step, loss, _ in losses(config.out) if loss is not None]
+    assert steps == [*range(1, 13)]
+
+
+class Pipe(io.StringIO):
+    """An output that is closed after some lines."""
+
+    lines = 25
+
+    def write(self, text: str) -> int:
+        self.lines -= text.count("\n")
+        if self.lines < 0:
+            raise BrokenPipeError(32, "Broken pipe")
+        return super().write(text)
+
+
+def test_an_output_that_nobody_reads_ends_the_run_after_a_save(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot write to standard output: Broken pipe; saved"):
+        train(run(tmp_path, log_every=1), Output(file=Pipe()))
+    logged = [step for step, loss, _ in losses(tmp_path / "run") if loss is not None]
+    saved = [int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert 0 < len(logged) < 12
+    assert max(saved) == logged[-1]
+
+
+def test_there_is_one_record_of_the_first_validation(tmp_path: Path) -> None:
+    log = tmp_path / "run" / "log.jsonl"
+    log.parent.mkdir()
+    log.write_text(json.dumps({"step": 0, "validation_bits_per_byte": 8.0}) + "\n")
+    quiet(run(tmp_path, optim=SHORT))
+    assert [r["step"] for r in read_records(log)] == [0, 1, 2, 2]
+    assert (log.parent / "log.jsonl.set-aside-0").exists()
+
+
+def test_a_log_that_is_none_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    for foreign in ("hello\n", '["step"]\n', '{"step": "one"}\n', '{"loss": 1}\n{"step": 1}\n'):
+        path.write_text(foreign)
+        with pytest.raises(InputError, match=r"line 1 of .* is no record of a run"):
+            Log(path, after=3)
+        assert path.read_text() == foreign
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "lo')
+    assert read_records(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_checksums_are_of_each_bit_in_its_place_wherever_arrays_lie() -> None:
+    x = np.asarray(jax.random.normal(jax.random.key(0), (8, 6)))
+    sums = {checksums({"x": jnp.asarray(x)})["x"]}
+    for place in range(x.size):
+        flipped = x.copy()
+        flipped.view(np.uint32).reshape(-1)[place] ^= 1 << (place % 32)
+        sums.add(checksums({"x": jnp.asarray(flipped)})["x"])
+    swapped = x.copy()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    sums.add(checksums({"x": jnp.asarray(swapped)})["x"])
+    assert len(sums) == x.size + 2
+    mesh = jax.make_mesh((4, 2), ("i", "j"))
+    sharded = jax.device_put(x, NamedSharding(mesh, P("i", "j")))
+    assert checksums({"x": sharded}) == checksums({"x": jnp.asarray(x)})
+
+
+def test_a_state_is_restored_onto_other_devices_without_being_gathered(tmp_path: Path) -> None:
+    state = init_state(MODEL, OPTIM, seed=0)
+    mesh = jax.make_mesh((8,), ("fsdp",))
+
+    def sharded(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        axis = next((i for i, n in enumerate(x.shape) if n % 8 == 0), None)
+        spec = P() if axis is None else P(*[None] * axis, "fsdp")
+        return x.update(sharding=NamedSharding(mesh, spec))
+
+    like = jax.tree.map(sharded, abstract_state(MODEL, OPTIM))
+    with contextlib.closing(Store(tmp_path / "checkpoints")) as store:
+        store.save(1, state, {})
+        store.wait()
+        spread = store.restore(1, like)
+        store.save(2, spread, {})
+        store.wait()
+        back = store.restore(2, abstract_state(MODEL, OPTIM))
+    placed = lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim)
+    assert all(jax.tree.leaves(jax.tree.map(placed, spread, like)))
+    assert device_bytes(spread) < device_bytes(state) / 4
+    chex.assert_trees_all_equal(jax.device_get(spread), jax.device_get(state))
+    chex.assert_trees_all_equal(back, state)
+
+
+def test_what_a_checkpoint_says_of_itself_has_a_checksum(tmp_path: Path) -> None:
+    with contextlib.closing(Store(tmp_path / "checkpoints")) as store:
+        store.save(1, init_state(MODEL, OPTIM, seed=0), {"data_state": {"next_index": 8}})
+        store.wait()
+        assert store.meta(1)["data_state"] == {"next_index": 8}
+        (file,) = (tmp_path / "checkpoints" / "1" / "meta").glob("metadata")
+        file.write_text(file.read_text().replace('"next_index": 8', '"next_index": 9'))
+        with pytest.raises(Damaged, match="not what was saved"):
+            store.meta(1)
+
+
+def test_the_best_checkpoint_is_kept_besides_the_newest(tmp_path: Path) -> None:
+    state = init_state(MODEL, OPTIM, seed=0)
+    with contextlib.closing(Store(tmp_path / "checkpoints", keep=1, keep_best=1)) as store:
+        for step, bits in enumerate((5.0, 3.0, 4.0, None, 6.0)):
+            store.save(step, state, {}, bits)
+        store.wait()
+        assert store.steps() == [1, 4]
+
+
+def test_a_plan_that_was_changed_is_not_followed(tmp_path: Path) -> None:
+    quiet(run(tmp_path, optim=SHORT))
+    path = tmp_path / "run" / "plan.json"
+    plan = json.loads(path.read_text())
+    path.write_text(json.dumps({**plan, "saved_bytes": plan["saved_bytes"] + 1}))
+    with pytest.raises(InputError, match="not the plan that the run was made with"):
+        quiet(run(tmp_path, optim=SHORT), Resume())
+    assert quiet(run(tmp_path, optim=SHORT), Resume(override=("policy",))).step == 2
+    saved = xform.Plan.load(path)
+    assert checksum_of(saved.to_dict()) == checksum_of(plan)
+
+
+def test_the_loss_on_explicit_axes_is_that_of_one_device() -> None:
+    params = init_state(MODEL, OPTIM, seed=0).params
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(0, 256, (8, MODEL.context + 1)), jnp.uint8)
+    gradient = jax.jit(xform.value_and_grad(make_loss(MODEL)))
+    expected = gradient(params, tokens)
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(params, P()), jax.device_put(tokens, P("data"))
+        actual = gradient(*placed)
+    chex.assert_trees_all_close(*map(jax.device_get, (actual, expected)), rtol=1e-4, atol=1e-6)

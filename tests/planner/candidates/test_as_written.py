@@ -1,0 +1,80 @@
+"""Plans with the loops as they are, beside all plans that there are of a small program."""
+
+import itertools
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from tests.planner.cuts.test_integer_program import joint_of
+from xform.planner.candidates.as_written import cuts
+from xform.planner.costs.link import Link
+from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
+from xform.planner.plan.choice import Choice
+from xform.planner.schedule import plan
+from xform.policies import MinCut, min_cut
+
+W, X = jnp.ones((8, 8)) / 9, jnp.ones((16, 8))
+
+
+def small(w, x):
+    return jnp.sum(jnp.tanh(jnp.sin(x @ w) @ w[:, :4]))
+
+
+def unrolled(w, x):
+    for _ in range(4):
+        x = jnp.tanh(jnp.sin(x @ w) @ w)
+    return jnp.sum(x)
+
+
+def scanned(w, x):
+    return jnp.sum(
+        lax.scan(lambda x, _: (jnp.tanh(jnp.sin(x @ w) @ w), None), x, None, length=4)[0]
+    )
+
+
+def ends(plans) -> list[tuple[int, int]]:
+    return [(kept_bytes(p), recompute_flops(p)) for p in plans]
+
+
+def test_what_a_small_program_needs_of_work_for_its_bytes_is_found() -> None:
+    joint = joint_of(small, W, X)
+    values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
+    sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
+    every = ends(plan(joint, Choice(frozenset(s), {}), True) for s in sets)
+    found = ends(cuts(joint))
+    for size, _ in every:
+        least = min(work for n, work in every if n <= size)
+        assert min(work for n, work in found if n <= size) == least
+
+
+@pytest.mark.parametrize("f", [small, unrolled, scanned])
+def test_work_rises_and_no_plan_is_there_twice(f) -> None:
+    joint = joint_of(f, W, X)
+    found = cuts(joint)
+    assert [w for _, w in ends(found)] == sorted(w for _, w in ends(found))
+    assert len({(frozenset(p.kept), *e) for p, e in zip(found, ends(found), strict=True)}) == len(
+        found
+    )
+    extremes = [plan(joint, p, True) for p in (min_cut, MinCut(0.0, 0.0))]
+    assert set(ends(extremes)) <= set(ends(found))
+    assert min(n for n, _ in ends(found)) == kept_bytes(extremes[1])
+    assert ends(cuts(joint)) == ends(found)
+
+
+def test_of_what_keeps_nothing_there_is_one_plan() -> None:
+    for f, x in ((lambda x: jnp.sum(2 * x), X), (lambda x: jnp.sum(jnp.sin(x)), jnp.ones((0, 3))),
+                 (lambda x: jnp.sin(x), jnp.float32(1))):  # fmt: skip
+        found = cuts(joint_of(f, x))
+        assert {w for _, w in ends(found)} == {0}
+        assert len({n for n, _ in ends(found)}) <= 2
+
+
+def test_with_a_link_some_values_are_sent() -> None:
+    joint = joint_of(unrolled, W, X)
+    fast = Link(1.0, float("inf"), latency_seconds=0.0)
+    assert not any(map(sent_bytes, cuts(joint)))
+    found = cuts(joint, fast)
+    assert any(map(sent_bytes, found))
+    free = [p for p in found if not recompute_flops(p)]
+    assert min(map(kept_bytes, free)) < kept_bytes(plan(joint, MinCut(), True))

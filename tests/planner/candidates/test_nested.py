@@ -1,0 +1,60 @@
+"""Loops of loops: what they keep is counted by hand, and what they compute is the same."""
+
+import math
+
+import jax.numpy as jnp
+from jax import lax
+
+from tests.planner.candidates.test_whole import ENDS, LEAST, TRIPS, right
+from xform.ir import trace
+from xform.planner.candidates.nested import nested
+from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
+
+W, X = jnp.eye(16), jnp.ones((8, 16)) / 3
+
+
+def of(f, x=X):
+    return [*nested(trace(lambda x: [f(x)], x), (True,), (True,))]
+
+
+def loop(length: int):
+    step = lambda x, _: (jnp.sin(jnp.sin(x @ W) @ W), None)
+    return lambda x: jnp.sum(lax.scan(step, x, None, length=length)[0])
+
+
+def test_they_keep_less_than_the_loop_as_it_is() -> None:
+    found = [*nested(*ENDS)]
+    assert min(waiting_bytes(w.how) for w in found) < waiting_bytes(LEAST)
+    for whole in found:
+        right(whole)
+        assert sum(map(math.prod, whole.shapes[0])) == TRIPS
+
+
+def test_the_outer_loop_keeps_its_states_and_the_inner_one_is_run_again() -> None:
+    """Once more for each level, so far as trips are within others."""
+    product, state = 2 * 8 * 16 * 16, X.nbytes
+    for whole in of(loop(64)):
+        outer, *rest = whole.shapes[0]
+        assert not rest
+        depth = len(outer) - 1
+        assert depth >= 1
+        again = recompute_flops(whole.how)
+        # Two products in a step, and three operations on elements at most.
+        assert 64 * 2 * product <= again <= (depth + 1) * 64 * (2 * product + 4 * X.size)
+        assert outer[0] * state <= kept_bytes(whole.how) <= (outer[0] + 1) * state
+        assert waiting_bytes(whole.how) < 64 * state
+
+
+def test_more_levels_keep_less() -> None:
+    least = {}
+    for whole in of(loop(512)):
+        depth = len(whole.shapes[0][0])
+        least[depth] = min(least.get(depth, math.inf), waiting_bytes(whole.how))
+    assert list(least) == [2, 3, 4]
+    assert least[2] > least[3] > least[4]
+
+
+def test_short_loops_and_none_are_left_alone() -> None:
+    assert of(loop(3)) == of(loop(1)) == of(loop(0)) == []
+    assert of(lambda x: jnp.sum(jnp.sin(x))) == []
+    assert of(loop(16), jnp.ones((0, 16))) == []

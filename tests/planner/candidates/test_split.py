@@ -1,0 +1,71 @@
+"""Loops as two: between the two plans that they are made of, by the same values."""
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from tests.planner.candidates.test_whole import ENDS, LEAST, MOST, TRIPS, right
+from xform.interpret.joint import analyze
+from xform.ir import trace
+from xform.planner.candidates.split import split
+from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.schedule import plan
+from xform.policies import MinCut
+
+X = jnp.ones((8, 16)) / 3
+
+
+def between(f):
+    """The two plans of a function of X, and those between."""
+    ends = trace(lambda x: [f(x)], X), (True,), (True,)
+    joint = analyze(*ends)
+    above, below = (plan(joint, p, top=True) for p in (MinCut(), MinCut(0.0, 0.0)))
+    return above, below, [*split(*ends, above, below)]
+
+
+def loop(length: int, reverse: bool = False):
+    step = lambda x, _: (x + jnp.tanh(jnp.sin(x @ x.T) @ x), None)
+    return lambda x: lax.scan(step, x, None, length=length, reverse=reverse)[0]
+
+
+def test_split_loops_lie_between_their_two_plans() -> None:
+    found = [*split(*ENDS, MOST, LEAST)]
+    assert len(found) > 10
+    works, kept = [w.work for w in found], [kept_bytes(w.how) for w in found]
+    assert works == sorted(works)
+    assert kept == sorted(kept, reverse=True)
+    assert kept_bytes(LEAST) < min(kept) < max(kept) < kept_bytes(MOST)
+    assert all(sum(n for (n,) in w.shapes[0]) == TRIPS for w in found)
+    for whole in found[::5]:
+        right(whole)
+
+
+def test_each_trip_costs_what_it_costs_in_the_plan_that_it_follows() -> None:
+    step = (kept_bytes(MOST) - kept_bytes(LEAST)) // TRIPS
+    work = recompute_flops(LEAST) // TRIPS
+    for whole in split(*ENDS, MOST, LEAST):
+        ((early,), (late,)) = whole.shapes[0]
+        assert kept_bytes(whole.how) >= kept_bytes(LEAST) + late * step
+        assert recompute_flops(whole.how) == early * work
+
+
+@pytest.mark.parametrize(("length", "parts"), [(0, 0), (1, 0), (2, 1), (3, 2), (40, 15)])
+def test_a_loop_is_split_in_as_many_places_as_it_has(length: int, parts: int) -> None:
+    _, _, found = between(lambda x: jnp.sum(loop(length)(x)))
+    assert len(found) == parts
+    splits = [w.shapes[0] for w in found]
+    assert all(a > 0 and b > 0 and a + b == length for ((a,), (b,)) in splits)
+    assert len(set(splits)) == parts
+
+
+def test_all_loops_are_split_at_the_same_part() -> None:
+    _, _, found = between(lambda x: jnp.sum(loop(8)(jnp.sin(loop(16, True)(x)))))
+    assert len(found) == 15
+    for whole in found:
+        ((_,), (a,)), ((_,), (b,)) = whole.shapes[0], whole.shapes[1]
+        assert abs(a / 16 - b / 8) <= 1 / 8
+
+
+def test_without_a_loop_there_is_nothing_between() -> None:
+    _, _, found = between(lambda x: jnp.sum(jnp.tanh(jnp.sin(x @ x.T) @ x)))
+    assert found == []

@@ -1,0 +1,122 @@
+"""What a Plan holds, value by value: counted by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from tests.planner.cuts.test_integer_program import joint_of
+from xform import policies
+from xform.interpret import emit
+from xform.interpret.joint import analyze
+from xform.ir import trace
+from xform.planner.candidates.snapshots import stored
+from xform.planner.costs.held import held, held_bytes, state_why
+from xform.planner.schedule import plan
+
+W, X = jnp.ones((4, 4)) / 5, jnp.ones((3, 4))
+ONE = 3 * 4 * 4
+
+
+def of(f, *args, policy=policies.save_everything):
+    """What is held, by what it is."""
+    rows = held(plan(joint_of(f, *args), policy, True))
+    made = lambda r: r.origin[0].primitive.name if r.origin else None
+    return sorted((r.kind, made(r), r.loops, r.total_bytes) for r in rows)
+
+
+def scan(step, x, length):
+    return lax.scan(lambda x, _: (step(x), None), x, None, length=length)[0]
+
+
+@pytest.mark.parametrize("length", [0, 1, 5])
+def test_a_loop_holds_its_state_and_its_factors_in_each_trip(length: int) -> None:
+    f = lambda x: jnp.sum(scan(lambda x: jnp.sin(jnp.exp(x)), x, length))
+    want = [("kept", name, (length,), length * ONE) for name in ("cos", "exp")]
+    assert of(f, X) == want
+
+
+def test_a_state_that_is_read_is_held_in_each_trip() -> None:
+    f = lambda x: jnp.sum(scan(lambda x: x * x, x, 5))
+    assert of(f, X) == [("carry", "mul", (5,), 5 * ONE)]
+
+
+def test_loops_in_a_loop_are_listed_outermost_first() -> None:
+    f = lambda x: jnp.sum(scan(lambda x: scan(jnp.exp, x, 2) * 2, x, 7))
+    assert of(f, X) == [("kept", "exp", (7, 2), 14 * ONE)]
+
+
+def test_the_last_state_of_a_loop_is_held_beside_what_its_trips_hold() -> None:
+    f = lambda x: jnp.sum(scan(jnp.exp, x, 5) ** 2)
+    assert of(f, X) == [("kept", "exp", (), ONE), ("kept", "exp", (5,), 5 * ONE)]
+
+
+def test_what_a_call_makes_and_reads_is_one_buffer() -> None:
+    @jax.jit
+    def block(x):
+        for _ in range(60):
+            x = jnp.cos(x)  # so long that it stays a call
+        return jnp.exp(x)
+
+    rows = of(lambda x: jnp.sum(block(x) ** 2), X)
+    assert rows.count(("kept", "exp", (), ONE)) == 1
+    assert sum(n for *_, n in rows) == 61 * ONE
+
+
+def test_branches_share_as_many_bytes_as_are_handed_over() -> None:
+    """One runs: what both make of one type lies in one place."""
+    ways = lambda x: jnp.sin(jnp.exp(x)), lambda x: jnp.exp(x @ W)
+    joint = joint_of(lambda x: jnp.sum(lax.cond(x[0, 0] > 0, *ways, x)), X)
+    how = plan(joint, policies.save_everything, True)
+    rows = [r for r in held(how) if r.aval.shape == X.shape]
+    assert sorted(r.kind for r in rows) == ["kept", "kept", "shared"]
+    _, handed = jax.eval_shape(lambda x: emit.forward(how, [x]), X)
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(handed))
+    assert held_bytes(held(how)) == size
+
+
+def test_what_is_sent_waits_elsewhere() -> None:
+    policy = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
+    f = lambda x: jnp.sum(scan(lambda x: jnp.sin(x @ W), x, 5))
+    (row,) = held(plan(joint_of(f, X), policy, True))
+    assert (row.memory, row.total_bytes, held_bytes([row])) == ("pinned_host", 5 * ONE, 0)
+
+
+@pytest.mark.parametrize(("x", "size"), [
+    (jnp.float32(2), 4),
+    (jnp.ones((0, 3)), 0),
+    (jnp.ones((2, 3), jnp.bfloat16), 12),
+])  # fmt: skip
+def test_scalars_empty_and_narrow_values(x, size: int) -> None:
+    f = lambda x: jnp.sum(jnp.sin(jnp.sin(x))).astype(jnp.float32)
+    assert of(f, x) == [("kept", "cos", (), size)] * 2
+
+
+def test_nothing_is_held_of_what_is_linear_or_of_integers() -> None:
+    assert of(lambda x: jnp.sum(3 * x[::-1]), X) == []
+    assert of(lambda x, n: jnp.sum(x) * jnp.sum(n * n), X, np.arange(3)) == [
+        ("kept", "convert_element_type", (), 4)
+    ]
+
+
+def test_a_value_bears_the_name_that_the_user_gave_and_says_why() -> None:
+    f = lambda x: jnp.sum(jnp.sin(checkpoint_name(jnp.sin(x), "h")))
+    (row,) = held(plan(joint_of(f, X), policies.save_only_these_names("h"), True))
+    assert row.origin is not None
+    eqn, name = row.origin
+    assert (eqn.primitive.name, name) == ("sin", "h")
+    assert row.why == "save_only_these_names(h) saves h"
+
+
+def test_states_that_are_stored_on_the_way_say_so() -> None:
+    prog = trace(lambda x: [jnp.sum(scan(lambda x: jnp.sin(x @ W), x, 16))], X)
+    ends = prog, (True,), (True,)
+    first, *_, last = next(iter(stored(*ends)))
+    for whole in (first, last):
+        (inner,) = next(iter(whole.how.inner.values()))
+        (row,) = held(whole.how)
+        assert row.loops == (inner.snapshots + 1,)  # and the one that it is gone back from
+        assert row.why == state_why(inner) == "a state of the loop, to run it again from"
+    assert "each trip" in held(plan(analyze(*ends), policies.save_nothing, True))[0].why

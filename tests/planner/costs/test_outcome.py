@@ -1,0 +1,218 @@
+"""What a Plan comes to, beside the products and the bytes of the program that is emitted for it."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from tests.emitted import emitted
+from tests.fuzz.evaluate import Machine
+from tests.planner.cuts.test_integer_program import joint_of
+from xform import policies
+from xform.interpret import emit
+from xform.interpret.joint import Plan, analyze
+from xform.ir import evaluate, trace
+from xform.planner.candidates.snapshots import stored
+from xform.planner.costs.outcome import (
+    kept_bytes,
+    least_bytes,
+    recompute_flops,
+    sent_bytes,
+    waiting_bytes,
+)
+from xform.planner.schedule import plan
+from xform.policies import MinCut
+
+N, ROWS = 8, 4
+W, X = jnp.ones((6, N, N)) / 9, jnp.ones((ROWS, N))
+PRODUCT = 2 * ROWS * N * N
+ONE = ROWS * N * 4
+
+
+def layer(x, w):
+    return jnp.tanh(jnp.sin(x @ w) @ w)
+
+
+def unrolled(w, x):
+    for i in range(3):
+        x = layer(x, w[i])
+    return jnp.sum(x**2)
+
+
+def loop(length):
+    def f(w, x):
+        x, ys = lax.scan(lambda x, w: (layer(x, w), jnp.sum(x)), x, w[:length])
+        return jnp.sum(x**2) + jnp.sum(ys)
+
+    return f
+
+
+def loops(w, x):
+    inner = lambda x, w: lax.scan(lambda x, _: (layer(x, w), None), x, None, length=3)[0]
+    return jnp.sum(lax.scan(lambda x, w: (inner(x, w), None), x, w)[0] ** 2)
+
+
+def called(w, x):
+    @jax.jit
+    def block(x, w):
+        for _ in range(30):
+            x = jnp.sin(x) * 1.1
+        return layer(x, w)
+
+    return jnp.sum(block(block(x, w[0]), w[1]) ** 2)
+
+
+PROGRAMS = {
+    "unrolled": unrolled,
+    "a loop": loop(5),
+    "of one trip": loop(1),
+    "of none": loop(0),
+    "calls": called,
+    "nothing": lambda w, x: jnp.float32(1),
+}
+POLICIES = (MinCut(), MinCut(0.0, 0.0), policies.save_nothing, policies.save_dots)
+
+
+class Counting(Machine):
+    """Counts the FLOPs of products that are run."""
+
+    flops = 0
+
+    def step(self, eqn):
+        run = super().step(eqn)
+        if eqn.primitive.name != "dot_general":
+            return run
+        ((summed, _), _), a = eqn.params["dimension_numbers"], eqn.invars[0].aval
+        flops = 2 * math.prod(a.shape[i] for i in summed) * eqn.outvars[0].aval.size
+
+        def counted(*xs):
+            self.flops += flops
+            return run(*xs)
+
+        return counted
+
+
+def compiled(how: Plan):
+    prog = emitted(how)
+    run = jax.jit(lambda *xs: evaluate(prog, xs), keep_unused=True)
+    return run, [jnp.ones(t.shape, t.dtype) for t in prog.in_avals]
+
+
+def products(how: Plan) -> int:
+    """FLOPs of the products that are run, forward and backward."""
+    run, xs = compiled(how)
+    machine = Counting()
+    machine.run(jax.make_jaxpr(run)(*xs), xs)
+    return machine.flops
+
+
+def bytes_of(values) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(values))
+
+
+@pytest.mark.parametrize("name", [n for n in PROGRAMS if n != "calls"])
+def test_work_is_the_products_that_are_run_once_more(name: str) -> None:
+    joint = joint_of(PROGRAMS[name], W, X)
+    once = products(plan(joint, policies.save_everything, True))
+    for policy in POLICIES:
+        how = plan(joint, policy, True)
+        assert recompute_flops(how) == products(how) - once
+
+
+def test_a_loop_or_a_call_that_is_run_again_counts_whole() -> None:
+    """With what fuses in it: two operations on elements in each step, sixty-two in each call."""
+    joint = joint_of(loops, W, X)
+    how = plan(joint, MinCut(0.0, 0.0), True)
+    steps, elements = 6 * 3, ROWS * N
+    assert products(how) - products(plan(joint, MinCut(), True)) == steps * 2 * PRODUCT
+    assert recompute_flops(how) == steps * 2 * (PRODUCT + elements)
+    how = plan(joint_of(called, W, X), policies.save_nothing, True)
+    assert recompute_flops(how) == 2 * (2 * PRODUCT + 62 * elements)
+
+
+def test_work_is_counted_in_each_step_of_the_way_between_stored_states() -> None:
+    prog = trace(lambda *xs: [loop(9)(*xs)], jnp.ones((9, N, N)) / 9, X)
+    ends = prog, (True, True), (True,)
+    once = products(plan(analyze(*ends), policies.save_everything, True))
+    works = []
+    for whole in itertools.chain(*stored(*ends)):
+        works.append(recompute_flops(whole.how))
+        assert works[-1] == products(whole.how) - once
+    assert len(set(works)) > 5
+
+
+def test_work_of_all_devices_is_counted() -> None:
+    mesh = jax.make_mesh((4,), ("i",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+    spec = jax.sharding.PartitionSpec("i")
+    f = lambda w, x: jnp.sum(jnp.sin(jnp.sin(x @ w[0]) @ w[1]))
+    whole = jax.shard_map(lambda w, x: jax.lax.psum(f(w, x), "i"), mesh=mesh,
+                          in_specs=(jax.sharding.PartitionSpec(), spec),
+                          out_specs=jax.sharding.PartitionSpec())  # fmt: skip
+    alone, shared = (plan(joint_of(g, W, X), MinCut(0.0, 0.0), True) for g in (f, whole))
+    assert recompute_flops(shared) == recompute_flops(alone) == 2 * PRODUCT
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_bytes_are_those_that_the_forward_part_hands_over(name: str) -> None:
+    joint = joint_of(PROGRAMS[name], W, X)
+    for policy in (*POLICIES, policies.save_everything):
+        how = plan(joint, policy, True)
+        _, handed = jax.eval_shape(lambda *xs, how=how: emit.forward(how, xs), W, X)
+        assert kept_bytes(how) == bytes_of(handed)
+        assert sent_bytes(how) == 0
+
+
+def test_what_is_sent_is_not_kept_on_the_device() -> None:
+    joint = joint_of(loop(5), W, X)
+    offload = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
+    sent, all_kept = (plan(joint, p, True) for p in (offload, policies.save_dots))
+    assert sent_bytes(sent) == 2 * 5 * ONE
+    assert kept_bytes(sent) == kept_bytes(all_kept) - 2 * 5 * ONE
+
+
+def test_an_inner_loop_that_is_run_again_waits_for_one_trip() -> None:
+    """Its state and three factors in each of its trips; outside, a state in each, and the last."""
+    how = plan(joint_of(loops, W, X), MinCut(0.0, 0.0), True)
+    assert kept_bytes(how) == (6 + 1) * ONE
+    assert waiting_bytes(how) == (6 + 1) * ONE + 3 * (1 + 3) * ONE
+
+
+@pytest.mark.parametrize("name", ["unrolled", "a loop", "nothing"])
+def test_no_compiled_program_takes_less_than_the_least(name: str) -> None:
+    joint = joint_of(PROGRAMS[name], W, X)
+    for policy in (MinCut(), policies.save_nothing):
+        how = plan(joint, policy, True)
+        run, xs = compiled(how)
+        took = run.lower(*xs).compile().memory_analysis()
+        whole = took.argument_size_in_bytes + took.output_size_in_bytes + took.temp_size_in_bytes
+        assert bytes_of([W, X]) <= least_bytes(how, "cpu") <= whole
+
+
+def test_what_is_kept_may_lie_where_a_result_will() -> None:
+    x = jnp.ones((64, 64))
+    how = plan(joint_of(lambda x: jnp.sum(jnp.exp(x)), x), policies.save_everything, True)
+    assert kept_bytes(how) == x.nbytes
+    run, xs = compiled(how)
+    took = run.lower(*xs).compile().memory_analysis()
+    # Beside numbers: the sum, and the cotangent of it.
+    assert least_bytes(how, "cpu") - 4 == x.nbytes + x.nbytes
+    assert took.temp_size_in_bytes < x.nbytes
+
+
+def test_of_branches_the_dearest_counts() -> None:
+    def branched(*branches):
+        def f(w, x):
+            for i in range(3):
+                x = lax.switch(i, branches, x, w[i])
+            return jnp.sum(x**2)
+
+        prog = trace(lambda w, x: [f(w, x)], W, X)
+        return plan(analyze(prog, (True, True)), MinCut(0.0, 0.0), True)
+
+    twice = lambda x, w: layer(layer(x, w), w)
+    one, two = (recompute_flops(branched(f, f)) for f in (layer, twice))
+    assert 0 < one < two
+    assert recompute_flops(branched(layer, twice)) == recompute_flops(branched(twice, layer)) == two

@@ -1,0 +1,71 @@
+"""The least work within a budget: of all saved sets where they can be tried, and of all prices."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.planner.cuts.test_fit import PROGRAMS, WS, X
+from xform.cost import aval_bytes, equation_flops
+from xform.interpret.joint import analyze, reads_of
+from xform.ir import trace
+from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.costs.recompute import fusible, repeatable
+from xform.planner.schedule import plan
+from xform.policies import MinCut, budget
+
+SHORT = {
+    "two layers": lambda w, x: jnp.sum(jnp.tanh(jnp.sin(x @ w) @ w) @ w),
+    "shared": lambda w, x: jnp.sum(jnp.exp(x @ w) * jnp.sin(x @ w @ w)),
+    "of many sizes": lambda w, x: jnp.sum(jnp.sin((x @ w) @ w[:, :2]) @ jnp.exp(w[:2] @ w)),
+    "cumulative": lambda w, x: jnp.sum(jnp.sin(jnp.cumsum(jnp.sin(jnp.cumsum(x @ w, 0)), 1))),
+}
+
+
+def joint_of(f, *args):
+    leaves, tree = jax.tree.flatten(args)
+    prog = trace(lambda *xs: [f(*jax.tree.unflatten(tree, xs))], *leaves)
+    return analyze(prog, (True,) * len(leaves))
+
+
+def work(joint, saved) -> float:
+    """FLOPs that are run again under a saved set; infinite if something must not be."""
+    todo = [v for e in joint.backward for v in reads_of(e, {}) if v in joint.producer]
+    done, total = set(), 0.0
+    while todo:
+        v = todo.pop()
+        eqn = joint.producer[v]
+        if v in saved or id(eqn) in done:
+            continue
+        done.add(id(eqn))
+        if not fusible(eqn):
+            total += equation_flops(eqn) if repeatable(eqn) else np.inf
+        todo += [u for u in reads_of(eqn, {}) if u in joint.producer]
+    return total
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_no_saved_set_that_fits_needs_less_work(name: str) -> None:
+    joint = joint_of(SHORT[name], jnp.ones((6, 6)), jnp.ones((4, 6)))
+    values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
+    assert len(values) <= 14
+    sets = [s for n in range(len(values) + 1) for s in itertools.combinations(values, n)]
+    size = {s: sum(aval_bytes(v.aval) for v in s) for s in sets}
+    cost = {s: work(joint, set(s)) for s in sets}
+    most = kept_bytes(plan(joint, MinCut(), True))
+    for n in np.linspace(0, most, 9).astype(int):
+        best = min(cost[s] for s in sets if size[s] <= n)
+        assert recompute_flops(plan(joint, budget(int(n), of="saved"), True)) == best
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_price_gives_less_work_for_its_bytes(name: str) -> None:
+    """Within loops, calls and branches too."""
+    joint = joint_of(PROGRAMS[name], WS, X)
+    for price in (1e-3, 3e-2, 0.1, 0.3, 1.0):
+        by_price = plan(joint, MinCut(price, price), True)
+        exact = plan(joint, budget(kept_bytes(by_price), of="saved"), True)
+        assert kept_bytes(exact) <= kept_bytes(by_price)
+        assert recompute_flops(exact) <= recompute_flops(by_price)

@@ -1,0 +1,121 @@
+"""A Plan's decisions, and plans from decisions: of all that there are for a small program."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.emitted import emitted
+from tests.planner.cuts.test_integer_program import joint_of
+from xform.interpret.node import fork_p
+from xform.ir import evaluate
+from xform.planner.costs.outcome import kept_bytes
+from xform.planner.plan.choice import Choice, choice_of
+from xform.planner.schedule import plan
+from xform.policies import MinCut, min_cut, save_everything
+
+W, X = jnp.cos(jnp.arange(16.0)).reshape(4, 4) / 2, jnp.sin(jnp.arange(12.0)).reshape(3, 4)
+
+
+def small(w, x):
+    return jnp.sum(jnp.exp(jnp.sin(x @ w) @ w) * x)
+
+
+def loop(w, x):
+    return jnp.sum(lax.scan(lambda x, _: (jnp.sin(jnp.sin(x @ w) @ w), None), x, None, length=4)[0])
+
+
+def subsets(values):
+    return itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
+
+
+def right(f, how) -> None:
+    got = evaluate(emitted(how), [W, X, jnp.ones(())])[1:]
+    for a, b in zip(got, jax.grad(f, (0, 1))(W, X), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_whatever_is_chosen_no_more_is_kept_and_values_are_the_same() -> None:
+    joint = joint_of(small, W, X)
+    values = [v for e in joint.forward for v in e.outvars]
+    sets = [frozenset(s) for s in subsets(values)]
+    plans = {saved: plan(joint, Choice(saved, {}), True) for saved in sets}
+    for saved, how in plans.items():
+        assert saved.issuperset(how.kept)
+    distinct = {frozenset(how.kept): how for how in plans.values()}
+    assert 8 < len(distinct) < len(sets)
+    for how in list(distinct.values())[::5]:
+        right(small, how)
+
+
+def test_whatever_is_chosen_in_a_loop_values_are_the_same() -> None:
+    joint = joint_of(loop, W, X)
+    (eqn,) = (e for e in joint.forward if e.primitive is fork_p)
+    node = eqn.params["node"]
+    (inner,) = node.joints
+    values = [v for e in inner.forward for v in e.outvars]
+    sizes = set()
+    for saved in subsets(values):
+        made = Choice(frozenset(eqn.outvars), {node: (Choice(frozenset(saved), {}),)})
+        how = plan(joint, made, True)
+        sizes.add(kept_bytes(how))
+        if len(saved) in (0, len(values)):
+            right(loop, how)
+    # The state in each trip, and in each as many values as are read.
+    assert {n % (4 * X.nbytes) for n in sizes} == {0}
+    assert min(sizes) == 4 * X.nbytes < max(sizes)
+
+
+@pytest.mark.parametrize("policy", [min_cut, MinCut(0.0, 0.0), save_everything])
+@pytest.mark.parametrize("f", [small, loop, lambda w, x: jnp.float32(1)])
+def test_the_decisions_of_a_plan_give_the_plan(f, policy) -> None:
+    joint = joint_of(f, W, X)
+    how = plan(joint, policy, True)
+    again = plan(joint, choice_of(how), True)
+    assert set(again.kept) == set(how.kept)
+    assert again.order == how.order
+    assert (again.recomputed, again.reads) == (how.recomputed, how.reads)
+
+
+def test_what_several_nodes_share_is_one_choice() -> None:
+    @jax.jit
+    def block(x, w):
+        for _ in range(60):  # so long that it stays a call
+            x = jnp.sin(x)
+        return x @ w
+
+    how = plan(joint_of(lambda w, x: jnp.sum(block(block(x, w), w) ** 2), W, X), min_cut, True)
+    first, second = choice_of(how).inner.values()
+    assert first[0] is second[0]
+    assert choice_of(how) is choice_of(how)
+
+
+def test_a_loop_that_is_not_kept_is_run_again() -> None:
+    joint = joint_of(loop, W, X)
+    (eqn,) = (e for e in joint.forward if e.primitive is fork_p)
+    again = plan(joint, Choice(frozenset(), {}), True)
+    assert (kept_bytes(again), id(eqn) in again.recomputed) == (0, True)
+    right(loop, again)
+
+
+def test_a_region_that_is_not_named_decides_for_itself() -> None:
+    policy = jax.checkpoint_policies.dots_saveable
+    inner = jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w), policy=policy)
+    joint = joint_of(lambda w, x: jnp.sum(inner(x, w)), W, X)
+    tokens = frozenset(e.outvars[-1] for e in joint.forward if e.primitive is fork_p)
+    assert kept_bytes(plan(joint, Choice(tokens, {}), True)) == 2 * X.nbytes
+
+
+def test_how_many_states_are_stored_and_what_is_sent_is_decided_too() -> None:
+    how = plan(joint_of(loop, W, X), min_cut, True)
+    (node,) = how.inner
+    (inner,) = choice_of(how).inner[node]
+    stored = dataclasses.replace(inner, snapshots=2)
+    made = plan(how.joint, dataclasses.replace(choice_of(how), inner={node: (stored,)}), True)
+    (found,) = choice_of(made).inner[node]
+    assert (found.snapshots, made.inner[node][0].snapshots) == (2, 2)
+    right(loop, made)

@@ -1,0 +1,143 @@
+"""Plans in files that somebody changed: refused with the place, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import xform
+from xform import errors
+
+W, X = jax.ShapeDtypeStruct((3, 16, 16), jnp.float32), jax.ShapeDtypeStruct((8, 16), jnp.float32)
+
+
+def scanned(w: Any, x: Any) -> Any:
+    return jnp.sum(jax.lax.scan(lambda h, w: (jnp.sin(jnp.sin(h @ w)), None), x, w)[0])
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    xform.plan(scanned, W, X, verify=False).save(path)
+    return json.loads(path.read_text())
+
+
+def last(data: dict[str, Any]) -> dict[str, Any]:
+    return data["record"]["choices"][-1]
+
+
+def put(*path: Any, to: Any) -> Callable[[Any], None]:
+    def change(data: Any) -> None:
+        *way, end = path
+        for step in way:
+            data = data[step]
+        if to is KeyError:
+            del data[end]
+        else:
+            data[end] = to
+
+    return change
+
+
+CHOICE = "record", "choices", 0
+CHANGED = {
+    "another version": (put("format", to="xform plan 1"),
+                        "its format is 'xform plan 1', not 'xform plan 5'"),
+    "no version": (put("format", to=KeyError), "its format is None, not 'xform plan 5'"),
+    "a part is missing": (put("live", to=KeyError), "the plan has no live"),
+    "a part too many": (put("more", to=1), "the plan has more, which no plan has"),
+    "a text for a number": (put("saved_bytes", to="7"),
+                            "the plan.saved_bytes is '7', not a whole number"),
+    "a fraction": (put("predicted_bytes", to=1.5),
+                   "the plan.predicted_bytes is 1.5, not a whole number"),
+    "a truth for a number": (put("compiles", to=True), "the plan.compiles is True, not a whole "
+                             "number"),
+    "neither a number nor null": (put("compiled_bytes", to="7"),
+                                  "the plan.compiled_bytes is '7', not a whole number or null"),
+    "a number for a name": (put("function", to=3), "the plan.function is 3, not a text"),
+    "rows that are none": (put("rows", to={}), "the plan.rows is {}, not a list"),
+    "a row that is none": (put("rows", 0, to=3), "the plan.rows[0] is 3, not an object"),
+    "a row without bytes": (put("rows", 0, "trip_bytes", to=KeyError),
+                            "the plan.rows[0] has no trip_bytes"),
+    "a shape of texts": (put("rows", 0, "shape", to=["8"]),
+                         "the plan.rows[0].shape[0] is '8', not a whole number"),
+    "no choices": (put("record", "choices", to=[]),
+                   "the plan.record.choices is [], not a list of one choice at least"),
+    "no programs": (put("record", "programs", to=[]),
+                    "the plan.record.choices[0].program names 1: there are 0 programs"),
+    "no snapshots": (put(*CHOICE, "snapshots", to=KeyError),
+                     "the plan.record.choices[0] has no snapshots"),
+    "no state stored": (put(*CHOICE, "snapshots", to=0),
+                        "the plan.record.choices[0].snapshots is 0, not a positive number"),
+    "a negative value": (put(*CHOICE, "saved", to=[-1]),
+                         "the plan.record.choices[0].saved names -1, which is negative"),
+    "a program that is not there": (put(*CHOICE, "program", to=9),
+                                    "the plan.record.choices[0].program names 9: there are 2 "
+                                    "programs"),
+    "a choice of itself": (put(*CHOICE, "nodes", to={"0": [0]}),
+                           "the plan.record.choices[0].nodes.0 names 0: there are 0 choices before "
+                           "it"),
+    "a place that is none": (put(*CHOICE, "nodes", to={"-1": []}),
+                             "a name in the plan.record.choices[0].nodes is '-1', not a place in "
+                             "the program"),
+    "one memory": (put(*CHOICE, "offloaded", to={"0": ["device"]}),
+                   "the plan.record.choices[0].offloaded.0 is ['device'], not two memories"),
+    "a loop of no trips": (put("record", "loops", to={"0": [[0]]}),
+                           "the plan.record.loops.0 is [(0,)], not positive trips"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_plan_that_was_changed(name: str, written: dict[str, Any], tmp_path: Path) -> None:
+    change, problem = CHANGED[name]
+    data = copy.deepcopy(written)
+    change(data)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(errors.WrongArgument) as caught:
+        xform.Plan.load(path)
+    assert str(caught.value) == (
+        f"Plan.load({str(path)!r})\n"
+        f"  problem: the file holds no plan: {problem}\n"
+        "  remedy:  pass a file that Plan.save wrote, with this version of xform"
+    )
+
+
+def test_a_file_that_is_cut_short_or_is_no_json(written: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    text = json.dumps(written)
+    deep = "[" * 100_000
+    for content in (text[: len(text) // 2].encode(), b"", b"[]", b"3", b"\xff\xfe", deep.encode()):
+        path.write_bytes(content)
+        with pytest.raises(errors.WrongArgument, match="the file holds no plan"):
+            xform.Plan.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda data: last(data).update(saved=[999]), "it keeps the value 999 of a program that"),
+        (lambda data: last(data).update(offloaded={"999": ["device", "pinned_host"]}),
+         "it keeps the value 999 of a program that"),
+        (lambda data: last(data).update(nodes={"999": [0]}), "it has 1 choices for equation 999"),
+        (lambda data: last(data).update(nodes={k: [0, 0] for k in last(data)["nodes"]}),
+         "it has 2 choices for equation"),
+    ],
+)  # fmt: skip
+def test_decisions_of_what_the_program_does_not_have(
+    change: Callable[[Any], None], problem: str, written: dict[str, Any], tmp_path: Path
+) -> None:
+    data = copy.deepcopy(written)
+    change(data)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(data))
+    made = xform.Plan.load(path)
+    with pytest.raises(errors.OtherProgram, match=problem):
+        jax.eval_shape(xform.grad(scanned, policy=made), W, X)

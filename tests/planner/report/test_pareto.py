@@ -1,0 +1,51 @@
+"""The curve of bytes against work as text, data and picture: of points made by hand."""
+
+import json
+
+import pytest
+
+from xform.planner.report import pareto, picture
+from xform.planner.report.pareto import Pareto, Point
+
+MIB = 2**20
+CURVE = Pareto("loss", "cpu", False, (
+    Point("min_cut", False, 4 * MIB, 0, 0, 0.25, 1.0),
+    Point("budget('2.0 MiB')", False, 2 * MIB, 3_000_000_000, None, 1.5, 1.25),
+    Point("nothing_saveable", True, 3 * MIB, 5_000_000_000, 2_000_000_000, 0.0, 1.5),
+))  # fmt: skip
+
+
+def test_a_line_for_each_point_with_what_is_not_known_said() -> None:
+    title, head, *rows = str(CURVE).splitlines()
+    assert title == "loss on cpu"
+    assert [w.strip() for w in head.split("  ") if w] == [
+        "policy", "peak", "run again", "at least", "estimated time", "planned in",
+    ]  # fmt: skip
+    cells = [[w.strip() for w in row.split("  ") if w] for row in rows]
+    assert [row[0] for row in cells] == [p.name for p in CURVE]
+    assert [row[1] for row in cells] == ["4.0 MiB", "2.0 MiB", "3.0 MiB"]
+    assert [row[3] == "not known" for row in cells] == [False, True, False]
+    assert [row[4] for row in cells] == ["1.00", "1.25", "1.50"]
+    assert cells[1][2].startswith("3.0 G")
+
+
+def test_it_is_a_sequence_and_plain_data() -> None:
+    assert (len(CURVE), *CURVE) == (3, *CURVE.points)
+    data = json.loads(json.dumps(CURVE.to_dict()))
+    assert tuple(Point(**p) for p in data.pop("points")) == CURVE.points
+    assert data == {"function": "loss", "target": "cpu", "compiled": False}
+
+
+def test_what_is_drawn_are_the_points(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr(pareto, "save", lambda figure, asked, path: (
+        figures.append(figure), picture.save(figure, asked, path)))  # fmt: skip
+    CURVE.plot(tmp_path / "curve.png")
+    Pareto("loss", "cpu", True, ()).plot(tmp_path / "none.svg")
+    assert {p.name for p in tmp_path.iterdir()} == {"curve.png", "none.svg"}
+    (ax,), (empty,) = (figure.axes for figure in figures)
+    ours, stock = ([*zip(*line.get_data(), strict=True)] for line in ax.lines)
+    assert (ours, stock) == ([(4.0, 0.0), (2.0, 3.0)], [(3.0, 5.0)])
+    assert [t.get_text() for t in ax.texts] == ["nothing_saveable"]
+    assert "simulated" in ax.get_xlabel()
+    assert "compiled" in empty.get_xlabel()

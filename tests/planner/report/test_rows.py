@@ -1,0 +1,130 @@
+"""Rows of a Plan: what each costs, against the plans that decide otherwise about that value."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from tests.planner.cuts.test_integer_program import joint_of
+from xform import policies
+from xform.cost import equation_flops
+from xform.interpret.node import bound
+from xform.planner.plan.choice import choice_of
+from xform.planner.report.rows import rows_of
+from xform.planner.schedule import plan
+from xform.policies import MinCut
+
+W, X = jnp.ones((6, 8, 8)) / 9, jnp.ones((4, 8))
+ONE = 4 * 8 * 4
+
+
+def layer(x, w):
+    return jnp.tanh(jnp.sin(x @ w) @ w.T) * x
+
+
+def unrolled(w, x):
+    for i in range(3):
+        x = layer(x, w[i])
+    return jnp.sum(x**2)
+
+
+def scanned(w, x):
+    return jnp.sum(lax.scan(lambda x, w: (layer(x, w), None), x, w)[0] ** 2)
+
+
+def loops(w, x):
+    inner = lambda x, w: lax.scan(lambda x, _: (layer(x, w), None), x, None, length=3)[0]
+    return jnp.sum(lax.scan(lambda x, w: (inner(x, w), None), x, w)[0] ** 2)
+
+
+def of(f, policy=policies.save_everything):
+    how = plan(joint_of(f, W, X), policy, True)
+    return how, rows_of(how)
+
+
+def again(how) -> int:
+    """FLOPs of all that a Plan without nodes runs again, what fuses included."""
+    return sum(equation_flops(bound(e)) for e in how.order if id(e) in how.recomputed)
+
+
+@pytest.mark.parametrize("policy", [MinCut(), MinCut(0.0, 0.0), MinCut(0.1, 0.1),
+                                    policies.save_everything, policies.save_dots])  # fmt: skip
+def test_a_row_says_what_the_other_decision_would_cost(policy) -> None:
+    joint = joint_of(unrolled, W, X)
+    how = plan(joint, policy, True)
+    how = plan(joint, choice_of(how), True)
+    values = {f"{e.primitive.name}.{i}": e.outvars[0] for i, e in enumerate(joint.forward)}
+    rows = rows_of(how)
+    assert {r.value for r in rows if r.decision == "SAVE"} == {
+        name for name, v in values.items() if v in how.kept
+    }
+    for row in rows:
+        v, saved = values[row.value], frozenset(how.kept)
+        other = saved - {v} if row.decision == "SAVE" else saved | {v}
+        made = plan(joint, dataclasses.replace(choice_of(how), saved=other), True)
+        assert row.marginal_flops == abs(again(made) - again(how))
+        assert row.marginal_bytes == v.aval.size * 4
+
+
+@pytest.mark.parametrize(("f", "stacked"), [(scanned, (6,)), (loops, (6, 3))])
+def test_values_of_loops_bear_their_path_and_count_in_all_trips(f, stacked) -> None:
+    _, rows = of(f)
+    inside = [r for r in rows if r.operation == "cos"]
+    assert [(r.loops, r.trip_bytes) for r in inside] == [(stacked, ONE)]
+    (row,) = inside
+    trips = 6 if f is scanned else 18
+    assert row.value.count("scan.") == len(stacked)
+    assert row.value.rpartition("/")[2].startswith("cos.")
+    assert row.marginal_bytes == trips * ONE
+    # A product, and the cosine of it: what is saved before is the state alone.
+    assert row.marginal_flops == trips * (2 * 4 * 8 * 8 + 4 * 8)
+    carries = [r.loops for r in rows if "/carry." in r.value]
+    assert carries == [stacked]
+
+
+def test_what_a_loop_that_is_run_again_keeps_lasts_for_one_trip() -> None:
+    _, rows = of(loops, MinCut(0.0, 0.0))
+    inside = [r for r in rows if r.value.count("scan.") == 2]
+    assert {r.loops for r in inside} == {(3,)}
+
+
+def test_rows_fall_by_bytes_and_are_none_of_what_keeps_nothing() -> None:
+    _, rows = of(lambda w, x: jnp.sum(jnp.sin(x @ w[0, :, :2]) @ w[0, :2]) + jnp.sum(jnp.exp(x)))
+    sizes = [r.marginal_bytes for r in rows]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) > 2
+    for f in (lambda w, x: jnp.float32(1), lambda w, x: jnp.sum(2 * x)):
+        assert of(f)[1] == []
+
+
+def test_branches_are_numbered_and_names_are_the_users() -> None:
+    def f(w, x):
+        x = checkpoint_name(jnp.exp(x), "h")
+        return jnp.sum(lax.cond(x[0, 0] > 0, jnp.sin, lambda x: jnp.exp(x @ w[0]), x) * x)
+
+    _, rows = of(f)
+    named = [r for r in rows if r.operation == "name 'h'"]
+    branches = {r.value.split("/")[0][-3:] for r in rows if "/" in r.value}
+    assert branches == {"[0]", "[1]"}
+    assert len(named) <= 1
+    assert all("test_rows.py" in r.where for r in rows)
+
+
+def test_what_is_sent_says_so() -> None:
+    offload = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
+    _, rows = of(scanned, offload)
+    sent = [r for r in rows if r.decision == "OFFLOAD"]
+    assert [(r.operation, r.loops) for r in sent] == [("dot_general", (6,))] * 2
+    assert all(r.type == "float32[4,8]" for r in sent)
+
+
+def test_types_of_scalars_empty_and_narrow_values() -> None:
+    for x, text in ((jnp.float32(1), "float32[]"), (jnp.ones((0, 3)), "float32[0,3]"),
+                    (jnp.ones(5, jnp.bfloat16), "bfloat16[5]")):  # fmt: skip
+        f = lambda x: jnp.sum(jnp.sin(x)).astype(jnp.float32)
+        (row,) = rows_of(plan(joint_of(f, x), policies.save_everything, True))
+        assert (row.type, row.marginal_bytes) == (text, x.nbytes)
+        assert row.trip_bytes == jax.eval_shape(jnp.sin, x).size * x.dtype.itemsize

@@ -1,0 +1,107 @@
+"""Steps as they are added: each once, and those that nobody needs never."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from xform.ir import Program, trace
+from xform.planner.simulate.adding import Adding
+from xform.planner.simulate.profiles import CPU, GPU, Profile
+from xform.planner.simulate.steps import Flat
+
+X = jnp.ones((3, 5))
+
+
+class Plainly(Adding):
+    """Each equation is a step, as it stands."""
+
+    def made(self, eqn, reads):
+        return self.step(eqn.primitive, (tuple(reads), self.text(eqn)), eqn, reads)
+
+
+def added(f, *args, by: Profile = CPU, n_seeds: int = 0) -> tuple[Plainly, Flat]:
+    prog = args[0] if isinstance(args[0], Program) else trace(f, *args)
+    work = Plainly(by)
+    n = len(prog.inputs) - n_seeds
+    cells = [*work.inputs(prog.inputs[:n]), *work.seeds(prog.inputs[n:])]
+    return work, work.flat(cells, work.run(prog, cells))
+
+
+def names(flat: Flat) -> list[str]:
+    return [s.does.name for s in flat.steps]
+
+
+def test_what_is_equal_is_done_once() -> None:
+    _, flat = added(lambda x: [jnp.sin(x) + jnp.exp(jnp.sin(x)), jnp.sin(x)], X)
+    assert names(flat) == ["sin", "exp", "add"]
+    _, flat = added(lambda x: [jnp.sum(x, 0), jnp.sum(x, 1)], X)
+    assert names(flat) == ["reduce_sum"] * 2
+    _, flat = added(lambda x: [(x @ x.T) @ (x @ x.T)], X)
+    assert names(flat).count("dot_general") == 2
+
+
+def test_what_no_output_needs_is_left_out_but_for_effects() -> None:
+    def f(x):
+        jax.debug.print("{}", jnp.cos(x)[0, 0])
+        return [jnp.sin(x) if jnp.exp(x) is not None else x]
+
+    _, flat = added(f, X)
+    assert "exp" not in names(flat)
+    assert {"sin", "cos"} < set(names(flat))
+
+    # Two prints of one thing are two.
+    def twice(x):
+        for _ in range(2):
+            jax.debug.print("{}", x[0, 0])
+        return [x]
+
+    prints = [n for n in names(added(twice, X)[1]) if "debug" in n or "callback" in n]
+    assert len(prints) == 2
+
+
+def test_readers_are_steps_that_stay_each_once() -> None:
+    _, flat = added(lambda x: [jnp.sin(x) * jnp.sin(x), jnp.exp(x)][:1], X)
+    (x,) = flat.inputs
+    assert [s.does.name for s in x.readers] == ["sin"]
+    sin, mul = flat.steps
+    assert sin.makes[0].readers == [mul]
+    assert mul.makes[0].maker is mul
+    assert (flat.outputs, mul.makes[0].readers) == ((mul.makes[0],), [])
+
+
+def test_constants_take_no_bytes_and_are_read_by_nobody() -> None:
+    table = jnp.arange(15.0).reshape(3, 5)
+    work, flat = added(lambda x: [x * table + 2.0], X)
+    assert [len(s.reads) for s in flat.steps] == [1, 1]
+    other = trace(lambda x: [jnp.sin(table) * jnp.cos(x)], X)
+    work = Plainly(CPU)
+    cells = work.inputs(other.inputs)
+    (made,) = work.run(other, cells)
+    assert made.maker is not None
+    known = {s.does.name: work.known_early(s.makes[0]) for s in work.flat(cells, [made]).steps}
+    assert known == {"sin": True, "cos": False, "mul": False}
+
+
+@pytest.mark.parametrize(("seed", "known"), [(jnp.float32(1), True), (jnp.ones(3), False)])
+def test_the_cotangent_of_a_scalar_is_seen(seed, known: bool) -> None:
+    work, flat = added(lambda x, ct: [jnp.exp(ct * 2) * jnp.sum(x)], X, seed, n_seeds=1)
+    (exp,) = (s for s in flat.steps if s.does.name == "exp")
+    assert work.known_early(exp.makes[0]) is known
+    assert not work.known_early(flat.outputs[0])
+
+
+def test_bytes_are_those_of_the_type_and_none_on_the_host() -> None:
+    for x in (X, X.astype(jnp.bfloat16), jnp.ones((0, 3)), jnp.int8(1)):
+        _, flat = added(lambda x: [x * x], x)
+        assert [c.bytes for c in (*flat.inputs, *flat.outputs)] == [x.nbytes] * 2
+    there = trace(lambda x: [jax.device_put(x, jax.memory.Space.Host)], X)
+    sizes = {by.name: added(None, there, by=by)[1].outputs[0].bytes for by in (CPU, GPU)}
+    assert sizes == {"cpu": X.nbytes, "gpu": 0}
+
+
+def test_a_program_of_nothing() -> None:
+    _, flat = added(lambda x: [], X)
+    assert (flat.steps, flat.outputs) == ((), ())
+    _, flat = added(lambda x: [x, x, 1.0], X)
+    assert flat.outputs[0] is flat.outputs[1] is flat.inputs[0]
+    assert flat.outputs[2].kind == "constant"

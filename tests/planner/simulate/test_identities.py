@@ -1,0 +1,89 @@
+"""What a compiler drops: asked of XLA, operation by operation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xform.ir import trace
+from xform.planner.simulate.identities import unchanged
+from xform.planner.simulate.steps import Cell
+
+X, N = jnp.ones((3, 5)), jnp.ones((3, 5), jnp.int32)
+
+SAME = {
+    "x + 0": (lambda x: x + 0.0, X),
+    "0 + x": (lambda x: 0.0 + x, X),
+    "x - 0": (lambda x: x - 0.0, X),
+    "x * 1": (lambda x: x * 1.0, X),
+    "1 * x": (lambda x: 1.0 * x, X),
+    "x / 1": (lambda x: x / 1.0, X),
+    "n + 0": (lambda n: n + 0, N),
+    "n * 1": (lambda n: n * 1, N),
+    "a scalar + 0": (lambda x: x + 0.0, X[0, 0]),
+    "narrow * 1": (lambda x: x * 1, X.astype(jnp.bfloat16)),
+    "to its own type": (lambda x: lax.convert_element_type(x, jnp.float32), jnp.asarray(2.0)),
+    "no elements + 0": (lambda x: x + 0.0, X[:0]),
+}  # fmt: skip
+OTHER = {
+    "0 - x": (lambda x: 0.0 - x, X),
+    "1 / x": (lambda x: 1.0 / x, X),
+    "x * 0": (lambda x: x * 0.0, X),
+    "x + 1": (lambda x: x + 1.0, X),
+    "max of x and 0": (lambda x: jnp.maximum(x, 0.0), X),
+    "0 repeated + a scalar": (lambda x: lax.add(jnp.zeros((3, 5)), x), X),
+    "to integers": (lambda x: x.astype(jnp.int32), X),
+    "to numbers of the same bits": (lambda x: lax.bitcast_convert_type(x, jnp.int32), X),
+}
+
+
+def last(f, x):
+    """The operand that the last equation's result is, by its place."""
+    eqn = trace(lambda x: [f(x)], x).equations[-1]
+    reads = [Cell(0, "input", v.aval.shape) for v in eqn.invars]
+    found = unchanged(eqn, reads)
+    return None if found is None else next(i for i, c in enumerate(reads) if c is found)
+
+
+def compiled(f, x) -> str:
+    return jax.jit(f).lower(x).compile().as_text()
+
+
+def drops(f, x) -> bool:
+    """Whether XLA makes of a function what it makes of `x` itself."""
+    lines = [line.split(" = ")[1].split("(")[0].split()[-1]
+             for line in compiled(f, x).splitlines() if " = " in line]  # fmt: skip
+    return set(lines) <= {"parameter", "copy", "constant"}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_it_is_dropped_by_the_compiler_too(name: str) -> None:
+    f, x = SAME[name]
+    assert last(f, x) is not None
+    assert drops(f, x)
+    np.testing.assert_array_equal(f(x), x)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_it_is_not(name: str) -> None:
+    f, x = OTHER[name]
+    assert last(f, x) is None
+
+
+def test_the_operand_that_is_left_is_the_one_that_is_no_number() -> None:
+    assert [last(SAME[name][0], X) for name in ("x + 0", "0 + x", "1 * x", "x / 1")] == [0, 1, 1, 0]
+
+
+def test_the_least_of_all_numbers_is_none_to_a_maximum() -> None:
+    for f in (lambda x: jnp.maximum(x, -np.inf), lambda x: jnp.minimum(x, np.inf)):
+        assert last(f, X) == 0
+        assert drops(f, X)
+    for f in (lambda x: jnp.maximum(x, np.inf), lambda x: jnp.minimum(x, -np.inf)):
+        assert last(f, X) is None
+
+
+def test_a_scalar_that_is_repeated_is_no_operand() -> None:
+    """Of x + zeros(n) the result has another shape than x."""
+    eqn = trace(lambda x: [x + 0.0], X).equations[-1]
+    assert unchanged(eqn, [Cell(0, "input", ()), Cell(0, "constant", ())]) is None

@@ -1,0 +1,100 @@
+"""The simulated peak: against the compiler's bytes, and by hand where they can be counted."""
+
+import statistics
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import xform
+from experiments.bench_step.run import mlp, transformer
+from xform import policies
+from xform.ir import trace
+from xform.planner.simulate import liveness
+from xform.planner.simulate.liveness import simulate
+
+N = 256
+SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)
+ONE = N * N * 4
+
+
+def of(f, *args, n_seeds: int = 0):
+    return simulate(trace(lambda *xs: [f(*xs)], *args), "cpu", n_seeds)
+
+
+SMALL = {
+    "a chain of products": lambda x: x @ x @ x @ x @ x,
+    "what fuses": lambda x: jnp.sin(jnp.cos(x) * 2 + x),
+    "what a product reads": lambda x: (x + 1) @ (x - 1),
+    "equal computations": lambda x: (x @ x) @ (x @ x),
+    "a product and that of the transpose": lambda x: jnp.sin(x @ x) @ jnp.cos(x.T @ x),
+    "dead code": lambda x: jnp.sin(x) if (x @ x) is not None else x,
+    "a loop": lambda x: lax.scan(lambda x, _: (jnp.sin(x @ x) @ x, None), x, None, length=9)[0],
+    "a loop that stacks": lambda x: lax.scan(lambda x, _: (x @ x, x), x, None, length=9)[1],
+    "a call": lambda x: jax.jit(lambda y: jnp.sin(y) @ y)(x @ x) @ x,
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_programs_need_what_the_compiler_says(name: str) -> None:
+    stats = jax.jit(SMALL[name]).lower(SQUARE).compile().memory_analysis()
+    seen = of(SMALL[name], SQUARE)
+    assert seen.argument_bytes == stats.argument_size_in_bytes
+    assert seen.output_bytes == stats.output_size_in_bytes
+    # Counters of loops are a few bytes.
+    assert 0 <= stats.temp_size_in_bytes - seen.temp_bytes < 1024
+
+
+def test_what_waits_is_told_apart() -> None:
+    def both(x, ct):
+        y = jnp.sin(x @ x)
+        return (y @ x) @ (ct @ y)
+
+    seen = simulate(trace(lambda *xs: [both(*xs)], SQUARE, SQUARE), "cpu", n_seeds=1)
+    assert max(seen.saved) >= ONE
+    assert len(seen.saved) == len(seen.live) > 3
+    assert all(s <= n for s, n in zip(seen.saved, seen.live, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,)])
+def test_small_and_empty_values_are_simulated(shape) -> None:
+    seen = of(lambda x: jnp.sum(jnp.sin(x)), np.ones(shape, np.float32))
+    assert seen.temp_bytes >= 0
+
+
+def test_equal_bodies_of_loops_are_simulated_once(monkeypatch) -> None:
+    lengths = iter((3, 5))
+    seen: list[Any] = []
+    once = liveness.flatten_trip
+    monkeypatch.setattr(liveness, "flatten_trip", lambda *a: seen.append(a) or once(*a))
+
+    def twice(x, factor: float):
+        for _ in range(2):
+            step = lambda c, _: (jnp.sin(c @ c) * factor, None)
+            x, _ = lax.scan(step, x, None, length=next(lengths, 7))
+        return x
+
+    same = of(lambda x: twice(x, 1.25), SQUARE)
+    assert len(seen) == 1
+    assert same == of(lambda x: twice(x, 1.25), SQUARE)
+    assert len(seen) == 1
+    of(lambda x: twice(x, 1.75), SQUARE)
+    assert len(seen) == 2
+
+
+@pytest.mark.slow
+def test_the_peak_is_predicted() -> None:
+    """Within 3% at the median and 10% at worst; `experiments/planner` has more models."""
+    errors = []
+    for make in (mlp, transformer):
+        for scan in (True, False):
+            loss, args = make(scan, None)
+            for policy in (policies.min_cut, policies.save_everything, policies.save_dots):
+                made = xform.plan(loss, *args, policy=policy)
+                assert made.compiled_bytes is not None
+                errors.append(abs(made.predicted_bytes / made.compiled_bytes - 1))
+    assert statistics.median(errors) <= 0.03
+    assert max(errors) <= 0.10

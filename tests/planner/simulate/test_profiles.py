@@ -1,0 +1,107 @@
+"""Each fact of XLA:CPU where it counts: the simulation against the compiler's own assignment."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from xform.ir import trace
+from xform.planner.simulate.liveness import simulate
+from xform.planner.simulate.profiles import CPU, GPU, TPU, profile
+
+N = 256
+SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)
+CUBE = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32)
+NARROW = jax.ShapeDtypeStruct((N, N), jnp.bfloat16)
+IMAGES = jax.ShapeDtypeStruct((8, 16, 16, 64), jnp.float32)
+KERNEL = jax.ShapeDtypeStruct((3, 3, 64, 64), jnp.float32)
+ONE = N * N * 4
+
+
+def half(x):
+    """What a product reads, so that it is written."""
+    return x @ x
+
+
+def conv(x, w):
+    axes = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=axes)
+
+
+def chain(x, k=3):
+    for _ in range(k):
+        x = jnp.tanh(x @ x)
+    return x
+
+
+def scan(f, x, length=9):
+    return lax.scan(lambda x, _: (f(x), None), x, None, length=length)[0]
+
+
+FACTS = {
+    "a dear operation with two readers is written once":
+        (lambda x: half(jnp.tanh(x)) + jnp.tanh(x), SQUARE),
+    "a cheap one is made again by each": (lambda x: half(x + 1) @ (half(x + 1) * (x + 1)), SQUARE),
+    "a sine is cheap": (lambda x: half(jnp.sin(x)) @ half(jnp.sin(x) + 1), SQUARE),
+    "what reads two values is not made twice":
+        (lambda x, y: half(half(x) + y) @ (half(x) + y), SQUARE, SQUARE),
+    "but where all its readers take it in":
+        (lambda x, y: half(jnp.exp(half(x) + half(y))) + half(x), SQUARE, SQUARE),
+    "scalars are repeated after what is done to them":
+        (lambda x: half(x * (jnp.float32(2) / x.size)) @ half(x), SQUARE),
+    "a reduction takes in the product before it":
+        (lambda x: jnp.sum(half(x) * half(x + 1)), SQUARE),
+    "and what is done to its result": (lambda x: half(jax.nn.softmax(half(x))), SQUARE),
+    "a small one does not": (lambda x: half(half(x) - jnp.sum(x[:1, :8] * 2)), SQUARE),
+    "a transposed operand of a product is not copied":
+        (lambda x: half(x).T @ half(x + 1).T, SQUARE),
+    "axes that are not in order are":
+        (lambda x: jnp.einsum("bij,ikb->bkj", chain(x), chain(x).transpose(1, 2, 0)), CUBE),
+    "nor one of which one axis is summed": (lambda x: jnp.einsum("bij,bkj->bik", x @ x, x), CUBE),
+    "several are": (lambda x: jnp.einsum("bij,bkj->ik", x @ x, x @ x + 1), CUBE),
+    "a product that sums nothing is one of elements":
+        (lambda x: half(jnp.einsum("i,j->ij", x[0], x[1])), SQUARE),
+    "a square of a transposed value": (lambda x: half(half(x).T ** 2) @ half(x), SQUARE),
+    "a convolution has channels last, and its result is copied where they are not":
+        (jax.grad(lambda w, x: jnp.sum(jnp.tanh(conv(jnp.tanh(x), w)))), KERNEL, IMAGES),
+    "an elementwise result takes the place of an operand": (lambda x: chain(x, 5), SQUARE),
+    "not where the operand is transposed": (lambda x: half(half(x) + half(x + 1).T), SQUARE),
+    "steps run as soon as they can":
+        (lambda x: half(half(half(x))) @ half(x + 1) @ half(x + 2) @ half(x + 3), SQUARE),
+    "values live in the memory of outputs that come later":
+        (lambda x: (chain(x, 4), half(chain(x, 4))), SQUARE),
+    "a carried value is replaced where it is read for the last time":
+        (lambda x: scan(lambda x: jnp.sin(x) * 2, half(x)), SQUARE),
+    "and is not while it is read": (lambda x: scan(lambda x: half(x) + x, half(x)), SQUARE),
+    "a loop's result takes the place of what it starts from":
+        (lambda x: half(scan(lambda x: jnp.sin(x) * 2, half(x))), SQUARE),
+    "a slice of what is scanned is part of its readers":
+        (lambda x: lax.scan(lambda c, w: (c * w, None), half(x), jnp.stack([x] * 6))[0],
+         SQUARE),
+    "or is copied for a product":
+        (lambda x: lax.scan(lambda c, w: (c @ w, None), x, jnp.stack([half(x)] * 6))[0], SQUARE),
+    "what is stacked is written where it stays":
+        (lambda x: jnp.sum(lax.scan(lambda c, _: (half(c), jnp.sin(c)), x, None, length=6)[1]),
+         SQUARE),
+    "stacks are there from the start":
+        (lambda x: lax.scan(lambda c, _: (half(c), c), chain(x, 4), None, length=4)[1] * 2, SQUARE),
+    "products of narrow numbers are run with wide ones":
+        (lambda x: jax.nn.relu(half(x)) + half(half(x)), NARROW),
+    "a while loop":
+        (lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, half(s[1])),
+                                  (0, half(x)))[1], SQUARE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_a_fact_holds(fact: str) -> None:
+    f, *args = FACTS[fact]
+    stats = jax.jit(f).lower(*args).compile().memory_analysis()
+    seen = simulate(trace(lambda *xs: jax.tree.leaves(f(*xs)), *args), "cpu")
+    assert seen.argument_bytes == stats.argument_size_in_bytes
+    # Numbers of an element or a row are not placed as the compiler places them.
+    assert abs(stats.temp_size_in_bytes - seen.temp_bytes) <= ONE // 32
+
+
+def test_profiles_are_found_by_backend() -> None:
+    assert [profile(p.name) for p in (CPU, GPU, TPU)] == [CPU, GPU, TPU]

@@ -1,0 +1,44 @@
+"""Cells and steps: things of their own, however equal they look."""
+
+import jax.numpy as jnp
+import pytest
+
+from xform.ir import trace
+from xform.planner.simulate.steps import Cell, Flat, Step, repeat_p, wait_p
+from xform.table import RULES, traits
+
+
+def step() -> Step:
+    (eqn,) = trace(lambda x: [jnp.sin(x)], jnp.ones(3)).equations
+    return Step(
+        eqn.primitive, traits(eqn.primitive), eqn, [Cell(12, "input", (3,))], [Cell(12, "made")]
+    )
+
+
+def test_two_values_of_one_type_are_two() -> None:
+    """They are keys: of what is written, of what is in place of what."""
+    one, other = Cell(4, "made", (1,)), Cell(4, "made", (1,))
+    assert one != other
+    assert len({one, other, one}) == 2
+    first, second = step(), step()
+    assert len({first, second, first}) == 2
+
+
+def test_readers_are_each_cells_own() -> None:
+    one, other = Cell(4, "made"), Cell(4, "made")
+    one.readers.append(step())
+    assert other.readers == []
+    assert (one.maker, one.shape, step().by_rows, step().starts) == (None, (), False, ())
+
+
+def test_nothing_else_can_be_said_of_them() -> None:
+    with pytest.raises(AttributeError):
+        step().note = 1  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError):
+        Flat((), (), ()).steps = (step(),)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_what_a_compiler_does_by_itself_is_in_no_program() -> None:
+    assert repeat_p is not wait_p
+    assert not {repeat_p, wait_p} & set(RULES)
+    assert not traits(repeat_p).fusible

@@ -1,0 +1,123 @@
+"""Where every policy comes in: the least work within a budget, of all saved sets that there are."""
+
+import itertools
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import xform
+from tests.planner.cuts.test_integer_program import joint_of
+from xform import errors, policies
+from xform.ir import trace
+from xform.planner.backend import planned_for
+from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
+from xform.planner.plan.choice import Choice
+from xform.planner.planned import front, planned, within_peak
+from xform.planner.schedule import plan
+from xform.planner.simulate.liveness import liveness
+from xform.policies import min_cut
+
+W, X = jnp.ones((16, 16)) / 17, jnp.ones((64, 16))
+PROGRAMS = {
+    "two layers": lambda w, x: jnp.sum(jnp.tanh(jnp.sin(x @ w) @ w) @ w),
+    "shared": lambda w, x: jnp.sum(jnp.exp(x @ w) * jnp.sin(x @ w @ w)),
+    "three layers": lambda w, x: jnp.sum(jnp.tanh(jnp.sin(jnp.cos(x @ w) @ w) @ w) @ w),
+    "one": lambda w, x: jnp.sum(jnp.sin(x @ w) * x),
+}
+
+
+def ends(f, *args):
+    return trace(lambda *xs: [f(*xs)], *(args or (W, X))), (True,) * len(args or (W, X)), (True,)
+
+
+def peak(how) -> int:
+    return liveness(how, "cpu").total_bytes
+
+
+def everything(f):
+    """The Plans of all saved sets."""
+    joint = joint_of(f, W, X)
+    values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
+    sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
+    plans = (plan(joint, Choice(frozenset(s), {}), True) for s in sets)
+    return list({frozenset(p.kept): p for p in plans}.values())
+
+
+@pytest.mark.parametrize("of", ["peak", "saved"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_saved_set_within_a_budget_runs_less_again(name: str, of: str) -> None:
+    size = peak if of == "peak" else waiting_bytes
+    every = [(size(p), recompute_flops(p)) for p in everything(PROGRAMS[name])]
+    at = ends(PROGRAMS[name])
+    for n in sorted({n for n, _ in every}):
+        found = planned(*at, policies.budget(n, of=of)).how
+        assert size(found) <= n
+        assert recompute_flops(found) <= min(work for m, work in every if m <= n)
+
+
+def test_the_default_is_taken_where_it_fits() -> None:
+    at = ends(PROGRAMS["three layers"])
+    default = planned(*at, min_cut).how
+    most = peak(default)
+    assert planned(*at, policies.budget(most)).how is default
+    assert planned(*at, policies.budget(most - 1)).how is not default
+
+
+def test_the_floor_that_is_named_is_the_least_that_can_be_had() -> None:
+    at = ends(PROGRAMS["two layers"])
+    with pytest.raises(errors.BudgetInfeasible) as caught:
+        planned(*at, policies.budget(0))
+    least = caught.value.floor_bytes
+    assert peak(planned(*at, policies.budget(least)).how) == least
+    assert least <= min(map(peak, everything(PROGRAMS["two layers"])))
+    with pytest.raises(errors.BudgetInfeasible):
+        planned(*at, policies.budget(least - 1))
+
+
+def test_donated_bytes_are_spared() -> None:
+    at = ends(PROGRAMS["two layers"])
+    least = peak(front(*at).lowest()[0].how)
+    found = within_peak(*at, policies.budget(least - W.nbytes), spared=W.nbytes)
+    assert peak(found.how) == least
+    with pytest.raises(errors.BudgetInfeasible) as caught:
+        within_peak(*at, policies.budget(0), spared=W.nbytes)
+    assert caught.value.floor_bytes == least - W.nbytes
+
+
+def test_a_program_is_planned_once_for_each_backend() -> None:
+    at, policy = ends(PROGRAMS["shared"]), policies.budget("1 MiB")
+    here = planned(*at, policy)
+    assert planned(*at, policies.budget(2**20)) is here
+    assert front(*at) is front(*at)
+    with planned_for("tpu", "a tpu"):
+        assert planned(*at, policy) is not here
+        there = front(*at)
+    assert there is not front(*at)
+
+
+@pytest.mark.parametrize("x", [jnp.ones((0, 3)), jnp.float32(2), jnp.ones(3, jnp.bfloat16)])
+def test_little_and_nothing_is_planned(x) -> None:
+    f = lambda x: jnp.sum(jnp.sin(jnp.sin(x))).astype(jnp.float32)
+    at = ends(f, x)
+    for policy in (min_cut, policies.budget("1 KiB"), policies.budget(0, of="saved")):
+        found = planned(*at, policy)
+        assert found.shapes == {}
+        assert recompute_flops(found.how) == 0
+    constant = trace(lambda x: [jnp.float32(1)], x), (True,), (True,)
+    assert kept_bytes(planned(*constant, policies.budget(0, of="saved")).how) == 0
+
+
+def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
+    def f(length):
+        step = lambda w: lambda x, _: (jnp.sin(x @ w), None)
+        return lambda w, x: jnp.sum(lax.scan(step(w), x, None, length=length)[0])
+
+    policy = policies.budget(12 * X.nbytes, of="saved")
+    made = xform.plan(f(24), W, X, argnums=None, policy=policy, verify=False)
+    found = planned(*ends(f(24)), made)
+    assert found.shapes == made.shapes() != {}
+    assert waiting_bytes(found.how) == made.saved_bytes <= policy.bytes
+    for g, has in ((PROGRAMS["one"], "the program none"), (f(23), "one of 23")):
+        with pytest.raises(errors.OtherProgram, match=has):
+            planned(*ends(g), made)

@@ -1,0 +1,40 @@
+"""The tour: what it shows is what the commands print, and the files that it names are there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from xform import commands
+
+ROOT = Path(__file__).parent.parent
+TOUR = (ROOT / "xform/README.md").read_text()
+BLOCKS = [
+    re.sub("^    ", "", block, flags=re.MULTILINE).strip("\n")
+    for block in re.findall(r"((?:^    .*\n|^\n(?=    ))+)", TOUR, re.MULTILINE)
+]
+SHOWN = [b for b in BLOCKS if b.startswith("$ python -m xform show two:")]
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=range(len(SHOWN)))
+def test_what_is_shown_is_printed(
+    shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (module,) = [b for b in BLOCKS if "def loss(v, w, x)" in b]
+    (tmp_path / "two.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command, _, text = shown.partition("\n")
+    printed = commands.run(command.removeprefix("$ python -m xform ").split())
+    assert text.strip("\n") in "\n".join(line.rstrip() for line in printed.splitlines())
+
+
+def test_all_stages_are_shown() -> None:
+    assert len(SHOWN) == 4
+
+
+def test_the_files_that_it_names_are_there() -> None:
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`", TOUR)
+    there = [ROOT, ROOT / "xform", ROOT / "xform/planner"]
+    missing = [f for f in named if not any((folder / f).exists() for folder in there)]
+    assert not missing
+    assert len(named) > 40

@@ -1,0 +1,146 @@
+"""`barrier`: an identity on saved values that cannot run before the cotangents have arrived.
+
+A recompute is the same computation as the forward part, and a compiler that sees both merges them:
+then the value stays live and nothing is saved. `barrier(saved..., cotangents...) -> saved` makes
+the recompute depend on the cotangents. Where the backend keeps optimization barriers (GPU, TPU) it
+is one; XLA:CPU drops barriers before merging, so there it is a select on a predicate that is always
+true and that the compiler cannot know: `(bits of a cotangent's first element | 1) != 0`. A select
+costs time, where it keeps XLA from fusing: so a barrier says `where` it is one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.dtypes import prng_key
+
+from xform._jax import JaxprEqn, Primitive, ShapedArray, ad, batching, mlir
+from xform.arithmetic import Value, differentiable
+from xform.ir import Mask
+from xform.table import declare
+from xform.traits import Traits
+from xform.words import Linear
+
+Where = Literal["everywhere", "cpu", "accelerators"]
+
+barrier_p = Primitive("xform_barrier")
+barrier_p.multiple_results = True
+barrier_p.def_impl(lambda *args, n, where: list(args[:n]))
+barrier_p.def_abstract_eval(lambda *avals, n, where: list(avals[:n]))
+
+
+def holds(where: Where, cpu: bool) -> bool:
+    """Whether a barrier is one on CPU, or on other backends."""
+    return where in ("everywhere", "cpu" if cpu else "accelerators")
+
+
+def holdable(aval: Any) -> bool:
+    """Whether a value of this type can be held back: numbers, masks and random keys can."""
+    return any(jnp.issubdtype(aval.dtype, kind) for kind in (np.number, np.bool_, prng_key))
+
+
+def barrier(saved: Sequence[Value], seeds: Sequence[Value], where: Where = "everywhere"
+            ) -> list[Value]:  # fmt: skip
+    """`saved`, available only once `seeds` are. Costs nothing but the order on GPU and TPU."""
+    usable = [s for s in seeds if s.size and jnp.issubdtype(s.dtype, np.number)]
+    if not saved or not usable:
+        return list(saved)
+    keys = [jnp.issubdtype(x.dtype, prng_key) for x in saved]
+    plain = [jax.random.key_data(x) if key else x for x, key in zip(saved, keys, strict=True)]
+    held = barrier_p.bind(*plain, *usable, n=len(saved), where=where)
+    return [
+        jax.random.wrap_key_data(y, impl=jax.random.key_impl(x)) if key else y
+        for x, y, key in zip(saved, held, keys, strict=True)
+    ]
+
+
+def opaque_true(x: Value) -> Value:
+    """A true scalar that depends on one element of `x`."""
+    corner = lax.squeeze(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), tuple(range(x.ndim)))
+    if corner.dtype == np.bool_:
+        corner = lax.convert_element_type(corner, np.uint8)
+    if jnp.issubdtype(corner.dtype, np.complexfloating):
+        corner = lax.real(corner)
+    bits = lax.bitcast_convert_type(corner, np.dtype(f"uint{corner.dtype.itemsize * 8}"))
+    one = np.asarray(1, bits.dtype)
+    return lax.ne(lax.bitwise_or(bits, one), np.asarray(0, bits.dtype))
+
+
+def _select(*args: Value, n: int, where: Where) -> list[Value]:
+    if not holds(where, cpu=True):
+        return list(args[:n])
+    true = functools.reduce(lax.bitwise_and, [opaque_true(x) for x in args[n:]])
+    return [lax.select(lax.broadcast(true, x.shape), x, lax.full_like(x, 0)) for x in args[:n]]
+
+
+def _barrier(*args: Value, n: int, where: Where) -> Any:
+    return lax.optimization_barrier(args)[:n] if holds(where, cpu=False) else list(args[:n])
+
+
+def _jvp(primals: Sequence[Value], tangents: Sequence[Value], *, n: int, where: Where):
+    on = [i for i in range(n) if differentiable(jax.typeof(primals[i]))]
+    dxs = [ad.instantiate_zeros(tangents[i]) for i in on]
+    dys = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in primals[:n]]
+    for i, dy in zip(on, barrier_p.bind(*dxs, *primals[n:], n=len(on), where=where), strict=True):
+        dys[i] = dy
+    return barrier_p.bind(*primals, n=n, where=where), dys
+
+
+def _batch(args: Sequence[Value], dims: Sequence[Any], **how: Any):
+    return barrier_p.bind(*args, **how), dims[: how["n"]]
+
+
+def lowered_plainly(f: Any, several: bool = True) -> Any:
+    """Lower `f` on plain types: what it does to a corner element has no sharding to speak of.
+
+    And with no mesh: on one with Explicit axes plain types would be replicated, values gathered.
+    """
+    lower = mlir.lower_fun(f, multiple_results=several)
+
+    def plain(avals: Sequence[Any]) -> list[ShapedArray]:
+        return [ShapedArray(a.shape, a.dtype) for a in avals]
+
+    def rule(ctx: Any, *args: Any, **params: Any) -> Any:
+        ctx = ctx.replace(avals_in=plain(ctx.avals_in), avals_out=plain(ctx.avals_out))
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return lower(ctx, *args, **params)
+
+    return rule
+
+
+mlir.register_lowering(barrier_p, lowered_plainly(_select), platform="cpu")
+mlir.register_lowering(barrier_p, lowered_plainly(_barrier))
+batching.primitive_batchers[barrier_p] = _batch
+ad.primitive_jvps[barrier_p] = _jvp
+ad.primitive_transposes[barrier_p] = lambda cts, *args, n, where: [
+    *(ad.instantiate_zeros(ct) for ct in cts),
+    *[None] * (len(args) - n),
+]
+
+
+class _Barrier(Linear):
+    """Linear in the saved values, each by itself; the cotangents are only waited for."""
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        pairs = zip(active, eqn.outvars, strict=False)
+        return tuple(on and differentiable(v.aval) for on, v in pairs)
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        n, where = eqn.params["n"], eqn.params["where"]
+        on = [dx is not None for dx in dxs[:n]]
+        given = [dx for dx in dxs[:n] if dx is not None]
+        held = iter(barrier_p.bind(*given, *xs[n:], n=len(given), where=where) if given else ())
+        return [next(held) if o else None for o in on]
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        return [*cts, *[None] * (len(xs) - len(cts))]
+
+
+declare(_Barrier, barrier_p, "linear", (), Traits("movement", pure=False), known=("n", "where"))

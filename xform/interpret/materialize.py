@@ -1,0 +1,50 @@
+"""`materialize`: an identity whose result a compiler has to write to memory.
+
+A compiler that fuses what makes a saved value into all of its readers writes no such value: it
+keeps what the value is made from. Of a dropout mask that is two arrays of random bits, of four
+bytes for each of the mask's. GPUs and TPUs keep an optimization barrier until fusion is done; on
+CPU a loop that never runs has its state in memory, and starts from it in place: its condition is
+one that the compiler cannot know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from xform._jax import Primitive, ad, batching, mlir
+from xform.arithmetic import Value
+from xform.interpret.barrier import lowered_plainly, opaque_true
+from xform.traits import Traits
+from xform.words import linear
+
+materialize_p = Primitive("xform_materialize")
+materialize_p.def_impl(lambda x: x)
+materialize_p.def_abstract_eval(lambda x: x)
+
+
+def materialize(x: Value) -> Value:
+    """`x`, in memory. Costs a write, and that readers are not fused with what makes it."""
+    return materialize_p.bind(x) if x.size and jnp.issubdtype(x.dtype, jnp.generic) else x
+
+
+def _loop(x: Value) -> Value:
+    never = lax.bitwise_not(opaque_true(x))
+    step = lambda state: (lax.full_like(never, False), lax.full_like(state[1], 0))
+    return lax.while_loop(lambda state: state[0], step, (never, x))[1]
+
+
+mlir.register_lowering(materialize_p, lowered_plainly(_loop, several=False), platform="cpu")
+mlir.register_lowering(materialize_p, lowered_plainly(lax.optimization_barrier, several=False))
+batching.defvectorized(materialize_p)
+
+
+def _jvp(primals: Any, tangents: Any) -> Any:
+    return materialize(*primals), tangents[0]
+
+
+ad.primitive_jvps[materialize_p] = _jvp
+ad.primitive_transposes[materialize_p] = lambda ct, x: [ct]
+linear(materialize_p, lambda ct, x: ct, traits=Traits("movement", identity=True))

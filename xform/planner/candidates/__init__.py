@@ -1,0 +1,1 @@
+"""Generators of plans, from the most to the least bytes."""

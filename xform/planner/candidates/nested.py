@@ -1,0 +1,78 @@
+"""Loops of loops: the outer one keeps its states, the inner one is run again in each trip.
+
+So a budget is met that a loop's states alone exceed, or that would have its whole body run again:
+the inner loop keeps, for one trip of the outer one, what a minimum cut says. Where a program has
+loops inside loops or remat regions, those are loops of loops too, and all that is around them keeps
+its states alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from xform.cost import aval_bytes
+from xform.interpret.joint import Plan, analyze
+from xform.interpret.node import Node
+from xform.ir import Mask, Program
+from xform.planner.candidates.states import all_states, outer_states
+from xform.planner.candidates.whole import Shapes, Whole
+from xform.planner.candidates.worth import inner_loops, large_loops, loops_around, nodes
+from xform.planner.costs.held import held_bytes, token
+from xform.planner.loops import reshaped
+from xform.planner.plan.choice import edited
+from xform.planner.schedule import plan
+from xform.planner.shape import Shape, fold
+from xform.policies import MinCut
+
+# How many levels of outer trips are tried.
+_DEPTHS = (1, 2, 3)
+# The same where loops inside others are taken apart.
+_INNER_DEPTHS = (0, 1, 2)
+# What the innermost loops keep: all but what fuses, or the least.
+_WAYS = (MinCut(), MinCut(0.0, 0.0))
+
+
+def nested(prog: Program, active: Mask, wanted: Mask) -> Iterator[Whole]:
+    """Plans with the large loops of a program as loops of loops, of several sizes."""
+    outer = nodes(large_loops(prog, active, wanted))
+    for depth, way in itertools.product(_DEPTHS, _WAYS) if outer else ():
+        shapes = {i: _shape(node, way, depth) for i, node in outer.items()}
+        joint = analyze(reshaped(prog, shapes), active, wanted)
+        how = plan(joint, way, top=True)
+        yield Whole(plan(joint, edited(how, outer_states), True), shapes)
+    inner = nodes(inner_loops(prog, active, wanted))
+    around = loops_around(prog, outer, inner)
+    for depth, way in itertools.product(_INNER_DEPTHS, _WAYS) if inner else ():
+        shapes: Shapes = {i: _shape(node, way, depth) for i, node in inner.items() if depth}
+        yield _of_states(prog, active, wanted, shapes, way)
+        if depth and around:
+            shapes |= {i: _of_trips(node, depth) for i, node in around.items()}
+            yield _of_states(prog, active, wanted, shapes, way)
+
+
+def _shape(node: Node, inner: MinCut, depth: int) -> Shape:
+    """The shape of a loop that keeps least, where a minimum cut says what each step keeps."""
+    (joint,) = node.joints
+    plans = (plan(joint, inner),)
+    step = held_bytes(token(node, plans)) // node.trips
+    return fold(node.trips, depth, _state(node, plans[0]), step)[0]
+
+
+def _of_trips(node: Node, depth: int) -> Shape:
+    """The same for a loop that keeps nothing but its states."""
+    state = _state(node, plan(node.joints[0], MinCut()))
+    return fold(node.trips, depth, state, state)[0]
+
+
+def _state(node: Node, how: Plan) -> int:
+    """Bytes of what a loop hands on from trip to trip, as far as its way back reads it."""
+    inputs = zip(node.copies((how,)), how.joint.inputs, strict=True)
+    return sum(n * aval_bytes(v.aval) for n, v in inputs) // node.trips
+
+
+def _of_states(prog: Program, active: Mask, wanted: Mask, shapes: Shapes, way: MinCut) -> Whole:
+    """The plan of which all loops with loops inside keep states alone, the others as `way` says."""
+    joint = analyze(reshaped(prog, shapes), active, wanted)
+    how = plan(joint, MinCut(), top=True)
+    return Whole(plan(joint, edited(how, all_states(way, {})), True), shapes)

@@ -1,0 +1,63 @@
+"""Loops as two in a row, of which the second keeps more: between two plans of one program.
+
+What is made late is read early. So of two plans that keep little and much in each trip, the last
+trips may do as the one does, and those before as the other. Loops inside others, or inside regions,
+stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xform.errors import OtherProgram
+from xform.interpret.joint import Plan, analyze
+from xform.interpret.node import Node
+from xform.ir import Mask, Program
+from xform.planner.candidates.whole import Shapes, Whole
+from xform.planner.candidates.worth import found_in
+from xform.planner.loops import origins, reshaped
+from xform.planner.plan.choice import Choice, choice_of, edited
+from xform.planner.plan.record import record
+from xform.planner.schedule import plan
+from xform.policies import MinCut
+
+# In how many parts a loop's trips are counted.
+_PARTS = 16
+
+
+def split(prog: Program, active: Mask, wanted: Mask, above: Plan, below: Plan) -> Iterator[Whole]:
+    """By rising work: each loop as two, the second of which keeps as `above` does."""
+    found = found_in(above, prog)
+    trips = {i: n for i, x in found.items() if not x.inner and (n := x.node.trips) > 1}
+    parts = min(_PARTS, max(trips.values(), default=0))
+    for part in reversed(range(1, parts)):
+        late = {i: min(max(1, part * n // parts), n - 1) for i, n in trips.items()}
+        shapes: Shapes = {i: ((n - late[i],), (late[i],)) for i, n in trips.items()}
+        try:
+            yield _mixed(prog, active, wanted, shapes, above, below)
+        except OtherProgram:  # a body that traces otherwise, in a loop of another length
+            return
+
+
+def _mixed(prog: Program, active: Mask, wanted: Mask, shapes: Shapes, above: Plan, below: Plan
+           ) -> Whole:  # fmt: skip
+    """The plan of split loops: what `below` keeps in the first, what `above` does in the second."""
+    apart = reshaped(prog, shapes)
+    how = plan(analyze(apart, active, wanted), MinCut(), top=True)
+    sources = [{i: x.plans for i, x in found_in(p, prog).items()} for p in (below, above)]
+    origin = origins(prog, shapes)
+    parts = {x.node: origin[i] for i, x in found_in(how, apart).items() if not x.inner}
+
+    def as_before(node: Node, now: Plan) -> Choice | None:
+        if node not in parts:
+            return None
+        i, later, _ = parts[node]
+        kept = sources[later or i not in shapes].get(i)
+        if kept is None:
+            return None
+        (was,) = kept
+        if was.joint is now.joint:
+            return choice_of(was)
+        return record(choice_of(was), was.joint, {}).choice(now.joint, "split")
+
+    return Whole(plan(how.joint, edited(how, as_before), True), shapes)

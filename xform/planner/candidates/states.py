@@ -1,0 +1,77 @@
+"""Decisions by which loops that have loops inside keep their states alone.
+
+All else in a trip of them is run again when they go back, and so are the loops inside: what those
+keep lasts for one trip.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from xform._jax import while_p
+from xform.interpret.joint import Plan
+from xform.interpret.node import Node, gather
+from xform.planner.loops import free_region
+from xform.planner.plan.choice import Choice, choice_of, edited
+from xform.planner.schedule import given_inputs, plan
+from xform.policies import MinCut
+
+# For a node and the Plan of a program of its own: another decision, or None to look inside.
+Change = Callable[[Node, Plan], Choice | None]
+
+
+def outer_states(node: Node, how: Plan) -> Choice | None:
+    """The change by which loops of loops keep the states of the outer one alone."""
+    if _around_loops(node, how):
+        return _states(node, how, outer_states)
+    return choice_of(how) if _closed(node) else None
+
+
+def all_states(way: MinCut, slots: Mapping[Node, int]) -> Change:
+    """The change by which loops inside others, or inside regions, keep what `way` says.
+
+    Those around them keep their states; and of some loops so many `slots` are all that is kept.
+    """
+
+    def inner(node: Node, how: Plan) -> Choice | None:
+        if _closed(node):
+            return choice_of(how)
+        if not node.loop:
+            return None
+        if _around_loops(node, how):
+            choice = _states(node, how, inner)
+        elif node in slots:
+            choice = choice_of(plan(how.joint))
+        elif node.eqn.primitive is not while_p:
+            choice = choice_of(plan(how.joint, way, given=given_inputs(node)))
+        else:
+            return None
+        return dataclasses.replace(choice, snapshots=slots[node]) if node in slots else choice
+
+    def outer(node: Node, how: Plan) -> Choice | None:
+        if node in slots or _closed(node) or _around_loops(node, how):
+            return inner(node, how)
+        return edited(how, inner) if node.region else None
+
+    return outer
+
+
+def _states(node: Node, how: Plan, change: Change) -> Choice:
+    once = frozenset(gather(how.kept, node.hoisted(how)))
+    return dataclasses.replace(edited(how, change), saved=once, offloaded={})
+
+
+def _around_loops(node: Node, how: Plan) -> bool:
+    return node.loop and len(node.joints) == 1 and _holds_loop(how)
+
+
+def _holds_loop(how: Plan) -> bool:
+    """Whether there is a loop that a plan may decide about."""
+    nodes = ((node, plans) for node, plans in how.inner.items() if not _closed(node))
+    return any(node.loop or any(map(_holds_loop, plans)) for node, plans in nodes)
+
+
+def _closed(node: Node) -> bool:
+    """Whether the author of a region said what it saves."""
+    return node.region and not free_region(node.eqn)

@@ -1,0 +1,105 @@
+"""The loops of a program that are worth a change, where a plan meets them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Iterator, Mapping
+
+from xform.interpret.joint import Plan, analyze
+from xform.interpret.node import Node
+from xform.ir import Mask, Program
+from xform.planner.candidates.whole import Shapes
+from xform.planner.costs.held import held_bytes, token
+from xform.planner.costs.outcome import kept_bytes, waiting_bytes
+from xform.planner.loops import inside, loops, origins, reshaped
+from xform.planner.schedule import plan
+from xform.policies import MinCut
+
+# The part of all that waits that makes a loop worth a change.
+_PART = 0.05
+# Of a loop of fewer trips nothing is gained.
+_TRIPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A loop where a Plan meets it.
+
+    Attributes:
+      node, plans: the loop, and the Plan of its body.
+      runs: how often it is run, in the trips of loops around it.
+      inner: whether a loop or a remat region is around it, so that what it keeps lasts as long as
+        one trip, or the region's way back, does.
+    """
+
+    node: Node
+    plans: tuple[Plan, ...]
+    runs: int = 1
+    inner: bool = False
+
+
+def found_in(how: Plan, prog: Program) -> dict[int, Found]:
+    """The loops of a Plan's program, by their place, as far as they carry a derivative."""
+    places: dict[int, list[int]] = {}
+    for i, eqn in enumerate(loops(prog)):
+        places.setdefault(id(eqn), []).append(i)
+    found: dict[int, Found] = {}
+    for loop in _visit(how, 1, False) if places else ():
+        free = (i for i in places.get(id(loop.node.eqn), ()) if i not in found)
+        if (place := next(free, None)) is not None:
+            found[place] = loop
+    return found
+
+
+def _visit(how: Plan, runs: int, inner: bool) -> Iterator[Found]:
+    for node, plans in how.inner.items():
+        if node.loop:
+            yield Found(node, plans, runs, inner)
+        for p in plans:
+            yield from _visit(p, runs * node.trips, inner or node.loop or node.region)
+
+
+def large(loops: dict[int, Found], whole: int) -> dict[int, Found]:
+    """Those of some loops that keep much of a `whole`."""
+    return {
+        place: loop
+        for place, loop in loops.items()
+        if loop.node.trips >= _TRIPS and held_bytes(token(loop.node, loop.plans)) > _PART * whole
+    }
+
+
+def large_loops(prog: Program, active: Mask, wanted: Mask) -> dict[int, Found]:
+    """The loops that keep much of all that a program does, by their place."""
+    how = plan(analyze(prog, active, wanted), MinCut(), top=True)
+    outer = {i: loop for i, loop in found_in(how, prog).items() if not loop.inner}
+    return large(outer, kept_bytes(how))
+
+
+def inner_loops(prog: Program, active: Mask, wanted: Mask) -> dict[int, Found]:
+    """The loops inside other loops, or remat regions, that keep much while those go back."""
+    joint = analyze(prog, active, wanted)
+    how = plan(joint, MinCut(), top=True)
+    inner = {i: loop for i, loop in found_in(how, prog).items() if loop.inner}
+    return large(inner, waiting_bytes(plan(joint, MinCut(0.0, 0.0), top=True))) if inner else {}
+
+
+def nodes(found: Mapping[int, Found]) -> dict[int, Node]:
+    """Some loops alone."""
+    return {i: loop.node for i, loop in found.items()}
+
+
+def loops_around(prog: Program, outer: Mapping[int, Node], inner: Mapping[int, Node]
+                 ) -> dict[int, Node]:  # fmt: skip
+    """Those of the outer loops of a program in which some inner ones stand."""
+    return {i: n for i, n in outer.items() if not inner.keys().isdisjoint(inside(prog, i))}
+
+
+def at_places(how: Plan, prog: Program, shapes: Shapes, places: Container[int]) -> list[Node]:
+    """The outermost loops, in the Plan of a program in other shapes, of those at some places."""
+    origin = origins(prog, shapes)
+    found = found_in(how, reshaped(prog, shapes))
+    return [
+        loop.node
+        for at, loop in found.items()
+        if at < len(origin) and origin[at][0] in places and not origin[at][2]
+    ]

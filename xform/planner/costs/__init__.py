@@ -1,0 +1,1 @@
+"""What saving, sending and recomputing cost."""

@@ -1,0 +1,1 @@
+"""Which values of one Joint cost least to save."""

@@ -1,0 +1,75 @@
+"""Where a forward pass is narrow: what crosses from one layer to the next.
+
+If what crosses there is saved, each part between two such places is made again by itself, when its
+own cotangents are there. Else a chain of cheap recomputes may reach back over many layers, and all
+that it makes on the way is live until each layer's turn comes.
+"""
+
+from __future__ import annotations
+
+import math
+
+from xform._jax import Var, name_p
+from xform.cost import aval_bytes
+from xform.interpret.joint import Joint
+from xform.passes.dce import live
+from xform.planner.costs.recompute import fusible
+
+
+def bottlenecks(joint: Joint) -> tuple[frozenset[Var], ...]:
+    """What crosses at each narrow place of the forward part, in order. Linear in equations.
+
+    Between two equations of real work it is the place where least crosses; narrow are those where
+    no more crosses than before and after the work.
+    """
+    found = joint.program.cache
+    if "bottlenecks" not in found:
+        found["bottlenecks"] = _bottlenecks(joint)
+    return found["bottlenecks"]
+
+
+def _bottlenecks(joint: Joint) -> tuple[frozenset[Var], ...]:
+    forward = live(joint.forward, joint.outputs, effects=False)
+    roots = roots_of(joint)
+    last = {
+        roots[v]: i
+        for i, eqn in enumerate(forward)
+        for v in eqn.invars
+        if isinstance(v, Var) and v in roots
+    }
+    ended: dict[int, list[Var]] = {}
+    for v, i in last.items():
+        ended.setdefault(i, []).append(v)
+    crossing: dict[Var, int] = {}
+    total = 0
+    places: list[tuple[float, frozenset[Var]]] = []
+    for i, eqn in enumerate(forward):
+        if not fusible(eqn):
+            places.append((math.inf, frozenset()))
+        for v in eqn.outvars:
+            if last.get(v, i) > i:
+                crossing[v] = aval_bytes(v.aval)
+                total += crossing[v]
+        for v in ended.get(i, ()):
+            total -= crossing.pop(v, 0)
+        if places and 0 < total <= places[-1][0]:
+            places[-1] = total, frozenset(crossing)
+    sizes = [math.inf, *(size for size, _ in places), math.inf]
+    around = zip(sizes, sizes[2:], places, strict=False)
+    return tuple(values for a, b, (size, values) in around if values and size <= min(a, b))
+
+
+def roots_of(joint: Joint) -> dict[Var, Var]:
+    """For each forward value, the one that it is a view or another name of.
+
+    None for what is made without real work: an input, a part of a parameter.
+    """
+    roots: dict[Var, Var] = {}
+    for eqn in joint.forward:
+        reads = [v for v in eqn.invars if isinstance(v, Var) and v in roots]
+        if not reads and fusible(eqn):
+            continue
+        for v in eqn.outvars:
+            view = eqn.primitive is name_p or v in joint.free
+            roots[v] = roots[reads[0]] if view and reads else v
+    return roots

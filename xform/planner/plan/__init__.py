@@ -1,0 +1,1 @@
+"""Decisions as data, and the public `Plan` that holds them."""

@@ -1,0 +1,102 @@
+"""`Pareto`: bytes against work that is run again, of many plans; prints and draws itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from xform.planner.report.picture import BLUE, ORANGE, axes, save
+from xform.text import columns, human_bytes, human_flops, human_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One way to differentiate a function.
+
+    Attributes:
+      name: the policy.
+      stock: whether it is one of `jax.checkpoint_policies`.
+      peak_bytes: arguments, outputs and the peak of temporary bytes: compiled, or simulated.
+      recompute_flops: FLOPs of products, convolutions, loops and calls that are run again.
+      least_flops: how little any plan in so many bytes could run again; None where it is not known.
+      seconds: how long planning took, without what was compiled for it.
+      time: a step's estimated time, in units of one that runs nothing again: by FLOPs alone.
+    """
+
+    name: str
+    stock: bool
+    peak_bytes: int
+    recompute_flops: int
+    least_flops: int | None
+    seconds: float
+    time: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Pareto:
+    """The curve of bytes against work, with the stock policies beside.
+
+    Attributes:
+      function: what was differentiated.
+      target: the backend.
+      compiled: whether bytes are the compiler's.
+      points: budgets by falling bytes, then stock policies.
+    """
+
+    function: str
+    target: str
+    compiled: bool
+    points: tuple[Point, ...]
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self.points)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return dataclasses.asdict(self)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the curve, with a mark for each stock policy; PNG, SVG or PDF."""
+        figure, ax = axes("Pareto.plot")
+        kinds = ((False, BLUE, "o-", "budgets"), (True, ORANGE, "x", "stock policies"))
+        for stock, color, style, label in kinds:
+            found = [p for p in self.points if p.stock == stock]
+            mib = [p.peak_bytes / 2**20 for p in found]
+            ax.plot(mib, [p.recompute_flops / 1e9 for p in found], style, color=color, label=label)
+        for p in self.points:
+            if p.stock:
+                ax.annotate(
+                    p.name,
+                    (p.peak_bytes / 2**20, p.recompute_flops / 1e9),
+                    xytext=(5, 5),
+                    textcoords="offset points",
+                    fontsize=8,
+                    color=ORANGE,
+                )
+        kind = "compiled" if self.compiled else "simulated"
+        ax.set_title(f"{self.function} on {self.target}", loc="left")
+        ax.set_xlabel(f"peak, MiB ({kind})")
+        ax.set_ylabel("GFLOP run again")
+        ax.set_xlim(left=0)
+        ax.legend(frameon=False)
+        save(figure, "Pareto.plot", path)
+
+    def __str__(self) -> str:
+        head = ["policy", "peak", "run again", "at least", "estimated time", "planned in"]
+        rows = [
+            [
+                p.name,
+                human_bytes(p.peak_bytes),
+                human_flops(p.recompute_flops),
+                human_flops(p.least_flops) if p.least_flops is not None else "not known",
+                f"{p.time:.2f}",
+                human_seconds(p.seconds),
+            ]
+            for p in self.points
+        ]
+        return f"{self.function} on {self.target}\n{columns([head, *rows], right=range(1, 6))}"

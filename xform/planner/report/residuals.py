@@ -1,0 +1,169 @@
+"""What a Plan keeps for the backward part, as a table: the answer to "which values do I store?"."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from xform.cost import aval_bytes
+from xform.interpret.joint import Plan
+from xform.interpret.node import bound, gather
+from xform.planner.costs.held import Held, held
+from xform.source import frame
+from xform.text import columns, human_bytes, near
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual:
+    """One value that waits for the backward pass.
+
+    Attributes:
+      kind: "kept" (computed and saved), "carry" (a loop's state, saved at the start of each trip),
+        "shared" (kept by one branch of a cond in memory that a row of another branch counts), or
+        "argument" (an input that is read where it is; nothing is allocated for it).
+      type: shape and dtype in one trip, as JAX writes them: `float32[4,8]`.
+      shape: of the value in one trip.
+      dtype: its dtype.
+      trip_bytes: bytes of one trip, on each device.
+      loops: trip counts of the loops that stack it, outermost first; empty outside loops.
+      operation: the primitive that made it; for an argument, which one it is.
+      name: the name that `checkpoint_name` gave it, or "".
+      where: the user's line that made it, `file:line (function)`, inside loop bodies and calls.
+      why: why it is kept.
+      memory: "device", or the memory it is offloaded to.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    trip_bytes: int
+    operation: str
+    where: str
+    why: str
+    loops: tuple[int, ...] = ()
+    name: str = ""
+    memory: str = "device"
+
+    @property
+    def type(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def trips(self) -> int:
+        """How many times it is stored: the product of `loops`."""
+        return math.prod(self.loops)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all trips."""
+        return self.trip_bytes * self.trips
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields and totals as plain data."""
+        return {**dataclasses.asdict(self), "trips": self.trips, "total_bytes": self.total_bytes}
+
+
+@dataclasses.dataclass(frozen=True)
+class Residuals:
+    """What a backward pass keeps: rows by falling size, arguments last. Prints as a table.
+
+    Attributes:
+      title: the function and its policy.
+      rows: one for each value.
+    """
+
+    title: str
+    rows: tuple[Residual, ...]
+
+    def __iter__(self) -> Iterator[Residual]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes kept on the device beside the arguments."""
+        return sum(r.total_bytes for r in self._kept if r.memory == "device")
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes kept in other memories; on a CPU, which has one, they are beside the others."""
+        return sum(r.total_bytes for r in self._kept if r.memory != "device")
+
+    @property
+    def _kept(self) -> list[Residual]:
+        return [r for r in self.rows if r.kind in ("kept", "carry")]
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of the arguments that the backward pass reads where they are."""
+        return sum(r.total_bytes for r in self.rows if r.kind == "argument")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Title, totals and rows as plain data."""
+        return {
+            "title": self.title,
+            "total_bytes": self.total_bytes,
+            "offloaded_bytes": self.offloaded_bytes,
+            "argument_bytes": self.argument_bytes,
+            "rows": [r.to_dict() for r in self.rows],
+        }
+
+    def __str__(self) -> str:
+        head = ["bytes", "values", "trips", "per trip", "type", "kind", "operation", "where", "why"]
+        # Equal rows, as of the layers of an unrolled model, are one line.
+        lines = [head, *(_line(r, n) for r, n in collections.Counter(self.rows).items())]
+        total = f"{human_bytes(self.total_bytes)} kept"
+        if self.offloaded_bytes:
+            total += f", {human_bytes(self.offloaded_bytes)} offloaded"
+        read = f"{human_bytes(self.argument_bytes)} of arguments read where they are"
+        return f"{self.title}\n{columns(lines, right=(0, 1, 2, 3))}\n{total}, {read}"
+
+
+def _line(r: Residual, count: int) -> list[str]:
+    return [
+        human_bytes(r.total_bytes * count),
+        str(count),
+        " x ".join(map(str, r.loops)),
+        human_bytes(r.trip_bytes) if r.loops else "",
+        r.type,
+        r.kind if r.memory == "device" else f"{r.kind} in {r.memory}",
+        f"{r.operation} '{r.name}'" if r.name else r.operation,
+        near(r.where),
+        r.why,
+    ]
+
+
+def residuals_of(plan: Plan, inputs: Sequence[str], title: str) -> Residuals:
+    """The Residuals of a whole function's Plan; `inputs` names the inputs of its program."""
+    named = gather(list(zip(plan.joint.inputs, inputs, strict=True)), plan.reads)
+    why = "the backward pass reads it"
+    arguments = [_row(Held("argument", v.aval, None, why), name) for v, name in named]
+    size = lambda row: -row.total_bytes
+    kept = [_row(value) for value in held(plan)]
+    return Residuals(title, (*sorted(kept, key=size), *sorted(arguments, key=size)))
+
+
+def _row(value: Held, operation: str = "") -> Residual:
+    eqn, name = value.origin or (None, "")
+    if eqn is not None:
+        prim = bound(eqn)
+        operation = prim.primitive.name
+        if operation == "jit":
+            operation = f"jit({prim.params['name']})"
+    return Residual(
+        kind=value.kind,
+        shape=tuple(value.aval.shape),
+        dtype=str(value.aval.dtype),
+        trip_bytes=aval_bytes(value.aval),
+        operation=operation,
+        where=frame(eqn) if eqn is not None else "",
+        why=value.why,
+        loops=value.loops,
+        name=name,
+        memory=value.memory,
+    )

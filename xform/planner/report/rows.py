@@ -1,0 +1,181 @@
+"""What a Plan decided, value by value: saved, offloaded or made again, and what each would cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from xform._jax import JaxprEqn, Literal, Var, name_p
+from xform.cost import aval_bytes, equation_flops
+from xform.interpret.joint import Plan, reads_of
+from xform.interpret.node import Node, bound, fork_p
+from xform.planner.costs.held import state_why
+from xform.policies import TAG
+from xform.source import frame
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One value that the backward pass reads.
+
+    Attributes:
+      value: its name in the plan: the loops and calls that it is in, its operation, and the place
+        of that in the program, as in `scan.4/dot_general.17`.
+      decision: "SAVE", "RECOMPUTE" or "OFFLOAD".
+      shape, dtype: in one trip.
+      trip_bytes: bytes of one trip, on each device.
+      loops: trip counts of the loops that stack it, outermost first.
+      operation: the primitive that makes it, with the name that `checkpoint_name` gave.
+      where: the user's line, `file:line (function)`, inside loop bodies and calls.
+      why: why it is kept, or not.
+      marginal_flops: for a saved value, what making it again would add; for a recomputed one, what
+        saving it would spare. All trips together, over all devices.
+    """
+
+    value: str
+    decision: str
+    shape: tuple[int, ...]
+    dtype: str
+    trip_bytes: int
+    loops: tuple[int, ...]
+    operation: str
+    where: str
+    why: str
+    marginal_flops: int
+
+    @property
+    def type(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def marginal_bytes(self) -> int:
+        """Bytes of all trips: those that it takes, or that saving it would take."""
+        return self.trip_bytes * math.prod(self.loops)
+
+
+def rows_of(how: Plan) -> list[Row]:
+    """The rows of a whole function's Plan, by falling bytes."""
+    return sorted(_rows(how, "", (), 1), key=lambda r: (-r.marginal_bytes, r.value))
+
+
+def _rows(how: Plan, path: str, loops: tuple[int, ...], times: int) -> Iterator[Row]:
+    """Of a Plan that runs so many `times`; its values are stacked over `loops`."""
+    inside = _Inside(how, times)
+    kept = set(how.kept)
+    for i, eqn in enumerate(how.joint.forward):
+        node = eqn.params["node"] if eqn.primitive is fork_p else None
+        name = f"{path}{(node.eqn if node else eqn).primitive.name}.{i}"
+        for v in eqn.outvars[: -1 if node else None]:
+            if v in kept:
+                decision = "OFFLOAD" if v in how.offloaded else "SAVE"
+                yield _row(name, decision, v, eqn, loops, how.why[v], inside.spared_by(v))
+            elif v in inside.wanted and id(eqn) in how.recomputed and aval_bytes(v.aval):
+                why = "cheaper to run again than to keep"
+                yield _row(name, "RECOMPUTE", v, eqn, loops, why, inside.served(v))
+        if node is not None and node in how.inner:
+            # What a loop that is run again keeps lasts for one trip of those around it.
+            around = loops if eqn.outvars[-1] in kept else ()
+            yield from _node(node, how.inner[node], name, around, times)
+
+
+def _node(node: Node, plans: Sequence[Plan], name: str, loops: tuple[int, ...], times: int
+          ) -> Iterator[Row]:  # fmt: skip
+    inner = (*loops, node.trips) if node.loop and node.trips > 1 else loops
+    if plans[0].snapshots is not None:
+        inner = ()  # what is kept lasts for one step
+    for k, p in enumerate(plans):
+        branch = f"[{k}]" if len(plans) > 1 else ""
+        yield from _rows(p, f"{name}{branch}/", inner, times * node.trips * node.device_count)
+    for i, n in enumerate(node.copies(plans)):
+        if n:
+            v = plans[0].joint.inputs[i]
+            label = f"{name}/carry.{i - node.first_carry}"
+            decision = "OFFLOAD" if v in plans[0].offloaded else "SAVE"
+            yield _row(label, decision, v, node.eqn, (*loops, n), state_why(plans[0]), 0)
+
+
+def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...], why: str,
+         flops: int) -> Row:  # fmt: skip
+    made = bound(eqn)
+    operation = made.primitive.name
+    if made.primitive is name_p and not made.params["name"].startswith(TAG):
+        operation = f"name '{made.params['name']}'"
+    return Row(
+        name,
+        decision,
+        tuple(v.aval.shape),
+        str(v.aval.dtype),
+        aval_bytes(v.aval),
+        loops,
+        operation,
+        frame(eqn),
+        why,
+        flops,
+    )
+
+
+class _Inside:
+    """Marginal FLOPs within one Plan, all trips together."""
+
+    def __init__(self, how: Plan, trips: int):
+        self.how, self.trips = how, trips
+        self.at_hand = {*how.kept, *how.joint.inputs}
+        forward = {id(e) for e in how.joint.forward}
+        self.wanted = {
+            v for e in how.order if id(e) not in forward for v in reads_of(e, how.inner)
+        }.union(v for v in how.joint.backward_outputs if isinstance(v, Var))
+
+    def spared_by(self, v: Var) -> int:
+        """FLOPs that making a saved value again would add."""
+        found: dict[int, JaxprEqn] = {}
+        todo = [v]
+        while todo:
+            eqn = self.how.joint.producer[todo.pop()]
+            if id(eqn) not in found and id(eqn) not in self.how.recomputed:
+                found[id(eqn)] = eqn
+                todo += [
+                    u
+                    for u in eqn.invars
+                    if not isinstance(u, Literal)
+                    and u in self.how.joint.producer
+                    and u not in self.at_hand
+                ]
+        return self.trips * sum(map(_flops, found.values()))
+
+    def served(self, v: Var) -> int:
+        """FLOPs of what is run again for one value only."""
+        dropped: dict[int, JaxprEqn] = {}
+        todo = [self.how.joint.producer[v]]
+        while todo:
+            eqn = todo.pop()
+            if id(eqn) in dropped or id(eqn) not in self.how.recomputed:
+                continue
+            readers = (r for u in eqn.outvars if u is not v for r in self._readers.get(u, ()))
+            if any(r not in dropped for r in readers):
+                continue
+            dropped[id(eqn)] = eqn
+            todo += [
+                self.how.joint.producer[u]
+                for u in reads_of(eqn, self.how.inner)
+                if u in self.how.joint.producer and u not in self.at_hand
+            ]
+        return self.trips * sum(map(_flops, dropped.values()))
+
+    @cached_property
+    def _readers(self) -> dict[Var, list[int]]:
+        """For each value, who reads it in the backward part; -1 for what returns it."""
+        found: dict[Var, list[int]] = {}
+        for eqn in self.how.order:
+            for v in reads_of(eqn, self.how.inner):
+                found.setdefault(v, []).append(id(eqn))
+        for v in self.how.joint.backward_outputs:
+            if isinstance(v, Var):
+                found.setdefault(v, []).append(-1)
+        return found
+
+
+def _flops(eqn: JaxprEqn) -> int:
+    return equation_flops(bound(eqn))

@@ -1,0 +1,1 @@
+"""A compiler's memory, simulated from the program alone."""

@@ -1,0 +1,175 @@
+"""Which values a compiler writes to memory: the operations of a program in groups that run as one.
+
+How operations are grouped is the compiler's: `loop_fusion.py` for a CPU, `gain.py` for others. Here
+is what those have in common: groups, the order in which XLA comes to operations, what is only a
+view of another value, and a queue that runs groups as soon as they can.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from jax import lax
+
+from xform._jax import broadcast_in_dim_p
+from xform.interpret.barrier import barrier_p
+from xform.planner.simulate.library import calls
+from xform.planner.simulate.profiles import Profile
+from xform.planner.simulate.steps import Cell, Flat, Step, repeat_p, wait_p
+
+REPEATS = (broadcast_in_dim_p, repeat_p)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Group:
+    """Steps that run as one: what the last of them makes is written.
+
+    Attributes:
+      root: the last of its steps.
+      reads: the written values that it reads, in order.
+      spoiled: those of `reads` that it does not read element by element.
+      call: it is a call of a library, or one that is no loop over elements.
+      alone: the root is all of it.
+    """
+
+    root: Step
+    reads: dict[Cell, None]
+    spoiled: frozenset[Cell] = frozenset()
+    call: bool = False
+    alone: bool = True
+
+    def replaceable(self) -> set[Cell]:
+        """The values read whose place the result may take: they are used element by element."""
+        if len(self.root.makes) != 1:
+            return set()
+        made = self.root.makes[0].bytes
+        return {c for c in self.reads if c.bytes == made and c not in self.spoiled}
+
+
+class Fusion(abc.ABC):
+    """What is written of a flat program.
+
+    Attributes:
+      groups: what runs as one, views included, in the order in which the program makes it.
+      base: of each value that is only a view of another, that one.
+      place: of each step, when XLA comes to it: from the outputs, operands first.
+    """
+
+    def __init__(self, flat: Flat, profile: Profile):
+        self.outputs, self.profile = frozenset(flat.outputs), profile
+        steps = list(_post_order(flat))
+        self.place = {s: i for i, s in enumerate(steps)}
+        # Groups by their root, and of each value those that read it, by their roots.
+        self.by_root: dict[Step, Group] = {}
+        self.users: dict[Cell, dict[Step, None]] = {}
+        found = calls(flat, steps, profile) if profile.library else {}
+        inside = {s for members in found.values() for s in members[1:]}
+        for step in steps:
+            if step not in inside:
+                self._add(step, found.get(step, [step]), step in found)
+        self.fuse([s for s in steps if s not in inside])
+        self.groups = [self.by_root[s] for s in flat.steps if s in self.by_root]
+        self.base = self._views()
+
+    @abc.abstractmethod
+    def fuse(self, steps: Sequence[Step]) -> None:
+        """Let groups take in others: what is left `by_root` is written. `steps` are the roots."""
+
+    def breadth_first(self, inputs: Sequence[Cell]) -> list[Group]:
+        """Groups as a queue runs them: each is put at its end when its last operand is there.
+
+        Inputs, views and each of several results of a step pass through the queue too.
+        """
+        readers: dict[Cell, list[Group]] = {}
+        missing: dict[Group, int] = {}
+        for group in self.groups:
+            missing[group] = len(group.reads)
+            for c in group.reads:
+                readers.setdefault(c, []).append(group)
+        todo: list[Group | Cell] = [*dict.fromkeys(inputs)]
+        todo += [g for g in self.groups if not missing[g]]
+        done: list[Group] = []
+        for item in todo:
+            if isinstance(item, Group):
+                done.append(item)
+                if len(item.root.makes) > 1:
+                    todo += item.root.makes
+                    continue
+                item = item.root.makes[0]
+            for group in readers.get(item, ()):
+                missing[group] -= 1
+                if not missing[group]:
+                    todo.append(group)
+        return done
+
+    def _views(self) -> dict[Cell, Cell]:
+        """Of each value that is another in another shape, the one that is written."""
+        base: dict[Cell, Cell] = {}
+        for group in self.groups:
+            if group.alone and group.root.does in (lax.reshape_p, wait_p):
+                cell = next(iter(group.reads))
+                base[group.root.makes[0]] = base.get(cell, cell)
+        return base
+
+    def _add(self, root: Step, members: list[Step], call: bool) -> None:
+        """A group of its own: a step, or a call of a library, which may take in several."""
+        makes = {s.makes[0] for s in members if s is not root}
+        reads = dict.fromkeys(c for s in members for c in s.reads if c not in makes)
+        call = call or not _fuses(root) or len(root.makes) != 1
+        members.sort(key=self.place.__getitem__, reverse=True)
+        self.by_root[root] = Group(root, reads, spoiled(members), call, len(members) == 1)
+        for c in reads:
+            self.users.setdefault(c, {})[root] = None
+
+
+def spoiled(members: Sequence[Step]) -> frozenset[Cell]:
+    """What some steps, the last first, do not read element by element for their result."""
+    found: set[Cell] = set()
+    for step in members:
+        lost = step is not members[0] and step.makes[0] in found
+        found.update(step.reads if lost else spoiled_operands(step, step is members[0]))
+    return frozenset(found)
+
+
+def spoiled_operands(step: Step, last: bool) -> Sequence[Cell]:
+    """The operands of a step of which an element of the result needs others than its own.
+
+    An update in place reads the first one element by element if it is the `last` of its group.
+    """
+    if step.does is barrier_p or (last and step.does is lax.dynamic_update_slice_p):
+        return step.reads[1:]
+    return () if pointwise(step) else step.reads
+
+
+def pointwise(step: Step) -> bool:
+    """Whether each element of a step's result needs one element of each operand."""
+    others = (barrier_p, lax.convert_element_type_p, lax.copy_p)
+    return step.of.fusion == "elementwise" or step.does in others
+
+
+def _fuses(step: Step) -> bool:
+    """Whether a step may be part of a loop over elements."""
+    return bool(step.of.fusion) or step.does is repeat_p
+
+
+def _post_order(flat: Flat) -> Iterable[Step]:
+    """Steps as XLA walks them: from the outputs, the operands of each first, in their order."""
+    ends = [c.maker for c in flat.outputs if c.maker]
+    ends += [s for s in flat.steps if not any(c.readers for c in s.makes)]
+    done: dict[Step, None] = {}
+    todo = list(reversed(ends))
+    while todo:
+        step = todo[-1]
+        if step in done:
+            todo.pop()
+            continue
+        late = [c.maker for c in step.reads if c.maker and c.maker not in done]
+        if late:
+            late.reverse()
+            todo += late
+        else:
+            todo.pop()
+            done[step] = None
+    return done

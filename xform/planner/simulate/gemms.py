@@ -1,0 +1,178 @@
+"""Products of matrices as a GPU runs them: several at once, and one in parts.
+
+Those that share an operand, do not wait for each other and are small are merged: their other
+operands are joined, and each result is a slice of the product. A product with few rows and columns
+is cut along what it sums; its parts are written, and added up.
+Source: XLA's `dot_merger.cc` and `splitk_rewriter.cc`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from jax import lax
+
+from xform._jax import Primitive, dot_general_p
+from xform.planner.simulate.products import batch_and_summed
+from xform.planner.simulate.profiles import Profile
+from xform.planner.simulate.steps import Cell, Flat, Step
+from xform.table import traits
+
+# Into how many parts a product may be cut.
+_PARTS = tuple(2**i for i in range(12))
+_TILE = 128
+
+
+def as_run(flat: Flat, profile: Profile) -> Flat:
+    """A program with its products as the backend runs them."""
+    return _Products(flat, profile).flat() if profile.merges else flat
+
+
+class _Products:
+    """The products of a program, each with its batch, rows, what is summed, and columns."""
+
+    def __init__(self, flat: Flat, profile: Profile):
+        self._flat, self._profile = flat, profile
+        found = {s: _sizes(s) for s in flat.steps if s.does is dot_general_p and len(s.reads) == 2}
+        self._sizes = {s: sizes for s, sizes in found.items() if all(sizes)}
+        self._new, self._gone = dict[Step, None](), set[Step]()
+
+    def flat(self) -> Flat:
+        """The program with its products merged, then split."""
+        self._before = self._depends()
+        made = (c for s in self._flat.steps for c in s.makes)
+        for cell in [*self._flat.inputs, *made]:
+            if _products(cell) > 1:
+                for summed_last in (True, False):
+                    mine = (s for s in cell.readers if s in self._before)
+                    self._merge([s for s in mine if _summed_last(s, cell) is summed_last], cell)
+        for step in tuple(self._sizes):
+            self._split(step)
+        left = [s for s in self._flat.steps if s not in self._gone]
+        return _sorted(self._flat, (*left, *self._new)) if self._new else self._flat
+
+    def _depends(self) -> dict[Step, int]:
+        """The products that each depends on, as bits; of those that share an operand."""
+        shared = [s for s in self._sizes if any(_products(c) > 1 for c in s.reads)]
+        self._bit = {s: 1 << i for i, s in enumerate(shared)}
+        found: dict[Cell, int] = {}
+        before: dict[Step, int] = {}
+        for step in self._flat.steps:
+            bits = 0
+            for c in step.reads:
+                bits |= found.get(c, 0)
+            if step in self._bit:
+                before[step] = bits
+                bits |= self._bit[step]
+            if bits:
+                found.update(dict.fromkeys(step.makes, bits))
+        return before
+
+    def _merge(self, steps: list[Step], shared: Cell) -> None:
+        """Merge products that share an operand, as far as they are independent of each other."""
+        while len(steps) > 1:
+            first = steps[0]
+            mine, bits, before = [first], self._bit[first], self._before[first]
+            side = first.reads.index(shared)
+            for step in steps[1:]:
+                alike = step.reads.index(shared) == side or self._sizes[step][0] == 1
+                small = min(_bytes([step]), _bytes(mine)) <= self._profile.merges
+                waits = before & self._bit[step] or self._before[step] & bits
+                if alike and small and not waits:
+                    mine.append(step)
+                    bits |= self._bit[step]
+                    before |= self._before[step]
+            steps = [s for s in steps if s not in mine]
+            if len(mine) > 1:
+                self._join(mine, shared)
+                for step, seen in self._before.items():
+                    if seen & bits:
+                        self._before[step] = seen | bits | before
+
+    def _join(self, mine: list[Step], shared: Cell) -> None:
+        """Replace products by one, of which their results are slices."""
+        others = [s.reads[1 - s.reads.index(shared)] for s in mine]
+        size = sum(s.makes[0].bytes for s in mine), sum(math.prod(s.makes[0].shape) for s in mine)
+        made = Cell(size[0], "made", (size[1],))
+        product = self._step(dot_general_p, mine[0], [shared, *others], [made])
+        batch, _, inner, _ = self._sizes[mine[0]]
+        own = math.prod(shared.shape) // (batch * inner)
+        self._sizes[product] = batch, own, inner, size[1] // (batch * own)
+        for step in mine:
+            del self._before[step], self._sizes[step]
+            self._gone.add(step)
+            for c in dict.fromkeys(step.reads):
+                c.readers.remove(step)
+            self._step(lax.slice_p, step, [made], step.makes)
+
+    def _split(self, step: Step) -> None:
+        """Let a product write its parts, if it has some, and add them up."""
+        parts = _parts(*self._sizes[step], self._profile)
+        if parts > 1:
+            (cell,) = step.makes
+            size = 4 * parts * math.prod(cell.shape)
+            step.makes = [Cell(size, "made", (parts, *cell.shape), step)]
+            self._step(lax.reduce_sum_p, step, step.makes, [cell])
+
+    def _step(self, does: Primitive, like: Step, reads: list[Cell], makes: list[Cell]) -> Step:
+        step = Step(does, traits(does), like.eqn, list(reads), list(makes))
+        for c in makes:
+            c.maker = step
+        for c in dict.fromkeys(reads):
+            c.readers.append(step)
+        self._new[step] = None
+        return step
+
+
+def _sizes(step: Step) -> tuple[int, int, int, int]:
+    """Batch, rows, what is summed, and columns of a product."""
+    batch, inner = batch_and_summed(step.eqn)
+    rows, columns = (math.prod(c.shape) // max(1, batch * inner) for c in step.reads)
+    return batch, rows, inner, columns
+
+
+def _summed_last(step: Step, operand: Cell) -> bool:
+    """Whether an operand of a product has what is summed last."""
+    return step.by_rows if step.reads[0] is operand else not step.right_by_rows
+
+
+def _products(cell: Cell) -> int:
+    """How many products read a value."""
+    return sum(s.does is dot_general_p for s in cell.readers)
+
+
+def _bytes(steps: list[Step]) -> int:
+    """Bytes of products with their operands."""
+    return sum(c.bytes for c in dict.fromkeys(c for s in steps for c in (*s.reads, *s.makes)))
+
+
+def _sorted(flat: Flat, steps: Iterable[Step]) -> Flat:
+    """These steps, each after those that make what it reads."""
+    done: dict[Step, None] = {}
+    for first in steps:
+        todo = [first]
+        while todo:
+            late = [c.maker for c in todo[-1].reads if c.maker and c.maker not in done]
+            if late:
+                todo += late
+            else:
+                done[todo.pop()] = None
+    return Flat(flat.inputs, tuple(done), flat.outputs)
+
+
+def _parts(batch: int, rows: int, inner: int, columns: int, profile: Profile) -> int:
+    """Into how many parts a product of four-byte numbers is cut: what takes the least time."""
+    tall, wide = min(rows, _TILE), min(columns, _TILE)
+    tiles = -(-rows // _TILE) * -(-columns // _TILE)
+    at_once = profile.processors * _TILE * _TILE / (tall * wide)
+    read, made = 4 * batch * inner * (rows + columns), 4 * batch * rows * columns
+
+    def cost(parts: int) -> float:
+        waves = max(1.0, batch * parts * tiles / at_once)
+        compute = 100.0 * 2 * tall * wide * -(-inner // parts) * waves
+        memory = 0.194136 * (read + parts * made)
+        adding = 4.36e7 + 193.1384 * (parts + 1) * made if parts > 1 else 0.0
+        return max(compute, memory) + adding
+
+    return min(_PARTS, key=cost)

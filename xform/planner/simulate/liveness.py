@@ -1,0 +1,324 @@
+"""What is live when: a simulation of the compiler's memory, from the program alone.
+
+The one model of the peak. Values that are written to memory (`fused`) are put in the order in which
+the backend runs them, and their bytes added up from where they are made to where they are last
+read. Buffers of outputs serve others before they are written, the largest first; an elementwise
+result takes the place of an operand that ends there; a loop's result the place of what it starts
+from, and its stacks are there as soon as anything is. A trip of a loop needs what it makes at its
+worst, beside what it carries, reads and stacks.
+
+XLA:CPU runs operations breadth first, as soon as their operands are there. Other backends try a few
+orders and take the one with the lowest peak (`orders`). What stays on the chip is not counted, and
+neither is what lies unused between buffers.
+Source: XLA's `buffer_assignment.cc`, `heap_simulator.cc` and `hlo_memory_scheduler.cc`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from xform._jax import JaxprEqn, jaxprs_of, scan_p, while_p
+from xform.fingerprint import fingerprint
+from xform.interpret.joint import Plan
+from xform.ir import Atom, Program, program, seldom_collected
+from xform.planner.simulate.flat import counts, flatten, flatten_trip
+from xform.planner.simulate.flat_plan import flatten_plan
+from xform.planner.simulate.gain import GainFusion
+from xform.planner.simulate.gemms import as_run
+from xform.planner.simulate.loop_fusion import LoopFusion
+from xform.planner.simulate.orders import least_memory
+from xform.planner.simulate.profiles import Profile, profile
+from xform.planner.simulate.steps import Cell, Flat, Step
+from xform.recent import Recent
+
+# Buffers smaller than this are not worth a search for another's place.
+_SMALL = 1024
+# How many outputs' buffers are looked at for one value.
+_TRIES = 64
+# The peaks of bodies of loops: equal ones are met in many plans of one program.
+_TRIPS: Recent[tuple[str, int, int, str], int] = Recent(4_096)
+
+
+@dataclasses.dataclass(frozen=True)
+class Liveness:
+    """Live bytes on each device, over a program's steps.
+
+    Attributes:
+      argument_bytes, output_bytes: of the program's inputs and outputs.
+      live: temporary bytes while each step runs, what it makes included.
+      saved: those of them that were made before the first step that depends on a seed, and
+        are read after it.
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    live: tuple[int, ...]
+    saved: tuple[int, ...]
+
+    @property
+    def temp_bytes(self) -> int:
+        """The peak of temporary bytes."""
+        return max(self.live, default=0)
+
+    @property
+    def total_bytes(self) -> int:
+        """Arguments, outputs and the peak of what is between: the headline of a `MemoryReport`."""
+        return self.argument_bytes + self.output_bytes + self.temp_bytes
+
+
+def simulate(prog: Program, backend: str, n_seeds: int = 0) -> Liveness:
+    """The Liveness of a program on "cpu", "gpu" or "tpu", on one device.
+
+    The last `n_seeds` inputs are cotangents: what depends on them is the backward part. Near linear
+    in equations; loop bodies are looked into once.
+    """
+    by = profile(backend)
+    flat = flatten(prog, by, n_seeds)
+    return _simulated(flat, prog.inputs, prog.outputs, by, n_seeds)
+
+
+def liveness(how: Plan, backend: str) -> Liveness:
+    """The Liveness of both parts of a Plan in one program; simulated once.
+
+    Nothing is traced but loops and calls with what they keep, once each.
+    """
+    key = "liveness", backend
+    if key not in how.cache:
+        by, joint = profile(backend), how.joint
+        inputs, outputs = (*joint.inputs, *joint.seeds), joint.program.outputs
+        with seldom_collected():
+            flat = flatten_plan(how, by)
+            how.cache[key] = _simulated(flat, inputs, outputs, by, len(joint.seeds))
+    return how.cache[key]
+
+
+def _simulated(flat: Flat, inputs: Sequence[Atom], outputs: Sequence[Atom], by: Profile,
+               n_seeds: int) -> Liveness:  # fmt: skip
+    line = _Line(flat, by, frozenset(flat.outputs), {})
+    line.lend_outputs()
+    seeds = flat.inputs[len(flat.inputs) - n_seeds :]
+    line.run()
+    size = lambda atoms: sum(by.bytes(v.aval) for v in atoms)
+    return Liveness(
+        size(inputs),
+        size(outputs),
+        tuple(line.live()),
+        tuple(line.waiting(line.backward_from(seeds))),
+    )
+
+
+class _Line:
+    """Written steps in the order in which they run.
+
+    `outside` are values of which the memory is counted elsewhere; `carried` the values that a trip
+    of a loop makes, each with the one whose place it may take.
+    """
+
+    def __init__(self, flat: Flat, by: Profile, outside: frozenset[Cell],
+                 carried: Mapping[Cell, Cell]) -> None:  # fmt: skip
+        self.by = by
+        flat = as_run(flat, by)
+        fusion = (GainFusion if by.kernel else LoopFusion)(flat, by)
+        self.base, self.place = (base := fusion.base), fusion.place
+        if by.breadth_first:
+            groups = fusion.breadth_first(flat.inputs)
+        else:
+            inside = lambda g: self._inside(g.root)
+            groups = least_memory(fusion.groups, base, flat.outputs, inside)
+        self.groups = [g for g in groups if g.root.makes[0] not in base]
+        self.steps = [g.root for g in self.groups]
+        self.reads = [list(dict.fromkeys(base.get(c, c) for c in g.reads)) for g in self.groups]
+        self.outputs = frozenset(base.get(c, c) for c in flat.outputs)
+        self.outside = frozenset(base.get(c, c) for c in outside)
+        self.born = {c: i for i, s in enumerate(self.steps) for c in s.makes}
+        self.last = {c: i for i, cells in enumerate(self.reads) for c in cells}
+        self.bytes = {c: c.bytes for c in self.born if c not in self.outside}
+        self.rooms = self._rooms()
+        for new, old in carried.items():
+            cell, first = base.get(new, new), base.get(old, old)
+            if cell in self.bytes and self._follows(cell, first):
+                self.bytes[cell] = 0
+
+    def _rooms(self) -> dict[Cell, int]:
+        """Of each value in memory that is counted elsewhere, from which step on it takes that."""
+        rooms: dict[Cell, int] = {}
+        for i, step in enumerate(self.steps):
+            free = self._replaceable(i) if step.starts else set[Cell]()
+            for j, c in enumerate(step.makes):
+                if c not in self.outside:
+                    continue
+                start = self._start(step, j) if step.starts else None
+                if start in free and self.bytes.get(start) == c.bytes:
+                    free.remove(start)
+                    rooms[c] = self.born[start]
+                    self.bytes[start] = 0
+                else:
+                    rooms[c] = i
+        return rooms
+
+    def _follows(self, new: Cell, old: Cell) -> bool:
+        """Whether a value is made when another is no longer read, or element by element from it."""
+        born, last = self.born[new], self.last.get(old, -1)
+        return last < born or (last == born and old in self._replaceable(born))
+
+    def backward_from(self, seeds: Sequence[Cell]) -> int:
+        """The place of the first step that depends on one of `seeds`."""
+        moving = set(seeds)
+        for i, (step, cells) in enumerate(zip(self.steps, self.reads, strict=True)):
+            if not moving.isdisjoint(cells):
+                return i
+            moving.update(step.makes if not moving.isdisjoint(step.reads) else ())
+        return len(self.steps)
+
+    def lend_outputs(self) -> None:
+        """Let values live in the buffers of outputs that are not yet written."""
+        rooms = sorted((c for c in self.rooms if c.bytes >= _SMALL),
+                       key=lambda c: (-c.bytes, self.rooms[c]))  # fmt: skip
+        taken: dict[Cell, list[tuple[int, int]]] = {c: [] for c in rooms}
+        sizes = [-c.bytes for c in rooms]
+        place = {c: self.place[s] for s in self.steps for c in s.makes}
+        families = self._families()
+        for cell in sorted(families, key=lambda c: (-c.bytes, place[c])):
+            if cell.bytes < _SMALL:
+                break
+            family = families[cell]
+            start, end = self.born[cell], max(self.last.get(c, self.born[c]) for c in family)
+            large = rooms[: bisect.bisect_right(sizes, -cell.bytes)]
+            for room in large[-_TRIES:]:
+                before = end < self.rooms[room] or (
+                    end == self.born[room] == self.rooms[room]
+                    and not self._replaceable(end).isdisjoint(family)
+                )
+                if before and all(end < a or b < start for a, b in taken[room]):
+                    taken[room].append((start, end))
+                    self.bytes.update(dict.fromkeys(family, 0))
+                    break
+
+    def _families(self) -> dict[Cell, list[Cell]]:
+        """Values that lie in one place, by the first: a loop's results where they start from."""
+        head = {c: c for c in self.bytes}
+        for i, step in enumerate(self.steps):
+            free = self._replaceable(i) if step.starts else set[Cell]()
+            for j, c in enumerate(step.makes if step.starts else ()):
+                start = self._start(step, j)
+                if start in free and c in head and self.bytes.get(start) == c.bytes:
+                    free.remove(start)
+                    head[c] = head[start]
+        families: dict[Cell, list[Cell]] = {}
+        for c, first in head.items():
+            families.setdefault(first, []).append(c)
+        return families
+
+    def run(self) -> None:
+        """Find where each value lives: at which steps, and in whose place."""
+        ends = len(self.steps) - 1
+        home: dict[Cell, int] = {}
+        self.starts, self.ends, self.sizes = list[int](), list[int](), list[int]()
+        for i, step in enumerate(self.steps):
+            free = self._replaceable(i).intersection(home)
+            for j, c in enumerate(step.makes):
+                if not self.bytes.get(c):
+                    continue
+                end = ends if c in self.outputs else self.last.get(c, i)
+                others = [self._start(step, j)] if step.starts else self.reads[i]
+                taken = next((x for x in others if x in free and x.bytes == c.bytes), None)
+                if taken is not None:
+                    free.remove(taken)
+                    home[c] = home[taken]
+                    self.ends[home[c]] = end
+                else:
+                    home[c] = self._storage(i, end, self.bytes[c])
+            if n := self._inside(step):
+                self._storage(i, i, n)
+        if self.by.on_chip:
+            self._keep_on_chip()
+
+    def _storage(self, start: int, end: int, size: int) -> int:
+        self.starts.append(start)
+        self.ends.append(end)
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+    def _keep_on_chip(self) -> None:
+        """Take out of memory what stays on the chip: the largest first, for as long as it lives."""
+        used = np.zeros(len(self.steps), np.int64)
+        for k in sorted(range(len(self.sizes)), key=lambda k: -self.sizes[k]):
+            during = slice(self.starts[k], self.ends[k] + 1)
+            if used[during].max() + self.sizes[k] <= self.by.on_chip:
+                used[during] += self.sizes[k]
+                self.sizes[k] = 0
+
+    def live(self) -> list[int]:
+        """Live bytes at each step."""
+        change = np.zeros(len(self.steps) + 1, np.int64)
+        np.add.at(change, self.starts, self.sizes)
+        np.add.at(change, np.asarray(self.ends, np.int64) + 1, -np.asarray(self.sizes, np.int64))
+        return change.cumsum()[:-1].tolist()
+
+    def _replaceable(self, i: int) -> set[Cell]:
+        """The operands that end here and whose places results may take."""
+        step = self.steps[i]
+        cells = step.starts or self.groups[i].replaceable()
+        found = {self.base.get(c, c) for c in cells}
+        return {c for c in found if self.last.get(c) == i and c not in self.outputs}
+
+    def _start(self, step: Step, j: int) -> Cell | None:
+        """The value that a result of a loop starts from."""
+        cell = step.starts[j] if j < len(step.starts) else None
+        return self.base.get(cell, cell) if cell else None
+
+    def _inside(self, step: Step) -> int:
+        """What runs in a step needs beside its operands and results, at its peak."""
+        if step.does is not step.eqn.primitive or step.of.foreign:
+            return 0
+        if step.does in (scan_p, while_p):
+            return _trip(step.eqn, self.by)
+        inner = (_body(program(j), self.by) for j in jaxprs_of(step.eqn))
+        return max(inner, default=0)
+
+    def waiting(self, backward: int) -> list[int]:
+        """Bytes at each step that were made before the step `backward` and are read from it on."""
+        change = collections.Counter[int]()
+        for cell, n in self.bytes.items():
+            start, end = self.born.get(cell, 0), self.last.get(cell, -1)
+            if start < backward <= end:
+                change[start] += n
+                change[end + 1] -= n
+        total, waiting = 0, []
+        for i in range(len(self.steps)):
+            total += change[i]
+            waiting.append(total)
+        return waiting
+
+
+def _trip(eqn: JaxprEqn, by: Profile) -> int:
+    """The peak of a trip of a loop, beside what it carries, reads and stacks."""
+    consts, carried = counts(eqn)
+    if eqn.primitive is while_p:
+        consts = eqn.params["body_nconsts"]
+    prog = program(eqn.params["jaxpr" if eqn.primitive is scan_p else "body_jaxpr"])
+    key = by.name, consts, carried, fingerprint(prog)
+    if key not in _TRIPS:
+        n = consts + carried
+        flat = flatten_trip(prog, by, eqn, len(prog.inputs) - n, len(prog.outputs) - carried)
+        pairs = zip(flat.outputs, flat.inputs[consts:n], strict=False)
+        line = _Line(flat, by, frozenset(), dict(pairs))
+        line.run()
+        _TRIPS[key] = max(line.live(), default=0)
+    return _TRIPS[key]
+
+
+def _body(prog: Program, by: Profile) -> int:
+    """The peak of a program that is called, without its results."""
+    key = "body", by.name
+    if key not in prog.cache:
+        line = _Line(flatten(prog, by), by, frozenset(), {})
+        line.run()
+        made = sum(line.bytes.get(c, 0) for c in line.outputs)
+        prog.cache[key] = max(0, max(line.live(), default=0) - made)
+    return prog.cache[key]

@@ -1,0 +1,222 @@
+"""Fusion as XLA:CPU does it: loops over elements take in what makes their operands.
+
+From the last operation to the first, each takes in what makes its operands, if that is an operation
+on elements, a movement or a reduction. A cheap one is repeated in all its readers, and then written
+for those that are no loops only; a dear one goes into its only reader; one that reads more than it
+makes is repeated nowhere, unless all paths to its readers fuse.
+
+Each step is looked at once: all groups that read what it makes take it in, or none of them, but for
+those that are no loops. So what a group reads follows, step by step, from what its steps read.
+Source: XLA's `instruction_fusion.cc` and `cpu_instruction_fusion.cc`.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Sequence
+
+from jax import lax
+
+from xform.interpret.barrier import barrier_p
+from xform.planner.simulate.fusion import REPEATS, Fusion, Group, pointwise, spoiled_operands
+from xform.planner.simulate.products import narrow
+from xform.planner.simulate.steps import Cell, Step
+
+# More operands than this and a concatenation is a loop of its own.
+_MOST_JOINED = 8
+# So many reductions may be in a loop over elements.
+_MOST_REDUCTIONS = 6
+# How far back it is looked which steps a step depends on.
+_WINDOW = 4096
+# What reads an element of an operand for several elements of its result.
+_REUSES = (*REPEATS, lax.gather_p)
+
+
+class LoopFusion(Fusion):
+    """What is written of a flat program, by loops over elements."""
+
+    def fuse(self, steps: Sequence[Step]) -> None:
+        """Let groups take in others: the last first."""
+        # What may go into what reads it; of that, what goes into its only reader or none.
+        self._loose = {s.makes[0] for s, g in self.by_root.items() if not (g.call or _many(s))}
+        self._dear = {c for c in self._loose if c.maker and self._is_dear(c.maker)}
+        self._keep_unrepeatable(steps)
+        # What was taken in; of each step, the only group that it is in (None: there are several);
+        # what is read for several elements there; and how many sums each group holds.
+        self._taken = set[Cell]()
+        self._home: dict[Step, Step | None] = {}
+        self._reused = set[Step]()
+        self._sums = collections.Counter(s for s in steps if _reduces(s))
+        written = {s: self._settle(self.by_root[s]) for s in reversed(steps)}
+        for step in steps:
+            self._collect(self.by_root[step])
+        left = {s: self.by_root[s] for s in steps if written[s]}
+        for step, group in left.items():
+            if step.does is lax.dynamic_update_slice_p and not group.call:
+                group.spoiled = self._spoiled(step, True)
+        self.by_root = left
+
+    def _settle(self, group: Group) -> bool:
+        """Say which groups a step goes into, its readers being settled; whether it is written."""
+        step, cell = group.root, group.root.makes[0]
+        users = self.users.get(cell, {}) if cell in self._loose else {}
+        takers = [u for u in users if self._takes(u)]
+        homes = {self._home[u] for u in takers}
+        home = homes.pop() if len(homes) == 1 else None
+        written = cell in self.outputs or len(takers) < len(users) or not takers
+        if cell in self._dear and (written or not self._goes_once(step, takers, home)):
+            takers, written = [], True
+        self._home[step] = step if not takers else None if written else home
+        if takers:
+            self._taken.add(cell)
+        for u in takers:
+            self.by_root[u].alone = False
+            if self._home[step] and (u.does in _REUSES or u in self._reused):
+                self._reused.add(step)
+        return written
+
+    def _goes_once(self, step: Step, takers: Sequence[Step], home: Step | None) -> bool:
+        """Whether a dear step goes into the group in which all its readers are."""
+        if home is None or any(u.does in _REUSES or u in self._reused for u in takers):
+            return False
+        if _reduces(step):
+            if not self.by_root[home].alone and self._sums[home] >= _MOST_REDUCTIONS:
+                return False
+            self._sums[home] += 1
+        return True
+
+    def _takes(self, reader: Step) -> bool:
+        """Whether a reader is a loop that takes in operands."""
+        return not self.by_root[reader].call and not _many(reader)
+
+    def _collect(self, group: Group) -> None:
+        """Find what a group reads, when that of its operands' makers is known."""
+        updates = group.root.does is lax.dynamic_update_slice_p
+        if not self._takes(group.root) or (group.alone and not updates):
+            return
+        group.spoiled = self._spoiled(group.root, False)
+        inner = [self._maker(c) for c in group.reads]
+        if len(inner) == 1 and inner[0]:
+            group.reads = inner[0].reads
+            return
+        reads: dict[Cell, None] = {}
+        for c, made in zip(group.reads, inner, strict=True):
+            reads.update(made.reads if made else {c: None})
+        group.reads = reads
+
+    def _maker(self, cell: Cell) -> Group | None:
+        """What was taken in with a value, if that is not read."""
+        return self.by_root[cell.maker] if cell.maker and cell in self._taken else None
+
+    def _spoiled(self, step: Step, last: bool) -> frozenset[Cell]:
+        """What the group of a step does not read element by element."""
+        lost = spoiled_operands(step, last)
+        found: list[frozenset[Cell]] = []
+        for c in dict.fromkeys(step.reads):
+            if made := self._maker(c):
+                found.append(frozenset(made.reads) if c in lost else made.spoiled)
+            elif c in lost:
+                found.append(frozenset((c,)))
+        return found[0] if len(found) == 1 else frozenset[Cell]().union(*found)
+
+    def _is_dear(self, step: Step) -> bool:
+        """Whether a step is not repeated: it takes long, or its numbers are widened."""
+        small = self.profile.widens and pointwise(step) and narrow(step.eqn.outvars[0].aval)
+        return small or step.of.dear or _reduces(step) or step.does is lax.gather_p
+
+    def _keep_unrepeatable(self, steps: Sequence[Step]) -> None:
+        """Let nothing take in what reads more than it makes, but where all paths to it fuse."""
+        reach = self._reached(steps)
+        for step in reversed(steps):
+            cell = step.makes[0]
+            if cell not in self._loose or not self._merges(step):
+                continue
+            known: dict[Step, bool] = {step: True}
+            users = self.users.get(cell, {})
+            if cell in self.outputs or not all(
+                self._on_all_paths(step, u, reach, known) for u in users
+            ):
+                self._loose.remove(cell)
+
+    def _merges(self, step: Step) -> bool:
+        """Whether a step reads several values of its result's size, and more than it makes."""
+        if step.does is barrier_p or len(step.reads) < 2:
+            return False
+        made = step.makes[0]
+        rank = lambda c: sum(n != 1 for n in c.shape)
+        if sum(rank(c) >= rank(made) and not self._repeat(c) for c in step.reads) <= 1:
+            return False
+        # A transposed value is copied for each operand.
+        turned = [c for c in step.reads if c.maker and c.maker.does is lax.transpose_p]
+        others = dict.fromkeys(c for c in step.reads if c not in turned)
+        return sum(math.prod(c.shape) for c in (*turned, *others)) > math.prod(made.shape)
+
+    def _repeat(self, cell: Cell) -> bool:
+        """Whether a value is a repeated one, which every reader makes for itself."""
+        step = cell.maker
+        if step is None or step not in self.by_root or self.by_root[step].call:
+            return False
+        return step.does in REPEATS or step.does is lax.iota_p
+
+    def _reached(self, steps: Sequence[Step]) -> dict[Step, int]:
+        """For each step, how many places before it that is which it depends on, as bits.
+
+        As far as `_WINDOW` places; itself is the lowest bit.
+        """
+        reach: dict[Step, int] = {}
+        mask = (1 << _WINDOW) - 1
+        for step in steps:
+            bits = 1
+            for c in self.by_root[step].reads:
+                if c.maker:
+                    bits |= reach[c.maker] << (self.place[step] - self.place[c.maker])
+            reach[step] = bits & mask
+        return reach
+
+    def _depends(self, step: Step, first: Step, reach: dict[Step, int]) -> bool:
+        """Whether a step depends on another; of what is far behind it, it is taken to."""
+        far = self.place[step] - self.place[first]
+        return far >= _WINDOW or (far >= 0 and bool(reach[step] >> far & 1))
+
+    def _on_all_paths(self, made: Step, reader: Step, reach: dict[Step, int],
+                      known: dict[Step, bool]) -> bool:  # fmt: skip
+        """Whether a step could go into a reader along all paths. Without recursion.
+
+        `known` are the answers for readers that were looked at, the step itself among them.
+        """
+        todo = [reader]
+        while todo:
+            group = self.by_root[todo[-1]]
+            if group.root in known:
+                todo.pop()
+                continue
+            on = [c.maker for c in group.reads if c.maker and self._depends(c.maker, made, reach)]
+            late = [s for s in on if s not in known]
+            if (
+                group.call
+                or any(known.get(s) is False for s in on)
+                or not all(self._could_go(s.makes[0], group.root) for s in on)
+            ):
+                known[group.root] = False
+            elif late:
+                todo += late
+            else:
+                known[group.root] = True
+        return known[reader]
+
+    def _could_go(self, cell: Cell, reader: Step) -> bool:
+        """Whether what makes a value could go into a reader of it, if neither has taken in any."""
+        if cell not in self._loose or not self._takes(reader):
+            return False
+        only = len(self.users[cell]) == 1 and cell not in self.outputs
+        return cell not in self._dear or (only and reader.does not in _REUSES)
+
+
+def _many(step: Step) -> bool:
+    """Whether a step is a concatenation that is a loop of its own."""
+    return step.does is lax.concatenate_p and len(step.reads) > _MOST_JOINED
+
+
+def _reduces(step: Step) -> bool:
+    return step.of.fusion == "reduction"

@@ -1,0 +1,121 @@
+"""What `min_cut` or a budget saves of a remat region, in terms that JAX's transforms understand.
+
+`jax.grad` asks a region's policy primitive by primitive; a plan decides for the whole. So the
+region is planned when it is called, what the plan keeps is named, and JAX is answered by those
+names. Of a factor that a rule made, the values that it is made from are named: JAX has factors of
+its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from xform._jax import JaxprEqn, Var, name_p, scan_counts, scan_p
+from xform.arithmetic import differentiable
+from xform.equation import scan_options
+from xform.errors import BudgetInfeasible
+from xform.interpret.joint import Plan, analyze
+from xform.interpret.node import fork_p
+from xform.ir import Program, bind, environment, program, read, write
+from xform.planner.schedule import plan
+from xform.policies import TAG, Budget, MinCut, Tagged
+from xform.source import name_stack, source
+from xform.table import rule_of
+
+
+def tagged(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, Tagged]:
+    """A region's jaxpr in which what is saved is named, and the policy that saves those names.
+
+    Kept in the program's cache. A budget that is too small names nothing: the least is saved.
+    """
+    prog = program(jaxpr)
+    key = "tagged", policy
+    if key not in prog.cache:
+        active = tuple(map(differentiable, prog.in_avals))
+        try:
+            how = plan(analyze(_named(prog, None), active), policy)
+        except BudgetInfeasible:
+            names = frozenset[str]()
+        else:
+            names = frozenset(_kept(how))
+        prog.cache[key] = _traced(prog, names), Tagged(policy, names)
+    return prog.cache[key]
+
+
+def _named(prog: Program, names: frozenset[str] | None) -> Program:
+    return program(_traced(prog, names))
+
+
+def _traced(prog: Program, names: frozenset[str] | None) -> Any:
+    """The program with a name for each value that is among `names` (None: for all)."""
+    return jax.make_jaxpr(lambda *xs: _Naming(names).run(prog, xs))(*prog.in_avals)
+
+
+@dataclasses.dataclass(eq=False)
+class _Naming:
+    names: frozenset[str] | None
+    count: int = 0
+
+    def run(self, prog: Program, args: Sequence[Any]) -> list[Any]:
+        env = environment(prog, args)
+        outer = name_stack()
+        for eqn in prog.equations:
+            xs = [read(env, v) for v in eqn.invars]
+            rule = rule_of(eqn.primitive)
+            small = None if rule is None else rule.inlined(eqn, True)
+            if small is not None:
+                ys = self.run(small, xs)
+            elif eqn.primitive is scan_p:
+                with source(eqn, outer), eqn.ctx.manager:
+                    ys = self._scan(eqn, xs)
+            else:
+                ys = [self._name(y) for y in bind(eqn, xs, outer)]
+            write(env, eqn.outvars, ys)
+        return [read(env, v) for v in prog.outputs]
+
+    def _scan(self, eqn: JaxprEqn, xs: Sequence[Any]) -> list[Any]:
+        nc, nk = scan_counts(eqn.params)
+        steps = program(eqn.params["jaxpr"])
+        start = self.count
+
+        def step(carry: list[Any], seq: list[Any]) -> tuple[list[Any], list[Any]]:
+            self.count = start  # a body may be traced twice
+            ys = self.run(steps, [*xs[:nc], *carry, *seq])
+            return ys[:nk], ys[nk:]
+
+        carry, seq = list(xs[nc : nc + nk]), list(xs[nc + nk :])
+        carry, ys = lax.scan(step, carry, seq, **scan_options(eqn.params))
+        return [*carry, *ys]
+
+    def _name(self, x: Any) -> Any:
+        name = f"{TAG}{self.count}"
+        self.count += 1
+        wanted = self.names is None or name in self.names
+        return checkpoint_name(x, name) if wanted and hasattr(x, "dtype") else x
+
+
+def _kept(how: Plan) -> Iterator[str]:
+    """The names of what a Plan keeps, in the programs of its nodes too."""
+    kept = set(how.kept)
+    todo: list[Any] = list(kept)
+    seen: set[Any] = set()
+    while todo:
+        v = todo.pop()
+        eqn = how.joint.producer.get(v) if isinstance(v, Var) else None
+        if eqn is None or v in seen:
+            continue
+        seen.add(v)
+        if eqn.primitive is name_p and eqn.params["name"].startswith(TAG):
+            yield eqn.params["name"]
+        elif eqn.primitive is not fork_p:
+            todo += eqn.invars
+    for eqn in how.joint.forward:
+        if eqn.primitive is fork_p and eqn.outvars[-1] in kept:
+            for inner in how.inner[eqn.params["node"]]:
+                yield from _kept(inner)
