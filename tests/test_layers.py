@@ -16,7 +16,8 @@ FILES = {
 LAYERS = """
     quiet, errors, text, files, callables, devices, recent, packages, modules, mutable < _jax <
     source < equation, place, traits, arithmetic, naming < references < ir < fingerprint < table
-    < words, passes < cost < interpret < rules < budgets < policies < planner < memory <
+    < words, passes < cost < interpret < rules < budgets < min_cut <
+    regions < policies < planner < memory <
     transforms < extend, equinox, flax, everywhere, testing, __init__ < commands < __main__ <
     experimental
 """

@@ -8,13 +8,14 @@ the peak by the memory of the device that is planned for.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from xform.errors import WrongArgument
 from xform.text import byte_count, human_bytes
 
+Regions = Literal["marked", "open"]
 _OF = ("peak", "saved")
 _SOLVERS = ("auto", "exact")
 
@@ -32,6 +33,7 @@ class Budget:
       solver: "auto" or "exact".
       batch: how many examples shared the bytes that were given; None if that was not said.
       device: the device whose memory it is; empty if the bytes were given.
+      regions: "marked", or "open" where remat regions are dissolved, see `policies.open_regions`.
     """
 
     bytes: int
@@ -39,6 +41,7 @@ class Budget:
     solver: str = "auto"
     batch: int | None = None
     device: str = ""
+    regions: Regions = "marked"
 
     def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
         """False."""
@@ -47,7 +50,8 @@ class Budget:
     def __repr__(self) -> str:
         of = f", of={self.of!r}" if self.of != "peak" else ""
         made = f"budget({human_bytes(self.bytes)!r}{of})"
-        return f"auto, {made} of {self.device}" if self.device else made
+        made = f"auto, {made} of {self.device}" if self.device else made
+        return of_regions(self.regions, made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,22 +63,31 @@ class Fit:
     Attributes:
       reserve: bytes of that memory that are left to others.
       batch: how many examples share it; None if that was not said.
+      regions: as of a budget.
     """
 
     reserve: int = 0
     batch: int | None = None
+    regions: Regions = "marked"
 
     def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
         """False."""
         return False
 
     def __repr__(self) -> str:
-        return f"fit(reserve={human_bytes(self.reserve)!r})" if self.reserve else "auto"
+        made = f"fit(reserve={human_bytes(self.reserve)!r})" if self.reserve else "auto"
+        return of_regions(self.regions, made)
 
     def within(self, capacity: int, device: str) -> Budget:
         """The budget on a device of so many bytes."""
         left = max(capacity - self.reserve, 0)
-        return Budget(left // (self.batch or 1), batch=self.batch, device=device)
+        return Budget(left // (self.batch or 1), batch=self.batch, device=device,
+                      regions=self.regions)  # fmt: skip
+
+
+def of_regions(regions: Regions, made: str) -> str:
+    """What a policy is called that opens regions, or leaves them as they are marked."""
+    return f"open_regions({made})" if regions == "open" else made
 
 
 def budget(

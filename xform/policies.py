@@ -12,7 +12,6 @@ True
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +28,8 @@ from xform._jax import (
 )
 from xform.budgets import Budget, Fit, budget, fit
 from xform.errors import WrongArgument
+from xform.min_cut import MinCut, min_cut
+from xform.regions import open_regions, opening
 from xform.source import frame
 
 Answer = bool | Offloadable
@@ -69,41 +70,6 @@ class Dots:
 
     def __repr__(self) -> str:
         return self.name
-
-
-@dataclasses.dataclass(frozen=True)
-class MinCut:
-    """The fewest bytes, where running work again has a price.
-
-    It decides for a whole program at once; asked for one primitive, in JAX's protocol, it saves
-    products and convolutions.
-
-    Attributes:
-      price: of a FLOP of work that does not fuse, in bytes. Infinite: it is never run again.
-      then: the price after the part `at` of each program, which is between 0 and 1.
-      written: the price of saving what would else be fused and not written to memory, for each of
-        its bytes; of two values as large, that of a product is then saved.
-      apart: what crosses at each so many-th narrow place of a program costs nothing to save; 0: at
-        none.
-      regions: whether it decides in remat regions too whose author gave no policy, which else save
-        nothing.
-    """
-
-    price: float = math.inf
-    then: float = math.inf
-    at: float = 1.0
-    written: float = 0.0
-    apart: int = 0
-    regions: bool = False
-
-    def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
-        """Whether a primitive is one that is costly to run again."""
-        return prim in (dot_general_p, conv_general_dilated_p)
-
-    def __repr__(self) -> str:
-        return (
-            "min_cut" if self.price == math.inf else f"min_cut(price={self.price:.3g} bytes/FLOP)"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +138,6 @@ class Either:
 
 
 save_everything = Constantly("save_everything", True)
-min_cut = MinCut(apart=2)
 save_nothing = Constantly("save_nothing", False)
 save_dots = Dots("save_dots")
 save_dots_with_no_batch_dims = Dots("save_dots_with_no_batch_dims", batch=False)
@@ -278,6 +243,9 @@ def as_code(policy: Any) -> str:
     >>> as_code(save_dots), as_code(budget("1 kB", of="saved"))
     ('xform.policies.save_dots', "xform.policies.budget(1000, of='saved')")
     """
+    if opening(policy) == "open":
+        inside = as_code(dataclasses.replace(policy, regions="marked"))
+        return inside and f"xform.policies.open_regions({inside})"
     if isinstance(policy, Budget):
         of = "" if policy.of == "peak" else f", of={policy.of!r}"
         return f"xform.policies.budget({policy.bytes}{of})"
@@ -323,6 +291,8 @@ def parse(text: str, asked: str = "") -> Policy:
         return budget(amount, of="peak" if kind == "budget" else "saved")
     if text in NAMED:
         return NAMED[text]
+    if kind == "open" and colon:
+        return open_regions(parse(amount, asked))
     now = _BEFORE.get(text)
     raise WrongArgument(
         asked or f"the policy {text!r}",
@@ -332,25 +302,6 @@ def parse(text: str, asked: str = "") -> Policy:
         if now
         else f"give {', '.join(NAMED)}, budget:8GiB (of the peak) or "
         "saved:8GiB (of what waits for the backward pass)",
-    )
-
-
-def of_region(policy: Policy, where: str = "") -> Policy:
-    """The policy of a remat region itself, or an error if it can only be that of a function.
-
-    Raises:
-      WrongArgument: it is a budget of the peak, or "auto".
-    """
-    peak = isinstance(policy, Fit) or (isinstance(policy, Budget) and policy.of == "peak")
-    if not peak:
-        return policy
-    saved = budget(policy.bytes, of="saved") if isinstance(policy, Budget) else "another policy"
-    raise WrongArgument(
-        f"remat with policy={policy!r}",
-        "a region has no peak of its own: what it saves waits beside what all others save",
-        where,
-        f"give {saved} to bound what each call of the region saves, or give this policy to what "
-        f"differentiates the whole: xform.grad(f, policy={policy!r})",
     )
 
 

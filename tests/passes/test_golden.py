@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from xform import ir, passes
 
@@ -14,6 +15,14 @@ X = np.ones((2, 3), np.float32)
 def called(x):
     g = jax.jit(lambda x: jnp.sin(x))
     return [jax.jit(lambda x: g(x) * 2.0)(x)]
+
+
+def marked(x):
+    """Regions in a region, in a loop, with a policy and a name; the jitted call stays."""
+    policy = jax.checkpoint_policies.save_only_these_names("kept")
+    inner = jax.checkpoint(lambda x: checkpoint_name(jnp.sin(x), "kept"), policy=policy)
+    twice = jax.checkpoint(lambda x: inner(jax.jit(lambda x: x * 2.0)(x)))
+    return [lax.scan(lambda x, _: (twice(x), None), x, None, length=3)[0]]
 
 
 def dead(x):
@@ -70,6 +79,18 @@ inputs  a:f32[2,3]
   b:f32[2,3] = sin a
   c:f32[2,3] = mul b 2.0
 outputs c""",
+    (passes.OpenRegions(), marked): """\
+inputs  a:f32[2,3]
+  b:f32[2,3] = scan[length=3] a
+    body: c:f32[2,3]
+      d:f32[2,3] = jit[name=<lambda>] c
+        body: e:f32[2,3]
+          f:f32[2,3] = mul e 2.0
+        return f
+      g:f32[2,3] = sin d
+      h:f32[2,3] = name[name=kept] g
+    return h
+outputs b""",
     (passes.Dce(), dead): """\
 inputs  a:f32[2,3]
   b:f32[4] = broadcast_in_dim[shape=(4,)] 1.0

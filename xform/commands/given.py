@@ -40,7 +40,7 @@ from xform.transforms.compare import with_policy
 
 ABOUT_POLICIES = (
     f"{', '.join(policies.NAMED)}, budget:8GiB (of the peak) or saved:8GiB (of what waits for the "
-    "backward pass)"
+    "backward pass); open:min_cut, open:budget:8GiB ... dissolve the program's remat regions"
 )
 
 

@@ -38,6 +38,7 @@ def _loop(x: Value) -> Value:
 
 mlir.register_lowering(materialize_p, lowered_plainly(_loop, several=False), platform="cpu")
 mlir.register_lowering(materialize_p, lowered_plainly(lax.optimization_barrier, several=False))
+mlir.register_lowering(materialize_p, lowered_plainly(lambda x: x, several=False), platform="tpu")
 batching.defvectorized(materialize_p)
 
 

@@ -6,6 +6,7 @@ dataclass whose fields are its options; to write one, subclass `Pass`.
 | pass | does |
 | --- | --- |
 | `Inline` | opens calls |
+| `OpenRegions` | opens remat regions |
 | `Fold` | runs operations on constants now |
 | `Simplify` | algebra that is exact for every value |
 | `Cse` | merges equations that are alike |
@@ -18,6 +19,7 @@ from xform.passes.dce import Dce
 from xform.passes.fold import Fold
 from xform.passes.inline import Inline
 from xform.passes.listing import listing
+from xform.passes.open_regions import OpenRegions
 from xform.passes.simplify import Simplify
 from xform.passes.verify import verify
 
@@ -27,6 +29,7 @@ __all__ = [
     "Dce",
     "Fold",
     "Inline",
+    "OpenRegions",
     "Pass",
     "Pipeline",
     "Simplify",
@@ -35,4 +38,4 @@ __all__ = [
     "verify",
 ]
 
-PASSES: dict[str, type[Pass]] = {p.name: p for p in (Inline, Fold, Simplify, Cse, Dce)}
+PASSES: dict[str, type[Pass]] = {p.name: p for p in (Inline, OpenRegions, Fold, Simplify, Cse, Dce)}

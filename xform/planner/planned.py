@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from xform.budgets import Regions
 from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import analyze
 from xform.ir import Mask, Program
+from xform.passes.open_regions import OpenRegions
 from xform.planner.backend import backend, in_bytes
 from xform.planner.candidates.as_written import cuts, free_regions
 from xform.planner.candidates.whole import Shapes, Whole
@@ -21,12 +23,14 @@ from xform.planner.refused import infeasible, over_budget
 from xform.planner.schedule import plan
 from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, MinCut, Policy, check, min_cut
+from xform.regions import opening
 from xform.source import frame
 
 
 def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
     """The Plan of a whole program, under a policy, for the backend that is planned for."""
     policy = in_bytes(check(policy))
+    prog = with_regions(opening(policy), prog)
     shapes = _recorded(policy, prog) if isinstance(policy, Decided) else {}
     joint = analyze(reshaped(prog, shapes), active, wanted)
     if not isinstance(policy, Budget):
@@ -36,6 +40,11 @@ def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
         within = within_peak if policy.of == "peak" else _saved
         joint.program.cache[key] = within(prog, active, wanted, policy)
     return joint.program.cache[key]
+
+
+def with_regions(regions: Regions, prog: Program) -> Program:
+    """The program with its remat regions as they are marked, or without, where they are open."""
+    return OpenRegions().program(prog) if regions == "open" else prog
 
 
 def front(prog: Program, active: Mask, wanted: Mask) -> Front:

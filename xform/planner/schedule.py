@@ -39,10 +39,10 @@ from xform.policies import (
     ask,
     check,
     min_cut,
-    of_region,
     said,
     save_everything,
 )
+from xform.regions import of_region
 from xform.source import frame
 
 
@@ -134,7 +134,7 @@ class _Walk:
             self.inner[node] = tuple(plan(j, c) for j, c in chosen)
             return
         inside = self.policy
-        opened = isinstance(inside, MinCut) and inside.regions and free_region(node.eqn)
+        opened = isinstance(inside, MinCut) and inside.free and free_region(node.eqn)
         if node.region and not opened:
             inside = of_region(check(node.policy), frame(node.eqn))
         whole = isinstance(inside, MinCut | Choice)

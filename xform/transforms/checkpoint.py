@@ -15,6 +15,7 @@ from xform._jax import closed
 from xform.callables import check_callable
 from xform.errors import WrongArgument
 from xform.recent import Recent
+from xform.regions import of_region
 from xform.rules.call import mark
 from xform.transforms.function import as_array, numbers
 from xform.transforms.planned_regions import tagged
@@ -58,7 +59,7 @@ def checkpoint(
     """
     check_callable(f, "checkpoint")
     if policy is not None:
-        policies.of_region(policies.check(policy))
+        of_region(policies.check(policy))
     names = _texts(static_argnames)
     places = set(numbers(static_argnums, "checkpoint", "static_argnums"))
     _check_cse(prevent_cse)

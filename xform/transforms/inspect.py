@@ -10,15 +10,17 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
+from xform.budgets import Regions
 from xform.callables import argument_names, check_callable
 from xform.interpret.node import gather, spread
 from xform.ir import Mask, Program
 from xform.modules import shaped
 from xform.planner.backend import in_bytes
 from xform.planner.candidates.whole import Whole
-from xform.planner.planned import planned
+from xform.planner.planned import planned, with_regions
 from xform.planner.report.residuals import Residuals, residuals_of
 from xform.policies import check, min_cut, said
+from xform.regions import opening
 from xform.transforms.function import (
     Function,
     Tree,
@@ -106,18 +108,27 @@ class At:
     """The derivative of a function at a point: what `grad` would plan under `jit`.
 
     `inputs` are the names of the inputs of its program; `closed` is what the function closes over,
-    the values of arrays and, of what is one of the caller's arrays, its place among those.
+    the values of arrays and, of what is one of the caller's arrays, its place among those;
+    `regions` says whether remat regions are opened in the program.
     """
 
     function: Function
     inputs: list[str]
     closed: list[Any]
+    regions: Regions = "marked"
 
     @property
     def ends(self) -> tuple[Program, Mask, Mask]:
         """The program, its inputs that are differentiated, its outputs that bring a cotangent."""
         fun = self.function
         return fun.program, fun.active(), fun.differentiable()
+
+    def seen_by(self, policy: Policy) -> At:
+        """The same for what a policy plans: without remat regions, if it opens them."""
+        regions = opening(policy)
+        program = with_regions(regions, self.function.program)
+        function = dataclasses.replace(self.function, program=program)
+        return dataclasses.replace(self, function=function, regions=regions)
 
     def planned(self, policy: Policy) -> Whole:
         """Its plan under a policy."""

@@ -99,7 +99,7 @@ def plan(
         fitted = isinstance(policy, Fit)
         policy = in_bytes(policy)
         name = f"auto, {called(policy)}" if fitted and policy is min_cut else called(policy)
-        at, given = point("plan", f, args, argnums, has_aux), Arguments(args)
+        at, given = point("plan", f, args, argnums, has_aux).seen_by(policy), Arguments(args)
         ones = numbers(donate_argnums, "plan", "donate_argnums")
         donated = given.donated(positions(ones, len(args), "plan")) if ones else ()
         alias = _alias(at, [jax.typeof(given.arrays()[i]) for i in donated])
@@ -166,7 +166,7 @@ def _plan(at: At, policy: str, whole: Whole, goal: Target, predicted: int) -> Pl
         compiles=0,
         live=seen.live,
         saved=seen.saved,
-        record=record(choice_of(how), how.joint, whole.shapes),
+        record=record(choice_of(how), how.joint, whole.shapes, at.regions),
     )
 
 

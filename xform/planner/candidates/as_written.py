@@ -67,7 +67,7 @@ def cuts(joint: Joint, link: Link | None = None) -> list[Plan]:
         problem = Problem(make(MinCut()), link)
         tried += map(make, _exact(problem, [low + int(part * (high - low)) for part in parts]))
     for written, apart in _WAYS[:_WAYS_OF_REGIONS] if free_regions(tried[0]) else ():
-        tried += _priced(make, written, apart, regions=True)
+        tried += _priced(make, written, apart, free=True)
     found = {(frozenset(p.kept), kept_bytes(p), recompute_flops(p)): p for p in tried}
     return sorted(found.values(), key=lambda p: (recompute_flops(p), kept_bytes(p)))
 
@@ -78,10 +78,10 @@ def free_regions(how: Plan) -> bool:
     return any(free_region(n.eqn) or any(map(free_regions, plans)) for n, plans in pairs)
 
 
-def _priced(make: Callable[[MinCut], Plan], written: float, apart: int, regions: bool = False
+def _priced(make: Callable[[MinCut], Plan], written: float, apart: int, free: bool = False
             ) -> Iterator[Plan]:  # fmt: skip
     """Minimum cuts at prices of work, and between each two."""
-    of = lambda price, then, at: make(MinCut(price, then, at, written, apart, regions))
+    of = lambda price, then, at: make(MinCut(price, then, at, written, apart, free))
     corners = {kept_bytes(p): (price, p) for price in _PRICES if (p := of(price, price, 1.0))}
     chosen = _spaced(sorted(corners))
     yield from (corners[n][1] for n in chosen)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xform._jax import Primitive
+from xform.budgets import Regions
 from xform.errors import WrongArgument
 from xform.files import whole
 from xform.interpret.joint import Joint
@@ -87,6 +88,11 @@ class Plan:
     def offloaded_bytes(self) -> int:
         """Bytes that wait for the backward pass in the memory of the host, for each device."""
         return sum(r.marginal_bytes for r in self.rows if r.decision == "OFFLOAD")
+
+    @property
+    def regions(self) -> Regions:
+        """Whether remat regions were "open" where it was made, or as they are "marked"."""
+        return self.record.regions
 
     def decide(self, joint: Joint) -> Choice:
         """The decisions for a Joint; `OtherProgram` if it is not the one that was planned."""

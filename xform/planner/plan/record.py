@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from xform._jax import Offloadable, Var
+from xform.budgets import Regions
 from xform.errors import OtherProgram
 from xform.fingerprint import listing
 from xform.interpret.joint import Joint
@@ -33,23 +34,29 @@ class Record:
         choices of its nodes by the place of their equation, and how many states its loop stores.
         The last one is that of the whole function.
       loops: shapes of loops, by their place in the program, that are taken apart before all else.
+      regions: "open" if the program is that without its remat regions.
     """
 
     programs: tuple[tuple[str, ...], ...]
     choices: tuple[dict[str, Any], ...]
     loops: dict[str, Any]
+    regions: Regions = "marked"
 
     def choice(self, joint: Joint, asked: str) -> Choice:
         """The Choice for a Joint; `OtherProgram`, with the first difference, if it is another."""
         return _Reading(self, asked).choice(len(self.choices) - 1, joint)
 
 
-def record(choice: Choice, joint: Joint, shapes: Mapping[int, Shape]) -> Record:
-    """The Record of a Choice for a Joint, of a program with such loops. Linear in equations."""
+def record(choice: Choice, joint: Joint, shapes: Mapping[int, Shape], regions: Regions = "marked"
+           ) -> Record:  # fmt: skip
+    """The Record of a Choice for a Joint, of a program with such loops and remat regions.
+
+    Linear in equations.
+    """
     writing = _Writing()
     writing.add(choice, joint)
     loops = {str(i): [list(part) for part in shape] for i, shape in shapes.items()}
-    return Record(tuple(writing.programs), tuple(writing.choices), loops)
+    return Record(tuple(writing.programs), tuple(writing.choices), loops, regions)
 
 
 class _Writing:

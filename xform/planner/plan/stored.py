@@ -53,6 +53,9 @@ def read(kind: Any, data: Any, at: str = "the plan") -> Any:
     if origin is dict:
         _expect(isinstance(data, dict), at, data, "an object")
         return {k: read(inner[1], x, f"{at}.{k}") for k, x in data.items()}
+    if origin is typing.Literal:
+        _expect(data in inner, at, data, " or ".join(map(repr, inner)))
+        return data
     several = inner if origin is types.UnionType else (kind,)
     # A truth value is no number.
     _expect(type(data) in several, at, data, " or ".join(_WORDS[k] for k in several))

@@ -1,0 +1,45 @@
+"""Policies that open remat regions: which, by which names, and where they are refused."""
+
+import jax.numpy as jnp
+import pytest
+
+import xform
+from xform import policies
+from xform.errors import WrongArgument
+
+
+@pytest.mark.parametrize("policy", [policies.min_cut, policies.budget("1 MiB"), policies.fit(),
+                                    policies.budget(8, of="saved")])  # fmt: skip
+def test_what_decides_for_a_whole_program_opens_regions(policy) -> None:
+    opened = policies.open_regions(policy)
+    assert (policy.regions, opened.regions) == ("marked", "open")
+    assert repr(opened) == f"open_regions({policy!r})"
+    assert policies.open_regions(opened) == opened != policy
+
+
+@pytest.mark.parametrize("text", ["min_cut", "auto", "budget:8GiB", "saved:100kB"])
+def test_by_name(text) -> None:
+    opened = policies.parse(f"open:{text}")
+    assert opened == policies.open_regions(policies.parse(text))
+    if text != "auto":
+        assert eval(policies.as_code(opened), {"xform": xform}) == opened
+
+
+def test_the_budget_of_a_device_opens_them_too() -> None:
+    assert policies.open_regions(policies.fit()).within(10, "v5e").regions == "open"
+
+
+@pytest.mark.parametrize("policy", [policies.save_dots, policies.save_only_these_names("a")])
+def test_others_are_refused(policy) -> None:
+    with pytest.raises(WrongArgument, match=r"one value after the other(.|\n)*give min_cut"):
+        policies.open_regions(policy)
+
+
+def test_a_region_opens_none() -> None:
+    with pytest.raises(WrongArgument, match=r"not within one of them(.|\n)*xform\.grad"):
+        xform.remat(jnp.sin, policy=policies.open_regions())
+
+
+def test_a_text_that_opens_no_policy() -> None:
+    with pytest.raises(WrongArgument, match="is not known"):
+        policies.parse("open:most")
