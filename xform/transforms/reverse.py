@@ -20,7 +20,7 @@ from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.ir import seldom_collected
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.policies import check, min_cut
 from xform.transforms import eager
 from xform.transforms.check import check_input, check_output, check_scalar
