@@ -116,8 +116,7 @@ class At:
     @property
     def ends(self) -> tuple[Program, Mask, Mask]:
         """The program, its inputs that are differentiated, its outputs that bring a cotangent."""
-        fun = self.function
-        return fun.program, fun.active(), fun.differentiable()
+        return self.function.ends
 
     def planned(self, policy: Policy) -> Whole:
         """Its plan under a policy."""

@@ -87,7 +87,7 @@ def _vjp(at: Call, policy: Policy) -> Any:
                 stacklevel=2,
             )
         with seldom_collected(staging()):
-            how = planner()(fun, by)
+            how = planner()(*fun.ends, by).how
             outs, kept = emit.forward(how, args)
         y, aux = fun.outputs(outs)
         part = Planned(fun, how, push=False)
