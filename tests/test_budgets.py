@@ -15,6 +15,7 @@ from xform import commands, errors, policies
 from xform.commands import given
 from xform.planner import backend
 from xform.planner.backend import in_bytes, memory, planned_for
+from xform.planner.planned import planned
 from xform.planner.simulate.liveness import liveness
 from xform.transforms import planning
 
@@ -42,10 +43,10 @@ def peaks() -> Iterator[list[int]]:
     """The simulated peaks of what is planned within a test."""
     seen: list[int] = []
 
-    def watched(fun, policy):
-        how = planning.plainly(fun, policy)
-        seen.append(liveness(how, backend.backend()).total_bytes)
-        return how
+    def watched(*problem):
+        whole = planned(*problem)
+        seen.append(liveness(whole.how, backend.backend()).total_bytes)
+        return whole
 
     with planning.planning(watched):
         yield seen

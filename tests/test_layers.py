@@ -24,7 +24,7 @@ LAYERS = """
 LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}
 # The planner's own rooms.
 ROOMS = """
-    shape < loops, backend, simulate < costs < report < plan, refused < cuts < schedule <
+    shape < loops, backend, simulate < costs < report < plan, refused < schedule, cuts < decide <
     candidates, bound < front < planned
 """
 ROOM = {name.strip(): i for i, row in enumerate(ROOMS.split("<")) for name in row.split(",")}

@@ -23,7 +23,7 @@ from xform.interpret.joint import Joint, analyze
 from xform.ir import trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.cuts.fit import by_prices
-from xform.planner.schedule import plan
+from xform.planner.decide import best, plan
 from xform.policies import MinCut
 
 HERE = Path(__file__).parent
@@ -141,7 +141,7 @@ def ratios(joint: Joint) -> list[tuple[float, float]]:
         n = low + int(part * (high - low))
         exact = recompute_flops(make(xform.policies.budget(n, of="saved", solver="exact")))
         usual = recompute_flops(make(xform.policies.budget(n, of="saved")))
-        priced = recompute_flops(by_prices(least, n, make))
+        priced = recompute_flops(best(joint, by_prices(least, n)))
         if exact:
             found.append((usual / exact, priced / exact))
     return found

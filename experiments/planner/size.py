@@ -23,7 +23,7 @@ from xform.ir import trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.cuts import blocks
 from xform.planner.cuts.fit import by_prices
-from xform.planner.schedule import plan
+from xform.planner.decide import best, plan
 from xform.policies import MinCut
 
 HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ def budgets(depth: int, part: float) -> list[str]:
     assert chosen is not None
     made = make(chosen)
     solved = time.perf_counter()
-    priced = by_prices(least, n, make)
+    priced = best(joint, by_prices(least, n))
     end = time.perf_counter()
     work = recompute_flops(made) / recompute_flops(priced)
     classes = blocks.classes(most)

@@ -14,7 +14,7 @@ from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.node import fork_p, join_p
 from xform.ir import program, trace
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 

@@ -11,9 +11,9 @@ from jax import lax
 from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.candidates.as_written import cuts
+from xform.planner.decide import plan
 from xform.planner.front import Front, Listed
 from xform.planner.planned import front
-from xform.planner.schedule import plan
 from xform.planner.simulate.liveness import liveness
 from xform.policies import min_cut
 

@@ -12,9 +12,9 @@ from xform import errors, policies
 from xform.ir import trace
 from xform.planner.backend import planned_for
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
+from xform.planner.decide import plan
 from xform.planner.plan.choice import Choice
 from xform.planner.planned import front, planned, within_peak
-from xform.planner.schedule import plan
 from xform.planner.simulate.liveness import liveness
 from xform.policies import min_cut
 

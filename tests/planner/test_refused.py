@@ -10,8 +10,8 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
 from xform.errors import BudgetInfeasible
 from xform.planner.costs.outcome import kept_bytes
+from xform.planner.decide import plan
 from xform.planner.refused import floor_rows, infeasible, over_budget
-from xform.planner.schedule import plan
 from xform.text import human_bytes
 
 W, X = jnp.ones((8, 8)), jnp.ones((4, 8))

@@ -18,7 +18,7 @@ from xform.cost import aval_bytes, device_flops
 from xform.planner.costs.link import Link
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.costs.window import room
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.policies import MinCut
 
 N, ROWS = 32, 4096

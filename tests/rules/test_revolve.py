@@ -18,8 +18,8 @@ from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import analyze
 from xform.ir import evaluate, trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
+from xform.planner.decide import plan
 from xform.planner.plan.choice import Choice, choice_of
-from xform.planner.schedule import plan
 from xform.policies import MinCut
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -23,14 +23,16 @@ from xform import everywhere
 from xform._jax import staging
 from xform.files import whole
 from xform.interpret.joint import Plan
+from xform.ir import Mask, Program
 from xform.planner.backend import in_bytes
+from xform.planner.candidates.whole import Whole
 from xform.planner.costs.outcome import recompute_flops, waiting_bytes
+from xform.planner.planned import planned
 from xform.planner.report.residuals import residuals_of
-from xform.policies import said, save_everything
+from xform.policies import Policy, said, save_everything
 from xform.source import frame
 from xform.text import columns, human_bytes, human_flops, near
-from xform.transforms.function import Function
-from xform.transforms.planning import plainly, planning
+from xform.transforms.planning import planning
 
 # What returns a function, which does the work when it is called.
 _LATER = ("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "checkpoint",
@@ -77,30 +79,30 @@ class Row:
     notes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter[str])
     apart: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
 
-    def plan(self, fun: Function, policy: Any) -> Plan:
+    def plan(self, prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
         """Plan, or save everything if that fails; the numbers are those of the largest program."""
         try:
-            how = plainly(fun, policy)
+            chosen = planned(prog, active, wanted, policy)
         except Exception as error:  # whatever it is, the program goes on
             policy = save_everything
-            how = plainly(fun, policy)
+            chosen = planned(prog, active, wanted, policy)
             self.notes[f"everything is saved, as there is no plan: {_line(error)}"] += 1
-        types = str(fun.program.in_avals)
+        types = str(prog.in_avals)
         if types not in self.seen:  # what runs operation by operation may be planned each time
             self.seen.add(types)
-            self._measure(fun, how, policy)
-        return how
+            everything = planned(prog, active, wanted, save_everything)
+            self._measure(chosen.how, waiting_bytes(everything.how), policy)
+        return chosen
 
-    def _measure(self, fun: Function, how: Plan, policy: Any) -> None:
-        every = waiting_bytes(plainly(fun, save_everything))
+    def _measure(self, plan: Plan, every: int, policy: Policy) -> None:
         if self.jax_bytes is not None and every < self.jax_bytes:
             return
-        self.jax_bytes, self.bytes = every, waiting_bytes(how)
-        self.again, self.policy = int(recompute_flops(how)), said(in_bytes(policy))
+        self.jax_bytes, self.bytes = every, waiting_bytes(plan)
+        self.again, self.policy = int(recompute_flops(plan)), said(in_bytes(policy))
         if self.detailed:
             title = f"kept for the backward pass of {self.name}, {self.policy}"
-            names = [f"input {i}" for i, _ in enumerate(how.joint.inputs)]
-            self.kept = str(residuals_of(how, names, title))
+            names = [f"input {i}" for i, _ in enumerate(plan.joint.inputs)]
+            self.kept = str(residuals_of(plan, names, title))
 
     def differs(self, by: Any, what: str) -> None:
         """Take note of a difference from JAX."""

@@ -17,8 +17,8 @@ from xform.ir import Program, trace
 from xform.memory.printed import compiled_text, stablehlo_text
 from xform.passes import PASSES, Pipeline, Step, listing
 from xform.passes.base import size
+from xform.planner.decide import plan
 from xform.planner.report.shown import shown
-from xform.planner.schedule import plan
 from xform.policies import said
 from xform.text import columns
 from xform.transforms.inspect import Arguments, point

@@ -10,7 +10,7 @@ from xform.ir import Mask, Program
 from xform.planner.costs.link import link_of
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.cuts.integer_program import MOST, Problem, size
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.policies import Budget, MinCut
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -80,11 +81,22 @@ class Front:
         """The plan of the least work that fits; None if none does."""
         for i, whole in enumerate(self._plans):
             if fits(whole):
-                before = [*itertools.islice(self._plans, i + 1)]
-                made = functools.partial(self._between, before)
-                finer = self._finer.setdefault(i, Listed(made))
-                return next(filter(fits, finer), whole)
+                return next(filter(fits, self._finer_to(i)), whole)
         return None
+
+    def before(self, last: Whole, nearly: Fits) -> Iterator[Whole]:
+        """The steps of less work than one that `nearly` fit, from the last to the first."""
+        places, lowest, end = list[int](), math.inf, self.peak(last.how)
+        for i, whole in enumerate(self._plans):
+            if nearly(whole) and (size := self.peak(whole.how)) < lowest:
+                places.append(i)
+                lowest = size
+            if lowest <= end:
+                break
+        for i in reversed(places):
+            (whole,) = itertools.islice(self._plans, i, i + 1)
+            steps = [*self._finer_to(i), whole]
+            yield from (w for w in reversed(steps) if w.work < last.work and nearly(w))
 
     def lowest(self) -> list[Whole]:
         """The plans of the fewest bytes, by rising bytes: the last few steps."""
@@ -98,6 +110,11 @@ class Front:
             if lowest is None or size < lowest:
                 lowest = size
                 yield whole
+
+    def _finer_to(self, i: int) -> Listed:
+        """The steps between a plan, if it is a step, and the step before it."""
+        plans = [*itertools.islice(self._plans, i + 1)]
+        return self._finer.setdefault(i, Listed(functools.partial(self._between, plans)))
 
     def _between(self, plans: Sequence[Whole]) -> Iterator[Whole]:
         """The steps between the last of some plans and the step before, by loops that are split."""

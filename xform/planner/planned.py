@@ -16,11 +16,11 @@ from xform.planner.candidates.whole import Shapes, Whole
 from xform.planner.costs.link import link_of
 from xform.planner.costs.outcome import least_bytes, waiting_bytes
 from xform.planner.cuts.fit import fit
+from xform.planner.decide import best, plan
 from xform.planner.front import Front
 from xform.planner.loops import loops, reshaped
 from xform.planner.plan.plan import Plan as Decided
 from xform.planner.refused import infeasible, over_budget
-from xform.planner.schedule import plan
 from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, MinCut, Policy, check, min_cut
 from xform.regions import opening
@@ -88,13 +88,13 @@ def may_save_more(budget: Budget, default: Whole) -> bool:
 def _saved(prog: Program, active: Mask, wanted: Mask, budget: Budget) -> Whole:
     """The least work within a budget of what is saved."""
     joint = analyze(prog, active, wanted)
-    make = lambda how: plan(joint, how, top=True)
+    most = plan(joint, MinCut(), top=True)
 
     def flat() -> list[Any]:
         try:
-            return [make(MinCut()), fit(joint, budget, make, link_of())]
+            return [most, best(joint, fit(budget, link_of()))]
         except BudgetInfeasible:
-            return [make(MinCut()), make(MinCut(0.0, 0.0))]
+            return [most, plan(joint, MinCut(0.0, 0.0), top=True)]
 
     here = Front((prog, active, wanted), flat, waiting_bytes)
     found = here.first(lambda whole: waiting_bytes(whole.how) <= budget.bytes)

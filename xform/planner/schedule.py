@@ -1,184 +1,120 @@
-"""From a policy to a Plan: which forward values are kept for the backward part of a Joint.
+"""From decisions to a Plan: the order of the backward part, with what it runs again.
 
 The backward part is walked in order. A value that it reads is taken from the program's inputs, kept
-if the policy saves it, or made again from what it was made from; equations that are run again are
+if that was decided, or made again from what it was made from; equations that are run again are
 placed just before their first use. Constants (a causal mask) and views are never kept: what they
 are made from is.
-
-A loop or call that keeps something inside keeps the outputs that are needed too, and a loop its
-carry; one that keeps nothing is run again as a whole, unless it has effects. Only at the top of a
-function is a loop never run again: its carries are kept, and the policy decides inside its body.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
-from xform._jax import JaxprEqn, Offloadable, Var, has_effects, name_p, while_p
-from xform.cost import aval_bytes
+from xform._jax import JaxprEqn, Offloadable, Var, has_effects, name_p
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
-from xform.ir import Mask, seldom_collected
-from xform.planner.costs.held import held_bytes, token
-from xform.planner.costs.recompute import Prices
-from xform.planner.cuts.bottleneck import bottlenecks
-from xform.planner.cuts.fit import fit
-from xform.planner.cuts.graph import Graph
-from xform.planner.loops import free_region
-from xform.planner.plan.choice import Choice
-from xform.planner.plan.plan import Plan as Decided
-from xform.policies import (
-    Budget,
-    MinCut,
-    Policy,
-    ask,
-    check,
-    min_cut,
-    said,
-    save_everything,
-)
-from xform.regions import of_region
-from xform.source import frame
+from xform.policies import Policy, ask, said, save_everything
+
+# Whether a value is kept, in which memory, and why.
+Answer = tuple[bool | Offloadable, str]
+_NESTED = "of a loop or call that is kept"
+_EFFECTS = "has effects: never run again"
 
 
-def plan(joint: Joint, policy: Any = None, top: bool = False, given: Mask | None = None) -> Plan:
-    """The Plan of a Joint under a policy (None: what the backward part reads is kept as it is).
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """What is decided for a whole Joint: the values that are saved, and those sent elsewhere."""
 
-    `top` marks a whole function, of which the loops are not to be run again. `given` are the inputs
-    that are at hand in the backward part, whatever is saved (None: all). A budget of the peak is
-    that of a whole program, see `planned.py`. Linear in equations, near linear under `min_cut`.
+    saved: frozenset[Var]
+    sent: Mapping[Var, Offloadable]
+    snapshots: int | None = None
+
+    def answer(self, v: Var, chain: Sequence[JaxprEqn]) -> Answer:
+        """Whether a value is kept that a chain of equations makes and names."""
+        eqn = chain[0]
+        if has_effects(eqn):
+            return True, _EFFECTS
+        nested = eqn.primitive is fork_p
+        # What a loop keeps is sent by the loop, trip by trip: never as a whole.
+        token = nested and v is eqn.outvars[-1]
+        saved = [u for e in chain for u in e.outvars if u in self.saved]
+        where = None if token else next((self.sent[u] for u in saved if u in self.sent), None)
+        if where is not None:
+            return where, f"idle for longer than its way to {where.dst} and back"
+        return bool(saved), _NESTED if nested else "on the cheapest cut"
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A policy that is asked for one value after the other.
+
+    Attributes:
+      policy: what is asked.
+      again: the loops and calls that keep nothing inside, and are run again as a whole.
     """
-    policy = policy if isinstance(policy, Choice) else check(policy)
-    key: Any = policy, top, given
-    if key not in joint.plans:
-        make = lambda how: _Walk(joint, how, top, given).plan()
-        with seldom_collected():
-            joint.plans[key] = _made(joint, policy, make)
-    return joint.plans[key]
+
+    policy: Policy
+    again: frozenset[Node]
+    sent: Mapping[Var, Offloadable] = dataclasses.field(default_factory=dict)
+    snapshots: int | None = None
+
+    def answer(self, v: Var, chain: Sequence[JaxprEqn]) -> Answer:
+        """Whether a value is kept that a chain of equations makes and names."""
+        if chain[0].primitive is fork_p:
+            return chain[0].params["node"] not in self.again, _NESTED
+        if has_effects(chain[0]):
+            return True, _EFFECTS
+        if self.policy == save_everything:
+            return True, "the backward pass reads it"
+        for eqn in chain:
+            kept = ask(self.policy, eqn) if eqn.primitive is not fork_p else False
+            if kept:
+                name = eqn.params.get("name", eqn.primitive.name)
+                return kept, f"{said(self.policy)} saves {name}"
+        return False, ""
 
 
-def _made(joint: Joint, policy: Any, make: Callable[[Any], Plan]) -> Plan:
-    if isinstance(policy, Decided):
-        return make(policy.decide(joint))
-    if not isinstance(policy, Budget):
-        return make(policy)
-    of_region(policy)
-    return fit(joint, policy, make)
+def scheduled(joint: Joint, decided: Cut | Asked, inner: dict[Node, tuple[Plan, ...]],
+              alike: Callable[[Joint], Plan]) -> Plan:  # fmt: skip
+    """The Plan of a Joint under what was decided for it, with the Plans of its nodes' programs.
+
+    `alike` makes the Plan of a program that is met after planning. Linear in equations.
+    """
+    return _Walk(joint, decided, inner).plan(alike)
 
 
 class _Walk:
-    def __init__(self, joint: Joint, policy: Policy, top: bool, given: Mask | None):
-        self.joint, self.policy, self.top, self.given = joint, policy, top, given
+    """One walk over the backward part of a Joint.
+
+    Attributes:
+      kept: the values that are kept, each with its reason.
+      order: the backward part so far, with what is run again.
+      placed: `id`s of the forward equations in that order.
+      recomputed: those of them that make a value which could have been kept.
+      reads: the program's inputs that are read.
+    """
+
+    def __init__(self, joint: Joint, decided: Cut | Asked, inner: dict[Node, tuple[Plan, ...]]):
+        self.joint, self.decided, self.inner = joint, decided, inner
+        self.inputs = set(joint.inputs)
         self.kept: dict[Var, str] = {}
         self.offloaded: dict[Var, Offloadable] = {}
         self.order: list[JaxprEqn] = []
         self.placed: set[int] = set()
         self.recomputed: set[int] = set()
         self.reads: set[Var] = set()
-        self.inputs = set(joint.inputs)
-        self.inner: dict[Node, tuple[Plan, ...]] = {}
-        self.rerun: set[Node] = set()
-        self.whole = isinstance(policy, MinCut | Choice)
-        for eqn in joint.forward:
-            if eqn.primitive is fork_p:
-                self._nested(eqn.params["node"], top)
-        self.cut = frozenset[Var]()
-        if isinstance(policy, MinCut):
-            self.cut = self._cheapest(policy)
-        elif isinstance(policy, Choice):
-            self.cut = policy.saved
 
-    def _cheapest(self, policy: MinCut) -> frozenset[Var]:
-        """What a minimum cut saves; the loops and calls that it runs again are noted."""
-        joint = self.joint
-        given = self.given or (True,) * len(joint.inputs)
-        inputs = zip(joint.inputs, given, strict=True)
-        sizes = {v: 0 if at_hand else aval_bytes(v.aval) for v, at_hand in inputs}
-        if policy.apart:
-            narrow = bottlenecks(joint)[policy.apart - 1 :: policy.apart]
-            sizes |= dict.fromkeys(frozenset[Var]().union(*narrow), 0)
-        forks: dict[Var, Node] = {}
-        for eqn in joint.forward:
-            if eqn.primitive is fork_p:
-                node = forks[eqn.outvars[-1]] = eqn.params["node"]
-                sizes[eqn.outvars[-1]] = held_bytes(token(node, self.inner[node]))
-        prices = self._prices(policy)
-        graph = _graph(joint, self.inner)
-        saved = graph.cheapest([prices[id(e)] for e in graph.equations], sizes, policy.written)
-        for v, node in forks.items():
-            if v not in saved and prices[id(joint.producer[v])] < math.inf:
-                self.rerun.add(node)
-                self.inner[node] = tuple(plan(j) for j in node.joints)
-        return saved
-
-    def _prices(self, policy: MinCut) -> dict[int, float]:
-        """What running each equation of the forward part again costs, by its `id`."""
-        equations = self.joint.forward
-        early = np.arange(len(equations)) < policy.at * len(equations)
-        prices = _priced(self.joint).at(np.where(early, policy.price, policy.then))
-        found = {id(eqn): float(n) for eqn, n in zip(equations, prices, strict=True)}
-        for eqn in equations:
-            node = eqn.params["node"] if eqn.primitive is fork_p else None
-            if node is not None and (node.region or (node.loop and self.top)):
-                found[id(eqn)] = math.inf
-        return found
-
-    def _nested(self, node: Node, top: bool) -> None:
-        if isinstance(self.policy, Choice) and node in self.policy.inner:
-            chosen = zip(node.joints, self.policy.inner[node], strict=True)
-            self.inner[node] = tuple(plan(j, c) for j, c in chosen)
-            return
-        inside = self.policy
-        opened = isinstance(inside, MinCut) and inside.free and free_region(node.eqn)
-        if node.region and not opened:
-            inside = of_region(check(node.policy), frame(node.eqn))
-        whole = isinstance(inside, MinCut | Choice)
-        if whole and node.eqn.primitive is while_p:
-            inside = None  # what a step of it keeps lasts one step
-        given = given_inputs(node) if isinstance(inside, MinCut) else None
-        top = top and not node.region and not whole
-        plans = tuple(plan(j, inside, top, given) for j in node.joints)
-        stays = (
-            self.policy == save_everything
-            or self.whole
-            or has_effects(node.eqn)
-            or (node.loop and top)
-            or _keeps(plans)
-        )
-        if not stays:
-            self.rerun.add(node)
-            if not node.region:
-                plans = tuple(plan(j) for j in node.joints)
-        self.inner[node] = plans
-
-    def plan(self) -> Plan:
-        """The Plan; what a whole program's decisions alone say is made once for equal ones."""
-        if not self.whole:
-            return self._walked(self.policy)
-        sent, snapshots = frozenset[Any](), None
-        if isinstance(self.policy, Choice):
-            sent, snapshots = frozenset(self.policy.offloaded.items()), self.policy.snapshots
-        key = "decided", self.cut, sent, snapshots, *self.inner.items(), self.top, self.given
-        cache = self.joint.program.cache
-        if key not in cache:
-            cache[key] = self._walked(min_cut)
-        return cache[key]
-
-    def _walked(self, alike: Policy) -> Plan:
+    def plan(self, alike: Callable[[Joint], Plan]) -> Plan:
         joint = self.joint
         for eqn in joint.backward:
             for v in reads_of(eqn, self.inner):
-                self._place(v)
+                self._provide(v)
             self.order.append(eqn)
         for v in joint.backward_outputs:
             if isinstance(v, Var):
-                self._place(v)
-        sent = self.policy.offloaded if isinstance(self.policy, Choice) else {}
+                self._provide(v)
+        sent = self.decided.sent
         self.offloaded |= {v: sent[v] for v in joint.inputs if v in sent}
         return Plan(
             joint,
@@ -189,36 +125,44 @@ class _Walk:
             tuple(v in self.reads for v in joint.inputs),
             self.inner,
             self.kept,
-            functools.partial(plan, policy=alike, top=self.top, given=self.given),
-            self.policy.snapshots if isinstance(self.policy, Choice) else None,
+            alike,
+            self.decided.snapshots,
         )
 
-    def _place(self, wanted: Var) -> None:
-        """Make `wanted` available to the backward part: read, kept or run again."""
-        todo: list[tuple[Any, bool]] = [(wanted, False)]
+    def _provide(self, wanted: Var) -> None:
+        """Make a value available to the backward part: read, kept or run again.
+
+        What is still to do is a stack: values to provide, and equations of which all that they
+        read has been provided by the time they are met.
+        """
+        todo: list[Var | JaxprEqn] = [wanted]
         while todo:
-            item, ready = todo.pop()
-            if ready:
+            item = todo.pop()
+            if isinstance(item, Var):
+                todo += self._to_run(item)
+            else:
                 self.order.append(item)
-                continue
-            v: Var = item
-            while v in self.joint.named:
-                v = self.joint.named[v]
-            if v in self.inputs:
-                self.reads.add(v)
-            eqn = self.joint.producer.get(v)
-            if eqn is None or v in self.kept or id(eqn) in self.placed:
-                continue
-            if v not in self.joint.free and self._saved(v, eqn):
-                continue
-            chain = self._chain(eqn)
-            between = {u for e in chain[1:] for u in e.outvars}
-            for e in chain:
-                self.placed.add(id(e))
-                if v not in self.joint.free:
-                    self.recomputed.add(id(e))
-                todo.append((e, True))
-                todo.extend((u, False) for u in reads_of(e, self.inner) if u not in between)
+
+    def _to_run(self, v: Var) -> list[Var | JaxprEqn]:
+        """The equations that make a value again, each before what it reads; none if it is there."""
+        while v in self.joint.named:
+            v = self.joint.named[v]
+        if v in self.inputs:
+            self.reads.add(v)
+        eqn = self.joint.producer.get(v)
+        if eqn is None or v in self.kept or id(eqn) in self.placed:
+            return []
+        free, chain = v in self.joint.free, self._chain(eqn)
+        if not free and self._keeps(v, chain):
+            return []
+        between = {u for e in chain[1:] for u in e.outvars}
+        todo: list[Var | JaxprEqn] = []
+        for e in chain:
+            self.placed.add(id(e))
+            if not free:
+                self.recomputed.add(id(e))
+            todo += [e, *(u for u in reads_of(e, self.inner) if u not in between)]
+        return todo
 
     def _chain(self, eqn: JaxprEqn) -> list[JaxprEqn]:
         """An equation, and, if all it does is name a value, those that make the value."""
@@ -230,69 +174,11 @@ class _Walk:
             chain.append(self.joint.producer[named])
         return chain
 
-    def _saved(self, v: Var, eqn: JaxprEqn) -> bool:
-        answer: bool | Offloadable = False
-        reason = ""
-        if eqn.primitive is fork_p and not self.whole:
-            answer, reason = eqn.params["node"] not in self.rerun, "of a loop or call that is kept"
-        elif has_effects(eqn):
-            answer, reason = True, "has effects: never run again"
-        elif self.policy == save_everything:
-            answer, reason = True, "the backward pass reads it"
-        elif self.whole:
-            cut = [u for e in self._chain(eqn) for u in e.outvars if u in self.cut]
-            sent = self.policy.offloaded if isinstance(self.policy, Choice) else {}
-            nested = eqn.primitive is fork_p
-            # What a loop keeps is sent by the loop, trip by trip: never as a whole.
-            token = nested and v is eqn.outvars[-1]
-            answer = next((sent[u] for u in cut if u in sent and not token), bool(cut))
-            reason = "of a loop or call that is kept" if nested else "on the cheapest cut"
-            if isinstance(answer, Offloadable):
-                reason = f"idle for longer than its way to {answer.dst} and back"
-        else:
-            for e in self._chain(eqn):
-                answer = ask(self.policy, e) if e.primitive is not fork_p else False
-                if answer:
-                    reason = f"{said(self.policy)} saves {e.params.get('name', e.primitive.name)}"
-                    break
-        if answer:
+    def _keeps(self, v: Var, chain: Sequence[JaxprEqn]) -> bool:
+        """Whether a value is kept, which is noted with its reason and its memory."""
+        where, reason = self.decided.answer(v, chain)
+        if where:
             self.kept[v] = reason
-            if isinstance(answer, Offloadable):
-                self.offloaded[v] = answer
-        return bool(answer)
-
-
-def _graph(joint: Joint, inner: dict[Node, tuple[Plan, ...]]) -> Graph:
-    """The graph of a Joint, made once for what its nodes read."""
-    key = "graph", *(node.reads(plans) for node, plans in inner.items())
-    if key not in joint.program.cache:
-        joint.program.cache[key] = Graph(joint, inner)
-    return joint.program.cache[key]
-
-
-def _priced(joint: Joint) -> Prices:
-    """The prices of a Joint's forward part."""
-    if "prices" not in joint.program.cache:
-        joint.program.cache["prices"] = Prices(joint.forward)
-    return joint.program.cache["prices"]
-
-
-def given_inputs(node: Node) -> Mask | None:
-    """Which inputs of a loop's program are not stored in each trip, whatever reads them."""
-    if not node.loop:
-        return None
-    (joint,) = node.joints
-    every = (True,) * len(joint.inputs)
-    reads_all = Plan(joint, (), {}, (), frozenset(), every, {}, {}, plan)
-    return tuple(not on for on in node.stacked([reads_all]))
-
-
-def _keeps(plans: tuple[Plan, ...]) -> bool:
-    """Whether plans keep a computed value, other than the state of loops."""
-    return any(
-        _keeps(p.inner[p.joint.producer[v].params["node"]])
-        if p.joint.producer[v].primitive is fork_p
-        else True
-        for p in plans
-        for v in p.kept
-    )
+            if isinstance(where, Offloadable):
+                self.offloaded[v] = where
+        return bool(where)

@@ -35,7 +35,7 @@ from xform.interpret.pullback import NOTHING, back, check_cotangent, pull_of_jvp
 from xform.interpret.pullback import vjp as pull_equation
 from xform.ir import Mask, Program, evaluate, lifted
 from xform.passes.dce import live
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule, split_by_rule
 from xform.source import frame
 from xform.table import Rule

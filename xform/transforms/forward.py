@@ -14,7 +14,7 @@ from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp as interpret
 from xform.ir import seldom_collected
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.transforms import eager
 from xform.transforms.function import Call, Tree, call, function
 from xform.transforms.linear_map import Planned, Pushforward, check_tangents, dense

@@ -89,6 +89,11 @@ class Function:
     n_consts: int
     rebuild_aux: Callable[[Sequence[Value]], Tree]
 
+    @property
+    def ends(self) -> tuple[Program, Mask, Mask]:
+        """The program, its inputs that are differentiated, its outputs that bring a cotangent."""
+        return self.program, self.active(), self.differentiable()
+
     def active(self) -> Mask:
         """Every primal with tangents other than float0; no constant."""
         on = (differentiable(a) for a in self.signature.primal_avals)

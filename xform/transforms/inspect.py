@@ -120,8 +120,7 @@ class At:
     @property
     def ends(self) -> tuple[Program, Mask, Mask]:
         """The program, its inputs that are differentiated, its outputs that bring a cotangent."""
-        fun = self.function
-        return fun.program, fun.active(), fun.differentiable()
+        return self.function.ends
 
     def seen_by(self, policy: Policy) -> At:
         """The same for what a policy plans: without remat regions, if it opens them."""

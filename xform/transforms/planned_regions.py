@@ -23,7 +23,7 @@ from xform.errors import BudgetInfeasible
 from xform.interpret.joint import Plan, analyze
 from xform.interpret.node import fork_p
 from xform.ir import Program, bind, environment, program, read, write
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.policies import TAG, Budget, MinCut, Tagged
 from xform.source import name_stack, source
 from xform.table import rule_of

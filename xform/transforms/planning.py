@@ -1,4 +1,4 @@
-"""From a traced function and a policy to a plan, which who runs a program may watch."""
+"""What plans the functions that are differentiated: `planned`, or what watches it at work."""
 
 from __future__ import annotations
 
@@ -7,27 +7,22 @@ import dataclasses
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
 
-from xform.interpret.joint import Plan
+from xform.ir import Mask, Program
+from xform.planner.candidates.whole import Whole
 from xform.planner.costs.outcome import recompute_flops
 from xform.planner.planned import planned
+from xform.policies import Policy
 from xform.text import human_flops, human_seconds
-from xform.transforms.function import Function
 
-Planner = Callable[[Function, Any], Plan]
+# Of a program, its active inputs and its wanted outputs, under a policy.
+Planner = Callable[[Program, Mask, Mask, Policy], Whole]
 
-
-def plainly(fun: Function, policy: Any) -> Plan:
-    """The plan of a function under a policy."""
-    return planned(fun.program, fun.active(), fun.differentiable(), policy).how
-
-
-_PLANNER: contextvars.ContextVar[Planner] = contextvars.ContextVar("planner", default=plainly)
+_PLANNER: contextvars.ContextVar[Planner] = contextvars.ContextVar("planner", default=planned)
 
 
 def planner() -> Planner:
-    """What plans here: `plainly`, unless another has been put in its place."""
+    """What plans here: `planned`, unless another has been put in its place."""
     return _PLANNER.get()
 
 
@@ -60,13 +55,13 @@ def timed() -> Generator[Spent]:
     """Within it, what reverse mode plans is added up."""
     spent, plan = Spent(), planner()
 
-    def by(fun: Function, policy: Any) -> Plan:
+    def by(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
         begun = time.perf_counter()
-        how = plan(fun, policy)
+        whole = plan(prog, active, wanted, policy)
         spent.seconds += time.perf_counter() - begun
         spent.plans += 1
-        spent.flops += recompute_flops(how)
-        return how
+        spent.flops += recompute_flops(whole.how)
+        return whole
 
     with planning(by):
         yield spent

@@ -20,7 +20,7 @@ from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.ir import seldom_collected
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.policies import check, min_cut
 from xform.transforms import eager
 from xform.transforms.check import check_input, check_output, check_scalar
@@ -87,7 +87,7 @@ def _vjp(at: Call, policy: Policy) -> Any:
                 stacklevel=2,
             )
         with seldom_collected(staging()):
-            how = planner()(fun, by)
+            how = planner()(*fun.ends, by).how
             outs, kept = emit.forward(how, args)
         y, aux = fun.outputs(outs)
         part = Planned(fun, how, push=False)

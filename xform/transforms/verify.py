@@ -16,6 +16,7 @@ from xform.naming import digest
 from xform.planner.backend import backend
 from xform.planner.candidates.whole import Whole
 from xform.planner.costs.outcome import least_bytes
+from xform.planner.front import Front
 from xform.planner.plan.choice import choice_of
 from xform.planner.plan.record import record
 from xform.planner.planned import front, may_save_more
@@ -25,10 +26,12 @@ from xform.recent import Recent
 from xform.text import human_bytes
 from xform.transforms.inspect import At
 
-# How many plans are compiled, at most, to find one for a budget, besides the default.
-_COMPILES = 5
-# A plan with less work than one that fits is compiled too, if it is over by less than this factor.
-_NEAR = 1.08
+# How many plans are compiled, at most, to find one for a budget, besides the default: until one is
+# within it, and in all.
+_FIRST, _COMPILES = 5, 6
+# Plans with less work than one that is within the budget are compiled too, if they are expected to
+# be over it by less than this factor: until so many in a row are over.
+_NEAR, _OVER = 1.08, 2
 
 # Bytes of compiled plans, by program and plan.
 _remembered: Recent[Hashable, dict[str, float]] = Recent(64)
@@ -54,7 +57,6 @@ class Compiler:
         program = fingerprint(as_written.program), as_written.active, as_written.seeded
         key = (*program, *decides)
         _remembered[key] = self._answers = _remembered.get(key, {})
-        self._asked: set[str] = set()
         self.compiles = 0
 
     def bytes(self, whole: Whole) -> float:
@@ -64,59 +66,91 @@ class Compiler:
             said = self._measure(whole)
             self._answers[key] = math.inf if said is None else said
             self.compiles += 1
-        self._asked.add(key)
         return self._answers[key]
-
-    def known(self, how: Plan) -> float | None:
-        """The bytes of a plan of which was asked."""
-        key = _key(how)
-        return self._answers[key] if key in self._asked else None
 
 
 def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
     """The plan that the compiler puts within the budget, or `BudgetInfeasible`.
 
     The default is compiled, and scales the simulation of all others: what it cannot see (arguments
-    that are sharded over `Auto` axes) is like in all of them. Those that it puts within the budget
-    are compiled by rising work, until one is; then the one before it, if it is nearly within. One
-    that the default fits has it, but where remat regions may save more.
+    that are sharded over `Auto` axes) is like in all of them. A budget that the default fits has
+    it, but where remat regions may save more. Else the plans are compiled by rising work until one
+    is within the budget, and then those before it on the staircase, as long as they are. What is
+    over one budget is over all smaller ones: so a smaller one gets no plan of less work.
     """
     default, plans = at.planned(min_cut), front(*at.ends)
     fits = (size := compiler.bytes(default)) <= budget.bytes
     if fits and not may_save_more(budget, default):
         return default
-    scale = size / max(compiler.peak(default.how), 1) if size < math.inf else 1.0
-    tried: list[Whole] = []
-
-    def expected(whole: Whole, most: float) -> bool:
-        if (known := compiler.known(whole.how)) is not None:
-            return known <= most
-        least = least_bytes(whole.how, backend()) - compiler.spared
-        return scale * least <= most and scale * compiler.peak(whole.how) <= most
-
-    for i in range(_COMPILES):
-        if i == _COMPILES - 1:  # as far off as the worst of those before
-            scale = max(compiler.bytes(w) / max(compiler.peak(w.how), 1) for w in tried)
-        whole = plans.first(lambda w: expected(w, budget.bytes))
-        if whole is None or (fits and whole.work >= default.work):
-            break
-        tried.append(whole)
-        if compiler.bytes(whole) <= budget.bytes:
-            less = plans.first(lambda w: expected(w, _NEAR * budget.bytes))
-            if less is None or less.work >= whole.work or compiler.bytes(less) > budget.bytes:
-                return whole
-            return less
+    stairs = _Stairs(plans, compiler, budget.bytes, default)
+    first = stairs.within(default if fits else None)
+    if first is not None:
+        return stairs.least_work(first)
     if fits:
         return default
     floors = plans.lowest()
-    least = min((*floors, default), key=lambda w: compiler.bytes(w))
-    if (size := compiler.bytes(least)) <= budget.bytes:
-        return least
+    for whole in reversed(floors):
+        if compiler.bytes(whole) <= budget.bytes:
+            return whole
+    least = min((*floors, default), key=compiler.bytes)
     simulated = compiler.peak(floors[0].how)
-    if size == math.inf:
+    if (size := compiler.bytes(least)) == math.inf:
         raise infeasible(budget, floors[0].how, simulated, "simulated; the compiler refuses it")
     by = f"compiled; {human_bytes(simulated)} simulated"
     raise infeasible(budget, least.how, int(size), by)
+
+
+class _Stairs:
+    """The staircase of a program's plans, walked for one budget of so many bytes."""
+
+    def __init__(self, plans: Front, compiler: Compiler, most: int, default: Whole):
+        self.plans, self.compiler, self.most = plans, compiler, most
+        self.scale, self.compiled = self._ratio(default), 0
+
+    def within(self, default: Whole | None) -> Whole | None:
+        """The first plan that is expected to be within the budget, and is.
+
+        None if there is none among the first few, or if it takes no less work than the default.
+        """
+        over: list[Whole] = []
+        for i in range(_FIRST):
+            if i == _FIRST - 1:  # as far off as the worst of those before
+                self.scale = max(map(self._ratio, over))
+            whole = self.plans.first(lambda w: w not in over and self._expected(w, self.most))
+            if whole is None or (default and whole.work >= default.work):
+                return None
+            if self._bytes(whole) <= self.most:
+                return whole
+            over.append(whole)
+        return None
+
+    def least_work(self, least: Whole) -> Whole:
+        """Of a plan within the budget and the steps before it, the first that is within it."""
+        over = 0
+        for whole in self.plans.before(least, lambda w: self._expected(w, _NEAR * self.most)):
+            if over == _OVER or self.compiled == _COMPILES:
+                break
+            over += 1
+            if self._bytes(whole) <= self.most:
+                least, over = whole, 0
+        return least
+
+    def _bytes(self, whole: Whole) -> float:
+        self.compiled += 1
+        return self.compiler.bytes(whole)
+
+    def _ratio(self, whole: Whole) -> float:
+        """Bytes by the compiler, for each that is simulated."""
+        size = self.compiler.bytes(whole)
+        return size / max(self.compiler.peak(whole.how), 1) if size < math.inf else 1.0
+
+    def _expected(self, whole: Whole, most: float) -> bool:
+        """Whether a plan takes at most so many bytes by its simulation.
+
+        It is not simulated if what it keeps alone is too much.
+        """
+        least = least_bytes(whole.how, backend()) - self.compiler.spared
+        return self.scale * least <= most and self.scale * self.compiler.peak(whole.how) <= most
 
 
 def _key(how: Plan) -> str:

@@ -10,8 +10,8 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform.planner.candidates.as_written import cuts
 from xform.planner.costs.link import Link
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
+from xform.planner.decide import plan
 from xform.planner.plan.choice import Choice
-from xform.planner.schedule import plan
 from xform.policies import MinCut, min_cut
 
 W, X = jnp.ones((8, 8)) / 9, jnp.ones((16, 8))

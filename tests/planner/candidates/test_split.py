@@ -9,7 +9,7 @@ from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.candidates.split import split
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.policies import MinCut
 
 X = jnp.ones((8, 16)) / 3

@@ -16,7 +16,7 @@ from xform.planner.candidates.snapshots import stored
 from xform.planner.candidates.whole import Whole
 from xform.planner.candidates.worth import large_loops
 from xform.planner.costs.outcome import kept_bytes, least_bytes, recompute_flops
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.planner.simulate.liveness import liveness
 from xform.policies import MinCut, save_everything
 

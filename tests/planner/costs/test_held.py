@@ -14,7 +14,7 @@ from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.candidates.snapshots import stored
 from xform.planner.costs.held import held, held_bytes, state_why
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 
 W, X = jnp.ones((4, 4)) / 5, jnp.ones((3, 4))
 ONE = 3 * 4 * 4

@@ -28,9 +28,9 @@ from xform.planner.costs.link import Link, link_of
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
 from xform.planner.costs.window import room
 from xform.planner.cuts.fit import fit
+from xform.planner.decide import best, plan
 from xform.planner.planned import within_peak
 from xform.planner.report.residuals import residuals_of
-from xform.planner.schedule import plan
 from xform.planner.simulate.liveness import liveness
 from xform.policies import MinCut, budget
 
@@ -48,7 +48,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def within(joint, n: int, link: Link | None):
-    return fit(joint, budget(n, of="saved"), lambda how: plan(joint, how, True), link)
+    return best(joint, fit(budget(n, of="saved"), link))
 
 
 def test_a_cpu_has_no_link() -> None:

@@ -23,7 +23,7 @@ from xform.planner.costs.outcome import (
     sent_bytes,
     waiting_bytes,
 )
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.policies import MinCut
 
 N, ROWS = 8, 4

@@ -9,7 +9,7 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform.cost import equation_flops
 from xform.planner.costs.link import Link
 from xform.planner.costs.window import room
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.policies import MinCut
 
 N = 64

@@ -19,7 +19,7 @@ from xform import policies
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.cuts import blocks, integer_program
 from xform.planner.cuts.fit import by_prices, fit
-from xform.planner.schedule import plan
+from xform.planner.decide import best, plan
 from xform.policies import MinCut
 
 W = np.ones((8, 8, 8), np.float32)
@@ -138,21 +138,21 @@ def test_a_large_program_takes_no_more_work_than_by_prices() -> None:
     for n in sizes:
         made = make(policies.budget(n, of="saved"))
         assert 0.95 * n <= kept_bytes(made) <= n
-        assert recompute_flops(made) <= recompute_flops(by_prices(least, n, make))
+        assert recompute_flops(made) <= recompute_flops(best(joint, by_prices(least, n)))
 
 
 def test_large_layers_that_all_differ(monkeypatch) -> None:
     """Where a class has one block, and where blocks are too large to be solved."""
     f, args = drawn(3)
     joint = joint_of(f, *args)
-    make, least, most, sizes = budgets(joint, (0.4,))
+    _, least, most, sizes = budgets(joint, (0.4,))
     monkeypatch.setattr(integer_program, "MOST", 0)
-    prices = recompute_flops(by_prices(least, sizes[0], make))
+    prices = recompute_flops(best(joint, by_prices(least, sizes[0])))
     how = policies.budget(sizes[0], of="saved")
-    assert recompute_flops(fit(joint, how, make)) <= prices
+    assert recompute_flops(best(joint, fit(how))) <= prices
     monkeypatch.setattr(blocks, "MOST", 0)
     most.cache.pop("blocks", None)
-    assert recompute_flops(fit(joint, how, make)) <= prices
+    assert recompute_flops(best(joint, fit(how))) <= prices
 
 
 def scans(ws, x):

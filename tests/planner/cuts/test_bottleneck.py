@@ -10,7 +10,7 @@ from xform import policies
 from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.cuts.bottleneck import bottlenecks
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.planner.simulate.liveness import liveness
 from xform.policies import MinCut
 

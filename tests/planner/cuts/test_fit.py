@@ -10,6 +10,7 @@ import xform
 from experiments.planner.run import block, inputs
 from tests.reference import close
 from xform import errors, policies
+from xform.planner.planned import planned
 from xform.planner.simulate.liveness import liveness
 from xform.transforms import planning
 
@@ -179,10 +180,10 @@ def test_a_budget_bounds_the_peak_in_any_trace() -> None:
     policy = policies.budget(int(0.9 * free))
     seen = []
 
-    def watched(fun, policy):
-        how = planning.plainly(fun, policy)
-        seen.append(liveness(how, "cpu").total_bytes)
-        return how
+    def watched(*problem):
+        whole = planned(*problem)
+        seen.append(liveness(whole.how, "cpu").total_bytes)
+        return whole
 
     g = xform.grad(unrolled, policy=policy)
     loop = lambda ws, x: lax.scan(lambda c, _: (g(c, x), None), ws, None, length=2)[0]

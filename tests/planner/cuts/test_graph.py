@@ -18,7 +18,7 @@ from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.costs.recompute import price
 from xform.planner.cuts.graph import Graph
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 
 X, W = jax.ShapeDtypeStruct((4, 6), np.float32), jax.ShapeDtypeStruct((6, 6), np.float32)
 

@@ -13,7 +13,7 @@ from xform.interpret.joint import analyze, reads_of
 from xform.ir import trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.costs.recompute import fusible, repeatable
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.policies import MinCut, budget
 
 SHORT = {

@@ -14,8 +14,8 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform.interpret.node import fork_p
 from xform.ir import evaluate
 from xform.planner.costs.outcome import kept_bytes
+from xform.planner.decide import plan
 from xform.planner.plan.choice import Choice, choice_of
-from xform.planner.schedule import plan
 from xform.policies import MinCut, min_cut, save_everything
 
 W, X = jnp.cos(jnp.arange(16.0)).reshape(4, 4) / 2, jnp.sin(jnp.arange(12.0)).reshape(3, 4)

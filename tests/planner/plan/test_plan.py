@@ -18,7 +18,7 @@ from tests.reference import close
 from xform import errors, policies
 from xform._jax import Primitive, dot_general_p
 from xform.planner.costs.outcome import kept_bytes
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 
 W = np.cos(np.arange(6 * 16 * 16.0)).reshape(6, 16, 16).astype(np.float32) / 4
 X = np.sin(np.arange(16 * 16.0)).reshape(16, 16).astype(np.float32)

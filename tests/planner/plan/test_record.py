@@ -10,9 +10,9 @@ from tests.planner.cuts.test_fit import PROGRAMS, WS, X
 from tests.planner.cuts.test_integer_program import joint_of
 from xform import errors, policies
 from xform.planner.costs.outcome import kept_bytes
+from xform.planner.decide import plan
 from xform.planner.plan.choice import choice_of
 from xform.planner.plan.record import Record, record
-from xform.planner.schedule import plan
 
 WAYS = {
     "min_cut": lambda most: policies.min_cut,

@@ -12,9 +12,9 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
 from xform.cost import equation_flops
 from xform.interpret.node import bound
+from xform.planner.decide import plan
 from xform.planner.plan.choice import choice_of
 from xform.planner.report.rows import rows_of
-from xform.planner.schedule import plan
 from xform.policies import MinCut
 
 W, X = jnp.ones((6, 8, 8)) / 9, jnp.ones((4, 8))

@@ -13,7 +13,7 @@ from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.candidates.nested import nested
 from xform.planner.candidates.snapshots import stored
-from xform.planner.schedule import plan
+from xform.planner.decide import plan
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.flat_plan import flatten_plan
 from xform.planner.simulate.profiles import profile

@@ -18,9 +18,9 @@ from xform.interpret.joint import Joint, Plan
 from xform.planner.costs.link import Link
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.cuts.integer_program import Problem, size
+from xform.planner.decide import plan
 from xform.planner.loops import free_region
 from xform.planner.plan.choice import Choice
-from xform.planner.schedule import plan
 from xform.policies import MinCut, min_cut
 
 # Parts of what can be saved for which the least work is found: of a program of up to so many

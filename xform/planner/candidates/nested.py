@@ -19,9 +19,9 @@ from xform.planner.candidates.states import all_states, outer_states
 from xform.planner.candidates.whole import Shapes, Whole
 from xform.planner.candidates.worth import inner_loops, large_loops, loops_around, nodes
 from xform.planner.costs.held import held_bytes, token
+from xform.planner.decide import plan
 from xform.planner.loops import reshaped
 from xform.planner.plan.choice import edited
-from xform.planner.schedule import plan
 from xform.planner.shape import Shape, fold
 from xform.policies import MinCut
 

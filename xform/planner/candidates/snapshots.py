@@ -25,9 +25,9 @@ from xform.planner.candidates.worth import (
     nodes,
 )
 from xform.planner.costs.outcome import kept_bytes
+from xform.planner.decide import plan
 from xform.planner.loops import reshaped
 from xform.planner.plan.choice import Choice, choice_of, edited
-from xform.planner.schedule import plan
 from xform.planner.shape import Shape
 from xform.policies import MinCut
 

@@ -15,10 +15,10 @@ from xform.interpret.node import Node
 from xform.ir import Mask, Program
 from xform.planner.candidates.whole import Shapes, Whole
 from xform.planner.candidates.worth import found_in
+from xform.planner.decide import plan
 from xform.planner.loops import origins, reshaped
 from xform.planner.plan.choice import Choice, choice_of, edited
 from xform.planner.plan.record import record
-from xform.planner.schedule import plan
 from xform.policies import MinCut
 
 # In how many parts a loop's trips are counted.

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from xform._jax import while_p
 from xform.interpret.joint import Plan
 from xform.interpret.node import Node, gather
+from xform.planner.decide import inputs_at_hand, plan
 from xform.planner.loops import free_region
 from xform.planner.plan.choice import Choice, choice_of, edited
-from xform.planner.schedule import given_inputs, plan
 from xform.policies import MinCut
 
 # For a node and the Plan of a program of its own: another decision, or None to look inside.
@@ -44,7 +44,7 @@ def all_states(way: MinCut, slots: Mapping[Node, int]) -> Change:
         elif node in slots:
             choice = choice_of(plan(how.joint))
         elif node.eqn.primitive is not while_p:
-            choice = choice_of(plan(how.joint, way, given=given_inputs(node)))
+            choice = choice_of(plan(how.joint, way, at_hand=inputs_at_hand(node)))
         else:
             return None
         return dataclasses.replace(choice, snapshots=slots[node]) if node in slots else choice

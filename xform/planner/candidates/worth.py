@@ -11,8 +11,8 @@ from xform.ir import Mask, Program
 from xform.planner.candidates.whole import Shapes
 from xform.planner.costs.held import held_bytes, token
 from xform.planner.costs.outcome import kept_bytes, waiting_bytes
+from xform.planner.decide import plan
 from xform.planner.loops import inside, loops, origins, reshaped
-from xform.planner.schedule import plan
 from xform.policies import MinCut
 
 # The part of all that waits that makes a loop worth a change.

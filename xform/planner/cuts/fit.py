@@ -1,4 +1,4 @@
-"""Plans that fit a number of bytes.
+"""Decisions that fit a number of bytes, proposed one after another.
 
 A program of moderate size is decided exactly (`integer_program.py`), with what is sent to the host.
 A larger one is decided block by block (`blocks.py`), and by prices: a price of work, in bytes for
@@ -7,14 +7,17 @@ once; less price, fewer bytes. The price is found by bisection. Between the two 
 either side of the budget, each program takes the price of one up to some point and that of the
 other from there on, since equal layers all change at the same price. The better of the two ways is
 taken.
+
+A proposal is data: what makes Plans of proposals (`planner/decide.py`) takes one, sends back its
+Plan, and takes the next.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Generator
 
-from xform.interpret.joint import Joint, Plan
+from xform.interpret.joint import Plan
 from xform.planner.costs.link import Link
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
 from xform.planner.cuts import blocks
@@ -28,61 +31,66 @@ from xform.policies import Budget, MinCut
 _DEAREST, _CHEAPEST = 16.0, 1e-8
 _HALVINGS = 24
 
-Make = Callable[[MinCut | Choice], Plan]
+# What proposes decisions for a Joint, is sent the Plan of each, and returns the best of them.
+Proposals = Generator[MinCut | Choice, Plan, Plan]
 
 
-def fit(joint: Joint, budget: Budget, make: Make, link: Link | None = None) -> Plan:
-    """The Plan of a Joint that keeps at most `budget.bytes`; `make` plans it in some way.
+def fit(budget: Budget, link: Link | None = None) -> Proposals:
+    """The Plan of a Joint that keeps at most `budget.bytes`.
 
     Of the plans that are tried and fit, it is the one that runs the least work again. With a link,
     values may be sent to the host, in programs that are decided exactly. Raises `BudgetInfeasible`
     if even the plan that keeps least keeps more.
     """
-    most = make(MinCut())
+    most = yield MinCut()
     if kept_bytes(most) <= budget.bytes:
         return most
     sure = budget.solver == "exact"
-    best = _lowest(most, make, sure, link)
+    best = yield from _lowest(most, sure, link)
     if kept_bytes(best) > budget.bytes:
         raise over_budget(best, budget, kept_bytes(best))
 
-    chosen = choose(most, budget.bytes, sure, link)
-    if chosen is not None and kept_bytes(exact := make(chosen)) <= budget.bytes:
-        return min(best, exact, key=_work)
-    chosen = blocks.choose(most, budget.bytes)
-    if chosen is not None and kept_bytes(found := make(chosen)) <= budget.bytes:
-        best = min(best, found, key=_work)
-    return by_prices(best, budget.bytes, make)
+    if choice := choose(most, budget.bytes, sure, link):
+        exact = yield choice
+        if kept_bytes(exact) <= budget.bytes:
+            return min(best, exact, key=_work)
+    if choice := blocks.choose(most, budget.bytes):
+        of_blocks = yield choice
+        if kept_bytes(of_blocks) <= budget.bytes:
+            best = min(best, of_blocks, key=_work)
+    return (yield from by_prices(best, budget.bytes))
 
 
-def _lowest(most: Plan, make: Make, sure: bool, link: Link | None) -> Plan:
+def _lowest(most: Plan, sure: bool, link: Link | None) -> Proposals:
     """The plan that keeps the fewest bytes."""
-    found = make(MinCut(0.0, 0.0))
-    chosen = choose(most, None, sure, link) if link else None
-    return min(found, make(chosen), key=kept_bytes) if chosen else found
+    cut = yield MinCut(0.0, 0.0)
+    choice = choose(most, None, sure, link) if link else None
+    if choice is None:
+        return cut
+    return min(cut, (yield choice), key=kept_bytes)
 
 
-def by_prices(best: Plan, most: int, make: Make) -> Plan:
+def by_prices(best: Plan, most: int) -> Proposals:
     """The least work within so many bytes, of the plans at all prices, and of `best`."""
-
-    def fits(how: MinCut) -> bool:
-        nonlocal best
-        found = make(how)
-        if kept_bytes(found) > most:
-            return False
-        best = min(best, found, key=_work)
-        return True
-
     below, above = _CHEAPEST, _DEAREST
     for _ in range(_HALVINGS):
         middle = math.sqrt(below * above)
-        below, above = (middle, above) if fits(MinCut(middle, middle)) else (below, middle)
+        plan = yield MinCut(middle, middle)
+        best = _better(best, plan, most)
+        below, above = (middle, above) if kept_bytes(plan) <= most else (below, middle)
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS // 2):
         middle = (low + high) / 2
-        low, high = (low, middle) if fits(MinCut(below, above, middle)) else (middle, high)
+        plan = yield MinCut(below, above, middle)
+        best = _better(best, plan, most)
+        low, high = (low, middle) if kept_bytes(plan) <= most else (middle, high)
     return best
 
 
-def _work(how: Plan) -> tuple[int, int, int]:
-    return recompute_flops(how), sent_bytes(how), kept_bytes(how)
+def _better(best: Plan, plan: Plan, most: int) -> Plan:
+    """Of two plans the one of less work, if the second keeps no more than it may."""
+    return min(best, plan, key=_work) if kept_bytes(plan) <= most else best
+
+
+def _work(plan: Plan) -> tuple[int, int, int]:
+    return recompute_flops(plan), sent_bytes(plan), kept_bytes(plan)

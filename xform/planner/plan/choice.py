@@ -14,7 +14,7 @@ from xform.interpret.node import Node
 class Choice:
     """What is kept of one Joint, and of the Joints of its nodes.
 
-    A policy for `schedule.plan` that decides for a whole Joint. A node whose token is not kept is
+    A policy for `decide.plan` that decides for a whole Joint. A node whose token is not kept is
     run again; one that is not among `inner` decides for itself. `snapshots` are those of a `Plan`.
     """
 

@@ -1,0 +1,226 @@
+"""From a policy to the Plan of a Joint, and of all Joints within it.
+
+Loops and calls come first: what they keep inside is one value outside, of so many bytes. Then the
+policy decides for the Joint itself. A minimum cut, and a `Choice`, decide for all of it at once; a
+budget takes the best of the decisions that `cuts/fit.py` proposes; any other policy is asked for
+one value after the other. `schedule.py` makes a Plan of what is decided.
+
+A loop or call that keeps something inside keeps the outputs that are needed too, and a loop its
+carry; one that keeps nothing is run again as a whole, unless it has effects. Only at the top of a
+function is a loop never run again: its carries are kept, and the policy decides inside its body.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from xform._jax import Var, has_effects, while_p
+from xform.cost import aval_bytes
+from xform.interpret.joint import Joint, Plan
+from xform.interpret.node import Node, fork_p
+from xform.ir import Mask, seldom_collected
+from xform.planner.costs.held import held_bytes, token
+from xform.planner.costs.recompute import Prices
+from xform.planner.cuts.bottleneck import bottlenecks
+from xform.planner.cuts.fit import Proposals, fit
+from xform.planner.cuts.graph import Graph
+from xform.planner.loops import free_region
+from xform.planner.plan.choice import Choice
+from xform.planner.plan.plan import Plan as Decided
+from xform.planner.schedule import Asked, Cut, scheduled
+from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
+from xform.regions import of_region
+from xform.source import frame
+
+Inner = dict[Node, tuple[Plan, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a Joint stands.
+
+    Attributes:
+      top: whether it is a whole function, of which the loops are not to be run again.
+      at_hand: the inputs that are there in the backward part, whatever is saved; None: all.
+    """
+
+    top: bool
+    at_hand: Mask | None
+
+
+def plan(joint: Joint, policy: Any = None, top: bool = False, at_hand: Mask | None = None) -> Plan:
+    """The Plan of a Joint under a policy (None: what the backward part reads is kept as it is).
+
+    `top` marks a whole function, of which the loops are not to be run again. `at_hand` are the
+    inputs that are there in the backward part, whatever is saved (None: all). A budget is one of
+    what is saved: that of the peak is of a whole program, see `planned.py`. Linear in equations,
+    near linear under `min_cut`.
+    """
+    policy = policy if isinstance(policy, Choice) else check(policy)
+    key: Any = policy, top, at_hand
+    if key not in joint.plans:
+        with seldom_collected():
+            joint.plans[key] = _planned(joint, policy, _Place(top, at_hand))
+    return joint.plans[key]
+
+
+def _planned(joint: Joint, policy: Any, place: _Place) -> Plan:
+    if isinstance(policy, Budget):
+        of_region(policy)
+        return _best(joint, fit(policy), place)
+    if isinstance(policy, Decided):
+        policy = policy.decide(joint)
+    if isinstance(policy, MinCut):
+        return _of_cut(joint, policy, place)
+    if isinstance(policy, Choice):
+        inner = _inner(joint, policy, place.top)
+        return _cut(joint, Cut(policy.saved, policy.offloaded, policy.snapshots), inner, place)
+    return _of_answers(joint, policy, place)
+
+
+def best(joint: Joint, proposals: Proposals) -> Plan:
+    """The Plan of a whole function that proposals come to, which are told the Plan of each."""
+    return _best(joint, proposals, _Place(True, None))
+
+
+def _best(joint: Joint, proposals: Proposals, place: _Place) -> Plan:
+    try:
+        decisions = next(proposals)
+        while True:
+            decisions = proposals.send(_planned(joint, decisions, place))
+    except StopIteration as end:
+        return end.value
+
+
+def _of_answers(joint: Joint, policy: Policy, place: _Place) -> Plan:
+    """The Plan under a policy that is asked for one value after the other."""
+    inner, again = _inner(joint, policy, place.top), set[Node]()
+    for node, plans in inner.items():
+        if not _stays(node, plans, policy, place.top):
+            again.add(node)
+            if not node.region:
+                inner[node] = _as_it_is(node)
+    alike = functools.partial(plan, policy=policy, top=place.top, at_hand=place.at_hand)
+    return scheduled(joint, Asked(policy, frozenset(again)), inner, alike)
+
+
+def _stays(node: Node, plans: tuple[Plan, ...], policy: Policy, top: bool) -> bool:
+    """Whether a loop or call is kept, rather than run again as a whole."""
+    loop = node.loop and top and not node.region
+    return policy == save_everything or has_effects(node.eqn) or loop or _keeps(plans)
+
+
+def _keeps(plans: tuple[Plan, ...]) -> bool:
+    """Whether plans keep a computed value, other than the state of loops."""
+    return any(
+        _keeps(p.inner[p.joint.producer[v].params["node"]])
+        if p.joint.producer[v].primitive is fork_p
+        else True
+        for p in plans
+        for v in p.kept
+    )
+
+
+def _of_cut(joint: Joint, policy: MinCut, place: _Place) -> Plan:
+    """The Plan of a minimum cut; a loop or call that it runs again keeps nothing of its own."""
+    inner = _inner(joint, policy, place.top)
+    graph, prices = _graph(joint, inner), _prices(joint, policy, place.top)
+    sizes = _sizes(joint, policy, inner, place.at_hand)
+    saved = graph.cheapest([prices[id(e)] for e in graph.equations], sizes, policy.written)
+    for eqn, node in _nodes(joint):
+        if eqn.outvars[-1] not in saved and prices[id(eqn)] < math.inf:
+            inner[node] = _as_it_is(node)
+    return _cut(joint, Cut(saved, {}), inner, place)
+
+
+def _cut(joint: Joint, cut: Cut, inner: Inner, place: _Place) -> Plan:
+    """The Plan of what is decided for a whole Joint, made once for equal decisions."""
+    sent, cache = frozenset(cut.sent.items()), joint.program.cache
+    key = "decided", cut.saved, sent, cut.snapshots, *inner.items(), place
+    if key not in cache:
+        alike = functools.partial(plan, policy=min_cut, top=place.top, at_hand=place.at_hand)
+        cache[key] = scheduled(joint, cut, inner, alike)
+    return cache[key]
+
+
+def _inner(joint: Joint, policy: Any, top: bool) -> Inner:
+    """The Plans of the programs of a Joint's loops, branches, calls and regions."""
+    return {node: _of_node(node, policy, top) for _, node in _nodes(joint)}
+
+
+def _of_node(node: Node, policy: Any, top: bool) -> tuple[Plan, ...]:
+    """The Plans of a node's programs: by a choice, by its region's policy, by the one around it."""
+    if isinstance(policy, Choice) and node in policy.inner:
+        choices = zip(node.joints, policy.inner[node], strict=True)
+        return tuple(plan(j, choice) for j, choice in choices)
+    opened = isinstance(policy, MinCut) and policy.free and free_region(node.eqn)
+    if node.region and not opened:
+        policy = of_region(check(node.policy), frame(node.eqn))
+    if isinstance(policy, MinCut | Choice):
+        if node.eqn.primitive is while_p:
+            return _as_it_is(node)  # what a step of it keeps lasts one step
+        at_hand = inputs_at_hand(node) if isinstance(policy, MinCut) else None
+        return tuple(plan(j, policy, False, at_hand) for j in node.joints)
+    return tuple(plan(j, policy, top and not node.region) for j in node.joints)
+
+
+def _as_it_is(node: Node) -> tuple[Plan, ...]:
+    """The Plans of a node's programs, of which all is kept that is read."""
+    return tuple(plan(j) for j in node.joints)
+
+
+def inputs_at_hand(node: Node) -> Mask | None:
+    """Which inputs of a loop's program are not stored in each trip, whatever reads them."""
+    if not node.loop:
+        return None
+    (joint,) = node.joints
+    every = (True,) * len(joint.inputs)
+    reads_all = Plan(joint, (), {}, (), frozenset(), every, {}, {}, plan)
+    return tuple(not on for on in node.stacked([reads_all]))
+
+
+def _nodes(joint: Joint) -> Iterator[tuple[Any, Node]]:
+    """The nodes of a Joint, with their forks."""
+    return ((e, e.params["node"]) for e in joint.forward if e.primitive is fork_p)
+
+
+def _sizes(joint: Joint, policy: MinCut, inner: Inner, at_hand: Mask | None) -> dict[Var, int]:
+    """Bytes of values where they are not those of their type: inputs, bottlenecks and tokens."""
+    inputs = zip(joint.inputs, at_hand or (True,) * len(joint.inputs), strict=True)
+    sizes = {v: 0 if there else aval_bytes(v.aval) for v, there in inputs}
+    if policy.apart:
+        narrow = bottlenecks(joint)[policy.apart - 1 :: policy.apart]
+        sizes |= dict.fromkeys(frozenset[Var]().union(*narrow), 0)
+    tokens = {eqn.outvars[-1]: token(node, inner[node]) for eqn, node in _nodes(joint)}
+    return sizes | {v: held_bytes(values) for v, values in tokens.items()}
+
+
+def _prices(joint: Joint, policy: MinCut, top: bool) -> dict[int, float]:
+    """What running each equation of the forward part again costs, by its `id`."""
+    equations = joint.forward
+    early = np.arange(len(equations)) < policy.at * len(equations)
+    prices = _priced(joint).at(np.where(early, policy.price, policy.then))
+    of = {id(eqn): float(n) for eqn, n in zip(equations, prices, strict=True)}
+    never = (eqn for eqn, node in _nodes(joint) if node.region or (node.loop and top))
+    return of | {id(eqn): math.inf for eqn in never}
+
+
+def _graph(joint: Joint, inner: Inner) -> Graph:
+    """The graph of a Joint, made once for what its nodes read."""
+    key = "graph", *(node.reads(plans) for node, plans in inner.items())
+    if key not in joint.program.cache:
+        joint.program.cache[key] = Graph(joint, inner)
+    return joint.program.cache[key]
+
+
+def _priced(joint: Joint) -> Prices:
+    """The prices of a Joint's forward part."""
+    if "prices" not in joint.program.cache:
+        joint.program.cache["prices"] = Prices(joint.forward)
+    return joint.program.cache["prices"]
