@@ -2,9 +2,10 @@
 
 A compiler that fuses what makes a saved value into all of its readers writes no such value: it
 keeps what the value is made from. Of a dropout mask that is two arrays of random bits, of four
-bytes for each of the mask's. GPUs and TPUs keep an optimization barrier until fusion is done; on
-CPU a loop that never runs has its state in memory, and starts from it in place: its condition is
-one that the compiler cannot know.
+bytes for each of the mask's. GPUs keep an optimization barrier until fusion is done; on CPU a loop
+that never runs has its state in memory, and starts from it in place: its condition is one that the
+compiler cannot know. On TPUs it is nothing: their compiler makes random bits again for each reader,
+from their key, and keeps neither bits nor mask.
 """
 
 from __future__ import annotations
