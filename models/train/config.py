@@ -38,6 +38,12 @@ class RunConfig:
         "What the backward pass keeps: default, save_dots, save_nothing, auto (what the device"
         " has), budget:6GiB (of the step's peak), saved:2GiB, plan:FILE.",
     )
+    mesh: str = setting(
+        "",
+        "Devices along each axis, of data, fsdp (which shards the state too), expert, tensor: such"
+        " as data=4,fsdp=2. One device without.",
+        change="free",
+    )
     batch: int = setting(16, "Sequences held at once.", least=1, change="never")
     accumulate: int = setting(1, "Batches summed into one update.", least=1, change="never")
     seed: int = setting(
@@ -60,7 +66,7 @@ class RunConfig:
     )
 
     def tokens_type(self) -> jax.ShapeDtypeStruct:
-        """Of what a step reads: uint8 `[accumulate, batch, window + 1]`."""
+        """Of what a step reads: uint8 `[accumulate, batch, window + 1]`, of all devices."""
         shape = (self.accumulate, self.batch, self.model.context + 1)
         return jax.ShapeDtypeStruct(shape, np.uint8)
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 import xform
 from models.errors import InputError
 from models.train.config import RunConfig
 from models.train.device import capacity
+from models.train.mesh import batch_sharding
 from models.train.state import TrainState, abstract_state, device_bytes
 from models.train.step import compile_step, dropout_key, make_loss
 from xform.errors import BudgetInfeasible, OtherProgram, XformError
@@ -103,17 +105,21 @@ def bytes_around(run: RunConfig, state: TrainState) -> int:
     return device_bytes(state) - (params if run.accumulate == 1 else 0)
 
 
-def plan_step(run: RunConfig, policy: Any) -> PlannedStep:
+def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedStep:
     """Plan the gradient, and compile the step by it.
 
     A budget of the peak, and `auto`, bound the whole step, as the compiler says: what it is over by
-    is taken off the budget of the gradient, until the step fits.
+    is taken off the budget of the gradient, until the step fits. On a `mesh` the gradient is
+    compiled too, since only then it is known what of it is on each device.
 
     Raises:
       InputError: no plan fits, or the step is over the memory of the device.
     """
-    state = abstract_state(run.model, run.optim)
+    state = abstract_state(run.model, run.optim, mesh)
     tokens = run.tokens_type()
+    around_mesh = None if mesh is None else mesh.abstract_mesh
+    if mesh is not None:
+        tokens = tokens.update(sharding=batch_sharding(mesh, run.batch, axis=1))
     most = capacity()
     if (least := device_bytes((state, tokens))) > most:
         raise _too_large(least, "parameters, optimizer and one batch alone")
@@ -124,11 +130,14 @@ def plan_step(run: RunConfig, policy: Any) -> PlannedStep:
             plan = policy
             if not isinstance(plan, xform.Plan):
                 slice_ = jax.ShapeDtypeStruct(tokens.shape[1:], tokens.dtype)
+                if mesh is not None:
+                    slice_ = slice_.update(sharding=batch_sharding(mesh, run.batch, axis=0))
                 key = jax.eval_shape(lambda: dropout_key(run.model, run.seed, jnp.int32(0)))
-                plan = xform.plan(make_loss(run.model), state.params, slice_, key, policy=policy,
-                                  verify=False)  # fmt: skip
+                loss = make_loss(run.model, mesh=around_mesh)
+                plan = xform.plan(loss, state.params, slice_, key, policy=policy,
+                                  verify=mesh is not None)  # fmt: skip
             try:
-                step = compile_step(run.model, run.optim, tokens, plan, run.seed)
+                step = compile_step(run.model, run.optim, tokens, plan, run.seed, mesh)
             except OtherProgram:
                 raise InputError(
                     f"{plan!r} is of another model, batch or version of JAX: give another --policy"
@@ -136,7 +145,9 @@ def plan_step(run: RunConfig, policy: Any) -> PlannedStep:
         memory: Any = step.memory_analysis()
         total = memory.argument_size_in_bytes + memory.output_size_in_bytes
         total += memory.temp_size_in_bytes - memory.alias_size_in_bytes
-        return PlannedStep(plan, step, plan.predicted_bytes + around, total)
+        gradient = plan.compiled_bytes if mesh is not None else None
+        gradient = plan.predicted_bytes if gradient is None else gradient
+        return PlannedStep(plan, step, gradient + around, total)
 
     def fitted(bound: int) -> PlannedStep:
         outside = around
