@@ -156,6 +156,8 @@ def begin_processes(coordinator: str | None, processes: int | None, process: int
         options = {"coordinator_address": coordinator, "num_processes": processes,
                    "process_id": process}  # fmt: skip
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # On CPUs two programs that run at once would mix their collectives up.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         jax.distributed.initialize(**options)
     except (RuntimeError, ValueError) as error:

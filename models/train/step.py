@@ -127,7 +127,8 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
 def train_step(model: DecoderConfig, state: TrainState, tokens: jax.Array, *,
                policy: Any = None) -> tuple[TrainState, Metrics]:  # fmt: skip
     """One update with the usual optimizer, as `python -m xform memory` takes it."""
-    return make_step(model, _OPTIM, policy)(state, tokens)
+    mesh = jax.sharding.get_abstract_mesh()
+    return make_step(model, _OPTIM, policy, mesh=mesh if mesh.size > 1 else None)(state, tokens)
 
 
 def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None,
