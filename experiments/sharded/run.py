@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import socket
@@ -40,7 +41,7 @@ MODELS = {
     "gpt2-1.5b": (64, 1024, "fsdp=16"),
     "llama2-7b": (16, 4096, "fsdp=16"),
 }
-POLICIES = ("default", "auto", "budget:14GiB", "budget:12GiB")
+POLICIES = ("default", "save_nothing", "auto", "budget:14GiB", "budget:12GiB")
 
 
 def trained(processes: int, devices: int, mesh: str, folder: Path) -> list[float]:
@@ -112,29 +113,49 @@ def row(preset: str, policy: str, found: Weighed) -> list[str]:
     return [*cells, again, f"{found.seconds:.0f}"]
 
 
-def weights() -> None:
-    """Weigh each model under each policy; write the table."""
-    rows: list[list[str]] = []
+def weights(only: list[str]) -> None:
+    """Weigh each model under each policy, or those that are named; write the table of all so far."""
     for preset, (batch, context, mesh) in MODELS.items():
         for policy in POLICIES:
-            asked = None if policy == "default" else xform.policies.parse(policy, "a policy")
-            found = weigh(preset, batch, context, mesh, TARGET, asked)
-            rows.append(row(preset, policy, found))
-            print(rows[-1], flush=True)
+            if not only or f"{preset}:{policy}" in only:
+                asked = None if policy == "default" else xform.policies.parse(policy, "a policy")
+                found = weigh(preset, batch, context, mesh, TARGET, asked)
+                print(preset, policy, found, flush=True)
+                weighed = kept().get("bytes", {})
+                keep("bytes", weighed | {f"{preset}:{policy}": dataclasses.asdict(found)})
+    table()
+
+
+def table() -> None:
+    """Write the table of what was weighed so far."""
     head = ["model", "sequences x tokens", "mesh", "policy", "GiB on each device", "fits 15.75",
             "run again, of the forward pass", "seconds"]  # fmt: skip
-    keep("bytes", rows)
+    weighed = kept().get("bytes", {})
+    rows = [
+        row(preset, policy, Weighed(**weighed[f"{preset}:{policy}"]))
+        for preset in MODELS
+        for policy in POLICIES
+        if f"{preset}:{policy}" in weighed
+    ]
     write_table(HERE, head, rows, "bytes", TARGET)
+
+
+def kept() -> dict[str, Any]:
+    """What was measured so far."""
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
 def keep(name: str, value: Any) -> None:
     """Put what was measured beside the tables."""
-    all_ = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(all_ | {name: value}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(kept() | {name: value}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", default=["losses", "bytes"])
-    for part in parser.parse_args().parts:
-        {"losses": losses, "bytes": weights}[part]()
+    parser.add_argument("--only", default="", help="of bytes: llama2-7b:auto,gpt2-1.5b:default")
+    given = parser.parse_args()
+    if "losses" in given.parts:
+        losses()
+    if "bytes" in given.parts:
+        weights([name for name in given.only.split(",") if name])
