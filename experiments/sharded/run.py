@@ -114,7 +114,7 @@ def row(preset: str, policy: str, found: Weighed) -> list[str]:
 
 
 def weights(only: list[str]) -> None:
-    """Weigh each model under each policy, or those that are named; write the table of all so far."""
+    """Weigh each model under each policy, or those named; write the table of all so far."""
     for preset, (batch, context, mesh) in MODELS.items():
         for policy in POLICIES:
             if not only or f"{preset}:{policy}" in only:
