@@ -27,11 +27,11 @@ MIXTRAL = dataclasses.replace(TRAINED["tiny-mixtral"], **SMALL)
 MESHES = ["data=8", "fsdp=8", "tensor=4", "data=2,fsdp=2,tensor=2"]
 
 
-def stepped(model: Any, text: str, steps: int = 3) -> tuple[list[float], Any]:
+def stepped(model: Any, text: str, steps: int = 3, accumulate: int = 1) -> tuple[list[float], Any]:
     """Losses of some steps, and the state after them."""
     mesh = make_mesh(text)
     rng = np.random.default_rng(0)
-    batches = rng.integers(0, 256, (steps, 1, 8, model.context + 1), dtype=np.uint8)
+    batches = rng.integers(0, 256, (steps, accumulate, 8, model.context + 1), dtype=np.uint8)
     inputs = [on_devices(batch, mesh, axis=1) for batch in batches]
     step = compile_step(
         model, OPTIM, jax.typeof(inputs[0]) if mesh is None else inputs[0], mesh=mesh
@@ -63,6 +63,11 @@ def test_losses_of_experts_are_those_of_one_device(text: str) -> None:
     np.testing.assert_allclose(
         stepped(MIXTRAL, text)[0], stepped(MIXTRAL, "")[0], atol=1e-5, rtol=0
     )
+
+
+def test_batches_are_summed_as_on_one_device() -> None:
+    found, expected = (stepped(MODEL, text, 2, 3)[0] for text in ("data=2,fsdp=2,tensor=2", ""))
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
 
 def test_parameters_and_the_optimizers_state_are_parted() -> None:
