@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -12,61 +13,89 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh
 from jax.typing import ArrayLike
 
 import xform
-from models.nets.config import PRESETS, TransformerConfig
-from models.nets.transformer import abstract_transformer, next_token_loss
+from models.nets.decoder import DecoderConfig
+from models.nets.presets import TRAINED, abstract
+from models.train.mesh import abstract_mesh, batch_sharding, placed
 from models.train.optim import OptimConfig, optimizer, schedule
-from models.train.state import TrainState, abstract_state, device_bytes
+from models.train.state import TrainState, abstract_state, device_bytes, shardings_of
 
 Metrics = dict[str, jax.Array]
 Step = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
+Loss = Callable[..., jax.Array]
 # What the memory of a step is analyzed with: the number of steps decides no bytes.
 _OPTIM = OptimConfig()
 # How much of the usual norm of a gradient is that of the last one.
 _LAST = 0.02
 
 
-def make_loss(model: TransformerConfig) -> Callable[[nnx.State, jax.Array], jax.Array]:
-    """The mean loss, nats per token, of parameters and uint8 tokens `[batch, window + 1]`.
+def make_loss(
+    model: DecoderConfig, training: bool = True, mesh: AbstractMesh | None = None
+) -> Loss:
+    """The mean loss, nats per token, of parameters and integer tokens `[batch, window + 1]`.
 
-    It is what a policy plans for: a pure function, the same in a step and in `xform.plan`.
+    It is what a policy plans for: a pure function, the same in a step and in `xform.plan`. In
+    training a third argument is the key of dropout, None where a model has none, and the imbalance
+    of experts and the size of logits count. `mesh` is that on which the arguments
+    lie; the gradient then lies as the parameters do.
     """
-    graphdef, _ = nnx.split(abstract_transformer(model))
+    graphdef, types = nnx.split(abstract(model))
+    places = None if mesh is None else shardings_of(placed(types, mesh))
+    more = {"balance": getattr(model, "balance", 0.0), "z": model.z_loss} if training else {}
 
-    def loss(params: nnx.State, tokens: jax.Array) -> jax.Array:
+    def loss(params: nnx.State, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        if places is not None:  # so is their gradient, whatever reads it
+            params = jax.lax.with_sharding_constraint(params, places)
         # A copy, since NNX takes no variables that were made outside the loop over slices.
         merged = nnx.merge(graphdef, params, copy=True)
-        return next_token_loss(merged, tokens.astype(jnp.int32))
+        with on(mesh):
+            return merged.loss(tokens.astype(jnp.int32), key=key, **more)
 
     return loss
 
 
-def make_step(model: TransformerConfig, optim: OptimConfig, policy: Any = None) -> Step:
+def on(mesh: AbstractMesh | None) -> contextlib.AbstractContextManager[Any]:
+    """A context in which layers say where on the mesh they lie."""
+    return contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
+
+
+def dropout_key(model: DecoderConfig, seed: int, step: jax.Array) -> jax.Array | None:
+    """The key of a step's dropout: a function of seed and step; None where nothing is dropped."""
+    if not getattr(model, "dropout", 0.0):
+        return None
+    return jax.random.fold_in(jax.random.key(seed), step)
+
+
+def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed: int = 0,
+              mesh: AbstractMesh | None = None) -> Step:  # fmt: skip
     """The pure function of one update, of which `policy` says what the backward pass keeps.
 
-    It maps a state and uint8 tokens `[accumulate, batch, window + 1]` to the next state and the
+    It maps a state and integer tokens `[accumulate, batch, window + 1]` to the next state and the
     metrics `loss` (nats per token, before the update), `grad_norm`, `learning_rate`, and `skipped`:
     1.0 where loss or gradient are not finite, or the gradient is a spike, and the step changes
     neither parameters nor the optimizer. Gradients of the `accumulate` slices are summed one after
-    another, so that only one slice's activations are held.
+    another, so that only one slice's activations are held. `seed` is that of dropout. On a
+    `mesh` the new state lies as the old one.
     """
-    gradient = xform.value_and_grad(make_loss(model), policy=policy)
+    gradient = xform.value_and_grad(make_loss(model, mesh=mesh), policy=policy)
+    state_places = None if mesh is None else shardings_of(abstract_state(model, optim, mesh))
     transform = optimizer(optim)
 
     def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
+        key = dropout_key(model, seed, state.step)
         if tokens.shape[0] == 1:
-            loss, grads = gradient(state.params, tokens[0])
+            loss, grads = gradient(state.params, tokens[0], key)
         else:
             zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
 
-            def add(total: Any, slice_: jax.Array) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, total, gradient(state.params, slice_)), None
+            def add(total: Any, slice_: Any) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, total, gradient(state.params, *slice_)), None
 
-            summed, _ = jax.lax.scan(add, zero, tokens)
+            keys = None if key is None else jax.random.split(key, tokens.shape[0])
+            summed, _ = jax.lax.scan(add, zero, (tokens, keys))
             loss, grads = jax.tree.map(lambda leaf: leaf / tokens.shape[0], summed)
         norm = optax.tree.norm(grads)
         good = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -88,56 +117,55 @@ def make_step(model: TransformerConfig, optim: OptimConfig, policy: Any = None) 
             "learning_rate": jnp.asarray(schedule(optim)(state.step - state.skipped), jnp.float32),
             "skipped": 1.0 - good,
         }
-        return TrainState(params, opt_state, state.step + 1, skipped, in_row, usual), metrics
+        after = TrainState(params, opt_state, state.step + 1, skipped, in_row, usual)
+        if state_places is not None:
+            after = jax.lax.with_sharding_constraint(after, state_places)
+        return after, metrics
 
     return step
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="policy", donate_argnums=1)
-def train_step(model: TransformerConfig, state: TrainState, tokens: jax.Array, *,
+def train_step(model: DecoderConfig, state: TrainState, tokens: jax.Array, *,
                policy: Any = None) -> tuple[TrainState, Metrics]:  # fmt: skip
     """One update with the usual optimizer, as `python -m xform memory` takes it."""
-    return make_step(model, _OPTIM, policy)(state, tokens)
+    mesh = jax.sharding.get_abstract_mesh()
+    return make_step(model, _OPTIM, policy, mesh=mesh if mesh.size > 1 else None)(state, tokens)
 
 
-def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None, dtype: str = "bf16",
-           scan: bool = True, data: int = 1, model: int = 1
-           ) -> tuple[TransformerConfig, TrainState, jax.ShapeDtypeStruct]:  # fmt: skip
+def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None,
+           dtype: str = "bfloat16", scan: bool = True, mesh: str = ""
+           ) -> tuple[DecoderConfig, TrainState, jax.ShapeDtypeStruct]:  # fmt: skip
     """Arguments of `train_step` as types: nothing is allocated.
 
-    On `data` x `model` devices the batch is sharded over the one axis, and the largest axis of each
-    array of the state over both, if they divide it.
+    On a mesh, such as `fsdp=4,tensor=4`, they have the shardings of a run, and the model's layers
+    have those that the arguments imply.
     """
-    base = PRESETS[preset]
+    base = TRAINED[preset]
     config = dataclasses.replace(base, context=context or base.context, dtype=dtype, scan=scan)
-    state = abstract_state(config, _OPTIM)
+    devices = abstract_mesh(mesh)
     tokens = jax.ShapeDtypeStruct((1, batch, config.context + 1), jnp.uint8)
-    if data * model == 1:
-        return config, state, tokens
-    mesh = AbstractMesh((data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-
-    def sharded(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        axis = max(range(x.ndim), key=lambda i: x.shape[i], default=0)
-        split = x.ndim and x.shape[axis] % (data * model) == 0
-        spec = P(*[None] * axis, ("data", "model")) if split else P()
-        return x.update(sharding=NamedSharding(mesh, spec))
-
-    tokens = tokens.update(sharding=NamedSharding(mesh, P(None, "data")))
-    return config, jax.tree.map(sharded, state), tokens
+    if devices.size == 1:
+        return config, abstract_state(config, _OPTIM), tokens
+    where = batch_sharding(devices, batch, axis=1)
+    return config, abstract_state(config, _OPTIM, devices), tokens.update(sharding=where)
 
 
 @functools.cache
-def make_evaluate(model: TransformerConfig) -> Callable[[nnx.State, ArrayLike], jax.Array]:
-    """The jitted mean loss, nats per token, of uint8 tokens `[batch, window + 1]`."""
-    loss = make_loss(model)
+def make_evaluate(model: DecoderConfig, mesh: AbstractMesh | None = None
+                  ) -> Callable[[nnx.State, ArrayLike], jax.Array]:  # fmt: skip
+    """The jitted mean loss, nats per token, of integer tokens `[batch, window + 1]`."""
+    loss = make_loss(model, training=False, mesh=mesh)
     return jax.jit(lambda params, tokens: loss(params, jnp.asarray(tokens)))
 
 
-def compile_step(model: TransformerConfig, optim: OptimConfig, tokens: jax.ShapeDtypeStruct,
-                 policy: Any = None) -> jax.stages.Compiled:  # fmt: skip
+def compile_step(model: DecoderConfig, optim: OptimConfig, tokens: jax.ShapeDtypeStruct,
+                 policy: Any = None, seed: int = 0, mesh: Mesh | None = None
+                 ) -> jax.stages.Compiled:  # fmt: skip
     """Compile the step for tokens of a type, with its state donated."""
-    state = abstract_state(model, optim)
-    step = jax.jit(make_step(model, optim, policy), donate_argnums=0)
+    state = abstract_state(model, optim, mesh)
+    around = None if mesh is None else mesh.abstract_mesh
+    step = jax.jit(make_step(model, optim, policy, seed, around), donate_argnums=0)
     compiled = step.lower(state, tokens).compile()
     check_donation(compiled, state)
     return compiled

@@ -1,11 +1,12 @@
 """Every parameter says what its axes are, and rules say where they lie."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from models.nets.axes import RULES, shardings, spec
+from models.nets.axes import RULES, constrained, shardings, spec
 from models.nets.presets import PRESETS, abstract, parameter_count
 
 MESH = AbstractMesh(
@@ -16,6 +17,7 @@ PUBLISHED = {
     "gpt2-355m": 354_823_168,
     "gpt2-774m": 774_030_080,
     "gpt2-1.5b": 1_557_611_200,
+    "tinyllama-1.1b": 1_100_048_384,
     "llama2-7b": 6_738_415_616,
     "llama2-13b": 13_015_864_320,
     "llama2-70b": 68_976_648_192,
@@ -63,3 +65,14 @@ def test_a_models_shardings_have_its_structure() -> None:
     assert layer["attention"]["out"]["kernel"].get_value().spec == PartitionSpec(
         None, "tensor", None, "fsdp"
     )
+
+
+def test_what_layers_make_lies_by_the_rules_where_there_is_a_mesh() -> None:
+    x = jnp.ones((4, 3, 8))
+    assert constrained(x, "batch", None, "heads") is x
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh):
+        parted = jax.jit(lambda x: constrained(x, "batch", None, "heads"))(x)
+        assert parted.sharding.shard_shape(x.shape) == (1, 3, 4)
+        odd = jax.jit(lambda x: constrained(x, "heads", "batch", None))(x)
+        assert odd.sharding.shard_shape(x.shape) == (2, 3, 8)
