@@ -1,4 +1,4 @@
-"""The commands: `python -m models train`, `sample` and `demo`, each with `--help`."""
+"""The commands: `python -m models train`, `sample`, `export` and `demo`, each with `--help`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from models.errors import InputError
 COMMANDS = {
     "train": "train a model, or go on with a run",
     "sample": "text from a trained model",
+    "export": "a trained model as a Hugging Face folder",
     "demo": "memory, training, samples and plots in a few minutes",
 }
 INPUT_ERROR = 2

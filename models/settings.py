@@ -117,6 +117,8 @@ def leaves(tree: Any, sections: tuple[str, ...] = ()) -> Iterator[Leaf]:
 def replaced(tree: Tree, values: Mapping[str, Any], by_flag: bool = False) -> Tree:
     """The tree with other values for some settings, given by name; `InputError` for a wrong one."""
     known = {leaf.name: leaf for leaf in leaves(tree)}
+    for name in values.keys() - known.keys():
+        raise InputError(f"{name} is no setting of such a model{nearest(name, known)}")
     checked = {
         name: known[name].checked(value, known[name].flag if by_flag else name)
         for name, value in values.items()

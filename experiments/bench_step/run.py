@@ -17,15 +17,14 @@ from flax import nnx
 import xform
 from experiments.report import write_table
 from experiments.timing import paired
-from models.nets.config import MLPConfig, TransformerConfig
-from models.nets.mlp import MLP
-from models.nets.transformer import Transformer, next_token_loss
+from models.nets.llama import Llama, LlamaConfig
+from models.nets.mlp import MLP, MLPConfig
 
 HERE = Path(__file__).parent
 # XLA:CPU drops the barriers that keep jax.checkpoint's recompute apart; without this pass it keeps
 # them, and JAX recomputes what xform recomputes.
 KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-DECODER = TransformerConfig(width=256, depth=6, heads=8, kv_heads=4, hidden=768, context=256)
+DECODER = LlamaConfig(width=256, depth=6, heads=8, kv_heads=4, hidden=768, context=256, tied=True)
 DEEP_MLP = MLPConfig(depth=12)
 
 Loss = Callable[..., jax.Array]
@@ -33,7 +32,7 @@ Loss = Callable[..., jax.Array]
 
 def mlp(scan: bool, policy: str | None) -> tuple[Loss, tuple[Any, Any]]:
     """A residual MLP's mean square output, with its parameters and a batch of 1024."""
-    config = dataclasses.replace(DEEP_MLP, scan=scan, block_policy=policy)
+    config = dataclasses.replace(DEEP_MLP, scan=scan, remat=policy)
     graphdef, params = nnx.split(MLP(config, rngs=nnx.Rngs(0)))
     batch = jax.random.normal(jax.random.key(1), (1024, config.inputs))
     return lambda p, x: jnp.mean(nnx.merge(graphdef, p)(x) ** 2), (params, batch)
@@ -41,10 +40,10 @@ def mlp(scan: bool, policy: str | None) -> tuple[Loss, tuple[Any, Any]]:
 
 def transformer(scan: bool, policy: str | None, depth: int = DECODER.depth):
     """A decoder's loss, with its parameters and a batch of four windows."""
-    config = dataclasses.replace(DECODER, scan=scan, block_policy=policy, depth=depth)
-    graphdef, params = nnx.split(Transformer(config, rngs=nnx.Rngs(0)))
+    config = dataclasses.replace(DECODER, scan=scan, remat=policy, depth=depth)
+    graphdef, params = nnx.split(Llama(config, rngs=nnx.Rngs(0)))
     tokens = jax.random.randint(jax.random.key(1), (4, config.context + 1), 0, config.vocab)
-    return lambda p, t: next_token_loss(nnx.merge(graphdef, p), t), (params, tokens)
+    return lambda p, t: nnx.merge(graphdef, p).loss(t, chunk=None), (params, tokens)
 
 
 def compiled(transform: Any, loss: Loss, args: Any, options: dict[str, str] | None = None) -> Any:

@@ -18,17 +18,16 @@ from flax import nnx
 import xform
 from experiments.bench_step.run import transformer
 from experiments.report import write_table
-from models.nets.config import MLPConfig, TransformerConfig
-from models.nets.mlp import MLP
-from models.nets.transformer import Transformer, next_token_loss
+from models.nets.llama import Llama, LlamaConfig
+from models.nets.mlp import MLP, MLPConfig
 from xform import policies
 
 HERE = Path(__file__).parent
 HEAD = ["what is timed", "program", "xform / JAX (median)", "quartiles", "ms, xform", "ms, JAX"]
 # Small enough that arithmetic takes no time: what is left is Python.
 SMALL_MLP = MLPConfig(inputs=8, width=8, hidden=16, outputs=8, depth=4, scan=False)
-SMALL_TRANSFORMER = TransformerConfig(
-    vocab=16, context=8, width=16, depth=2, heads=4, kv_heads=2, hidden=16, scan=False
+SMALL_TRANSFORMER = LlamaConfig(
+    vocab=16, context=8, width=16, depth=2, heads=4, kv_heads=2, hidden=16, scan=False, tied=True
 )
 
 Program = tuple[Callable[..., jax.Array], tuple[Any, Any]]
@@ -56,9 +55,9 @@ def flax_mlp() -> Program:
 
 def flax_transformer() -> Program:
     """The decoder of `models`, with two blocks."""
-    graphdef, params = nnx.split(Transformer(SMALL_TRANSFORMER, rngs=nnx.Rngs(0)))
+    graphdef, params = nnx.split(Llama(SMALL_TRANSFORMER, rngs=nnx.Rngs(0)))
     tokens = jnp.arange(18).reshape(2, 9) % SMALL_TRANSFORMER.vocab
-    return lambda p, t: next_token_loss(nnx.merge(graphdef, p), t), (params, tokens)
+    return lambda p, t: nnx.merge(graphdef, p).loss(t, chunk=None), (params, tokens)
 
 
 PROGRAMS = {

@@ -8,7 +8,6 @@ from typing import Any
 from models.errors import InputError
 from models.nets.gpt2 import GPT2Config
 from models.nets.llama import LlamaConfig
-from models.nets.rotary import Rotary, Stretch
 
 Json = Mapping[str, Any]
 
@@ -71,52 +70,52 @@ def _llama(config: Json) -> LlamaConfig:
     window = config.get("sliding_window")
     _only(config, hidden_act=("silu",), attention_bias=(False,), mlp_bias=(False,))
     _only(config, sliding_window=(None, window if window and window >= context else None))
-    heads = config["num_attention_heads"]
+    heads, width = config["num_attention_heads"], config["hidden_size"]
+    each = config.get("head_dim")
     return LlamaConfig(
         vocab=config["vocab_size"],
         context=context,
-        width=config["hidden_size"],
+        width=width,
         depth=config["num_hidden_layers"],
         heads=heads,
         epsilon=config["rms_norm_eps"],
         kv_heads=config.get("num_key_value_heads") or heads,
         hidden=config["intermediate_size"],
-        rotary=_rotary(config),
-        head_width=config.get("head_dim") or 0,
+        head_width=0 if each in (None, width // heads) else each,
         tied=config.get("tie_word_embeddings", False),
         experts=config.get("num_local_experts", 0),
         chosen=config.get("num_experts_per_tok", 2),
+        **_positions(config),
     )
 
 
-def _rotary(config: Json) -> Rotary:
+def _positions(config: Json) -> dict[str, Any]:
     """By `rope_parameters`, or, as before version 5, by `rope_theta` and `rope_scaling`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     base = rope.get("rope_theta") or config.get("rope_theta", 10_000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
-        return Rotary(base)
+        return {"rope_base": base}
     if kind != "llama3":
         raise InputError(f"config.json has positions of type {kind}; ours are default or llama3")
-    stretch = Stretch(
-        rope["factor"],
-        rope["low_freq_factor"],
-        rope["high_freq_factor"],
-        rope["original_max_position_embeddings"],
-    )
-    return Rotary(base, stretch)
+    return {
+        "rope_base": base,
+        "rope_factor": rope["factor"],
+        "rope_low": rope["low_freq_factor"],
+        "rope_high": rope["high_freq_factor"],
+        "rope_context": rope["original_max_position_embeddings"],
+    }
 
 
 def _write_llama(config: LlamaConfig) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default"}
-    if config.rotary.stretch is not None:
-        s = config.rotary.stretch
+    if config.rope_factor != 1:
         rope = {
             "rope_type": "llama3",
-            "factor": s.factor,
-            "low_freq_factor": s.low,
-            "high_freq_factor": s.high,
-            "original_max_position_embeddings": s.context,
+            "factor": config.rope_factor,
+            "low_freq_factor": config.rope_low,
+            "high_freq_factor": config.rope_high,
+            "original_max_position_embeddings": config.rope_context,
         }
     written = {
         "architectures": ["MixtralForCausalLM" if config.experts else "LlamaForCausalLM"],
@@ -129,15 +128,15 @@ def _write_llama(config: LlamaConfig) -> dict[str, Any]:
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_width,
+        "head_dim": config.each_head,
         "rms_norm_eps": config.epsilon,
-        "rope_parameters": rope | {"rope_theta": config.rotary.base},
+        "rope_parameters": rope | {"rope_theta": config.rope_base},
         "tie_word_embeddings": config.tied,
     }
     experts = {"num_local_experts": config.experts, "num_experts_per_tok": config.chosen}
     # Versions before 5 read the next two.
-    older = {"rope_theta": config.rotary.base}
-    older |= {"rope_scaling": rope} if config.rotary.stretch else {}
+    older: dict[str, Any] = {"rope_theta": config.rope_base}
+    older |= {"rope_scaling": rope} if config.rope_factor != 1 else {}
     return written | older | (experts if config.experts else {})
 
 

@@ -14,23 +14,37 @@ from models.nets.cache import Cache
 from models.nets.layers import Layers
 from models.nets.loss import cross_entropy, scores
 from models.nets.mixture import Routing
+from models.nets.policies import POLICIES
 from models.nets.self_attention import Context
+from models.settings import setting
+
+SIZE: dict[str, Any] = {"least": 1, "most": 2**31 - 1, "change": "never"}
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes, and how to compute: what a decoder of any kind has."""
+    """Sizes, and how to compute: what a decoder of any kind has.
 
-    vocab: int
-    context: int  # the most tokens that it is made for
-    width: int
-    depth: int
-    heads: int
-    epsilon: float = 1e-5
-    chunk: int = 256  # queries whose scores are in memory at once; see attention.py
-    scan: bool = True
-    remat: bool = False  # of each layer; see layers.py
-    dtype: str = "float32"  # of the computation; parameters are float32
+    `chunk` is explained in `attention.py`, `scan` and `remat` in `layers.py`.
+    """
+
+    vocab: int = setting(256, "Tokens that there are.", **SIZE)
+    context: int = setting(128, "Tokens in a window.", **SIZE)
+    width: int = setting(128, "Of the residual stream.", **SIZE)
+    depth: int = setting(4, "Layers.", **SIZE)
+    heads: int = setting(4, "Heads of queries.", **SIZE)
+    epsilon: float = setting(1e-5, "What norms add to a variance.", above=0, change="never")
+    chunk: int = setting(256, "Queries whose scores are in memory at once.", least=1)
+    scan: bool = setting(True, "Loop over stacked layers, or write them out.", change="never")
+    remat: str | None = setting(
+        None, "What a remat region around each layer saves; none without.", choices=tuple(POLICIES)
+    )
+    dtype: str = setting("float32", "Of the computation; parameters are float32.", choices=DTYPES)
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is no multiple of {self.heads} heads")
 
 
 class Decoder(nnx.Module):

@@ -20,13 +20,14 @@ from models.nets.dense import NORMAL, embedding
 from models.nets.dropout import dropout
 from models.nets.layers import Layers
 from models.nets.norms import layer_norm
+from models.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
 class GPT2Config(DecoderConfig):
     """The sizes of a GPT-2."""
 
-    dropout: float = 0.1  # where a key is given
+    dropout: float = setting(0.1, "Share of vectors' elements zeroed in training.", least=0, most=1)
 
 
 class GPT2(Decoder):

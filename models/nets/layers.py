@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-import xform
+from models.nets.policies import with_policy
 
 
 class Layers(nnx.Module):
     """`depth` layers of one kind, each a module called as `x, out = layer(x, own, shared)`.
 
     Scanned, each parameter has a leading axis "layers", XLA compiles one layer, and xform plans
-    one body. Unrolled, there are `depth` modules. Both draw the same initial values. With
-    `remat`, a layer keeps its input alone and is run again in the backward pass, whatever the
-    policy of the whole.
+    one body. Unrolled, there are `depth` modules. Both draw the same initial values. `remat` names
+    one of `policies.py`: then each layer is a remat region that keeps what this one says, whatever
+    the policy of the whole.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Layers(nnx.Module):
         depth: int,
         *,
         scan: bool,
-        remat: bool,
+        remat: str | None,
         rngs: nnx.Rngs,
     ) -> None:
         keys = jax.random.split(rngs.params(), depth)
@@ -45,7 +45,7 @@ class Layers(nnx.Module):
         def run(graphdef: nnx.GraphDef[Any]) -> Callable[..., Any]:
             # Pure, so that a policy sees the parameters among the inputs, which are kept anyway.
             layer = lambda params, x, own, shared: nnx.merge(graphdef, params)(x, own, shared)
-            return xform.remat(layer) if self.remat else layer
+            return with_policy(layer, self.remat)
 
         if self.scan:
             graphdef, params = nnx.split(self.each)

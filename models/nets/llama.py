@@ -13,33 +13,58 @@ import jax
 from flax import nnx
 
 from models.nets.cache import Cache
-from models.nets.decoder import Decoder, DecoderConfig
+from models.nets.decoder import SIZE, Decoder, DecoderConfig
 from models.nets.dense import NORMAL, dense, embedding
 from models.nets.layers import Layers
 from models.nets.mixture import Mixture
 from models.nets.norms import rms_norm
 from models.nets.perceptron import GatedPerceptron
-from models.nets.rotary import Rotary
+from models.nets.rotary import Rotary, Stretch
 from models.nets.self_attention import Context, SelfAttention
+from models.settings import setting
 
-PLAIN = Rotary()
+ANY: dict[str, Any] = {"above": 0, "change": "never"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """The sizes of a Llama; with experts, of a Mixtral."""
+    """The sizes of a Llama; with experts, of a Mixtral. Positions are explained in `rotary.py`."""
 
-    kv_heads: int
-    hidden: int
-    rotary: Rotary = PLAIN
-    head_width: int = 0  # width / heads if 0
-    tied: bool = False
-    experts: int = 0
-    chosen: int = 2  # experts for each token
+    kv_heads: int = setting(2, "Heads of keys and values.", **SIZE)
+    hidden: int = setting(384, "Of the perceptrons.", **SIZE)
+    head_width: int = setting(0, "Of each head; width / heads if 0.", least=0, change="never")
+    tied: bool = setting(False, "Scores by the embedding itself.", change="never")
+    experts: int = setting(0, "Perceptrons of a mixture; none if 0.", least=0, change="never")
+    chosen: int = setting(2, "Experts for each token.", **SIZE)
+    balance: float = setting(0.01, "What the imbalance of experts adds to a loss.", least=0)
+    rope_base: float = setting(10_000.0, "Of rotary positions.", above=1, change="never")
+    rope_factor: float = setting(1.0, "By which slow turns are slower.", least=1, change="never")
+    rope_low: float = setting(1.0, "Waves in --rope-context of a slow turn.", **ANY)
+    rope_high: float = setting(4.0, "Waves in --rope-context of a fast turn.", **ANY)
+    rope_context: int = setting(8192, "The context before turns were made slower.", **SIZE)
 
     def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
         if not self.head_width:
-            object.__setattr__(self, "head_width", self.width // self.heads)
+            super().__post_init__()
+        if self.each_head % 2:
+            raise ValueError(f"heads of width {self.each_head} have no pairs to turn")
+        if self.chosen > self.experts > 0:
+            raise ValueError(f"{self.chosen} experts are to be chosen of {self.experts}")
+
+    @property
+    def each_head(self) -> int:
+        """The width of a head."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def rotary(self) -> Rotary:
+        """The positions."""
+        if self.rope_factor == 1:
+            return Rotary(self.rope_base)
+        stretch = Stretch(self.rope_factor, self.rope_low, self.rope_high, self.rope_context)
+        return Rotary(self.rope_base, stretch)
 
 
 class Block(nnx.Module):
@@ -53,7 +78,7 @@ class Block(nnx.Module):
             c.width,
             c.heads,
             c.kv_heads,
-            c.head_width,
+            c.each_head,
             causal=True,
             bias=False,
             chunk=c.chunk,
@@ -91,9 +116,9 @@ class Llama(Decoder):
 
     def enter(self, tokens: jax.Array, positions: jax.Array, key: jax.Array | None) -> Any:
         """A token's vector, and the angles of its position; nothing is dropped."""
-        return self.embed(tokens), self.config.rotary.angles(positions, self.config.head_width)
+        return self.embed(tokens), self.config.rotary.angles(positions, self.config.each_head)
 
     def cache(self, batch: int, room: int) -> Cache:
         """A cache for so many sequences of so many tokens, with nothing in it."""
         c = self.config
-        return Cache.empty(c.depth, batch, room, c.kv_heads, c.head_width, c.dtype)
+        return Cache.empty(c.depth, batch, room, c.kv_heads, c.each_head, c.dtype)

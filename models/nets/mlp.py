@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from models.nets.config import DTYPES, MLPConfig
-from models.nets.stack import Stack
+from models.nets.dense import dense
+from models.nets.layers import Layers
 
 
-class MLPBlock(nnx.Module):
+@dataclasses.dataclass(frozen=True)
+class MLPConfig:
+    """Layers `width -> hidden -> width` between a map from `inputs` and one to `outputs`."""
+
+    inputs: int = 256
+    width: int = 256
+    hidden: int = 1024
+    outputs: int = 256
+    depth: int = 16
+    scan: bool = True
+    remat: str | None = None
+    dtype: str = "float32"  # of the computation; parameters are float32
+
+
+class Block(nnx.Module):
     """`x + down(gelu(up(x)))`."""
 
     def __init__(self, config: MLPConfig, *, rngs: nnx.Rngs) -> None:
-        linear = functools.partial(nnx.Linear, dtype=DTYPES[config.dtype], rngs=rngs)
-        self.up = linear(config.width, config.hidden)
-        self.down = linear(config.hidden, config.width)
+        common: dict[str, Any] = {"bias": True, "dtype": config.dtype, "rngs": rngs}
+        sides = {"embed": config.width}, {"mlp": config.hidden}
+        self.up = dense(*sides, **common)
+        self.down = dense(*sides[::-1], **common)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Map `[..., width]` to the same shape and dtype."""
+    def __call__(self, x: jax.Array, own: Any, shared: Any) -> tuple[jax.Array, None]:
+        """Map `[..., width]` to the same; there is nothing else to read or to say."""
         hidden = checkpoint_name(self.up(x), "mlp_hidden")
-        return checkpoint_name(x + self.down(jax.nn.gelu(hidden)), "block_out")
+        return checkpoint_name(x + self.down(jax.nn.gelu(hidden)), "block_out"), None
 
 
 class MLP(nnx.Module):
-    """A linear map in, `depth` residual blocks, a linear map out."""
+    """Vectors in, vectors out."""
 
     def __init__(self, config: MLPConfig, *, rngs: nnx.Rngs) -> None:
-        dtype = DTYPES[config.dtype]
-        self.config = config
-        self.enter = nnx.Linear(config.inputs, config.width, dtype=dtype, rngs=rngs)
-        self.stack = Stack(
-            lambda rngs: MLPBlock(config, rngs=rngs),
-            config.depth,
-            scan=config.scan,
-            policy=config.block_policy,
-            rngs=rngs,
-        )
-        self.leave = nnx.Linear(config.width, config.outputs, dtype=dtype, rngs=rngs)
+        c = self.config = config
+        common: dict[str, Any] = {"bias": True, "dtype": c.dtype, "rngs": rngs}
+        self.enter = dense({"channels_in": c.inputs}, {"channels": c.width}, **common)
+        make = lambda rngs: Block(c, rngs=rngs)
+        self.layers = Layers(make, c.depth, scan=c.scan, remat=c.remat, rngs=rngs)
+        self.leave = dense({"embed": c.width}, {"classes": c.outputs}, **common)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map `[..., inputs]` to float32 `[..., outputs]`."""
-        return self.leave(self.stack(self.enter(x))).astype(jnp.float32)
+        return self.leave(self.layers(self.enter(x))[0]).astype(jnp.float32)

@@ -7,12 +7,13 @@ from typing import Any
 import jax
 from flax import nnx
 
+from models.nets.decoder import DecoderConfig
 from models.nets.gpt2 import GPT2, GPT2Config
 from models.nets.llama import Llama, LlamaConfig
+from models.nets.mlp import MLP, MLPConfig
 from models.nets.ode import NeuralODE, ODEConfig
 from models.nets.recurrent import Recurrent, RecurrentConfig
 from models.nets.resnet import ResNet, ResNetConfig
-from models.nets.rotary import Rotary, Stretch
 from models.nets.unet import UNet, UNetConfig
 from models.nets.vit import ViT, ViTConfig
 
@@ -24,6 +25,7 @@ KINDS: dict[type[Any], type[Any]] = {
     UNetConfig: UNet,
     RecurrentConfig: Recurrent,
     ODEConfig: NeuralODE,
+    MLPConfig: MLP,
 }
 
 
@@ -37,13 +39,19 @@ def _llama(
     return LlamaConfig(vocab, context, width, depth, heads, **more)
 
 
-_LLAMA3 = {"kv_heads": 8, "rotary": Rotary(500_000.0)}
-_LLAMA31 = {"kv_heads": 8, "rotary": Rotary(500_000.0, Stretch())}
+_LLAMA3 = {"kv_heads": 8, "rope_base": 500_000.0}
+_LLAMA31 = {**_LLAMA3, "rope_factor": 8.0}
 PRESETS: dict[str, Any] = {
+    # The first four are for text in bytes, on a laptop.
+    "tiny": GPT2Config(dropout=0.0),
+    "tiny-llama": LlamaConfig(tied=True),
+    "tiny-mixtral": LlamaConfig(tied=True, experts=4),
+    "small": GPT2Config(256, 512, 384, 8, 6, dropout=0.0),
     "gpt2-124m": _gpt2(768, 12, 12),
     "gpt2-355m": _gpt2(1024, 24, 16),
     "gpt2-774m": _gpt2(1280, 36, 20),
     "gpt2-1.5b": _gpt2(1600, 48, 25),
+    "tinyllama-1.1b": _llama(32_000, 2048, 2048, 22, 32, kv_heads=4, hidden=5632),
     "llama2-7b": _llama(32_000, 4096, 4096, 32, 32, kv_heads=32, hidden=11_008),
     "llama2-13b": _llama(32_000, 4096, 5120, 40, 40, kv_heads=40, hidden=13_824),
     "llama2-70b": _llama(32_000, 4096, 8192, 80, 64, kv_heads=8, hidden=28_672),
@@ -58,7 +66,7 @@ PRESETS: dict[str, Any] = {
         32,
         kv_heads=8,
         hidden=14_336,
-        rotary=Rotary(1e6),
+        rope_base=1e6,
         experts=8,
     ),
     "resnet20": ResNetConfig(16, (16, 32, 64), (3, 3, 3), 10, bottleneck=False, small=True),
@@ -68,7 +76,12 @@ PRESETS: dict[str, Any] = {
     "lstm": RecurrentConfig("lstm", 64, 128),
     "gru": RecurrentConfig("gru", 64, 128),
     "ode": ODEConfig(64, 256, 200),
+    "mlp": MLPConfig(),
 }
+
+
+# What `models/train` trains: models of language.
+TRAINED = {name: config for name, config in PRESETS.items() if isinstance(config, DecoderConfig)}
 
 
 def build(config: Any, seed: int = 0) -> Any:

@@ -38,7 +38,7 @@ class ViTConfig:
     dropout: float = 0.0
     chunk: int = 256
     scan: bool = True
-    remat: bool = False
+    remat: str | None = None
     dtype: str = "float32"
 
 

@@ -1,6 +1,6 @@
 """The whole path in a few minutes on two CPU cores: `python -m models demo`.
 
-Prints the memory of the gradient under each policy, trains the tiny transformer on the sources of
+Prints the memory of the gradient under each policy, trains a small GPT-2 on the sources of
 the Python standard library within a budget, samples from it, and writes plots and figures to a
 folder.
 """
@@ -13,14 +13,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from flax import nnx
 from rich.panel import Panel
 
-from models.nets.config import PRESETS
-from models.nets.transformer import abstract_transformer, parameter_count
+from models.nets.presets import TRAINED, abstract, parameter_count
 from models.run.flags import Parser
 from models.run.memory_table import measure, table
 from models.run.plots import plot_losses, plot_memory
-from models.run.sample import generate
+from models.run.sample import Sampling, texts
 from models.settings import replaced, setting
 from models.train.config import RunConfig
 from models.train.display import Output
@@ -30,9 +30,8 @@ from models.train.loop import train
 from models.train.optim import OptimConfig
 from models.train.store import METRIC
 
-MODEL = PRESETS["tiny"]
+MODEL = TRAINED["tiny"]
 BATCH = 16
-PROMPT = b"def "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Demo:
 
 
 def main(arguments: list[str]) -> int:
-    """Memory table, training within a budget, sample and plots of the tiny transformer."""
+    """Memory table, training within a budget, sample and plots of a small GPT-2."""
     parser = Parser(prog="python -m models demo", description=main.__doc__)
     parser.add_settings(Demo())
     demo = replaced(Demo(), parser.parse(arguments), by_flag=True)
@@ -80,11 +79,12 @@ def main(arguments: list[str]) -> int:
         f"Validation: {judged[0]:.2f} bits per byte before training, {judged[-1]:.2f} after"
         f" {outcome.step} steps ({judged[-1] / judged[0]:.0%})."
     )
-    text = generate(MODEL, outcome.state.params, PROMPT, length=400, temperature=0.7)
-    console.print(Panel(text.decode(errors="replace"), title="a sample", highlight=False))
+    model = nnx.merge(nnx.graphdef(abstract(MODEL)), outcome.state.params)
+    (text,) = texts(model, Sampling(temperature=0.7))
+    console.print(Panel(text, title="a sample", highlight=False))
 
-    count = parameter_count(abstract_transformer(MODEL)) / 1e6
-    title = f"A transformer of {count:.1f} M parameters learns the source of Python"
+    count = parameter_count(model) / 1e6
+    title = f"A GPT-2 of {count:.1f} M parameters learns the source of Python"
     plot_losses(records, out / "loss.png", title)
     plot_memory(rows, out / "memory.png", f"What each policy saves: {shape}")
     results = {

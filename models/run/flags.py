@@ -15,10 +15,11 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
-    def add_settings(self, tree: Any) -> None:
-        """A flag for each setting, in a group for each section; none has a default."""
+    def add_settings(self, *trees: Any) -> None:
+        """A flag for each setting of any tree, in a group for each section; none has a default."""
         groups: dict[tuple[str, ...], Any] = {}
-        for leaf in leaves(tree):
+        settings = {leaf.name: leaf for tree in reversed(trees) for leaf in leaves(tree)}
+        for leaf in settings.values():
             if leaf.sections not in groups:
                 title = f"settings in [{'.'.join(leaf.sections)}]" if leaf.sections else "settings"
                 groups[leaf.sections] = self.add_argument_group(title)

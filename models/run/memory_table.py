@@ -12,9 +12,10 @@ from flax import nnx
 from rich.table import Table
 
 import xform
-from models.nets.config import TransformerConfig
+from models.nets.decoder import DecoderConfig
 from models.nets.policies import POLICIES
-from models.nets.transformer import abstract_transformer, next_token_loss
+from models.nets.presets import abstract
+from models.train.step import make_loss
 
 MIB = 2**20
 
@@ -28,19 +29,21 @@ class Row:
     flops_recomputed: dict[str, int]
 
 
-def measure(config: TransformerConfig, batch: int) -> list[Row]:
+def measure(config: DecoderConfig, batch: int) -> list[Row]:
     """Compile the gradient of the loss from shapes, once for every policy and layout.
 
-    The first row is `jax.grad` of the same model without remat. FLOPs recomputed are those beyond
+    The first rows are `jax.grad` and `xform.grad` of the model without remat regions, the others
+    have one around each layer. FLOPs recomputed are those beyond
     the row that saves everything. `batch` is in sequences of `config.context` tokens.
     """
     ways: list[tuple[str, Callable[..., Any], str | None]] = [
         ("jax.grad", jax.grad, None),
+        ("xform.grad", xform.grad, None),
         *[(f"xform.grad, {policy}", xform.grad, policy) for policy in POLICIES],
     ]
     reports = {
         (name, layout): _report(
-            dataclasses.replace(config, scan=layout == "scanned", block_policy=policy),
+            dataclasses.replace(config, scan=layout == "scanned", remat=policy),
             batch,
             transform,
         )
@@ -65,11 +68,8 @@ def measure(config: TransformerConfig, batch: int) -> list[Row]:
     ]
 
 
-def _report(config: TransformerConfig, batch: int, transform: Callable[..., Any]) -> dict[str, Any]:
-    graphdef, params = nnx.split(abstract_transformer(config))
-
-    def loss(params: nnx.State, tokens: jax.Array) -> jax.Array:
-        return next_token_loss(nnx.merge(graphdef, params), tokens)
+def _report(config: DecoderConfig, batch: int, transform: Callable[..., Any]) -> dict[str, Any]:
+    params, loss = nnx.state(abstract(config)), make_loss(config)
 
     def gradient(params: nnx.State, tokens: jax.Array) -> nnx.State:
         return transform(loss)(params, tokens)
@@ -81,7 +81,7 @@ def _report(config: TransformerConfig, batch: int, transform: Callable[..., Any]
 def table(rows: list[Row], title: str) -> Table:
     """The rows for a terminal: MiB and GFLOP."""
     result = Table(title=title, title_justify="left")
-    result.add_column("gradient, what each block saves")
+    result.add_column("gradient, what each layer saves")
     for layout in ("scanned", "unrolled"):
         result.add_column(f"{layout}\ntemp MiB", justify="right")
         result.add_column("recomputed\nGFLOP", justify="right")

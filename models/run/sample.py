@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 from pathlib import Path
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from models.errors import InputError
-from models.nets.config import TransformerConfig
-from models.nets.transformer import abstract_transformer
+from models.nets.generate import Draw, generate
 from models.run.flags import Parser
+from models.run.trained import trained
 from models.settings import replaced, setting
-from models.train.config import LARGEST_SEED, read_config
-from models.train.folder import CHECKPOINTS
-from models.train.state import abstract_state
-from models.train.store import Damaged, Store
+from models.train.config import LARGEST_SEED
+
+BYTES = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,61 +25,20 @@ class Sampling:
     out: Path = setting(Path("runs/tiny"), "Folder of the run.")
     prompt: str = setting("def ", "Text to continue.")
     length: int = setting(400, "Bytes to add.", least=1, most=10**9)
+    samples: int = setting(1, "Continuations, all at once.", least=1, most=10**6)
     temperature: float = setting(0.8, "0 takes the best byte.", least=0)
+    top_k: int = setting(0, "Of so many likeliest bytes; of all if 0.", least=0)
+    top_p: float = setting(1.0, "Of the likeliest, up to this probability.", above=0, most=1)
     seed: int = setting(0, "Of the draws.", least=0, most=LARGEST_SEED)
 
 
-def generate(
-    config: TransformerConfig,
-    params: nnx.State,
-    prompt: bytes,
-    *,
-    length: int,
-    temperature: float = 0.8,
-    seed: int = 0,
-) -> bytes:
-    """Continue `prompt`, which holds at least one byte, by `length` bytes.
-
-    Each byte is drawn from the model's scores divided by `temperature`; at 0 the best one is
-    taken. The model reads the last `config.context` bytes.
-    """
-    window = config.context
-    total = max(window, len(prompt) + length)
-    tokens = jnp.zeros(total, jnp.int32).at[: len(prompt)].set(jnp.array([*prompt]))
-    span = (len(prompt), len(prompt) + length)
-    key = jax.random.key(seed)
-    filled = _extend(config, temperature <= 0, params, tokens, span, temperature, key)
-    return np.asarray(filled[: span[1]]).astype(np.uint8).tobytes()
-
-
-@functools.partial(jax.jit, static_argnames=("config", "greedy"))
-def _extend(
-    config: TransformerConfig,
-    greedy: bool,
-    params: nnx.State,
-    tokens: jax.Array,
-    span: tuple[int, int],
-    temperature: float,
-    key: jax.Array,
-) -> jax.Array:
-    """Fill positions `span[0]` up to `span[1]` of `tokens` `[N]`, `N >= config.context`."""
-    graphdef, _ = nnx.split(abstract_transformer(config))
-    model = nnx.merge(graphdef, params)
-
-    def fill(position: jax.Array, tokens: jax.Array) -> jax.Array:
-        # What stands after `position` in the window is not read, since attention is causal.
-        start = jnp.maximum(position - config.context, 0)
-        window = jax.lax.dynamic_slice_in_dim(tokens, start, config.context)
-        # A vocabulary may be larger than the 256 bytes that it was trained on.
-        scores = model(window[None])[0, position - 1 - start, :256]
-        if greedy:
-            chosen = jnp.argmax(scores)
-        else:
-            step_key = jax.random.fold_in(key, position)
-            chosen = jax.random.categorical(step_key, scores / temperature)
-        return tokens.at[position].set(chosen.astype(tokens.dtype))
-
-    return jax.lax.fori_loop(span[0], span[1], fill, tokens)
+def texts(model: Any, asked: Sampling) -> list[str]:
+    """The prompt and each of its continuations."""
+    prompt = np.frombuffer(asked.prompt.encode(), np.uint8)
+    # A vocabulary may be larger than the 256 bytes that it was trained on.
+    draw = Draw(asked.temperature, asked.top_k, asked.top_p, min(BYTES, model.config.vocab))
+    rows = generate(model, [prompt] * asked.samples, asked.length, draw, asked.seed)
+    return [row.astype(np.uint8).tobytes().decode(errors="replace") for row in rows]
 
 
 def main(arguments: list[str]) -> int:
@@ -92,25 +46,7 @@ def main(arguments: list[str]) -> int:
     parser = Parser(prog="python -m models sample", description=main.__doc__)
     parser.add_settings(Sampling())
     asked = replaced(Sampling(), parser.parse(arguments), by_flag=True)
-    prompt = asked.prompt.encode()
-    if not prompt:
+    if not asked.prompt:
         raise InputError("--prompt needs at least one character")
-    folder = asked.out / CHECKPOINTS
-    if not folder.is_dir():
-        raise InputError(f"no checkpoints in {asked.out}")
-    with contextlib.closing(Store(folder, read_only=True)) as store:
-        if not (steps := store.steps()):
-            raise InputError(f"no checkpoints in {asked.out}")
-        try:
-            run = read_config(store.meta(steps[-1])["config"], "the checkpoint")
-            params = store.restore(steps[-1], abstract_state(run.model, run.optim)).params
-        except Damaged as error:
-            raise InputError(
-                f"checkpoint {steps[-1]} in {asked.out} is damaged ({error})"
-            ) from None
-    text = generate(
-        run.model, params, prompt, length=asked.length, temperature=asked.temperature,
-        seed=asked.seed,
-    )  # fmt: skip
-    print(text.decode(errors="replace"))
+    print("\n\n".join(texts(trained(asked.out), asked)))
     return 0

@@ -6,21 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+from flax import nnx
 from rich.console import Console
 
 import xform
 from models.errors import InputError
-from models.nets.transformer import abstract_transformer, parameter_count
+from models.nets.decoder import DecoderConfig
+from models.nets.huggingface import load
+from models.nets.presets import abstract, parameter_count
 from models.run.flags import Parser
 from models.settings import replaced
-from models.train.config import RunConfig, of_preset, read_config
+from models.train.config import RunConfig, every_setting, of_model, of_preset, read_config
 from models.train.display import Output
 from models.train.fit import largest
 from models.train.folder import CONFIG
 from models.train.loop import train
 from models.train.planned import one_line, policy_of
-from models.train.start import Resume
+from models.train.start import Origin, Resume
 from models.train.state import abstract_state
 from models.train.step import make_step
 
@@ -36,6 +38,9 @@ def parser() -> Parser:
     """All flags of the command."""
     flags = Parser(prog="python -m models train", description=ABOUT)
     flags.add_argument("--config", metavar="FILE", help="TOML file of settings")
+    flags.add_argument("--from", metavar="FOLDER", dest="origin",
+                       help="Hugging Face folder of a GPT-2, Llama or Mixtral to begin with;"
+                       " it says what the model is")  # fmt: skip
     flags.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     flags.add_argument("--resume-step", type=int, metavar="N", help="go on from this checkpoint")
     flags.add_argument("--override", action="append", default=[], metavar="NAME,NAME",
@@ -47,13 +52,17 @@ def parser() -> Parser:
     flags.add_argument("--target", metavar="T", help="a device for --fit and --dry-run, such as"
                        " tpu:v5e:1x1 or gpu:h100; it need not be here")  # fmt: skip
     flags.add_argument("--memory", metavar="BYTES", help="of that device, such as 14GiB")
-    flags.add_settings(of_preset("tiny"))
+    flags.add_settings(*every_setting())
     return flags
 
 
-def configured(given: dict[str, Any], resuming: bool) -> RunConfig:
-    """The settings of a run: by its folder or preset, then the file, then the flags."""
+def configured(
+    given: dict[str, Any], resuming: bool, origin: DecoderConfig | None = None
+) -> RunConfig:
+    """The settings of a run: by its folder, model or preset, then the file, then the flags."""
     base = of_preset(given.get("preset", "tiny"))
+    if origin is not None:
+        base = of_model(origin)
     if resuming:
         out = Path(replaced(base, {k: given[k] for k in given.keys() & {"out"}}, True).out)
         if not (out / CONFIG).exists():
@@ -81,10 +90,14 @@ def main(arguments: list[str]) -> int:
     resuming = given.pop("resume") or step is not None
     override = [name for names in given.pop("override") for name in names.split(",")]
     target, memory = given.pop("target"), given.pop("memory")
-    run = configured(given, resuming)
+    origin = given.pop("origin")
+    if origin and (resuming or "preset" in given):
+        raise InputError("--from begins a run, of the model in its folder: no --preset, --resume")
+    loaded = load(origin) if origin else None
+    run = configured(given, resuming, loaded and loaded.config)
     if run.cache is not None:
         jax.config.update("jax_compilation_cache_dir", str(run.cache))
-    count = parameter_count(abstract_transformer(run.model))
+    count = parameter_count(abstract(run.model))
     tokens = f"{run.batch * run.accumulate} x {run.model.context} tokens per step"
     console.print(f"{run.preset}: {count:,} parameters, {tokens}")
     if fit:
@@ -93,7 +106,8 @@ def main(arguments: list[str]) -> int:
         console.print(str(step_memory(run, target, memory)))
         return 0
     wish = Resume(step, [name.replace("-", "_") for name in override]) if resuming else None
-    outcome = train(run, console, wish)
+    begun = Origin(origin, nnx.state(loaded, nnx.Param)) if loaded else None
+    outcome = train(run, console, wish, begun)
     console.print(f"saved step {outcome.step} in {run.out}")
     return 0 if outcome.signal is None else SIGNALLED + outcome.signal
 
@@ -115,9 +129,8 @@ def step_memory(run: RunConfig, target: str | None, memory: str | None) -> Any:
     """The compiler's account of one step, from shapes alone."""
     policy = policy_of(run.policy)
     state = abstract_state(run.model, run.optim)
-    tokens = jax.ShapeDtypeStruct(run.tokens_shape(), np.uint8)
     step = make_step(run.model, run.optim, policy)
     with one_line():
         return xform.memory_analysis(
-            step, state, tokens, target=target, capacity=memory, donate_argnums=0
+            step, state, run.tokens_type(), target=target, capacity=memory, donate_argnums=0
         )

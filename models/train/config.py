@@ -8,8 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from models.errors import InputError
-from models.nets.config import PRESETS, TransformerConfig
+from models.nets.decoder import DecoderConfig
+from models.nets.presets import TRAINED
 from models.settings import from_toml, nearest, parse_toml, setting
 from models.train.optim import OptimConfig
 
@@ -20,10 +24,10 @@ LARGEST_SEED = 2**32 - 1
 class RunConfig:
     """A training run. `batch` sequences are held at once, `accumulate` times in each step."""
 
-    model: TransformerConfig
+    model: DecoderConfig
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     preset: str = setting(
-        "tiny", "The model to start from.", choices=tuple(PRESETS), change="never"
+        "tiny", "The model to start from.", choices=tuple(TRAINED), change="never"
     )
     out: Path = setting(Path("runs/tiny"), "Folder of the run.", change="free")
     data: Path | None = setting(
@@ -55,16 +59,28 @@ class RunConfig:
         None, "Folder that keeps what was compiled, for the next command.", change="free"
     )
 
-    def tokens_shape(self) -> tuple[int, int, int]:
-        """Of what a step reads: `[accumulate, batch, window + 1]`."""
-        return (self.accumulate, self.batch, self.model.context + 1)
+    def tokens_type(self) -> jax.ShapeDtypeStruct:
+        """Of what a step reads: uint8 `[accumulate, batch, window + 1]`."""
+        shape = (self.accumulate, self.batch, self.model.context + 1)
+        return jax.ShapeDtypeStruct(shape, np.uint8)
 
 
 def of_preset(name: Any) -> RunConfig:
     """A run of a preset, with the defaults of all else."""
-    if name not in PRESETS:
-        raise InputError(f"there is no preset {name!r}{nearest(str(name), PRESETS)}")
-    return RunConfig(model=PRESETS[name], preset=name)
+    if name not in TRAINED:
+        raise InputError(f"there is no preset {name!r}{nearest(str(name), TRAINED)}")
+    return RunConfig(model=TRAINED[name], preset=name)
+
+
+def of_model(model: DecoderConfig) -> RunConfig:
+    """A run of a model of any size; its preset is the smallest of its kind."""
+    kinds = {type(config): name for name, config in reversed(TRAINED.items())}
+    return RunConfig(model=model, preset=kinds[type(model)])
+
+
+def every_setting() -> list[RunConfig]:
+    """A run of each kind of model: among them they have all settings that there are."""
+    return [of_preset(name) for name in ("tiny", "tiny-llama")]
 
 
 def read_config(text: str, where: str, base: RunConfig | None = None) -> RunConfig:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 import xform
 from models.train.config import RunConfig
@@ -82,8 +81,7 @@ def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None
             return make_step(run.model, run.optim, xform.policies.save_everything)(state, tokens)
 
     def inputs(batch: int) -> tuple[TrainState, jax.ShapeDtypeStruct]:
-        shape = dataclasses.replace(run, batch=batch).tokens_shape()
-        return state, jax.ShapeDtypeStruct(shape, np.uint8)
+        return state, dataclasses.replace(run, batch=batch).tokens_type()
 
     options: dict[str, Any] = {"target": target or jax.default_backend(), "donate_argnums": 0}
     options |= {"capacity": room} if room else {}

@@ -22,7 +22,7 @@ from models.train.display import Display
 from models.train.log import Log
 from models.train.planned import PlannedStep, load_plan, plan_step, policy_of
 from models.train.report import Reporter
-from models.train.start import Resume, Start, begin, refuse_another, resume
+from models.train.start import Origin, Resume, Start, begin, refuse_another, resume
 from models.train.state import TrainState
 from models.train.step import make_evaluate
 from models.train.stop import Stop
@@ -38,11 +38,17 @@ class Outcome:
     signal: int | None = None
 
 
-def train(run: RunConfig, console: Console, wish: Resume | None = None) -> Outcome:
+def train(
+    run: RunConfig,
+    console: Console,
+    wish: Resume | None = None,
+    origin: Origin | None = None,
+) -> Outcome:
     """Train until `run.optim.steps` updates are done, a time limit, or a signal.
 
     Every ending but a kill saves the state first, and a kill costs the steps since the last save.
-    Without a `wish` to resume, the folder must hold no run.
+    Without a `wish` to resume, the folder must hold no run; then parameters are those of
+    `origin`, or drawn by the run's seed.
 
     Raises:
       InputError: data, folder or checkpoint cannot be used, or the run cannot go on.
@@ -55,7 +61,7 @@ def train(run: RunConfig, console: Console, wish: Resume | None = None) -> Outco
         if wish is None:
             refuse_another(run, store)
             planned = plan_step(run, policy_of(run.policy))
-            start = begin(run)
+            start = begin(run, origin)
         else:
             start = resume(run, wish, corpus, store, console)
             planned = plan_step(run, _policy(run, wish, start))
@@ -65,6 +71,8 @@ def train(run: RunConfig, console: Console, wish: Resume | None = None) -> Outco
         planned.save(run.out / folder.PLAN)
         log = Log(run.out / folder.LOG, after=None if start.meta is None else start.step)
         with contextlib.closing(log), display, Stop(display.say) as stop:
+            if origin is not None:
+                log.write(step=0, **{"from": origin.name})
             if start.changes:
                 log.write(step=start.step, override=start.changes)
             out_of_time = lambda: time.perf_counter() - started > run.max_seconds
@@ -89,7 +97,7 @@ def _store(run: RunConfig) -> Iterator[Store]:
 def _policy(run: RunConfig, wish: Resume, start: Start) -> Any:
     """The plan that the run was made with, unless the user overrides what decides it."""
     assert start.meta is not None
-    if {"policy", "block_policy", "dtype"} & {*wish.override, *start.changes}:
+    if {"policy", "remat", "dtype", "chunk"} & {*wish.override, *start.changes}:
         return policy_of(run.policy)
     path = run.out / folder.PLAN
     plan = load_plan(path)
@@ -156,7 +164,7 @@ class _Batches:
     """Batches in the shape of a step, and the state that `--resume` needs to go on from there."""
 
     def __init__(self, run: RunConfig, corpus: Corpus, state: dict[str, Any] | None) -> None:
-        self._shape = run.tokens_shape()
+        self._shape = run.tokens_type().shape
         self._iterator = train_batches(
             corpus.train,
             window=run.model.context,

@@ -93,17 +93,29 @@ def optimizer(config: OptimConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(config.clip), OPTIMIZERS[config.optimizer](config))
 
 
+_MATRICES = ("kernel", "embedding", "mixture")
+
+
 def _decays(params: Any) -> Any:
-    # By name and not by rank: a scanned stack gives its norms a second axis.
-    return _by_path(params, lambda path, _: "kernel" in path or "embedding" in path)
+    # By name and not by rank: scanned layers give their norms a second axis.
+    return _by_path(params, lambda path, _: any(word in path for word in _MATRICES))
 
 
 def _hidden_matrices(params: Any) -> Any:
-    """Which axes of the matrices within blocks are a matrix: the last two; Adam has the others."""
+    """Which axes of what is a matrix in a layer are its inputs and outputs; Adam has the others."""
 
     def axes(path: str, leaf: jax.Array) -> MuonDimensionNumbers | None:
-        inside = "stack" in path and "kernel" in path
-        return MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if inside else None
+        if "layers" not in path or not ("kernel" in path or "mixture" in path):
+            return None
+        last = leaf.ndim - 1
+        if "attention" in path:  # heads, and what is in each, are one axis
+            heads = (last - 2, last - 1) if "out" in path else (last - 1, last)
+            return (
+                MuonDimensionNumbers(heads, last)
+                if "out" in path
+                else MuonDimensionNumbers(last - 2, heads)
+            )
+        return MuonDimensionNumbers(last - 1, last)
 
     return _by_path(params, axes)
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 import xform
 from models.errors import InputError
 from models.train.config import RunConfig
 from models.train.device import capacity
 from models.train.state import TrainState, abstract_state, device_bytes
-from models.train.step import compile_step, make_loss
+from models.train.step import compile_step, dropout_key, make_loss
 from xform.errors import BudgetInfeasible, OtherProgram, XformError
 
 # How often a step is compiled for a budget; how much of what it is over by is taken off.
@@ -113,7 +113,7 @@ def plan_step(run: RunConfig, policy: Any) -> PlannedStep:
       InputError: no plan fits, or the step is over the memory of the device.
     """
     state = abstract_state(run.model, run.optim)
-    tokens = jax.ShapeDtypeStruct(run.tokens_shape(), np.uint8)
+    tokens = run.tokens_type()
     most = capacity()
     if (least := device_bytes((state, tokens))) > most:
         raise _too_large(least, "parameters, optimizer and one batch alone")
@@ -124,10 +124,11 @@ def plan_step(run: RunConfig, policy: Any) -> PlannedStep:
             plan = policy
             if not isinstance(plan, xform.Plan):
                 slice_ = jax.ShapeDtypeStruct(tokens.shape[1:], tokens.dtype)
-                plan = xform.plan(make_loss(run.model), state.params, slice_, policy=policy,
+                key = jax.eval_shape(lambda: dropout_key(run.model, run.seed, jnp.int32(0)))
+                plan = xform.plan(make_loss(run.model), state.params, slice_, key, policy=policy,
                                   verify=False)  # fmt: skip
             try:
-                step = compile_step(run.model, run.optim, tokens, plan)
+                step = compile_step(run.model, run.optim, tokens, plan, run.seed)
             except OtherProgram:
                 raise InputError(
                     f"{plan!r} is of another model, batch or version of JAX: give another --policy"

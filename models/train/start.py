@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
+from flax import nnx
 from rich.console import Console
 
 from models.data.windows import Corpus
 from models.errors import InputError
 from models.settings import leaves, nearest
+from models.train.checksum import named
 from models.train.config import RunConfig, read_config
 from models.train.state import TrainState, abstract_state, init_state
 from models.train.store import Damaged, Meta, Store
@@ -39,6 +41,14 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True)
+class Origin:
+    """Parameters to begin with, and where they are from."""
+
+    name: str
+    params: nnx.State
+
+
+@dataclasses.dataclass(frozen=True)
 class Resume:
     """A wish to go on with a run.
 
@@ -60,9 +70,15 @@ def refuse_another(run: RunConfig, store: Store) -> None:
         )
 
 
-def begin(run: RunConfig) -> Start:
-    """The first state of a run."""
-    return Start(init_state(run.model, run.optim, run.seed))
+def begin(run: RunConfig, origin: Origin | None = None) -> Start:
+    """The first state of a run: of its seed, or with the parameters of `origin`."""
+    state = init_state(run.model, run.optim, run.seed)
+    if origin is None:
+        return Start(state)
+    shapes = lambda tree: {name: leaf.shape for name, leaf in named(tree).items()}
+    if shapes(origin.params) != shapes(state.params):
+        raise InputError(f"the flags make another model than that in {origin.name}")
+    return Start(dataclasses.replace(state, params=origin.params))
 
 
 def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: Console) -> Start:

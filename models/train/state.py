@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from models.nets.config import TransformerConfig
-from models.nets.transformer import Transformer
+from models.nets.decoder import DecoderConfig
+from models.nets.presets import build
 from models.train.optim import OptimConfig, optimizer
 
 
@@ -43,15 +43,15 @@ class TrainState:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def init_state(model: TransformerConfig, optim: OptimConfig, seed: int) -> TrainState:
+def init_state(model: DecoderConfig, optim: OptimConfig, seed: int) -> TrainState:
     """The state before the first update."""
-    params = nnx.state(Transformer(model, rngs=nnx.Rngs(seed)), nnx.Param)
+    params = nnx.state(build(model, seed), nnx.Param)
     none = jnp.zeros((), jnp.int32)
     no_norm = jnp.array(jnp.inf, jnp.float32)
     return TrainState(params, optimizer(optim).init(params), none, none, none, no_norm)
 
 
-def abstract_state(model: TransformerConfig, optim: OptimConfig) -> TrainState:
+def abstract_state(model: DecoderConfig, optim: OptimConfig) -> TrainState:
     """The state as shapes and dtypes alone."""
     return jax.eval_shape(lambda: init_state(model, optim, 0))
 

@@ -17,56 +17,69 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 import xform
-from models.nets.config import PRESETS, TransformerConfig
-from models.nets.transformer import abstract_transformer, next_token_loss
+from models.nets.decoder import DecoderConfig
+from models.nets.presets import TRAINED, abstract
 from models.train.optim import OptimConfig, optimizer, schedule
 from models.train.state import TrainState, abstract_state, device_bytes
 
 Metrics = dict[str, jax.Array]
 Step = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
+Loss = Callable[..., jax.Array]
 # What the memory of a step is analyzed with: the number of steps decides no bytes.
 _OPTIM = OptimConfig()
 # How much of the usual norm of a gradient is that of the last one.
 _LAST = 0.02
 
 
-def make_loss(model: TransformerConfig) -> Callable[[nnx.State, jax.Array], jax.Array]:
-    """The mean loss, nats per token, of parameters and uint8 tokens `[batch, window + 1]`.
+def make_loss(model: DecoderConfig, training: bool = True) -> Loss:
+    """The mean loss, nats per token, of parameters and integer tokens `[batch, window + 1]`.
 
-    It is what a policy plans for: a pure function, the same in a step and in `xform.plan`.
+    It is what a policy plans for: a pure function, the same in a step and in `xform.plan`. In
+    training a third argument is the key of dropout, None where a model has none, and the imbalance
+    of experts counts.
     """
-    graphdef, _ = nnx.split(abstract_transformer(model))
+    graphdef, _ = nnx.split(abstract(model))
+    balance = getattr(model, "balance", 0.0) if training else 0.0
 
-    def loss(params: nnx.State, tokens: jax.Array) -> jax.Array:
+    def loss(params: nnx.State, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
         # A copy, since NNX takes no variables that were made outside the loop over slices.
         merged = nnx.merge(graphdef, params, copy=True)
-        return next_token_loss(merged, tokens.astype(jnp.int32))
+        return merged.loss(tokens.astype(jnp.int32), key=key, balance=balance)
 
     return loss
 
 
-def make_step(model: TransformerConfig, optim: OptimConfig, policy: Any = None) -> Step:
+def dropout_key(model: DecoderConfig, seed: int, step: jax.Array) -> jax.Array | None:
+    """The key of a step's dropout: a function of seed and step; None where nothing is dropped."""
+    if not getattr(model, "dropout", 0.0):
+        return None
+    return jax.random.fold_in(jax.random.key(seed), step)
+
+
+def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed: int = 0) -> Step:
     """The pure function of one update, of which `policy` says what the backward pass keeps.
 
-    It maps a state and uint8 tokens `[accumulate, batch, window + 1]` to the next state and the
+    It maps a state and integer tokens `[accumulate, batch, window + 1]` to the next state and the
     metrics `loss` (nats per token, before the update), `grad_norm`, `learning_rate`, and `skipped`:
     1.0 where loss or gradient are not finite, or the gradient is a spike, and the step changes
     neither parameters nor the optimizer. Gradients of the `accumulate` slices are summed one after
-    another, so that only one slice's activations are held.
+    another, so that only one slice's activations are held. `seed` is that of dropout.
     """
     gradient = xform.value_and_grad(make_loss(model), policy=policy)
     transform = optimizer(optim)
 
     def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
+        key = dropout_key(model, seed, state.step)
         if tokens.shape[0] == 1:
-            loss, grads = gradient(state.params, tokens[0])
+            loss, grads = gradient(state.params, tokens[0], key)
         else:
             zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
 
-            def add(total: Any, slice_: jax.Array) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, total, gradient(state.params, slice_)), None
+            def add(total: Any, slice_: Any) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, total, gradient(state.params, *slice_)), None
 
-            summed, _ = jax.lax.scan(add, zero, tokens)
+            keys = None if key is None else jax.random.split(key, tokens.shape[0])
+            summed, _ = jax.lax.scan(add, zero, (tokens, keys))
             loss, grads = jax.tree.map(lambda leaf: leaf / tokens.shape[0], summed)
         norm = optax.tree.norm(grads)
         good = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -94,21 +107,21 @@ def make_step(model: TransformerConfig, optim: OptimConfig, policy: Any = None) 
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="policy", donate_argnums=1)
-def train_step(model: TransformerConfig, state: TrainState, tokens: jax.Array, *,
+def train_step(model: DecoderConfig, state: TrainState, tokens: jax.Array, *,
                policy: Any = None) -> tuple[TrainState, Metrics]:  # fmt: skip
     """One update with the usual optimizer, as `python -m xform memory` takes it."""
     return make_step(model, _OPTIM, policy)(state, tokens)
 
 
-def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None, dtype: str = "bf16",
-           scan: bool = True, data: int = 1, model: int = 1
-           ) -> tuple[TransformerConfig, TrainState, jax.ShapeDtypeStruct]:  # fmt: skip
+def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None,
+           dtype: str = "bfloat16", scan: bool = True, data: int = 1, model: int = 1
+           ) -> tuple[DecoderConfig, TrainState, jax.ShapeDtypeStruct]:  # fmt: skip
     """Arguments of `train_step` as types: nothing is allocated.
 
     On `data` x `model` devices the batch is sharded over the one axis, and the largest axis of each
     array of the state over both, if they divide it.
     """
-    base = PRESETS[preset]
+    base = TRAINED[preset]
     config = dataclasses.replace(base, context=context or base.context, dtype=dtype, scan=scan)
     state = abstract_state(config, _OPTIM)
     tokens = jax.ShapeDtypeStruct((1, batch, config.context + 1), jnp.uint8)
@@ -127,17 +140,17 @@ def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None, dty
 
 
 @functools.cache
-def make_evaluate(model: TransformerConfig) -> Callable[[nnx.State, ArrayLike], jax.Array]:
+def make_evaluate(model: DecoderConfig) -> Callable[[nnx.State, ArrayLike], jax.Array]:
     """The jitted mean loss, nats per token, of uint8 tokens `[batch, window + 1]`."""
-    loss = make_loss(model)
+    loss = make_loss(model, training=False)
     return jax.jit(lambda params, tokens: loss(params, jnp.asarray(tokens)))
 
 
-def compile_step(model: TransformerConfig, optim: OptimConfig, tokens: jax.ShapeDtypeStruct,
-                 policy: Any = None) -> jax.stages.Compiled:  # fmt: skip
+def compile_step(model: DecoderConfig, optim: OptimConfig, tokens: jax.ShapeDtypeStruct,
+                 policy: Any = None, seed: int = 0) -> jax.stages.Compiled:  # fmt: skip
     """Compile the step for tokens of a type, with its state donated."""
     state = abstract_state(model, optim)
-    step = jax.jit(make_step(model, optim, policy), donate_argnums=0)
+    step = jax.jit(make_step(model, optim, policy, seed), donate_argnums=0)
     compiled = step.lower(state, tokens).compile()
     check_donation(compiled, state)
     return compiled

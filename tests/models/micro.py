@@ -4,17 +4,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from models.nets.config import TransformerConfig
+from models.nets.presets import TRAINED
 from models.train.config import RunConfig
 from models.train.log import read_records
 from models.train.optim import OptimConfig
 
 TEXT = b"def square(x):\n    return x * x\n\n\nfor i in range(10):\n    print(square(i))\n" * 60
-SIZES = {"context": 16, "width": 32, "depth": 2, "heads": 4, "kv-heads": 2, "hidden": 48}
+SIZES = {"context": 16, "width": 32, "depth": 2, "heads": 4}
 SETTINGS = {**SIZES, "batch": 4, "eval-windows": 8, "warmup": 4}
 OPTIM = OptimConfig(steps=12, warmup=4)
 FLAGS = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
-MODEL = TransformerConfig(**{name.replace("-", "_"): size for name, size in SIZES.items()})
+MODEL = dataclasses.replace(TRAINED["tiny"], **SIZES)
 
 
 def run(folder: Path, **changes: Any) -> RunConfig:

@@ -10,14 +10,13 @@ from flax import nnx
 from models.nets.gpt2 import GPT2Config
 from models.nets.llama import LlamaConfig
 from models.nets.presets import abstract
-from models.nets.rotary import Rotary, Stretch
 
 SIZES: dict[str, Any] = {"vocab": 61, "context": 24, "width": 32, "depth": 2, "heads": 4}
 # Of the waves of 8 elements, turned by these: one stays, one is slowed, two are blends or slow.
-LLAMA3 = Rotary(500.0, Stretch(factor=4.0, low=1.0, high=4.0, context=64))
+LLAMA3 = {"rope_base": 500.0, "rope_factor": 4.0, "rope_context": 64}
 DECODERS: dict[str, Any] = {
     "gpt2": GPT2Config(**SIZES, chunk=5),
-    "llama": LlamaConfig(**SIZES, kv_heads=2, hidden=48, rotary=LLAMA3, chunk=5),
+    "llama": LlamaConfig(**SIZES, kv_heads=2, hidden=48, **LLAMA3, chunk=5),
     "mixtral": LlamaConfig(**SIZES, kv_heads=2, hidden=48, experts=4, chunk=5),
 }
 

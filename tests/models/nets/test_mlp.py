@@ -9,10 +9,8 @@ import pytest
 from flax import nnx
 
 import xform
-from models.nets.config import MLPConfig
-from models.nets.mlp import MLP
+from models.nets.mlp import MLP, MLPConfig
 from models.nets.policies import POLICIES
-from models.nets.stack import stack_blocks
 
 MICRO = MLPConfig(inputs=6, width=8, hidden=16, outputs=3, depth=3)
 
@@ -30,8 +28,9 @@ def test_scanned_equals_unrolled(x: jax.Array) -> None:
     scanned = MLP(MICRO, rngs=nnx.Rngs(0))
     unrolled = MLP(dataclasses.replace(MICRO, scan=False), rngs=nnx.Rngs(0))
     chex.assert_trees_all_close(scanned(x), unrolled(x), rtol=1e-6)
-    blocks = [nnx.state(module) for module in unrolled.stack.blocks]
-    chex.assert_trees_all_equal(stack_blocks(blocks), nnx.state(scanned.stack.blocks))
+    each = [nnx.to_pure_dict(nnx.state(module)) for module in unrolled.layers.each]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+    chex.assert_trees_all_equal(stacked, nnx.to_pure_dict(nnx.state(scanned.layers.each)))
 
 
 @pytest.mark.parametrize(
@@ -42,9 +41,7 @@ def test_gradients_at_every_policy_are_those_of_jax(scan: bool, x: jax.Array) ->
     plain = MLP(config, rngs=nnx.Rngs(0))
     expected = nnx.jit(nnx.grad(loss))(plain, x)
     for policy in POLICIES:
-        graphdef, _ = nnx.split(
-            MLP(dataclasses.replace(config, block_policy=policy), rngs=nnx.Rngs(0))
-        )
+        graphdef, _ = nnx.split(MLP(dataclasses.replace(config, remat=policy), rngs=nnx.Rngs(0)))
         marked = nnx.merge(graphdef, nnx.state(plain), copy=True)
         for transform in (xform.flax.grad, nnx.grad):
             actual = nnx.jit(transform(loss))(marked, x)
@@ -52,7 +49,7 @@ def test_gradients_at_every_policy_are_those_of_jax(scan: bool, x: jax.Array) ->
 
 
 def test_bf16_computes_in_bf16_and_keeps_f32_parameters(x: jax.Array) -> None:
-    model = MLP(dataclasses.replace(MICRO, dtype="bf16"), rngs=nnx.Rngs(0))
+    model = MLP(dataclasses.replace(MICRO, dtype="bfloat16"), rngs=nnx.Rngs(0))
     value, grads = xform.flax.value_and_grad(loss)(model, x)
     chex.assert_type([value, *jax.tree.leaves((nnx.state(model), grads))], jnp.float32)
     assert model.enter(x).dtype == jnp.bfloat16

@@ -13,9 +13,9 @@ import pytest
 
 from models.__main__ import main
 from models.errors import InputError
-from models.nets.config import PRESETS
+from models.nets.presets import TRAINED
 from models.settings import from_toml, leaves, parse_toml, to_toml
-from models.train.config import RunConfig, of_preset, read_config
+from models.train.config import RunConfig, every_setting, of_preset, read_config
 from models.train.log import read_records
 from tests.models.micro import FLAGS, TEXT, losses
 
@@ -35,12 +35,12 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("train", "sample", "demo"):
+    for command in ("train", "sample", "export", "demo"):
         with pytest.raises(SystemExit) as ended:
             main([command, "--help"])
         assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert all(leaf.flag in shown for leaf in leaves(of_preset("tiny")))
+    assert all(leaf.flag in shown for run in every_setting() for leaf in leaves(run))
     assert main(["--help"]) == 0
     assert main(["trian"]) == 2
 
@@ -58,7 +58,8 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--data", "huge"], "this machine memory for"),
         (["--data", "text", "--out", "short"], "cannot write to short"),
         (["--data", "text", "--out", "new", "--resume"], "no run to resume in new"),
-        (["--data", "text", "--kv-heads", "3"], "does not divide"),
+        (["--data", "text", "--preset", "tiny-llama", "--kv-heads", "3"], "does not divide"),
+        (["--data", "text", "--kv-heads", "3"], "kv_heads is no setting of such a model"),
         (["--data", "text", "--kv-headz", "3"], "did you mean --kv-heads?"),
         (["--data", "text", "--preset", "tiney"], "did you mean tiny?"),
         (["--data", "text", "--batch", "0"], "--batch is 0, and must be at least 1"),
@@ -107,7 +108,7 @@ def test_settings_come_from_the_preset_then_the_file_then_flags(text: Path) -> N
 
 
 def test_every_setting_is_written_and_read_again() -> None:
-    for preset in PRESETS:
+    for preset in TRAINED:
         run = of_preset(preset)
         assert read_config(to_toml(run), "text") == run
     run = from_toml(of_preset("tiny"), {"data": 'a "quoted"\x7f\n[/red] é'}, "text")
@@ -126,7 +127,7 @@ def test_every_setting_is_written_and_read_again() -> None:
         ("optim = 3", "which is no setting"),
         ("preset = 'big'", "there is no preset 'big'"),
         ("out = 3", "must be a path"),
-        ("[model]\nwidth = 30", "not an even multiple"),
+        ("[model]\nwidth = 30", "is no multiple of 4 heads"),
     ],
 )
 def test_what_is_no_setting_is_refused(document: str, complaint: str) -> None:
@@ -137,9 +138,10 @@ def test_what_is_no_setting_is_refused(document: str, complaint: str) -> None:
 
 
 def test_names_of_settings_are_unique() -> None:
-    names = [leaf.name for leaf in leaves(of_preset("tiny"))]
-    assert len(names) == len({*names})
-    assert isinstance(of_preset("tiny"), RunConfig)
+    for run in every_setting():
+        names = [leaf.name for leaf in leaves(run)]
+        assert len(names) == len({*names})
+        assert isinstance(run, RunConfig)
 
 
 def test_a_seven_billion_model_is_weighed_without_being_made(
@@ -167,7 +169,7 @@ def test_no_room_for_one_window(text: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_train_resume_and_sample(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = text.parent / "run"
-    arguments = ["--data", text, "--out", out, "--policy", "save_dots", "--dtype", "bf16"]
+    arguments = ["--data", text, "--out", out, "--policy", "save_dots", "--dtype", "bfloat16"]
     arguments += ["--steps", 5]
     assert train(*arguments, "--max-seconds", 0) == 0
     plan = (out / "plan.json").read_text()

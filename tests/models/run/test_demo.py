@@ -24,7 +24,8 @@ def test_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
     memory = results["memory"]
-    assert list(memory) == ["jax.grad", *(f"xform.grad, {policy}" for policy in POLICIES)]
+    policies = [f"xform.grad, {policy}" for policy in POLICIES]
+    assert list(memory) == ["jax.grad", "xform.grad", *policies]
     everything, nothing = memory["xform.grad, save_everything"], memory["xform.grad, save_nothing"]
     for layout in ("scanned", "unrolled"):
         assert everything["flops_recomputed"][layout] == 0

@@ -17,13 +17,14 @@ import pytest
 from rich.console import Console
 
 from models.errors import InputError
+from models.nets.decoder import DecoderConfig
 from models.train.checksum import all_finite
 from models.train.config import RunConfig
 from models.train.log import read_records
 from models.train.loop import Outcome, train
 from models.train.optim import OptimConfig
 from models.train.start import Resume
-from models.train.state import abstract_state, init_state
+from models.train.state import TrainState, abstract_state, init_state
 from models.train.step import check_donation, compile_step, make_step
 from models.train.store import Store
 from tests.models.micro import MODEL, OPTIM, losses, run
@@ -158,7 +159,7 @@ def test_a_run_is_not_overwritten(copied: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model": dataclasses.replace(MODEL, hidden=64)}, "hidden 48 is now 64"),
+        ({"model": dataclasses.replace(MODEL, heads=2)}, "heads 4 is now 2"),
         ({"model": dataclasses.replace(MODEL, scan=False)}, "scan True is now False"),
         ({"batch": 8}, "batch 4 is now 8"),
         ({"seed": 1}, "seed 0 is now 1"),
@@ -245,3 +246,17 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
             store.save(2, broken, {})
         store.wait()
         assert store.steps() == [1]
+
+
+def test_dropout_is_a_function_of_seed_and_step() -> None:
+    model = dataclasses.replace(MODEL, dropout=0.5)
+    state = init_state(model, OPTIM, seed=0)
+    later = dataclasses.replace(state, step=state.step + 1)
+
+    def loss(state: TrainState, model: DecoderConfig = model, seed: int = 0) -> float:
+        step = jax.jit(make_step(model, OPTIM, seed=seed))
+        return float(step(state, batch(2, 4))[1]["loss"])
+
+    assert loss(state) == loss(state)
+    assert len({loss(state), loss(later), loss(state, seed=1), loss(state, model=MODEL)}) == 4
+    assert loss(state, model=MODEL) == loss(later, model=MODEL)

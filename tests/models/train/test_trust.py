@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
@@ -24,7 +24,6 @@ from models.train.log import Log, read_records
 from models.train.loop import train
 from models.train.start import Resume
 from models.train.state import abstract_state, device_bytes, init_state
-from models.train.step import make_loss
 from models.train.store import Damaged, Store
 from tests.models.micro import MODEL, OPTIM, TEXT, losses, run
 
@@ -167,16 +166,3 @@ def test_a_plan_that_was_changed_is_not_followed(tmp_path: Path) -> None:
     assert quiet(run(tmp_path, optim=SHORT), Resume(override=("policy",))).step == 2
     saved = xform.Plan.load(path)
     assert checksum_of(saved.to_dict()) == checksum_of(plan)
-
-
-def test_the_loss_on_explicit_axes_is_that_of_one_device() -> None:
-    params = init_state(MODEL, OPTIM, seed=0).params
-    rng = np.random.default_rng(0)
-    tokens = jnp.asarray(rng.integers(0, 256, (8, MODEL.context + 1)), jnp.uint8)
-    gradient = jax.jit(xform.value_and_grad(make_loss(MODEL)))
-    expected = gradient(params, tokens)
-    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-    with jax.set_mesh(mesh):
-        placed = jax.device_put(params, P()), jax.device_put(tokens, P("data"))
-        actual = gradient(*placed)
-    chex.assert_trees_all_close(*map(jax.device_get, (actual, expected)), rtol=1e-4, atol=1e-6)

@@ -1,0 +1,52 @@
+"""Models of other people's folders: trained from, and written back."""
+
+from pathlib import Path
+
+import chex
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.__main__ import main
+from models.nets.huggingface import load, save
+from models.run.trained import trained
+from models.train.log import read_records
+from tests.models.micro import TEXT
+from tests.models.nets.sizes import DECODERS, drawn, tokens
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text").write_bytes(bytes(x % 61 for x in TEXT))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("text")
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("mixtral", marks=pytest.mark.slow)])
+def test_a_folder_is_trained_and_written_back(kind: str) -> None:
+    model = drawn(DECODERS[kind])
+    save(model, "theirs")
+    flags = ["--data", "text", "--batch", "2", "--eval-windows", "2", "--out", "run"]
+    assert main(["train", "--from", "theirs", "--steps", "1", "--max-seconds", "0", *flags]) == 0
+    assert main(["export", "--out", "run", "--to", "ours"]) == 0
+    back = load("ours")
+    assert back.config == trained(Path("run")).config
+    chex.assert_trees_all_equal(nnx.state(back), nnx.state(trained(Path("run"))))
+    assert not np.array_equal(back(tokens()), model(tokens()))
+    first = read_records(Path("run/log.jsonl"))[0]
+    assert first["from"] == "theirs"
+
+
+@pytest.mark.usefixtures("text")
+def test_what_cannot_begin_or_be_written_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    save(drawn(DECODERS["gpt2"]), "theirs")
+    for arguments, complaint in (
+        (["train", "--from", "none"], "cannot read none"),
+        (["train", "--from", "theirs", "--preset", "tiny"], "no --preset, --resume"),
+        (["train", "--from", "theirs", "--data", "text", "--width", "64"], "make another model"),
+        (["export", "--out", "theirs"], "no checkpoints in theirs"),
+    ):
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert complaint in said
+        assert said.count("\n") == 1
