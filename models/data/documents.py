@@ -55,6 +55,11 @@ def documents(path: Path | None, column: str = COLUMN, without: Path | None = No
             yield from _of_file(file, column)
 
 
+def is_plain(path: Path | None, without: Path | None = None) -> bool:
+    """Whether a path names text alone: no tables, no lines of JSON, nothing compressed."""
+    return all(_kind(f) == "" and f == _uncompressed(f) for f in files_of(path, without))
+
+
 def _kind(file: Path) -> str:
     """The suffix that says how a file is read; nothing for text."""
     suffix = _uncompressed(file).suffix.lower()

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from models.data.documents import COLUMN, documents
+from models.data.documents import COLUMN, Document, documents
+from models.data.files import STANDARD_LIBRARY
 from models.data.shards import MANIFEST, PARTS, Writer, write_manifest
 from models.data.split import Split, split
 from models.data.tokenizer import Tokenizer, tokenizer_of
@@ -63,12 +64,20 @@ def prepare(
     """
     if out.exists():
         raise InputError(f"{out} is there already: choose another folder, or remove it")
-    read = lambda: split(documents(source, column, without), validation)
     if isinstance(tokenizer, str):
-        training = (document for part, document in read() if part == "train")
-        tokenizer = tokenizer_of(tokenizer, training)
+        some = training_documents(source, column, without, validation)
+        tokenizer = tokenizer_of(tokenizer, some)
     with _appearing(out) as folder:
-        return _write(folder, read(), tokenizer, shard, str(source or "the standard library"))
+        read = split(documents(source, column, without), validation)
+        return _write(folder, read, tokenizer, shard, str(source or STANDARD_LIBRARY))
+
+
+def training_documents(
+    source: Path | None, column: str, without: Path | None, validation: float = VALIDATION
+) -> Iterator[Document]:
+    """The documents that are not for validation; a tokenizer is trained on them."""
+    read = split(documents(source, column, without), validation)
+    return (document for part, document in read if part == "train")
 
 
 def _write(folder: Path, some: Iterator[Split], tokenizer: Tokenizer, shard: int, name: str

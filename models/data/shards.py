@@ -59,7 +59,10 @@ class Prepared:
 
 def is_prepared(path: Path | None) -> bool:
     """Whether there is a prepared folder at a path."""
-    return path is not None and (path / MANIFEST).is_file()
+    if path is None:
+        return False
+    with readable():
+        return path.is_dir() and (path / MANIFEST).is_file()
 
 
 class Writer:
@@ -189,7 +192,7 @@ def _damaged(path: Path) -> str:
 
 
 class Stream:
-    """The tokens of several shards as one sequence, with the document that each is of."""
+    """The tokens of several shards as one sequence, which knows where documents begin."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
@@ -199,12 +202,11 @@ class Stream:
         return int(self._stops[-1]) if len(self._stops) else 0
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens `[stop - start]`, and their segments: 0, 1, ... by document, int32."""
+        """Tokens `[stop - start]`, and which of them are the first of a document."""
         pieces = list(self._pieces(start, stop))
         tokens = np.concatenate([shard.tokens[a:b] for shard, a, b in pieces])
         first = np.concatenate([_begins(shard.ends, a, b) for shard, a, b in pieces])
-        first[0] = False  # it goes on with, or begins, segment 0
-        return tokens, np.cumsum(first, dtype=np.int32)
+        return tokens, first
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[Shard, int, int]]:
         at = int(np.searchsorted(self._stops, start, side="right"))

@@ -6,20 +6,24 @@ import jax
 import jax.numpy as jnp
 
 
-def unpacked(segments: jax.Array) -> dict[str, jax.Array]:
-    """Options of a decoder's loss, so that each document is read and judged as if it were alone.
+def unpacked(marked: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Tokens, and options of a decoder's loss by which each document is read as if it were alone.
 
     Args:
-      segments: integers `[B, T + 1]`, the document of each token; those of one stand together.
+      marked: int32 `[B, T + 1]`; a token that begins a document is there as `~token`.
 
     Returns:
-      `segments` and `positions`, `[B, T]`, of the tokens that are read: positions count from 0 in
-        each document. And `weights` `[B, T]`, float32: 1 where the next token is of the same
-        document, 0 where another begins.
+      Tokens `[B, T + 1]`. And `segments` and `positions`, `[B, T]`, of those that are read:
+        positions count from 0 in each document; and `weights` `[B, T]`, float32: 0 where the next
+        token begins a document, and is not to be predicted.
     """
-    read, following = segments[:, :-1], segments[:, 1:]
-    places = jnp.broadcast_to(jnp.arange(read.shape[1]), read.shape)
-    begins = jnp.pad(read[:, 1:] != read[:, :-1], [(0, 0), (1, 0)])
-    starts = jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
-    weights = (read == following).astype(jnp.float32)
-    return {"segments": read, "positions": places - starts, "weights": weights}
+    begins = marked < 0
+    read = begins[:, :-1]
+    places = jnp.broadcast_to(jnp.arange(read.shape[1], dtype=jnp.int32), read.shape)
+    starts = jax.lax.cummax(jnp.where(read, places, 0), axis=1)
+    options = {
+        "segments": jnp.cumsum(read, axis=1, dtype=jnp.int32),
+        "positions": places - starts,
+        "weights": 1.0 - begins[:, 1:].astype(jnp.float32),
+    }
+    return jnp.where(begins, ~marked, marked), options
