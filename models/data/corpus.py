@@ -105,6 +105,7 @@ def load_corpus(
     data: Sequence[str],
     window: int,
     *,
+    vocab: int,
     tokenizer: str | None = None,
     column: str = COLUMN,
     work: Path,
@@ -119,30 +120,41 @@ def load_corpus(
       data: paths, each with `=0.7` after it if it has a weight; nothing for the sources of the
         Python standard library.
       window: tokens that a model reads at once.
+      vocab: tokens that it has.
       tokenizer: as for `tokenizer_of`; None for that of a prepared folder, or bytes.
       column: of tables and JSON, where the text is.
       work: where folders are prepared.
       without: a folder whose files are not read, such as that of the run itself.
 
     Raises:
-      InputError: a text cannot be used, or is too short or too large for this machine.
+      InputError: a text cannot be used, is too short, too large for this machine, or has more
+        tokens than the model.
     """
     sources = [weighted(one) for one in data] or [(None, 1.0)]
     paths, weights = [path for path, _ in sources], [weight for _, weight in sources]
     name = " and ".join(str(path or STANDARD_LIBRARY) for path in paths)
-    if (
-        len(paths) == 1
-        and tokenizer in (None, "bytes")
-        and not is_prepared(paths[0])
-        and is_plain(paths[0], without)
-    ):
+    if rows_dtype(data, tokenizer, without) == np.uint8:
         corpus = _plain(paths[0], name, without)
     else:
         folders = prepared(paths, tokenizer, column, work, without)
         corpus = _of_folders(name, folders, weights)
+    if corpus.vocab > vocab:
+        raise InputError(
+            f"{name} has {corpus.vocab} tokens, and the model {vocab}: give --vocab {corpus.vocab}"
+        )
     for part in corpus.parts:
         corpus.rows(part, window)
     return corpus
+
+
+def rows_dtype(data: Sequence[str], tokenizer: str | None, without: Path | None = None) -> Any:
+    """What `Corpus.dtype` will be: it is known before anything is read."""
+    if len(data) > 1 or tokenizer not in (None, "bytes"):
+        return np.int32
+    path = weighted(data[0])[0] if data else None
+    # The standard library is plain, and takes time to walk through.
+    plain = path is None or (not is_prepared(path) and is_plain(path, without))
+    return np.uint8 if plain else np.int32
 
 
 def _plain(path: Path | None, name: str, without: Path | None) -> Corpus:

@@ -37,6 +37,10 @@ class Bytes:
         """The tokens of documents, each an array of integers."""
         return [np.frombuffer(document.content, np.uint8) for document in some]
 
+    def prompt(self, text: str) -> np.ndarray:
+        """The tokens of a text that is to be continued."""
+        return np.frombuffer(text.encode(), np.uint8)
+
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The text of tokens; a vocabulary may be larger than the bytes that there are."""
         return bytes(token for token in tokens if token < 256)
@@ -104,6 +108,10 @@ class Words:
         return [
             np.array([t for _ in ps for t in next(encoded).ids] + ends, np.uint32) for ps in pieces
         ]
+
+    def prompt(self, text: str) -> np.ndarray:
+        """The tokens of a text that is to be continued, without an end."""
+        return np.array(self.inner.encode(text, add_special_tokens=False).ids, np.uint32)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The text of tokens, without special ones; what is no UTF-8 becomes U+FFFD."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from models.data.windows import Corpus, load_corpus, train_batches, validation_batches
+from models.data.corpus import Corpus, load_corpus
 from models.errors import InputError
 from models.settings import to_toml
 from models.train import folder
@@ -54,7 +53,10 @@ def train(
       InputError: data, folder or checkpoint cannot be used, or the run cannot go on.
     """
     started = time.perf_counter()
-    corpus = load_corpus(run.data, run.model.context, without=run.out)
+    corpus = load_corpus(
+        run.data, run.model.context, vocab=run.model.vocab, tokenizer=run.tokenizer,
+        column=run.column, work=run.out / folder.DATA, without=run.out,
+    )  # fmt: skip
     if wish is not None and not (run.out / folder.CHECKPOINTS).is_dir():
         raise InputError(f"no checkpoint to resume from in {run.out}")
     with folder.locked(run.out), _store(run) as store:
@@ -69,6 +71,8 @@ def train(
         display.say(str(planned))
         folder.write_whole(run.out / folder.CONFIG, to_toml(run))
         planned.save(run.out / folder.PLAN)
+        if corpus.words is not None:
+            folder.write_whole(run.out / folder.TOKENIZER, corpus.words.decode())
         log = Log(run.out / folder.LOG, after=None if start.meta is None else start.step)
         with contextlib.closing(log), display, Stop(display.say) as stop:
             if origin is not None:
@@ -164,34 +168,25 @@ class _Batches:
     """Batches in the shape of a step, and the state that `--resume` needs to go on from there."""
 
     def __init__(self, run: RunConfig, corpus: Corpus, state: dict[str, Any] | None) -> None:
-        self._shape = run.tokens_type().shape
-        self._iterator = train_batches(
-            corpus.train,
-            window=run.model.context,
-            batch=run.batch * run.accumulate,
-            seed=run.seed,
+        self._iterator = corpus.batches(
+            window=run.model.context, batch=run.batch, slices=run.accumulate, seed=run.seed
         )
         if state is not None:
             self._iterator.set_state(state)
 
     def next(self) -> np.ndarray:
-        return next(self._iterator).reshape(self._shape)
+        return next(self._iterator)
 
     def state(self) -> dict[str, Any]:
         return self._iterator.get_state()
 
 
 def _evaluation(run: RunConfig, corpus: Corpus) -> Callable[[TrainState], float]:
-    batches = validation_batches(
-        corpus.validation,
-        window=run.model.context,
-        batch=run.batch,
-        windows=run.eval_windows,
-    )
+    batches = corpus.validation(window=run.model.context, batch=run.batch, windows=run.eval_windows)
     evaluate = make_evaluate(run.model)
 
     def bits_per_byte(state: TrainState) -> float:
-        losses = [evaluate(state.params, batch) for batch in batches]
-        return float(np.mean(losses)) / math.log(2)
+        losses = [float(evaluate(state.params, batch)) for batch in batches]
+        return corpus.bits_per_byte(losses, batches)
 
     return bits_per_byte

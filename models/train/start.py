@@ -9,7 +9,7 @@ from typing import Any
 from flax import nnx
 from rich.console import Console
 
-from models.data.windows import Corpus
+from models.data.corpus import Corpus
 from models.errors import InputError
 from models.settings import leaves, nearest
 from models.train.checksum import named

@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 import xform
 from models.nets.decoder import DecoderConfig
 from models.nets.presets import TRAINED, abstract
+from models.nets.segments import unpacked
 from models.train.optim import OptimConfig, optimizer, schedule
 from models.train.state import TrainState, abstract_state, device_bytes
 
@@ -34,9 +35,10 @@ _LAST = 0.02
 def make_loss(model: DecoderConfig, training: bool = True) -> Loss:
     """The mean loss, nats per token, of parameters and integer tokens `[batch, window + 1]`.
 
-    It is what a policy plans for: a pure function, the same in a step and in `xform.plan`. In
-    training a third argument is the key of dropout, None where a model has none, and the imbalance
-    of experts counts.
+    In tokens of a signed type documents are marked, and none sees another: see `unpacked`. It is
+    what a policy plans for: a pure function, the same in a step and in `xform.plan`. In training a
+    third argument is the key of dropout, None where a model has none, and the imbalance of experts
+    counts.
     """
     graphdef, _ = nnx.split(abstract(model))
     balance = getattr(model, "balance", 0.0) if training else 0.0
@@ -44,7 +46,8 @@ def make_loss(model: DecoderConfig, training: bool = True) -> Loss:
     def loss(params: nnx.State, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
         # A copy, since NNX takes no variables that were made outside the loop over slices.
         merged = nnx.merge(graphdef, params, copy=True)
-        return merged.loss(tokens.astype(jnp.int32), key=key, balance=balance)
+        tokens, packed = unpacked(tokens)
+        return merged.loss(tokens, key=key, balance=balance, **packed)
 
     return loss
 
@@ -141,7 +144,7 @@ def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None,
 
 @functools.cache
 def make_evaluate(model: DecoderConfig) -> Callable[[nnx.State, ArrayLike], jax.Array]:
-    """The jitted mean loss, nats per token, of uint8 tokens `[batch, window + 1]`."""
+    """The jitted mean loss, nats per token, of integer tokens `[batch, window + 1]`."""
     loss = make_loss(model, training=False)
     return jax.jit(lambda params, tokens: loss(params, jnp.asarray(tokens)))
 

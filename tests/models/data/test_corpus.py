@@ -22,7 +22,7 @@ LONG = [text * 20 for text in TEXTS]
 
 
 def load(tmp_path: Path, *data: Any, window: int = 16, **options: Any) -> Corpus:
-    return load_corpus([str(d) for d in data], window, work=tmp_path / "work", **options)
+    return load_corpus([str(d) for d in data], window, vocab=999, work=tmp_path / "work", **options)
 
 
 def first(corpus: Corpus, count: int, **options: Any) -> np.ndarray:

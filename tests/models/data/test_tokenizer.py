@@ -26,6 +26,9 @@ def test_tokens_give_back_their_text(name: str) -> None:
         sizes = tokenizer.token_bytes
         assert sizes is not None
         assert sizes[tokens].sum() == len(document.content)
+        np.testing.assert_array_equal(
+            tokenizer.prompt(document.content.decode()), [t for t in tokens if t != tokenizer.end]
+        )
     assert tokenizer_of(name, SOME).fingerprint == tokenizer.fingerprint
 
 
