@@ -51,7 +51,7 @@ class Corpus:
 
     @property
     def vocab(self) -> int:
-        """How many tokens there are."""
+        """How many tokens there are; of plain bytes, up to the largest that occurs."""
         return len(self.token_bytes)
 
     def batches(
@@ -76,7 +76,7 @@ class Corpus:
         sources = self.rows("validation", window)
         total = sum(self.weights)
         counts = [max(1, round(windows * weight / total)) for weight in self.weights]
-        some: Any = [
+        some = [
             row
             for source, count in zip(sources, counts, strict=True)
             for (row,) in spread(source, batch=1, count=count)
@@ -182,7 +182,7 @@ def _plain(path: Path | None, name: str, without: Path | None) -> Corpus:
 
     parts = {"train": lambda w: part(w, False), "validation": lambda w: part(w, True)}
     mark = hashlib.sha256(text).hexdigest()[:16]
-    return Corpus(name, parts, [1.0], np.ones(256), np.uint8, None, mark)
+    return Corpus(name, parts, [1.0], np.ones(int(array.max()) + 1), np.uint8, None, mark)
 
 
 def _of_folders(name: str, folders: Sequence[Prepared], weights: Sequence[float]) -> Corpus:
