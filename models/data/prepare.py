@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from models.data.documents import COLUMN, Document, documents
-from models.data.files import STANDARD_LIBRARY
+from models.data.files import STANDARD_LIBRARY, readable
 from models.data.shards import MANIFEST, PARTS, Writer, write_manifest
 from models.data.split import Split, split
 from models.data.tokenizer import Tokenizer, tokenizer_of
@@ -62,7 +62,9 @@ def prepare(
     Raises:
       InputError: the text cannot be used, or the folder is there already or cannot be written.
     """
-    if out.exists():
+    with readable():
+        there = out.exists()
+    if there:
         raise InputError(f"{out} is there already: choose another folder, or remove it")
     if isinstance(tokenizer, str):
         some = training_documents(source, column, without, validation)

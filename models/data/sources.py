@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from models.data.files import readable
 from models.data.prepare import prepare, training_documents
 from models.data.shards import Prepared, is_prepared, open_prepared
 from models.data.tokenizer import Bytes, Tokenizer, parse_words, tokenizer_of
@@ -22,7 +23,8 @@ def weighted(given: str) -> tuple[Path, float]:
       InputError: it names nothing, or no share.
     """
     name, sign, number = given.rpartition("=")
-    name, number = (name, number) if sign and not Path(given).exists() else (given, "1")
+    with readable():
+        name, number = (name, number) if sign and not Path(given).exists() else (given, "1")
     try:
         weight = float(number)
     except ValueError:  # a name with a sign in it

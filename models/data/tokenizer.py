@@ -242,6 +242,8 @@ def tokenizer_of(wanted: str, some: Iterable[Document]) -> Tokenizer:
         if not re.fullmatch(r"[0-9]{1,9}", size := wanted[4:]):
             raise InputError(f"{wanted!r} names no size of a vocabulary: give bpe:8192, say")
         return train_bpe(int(size), some)
-    if not Path(wanted).exists():
+    with readable():
+        there = wanted and Path(wanted).exists()
+    if not there:
         raise InputError(f"{wanted!r} is no tokenizer: give bytes, bpe:8192, or a tokenizer.json")
     return load_words(Path(wanted))

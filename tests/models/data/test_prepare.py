@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 
 from models.data import prepare as module
+from models.data.files import files_of
 from models.data.prepare import prepare
 from models.data.shards import Stream, is_prepared, open_prepared
 from models.data.split import split
@@ -113,6 +117,27 @@ def test_what_fails_leaves_nothing(source: Path, tmp_path: Path) -> None:
         prepare(source, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == [source.name]
     assert not is_prepared(tmp_path / "out")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from models.data import prepare as module
+
+module.write_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+module.prepare(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_a_kill_leaves_nothing_of_that_name(source: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "out")]
+    killed = subprocess.run(command, cwd=Path(__file__).parents[3], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    prepare(source, tmp_path / "out")
+    open_prepared(tmp_path / "out")
+    # A folder of a hidden name is left, and is no text.
+    assert len(files_of(tmp_path, without=tmp_path / "out")) == 1
 
 
 def test_a_folder_that_is_there_is_left_as_it_is(source: Path, tmp_path: Path) -> None:

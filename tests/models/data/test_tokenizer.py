@@ -91,6 +91,8 @@ def test_the_end_is_what_is_said_beside_it(said: str, tmp_path: Path) -> None:
         ("bpe:many", r"'bpe:many' names no size of a vocabulary: give bpe:8192, say"),
         ("bpe:256", r"bpe:256: a vocabulary has 257"),
         ("bpe:999999999", r"a vocabulary has 257 .* to 16777216 tokens"),
+        ("x" * 5000, "File name too long"),
+        ("", "'' is no tokenizer"),
         ("gpt2", r"'gpt2' is no tokenizer: give bytes, bpe:8192, or a tokenizer.json"),
     ],
 )
