@@ -136,14 +136,18 @@ def batches(
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead)
     there = read.to_iter_dataset(options)
     if sharding is not None:
-        there = there.map(lambda tree: _placed(tree, sharding))
+        there = there.map(lambda tree: _placed(tree, sharding, batch))
         there = grain.experimental.ThreadPrefetchIterDataset(there, prefetch_buffer_size=ahead)
     return iter(there)
 
 
-def _placed(tree: Any, sharding: jax.sharding.Sharding) -> Any:
-    """Arrays on devices, of which this process gives its part."""
-    place = lambda x: jax.make_array_from_process_local_data(sharding, x)
+def _placed(tree: Any, sharding: jax.sharding.Sharding, batch: int) -> Any:
+    """Arrays `[slices, batch, ...]` on devices, of which this process gives its part."""
+
+    def place(x: np.ndarray) -> jax.Array:
+        shape = (x.shape[0], batch, *x.shape[2:])
+        return jax.make_array_from_process_local_data(sharding, x, shape)
+
     return jax.tree.map(place, tree)
 
 

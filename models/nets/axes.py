@@ -5,6 +5,7 @@ A parameter says what its axes are ("embed", "mlp"); only the rules say where th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,10 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-# A mesh of these has data, fsdp, tensor, expert, or some of them: what it lacks is passed over.
+# What a mesh may have; a batch's sequences are shared by those in BATCH.
+MESH_AXES = ("data", "fsdp", "expert", "tensor")
+BATCH = ("data", "fsdp", "expert")
+# Of parameters. An axis that a mesh lacks is passed over.
 RULES: dict[str, str | None] = {
     "vocab": "tensor",
     "embed": "fsdp",  # the width of the residual stream
@@ -55,6 +59,24 @@ def spec(
         free = place in mesh.shape and place not in taken and size % mesh.shape[place] == 0
         taken.append(place if free else None)
     return PartitionSpec(*taken)
+
+
+def constrained(x: jax.Array, *names: str | None) -> jax.Array:
+    """What a layer makes, `x`, with its axes where the devices want them.
+
+    "batch" lies as sequences do, None on each device alike, and others as by the rules. Without a
+    mesh around, as by `jax.sharding.use_abstract_mesh`, or on one device it stays as it is.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size <= 1:
+        return x
+    places: list[Any] = []
+    for name, size in zip(names, x.shape, strict=True):
+        shared = BATCH if name == "batch" else (RULES[name],) if name else ()
+        axes = tuple(axis for axis in shared if axis in mesh.shape)
+        parts = math.prod(mesh.shape[axis] for axis in axes)
+        places.append(axes if axes and size % parts == 0 else None)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*places))
 
 
 def shardings(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from models.nets.axes import constrained
 from models.nets.cache import Cache
 from models.nets.layers import Layers
 from models.nets.loss import cross_entropy, scores
@@ -103,6 +104,7 @@ class Decoder(nnx.Module):
         stored = None if cache is None else (cache.keys, cache.values)
         context = Context(places, angles, segments, None if cache is None else cache.lengths)
         x, (stored, routing) = self.layers(x, (keys, stored), context)
+        x = constrained(x, "batch", None, None)
         if cache is not None:
             stored_keys, stored_values = stored
             cache = Cache(stored_keys, stored_values, cache.lengths + tokens.shape[1])

@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from models.nets.axes import named
+from models.nets.axes import constrained, named
 
 NORMAL = 0.02  # what GPT-2 and Llama draw weights with
 
@@ -43,7 +45,7 @@ def dense(
 def embedding(
     rows: Mapping[str, int], width: int, *, rngs: nnx.Rngs, dtype: Any = None
 ) -> nnx.Embed:
-    """A table of vectors; `rows` says what is looked up, and how many there are."""
+    """A table of vectors, for `looked_up`; `rows` says what is, and how many there are."""
     ((name, size),) = rows.items()
     return nnx.Embed(
         size,
@@ -53,3 +55,12 @@ def embedding(
         embedding_metadata=named(name, "embed"),
         rngs=rngs,
     )
+
+
+def looked_up(table: nnx.Embed, indices: jax.Array, rows: str) -> jax.Array:
+    """The vectors `[..., D]` of indices `[...]`; `rows` is what they are of.
+
+    A device has whole vectors of its sequences, so it gathers whole vectors of the table first.
+    """
+    vectors = constrained(table.embedding[...], rows, None).astype(table.dtype)
+    return jnp.take(vectors, indices, axis=0)

@@ -16,7 +16,7 @@ from flax import nnx
 from models.nets.block import Block
 from models.nets.cache import Cache
 from models.nets.decoder import Decoder, DecoderConfig
-from models.nets.dense import NORMAL, embedding
+from models.nets.dense import NORMAL, embedding, looked_up
 from models.nets.dropout import dropout
 from models.nets.layers import Layers
 from models.nets.norms import layer_norm
@@ -56,7 +56,8 @@ class GPT2(Decoder):
 
     def enter(self, tokens: jax.Array, positions: jax.Array, key: jax.Array | None) -> Any:
         """The sum of a token's vector and its position's."""
-        x = self.embed(tokens) + self.positions(positions)
+        x = looked_up(self.embed, tokens, "vocab")
+        x = x + looked_up(self.positions, positions, "position")
         return dropout(x, self.config.dropout, key), None
 
     def cache(self, batch: int, room: int) -> Cache:

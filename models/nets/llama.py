@@ -14,7 +14,7 @@ from flax import nnx
 
 from models.nets.cache import Cache
 from models.nets.decoder import SIZE, Decoder, DecoderConfig
-from models.nets.dense import NORMAL, dense, embedding
+from models.nets.dense import NORMAL, dense, embedding, looked_up
 from models.nets.layers import Layers
 from models.nets.mixture import Mixture
 from models.nets.norms import rms_norm
@@ -116,7 +116,8 @@ class Llama(Decoder):
 
     def enter(self, tokens: jax.Array, positions: jax.Array, key: jax.Array | None) -> Any:
         """A token's vector, and the angles of its position; nothing is dropped."""
-        return self.embed(tokens), self.config.rotary.angles(positions, self.config.each_head)
+        angles = self.config.rotary.angles(positions, self.config.each_head)
+        return looked_up(self.embed, tokens, "vocab"), angles
 
     def cache(self, batch: int, room: int) -> Cache:
         """A cache for so many sequences of so many tokens, with nothing in it."""

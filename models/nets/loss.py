@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import xform
+from models.nets.axes import constrained
 
 
 def scores(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -39,6 +40,7 @@ def cross_entropy(
       A float32 scalar: the weighted mean.
     """
     weights = jnp.ones(targets.shape) if weights is None else weights.astype(jnp.float32)
+    kernel = constrained(kernel, None, "vocab")  # gathered once, and not for each chunk
     if chunk is None or chunk >= targets.shape[1]:
         total = _total(kernel, hidden, targets, weights)
     else:
@@ -60,6 +62,6 @@ def cross_entropy(
 def _total(
     kernel: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> jax.Array:
-    logits = scores(hidden, kernel)
+    logits = constrained(scores(hidden, kernel), "batch", None, "vocab")
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.sum(weights * (jax.nn.logsumexp(logits, axis=-1) - picked))

@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from models.nets.axes import constrained
 from models.nets.dense import NORMAL, dense
 
 
@@ -32,7 +33,7 @@ class Perceptron(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map `[..., D]` to the same."""
-        return self.down(checkpoint_name(self.activation(self.up(x)), "mlp_hidden"))
+        return self.down(checkpoint_name(self.activation(_parted(self.up(x))), "mlp_hidden"))
 
 
 class GatedPerceptron(nnx.Module):
@@ -46,4 +47,9 @@ class GatedPerceptron(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map `[..., D]` to the same."""
-        return self.down(checkpoint_name(jax.nn.silu(self.gate(x)) * self.up(x), "mlp_hidden"))
+        hidden = jax.nn.silu(_parted(self.gate(x))) * _parted(self.up(x))
+        return self.down(checkpoint_name(hidden, "mlp_hidden"))
+
+
+def _parted(hidden: jax.Array) -> jax.Array:
+    return constrained(hidden, "batch", *[None] * (hidden.ndim - 2), "mlp")

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import AbstractMesh
 
 from models.nets.decoder import DecoderConfig
 from models.nets.gpt2 import GPT2, GPT2Config
@@ -90,8 +91,12 @@ def build(config: Any, seed: int = 0) -> Any:
 
 
 def abstract(config: Any) -> Any:
-    """A model as shapes and dtypes alone: nothing is allocated, whatever its size."""
-    return nnx.eval_shape(lambda: build(config))
+    """A model as shapes and dtypes alone: nothing is allocated, whatever its size.
+
+    Of a mesh around NNX would take the names of axes for names of ours, so there is none.
+    """
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        return nnx.eval_shape(lambda: build(config))
 
 
 def parameter_count(model: nnx.Module) -> int:

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from models.nets.attention import attend
+from models.nets.axes import constrained
 from models.nets.cache import store
 from models.nets.dense import NORMAL, dense
 from models.nets.rotary import rotate
@@ -56,7 +57,9 @@ class SelfAttention(nnx.Module):
         self, x: jax.Array, context: Context, cached: tuple[jax.Array, jax.Array] | None = None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """Map `[B, T, D]` to the same, and what is cached to what is after these tokens."""
-        query, key, value = self.query(x), self.key(x), self.value(x)
+        query = constrained(self.query(x), "batch", None, "heads", None)
+        key = constrained(self.key(x), "batch", None, "kv_heads", None)
+        value = constrained(self.value(x), "batch", None, "kv_heads", None)
         if context.angles is not None:
             query, key = rotate(query, context.angles), rotate(key, context.angles)
         positions = None

@@ -21,6 +21,7 @@ from models.train.display import Output
 from models.train.fit import largest
 from models.train.folder import CONFIG
 from models.train.loop import train
+from models.train.mesh import batch_sharding, begin_processes, check_batch, mesh_or_none
 from models.train.planned import one_line, policy_of
 from models.train.start import Origin, Resume
 from models.train.state import abstract_state
@@ -41,6 +42,10 @@ def parser() -> Parser:
     flags.add_argument("--from", metavar="FOLDER", dest="origin",
                        help="Hugging Face folder of a GPT-2, Llama or Mixtral to begin with;"
                        " it says what the model is")  # fmt: skip
+    flags.add_argument("--coordinator", metavar="HOST:PORT",
+                       help="where the processes of a run meet: at the first one's")  # fmt: skip
+    flags.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    flags.add_argument("--process", type=int, metavar="I", help="which this is, from 0")
     flags.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     flags.add_argument("--resume-step", type=int, metavar="N", help="go on from this checkpoint")
     flags.add_argument("--override", action="append", default=[], metavar="NAME,NAME",
@@ -84,8 +89,9 @@ def _text(path: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     """Train, and say how it ended."""
-    console = Output()
     given = parser().parse(arguments)
+    begin_processes(*(given.pop(name) for name in ("coordinator", "processes", "process")))
+    console = Output(quiet=jax.process_index() > 0)
     step, fit, dry = (given.pop(name) for name in ("resume_step", "fit", "dry_run"))
     resuming = given.pop("resume") or step is not None
     override = [name for names in given.pop("override") for name in names.split(",")]
@@ -100,6 +106,7 @@ def main(arguments: list[str]) -> int:
     count = parameter_count(abstract(run.model))
     tokens = f"{run.batch * run.accumulate} x {run.model.context} tokens per step"
     console.print(f"{run.preset}: {count:,} parameters, {tokens}")
+    check_batch(run.mesh, run.batch)
     if fit:
         return print_largest(run, target, memory, console)
     if dry:
@@ -128,9 +135,12 @@ def print_largest(run: RunConfig, target: str | None, memory: str | None, consol
 def step_memory(run: RunConfig, target: str | None, memory: str | None) -> Any:
     """The compiler's account of one step, from shapes alone."""
     policy = policy_of(run.policy)
-    state = abstract_state(run.model, run.optim)
-    step = make_step(run.model, run.optim, policy)
+    mesh = mesh_or_none(run.mesh)
+    state, tokens = abstract_state(run.model, run.optim, mesh), run.tokens_type()
+    if mesh is not None:
+        tokens = tokens.update(sharding=batch_sharding(mesh, run.batch, axis=1))
+    step = make_step(run.model, run.optim, policy, run.seed, mesh)
     with one_line():
         return xform.memory_analysis(
-            step, state, run.tokens_type(), target=target, capacity=memory, donate_argnums=0
+            step, state, tokens, target=target, capacity=memory, donate_argnums=0
         )

@@ -45,6 +45,12 @@ class RunConfig:
         "What the backward pass keeps: default, save_dots, save_nothing, auto (what the device"
         " has), budget:6GiB (of the step's peak), saved:2GiB, plan:FILE.",
     )
+    mesh: str = setting(
+        "",
+        "Devices along each axis, of data, fsdp (which shards the state too), expert, tensor: such"
+        " as data=4,fsdp=2. One device without.",
+        change="free",
+    )
     batch: int = setting(16, "Sequences held at once.", least=1, change="never")
     accumulate: int = setting(1, "Batches summed into one update.", least=1, change="never")
     seed: int = setting(
@@ -67,7 +73,10 @@ class RunConfig:
     )
 
     def tokens_type(self) -> jax.ShapeDtypeStruct:
-        """Of what a step reads: `[accumulate, batch, window + 1]`, uint8, or int32 with marks."""
+        """Of what a step reads, on all devices: `[accumulate, batch, window + 1]`.
+
+        Their type is uint8, or int32 where documents are marked.
+        """
         shape = (self.accumulate, self.batch, self.model.context + 1)
         return jax.ShapeDtypeStruct(shape, rows_dtype(self.data, self.tokenizer, self.out))
 

@@ -11,6 +11,7 @@ import jax
 import xform
 from models.train.config import RunConfig
 from models.train.device import capacity
+from models.train.mesh import batch_sharding, mesh_or_none
 from models.train.planned import bytes_around, mebibytes, one_line
 from models.train.state import TrainState, abstract_state
 from models.train.step import Metrics, make_step
@@ -65,7 +66,8 @@ def largest(
 
 
 def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None) -> Largest:
-    state = abstract_state(run.model, run.optim)
+    mesh = mesh_or_none(run.mesh)
+    state = abstract_state(run.model, run.optim, mesh)
     around = bytes_around(run, state)
     room: Any = memory or (None if target else capacity())
     if isinstance(policy, xform.policies.Budget) and policy.of == "peak":
@@ -75,13 +77,17 @@ def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None
 
     def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
         try:
-            return make_step(run.model, run.optim, policy)(state, tokens)
+            return make_step(run.model, run.optim, policy, run.seed, mesh)(state, tokens)
         except BudgetInfeasible:
             # Larger than what has room: its bytes say in which direction to look.
-            return make_step(run.model, run.optim, xform.policies.save_everything)(state, tokens)
+            all_saved = xform.policies.save_everything
+            return make_step(run.model, run.optim, all_saved, run.seed, mesh)(state, tokens)
 
     def inputs(batch: int) -> tuple[TrainState, jax.ShapeDtypeStruct]:
-        return state, dataclasses.replace(run, batch=batch).tokens_type()
+        tokens = dataclasses.replace(run, batch=batch).tokens_type()
+        if mesh is not None:
+            tokens = tokens.update(sharding=batch_sharding(mesh, batch, axis=1))
+        return state, tokens
 
     options: dict[str, Any] = {"target": target or jax.default_backend(), "donate_argnums": 0}
     options |= {"capacity": room} if room else {}

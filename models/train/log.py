@@ -41,11 +41,13 @@ class Log:
     """A JSON-lines file with `step` in each record, cut back to the step from which a run goes on.
 
     Floats are written so that reading them gives the same bits; what is not finite is null. A log
-    that a new run finds is set aside.
+    that a new run finds is set aside. Without a path nothing is written: another process does.
     """
 
-    def __init__(self, path: Path, *, after: int | None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, *, after: int | None) -> None:
+        self.path, self._file = path, None
+        if path is None:
+            return
         with self._writing():
             if after is None and path.exists():
                 set_aside(path)
@@ -62,14 +64,16 @@ class Log:
 
     def write(self, **record: Any) -> None:
         """Append one record; it is in the file when this returns."""
-        with self._writing():
-            self._file.write(_line(record))
-            self._file.flush()
+        if self._file is not None:
+            with self._writing():
+                self._file.write(_line(record))
+                self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        with self._writing():
-            self._file.close()
+        if self._file is not None:
+            with self._writing():
+                self._file.close()
 
 
 def _line(record: Record) -> str:

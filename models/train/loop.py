@@ -8,17 +8,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
+import jax
+from jax.sharding import Mesh, SingleDeviceSharding
 from rich.console import Console
 
+from models.data.batches import share_of
 from models.data.corpus import Corpus, load_corpus
 from models.errors import InputError
 from models.settings import to_toml
 from models.train import folder
 from models.train.checksum import checksum_of
-from models.train.config import RunConfig
+from models.train.config import RunConfig, read_config
 from models.train.display import Display
 from models.train.log import Log
+from models.train.mesh import any_process, batch_sharding, make_mesh, on_devices, sizes
 from models.train.planned import PlannedStep, load_plan, plan_step, policy_of
 from models.train.report import Reporter
 from models.train.start import Origin, Resume, Start, begin, refuse_another, resume
@@ -53,35 +56,40 @@ def train(
       InputError: data, folder or checkpoint cannot be used, or the run cannot go on.
     """
     started = time.perf_counter()
+    mesh, first = make_mesh(run.mesh), jax.process_index() == 0
     corpus = load_corpus(
         run.data, run.model.context, vocab=run.model.vocab, tokenizer=run.tokenizer,
         column=run.column, work=run.out / folder.DATA, without=run.out,
     )  # fmt: skip
     if wish is not None and not (run.out / folder.CHECKPOINTS).is_dir():
         raise InputError(f"no checkpoint to resume from in {run.out}")
-    with folder.locked(run.out), _store(run) as store:
+    held = folder.locked(run.out) if first else contextlib.nullcontext()
+    with held, _store(run) as store:
         if wish is None:
             refuse_another(run, store)
-            planned = plan_step(run, policy_of(run.policy))
-            start = begin(run, origin)
+            planned = plan_step(run, policy_of(run.policy), mesh)
+            start = begin(run, origin, mesh)
         else:
-            start = resume(run, wish, corpus, store, console)
-            planned = plan_step(run, _policy(run, wish, start))
+            start = resume(run, wish, corpus, store, console, mesh)
+            planned = plan_step(run, _policy(run, wish, start), mesh)
         display = Display(console, first=start.step, total=run.optim.steps, every=run.log_every)
         display.say(str(planned))
-        folder.write_whole(run.out / folder.CONFIG, to_toml(run))
-        planned.save(run.out / folder.PLAN)
-        if corpus.words is not None:
-            folder.write_whole(run.out / folder.TOKENIZER, corpus.words.decode())
-        log = Log(run.out / folder.LOG, after=None if start.meta is None else start.step)
+        if first:
+            folder.write_whole(run.out / folder.CONFIG, to_toml(run))
+            planned.save(run.out / folder.PLAN)
+            if corpus.words is not None:
+                folder.write_whole(run.out / folder.TOKENIZER, corpus.words.decode())
+        log = Log(run.out / folder.LOG if first else None,
+                  after=None if start.meta is None else start.step)  # fmt: skip
         with contextlib.closing(log), display, Stop(display.say) as stop:
             if origin is not None:
                 log.write(step=0, **{"from": origin.name})
             if start.changes:
                 log.write(step=start.step, override=start.changes)
             out_of_time = lambda: time.perf_counter() - started > run.max_seconds
-            loop = _Loop(run, corpus, start, planned, store, log, display)
-            loop.go(lambda: stop.signal is not None or display.failure is not None, out_of_time)
+            loop = _Loop(run, corpus, start, planned, store, log, display, mesh)
+            stopped = lambda: stop.signal is not None or display.failure is not None
+            loop.go(lambda: any_process(stopped()), lambda: any_process(out_of_time()))
         if display.failure is not None:
             raise InputError(
                 f"cannot write to standard output: {display.failure}; saved step {loop.step} in"
@@ -101,7 +109,9 @@ def _store(run: RunConfig) -> Iterator[Store]:
 def _policy(run: RunConfig, wish: Resume, start: Start) -> Any:
     """The plan that the run was made with, unless the user overrides what decides it."""
     assert start.meta is not None
-    if {"policy", "remat", "dtype", "chunk"} & {*wish.override, *start.changes}:
+    before = read_config(start.meta["config"], "the checkpoint")
+    decides = {"policy", "remat", "dtype", "chunk"} & {*wish.override, *start.changes}
+    if decides or sizes(before.mesh) != sizes(run.mesh):
         return policy_of(run.policy)
     path = run.out / folder.PLAN
     plan = load_plan(path)
@@ -116,13 +126,13 @@ class _Loop:
     """A run on its way: `state` after `step` steps."""
 
     def __init__(self, run: RunConfig, corpus: Corpus, start: Start, planned: PlannedStep,
-                 store: Store, log: Log, display: Display) -> None:  # fmt: skip
+                 store: Store, log: Log, display: Display, mesh: Mesh | None) -> None:  # fmt: skip
         self.state, self.step = start.state, start.step
         self._run, self._planned = run, planned
         self._store, self._log, self._display = store, log, display
         self._fresh = start.meta is None
-        self._batches = _Batches(run, corpus, start.meta and start.meta["data_state"])
-        self._evaluate = _evaluation(run, corpus)
+        self._batches = _Batches(run, corpus, mesh, start.meta and start.meta["data_state"])
+        self._evaluate = _evaluation(run, corpus, mesh)
         self._reporter = Reporter(run, planned, log, display)
         self._said = {"config": to_toml(run), "data": corpus.fingerprint,
                       "plan": checksum_of(planned.plan.to_dict())}  # fmt: skip
@@ -167,26 +177,35 @@ class _Loop:
 class _Batches:
     """Batches in the shape of a step, and the state that `--resume` needs to go on from there."""
 
-    def __init__(self, run: RunConfig, corpus: Corpus, state: dict[str, Any] | None) -> None:
+    def __init__(self, run: RunConfig, corpus: Corpus, mesh: Mesh | None,
+                 state: dict[str, Any] | None) -> None:  # fmt: skip
+        here = SingleDeviceSharding(jax.devices()[0])
+        sharding = here if mesh is None else batch_sharding(mesh, run.batch, axis=1)
         self._iterator = corpus.batches(
-            window=run.model.context, batch=run.batch, slices=run.accumulate, seed=run.seed
+            window=run.model.context,
+            batch=run.batch,
+            slices=run.accumulate,
+            seed=run.seed,
+            share=share_of(sharding, run.batch),
+            sharding=sharding,
         )
         if state is not None:
             self._iterator.set_state(state)
 
-    def next(self) -> np.ndarray:
+    def next(self) -> Any:
         return next(self._iterator)
 
     def state(self) -> dict[str, Any]:
         return self._iterator.get_state()
 
 
-def _evaluation(run: RunConfig, corpus: Corpus) -> Callable[[TrainState], float]:
+def _evaluation(run: RunConfig, corpus: Corpus, mesh: Mesh | None) -> Callable[[TrainState], float]:
     batches = corpus.validation(window=run.model.context, batch=run.batch, windows=run.eval_windows)
-    evaluate = make_evaluate(run.model)
+    there = [on_devices(batch, mesh, axis=0) for batch in batches]
+    evaluate = make_evaluate(run.model, None if mesh is None else mesh.abstract_mesh)
 
     def bits_per_byte(state: TrainState) -> float:
-        losses = [float(evaluate(state.params, batch)) for batch in batches]
+        losses = [float(evaluate(state.params, batch)) for batch in there]
         return corpus.bits_per_byte(losses, batches)
 
     return bits_per_byte

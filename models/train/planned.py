@@ -11,11 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 import xform
 from models.errors import InputError
 from models.train.config import RunConfig
 from models.train.device import capacity
+from models.train.mesh import batch_sharding
 from models.train.state import TrainState, abstract_state, device_bytes
 from models.train.step import compile_step, dropout_key, make_loss
 from xform.errors import BudgetInfeasible, OtherProgram, XformError
@@ -33,13 +35,14 @@ class PlannedStep:
     Attributes:
       plan: what is kept for the backward pass, and what is run again.
       step: the program.
-      predicted_bytes: of the whole step on each device: the plan's, and what is around it.
+      predicted_bytes: of the whole step on each device: the plan's, and what is around it; None on
+        a mesh where no compiler was asked, since a plan alone does not know what of it is where.
       total_bytes: the same, as the compiler says.
     """
 
     plan: xform.Plan
     step: jax.stages.Compiled
-    predicted_bytes: int
+    predicted_bytes: int | None
     total_bytes: int
 
     def __str__(self) -> str:
@@ -47,11 +50,13 @@ class PlannedStep:
         shown = table[: 2 + ROWS]
         if left := len(table) - len(shown):
             shown.append(f"... {left} smaller ones")
-        error = self.predicted_bytes / self.total_bytes - 1
-        step = (
-            f"the whole step: {mebibytes(self.predicted_bytes)} predicted,"
-            f" {mebibytes(self.total_bytes)} compiled ({error:+.1%})"
-        )
+        step = f"{mebibytes(self.total_bytes)} compiled"
+        if self.predicted_bytes is None:
+            step = f"the whole step, on each device: {step}"
+        else:
+            error = self.predicted_bytes / self.total_bytes - 1
+            predicted = f"{mebibytes(self.predicted_bytes)} predicted"
+            step = f"the whole step: {predicted}, {step} ({error:+.1%})"
         return "\n".join([*shown, peak, work, step])
 
     def save(self, path: Path) -> None:
@@ -103,32 +108,42 @@ def bytes_around(run: RunConfig, state: TrainState) -> int:
     return device_bytes(state) - (params if run.accumulate == 1 else 0)
 
 
-def plan_step(run: RunConfig, policy: Any) -> PlannedStep:
+def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedStep:
     """Plan the gradient, and compile the step by it.
 
     A budget of the peak, and `auto`, bound the whole step, as the compiler says: what it is over by
-    is taken off the budget of the gradient, until the step fits.
+    is taken off the budget of the gradient, until the step fits. For that on a `mesh` the
+    gradient is compiled too, since only a compiler knows what of it is on each device.
 
     Raises:
       InputError: no plan fits, or the step is over the memory of the device.
     """
-    state = abstract_state(run.model, run.optim)
+    state = abstract_state(run.model, run.optim, mesh)
     tokens = run.tokens_type()
+    around_mesh = None if mesh is None else mesh.abstract_mesh
+    if mesh is not None:
+        tokens = tokens.update(sharding=batch_sharding(mesh, run.batch, axis=1))
     most = capacity()
     if (least := device_bytes((state, tokens))) > most:
         raise _too_large(least, "parameters, optimizer and one batch alone")
     around = bytes_around(run, state)
+    bounded = isinstance(policy, xform.policies.Fit) or (
+        isinstance(policy, xform.policies.Budget) and policy.of == "peak"
+    )
 
     def made(policy: Any) -> PlannedStep:
         with one_line():
             plan = policy
             if not isinstance(plan, xform.Plan):
                 slice_ = jax.ShapeDtypeStruct(tokens.shape[1:], tokens.dtype)
+                if mesh is not None:
+                    slice_ = slice_.update(sharding=batch_sharding(mesh, run.batch, axis=0))
                 key = jax.eval_shape(lambda: dropout_key(run.model, run.seed, jnp.int32(0)))
-                plan = xform.plan(make_loss(run.model), state.params, slice_, key, policy=policy,
-                                  verify=False)  # fmt: skip
+                loss = make_loss(run.model, mesh=around_mesh)
+                plan = xform.plan(loss, state.params, slice_, key, policy=policy,
+                                  verify=mesh is not None and bounded)  # fmt: skip
             try:
-                step = compile_step(run.model, run.optim, tokens, plan, run.seed)
+                step = compile_step(run.model, run.optim, tokens, plan, run.seed, mesh)
             except OtherProgram:
                 raise InputError(
                     f"{plan!r} is of another model, batch or version of JAX: give another --policy"
@@ -136,7 +151,8 @@ def plan_step(run: RunConfig, policy: Any) -> PlannedStep:
         memory: Any = step.memory_analysis()
         total = memory.argument_size_in_bytes + memory.output_size_in_bytes
         total += memory.temp_size_in_bytes - memory.alias_size_in_bytes
-        return PlannedStep(plan, step, plan.predicted_bytes + around, total)
+        gradient = plan.predicted_bytes if mesh is None else plan.compiled_bytes
+        return PlannedStep(plan, step, None if gradient is None else gradient + around, total)
 
     def fitted(bound: int) -> PlannedStep:
         outside = around

@@ -29,7 +29,7 @@ class Reporter:
         self._tokens = run.batch * run.accumulate * run.model.context
         self._flops = PASSES * planned.plan.forward_flops * run.accumulate
         self._speed = speed()
-        self._predicted = planned.predicted_bytes
+        self._predicted = planned.predicted_bytes or planned.total_bytes
         self._log = log
         self._display = display
         self._pending: tuple[int, Metrics] | None = None

@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
+import jax
 from flax import nnx
+from jax.sharding import Mesh
 from rich.console import Console
 
 from models.data.corpus import Corpus
@@ -70,19 +72,21 @@ def refuse_another(run: RunConfig, store: Store) -> None:
         )
 
 
-def begin(run: RunConfig, origin: Origin | None = None) -> Start:
+def begin(run: RunConfig, origin: Origin | None = None, mesh: Mesh | None = None) -> Start:
     """The first state of a run: of its seed, or with the parameters of `origin`."""
-    state = init_state(run.model, run.optim, run.seed)
+    state = init_state(run.model, run.optim, run.seed, mesh)
     if origin is None:
         return Start(state)
     shapes = lambda tree: {name: leaf.shape for name, leaf in named(tree).items()}
     if shapes(origin.params) != shapes(state.params):
         raise InputError(f"the flags make another model than that in {origin.name}")
-    return Start(dataclasses.replace(state, params=origin.params))
+    where = jax.tree.map(lambda x: x.sharding, state.params)
+    return Start(dataclasses.replace(state, params=jax.device_put(origin.params, where)))
 
 
-def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: Console) -> Start:
-    """The saved state to go on from.
+def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: Console,
+           mesh: Mesh | None = None) -> Start:  # fmt: skip
+    """The saved state to go on from, onto a mesh that may be another than before.
 
     Raises:
       InputError: there is none, it is damaged, or of another run, or a setting has changed.
@@ -93,7 +97,7 @@ def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: 
     step = steps[-1] if wish.step is None else wish.step
     if step not in steps:
         raise InputError(f"no checkpoint of step {step} in {run.out}, which has {steps}")
-    like = abstract_state(run.model, run.optim)
+    like = abstract_state(run.model, run.optim, mesh)
     try:
         meta = store.meta(step)
         changes = changed(run, wish, corpus, meta)

@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import AbstractMesh, Mesh
 
 from models.nets.decoder import DecoderConfig
 from models.nets.presets import build
+from models.train.mesh import placed
 from models.train.optim import OptimConfig, optimizer
 
 
@@ -42,18 +44,36 @@ class TrainState:
     usual_norm: jax.Array
 
 
+def init_state(
+    model: DecoderConfig, optim: OptimConfig, seed: int, mesh: Mesh | None = None
+) -> TrainState:
+    """The state before the first update; of a mesh each device makes its part of the same."""
+    if mesh is None:
+        return _first(model, optim, seed)
+    types = abstract_state(model, optim, mesh)
+    first = lambda: _first(model, optim, seed)
+    return jax.jit(first, out_shardings=shardings_of(types))()
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def init_state(model: DecoderConfig, optim: OptimConfig, seed: int) -> TrainState:
-    """The state before the first update."""
+def _first(model: DecoderConfig, optim: OptimConfig, seed: int) -> TrainState:
     params = nnx.state(build(model, seed), nnx.Param)
     none = jnp.zeros((), jnp.int32)
     no_norm = jnp.array(jnp.inf, jnp.float32)
     return TrainState(params, optimizer(optim).init(params), none, none, none, no_norm)
 
 
-def abstract_state(model: DecoderConfig, optim: OptimConfig) -> TrainState:
-    """The state as shapes and dtypes alone."""
-    return jax.eval_shape(lambda: init_state(model, optim, 0))
+def abstract_state(
+    model: DecoderConfig, optim: OptimConfig, mesh: Mesh | AbstractMesh | None = None
+) -> TrainState:
+    """The state as shapes and dtypes alone, and on a mesh with shardings."""
+    state = jax.eval_shape(lambda: init_state(model, optim, 0))
+    return state if mesh is None else placed(state, mesh)
+
+
+def shardings_of(types: TrainState) -> TrainState:
+    """Where each array of a state on a mesh lies."""
+    return jax.tree.map(lambda x: x.sharding, types)
 
 
 def device_bytes(tree: Any) -> int:

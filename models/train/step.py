@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -12,16 +13,16 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh
 from jax.typing import ArrayLike
 
 import xform
 from models.nets.decoder import DecoderConfig
 from models.nets.presets import TRAINED, abstract
 from models.nets.segments import unpacked
+from models.train.mesh import abstract_mesh, batch_sharding
 from models.train.optim import OptimConfig, optimizer, schedule
-from models.train.state import TrainState, abstract_state, device_bytes
+from models.train.state import TrainState, abstract_state, device_bytes, shardings_of
 
 Metrics = dict[str, jax.Array]
 Step = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
@@ -32,13 +33,15 @@ _OPTIM = OptimConfig()
 _LAST = 0.02
 
 
-def make_loss(model: DecoderConfig, training: bool = True) -> Loss:
+def make_loss(
+    model: DecoderConfig, training: bool = True, mesh: AbstractMesh | None = None
+) -> Loss:
     """The mean loss, nats per token, of parameters and integer tokens `[batch, window + 1]`.
 
     In tokens of a signed type documents are marked, and none sees another: see `unpacked`. It is
     what a policy plans for: a pure function, the same in a step and in `xform.plan`. In training a
     third argument is the key of dropout, None where a model has none, and the imbalance of experts
-    counts.
+    counts. `mesh` is that on which the arguments lie.
     """
     graphdef, _ = nnx.split(abstract(model))
     balance = getattr(model, "balance", 0.0) if training else 0.0
@@ -47,9 +50,15 @@ def make_loss(model: DecoderConfig, training: bool = True) -> Loss:
         # A copy, since NNX takes no variables that were made outside the loop over slices.
         merged = nnx.merge(graphdef, params, copy=True)
         tokens, packed = unpacked(tokens)
-        return merged.loss(tokens, key=key, balance=balance, **packed)
+        with on(mesh):
+            return merged.loss(tokens, key=key, balance=balance, **packed)
 
     return loss
+
+
+def on(mesh: AbstractMesh | None) -> contextlib.AbstractContextManager[Any]:
+    """A context in which layers say where on the mesh they lie."""
+    return contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
 
 
 def dropout_key(model: DecoderConfig, seed: int, step: jax.Array) -> jax.Array | None:
@@ -59,16 +68,19 @@ def dropout_key(model: DecoderConfig, seed: int, step: jax.Array) -> jax.Array |
     return jax.random.fold_in(jax.random.key(seed), step)
 
 
-def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed: int = 0) -> Step:
+def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed: int = 0,
+              mesh: AbstractMesh | None = None) -> Step:  # fmt: skip
     """The pure function of one update, of which `policy` says what the backward pass keeps.
 
     It maps a state and integer tokens `[accumulate, batch, window + 1]` to the next state and the
     metrics `loss` (nats per token, before the update), `grad_norm`, `learning_rate`, and `skipped`:
     1.0 where loss or gradient are not finite, or the gradient is a spike, and the step changes
     neither parameters nor the optimizer. Gradients of the `accumulate` slices are summed one after
-    another, so that only one slice's activations are held. `seed` is that of dropout.
+    another, so that only one slice's activations are held. `seed` is that of dropout. On a
+    `mesh` gradients are summed where their parameters lie, and the new state lies as the old one.
     """
-    gradient = xform.value_and_grad(make_loss(model), policy=policy)
+    gradient = xform.value_and_grad(make_loss(model, mesh=mesh), policy=policy)
+    state_places = None if mesh is None else shardings_of(abstract_state(model, optim, mesh))
     transform = optimizer(optim)
 
     def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
@@ -84,6 +96,8 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
             keys = None if key is None else jax.random.split(key, tokens.shape[0])
             summed, _ = jax.lax.scan(add, zero, (tokens, keys))
             loss, grads = jax.tree.map(lambda leaf: leaf / tokens.shape[0], summed)
+        if state_places is not None:
+            grads = jax.lax.with_sharding_constraint(grads, state_places.params)
         norm = optax.tree.norm(grads)
         good = jnp.isfinite(loss) & jnp.isfinite(norm)
         if optim.spike < math.inf:
@@ -104,7 +118,10 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
             "learning_rate": jnp.asarray(schedule(optim)(state.step - state.skipped), jnp.float32),
             "skipped": 1.0 - good,
         }
-        return TrainState(params, opt_state, state.step + 1, skipped, in_row, usual), metrics
+        after = TrainState(params, opt_state, state.step + 1, skipped, in_row, usual)
+        if state_places is not None:
+            after = jax.lax.with_sharding_constraint(after, state_places)
+        return after, metrics
 
     return step
 
@@ -113,47 +130,43 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
 def train_step(model: DecoderConfig, state: TrainState, tokens: jax.Array, *,
                policy: Any = None) -> tuple[TrainState, Metrics]:  # fmt: skip
     """One update with the usual optimizer, as `python -m xform memory` takes it."""
-    return make_step(model, _OPTIM, policy)(state, tokens)
+    mesh = jax.sharding.get_abstract_mesh()
+    return make_step(model, _OPTIM, policy, mesh=mesh if mesh.size > 1 else None)(state, tokens)
 
 
 def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None,
-           dtype: str = "bfloat16", scan: bool = True, data: int = 1, model: int = 1
+           dtype: str = "bfloat16", scan: bool = True, mesh: str = ""
            ) -> tuple[DecoderConfig, TrainState, jax.ShapeDtypeStruct]:  # fmt: skip
     """Arguments of `train_step` as types: nothing is allocated.
 
-    On `data` x `model` devices the batch is sharded over the one axis, and the largest axis of each
-    array of the state over both, if they divide it.
+    On a mesh, such as `fsdp=4,tensor=4`, they have the shardings of a run, and the model's layers
+    have those that the arguments imply.
     """
     base = TRAINED[preset]
     config = dataclasses.replace(base, context=context or base.context, dtype=dtype, scan=scan)
-    state = abstract_state(config, _OPTIM)
+    devices = abstract_mesh(mesh)
     tokens = jax.ShapeDtypeStruct((1, batch, config.context + 1), jnp.uint8)
-    if data * model == 1:
-        return config, state, tokens
-    mesh = AbstractMesh((data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-
-    def sharded(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        axis = max(range(x.ndim), key=lambda i: x.shape[i], default=0)
-        split = x.ndim and x.shape[axis] % (data * model) == 0
-        spec = P(*[None] * axis, ("data", "model")) if split else P()
-        return x.update(sharding=NamedSharding(mesh, spec))
-
-    tokens = tokens.update(sharding=NamedSharding(mesh, P(None, "data")))
-    return config, jax.tree.map(sharded, state), tokens
+    if devices.size == 1:
+        return config, abstract_state(config, _OPTIM), tokens
+    where = batch_sharding(devices, batch, axis=1)
+    return config, abstract_state(config, _OPTIM, devices), tokens.update(sharding=where)
 
 
 @functools.cache
-def make_evaluate(model: DecoderConfig) -> Callable[[nnx.State, ArrayLike], jax.Array]:
+def make_evaluate(model: DecoderConfig, mesh: AbstractMesh | None = None
+                  ) -> Callable[[nnx.State, ArrayLike], jax.Array]:  # fmt: skip
     """The jitted mean loss, nats per token, of integer tokens `[batch, window + 1]`."""
-    loss = make_loss(model, training=False)
+    loss = make_loss(model, training=False, mesh=mesh)
     return jax.jit(lambda params, tokens: loss(params, jnp.asarray(tokens)))
 
 
 def compile_step(model: DecoderConfig, optim: OptimConfig, tokens: jax.ShapeDtypeStruct,
-                 policy: Any = None, seed: int = 0) -> jax.stages.Compiled:  # fmt: skip
+                 policy: Any = None, seed: int = 0, mesh: Mesh | None = None
+                 ) -> jax.stages.Compiled:  # fmt: skip
     """Compile the step for tokens of a type, with its state donated."""
-    state = abstract_state(model, optim)
-    step = jax.jit(make_step(model, optim, policy, seed), donate_argnums=0)
+    state = abstract_state(model, optim, mesh)
+    around = None if mesh is None else mesh.abstract_mesh
+    step = jax.jit(make_step(model, optim, policy, seed, around), donate_argnums=0)
     compiled = step.lower(state, tokens).compile()
     check_donation(compiled, state)
     return compiled

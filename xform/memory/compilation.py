@@ -215,7 +215,10 @@ def _here(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
         given = given.on(jax.devices(goal.backend))
     else:
         given = Arguments(tuple(args), dict(kwargs), given.mesh)
-    with planned_for(goal.backend, goal.absent), jax.default_device(jax.devices(goal.backend)[0]):
+    with (
+        planned_for(goal.backend, goal.absent),
+        jax.default_device(jax.local_devices(backend=goal.backend)[0]),
+    ):
         found = traced(f, given)
         lowered = found.lower()
 

@@ -98,7 +98,7 @@ def parse_target(name: str | None) -> Target:
 def _own(backend: str) -> Target:
     """A backend of this process."""
     try:
-        device = jax.devices(backend)[0]
+        device = jax.local_devices(backend=backend)[0]
     except RuntimeError as error:
         raise _unknown(backend, f"JAX has no {backend} here") from error
     stats = device.memory_stats() or {}

@@ -104,3 +104,11 @@ def test_a_row_of_two_documents_has_the_loss_of_both() -> None:
     np.testing.assert_allclose(loss(params, packed), loss(params, rows), rtol=1e-6)
     joined = loss(params, rows.reshape(1, 16))
     assert abs(float(joined) - float(loss(params, packed))) > 1e-4
+
+
+def test_a_mesh_of_devices_has_the_same_losses(whole: Path, tmp_path: Path) -> None:
+    quiet(config(tmp_path, mesh="data=2,fsdp=2,tensor=2"))
+    found, expected = losses(tmp_path / "run"), losses(whole / "run")
+    assert [r[0] for r in found] == [r[0] for r in expected]
+    numbers = [[x for _, *pair in records for x in pair if x] for records in (found, expected)]
+    np.testing.assert_allclose(*numbers, atol=1e-5, rtol=0)

@@ -1,0 +1,80 @@
+"""Runs of several processes on one machine: the losses of one device, and a checkpoint for any."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.models.micro import FLAGS, TEXT, losses
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+ROOT = Path(__file__).parent.parent.parent.parent
+COMMAND = [sys.executable, "-m", "models", "train", *FLAGS, "--data", "text", "--batch", "8"]
+STEPS = ["--steps", "6", "--save-every", "3", "--eval-every", "3"]
+
+
+def together(processes: int, devices: int, *flags: str) -> None:
+    """Run a command in so many processes that have so many devices each, to its end."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+    several = ["--coordinator", f"localhost:{port}", "--processes", str(processes)]
+    started = [
+        subprocess.Popen(
+            [*COMMAND, *flags, *([*several, "--process", str(i)] if processes > 1 else [])],
+            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for i in range(processes)
+    ]  # fmt: skip
+    try:
+        for process in started:
+            _, said = process.communicate(timeout=600)
+            assert process.returncode == 0, said
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_bytes(TEXT)
+    together(1, 1, *STEPS, "--out", "one")
+    return tmp_path
+
+
+def same(folder: Path, out: str) -> None:
+    found, expected = (losses(folder / name) for name in (out, "one"))
+    assert [r[0] for r in found] == [r[0] for r in expected]
+    numbers = [[x for _, *pair in records for x in pair if x] for records in (found, expected)]
+    np.testing.assert_allclose(*numbers, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("processes", "mesh"), [(2, "fsdp=2,tensor=2"), (4, "data=2,fsdp=2,tensor=2")]
+)
+def test_losses_are_those_of_one_device(folder: Path, processes: int, mesh: str) -> None:
+    together(processes, 2, *STEPS, "--out", "several", "--mesh", mesh)
+    same(folder, "several")
+
+
+def test_a_checkpoint_goes_on_in_other_numbers_of_processes(folder: Path) -> None:
+    """Two processes, then four, then one."""
+    stop = ["--max-seconds", "0", "--eval-every", "100"]
+    together(2, 2, *STEPS, *stop, "--out", "run", "--mesh", "fsdp=4")
+    resume = ["--out", "run", "--resume"]
+    together(4, 2, *resume, *stop, "--mesh", "fsdp=4,tensor=2")
+    together(1, 2, *resume, "--max-seconds", "inf", "--eval-every", "100", "--mesh", "data=2")
+    trained = [[loss for _, loss, _ in losses(folder / out) if loss] for out in ("run", "one")]
+    np.testing.assert_allclose(*trained, atol=1e-5, rtol=0)

@@ -1,0 +1,128 @@
+"""On any mesh a run is the run of one device: the same losses, in a part of the bytes."""
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+
+from models.errors import InputError
+from models.nets.presets import TRAINED
+from models.train.loop import train
+from models.train.mesh import check_batch, make_mesh, on_devices, sizes
+from models.train.start import Resume
+from models.train.state import abstract_state, device_bytes, init_state
+from models.train.step import compile_step
+from tests.models.micro import MODEL, OPTIM, SIZES, losses, run
+
+SMALL = {**SIZES, "experts": 4, "hidden": 48}
+MIXTRAL = dataclasses.replace(TRAINED["tiny-mixtral"], **SMALL)
+MESHES = ["data=8", "fsdp=8", "tensor=4", "data=2,fsdp=2,tensor=2"]
+
+
+def stepped(model: Any, text: str, steps: int = 3) -> tuple[list[float], Any]:
+    """Losses of some steps, and the state after them."""
+    mesh = make_mesh(text)
+    rng = np.random.default_rng(0)
+    batches = rng.integers(0, 256, (steps, 1, 8, model.context + 1), dtype=np.uint8)
+    inputs = [on_devices(batch, mesh, axis=1) for batch in batches]
+    step = compile_step(
+        model, OPTIM, jax.typeof(inputs[0]) if mesh is None else inputs[0], mesh=mesh
+    )
+    state, found = init_state(model, OPTIM, 0, mesh), []
+    for batch in inputs:
+        state, metrics = step(state, batch)
+        found.append(float(metrics["loss"]))
+    return found, state
+
+
+@pytest.fixture(scope="module")
+def one() -> tuple[list[float], Any]:
+    return stepped(MODEL, "")
+
+
+@pytest.mark.parametrize("text", MESHES)
+def test_losses_and_parameters_are_those_of_one_device(text: str, one: Any) -> None:
+    found, state = stepped(MODEL, text)
+    np.testing.assert_allclose(found, one[0], atol=1e-5, rtol=0)
+    # Adam divides by the gradient's size, so that the smallest ones decide the tolerance.
+    params = jax.device_get((state.params, one[1].params))
+    chex.assert_trees_all_close(*params, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["expert=4,data=2", "fsdp=2,expert=2,tensor=2"])
+def test_losses_of_experts_are_those_of_one_device(text: str) -> None:
+    np.testing.assert_allclose(
+        stepped(MIXTRAL, text)[0], stepped(MIXTRAL, "")[0], atol=1e-5, rtol=0
+    )
+
+
+def test_parameters_and_the_optimizers_state_are_parted() -> None:
+    whole = device_bytes(abstract_state(MODEL, OPTIM))
+    for text, parts in (("data=8", 1), ("fsdp=8", 8), ("fsdp=4,tensor=2", 8)):
+        mesh = make_mesh(text)
+        types = abstract_state(MODEL, OPTIM, mesh)
+        # Norms and a few offsets are on each device.
+        assert whole / parts <= device_bytes(types) < 1.2 * whole / parts
+        state = init_state(MODEL, OPTIM, 0, mesh)
+        chex.assert_trees_all_equal(
+            jax.device_get(state), jax.device_get(init_state(MODEL, OPTIM, 0))
+        )
+        lies = lambda x, type_: x.sharding.is_equivalent_to(type_.sharding, x.ndim)
+        assert all(jax.tree.leaves(jax.tree.map(lies, state, types)))
+    moment = types.opt_state[1][0].mu["layers"]["each"]["mlp"]["up"]["kernel"]
+    assert moment.get_value().sharding.spec == P(None, "fsdp", "tensor")
+
+
+def test_each_device_holds_its_sequences() -> None:
+    batch = np.arange(64).reshape(1, 8, 8)
+    spread = on_devices(batch, make_mesh("data=2,fsdp=2,tensor=2"), axis=1)
+    np.testing.assert_array_equal(spread, batch)
+    assert {shard.data.shape for shard in spread.addressable_shards} == {(1, 2, 8)}
+    odd = on_devices(batch[0, :3], make_mesh("data=2"), axis=0)
+    assert {shard.data.shape for shard in odd.addressable_shards} == {(3, 8)}
+
+
+def test_a_run_goes_on_on_other_meshes(tmp_path: Path) -> None:
+    """8 devices, then 4, then 1: the losses are those of one device that was left alone."""
+    quiet = lambda config, wish=None: train(config, Console(file=io.StringIO()), wish)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    quiet(run(alone, batch=8))
+    base = run(tmp_path, batch=8)
+    quiet(dataclasses.replace(base, mesh="fsdp=4,tensor=2", max_seconds=0))
+    quiet(dataclasses.replace(base, mesh="data=2,fsdp=2", max_seconds=0), Resume())
+    assert quiet(base, Resume()).step == OPTIM.steps
+    found, expected = ([loss for _, loss, _ in losses(out) if loss] for out in
+                       (base.out, alone / "run"))  # fmt: skip
+    assert len(found) == len(expected) == 12
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("dta=2", "'dta' is none of .*did you mean data?"),
+        ("data=2,data=2", "'data' is none of data, fsdp, expert, tensor, once"),
+        ("data=x", "data is 'x', and must be a number"),
+        ("data=0", "data is '0'"),
+        ("data=9", "is of 9 devices, and 1 processes have 8"),
+    ],
+)
+def test_meshes_that_cannot_be_are_refused(text: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        make_mesh(text)
+
+
+def test_a_batch_that_cannot_be_shared_is_refused() -> None:
+    assert sizes("tensor=2,data=4") == {"data": 4, "fsdp": 1, "expert": 1, "tensor": 2}
+    check_batch("tensor=2,data=4", 8)
+    with pytest.raises(InputError, match="--batch 6 cannot be shared by 4 groups"):
+        check_batch("tensor=2,data=4", 6)
