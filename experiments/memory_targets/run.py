@@ -38,8 +38,8 @@ def gpt2(target: str, **options: Any) -> MemoryReport:
 
 def llama(target: str, batch: int = 4) -> MemoryReport:
     """Llama-2 7B, the same, sharded over all devices of the target, each layer run again."""
-    data, model = (4, 4) if target.startswith("tpu") else (2, 4)
-    args = step.inputs(preset="llama2-7b", batch=batch, data=data, model=model)
+    mesh = "fsdp=4,tensor=4" if target.startswith("tpu") else "fsdp=2,tensor=4"
+    args = step.inputs(preset="llama2-7b", batch=batch, mesh=mesh)
     return xform.memory_analysis(step.train_step, *args, target=target,
                                  policy=xform.policies.save_nothing)  # fmt: skip
 

@@ -41,6 +41,7 @@ class DecoderConfig:
     remat: str | None = setting(
         None, "What a remat region around each layer saves; none without.", choices=tuple(POLICIES)
     )
+    z_loss: float = setting(0.0, "What squares of logits' sums add to a loss.", least=0)
     dtype: str = setting("float32", "Of the computation; parameters are float32.", choices=DTYPES)
 
     def __post_init__(self) -> None:
@@ -129,6 +130,7 @@ class Decoder(nnx.Module):
         key: jax.Array | None = None,
         chunk: int | None = 128,
         balance: float = 0.0,
+        z: float = 0.0,
     ) -> jax.Array:
         """Mean negative log-probability of `tokens[:, 1:]` given what stands before each, in nats.
 
@@ -140,6 +142,7 @@ class Decoder(nnx.Module):
           key: as for `read`.
           chunk: as for `cross_entropy`.
           balance: what the imbalance of experts counts.
+          z: as for `cross_entropy`.
 
         Returns:
           A float32 scalar.
@@ -147,5 +150,5 @@ class Decoder(nnx.Module):
         hidden, _, routing = self.read(
             tokens[:, :-1], segments=segments, positions=positions, key=key
         )
-        loss = cross_entropy(hidden, self.kernel(), tokens[:, 1:], weights, chunk=chunk)
+        loss = cross_entropy(hidden, self.kernel(), tokens[:, 1:], weights, chunk=chunk, z=z)
         return loss if routing is None else loss + balance * routing.imbalance()

@@ -6,6 +6,8 @@ logits of one sequence would take 4 GiB, and as much again for their gradient.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -26,6 +28,7 @@ def cross_entropy(
     weights: jax.Array | None = None,
     *,
     chunk: int | None = 128,
+    z: float = 0.0,
 ) -> jax.Array:
     """Mean negative log-probability of `targets`, in nats.
 
@@ -35,14 +38,17 @@ def cross_entropy(
       targets: integers `[B, T]`.
       weights: `[B, T]`, by which positions count; 1 if None.
       chunk: how many positions of each sequence have their logits in memory at once; None for all.
+      z: what the square of each position's log of the sum of exponentials counts, which keeps
+        logits near 0 ("PaLM", arXiv:2204.02311, section 5).
 
     Returns:
       A float32 scalar: the weighted mean.
     """
+    some = functools.partial(_total, z=z)
     weights = jnp.ones(targets.shape) if weights is None else weights.astype(jnp.float32)
     kernel = constrained(kernel, None, "vocab")  # gathered once, and not for each chunk
     if chunk is None or chunk >= targets.shape[1]:
-        total = _total(kernel, hidden, targets, weights)
+        total = some(kernel, hidden, targets, weights)
     else:
 
         def chunks(
@@ -52,7 +58,7 @@ def cross_entropy(
             x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % chunk), *rest])
             return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
-        again = xform.remat(_total)
+        again = xform.remat(some)
         step = lambda total, few: (total + again(kernel, *few), None)
         few = jax.tree.map(chunks, (hidden, targets, weights))
         total, _ = jax.lax.scan(step, jnp.float32(0), few)
@@ -60,8 +66,10 @@ def cross_entropy(
 
 
 def _total(
-    kernel: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array
+    kernel: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array, z: float
 ) -> jax.Array:
     logits = constrained(scores(hidden, kernel), "batch", None, "vocab")
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return jnp.sum(weights * (jax.nn.logsumexp(logits, axis=-1) - picked))
+    log_sums = jax.nn.logsumexp(logits, axis=-1)
+    losses = log_sums - picked
+    return jnp.sum(weights * (losses + z * log_sums**2 if z else losses))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from models.nets.decoder import DecoderConfig
 from models.nets.presets import build
 from models.train.mesh import placed
 from models.train.optim import OptimConfig, optimizer
+
+Tree = TypeVar("Tree")
 
 
 @functools.partial(
@@ -71,8 +73,8 @@ def abstract_state(
     return state if mesh is None else placed(state, mesh)
 
 
-def shardings_of(types: TrainState) -> TrainState:
-    """Where each array of a state on a mesh lies."""
+def shardings_of(types: Tree) -> Tree:
+    """Where each array of a tree of types lies."""
     return jax.tree.map(lambda x: x.sharding, types)
 
 

@@ -20,7 +20,7 @@ import xform
 from models.nets.decoder import DecoderConfig
 from models.nets.presets import TRAINED, abstract
 from models.nets.segments import unpacked
-from models.train.mesh import abstract_mesh, batch_sharding
+from models.train.mesh import abstract_mesh, batch_sharding, placed
 from models.train.optim import OptimConfig, optimizer, schedule
 from models.train.state import TrainState, abstract_state, device_bytes, shardings_of
 
@@ -41,17 +41,21 @@ def make_loss(
     In tokens of a signed type documents are marked, and none sees another: see `unpacked`. It is
     what a policy plans for: a pure function, the same in a step and in `xform.plan`. In training a
     third argument is the key of dropout, None where a model has none, and the imbalance of experts
-    counts. `mesh` is that on which the arguments lie.
+    and the size of logits count. `mesh` is that on which the arguments lie; the gradient then lies
+    as the parameters do.
     """
-    graphdef, _ = nnx.split(abstract(model))
-    balance = getattr(model, "balance", 0.0) if training else 0.0
+    graphdef, types = nnx.split(abstract(model))
+    places = None if mesh is None else shardings_of(placed(types, mesh))
+    more = {"balance": getattr(model, "balance", 0.0), "z": model.z_loss} if training else {}
 
     def loss(params: nnx.State, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        if places is not None:  # so is their gradient, whatever reads it
+            params = jax.lax.with_sharding_constraint(params, places)
         # A copy, since NNX takes no variables that were made outside the loop over slices.
         merged = nnx.merge(graphdef, params, copy=True)
         tokens, packed = unpacked(tokens)
         with on(mesh):
-            return merged.loss(tokens, key=key, balance=balance, **packed)
+            return merged.loss(tokens, key=key, **more, **packed)
 
     return loss
 
@@ -77,7 +81,7 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
     1.0 where loss or gradient are not finite, or the gradient is a spike, and the step changes
     neither parameters nor the optimizer. Gradients of the `accumulate` slices are summed one after
     another, so that only one slice's activations are held. `seed` is that of dropout. On a
-    `mesh` gradients are summed where their parameters lie, and the new state lies as the old one.
+    `mesh` the new state lies as the old one.
     """
     gradient = xform.value_and_grad(make_loss(model, mesh=mesh), policy=policy)
     state_places = None if mesh is None else shardings_of(abstract_state(model, optim, mesh))
@@ -96,8 +100,6 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
             keys = None if key is None else jax.random.split(key, tokens.shape[0])
             summed, _ = jax.lax.scan(add, zero, (tokens, keys))
             loss, grads = jax.tree.map(lambda leaf: leaf / tokens.shape[0], summed)
-        if state_places is not None:
-            grads = jax.lax.with_sharding_constraint(grads, state_places.params)
         norm = optax.tree.norm(grads)
         good = jnp.isfinite(loss) & jnp.isfinite(norm)
         if optim.spike < math.inf:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from models.errors import InputError
@@ -148,10 +149,16 @@ class Store:
         return jax.tree.unflatten(jax.tree.structure(like), [leaves[n] for n in types])
 
     def set_aside_after(self, step: int) -> list[Path]:
-        """Rename every saved step later than `step`, so that a run from there can save again."""
-        renamed = []
-        for later in [s for s in self.steps() if s > step]:
-            renamed.append(set_aside(self.folder / str(later)))
+        """Rename every saved step later than `step`, so that a run from there can save again.
+
+        Of several processes the first one does, and the others wait.
+        """
+        renamed: list[Path] = []
+        if jax.process_index() == 0:
+            later = [s for s in self.steps() if s > step]
+            renamed = [set_aside(self.folder / str(s)) for s in later]
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("later checkpoints are set aside")
         self._manager.reload()
         return renamed
 

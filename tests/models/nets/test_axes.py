@@ -1,11 +1,12 @@
 """Every parameter says what its axes are, and rules say where they lie."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from models.nets.axes import RULES, shardings, spec
+from models.nets.axes import RULES, constrained, shardings, spec
 from models.nets.presets import PRESETS, abstract, parameter_count
 
 MESH = AbstractMesh(
@@ -64,3 +65,14 @@ def test_a_models_shardings_have_its_structure() -> None:
     assert layer["attention"]["out"]["kernel"].get_value().spec == PartitionSpec(
         None, "tensor", None, "fsdp"
     )
+
+
+def test_what_layers_make_lies_by_the_rules_where_there_is_a_mesh() -> None:
+    x = jnp.ones((4, 3, 8))
+    assert constrained(x, "batch", None, "heads") is x
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh):
+        parted = jax.jit(lambda x: constrained(x, "batch", None, "heads"))(x)
+        assert parted.sharding.shard_shape(x.shape) == (1, 3, 4)
+        odd = jax.jit(lambda x: constrained(x, "heads", "batch", None))(x)
+        assert odd.sharding.shard_shape(x.shape) == (2, 3, 8)

@@ -32,6 +32,9 @@ def test_the_loss_is_that_of_the_formula() -> None:
         np.testing.assert_allclose(
             cross_entropy(*inputs()[:3], chunk=chunk), each.mean(), rtol=1e-5
         )
+        squares = np.log(np.exp(logits).sum(-1)) ** 2
+        found = cross_entropy(*inputs()[:3], chunk=chunk, z=0.1)
+        np.testing.assert_allclose(found, (each + 0.1 * squares).mean(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)

@@ -14,7 +14,7 @@ from tests.models.micro import MODEL
 def test_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "MODEL", MODEL)
     monkeypatch.setattr(demo, "BATCH", 4)
-    flags = ["--out", str(tmp_path), "--steps", "12", "--policy", "budget:800KiB"]
+    flags = ["--out", str(tmp_path), "--steps", "12", "--policy", "budget:1MiB"]
     assert demo.main(flags) == 0
 
     results = json.loads((tmp_path / "results.json").read_text())

@@ -16,6 +16,7 @@ from models.errors import InputError
 from models.nets.presets import TRAINED
 from models.train.loop import train
 from models.train.mesh import check_batch, make_mesh, on_devices, sizes
+from models.train.planned import plan_step, policy_of
 from models.train.start import Resume
 from models.train.state import abstract_state, device_bytes, init_state
 from models.train.step import compile_step
@@ -126,3 +127,14 @@ def test_a_batch_that_cannot_be_shared_is_refused() -> None:
     check_batch("tensor=2,data=4", 8)
     with pytest.raises(InputError, match="--batch 6 cannot be shared by 4 groups"):
         check_batch("tensor=2,data=4", 6)
+
+
+def test_a_budget_is_of_each_device(tmp_path: Path) -> None:
+    config, mesh = run(tmp_path, batch=8), make_mesh("fsdp=4,tensor=2")
+    usual = plan_step(config, policy_of("default"), mesh)
+    assert usual.predicted_bytes is None
+    bound = usual.total_bytes - 2048
+    tight = plan_step(config, policy_of(f"budget:{bound}"), mesh)
+    assert tight.total_bytes <= bound
+    assert tight.predicted_bytes is not None
+    assert tight.predicted_bytes < usual.plan.predicted_bytes / 2  # those of all devices
