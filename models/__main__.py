@@ -9,6 +9,7 @@ import sys
 from models.errors import InputError
 
 COMMANDS = {
+    "data": "tokens of documents, written once for many runs",
     "train": "train a model, or go on with a run",
     "sample": "text from a trained model",
     "export": "a trained model as a Hugging Face folder",

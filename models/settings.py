@@ -67,6 +67,8 @@ class Leaf:
 
     def checked(self, given: Any, called: str) -> Any:
         """A value of the right type and within the bounds, or an `InputError`."""
+        if self.kind is tuple:
+            return self._texts(given, called)
         value, about = self._typed(given, called), self.about
         if about.choices and value not in about.choices:
             near = nearest(str(value), about.choices)
@@ -77,6 +79,14 @@ class Leaf:
             if bound is not None and not holds(value, bound):
                 raise InputError(f"{called} is {value}, and must be {words} {bound}")
         return value
+
+    def _texts(self, given: Any, called: str) -> tuple[str, ...]:
+        given = [given] if isinstance(given, str) else given
+        if not isinstance(given, list | tuple) or not all(isinstance(x, str) for x in given):
+            raise InputError(f"{called} is {given!r}, and must be a list of texts")
+        if wrong := [x for x in given if not _is_utf8(x)]:
+            raise InputError(f"{called} is {wrong[0]!r}, which is not UTF-8")
+        return tuple(given)
 
     def _typed(self, value: Any, called: str) -> Any:
         if isinstance(value, str):
@@ -107,9 +117,10 @@ def leaves(tree: Any, sections: tuple[str, ...] = ()) -> Iterator[Leaf]:
             inner.append((field.name, value))
             continue
         hint = hints[field.name]
-        kinds = [k for k in typing.get_args(hint) if k is not types.NoneType] or [hint]
+        args = () if typing.get_origin(hint) is tuple else typing.get_args(hint)
+        kinds = [k for k in args if k is not types.NoneType] or [typing.get_origin(hint) or hint]
         about = field.metadata["about"]
-        yield Leaf(field.name, sections, kinds[0], kinds[0] is not hint, about, value)
+        yield Leaf(field.name, sections, kinds[0], types.NoneType in args, about, value)
     for name, value in inner:
         yield from leaves(value, (*sections, name))
 
@@ -185,6 +196,8 @@ def to_toml(tree: Any) -> str:
 
 def literal(value: Any) -> str:
     """A value as TOML."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, str | Path):
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)

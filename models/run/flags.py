@@ -27,6 +27,8 @@ class Parser(argparse.ArgumentParser):
             options: dict[str, Any] = {"help": (leaf.about.help + shown).replace("%", "%%")}
             if leaf.kind is bool:
                 options["action"] = argparse.BooleanOptionalAction
+            elif leaf.kind is tuple:
+                options |= {"action": "append", "metavar": "TEXT"}
             else:
                 # A path stays a text: what `Path("")` was is no longer known.
                 options["type"] = leaf.kind if leaf.kind in (int, float) else str

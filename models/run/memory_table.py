@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from rich.table import Table
 
@@ -74,7 +74,7 @@ def _report(config: DecoderConfig, batch: int, transform: Callable[..., Any]) ->
     def gradient(params: nnx.State, tokens: jax.Array) -> nnx.State:
         return transform(loss)(params, tokens)
 
-    tokens = jax.ShapeDtypeStruct((batch, config.context + 1), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((batch, config.context + 1), np.uint8)
     return xform.memory_analysis(gradient, params, tokens).to_dict()
 
 

@@ -6,16 +6,16 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from models.data.tokenizer import Bytes, Tokenizer, load_words
 from models.errors import InputError
 from models.nets.generate import Draw, generate
 from models.run.flags import Parser
 from models.run.trained import trained
 from models.settings import replaced, setting
 from models.train.config import LARGEST_SEED
+from models.train.folder import TOKENIZER
 
-BYTES = 256
+BYTES = Bytes()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,21 +24,22 @@ class Sampling:
 
     out: Path = setting(Path("runs/tiny"), "Folder of the run.")
     prompt: str = setting("def ", "Text to continue.")
-    length: int = setting(400, "Bytes to add.", least=1, most=10**9)
+    length: int = setting(400, "Tokens to add.", least=1, most=10**9)
     samples: int = setting(1, "Continuations, all at once.", least=1, most=10**6)
-    temperature: float = setting(0.8, "0 takes the best byte.", least=0)
-    top_k: int = setting(0, "Of so many likeliest bytes; of all if 0.", least=0)
+    temperature: float = setting(0.8, "0 takes the best token.", least=0)
+    top_k: int = setting(0, "Of so many likeliest tokens; of all if 0.", least=0)
     top_p: float = setting(1.0, "Of the likeliest, up to this probability.", above=0, most=1)
     seed: int = setting(0, "Of the draws.", least=0, most=LARGEST_SEED)
 
 
-def texts(model: Any, asked: Sampling) -> list[str]:
-    """The prompt and each of its continuations."""
-    prompt = np.frombuffer(asked.prompt.encode(), np.uint8)
-    # A vocabulary may be larger than the 256 bytes that it was trained on.
-    draw = Draw(asked.temperature, asked.top_k, asked.top_p, min(BYTES, model.config.vocab))
+def texts(model: Any, asked: Sampling, tokenizer: Tokenizer = BYTES) -> list[str]:
+    """The prompt and each of its continuations, which go on over the end of a document."""
+    prompt = tokenizer.prompt(asked.prompt)
+    # A vocabulary may be larger than that of what it was trained on.
+    vocab = min(tokenizer.vocab, model.config.vocab)
+    draw = Draw(asked.temperature, asked.top_k, asked.top_p, vocab)
     rows = generate(model, [prompt] * asked.samples, asked.length, draw, asked.seed)
-    return [row.astype(np.uint8).tobytes().decode(errors="replace") for row in rows]
+    return [tokenizer.decode(row.tolist()).decode(errors="replace") for row in rows]
 
 
 def main(arguments: list[str]) -> int:
@@ -48,5 +49,10 @@ def main(arguments: list[str]) -> int:
     asked = replaced(Sampling(), parser.parse(arguments), by_flag=True)
     if not asked.prompt:
         raise InputError("--prompt needs at least one character")
-    print("\n\n".join(texts(trained(asked.out), asked)))
+    words = asked.out / TOKENIZER
+    print(
+        "\n\n".join(
+            texts(trained(asked.out), asked, load_words(words) if words.exists() else BYTES)
+        )
+    )
     return 0

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
+from models.data.corpus import rows_dtype
 from models.errors import InputError
 from models.nets.decoder import DecoderConfig
 from models.nets.presets import TRAINED
@@ -30,9 +30,16 @@ class RunConfig:
         "tiny", "The model to start from.", choices=tuple(TRAINED), change="never"
     )
     out: Path = setting(Path("runs/tiny"), "Folder of the run.", change="free")
-    data: Path | None = setting(
-        None, "File or folder of text; without it, Python's own standard library.", change="free"
+    data: tuple[str, ...] = setting(
+        (),
+        "Text, JSON lines, Parquet, Arrow, or a folder of them or of `python -m models data`; =0.7"
+        " behind it is its share among several. Without it, Python's own standard library.",
+        change="free",
     )
+    tokenizer: str | None = setting(
+        None, "bytes, bpe:8192 to train one, or a tokenizer.json; bytes without.", change="never"
+    )
+    column: str = setting("text", "Where tables and JSON have the text.", change="never")
     policy: str = setting(
         "default",
         "What the backward pass keeps: default, save_dots, save_nothing, auto (what the device"
@@ -66,9 +73,12 @@ class RunConfig:
     )
 
     def tokens_type(self) -> jax.ShapeDtypeStruct:
-        """Of what a step reads: uint8 `[accumulate, batch, window + 1]`, of all devices."""
+        """Of what a step reads, on all devices: `[accumulate, batch, window + 1]`.
+
+        Their type is uint8, or int32 where documents are marked.
+        """
         shape = (self.accumulate, self.batch, self.model.context + 1)
-        return jax.ShapeDtypeStruct(shape, np.uint8)
+        return jax.ShapeDtypeStruct(shape, rows_dtype(self.data, self.tokenizer, self.out))
 
 
 def of_preset(name: Any) -> RunConfig:

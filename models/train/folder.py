@@ -11,6 +11,7 @@ from pathlib import Path
 from models.errors import InputError
 
 CHECKPOINTS, CONFIG, LOG, PLAN = "checkpoints", "config.toml", "log.jsonl", "plan.json"
+DATA, TOKENIZER = "data", "tokenizer.json"
 LOCK = "lock"
 
 

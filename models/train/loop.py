@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, SingleDeviceSharding
 from rich.console import Console
 
-from models.data.windows import Corpus, load_corpus, train_batches, validation_batches
+from models.data.batches import share_of
+from models.data.corpus import Corpus, load_corpus
 from models.errors import InputError
 from models.settings import to_toml
 from models.train import folder
@@ -22,7 +21,7 @@ from models.train.checksum import checksum_of
 from models.train.config import RunConfig, read_config
 from models.train.display import Display
 from models.train.log import Log
-from models.train.mesh import any_process, make_mesh, on_devices, sizes
+from models.train.mesh import any_process, batch_sharding, make_mesh, on_devices, sizes
 from models.train.planned import PlannedStep, load_plan, plan_step, policy_of
 from models.train.report import Reporter
 from models.train.start import Origin, Resume, Start, begin, refuse_another, resume
@@ -58,7 +57,10 @@ def train(
     """
     started = time.perf_counter()
     mesh, first = make_mesh(run.mesh), jax.process_index() == 0
-    corpus = load_corpus(run.data, run.model.context, without=run.out)
+    corpus = load_corpus(
+        run.data, run.model.context, vocab=run.model.vocab, tokenizer=run.tokenizer,
+        column=run.column, work=run.out / folder.DATA, without=run.out,
+    )  # fmt: skip
     if wish is not None and not (run.out / folder.CHECKPOINTS).is_dir():
         raise InputError(f"no checkpoint to resume from in {run.out}")
     held = folder.locked(run.out) if first else contextlib.nullcontext()
@@ -75,6 +77,8 @@ def train(
         if first:
             folder.write_whole(run.out / folder.CONFIG, to_toml(run))
             planned.save(run.out / folder.PLAN)
+            if corpus.words is not None:
+                folder.write_whole(run.out / folder.TOKENIZER, corpus.words.decode())
         log = Log(run.out / folder.LOG if first else None,
                   after=None if start.meta is None else start.step)  # fmt: skip
         with contextlib.closing(log), display, Stop(display.say) as stop:
@@ -175,36 +179,33 @@ class _Batches:
 
     def __init__(self, run: RunConfig, corpus: Corpus, mesh: Mesh | None,
                  state: dict[str, Any] | None) -> None:  # fmt: skip
-        self._shape = run.tokens_type().shape
-        self._mesh = mesh
-        self._iterator = train_batches(
-            corpus.train,
+        here = SingleDeviceSharding(jax.devices()[0])
+        sharding = here if mesh is None else batch_sharding(mesh, run.batch, axis=1)
+        self._iterator = corpus.batches(
             window=run.model.context,
-            batch=run.batch * run.accumulate,
+            batch=run.batch,
+            slices=run.accumulate,
             seed=run.seed,
+            share=share_of(sharding, run.batch),
+            sharding=sharding,
         )
         if state is not None:
             self._iterator.set_state(state)
 
     def next(self) -> Any:
-        return on_devices(next(self._iterator).reshape(self._shape), self._mesh, axis=1)
+        return next(self._iterator)
 
     def state(self) -> dict[str, Any]:
         return self._iterator.get_state()
 
 
 def _evaluation(run: RunConfig, corpus: Corpus, mesh: Mesh | None) -> Callable[[TrainState], float]:
-    batches = validation_batches(
-        corpus.validation,
-        window=run.model.context,
-        batch=run.batch,
-        windows=run.eval_windows,
-    )
-    batches = [on_devices(batch, mesh, axis=0) for batch in batches]
+    batches = corpus.validation(window=run.model.context, batch=run.batch, windows=run.eval_windows)
+    there = [on_devices(batch, mesh, axis=0) for batch in batches]
     evaluate = make_evaluate(run.model, None if mesh is None else mesh.abstract_mesh)
 
     def bits_per_byte(state: TrainState) -> float:
-        losses = [evaluate(state.params, batch) for batch in batches]
-        return float(np.mean(losses)) / math.log(2)
+        losses = [float(evaluate(state.params, batch)) for batch in there]
+        return corpus.bits_per_byte(losses, batches)
 
     return bits_per_byte

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from rich.console import Console
 
-from models.data.windows import Corpus
+from models.data.corpus import Corpus
 from models.errors import InputError
 from models.settings import leaves, nearest
 from models.train.checksum import named

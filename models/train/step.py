@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 import xform
 from models.nets.decoder import DecoderConfig
 from models.nets.presets import TRAINED, abstract
+from models.nets.segments import unpacked
 from models.train.mesh import abstract_mesh, batch_sharding, placed
 from models.train.optim import OptimConfig, optimizer, schedule
 from models.train.state import TrainState, abstract_state, device_bytes, shardings_of
@@ -37,10 +38,11 @@ def make_loss(
 ) -> Loss:
     """The mean loss, nats per token, of parameters and integer tokens `[batch, window + 1]`.
 
-    It is what a policy plans for: a pure function, the same in a step and in `xform.plan`. In
-    training a third argument is the key of dropout, None where a model has none, and the imbalance
-    of experts and the size of logits count. `mesh` is that on which the arguments
-    lie; the gradient then lies as the parameters do.
+    In tokens of a signed type documents are marked, and none sees another: see `unpacked`. It is
+    what a policy plans for: a pure function, the same in a step and in `xform.plan`. In training a
+    third argument is the key of dropout, None where a model has none, and the imbalance of experts
+    and the size of logits count. `mesh` is that on which the arguments lie; the gradient then lies
+    as the parameters do.
     """
     graphdef, types = nnx.split(abstract(model))
     places = None if mesh is None else shardings_of(placed(types, mesh))
@@ -51,8 +53,9 @@ def make_loss(
             params = jax.lax.with_sharding_constraint(params, places)
         # A copy, since NNX takes no variables that were made outside the loop over slices.
         merged = nnx.merge(graphdef, params, copy=True)
+        tokens, packed = unpacked(tokens)
         with on(mesh):
-            return merged.loss(tokens.astype(jnp.int32), key=key, **more)
+            return merged.loss(tokens, key=key, **more, **packed)
 
     return loss
 

@@ -25,7 +25,7 @@ def run(folder: Path, **changes: Any) -> RunConfig:
         model=MODEL,
         optim=OPTIM,
         out=folder / "run",
-        data=text,
+        data=(str(text),),
         batch=4,
         eval_every=6,
         eval_windows=8,

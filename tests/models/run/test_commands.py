@@ -56,6 +56,11 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--data", "fifo"], "neither a file nor a folder"),
         (["--data", "[/red]"], "no such file or folder: [/red]"),
         (["--data", "huge"], "this machine memory for"),
+        (["--data", "text=0"], "a weight is a number above 0"),
+        (["--data", "text", "--tokenizer", "bpe:x"], "names no size of a vocabulary"),
+        (["--data", "text", "--tokenizer", "words"], "'words' is no tokenizer"),
+        (["--data", "text", "--tokenizer", "text"], "text is no tokenizer of the package"),
+        (["--data", "text", "--tokenizer", "bpe:280"], "tokens, and the model 256: give --vocab"),
         (["--data", "text", "--out", "short"], "cannot write to short"),
         (["--data", "text", "--out", "new", "--resume"], "no run to resume in new"),
         (["--data", "text", "--preset", "tiny-llama", "--kv-heads", "3"], "does not divide"),
@@ -188,6 +193,14 @@ def test_train_resume_and_sample(text: Path, capsys: pytest.CaptureFixture[str])
     assert draw(0) == draw(0)
     assert draw(0).startswith("def ")
     assert draw(1.0) != draw(0)
+
+
+def test_train_and_sample_by_words(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--data", "text", "--tokenizer", "bpe:280", "--vocab", 280, "--steps", 1]
+    assert train(*flags, "--out", "run") == 0
+    capsys.readouterr()
+    assert main(["sample", "--out", "run", "--length", "20", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.startswith("def ")
 
 
 def test_a_changed_setting_is_refused_or_overridden_and_recorded(

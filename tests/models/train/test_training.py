@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from models.data.corpus import Corpus
 from models.errors import InputError
 from models.nets.decoder import DecoderConfig
 from models.train.checksum import all_finite
@@ -117,9 +118,7 @@ def test_a_time_limit_saves_and_can_be_resumed(whole: Path, tmp_path: Path) -> N
 def test_an_interrupt_saves_and_can_be_resumed(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from models.train import loop
-
-    original = loop.train_batches
+    original = Corpus.batches
 
     def interrupting(*args: object, **settings: object) -> Iterator[np.ndarray]:
         iterator = original(*args, **settings)
@@ -139,7 +138,7 @@ def test_an_interrupt_saves_and_can_be_resumed(
 
         return Interrupting()
 
-    monkeypatch.setattr(loop, "train_batches", interrupting)
+    monkeypatch.setattr(Corpus, "batches", interrupting)
     outcome = quiet(run(tmp_path))
     assert (outcome.step, outcome.signal) == (6, signal.SIGINT)
     monkeypatch.undo()
@@ -175,8 +174,7 @@ def test_a_checkpoint_of_another_run_is_refused(
 
 def test_other_text_is_refused(copied: Path) -> None:
     config = run(copied)
-    assert config.data is not None
-    config.data.write_bytes(b"other text " * 500)
+    Path(config.data[0]).write_bytes(b"other text " * 500)
     with pytest.raises(InputError, match="of another run: data"):
         resumed(config)
 

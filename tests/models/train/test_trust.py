@@ -47,7 +47,8 @@ def test_a_folder_is_held_before_anything_in_it_is_touched(tmp_path: Path) -> No
 def test_one_sequence_at_a_time_and_data_around_the_run(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "text").write_bytes(TEXT)
-    config = run(tmp_path, batch=1, optim=SHORT, data=tmp_path / "data", out=tmp_path / "data/run")
+    config = run(tmp_path, batch=1, optim=SHORT, data=(str(tmp_path / "data"),),
+                 out=tmp_path / "data/run")  # fmt: skip
     assert quiet(config).step == 2
     longer = dataclasses.replace(config, optim=OPTIM)
     assert quiet(longer, Resume(override=("steps",))).step == 12

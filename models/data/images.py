@@ -1,0 +1,183 @@
+"""Pictures with labels: folders of classes, arrays, and CIFAR's files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import grain
+import numpy as np
+
+from models.data.arrays import halves, mapped
+from models.data.batches import Source
+from models.data.extras import needed
+from models.data.files import files_of, readable
+from models.errors import InputError
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp")
+VALIDATION = ("validation", "val", "test")
+_CIFAR = (32, 32, 3)
+
+
+class Picture(TypedDict):
+    """A picture, uint8 `[height, width, channels]`, and its class, or the class of each pixel."""
+
+    image: np.ndarray
+    label: np.ndarray
+
+
+class Arrays:
+    """Pictures `[N, height, width]` or with channels behind, and labels `[N]` or of each pixel."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, name: str) -> None:
+        if images.ndim not in (3, 4) or images.dtype != np.uint8:
+            raise InputError(
+                f"images of {name} are {images.dtype} {images.shape}, and must be uint8"
+                " [count, height, width, channels]"
+            )
+        if (
+            labels.shape not in (images.shape[:1], images.shape[:3])
+            or labels.dtype.kind not in "iu"
+        ):
+            raise InputError(
+                f"labels of {name} are {labels.dtype} {labels.shape}, and must be whole"
+                f" numbers {images.shape[:1]}, or {images.shape[:3]}"
+            )
+        self._images, self._labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Picture:
+        image = np.asarray(self._images[index])
+        image = image[..., None] if image.ndim == 2 else image
+        return {"image": image, "label": np.asarray(self._labels[index], np.int32)}
+
+
+class Files:
+    """Files of pictures, of which each is in the folder of its class; read when they are asked for.
+
+    Attributes:
+      classes: the names of the classes, in the order of their numbers.
+    """
+
+    def __init__(self, folder: Path, size: tuple[int, int] | None, channels: int = 3) -> None:
+        with readable():
+            folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+        self.classes = [path.name for path in folders if not path.name.startswith(".")]
+        self._library: Any = needed("PIL.Image", str(folder))
+        self._mode = {1: "L", 3: "RGB"}[channels]
+        self._found = [
+            (file, number)
+            for number, name in enumerate(self.classes)
+            for file in files_of(folder / name)
+            if file.suffix.lower() in PICTURES
+        ]
+        if not self._found:
+            raise InputError(f"{folder} holds no pictures in folders of their classes")
+        self._to = size
+        height, width, _ = self._read(self._found[0][0]).shape
+        self._size = width, height
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, index: int) -> Picture:
+        file, label = self._found[index]
+        pixels = self._read(file)
+        if pixels.shape[1::-1] != self._size:
+            raise InputError(f"{file} has {pixels.shape[1::-1]} pixels, and others {self._size}:"
+                             " give a size to bring all to")  # fmt: skip
+        return {"image": pixels, "label": np.asarray(label, np.int32)}
+
+    def _read(self, file: Path) -> np.ndarray:
+        try:
+            with self._library.open(file) as opened:
+                picture = opened.convert(self._mode)
+        # Pillow raises OSError, ValueError, SyntaxError and its own for what it cannot read.
+        except Exception as error:
+            raise InputError(f"{file} is no picture: {error}") from None
+        pixels = np.asarray(picture if self._to is None else picture.resize(self._to))
+        return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+def load_images(
+    path: Path, *, size: tuple[int, int] | None = None, channels: int = 3, held: float = 0.05
+) -> dict[str, Source]:
+    """The parts "train" and "validation" of the pictures in a folder: elements are `Picture`s.
+
+    A folder may hold `images.npy` and `labels.npy`; or CIFAR's binary files; or a folder of
+    pictures for each class. Where it holds folders `train` and `validation`, `val` or `test`, those
+    are the parts; otherwise a share `held` is drawn for validation.
+
+    Args:
+      path: the folder.
+      size: width and height to which files of pictures are brought.
+      channels: 1 or 3, of files of pictures.
+      held: share for validation, where the folder has no parts.
+
+    Raises:
+      InputError: there are no pictures, or they cannot be read, or are of different sizes.
+    """
+    with readable():
+        names = {entry.name for entry in path.iterdir()}
+    apart = [name for name in VALIDATION if name in names]
+    if "train" in names and apart:
+        sources = [_source(path / name, size, channels) for name in ("train", apart[0])]
+        return dict(zip(("train", "validation"), sources, strict=True))
+    if "data_batch_1" in names:
+        raise InputError(f"{path} holds pickles, which may run any program when they are read: take"
+                         " the binary version of CIFAR")  # fmt: skip
+    if train := sorted(n for n in names if n.startswith(("data_batch_", "train.")) and _is_bin(n)):
+        test = sorted(n for n in names if n.startswith("test") and _is_bin(n))
+        return {"train": _cifar(path, train), "validation": _cifar(path, test)}
+    return halves(_source(path, size, channels), held)
+
+
+def _source(path: Path, size: tuple[int, int] | None, channels: int) -> Source:
+    if (path / "images.npy").exists():
+        return Arrays(mapped(path / "images.npy"), mapped(path / "labels.npy"), str(path))
+    return Files(path, size, channels)
+
+
+def _is_bin(name: str) -> bool:
+    return name.endswith(".bin")
+
+
+def _cifar(path: Path, names: Sequence[str]) -> Arrays:
+    """Records of a label and pixels by channel; those of CIFAR-100 have a coarse label first."""
+    if not names:
+        raise InputError(f"{path} lacks CIFAR's test file")
+    labels = 1 if names[0] != "train.bin" and names[0] != "test.bin" else 2
+    record = labels + int(np.prod(_CIFAR))
+    parts: list[np.ndarray] = []
+    for name in names:
+        with readable():
+            part = np.fromfile(path / name, np.uint8)
+        if not part.size or part.size % record:
+            raise InputError(f"{path / name} is no file of CIFAR, or was cut")
+        parts.append(part.reshape(-1, record))
+    records = np.concatenate(parts)
+    height, width, channels = _CIFAR
+    pixels = records[:, labels:].reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
+    return Arrays(pixels, records[:, labels - 1].astype(np.int32), str(path))
+
+
+def augmented(pictures: grain.MapDataset[Picture], seed: int, pad: int = 4
+              ) -> grain.MapDataset[Picture]:  # fmt: skip
+    """Pictures moved by up to `pad` pixels and mirrored, by chance, as is usual for CIFAR.
+
+    Which way depends on the seed and the number of the element. Labels must be one for a picture.
+    """
+
+    def change(picture: Picture, rng: np.random.Generator) -> Picture:
+        image = picture["image"]
+        height, width, _ = image.shape
+        top, left = rng.integers(0, 2 * pad + 1, size=2)
+        image = np.pad(image, [(pad, pad), (pad, pad), (0, 0)])
+        image = image[top : top + height, left : left + width]
+        image = image[:, ::-1] if rng.integers(2) else image
+        return {"image": np.ascontiguousarray(image), "label": picture["label"]}
+
+    return pictures.seed(seed).random_map(change)

@@ -1,0 +1,148 @@
+"""Text into a prepared folder of shards, once: all of it, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from models.data.documents import COLUMN, Document, documents
+from models.data.files import STANDARD_LIBRARY, readable
+from models.data.shards import MANIFEST, PARTS, Writer, write_manifest
+from models.data.split import Split, split
+from models.data.tokenizer import Tokenizer, tokenizer_of
+from models.errors import InputError
+
+VALIDATION = 0.05
+SHARD = 2**26  # tokens
+_TOGETHER = 2**22  # bytes that are encoded at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What a part holds."""
+
+    documents: int
+    tokens: int
+    bytes: int
+
+
+def prepare(
+    source: Path | None,
+    out: Path,
+    *,
+    tokenizer: str | Tokenizer = "bytes",
+    column: str = COLUMN,
+    validation: float = VALIDATION,
+    shard: int = SHARD,
+    without: Path | None = None,
+) -> dict[str, Counts]:
+    """Write the tokens of all documents of `source` to a new folder `out`.
+
+    It depends on the documents and on what is given here, and on nothing else: who prepares the
+    same again has the same bytes. The folder appears when it is complete.
+
+    Args:
+      source: a file or folder, as for `documents`.
+      out: the folder to make.
+      tokenizer: what `tokenizer_of` makes of it, trained on the part `train` alone.
+      column: of tables and JSON, where the text is.
+      validation: the share of documents that is kept for validation.
+      shard: tokens in a shard, about.
+      without: a folder whose files are not read.
+
+    Returns:
+      What was written, by part.
+
+    Raises:
+      InputError: the text cannot be used, or the folder is there already or cannot be written.
+    """
+    with readable():
+        there = out.exists()
+    if there:
+        raise InputError(f"{out} is there already: choose another folder, or remove it")
+    if isinstance(tokenizer, str):
+        some = training_documents(source, column, without, validation)
+        tokenizer = tokenizer_of(tokenizer, some)
+    with _appearing(out) as folder:
+        read = split(documents(source, column, without), validation)
+        return _write(folder, read, tokenizer, shard, str(source or STANDARD_LIBRARY))
+
+
+def training_documents(
+    source: Path | None, column: str, without: Path | None, validation: float = VALIDATION
+) -> Iterator[Document]:
+    """The documents that are not for validation; a tokenizer is trained on them."""
+    read = split(documents(source, column, without), validation)
+    return (document for part, document in read if part == "train")
+
+
+def _write(folder: Path, some: Iterator[Split], tokenizer: Tokenizer, shard: int, name: str
+           ) -> dict[str, Counts]:  # fmt: skip
+    dtype = np.min_scalar_type(tokenizer.vocab - 1)
+    writers = {part: Writer(folder, part, dtype, shard) for part in PARTS}
+    sizes = tokenizer.token_bytes
+    for batch in _batches(some):
+        encoded = tokenizer.encode([document for _, document in batch])
+        for (part, document), tokens in zip(batch, encoded, strict=True):
+            if sizes is not None and sizes[tokens].sum() != len(document.content):
+                sizes = None  # it changes text before it splits it
+            if len(tokens):
+                writers[part].add(tokens, len(document.content))
+    for part, writer in writers.items():
+        if not writer.tokens:
+            raise InputError(f"{name} holds no text for {part}: give more of it")
+        writer.flush()
+    counts = {p: Counts(w.documents, w.tokens, w.bytes) for p, w in writers.items()}
+    if sizes is None:
+        tokens, read = (sum(getattr(c, x) for c in counts.values()) for x in ("tokens", "bytes"))
+        sizes = np.full(tokenizer.vocab, read / tokens)
+    said = {
+        "tokenizer": tokenizer.name,
+        "end": tokenizer.end,
+        "counts": {part: dataclasses.asdict(count) for part, count in counts.items()},
+        "parts": {part: writer.listed for part, writer in writers.items()},
+    }
+    write_manifest(folder, said, sizes, tokenizer.to_json())
+    return counts
+
+
+def _batches(some: Iterator[Split]) -> Iterator[list[Split]]:
+    batch: list[Split] = []
+    held = 0
+    for part, document in some:
+        batch.append((part, document))
+        held += len(document.content)
+        if held >= _TOGETHER:
+            yield batch
+            batch, held = [], 0
+    yield batch
+
+
+@contextlib.contextmanager
+def _appearing(out: Path) -> Iterator[Path]:
+    """A new folder, which gets its name when all is written, and goes if that fails."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror}") from None
+    try:
+        yield folder
+        folder.chmod(0o755)
+        folder.rename(out)
+    except OSError as error:
+        # Another command may have prepared the same meanwhile.
+        if not _same(folder / MANIFEST, out / MANIFEST):
+            raise InputError(f"cannot write {out}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()

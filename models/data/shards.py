@@ -1,0 +1,229 @@
+"""Tokens of documents on disk: shards that are mapped into memory, checked, and whole or absent.
+
+A prepared folder holds, for its parts `train` and `validation`, shards of two NumPy files each:
+the tokens of documents one after another, and where each document ends. `manifest.json` says what
+there is, with checksums of all files and of itself; `tokenizer.json` is beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.data.files import readable
+from models.errors import InputError
+
+MANIFEST, WORDS, SIZES = "manifest.json", "tokenizer.json", "token_bytes.npy"
+PARTS = ("train", "validation")
+VERSION = 1
+_BLOCK = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Documents one after another: `tokens` `[N]`, and where each ends, int64 `[documents]`."""
+
+    tokens: np.ndarray
+    ends: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A prepared folder, open.
+
+    Attributes:
+      name: the folder.
+      parts: the shards of each part.
+      token_bytes: bytes of text that a token stands for, float64 `[vocab]`.
+      words: the content of `tokenizer.json`, if the tokens are not bytes.
+      tokenizer: what it is called.
+      end: the token that ends a document.
+      fingerprint: what tells one prepared folder from another.
+    """
+
+    name: str
+    parts: dict[str, list[Shard]]
+    token_bytes: np.ndarray
+    words: bytes | None
+    tokenizer: str
+    end: int | None
+    fingerprint: str
+
+
+def is_prepared(path: Path | None) -> bool:
+    """Whether there is a prepared folder at a path."""
+    if path is None:
+        return False
+    with readable():
+        return path.is_dir() and (path / MANIFEST).is_file()
+
+
+class Writer:
+    """Writes shards of one part, each when so many tokens are together."""
+
+    def __init__(self, folder: Path, part: str, dtype: Any, size: int) -> None:
+        self.listed: list[dict[str, Any]] = []
+        self.tokens = self.documents = self.bytes = 0
+        self._folder, self._part, self._dtype, self._size = folder, part, dtype, size
+        self._held: list[np.ndarray] = []
+        self._holding = 0
+
+    def add(self, tokens: np.ndarray, size: int) -> None:
+        """A document, of so many bytes."""
+        self._held.append(tokens.astype(self._dtype))
+        self._holding += len(tokens)
+        self.tokens += len(tokens)
+        self.documents += 1
+        self.bytes += size
+        if self._holding >= self._size:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held."""
+        if not self._held:
+            return
+        name = f"{self._part}-{len(self.listed):05d}"
+        ends = np.cumsum([len(tokens) for tokens in self._held], dtype=np.int64)
+        arrays = {f"{name}.tokens.npy": np.concatenate(self._held), f"{name}.ends.npy": ends}
+        self.listed.append({file: _saved(self._folder / file, x) for file, x in arrays.items()})
+        self._held, self._holding = [], 0
+
+
+def _saved(path: Path, array: np.ndarray) -> dict[str, int]:
+    with path.open("wb") as file:
+        np.save(file, array)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": path.stat().st_size, "crc32": _crc(path)}
+
+
+def _crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def write_manifest(
+    folder: Path, said: dict[str, Any], token_bytes: np.ndarray, words: str | None
+) -> None:
+    """Say what a folder holds; what is written last."""
+    sizes = {SIZES: _saved(folder / SIZES, token_bytes.astype(np.float64))}
+    said = {"version": VERSION, "token_bytes": sizes, **said}
+    if words is not None:
+        (folder / WORDS).write_text(words, encoding="utf-8")
+        said["words"] = zlib.crc32(words.encode())
+    text = json.dumps({**said, "crc32": _said_crc(said)}, indent=1)
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _said_crc(said: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
+
+
+def open_prepared(folder: Path) -> Prepared:
+    """Map a prepared folder into memory; every byte of it is read once, and checked.
+
+    Raises:
+      InputError: it is damaged, or of another version.
+    """
+    with readable():
+        said = _manifest(folder)
+        words = None
+        if "words" in said:
+            words = (folder / WORDS).read_bytes()
+            if zlib.crc32(words) != said["words"]:
+                raise InputError(_damaged(folder / WORDS))
+        (token_bytes,) = _arrays(folder, said["token_bytes"])
+        parts = {
+            part: [Shard(*_arrays(folder, files)) for files in said["parts"][part]]
+            for part in PARTS
+        }
+    return Prepared(
+        str(folder),
+        parts,
+        token_bytes,
+        words,
+        said["tokenizer"],
+        said["end"],
+        f"{said['crc32']:08x}",
+    )
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        said = json.loads(path.read_bytes())
+        crc = said.pop("crc32")
+        whole = crc == _said_crc(said)
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise InputError(_damaged(path)) from None
+    if not whole:
+        raise InputError(_damaged(path))
+    if said["version"] != VERSION:
+        raise InputError(f"{path} is of version {said['version']}, and this reads {VERSION}:"
+                         " prepare the text again")  # fmt: skip
+    return {**said, "crc32": crc}
+
+
+def _arrays(folder: Path, files: dict[str, dict[str, int]]) -> list[np.ndarray]:
+    """Map files into memory that are what was written."""
+    for name, said in files.items():
+        path = folder / name
+        # The size first: a file that was cut is not read.
+        if path.stat().st_size != said["bytes"] or _crc(path) != said["crc32"]:
+            raise InputError(_damaged(path))
+    return [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in files]
+
+
+def _damaged(path: Path) -> str:
+    return f"{path} is damaged: it is not what was written; prepare the text again"
+
+
+class Stream:
+    """The tokens of several shards as one sequence, which knows where documents begin."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._shards = shards
+        self._stops = np.cumsum([len(shard.tokens) for shard in shards])
+
+    def __len__(self) -> int:
+        return int(self._stops[-1]) if len(self._stops) else 0
+
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens `[stop - start]`, and which of them are the first of a document."""
+        pieces = list(self._pieces(start, stop))
+        tokens = np.concatenate([shard.tokens[a:b] for shard, a, b in pieces])
+        first = np.concatenate([_begins(shard.ends, a, b) for shard, a, b in pieces])
+        return tokens, first
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[Shard, int, int]]:
+        at = int(np.searchsorted(self._stops, start, side="right"))
+        while start < stop:
+            shard = self._shards[at]
+            before = int(self._stops[at]) - len(shard.tokens)
+            until = min(stop, int(self._stops[at]))
+            yield shard, start - before, until - before
+            start, at = until, at + 1
+
+
+def _begins(ends: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Which tokens from `start` to `stop` of a shard are the first of a document."""
+    first = np.zeros(stop - start, bool)
+    low, high = np.searchsorted(ends, [start, stop], side="left")
+    inside = np.asarray(ends[low:high]) - start
+    first[inside[inside < stop - start]] = True
+    if start == 0:
+        first[0] = True
+    return first

@@ -1,0 +1,57 @@
+"""Which documents are for validation: by a hash of what they say, so that no copy is in both."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+
+from models.data.documents import Document
+
+Split = tuple[str, Document]
+
+
+def split(some: Iterable[Document], fraction: float) -> Iterator[Split]:
+    """Each document with its part, "train" or "validation".
+
+    Validation gets the documents whose hash is in the lowest `fraction`. If none is, it gets the
+    one with the lowest; a document that is alone is cut in two, at the end of a line if it has any.
+    """
+    documents = iter(some)
+    first = list(itertools.islice(documents, 2))
+    if len(first) == 1:
+        yield from _halves(first[0], fraction)
+        return
+    lowest: tuple[float, Document] | None = None
+    judged = False
+    for document in itertools.chain(first, documents):
+        place = _place(document)
+        if place < fraction:
+            judged = True
+            yield "validation", document
+        # Until one is found, the lowest is kept for it.
+        elif judged or (lowest is not None and lowest[0] <= place):
+            yield "train", document
+        else:
+            if lowest is not None:
+                yield "train", lowest[1]
+            lowest = place, document
+    if lowest is not None:
+        yield "train" if judged else "validation", lowest[1]
+
+
+def _place(document: Document) -> float:
+    """A number from 0 to 1 that is the same for the same content."""
+    return int.from_bytes(hashlib.sha256(document.content).digest()[:8], "big") / 2**64
+
+
+def _halves(document: Document, fraction: float) -> Iterator[Split]:
+    content = document.content
+    cut = len(content) - int(len(content) * fraction)
+    line = content.rfind(b"\n", cut - int(len(content) * fraction) // 2, cut) + 1
+    cut = line or cut
+    while not line and 0 < cut < len(content) and content[cut] & 0xC0 == 0x80:
+        cut -= 1  # not within a character of UTF-8
+    for part, some in (("train", content[:cut]), ("validation", content[cut:])):
+        if some:
+            yield part, Document(some, document.where)

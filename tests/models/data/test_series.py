@@ -1,0 +1,86 @@
+"""Windows of series: what they hold, how they are scaled, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.data.series import load_series
+from models.errors import InputError
+
+RNG = np.random.default_rng(0)
+
+
+def saved(folder: Path, array: Any) -> Path:
+    np.save(folder / "x.npy", array)
+    return folder / "x.npy"
+
+
+def joined(source: Any) -> np.ndarray:
+    """What consecutive windows cover, without the moments that they share."""
+    return np.concatenate([source[i][:-1] for i in range(len(source))])
+
+
+@pytest.mark.parametrize("shape", [(1000,), (1000, 3)])
+def test_the_end_of_one_series_is_for_validation(shape: tuple[int, ...], tmp_path: Path) -> None:
+    array = 5 + 2 * RNG.normal(size=shape)
+    parts = load_series(saved(tmp_path, array), 10, held=0.1)
+    wide = array.reshape(1000, -1)
+    mean, scale = wide[:900].mean(0), wide[:900].std(0)
+    scaled = (wide - mean) / scale
+    assert (len(parts["train"]), len(parts["validation"])) == (89, 9)
+    np.testing.assert_allclose(joined(parts["train"]), scaled[:890], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(joined(parts["validation"]), scaled[900:990], rtol=1e-5, atol=1e-6)
+    element = parts["train"][3]
+    assert (element.shape, element.dtype) == ((11, wide.shape[1]), np.float32)
+    np.testing.assert_array_equal(element[-1], parts["train"][4][0])
+
+
+def test_of_several_series_some_are_for_validation(tmp_path: Path) -> None:
+    array = RNG.normal(size=(20, 31, 2))
+    parts = load_series(saved(tmp_path, array), 10, held=0.2)
+    assert (len(parts["train"]), len(parts["validation"])) == (16 * 3, 4 * 3)
+    again = load_series(saved(tmp_path, array), 10, held=0.2)
+    np.testing.assert_array_equal(parts["train"][5], again["train"][5])
+    other = load_series(saved(tmp_path, array), 10, held=0.2, seed=1)
+    assert not np.array_equal(joined(parts["validation"]), joined(other["validation"]))
+
+
+def test_a_feature_that_never_changes_is_zero(tmp_path: Path) -> None:
+    array = np.stack([np.full(100, 7.0), RNG.normal(size=100)], axis=1)
+    parts = load_series(saved(tmp_path, array), 4)
+    assert (joined(parts["train"])[:, 0] == 0).all()
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "whole numbers": (np.arange(100), r"holds int64 \(100,\), and must hold floats"),
+    "four axes": (np.zeros((2, 2, 2, 2)), r"and must hold floats \[moments\]"),
+    "nothing": (np.zeros(0), r"holds float64 \(0,\)"),
+    "short": (np.zeros(20), "has 9 moments for train, and windows of 10 need at least 11"),
+    "not finite": (np.full(100, np.nan), "has numbers that are not finite"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_arrays_are_refused(case: str, tmp_path: Path) -> None:
+    array, complaint = REFUSED[case]
+    with pytest.raises(InputError, match=complaint):
+        load_series(saved(tmp_path, array), 10)
+
+
+def test_a_number_that_is_not_finite_is_found_where_it_is_read(tmp_path: Path) -> None:
+    array = RNG.normal(size=(100, 1))
+    array[97] = np.inf
+    parts = load_series(saved(tmp_path, array), 4)
+    with pytest.raises(InputError, match="series 0 has numbers from moment 0 that are not finite"):
+        joined(parts["validation"])
+
+
+def test_several_arrays_in_a_file_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.zeros(3), b=np.zeros(3))
+    (tmp_path / "x.npz").rename(tmp_path / "x.npy")
+    with pytest.raises(InputError, match=r"holds several arrays: give one \.npy file for each"):
+        load_series(tmp_path / "x.npy", 4)
+    with pytest.raises(InputError, match="is no file"):
+        load_series(tmp_path, 4)
