@@ -24,7 +24,8 @@ def readable() -> Iterator[None]:
     except FileNotFoundError as error:
         raise InputError(f"no such file or folder: {error.filename}") from None
     except OSError as error:
-        raise InputError(f"cannot read {error.filename}: {error.strerror or error}") from None
+        what = error.filename or "what was given"
+        raise InputError(f"cannot read {what}: {error.strerror or error}") from None
 
 
 def files_of(path: Path | None, without: Path | None = None) -> list[Path]:

@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
             if leaf.sections not in groups:
                 title = f"settings in [{'.'.join(leaf.sections)}]" if leaf.sections else "settings"
                 groups[leaf.sections] = self.add_argument_group(title)
-            shown = "" if leaf.value is None else f" ({literal(leaf.value)})"
+            shown = "" if leaf.value in (None, ()) else f" ({literal(leaf.value)})"
             options: dict[str, Any] = {"help": (leaf.about.help + shown).replace("%", "%%")}
             if leaf.kind is bool:
                 options["action"] = argparse.BooleanOptionalAction
