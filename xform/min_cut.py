@@ -22,8 +22,8 @@ class MinCut:
       then: the price after the part `at` of each program, which is between 0 and 1.
       written: the price of saving what would else be fused and not written to memory, for each of
         its bytes; of two values as large, that of a product is then saved.
-      apart: what crosses every `apart`-th narrow place of a program costs nothing to save; 0: at
-        none.
+      apart: of a program's narrow places, in order, every second (2), third (3) and so on is one at
+        which saving what crosses costs nothing; 1: all are, 0: none is.
       free: whether it decides in remat regions too whose author gave no policy, which else save
         nothing.
       regions: "marked" where remat regions are what their authors made them, "open" where they are

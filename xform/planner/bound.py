@@ -31,5 +31,5 @@ def least_flops(prog: Program, active: Mask, wanted: Mask, budget: Budget, spare
     if kept_bytes(most) <= left or size(most) > MOST:
         return 0
     problem = Problem(most, link_of())
-    found = None if problem.branched else problem.bound(left)
-    return 0 if found is None else math.floor(found)
+    flops = None if problem.branched else problem.bound(left)
+    return 0 if flops is None else math.floor(flops)

@@ -57,10 +57,10 @@ class Listed(Iterable[Whole]):
     def _following(self) -> Whole | None:
         rest = self._rest or itertools.islice(self._make(), len(self._made), None)
         self._rest = None  # should it be interrupted
-        if (made := next(rest, None)) is not None:
-            self._made.append(made)
+        if (following := next(rest, None)) is not None:
+            self._made.append(following)
         self._rest = rest
-        return made
+        return following
 
 
 class Front:
@@ -133,7 +133,7 @@ class Front:
 
     def _by_work(self) -> Iterator[Whole]:
         """All plans by rising work."""
-        flat = iter(sorted((Whole(how, {}) for how in self._flat()), key=_work))
+        flat = iter(sorted((Whole(plan, {}) for plan in self._flat()), key=_work))
         if not loops(self._ends[0]):
             yield from flat
             return

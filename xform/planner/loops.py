@@ -103,8 +103,8 @@ def _apart(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer: Any) -> list
             return in_parts(eqn.replace(params=params), xs, shapes[0])
         if free_region(eqn):
             return list(mark(_jaxpr(new[0]), xs, None, eqn.params["prevent_cse"]))
-    made = rebuilt(eqn, new, (True,) * len(eqn.outvars))
-    return bind(eqn, xs, outer) if made is None else evaluate(made, xs)
+    again = rebuilt(eqn, new, (True,) * len(eqn.outvars))
+    return bind(eqn, xs, outer) if again is None else evaluate(again, xs)
 
 
 def _jaxpr(prog: Program) -> Any:
@@ -113,7 +113,7 @@ def _jaxpr(prog: Program) -> Any:
 
 def origins(prog: Program, shapes: Shapes) -> list[tuple[int, int, int]]:
     """Of each loop of the program in other shapes: the place that it had, its part, its level."""
-    found: list[tuple[int, int, int]] = []
+    places: list[tuple[int, int, int]] = []
     place = 0
     while place < len(loops(prog)):
         within = inside(prog, place)
@@ -121,7 +121,7 @@ def origins(prog: Program, shapes: Shapes) -> list[tuple[int, int, int]]:
         own = [(i + place + 1, k, level) for i, k, level in
                origins(steps, _among(shapes, place + 1, len(within)))]  # fmt: skip
         for k, trips in enumerate(shapes.get(place, ((1,),))):
-            found += [(place, k, level) for level in range(levels(trips))]
-            found += own
+            places += [(place, k, level) for level in range(levels(trips))]
+            places += own
         place = within.stop
-    return found
+    return places

@@ -53,9 +53,9 @@ def front(prog: Program, active: Mask, wanted: Mask) -> Front:
     joint = analyze(prog, active, wanted)
     key: Any = "front", here, link
     if key not in joint.program.cache:
-        peak = lambda how: liveness(how, here).total_bytes
-        made = Front((prog, active, wanted), lambda: cuts(joint, link), peak)
-        joint.program.cache[key] = made
+        peak = lambda candidate: liveness(candidate, here).total_bytes
+        staircase = Front((prog, active, wanted), lambda: cuts(joint, link), peak)
+        joint.program.cache[key] = staircase
     return joint.program.cache[key]
 
 
@@ -67,14 +67,14 @@ def within_peak(prog: Program, active: Mask, wanted: Mask, budget: Budget, spare
     # A plan is not simulated of which what it keeps alone is too much.
     fits = lambda w: least_bytes(w.how, backend()) <= most and plans.peak(w.how) <= most
     default = Whole(plan(joint, min_cut, top=True), {})
-    found = default if fits(default) else None
-    if found is None or may_save_more(budget, found):
+    chosen = default if fits(default) else None
+    if chosen is None or may_save_more(budget, chosen):
         less = plans.first(fits)
-        found = less if found is None or (less and less.work < found.work) else found
-    if found is None:
+        chosen = less if chosen is None or (less and less.work < chosen.work) else chosen
+    if chosen is None:
         floor = plans.lowest()[0].how
         raise infeasible(budget, floor, plans.peak(floor) - spared, "simulated")
-    return found
+    return chosen
 
 
 def may_save_more(budget: Budget, default: Whole) -> bool:
@@ -97,23 +97,23 @@ def _saved(prog: Program, active: Mask, wanted: Mask, budget: Budget) -> Whole:
             return [most, plan(joint, MinCut(0.0, 0.0), top=True)]
 
     here = Front((prog, active, wanted), flat, waiting_bytes)
-    found = here.first(lambda whole: waiting_bytes(whole.how) <= budget.bytes)
-    if found is None:
+    chosen = here.first(lambda whole: waiting_bytes(whole.how) <= budget.bytes)
+    if chosen is None:
         floor = here.lowest()[0].how
         raise over_budget(floor, budget, waiting_bytes(floor))
-    return found
+    return chosen
 
 
-def _recorded(made: Decided, prog: Program) -> Shapes:
+def _recorded(decided: Decided, prog: Program) -> Shapes:
     """The shapes of a recorded plan's loops; `OtherProgram` if the program has no such loops."""
-    shapes, here = made.shapes(), loops(prog)
+    shapes, here = decided.shapes(), loops(prog)
     for i, shape in shapes.items():
         then = sum(map(math.prod, shape))
         now = here[i].params["length"] if i < len(here) else None
         if now != then:
             has = f"one of {now}" if now is not None else "none"
             raise OtherProgram(
-                repr(made),
+                repr(decided),
                 f"it was made for another program: in place {i} the plan has a loop of {then} "
                 f"steps, the program {has}",
                 frame(here[i]) if now is not None else "",

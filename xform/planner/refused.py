@@ -35,14 +35,14 @@ def _said(row: Residual) -> str:
     return f"{row.type}{trips} of {row.operation} at {row.where}"
 
 
-def infeasible(budget: Budget, floor: Plan, least: int, how: str) -> BudgetInfeasible:
+def infeasible(budget: Budget, floor: Plan, least: int, by: str) -> BudgetInfeasible:
     """The error for a budget below the lowest peak."""
     joint, rows = floor.joint, floor_rows(floor)
     size = lambda atoms: human_bytes(sum(aval_bytes(v.aval) for v in atoms))
     saved = human_bytes(kept_bytes(floor)) + (f" ({'; '.join(rows)})" if rows else "")
     return BudgetInfeasible(
         f"policy={budget!r}",
-        f"the lowest peak found takes {human_bytes(least)} ({how}): arguments "
+        f"the lowest peak found takes {human_bytes(least)} ({by}): arguments "
         f"{size((*joint.inputs, *joint.seeds))}, outputs "
         f"{size((*joint.outputs, *joint.backward_outputs))}, saved {saved}, the rest in work",
         rows[0].rpartition(" at ")[2] if rows else "",

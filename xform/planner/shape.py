@@ -108,8 +108,8 @@ def fold(length: int, depth: int, state: int, step: int) -> tuple[Shape, int]:
 @functools.lru_cache(maxsize=64)
 def _sizes(length: int) -> tuple[int, ...]:
     """Numbers of inner steps that are worth a try: all small ones, then ever fewer."""
-    found, n = [], 2
+    sizes, n = [], 2
     while n <= length // 2:
-        found.append(n)
+        sizes.append(n)
         n += max(1, n // 32)
-    return tuple(found)
+    return tuple(sizes)

@@ -39,11 +39,11 @@ def tagged(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, Tagged]:
     if key not in prog.cache:
         active = tuple(map(differentiable, prog.in_avals))
         try:
-            how = plan(analyze(_named(prog, None), active), policy)
+            decided = plan(analyze(_named(prog, None), active), policy)
         except BudgetInfeasible:
             names = frozenset[str]()
         else:
-            names = frozenset(_kept(how))
+            names = frozenset(_kept(decided))
         prog.cache[key] = _traced(prog, names), Tagged(policy, names)
     return prog.cache[key]
 
@@ -100,14 +100,14 @@ class _Naming:
         return checkpoint_name(x, name) if wanted and hasattr(x, "dtype") else x
 
 
-def _kept(how: Plan) -> Iterator[str]:
+def _kept(plan: Plan) -> Iterator[str]:
     """The names of what a Plan keeps, in the programs of its nodes too."""
-    kept = set(how.kept)
+    kept = set(plan.kept)
     todo: list[Any] = list(kept)
     seen: set[Any] = set()
     while todo:
         v = todo.pop()
-        eqn = how.joint.producer.get(v) if isinstance(v, Var) else None
+        eqn = plan.joint.producer.get(v) if isinstance(v, Var) else None
         if eqn is None or v in seen:
             continue
         seen.add(v)
@@ -115,7 +115,7 @@ def _kept(how: Plan) -> Iterator[str]:
             yield eqn.params["name"]
         elif eqn.primitive is not fork_p:
             todo += eqn.invars
-    for eqn in how.joint.forward:
+    for eqn in plan.joint.forward:
         if eqn.primitive is fork_p and eqn.outvars[-1] in kept:
-            for inner in how.inner[eqn.params["node"]]:
+            for inner in plan.inner[eqn.params["node"]]:
                 yield from _kept(inner)

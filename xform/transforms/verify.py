@@ -63,8 +63,8 @@ class Compiler:
         """Bytes of a plan's program, compiled; infinite if the compiler refuses it without them."""
         key = _key(whole.how)
         if key not in self._answers:
-            said = self._measure(whole)
-            self._answers[key] = math.inf if said is None else said
+            size = self._measure(whole)
+            self._answers[key] = math.inf if size is None else size
             self.compiles += 1
         return self._answers[key]
 
@@ -153,8 +153,8 @@ class _Stairs:
         return self.scale * least <= most and self.scale * self.compiler.peak(whole.how) <= most
 
 
-def _key(how: Plan) -> str:
+def _key(plan: Plan) -> str:
     """The same for equal plans of equal programs."""
-    if "key" not in how.cache:
-        how.cache["key"] = digest([said(record(choice_of(how), how.joint, {}))])
-    return how.cache["key"]
+    if "key" not in plan.cache:
+        plan.cache["key"] = digest([said(record(choice_of(plan), plan.joint, {}))])
+    return plan.cache["key"]

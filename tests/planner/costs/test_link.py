@@ -1,4 +1,4 @@
-"""Values that a budget sends to the host: only over a link, in time, and changing nothing."""
+"""Values that a budget sends to the host: over a link alone, back when they are read."""
 
 import dataclasses
 import functools

@@ -15,7 +15,7 @@ X = jnp.ones((3, 5))
 class Plainly(Adding):
     """Each equation is a step, as it stands."""
 
-    def made(self, eqn, reads):
+    def results(self, eqn, reads):
         return self.step(eqn.primitive, (tuple(reads), self.text(eqn)), eqn, reads)
 
 

@@ -53,7 +53,7 @@ def cuts(joint: Joint, link: Link | None = None) -> list[Plan]:
     program there are fewer. Remat regions without a policy save nothing in some of them, and in
     others what the cut says.
     """
-    make = lambda how: plan(joint, how, top=True)
+    make = lambda policy: plan(joint, policy, top=True)
     tried: list[Plan] = [make(min_cut)]
     many = size(tried[0])
     large = many > _LARGE
@@ -68,13 +68,13 @@ def cuts(joint: Joint, link: Link | None = None) -> list[Plan]:
         tried += map(make, _exact(problem, [low + int(part * (high - low)) for part in parts]))
     for written, apart in _WAYS[:_WAYS_OF_REGIONS] if free_regions(tried[0]) else ():
         tried += _priced(make, written, apart, free=True)
-    found = {(frozenset(p.kept), kept_bytes(p), recompute_flops(p)): p for p in tried}
-    return sorted(found.values(), key=lambda p: (recompute_flops(p), kept_bytes(p)))
+    distinct = {(frozenset(p.kept), kept_bytes(p), recompute_flops(p)): p for p in tried}
+    return sorted(distinct.values(), key=lambda p: (recompute_flops(p), kept_bytes(p)))
 
 
-def free_regions(how: Plan) -> bool:
+def free_regions(current: Plan) -> bool:
     """Whether there is a remat region in which a budget may decide."""
-    pairs = how.inner.items()
+    pairs = current.inner.items()
     return any(free_region(n.eqn) or any(map(free_regions, plans)) for n, plans in pairs)
 
 
@@ -95,9 +95,9 @@ def _exact(problem: Problem, sizes: Sequence[int]) -> Iterator[Choice]:
     for most in sorted(sizes, reverse=True):
         if saved <= most:  # what solved the last, solves this
             continue
-        if (found := problem.at(most)) is not None:
-            saved = found.bytes
-            yield found.choice
+        if (point := problem.at(most)) is not None:
+            saved = point.bytes
+            yield point.choice
 
 
 def _spaced(sizes: list[int]) -> list[int]:

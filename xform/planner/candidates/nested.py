@@ -39,8 +39,8 @@ def nested(prog: Program, active: Mask, wanted: Mask) -> Iterator[Whole]:
     for depth, way in itertools.product(_DEPTHS, _WAYS) if outer else ():
         shapes = {i: _shape(node, way, depth) for i, node in outer.items()}
         joint = analyze(reshaped(prog, shapes), active, wanted)
-        how = plan(joint, way, top=True)
-        yield Whole(plan(joint, edited(how, outer_states), True), shapes)
+        base = plan(joint, way, top=True)
+        yield Whole(plan(joint, edited(base, outer_states), True), shapes)
     inner = nodes(inner_loops(prog, active, wanted))
     around = loops_around(prog, outer, inner)
     for depth, way in itertools.product(_INNER_DEPTHS, _WAYS) if inner else ():
@@ -65,14 +65,14 @@ def _of_trips(node: Node, depth: int) -> Shape:
     return fold(node.trips, depth, state, state)[0]
 
 
-def _state(node: Node, how: Plan) -> int:
+def _state(node: Node, inside: Plan) -> int:
     """Bytes of what a loop hands on from trip to trip, as far as its way back reads it."""
-    inputs = zip(node.copies((how,)), how.joint.inputs, strict=True)
+    inputs = zip(node.copies((inside,)), inside.joint.inputs, strict=True)
     return sum(n * aval_bytes(v.aval) for n, v in inputs) // node.trips
 
 
 def _of_states(prog: Program, active: Mask, wanted: Mask, shapes: Shapes, way: MinCut) -> Whole:
     """The plan of which all loops with loops inside keep states alone, the others as `way` says."""
     joint = analyze(reshaped(prog, shapes), active, wanted)
-    how = plan(joint, MinCut(), top=True)
-    return Whole(plan(joint, edited(how, all_states(way, {})), True), shapes)
+    base = plan(joint, MinCut(), top=True)
+    return Whole(plan(joint, edited(base, all_states(way, {})), True), shapes)

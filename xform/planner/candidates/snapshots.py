@@ -46,13 +46,13 @@ def stored(prog: Program, active: Mask, wanted: Mask) -> list[Iterator[Whole]]:
 
 def _flat(prog: Program, active: Mask, wanted: Mask) -> Iterator[Iterator[Whole]]:
     """Those of loops that nothing is around."""
-    found = nodes(large_loops(prog, active, wanted))
-    for shapes, way in _ways(found):
+    large_nodes = nodes(large_loops(prog, active, wanted))
+    for shapes, way in _ways(large_nodes):
         folded = reshaped(prog, shapes)
-        how = plan(analyze(folded, active, wanted), way, top=True)
-        outer = {i: loop for i, loop in found_in(how, folded).items() if not loop.inner}
-        loops = nodes(large(outer, kept_bytes(how))).values()
-        yield _fewer(how, loops, shapes, lambda slots, how=how: edited(how, _storing(slots)))
+        base = plan(analyze(folded, active, wanted), way, top=True)
+        outer = {i: loop for i, loop in found_in(base, folded).items() if not loop.inner}
+        loops = nodes(large(outer, kept_bytes(base))).values()
+        yield _fewer(base, loops, shapes, lambda slots, base=base: edited(base, _storing(slots)))
 
 
 def _inside(prog: Program, active: Mask, wanted: Mask) -> Iterator[Iterator[Whole]]:
@@ -62,24 +62,24 @@ def _inside(prog: Program, active: Mask, wanted: Mask) -> Iterator[Iterator[Whol
     around = loops_around(prog, nodes(large_loops(*ends)), inner)
     for shapes, way in _ways(inner):
         folded = reshaped(prog, shapes)
-        how = plan(analyze(folded, active, wanted), MinCut(), top=True)
-        choice = lambda slots, how=how, way=way: edited(how, all_states(way, slots))
+        base = plan(analyze(folded, active, wanted), MinCut(), top=True)
+        choice = lambda slots, base=base, way=way: edited(base, all_states(way, slots))
         for places in (inner, {**inner, **around}) if around else (inner,):
-            loops = at_places(how, prog, shapes, places)
-            yield _fewer(how, loops, shapes, choice)
+            loops = at_places(base, prog, shapes, places)
+            yield _fewer(base, loops, shapes, choice)
 
 
-def _ways(found: Mapping[int, Node]) -> Iterator[tuple[Shapes, MinCut]]:
+def _ways(some: Mapping[int, Node]) -> Iterator[tuple[Shapes, MinCut]]:
     """Shapes of some loops, of which chunks of steps are gone back over together."""
-    for chunk in _CHUNKS if found else ():
-        shapes = {i: _chunks(node.trips, chunk) for i, node in found.items() if chunk > 1}
+    for chunk in _CHUNKS if some else ():
+        shapes = {i: _chunks(node.trips, chunk) for i, node in some.items() if chunk > 1}
         if not all(shapes.values()):
             return
         for way in (MinCut(), MinCut(0.0, 0.0)):
             yield shapes, way
 
 
-def _fewer(how: Plan, loops: Iterable[Node], shapes: Shapes, choice: Callable[[Slots], Choice]
+def _fewer(base: Plan, loops: Iterable[Node], shapes: Shapes, choice: Callable[[Slots], Choice]
            ) -> Iterator[Whole]:  # fmt: skip
     """A Plan, but that some loops store states: ever fewer of them."""
     loops = [node for node in loops if not node.eqn.effects]
@@ -88,7 +88,7 @@ def _fewer(how: Plan, loops: Iterable[Node], shapes: Shapes, choice: Callable[[S
     most = longest - 2
     while most > 0:
         slots = {n: max(1, math.floor(most / longest * n.trips)) for n in loops}
-        yield Whole(plan(how.joint, choice(slots), True), shapes)
+        yield Whole(plan(base.joint, choice(slots), True), shapes)
         most = min(most - 1, int(_FALL * most))
 
 
@@ -101,11 +101,11 @@ def _chunks(length: int, chunk: int) -> Shape:
 def _storing(slots: Slots) -> Change:
     """The change by which some loops store so many states."""
 
-    def change(node: Node, how: Plan) -> Choice | None:
+    def change(node: Node, current: Plan) -> Choice | None:
         if node not in slots:
             return None
-        chunks = any(n.loop for n in how.inner)
-        choice = choice_of(how if chunks else plan(how.joint))
+        chunks = any(n.loop for n in current.inner)
+        choice = choice_of(current if chunks else plan(current.joint))
         return dataclasses.replace(choice, snapshots=slots[node])
 
     return change

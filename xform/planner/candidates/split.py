@@ -27,8 +27,8 @@ _PARTS = 16
 
 def split(prog: Program, active: Mask, wanted: Mask, above: Plan, below: Plan) -> Iterator[Whole]:
     """By rising work: each loop as two, the second of which keeps as `above` does."""
-    found = found_in(above, prog)
-    trips = {i: n for i, x in found.items() if not x.inner and (n := x.node.trips) > 1}
+    met = found_in(above, prog)
+    trips = {i: n for i, x in met.items() if not x.inner and (n := x.node.trips) > 1}
     parts = min(_PARTS, max(trips.values(), default=0))
     for part in reversed(range(1, parts)):
         late = {i: min(max(1, part * n // parts), n - 1) for i, n in trips.items()}
@@ -43,10 +43,10 @@ def _mixed(prog: Program, active: Mask, wanted: Mask, shapes: Shapes, above: Pla
            ) -> Whole:  # fmt: skip
     """The plan of split loops: what `below` keeps in the first, what `above` does in the second."""
     apart = reshaped(prog, shapes)
-    how = plan(analyze(apart, active, wanted), MinCut(), top=True)
+    most = plan(analyze(apart, active, wanted), MinCut(), top=True)
     sources = [{i: x.plans for i, x in found_in(p, prog).items()} for p in (below, above)]
     origin = origins(prog, shapes)
-    parts = {x.node: origin[i] for i, x in found_in(how, apart).items() if not x.inner}
+    parts = {x.node: origin[i] for i, x in found_in(most, apart).items() if not x.inner}
 
     def as_before(node: Node, now: Plan) -> Choice | None:
         if node not in parts:
@@ -60,4 +60,4 @@ def _mixed(prog: Program, active: Mask, wanted: Mask, shapes: Shapes, above: Pla
             return choice_of(was)
         return record(choice_of(was), was.joint, {}).choice(now.joint, "split")
 
-    return Whole(plan(how.joint, edited(how, as_before), True), shapes)
+    return Whole(plan(most.joint, edited(most, as_before), True), shapes)

@@ -21,11 +21,11 @@ from xform.policies import MinCut
 Change = Callable[[Node, Plan], Choice | None]
 
 
-def outer_states(node: Node, how: Plan) -> Choice | None:
+def outer_states(node: Node, current: Plan) -> Choice | None:
     """The change by which loops of loops keep the states of the outer one alone."""
-    if _around_loops(node, how):
-        return _states(node, how, outer_states)
-    return choice_of(how) if _closed(node) else None
+    if _around_loops(node, current):
+        return _states(node, current, outer_states)
+    return choice_of(current) if _closed(node) else None
 
 
 def all_states(way: MinCut, slots: Mapping[Node, int]) -> Change:
@@ -34,41 +34,41 @@ def all_states(way: MinCut, slots: Mapping[Node, int]) -> Change:
     Those around them keep their states; and of some loops so many `slots` are all that is kept.
     """
 
-    def inner(node: Node, how: Plan) -> Choice | None:
+    def inner(node: Node, current: Plan) -> Choice | None:
         if _closed(node):
-            return choice_of(how)
+            return choice_of(current)
         if not node.loop:
             return None
-        if _around_loops(node, how):
-            choice = _states(node, how, inner)
+        if _around_loops(node, current):
+            choice = _states(node, current, inner)
         elif node in slots:
-            choice = choice_of(plan(how.joint))
+            choice = choice_of(plan(current.joint))
         elif node.eqn.primitive is not while_p:
-            choice = choice_of(plan(how.joint, way, at_hand=inputs_at_hand(node)))
+            choice = choice_of(plan(current.joint, way, at_hand=inputs_at_hand(node)))
         else:
             return None
         return dataclasses.replace(choice, snapshots=slots[node]) if node in slots else choice
 
-    def outer(node: Node, how: Plan) -> Choice | None:
-        if node in slots or _closed(node) or _around_loops(node, how):
-            return inner(node, how)
-        return edited(how, inner) if node.region else None
+    def outer(node: Node, current: Plan) -> Choice | None:
+        if node in slots or _closed(node) or _around_loops(node, current):
+            return inner(node, current)
+        return edited(current, inner) if node.region else None
 
     return outer
 
 
-def _states(node: Node, how: Plan, change: Change) -> Choice:
-    once = frozenset(gather(how.kept, node.hoisted(how)))
-    return dataclasses.replace(edited(how, change), saved=once, offloaded={})
+def _states(node: Node, current: Plan, change: Change) -> Choice:
+    once = frozenset(gather(current.kept, node.hoisted(current)))
+    return dataclasses.replace(edited(current, change), saved=once, offloaded={})
 
 
-def _around_loops(node: Node, how: Plan) -> bool:
-    return node.loop and len(node.joints) == 1 and _holds_loop(how)
+def _around_loops(node: Node, current: Plan) -> bool:
+    return node.loop and len(node.joints) == 1 and _holds_loop(current)
 
 
-def _holds_loop(how: Plan) -> bool:
+def _holds_loop(current: Plan) -> bool:
     """Whether there is a loop that a plan may decide about."""
-    nodes = ((node, plans) for node, plans in how.inner.items() if not _closed(node))
+    nodes = ((node, plans) for node, plans in current.inner.items() if not _closed(node))
     return any(node.loop or any(map(_holds_loop, plans)) for node, plans in nodes)
 
 

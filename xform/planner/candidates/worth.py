@@ -38,21 +38,21 @@ class Found:
     inner: bool = False
 
 
-def found_in(how: Plan, prog: Program) -> dict[int, Found]:
+def found_in(current: Plan, prog: Program) -> dict[int, Found]:
     """The loops of a Plan's program, by their place, as far as they carry a derivative."""
     places: dict[int, list[int]] = {}
     for i, eqn in enumerate(loops(prog)):
         places.setdefault(id(eqn), []).append(i)
-    found: dict[int, Found] = {}
-    for loop in _visit(how, 1, False) if places else ():
-        free = (i for i in places.get(id(loop.node.eqn), ()) if i not in found)
+    met: dict[int, Found] = {}
+    for loop in _visit(current, 1, False) if places else ():
+        free = (i for i in places.get(id(loop.node.eqn), ()) if i not in met)
         if (place := next(free, None)) is not None:
-            found[place] = loop
-    return found
+            met[place] = loop
+    return met
 
 
-def _visit(how: Plan, runs: int, inner: bool) -> Iterator[Found]:
-    for node, plans in how.inner.items():
+def _visit(current: Plan, runs: int, inner: bool) -> Iterator[Found]:
+    for node, plans in current.inner.items():
         if node.loop:
             yield Found(node, plans, runs, inner)
         for p in plans:
@@ -70,22 +70,22 @@ def large(loops: dict[int, Found], whole: int) -> dict[int, Found]:
 
 def large_loops(prog: Program, active: Mask, wanted: Mask) -> dict[int, Found]:
     """The loops that keep much of all that a program does, by their place."""
-    how = plan(analyze(prog, active, wanted), MinCut(), top=True)
-    outer = {i: loop for i, loop in found_in(how, prog).items() if not loop.inner}
-    return large(outer, kept_bytes(how))
+    most = plan(analyze(prog, active, wanted), MinCut(), top=True)
+    outer = {i: loop for i, loop in found_in(most, prog).items() if not loop.inner}
+    return large(outer, kept_bytes(most))
 
 
 def inner_loops(prog: Program, active: Mask, wanted: Mask) -> dict[int, Found]:
     """The loops inside other loops, or remat regions, that keep much while those go back."""
     joint = analyze(prog, active, wanted)
-    how = plan(joint, MinCut(), top=True)
-    inner = {i: loop for i, loop in found_in(how, prog).items() if loop.inner}
+    most = plan(joint, MinCut(), top=True)
+    inner = {i: loop for i, loop in found_in(most, prog).items() if loop.inner}
     return large(inner, waiting_bytes(plan(joint, MinCut(0.0, 0.0), top=True))) if inner else {}
 
 
-def nodes(found: Mapping[int, Found]) -> dict[int, Node]:
+def nodes(some: Mapping[int, Found]) -> dict[int, Node]:
     """Some loops alone."""
-    return {i: loop.node for i, loop in found.items()}
+    return {i: loop.node for i, loop in some.items()}
 
 
 def loops_around(prog: Program, outer: Mapping[int, Node], inner: Mapping[int, Node]
@@ -94,12 +94,12 @@ def loops_around(prog: Program, outer: Mapping[int, Node], inner: Mapping[int, N
     return {i: n for i, n in outer.items() if not inner.keys().isdisjoint(inside(prog, i))}
 
 
-def at_places(how: Plan, prog: Program, shapes: Shapes, places: Container[int]) -> list[Node]:
+def at_places(current: Plan, prog: Program, shapes: Shapes, places: Container[int]) -> list[Node]:
     """The outermost loops, in the Plan of a program in other shapes, of those at some places."""
     origin = origins(prog, shapes)
-    found = found_in(how, reshaped(prog, shapes))
+    met = found_in(current, reshaped(prog, shapes))
     return [
         loop.node
-        for at, loop in found.items()
+        for at, loop in met.items()
         if at < len(origin) and origin[at][0] in places and not origin[at][2]
     ]

@@ -79,10 +79,10 @@ def _inside(plan: Plan, eqn: JaxprEqn, v: Var) -> bool:
     once = set(gather(inner.kept, node.hoisted(inner)))
     held = {u for u in node.keeps(inner) if u not in once}
     held = held.union(gather(joint.inputs, node.stacked([inner]))).difference(inner.offloaded)
-    made = joint.outputs[eqn.outvars.index(v)]
+    output = joint.outputs[eqn.outvars.index(v)]
     # An output of a loop is either stacked like what is kept inside it, or its last state.
-    stacked = _ndim(v) == _ndim(made) + node.loop
-    return isinstance(made, Var) and made in held and stacked
+    stacked = _ndim(v) == _ndim(output) + node.loop
+    return isinstance(output, Var) and output in held and stacked
 
 
 def _ndim(v: Any) -> int:
@@ -105,8 +105,8 @@ def token(node: Node, plans: Sequence[Plan]) -> list[Held]:
         rows.append(dataclasses.replace(r, loops=(*_loops(node), *r.loops)))
     for i, n in enumerate(node.copies(plans)):
         if n:
-            v, made = joint.inputs[i], joint.outputs[i - node.first_carry]
-            origin = _origin(joint, made) or (node.eqn, "")
+            v, output = joint.inputs[i], joint.outputs[i - node.first_carry]
+            origin = _origin(joint, output) or (node.eqn, "")
             memory = plan.offloaded[v].dst if v in plan.offloaded else "device"
             rows.append(Held("carry", v.aval, origin, state_why(plan), (n,), memory))
     return rows
@@ -137,15 +137,15 @@ def _branches(plans: Sequence[Plan]) -> list[Held]:
 def _origin(joint: Joint, v: Any) -> tuple[JaxprEqn, str] | None:
     """The equation that made a value, inside the calls and loops it came through, and its name."""
     name = ""
-    found = None
+    maker = None
     while isinstance(v, Var) and (eqn := joint.producer.get(v)) is not None:
-        found = eqn
+        maker = eqn
         if eqn.primitive is name_p:
-            given = eqn.params["name"]
-            name, v = name or ("" if given.startswith(TAG) else given), eqn.invars[0]
+            label = eqn.params["name"]
+            name, v = name or ("" if label.startswith(TAG) else label), eqn.invars[0]
         elif eqn.primitive is fork_p and len(eqn.params["node"].joints) == 1:
             (joint,), at = eqn.params["node"].joints, eqn.outvars.index(v)
             v = joint.outputs[at]
         else:
             break
-    return (found, name) if found else None
+    return (maker, name) if maker else None

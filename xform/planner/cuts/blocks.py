@@ -42,16 +42,16 @@ def choose(top: Plan, budget: int) -> Choice | None:
     The classes and their solutions are kept with the Plan, for other budgets.
     """
     if "blocks" not in top.cache:
-        found = classes(top)
-        small = all(size(same[0]) <= MOST for same in found)
-        top.cache["blocks"] = found, [front(same[0]) for same in found] if small else [[]]
-    found, fronts = top.cache["blocks"]
-    counts = _counts(fronts, [len(same) for same in found], budget) if all(fronts) else None
+        equal = classes(top)
+        small = all(size(same[0]) <= MOST for same in equal)
+        top.cache["blocks"] = equal, [front(same[0]) for same in equal] if small else [[]]
+    equal, fronts = top.cache["blocks"]
+    counts = _counts(fronts, [len(same) for same in equal], budget) if all(fronts) else None
     if counts is None:
         return None
     saved: set[Var] = set()
     inner: dict[Node, tuple[Choice, ...]] = {}
-    for same, points, numbers in zip(found, fronts, counts, strict=True):
+    for same, points, numbers in zip(equal, fronts, counts, strict=True):
         taken = [p.choice for p, n in zip(points, numbers, strict=True) for _ in range(n)]
         for block, choice in zip(same, taken, strict=True):
             moved = _moved(choice, same[0].joint, block.joint)
@@ -62,7 +62,7 @@ def choose(top: Plan, budget: int) -> Choice | None:
 
 def classes(top: Plan) -> list[list[Plan]]:
     """The blocks of a Plan, as Plans of their own, equal ones together."""
-    found: dict[Any, list[Plan]] = {}
+    alike: dict[Any, list[Plan]] = {}
     for block in _blocks(top):
         joint = block.joint
         names: dict[Any, str] = {}
@@ -70,8 +70,8 @@ def classes(top: Plan) -> list[list[Plan]]:
             *lines((*joint.forward, *joint.backward), names),
             *map(names.get, joint.backward_outputs),
         )
-        found.setdefault(form, []).append(block)
-    return list(found.values())
+        alike.setdefault(form, []).append(block)
+    return list(alike.values())
 
 
 def front(block: Plan) -> list[Point]:
@@ -93,12 +93,12 @@ def front(block: Plan) -> list[Point]:
             break
         gaps.remove(gap)
         middle = (start + b.bytes) // 2
-        found = problem.at(middle)
-        if found is None or found.price >= a.price:
+        point = problem.at(middle)
+        if point is None or point.price >= a.price:
             gaps.append((a, middle, b))
             continue
-        points[found.bytes] = found
-        gaps += [(a, start, found), (found, middle, b)]
+        points[point.bytes] = point
+        gaps += [(a, start, point), (point, middle, b)]
     return [points[n] for n in sorted(points)]
 
 
@@ -112,7 +112,7 @@ def _counts(fronts: Sequence[Sequence[Point]], numbers: Sequence[int], budget: i
     each = (of == np.arange(len(fronts))[:, None]).astype(float)
     many: Any = np.asarray(numbers)
     optimize = scipy.optimize
-    found = optimize.milp(
+    solution = optimize.milp(
         prices / max(prices.max(initial=0), 1.0),
         integrality=np.ones(len(points)),
         bounds=optimize.Bounds(0, many[of]),
@@ -122,9 +122,9 @@ def _counts(fronts: Sequence[Sequence[Point]], numbers: Sequence[int], budget: i
         ],
         options={"node_limit": 2_000, "mip_rel_gap": _GAP},
     )
-    if found.x is None:
+    if solution.x is None:
         return None
-    whole = np.rint(found.x).astype(int)
+    whole = np.rint(solution.x).astype(int)
     return [[int(n) for n in whole[of == k]] for k in range(len(fronts))]
 
 

@@ -22,10 +22,10 @@ def bottlenecks(joint: Joint) -> tuple[frozenset[Var], ...]:
     Between two equations of real work it is the place where least crosses; narrow are those where
     no more crosses than before and after the work.
     """
-    found = joint.program.cache
-    if "bottlenecks" not in found:
-        found["bottlenecks"] = _bottlenecks(joint)
-    return found["bottlenecks"]
+    cache = joint.program.cache
+    if "bottlenecks" not in cache:
+        cache["bottlenecks"] = _bottlenecks(joint)
+    return cache["bottlenecks"]
 
 
 def _bottlenecks(joint: Joint) -> tuple[frozenset[Var], ...]:

@@ -43,11 +43,11 @@ class Graph:
         wanted = {joint.named.get(v, v) for v in wanted if v in inputs or v in joint.producer}
         self.joint = joint
         self.equations: tuple[JaxprEqn, ...] = tuple(live(joint.forward, wanted, effects=False))
-        made = [v for eqn in self.equations for v in eqn.outvars]
-        values = (*joint.inputs, *made)
+        values_made = [v for eqn in self.equations for v in eqn.outvars]
+        values = (*joint.inputs, *values_made)
         first = 2 + len(self.equations)
         self._at: dict[Var, int] = {v: first + i for i, v in enumerate(values)}
-        self._made = {v: i for i, v in enumerate(made)}
+        self._made = {v: i for i, v in enumerate(values_made)}
         self._size = first + len(values)
         ends: list[tuple[int, int]] = []
         for i, eqn in enumerate(self.equations):
@@ -98,18 +98,18 @@ class Graph:
             return frozenset()
         price = np.asarray(prices, np.float64)
         run = np.flatnonzero(price)
-        made = np.arange(len(size)) + 2 + len(self.equations) + len(self.joint.inputs)
+        vertices = np.arange(len(size)) + 2 + len(self.equations) + len(self.joint.inputs)
         needs = self._needs
         source = np.full(len(read) + len(run), _SOURCE)
         cut = min_cut(
             self._size,
             np.concatenate([source, self._makers, needs[:, 0]]),
-            np.concatenate([inputs, run + 2, made, needs[:, 1]]),
+            np.concatenate([inputs, run + 2, vertices, needs[:, 1]]),
             np.concatenate([
                 [n for _, n in read], price[run], size, np.full(len(needs), math.inf)
             ]),
             _SOURCE,
             _SINK,
         )  # fmt: skip
-        crossed = ~cut[self._makers] & cut[made]
+        crossed = ~cut[self._makers] & cut[vertices]
         return frozenset(v for v, on in zip(self._made, crossed, strict=True) if on)

@@ -71,22 +71,22 @@ class Model:
             return np.zeros(0)
         gap = _GAP if sure or len(cost) < _SMALL else _LARGE_GAP
         limit = {} if sure else {"node_limit": _BRANCHES}
-        found = self._run(budget, cost, seconds, 1, {"mip_rel_gap": gap, **limit})
-        if sure and found.status not in (_SOLVED, _NONE):
+        solution = self._run(budget, cost, seconds, 1, {"mip_rel_gap": gap, **limit})
+        if sure and solution.status not in (_SOLVED, _NONE):
             raise NotSolved(
                 "a budget with solver='exact'",
-                f"HiGHS stopped before it was sure: {found.message}",
+                f"HiGHS stopped before it was sure: {solution.message}",
                 "",
                 "give solver='auto', which takes the best plan that was found",
             )
-        return found.x
+        return solution.x
 
     def bound(self, budget: float, seconds: float) -> float | None:
         """What the least FLOPs are at least: columns may be any numbers between 0 and 1."""
         if not self.flops:
             return 0.0
-        found = self._run(budget, self.flops, seconds, 0, {})
-        return float(np.dot(found.x, self.flops)) if found.status == _SOLVED else None
+        solution = self._run(budget, self.flops, seconds, 0, {})
+        return float(np.dot(solution.x, self.flops)) if solution.status == _SOLVED else None
 
     def _run(self, budget: float, cost: Sequence[float], seconds: float, whole: int,
              options: dict[str, Any]) -> Any:  # fmt: skip
@@ -113,19 +113,19 @@ class Model:
 
 def _interruptible(run: Any) -> Any:
     """What a function returns that does not look for Ctrl-C itself."""
-    found: list[Any] = []
+    outcomes: list[Any] = []
 
     def work() -> None:
         try:
-            found.append((run(), None))
+            outcomes.append((run(), None))
         except BaseException as error:
-            found.append((None, error))
+            outcomes.append((None, error))
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(_WAIT)
-    made, error = found[0]
+    result, error = outcomes[0]
     if error is not None:
         raise error
-    return made
+    return result

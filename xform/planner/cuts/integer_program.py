@@ -137,8 +137,8 @@ def choose(top: Plan, budget: int | None, sure: bool = False, link: Link | None 
     if size(top) > MOST and not sure:
         return None
     problem = Problem(top, link)
-    found = problem.at_price(0.0) if budget is None else problem.at(budget, sure)
-    return found and found.choice
+    point = problem.at_price(0.0) if budget is None else problem.at(budget, sure)
+    return point and point.choice
 
 
 def size(top: Plan) -> int:
@@ -157,18 +157,18 @@ def _count(parts: dict[Joint, _Part]) -> int:
 
 
 def _tree(plan: Plan, decided: dict[Joint, tuple[frozenset[Var], frozenset[Var]]],
-          made: dict[Joint, Choice]) -> Choice:  # fmt: skip
+          choices: dict[Joint, Choice]) -> Choice:  # fmt: skip
     """The decisions, from what each Joint saves and what it sends."""
-    if plan.joint not in made:
+    if plan.joint not in choices:
         inner = {
-            node: tuple(_tree(p, decided, made) for p in plans)
+            node: tuple(_tree(p, decided, choices) for p in plans)
             for node, plans in plan.inner.items()
             if _opened(node)
         }
         saved, sent = decided[plan.joint]
         values = saved | sent.difference(plan.joint.inputs)
-        made[plan.joint] = Choice(values, inner, dict.fromkeys(sent - saved, HOST))
-    return made[plan.joint]
+        choices[plan.joint] = Choice(values, inner, dict.fromkeys(sent - saved, HOST))
+    return choices[plan.joint]
 
 
 def _opened(node: Node) -> bool:
@@ -270,15 +270,15 @@ def _inner_work(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node
 
 def _dearest(model: Model, programs: list[list[Term]]) -> list[Term]:
     """The work of the dearest of some programs: columns that are at least that of each."""
-    found: list[Term] = []
+    terms_of_dearest: list[Term] = []
     for which in (1, 2):
         most = max(sum(term[which] for term in terms) for terms in programs)
         if most:
             column = model.column(whole=False)
-            found.append((column, most, 0.0) if which == 1 else (column, 0.0, most))
+            terms_of_dearest.append((column, most, 0.0) if which == 1 else (column, 0.0, most))
             for terms in programs:
                 model.row((column, 1.0), *((term[0], -term[which] / most) for term in terms))
-    return found
+    return terms_of_dearest
 
 
 def _nested(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node, atoms: Any
@@ -294,10 +294,10 @@ def _nested(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node, at
         columns = parts[p.joint].needed
         for i, u in enumerate(p.joint.inputs):
             one = dataclasses.replace(p, reads=tuple(i == j for j in range(len(p.joint.inputs))))
-            how = [*nothing[:k], one, *nothing[k + 1 :]]
-            if any(node.stacked(how)):
+            reading = [*nothing[:k], one, *nothing[k + 1 :]]
+            if any(node.stacked(reading)):
                 model.size[columns[u]] += part.times * node.trips * aval_bytes(u.aval)
-            for v, on, already in zip(atoms, node.reads(how), always, strict=False):
+            for v, on, already in zip(atoms, node.reads(reading), always, strict=False):
                 if on and not already and isinstance(v, Var) and v in part.needed:
                     model.row((part.needed[v], 1.0), (columns[u], -1.0))
     return [v for v, on in zip(atoms, always, strict=False) if on and isinstance(v, Var)]

@@ -40,13 +40,13 @@ def min_cut(n: int, tails: Integers, heads: Integers, capacities: Sequence[float
     graph = csr_array((whole, (np.asarray(tails), np.asarray(heads))), shape=(n, n))
     graph.sum_duplicates()
     graph.data = np.minimum(graph.data, never).astype(np.int32)
-    found = flows.maximum_flow(csr_array(graph), source, sink, method="dinic")
-    left = csr_array(graph - found.flow)
+    flow = flows.maximum_flow(csr_array(graph), source, sink, method="dinic")
+    left = csr_array(graph - flow.flow)
     left.eliminate_zeros()
     reach = np.zeros(n, bool)
     from_sink = flows.breadth_first_order(csr_array(left.T), sink, return_predecessors=False)
     reach[from_sink] = True
     tail, head = graph.tocoo().coords
     cut = int(graph.data[~reach[tail] & reach[head]].sum(dtype=np.int64))
-    assert cut == found.flow_value < never, "the cut is not the flow"
+    assert cut == flow.flow_value < never, "the cut is not the flow"
     return reach

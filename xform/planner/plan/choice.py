@@ -24,26 +24,26 @@ class Choice:
     snapshots: int | None = None
 
 
-def choice_of(how: Plan) -> Choice:
+def choice_of(plan: Plan) -> Choice:
     """The decisions of a Plan; a Plan that several nodes share gives one Choice."""
-    if "choice" not in how.cache:
-        inner = {node: tuple(map(choice_of, plans)) for node, plans in how.inner.items()}
-        how.cache["choice"] = Choice(frozenset(how.kept), inner, how.offloaded, how.snapshots)
-    return how.cache["choice"]
+    if "choice" not in plan.cache:
+        inner = {node: tuple(map(choice_of, plans)) for node, plans in plan.inner.items()}
+        plan.cache["choice"] = Choice(frozenset(plan.kept), inner, plan.offloaded, plan.snapshots)
+    return plan.cache["choice"]
 
 
-def edited(how: Plan, change: Callable[[Node, Plan], Choice | None]) -> Choice:
+def edited(plan: Plan, change: Callable[[Node, Plan], Choice | None]) -> Choice:
     """The decisions of a Plan, but for what `change` decides of the programs of some nodes.
 
     Where it decides nothing, the programs of nodes within are asked about in turn.
     """
-    made: dict[tuple[Node, Plan], Choice] = {}
+    choices: dict[tuple[Node, Plan], Choice] = {}
 
     def of(node: Node, inner: Plan) -> Choice:
-        if (node, inner) not in made:
-            made[node, inner] = change(node, inner) or edited(inner, change)
-        return made[node, inner]
+        if (node, inner) not in choices:
+            choices[node, inner] = change(node, inner) or edited(inner, change)
+        return choices[node, inner]
 
-    inner = {node: tuple(of(node, p) for p in plans) for node, plans in how.inner.items()}
-    same = choice_of(how)
+    inner = {node: tuple(of(node, p) for p in plans) for node, plans in plan.inner.items()}
+    same = choice_of(plan)
     return same if inner == same.inner else dataclasses.replace(same, inner=inner)

@@ -112,8 +112,8 @@ class Plan:
           WrongArgument: the plan has no such value; similar names are shown.
         """
         name = str(value)
-        found = [r for r in self.rows if name in (r.value, r.operation, _given(r))]
-        if not found:
+        rows = [r for r in self.rows if name in (r.value, r.operation, _given(r))]
+        if not rows:
             names = [n for r in self.rows for n in (r.value, _given(r)) if n]
             like = difflib.get_close_matches(name, names, 3, 0.3) or names[:3]
             raise WrongArgument(
@@ -122,7 +122,7 @@ class Plan:
                 "",
                 f"print the plan for the names; similar ones are {', '.join(like) or 'none'}",
             )
-        return "\n".join(map(_explained, found))
+        return "\n".join(map(_explained, rows))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw live bytes over the program, with what is saved in colour; PNG, SVG or PDF."""

@@ -124,14 +124,14 @@ class _Reading:
             node = self._node(joint, int(at), len(numbers))
             pairs = zip(numbers, node.joints, strict=True)
             inner[node] = tuple(self.choice(n, j) for n, j in pairs)
-        made = Choice(
+        choice = Choice(
             frozenset(values[n] for n in row["saved"]),
             inner,
             {values[int(n)]: Offloadable(*where) for n, where in row["offloaded"].items()},
             row["snapshots"],
         )
-        self._made[i, joint] = made
-        return made
+        self._made[i, joint] = choice
+        return choice
 
     def _check_values(self, count: int, numbers: Iterable[int]) -> None:
         for n in numbers:
@@ -165,8 +165,8 @@ class _Reading:
 
 def _numbers(joint: Joint) -> dict[Var, int]:
     """Forward values, numbered in the order in which they are made; the inputs come last."""
-    made = [v for eqn in joint.forward for v in eqn.outvars]
-    return {v: i for i, v in enumerate((*made, *joint.inputs))}
+    values = [v for eqn in joint.forward for v in eqn.outvars]
+    return {v: i for i, v in enumerate((*values, *joint.inputs))}
 
 
 def lines(joint: Joint) -> tuple[str, ...]:

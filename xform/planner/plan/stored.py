@@ -42,10 +42,10 @@ def read(kind: Any, data: Any, at: str = "the plan") -> Any:
     if kind is Any:
         return data
     if dataclasses.is_dataclass(kind):
-        made = _fields(kind, data, at)
-        if isinstance(made, Record):
-            _check(made, at)
-        return made
+        value = _fields(kind, data, at)
+        if isinstance(value, Record):
+            _check(value, at)
+        return value
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
         _expect(isinstance(data, list), at, data, "a list")
@@ -79,23 +79,23 @@ def _expect(holds: bool, at: str, data: Any, what: str) -> None:
         raise ValueError(f"{at} is {text if len(text) < 40 else f'{text[:36]} ...'}, not {what}")
 
 
-def _check(made: Record, at: str) -> None:
+def _check(record: Record, at: str) -> None:
     """Choices name programs, values and choices that are there, the last one all others."""
-    _expect(bool(made.choices), f"{at}.choices", [], "a list of one choice at least")
-    for i, row in enumerate(made.choices):
+    _expect(bool(record.choices), f"{at}.choices", [], "a list of one choice at least")
+    for i, row in enumerate(record.choices):
         here = f"{at}.choices[{i}]"
-        found: _Row = read(_Row, row, here)
-        _below(len(made.programs), [found.program], f"{here}.program", "programs")
-        _below(None, found.saved, f"{here}.saved", "values")
-        _places(found.offloaded, f"{here}.offloaded")
-        _places(found.nodes, f"{here}.nodes")
-        for k, where in found.offloaded.items():
+        choice: _Row = read(_Row, row, here)
+        _below(len(record.programs), [choice.program], f"{here}.program", "programs")
+        _below(None, choice.saved, f"{here}.saved", "values")
+        _places(choice.offloaded, f"{here}.offloaded")
+        _places(choice.nodes, f"{here}.nodes")
+        for k, where in choice.offloaded.items():
             _expect(len(where) == 2, f"{here}.offloaded.{k}", list(where), "two memories")
-        for k, numbers in found.nodes.items():
+        for k, numbers in choice.nodes.items():
             _below(i, numbers, f"{here}.nodes.{k}", "choices before it")
-        snapshots = found.snapshots is None or found.snapshots > 0
-        _expect(snapshots, f"{here}.snapshots", found.snapshots, "a positive number")
-    shapes = read(dict[str, tuple[tuple[int, ...], ...]], made.loops, f"{at}.loops")
+        snapshots = choice.snapshots is None or choice.snapshots > 0
+        _expect(snapshots, f"{here}.snapshots", choice.snapshots, "a positive number")
+    shapes = read(dict[str, tuple[tuple[int, ...], ...]], record.loops, f"{at}.loops")
     _places(shapes, f"{at}.loops")
     for k, shape in shapes.items():
         trips = all(n > 0 for part in shape for n in part) and all(shape)

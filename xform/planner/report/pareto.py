@@ -65,9 +65,9 @@ class Pareto:
         figure, ax = axes("Pareto.plot")
         kinds = ((False, BLUE, "o-", "budgets"), (True, ORANGE, "x", "stock policies"))
         for stock, color, style, label in kinds:
-            found = [p for p in self.points if p.stock == stock]
-            mib = [p.peak_bytes / 2**20 for p in found]
-            ax.plot(mib, [p.recompute_flops / 1e9 for p in found], style, color=color, label=label)
+            points = [p for p in self.points if p.stock == stock]
+            mib = [p.peak_bytes / 2**20 for p in points]
+            ax.plot(mib, [p.recompute_flops / 1e9 for p in points], style, color=color, label=label)
         for p in self.points:
             if p.stock:
                 ax.annotate(

@@ -56,29 +56,29 @@ class Row:
         return self.trip_bytes * math.prod(self.loops)
 
 
-def rows_of(how: Plan) -> list[Row]:
+def rows_of(plan: Plan) -> list[Row]:
     """The rows of a whole function's Plan, by falling bytes."""
-    return sorted(_rows(how, "", (), 1), key=lambda r: (-r.marginal_bytes, r.value))
+    return sorted(_rows(plan, "", (), 1), key=lambda r: (-r.marginal_bytes, r.value))
 
 
-def _rows(how: Plan, path: str, loops: tuple[int, ...], times: int) -> Iterator[Row]:
+def _rows(plan: Plan, path: str, loops: tuple[int, ...], times: int) -> Iterator[Row]:
     """Of a Plan that runs so many `times`; its values are stacked over `loops`."""
-    inside = _Inside(how, times)
-    kept = set(how.kept)
-    for i, eqn in enumerate(how.joint.forward):
+    inside = _Inside(plan, times)
+    kept = set(plan.kept)
+    for i, eqn in enumerate(plan.joint.forward):
         node = eqn.params["node"] if eqn.primitive is fork_p else None
         name = f"{path}{(node.eqn if node else eqn).primitive.name}.{i}"
         for v in eqn.outvars[: -1 if node else None]:
             if v in kept:
-                decision = "OFFLOAD" if v in how.offloaded else "SAVE"
-                yield _row(name, decision, v, eqn, loops, how.why[v], inside.spared_by(v))
-            elif v in inside.wanted and id(eqn) in how.recomputed and aval_bytes(v.aval):
+                decision = "OFFLOAD" if v in plan.offloaded else "SAVE"
+                yield _row(name, decision, v, eqn, loops, plan.why[v], inside.spared_by(v))
+            elif v in inside.wanted and id(eqn) in plan.recomputed and aval_bytes(v.aval):
                 why = "cheaper to run again than to keep"
                 yield _row(name, "RECOMPUTE", v, eqn, loops, why, inside.served(v))
-        if node is not None and node in how.inner:
+        if node is not None and node in plan.inner:
             # What a loop that is run again keeps lasts for one trip of those around it.
             around = loops if eqn.outvars[-1] in kept else ()
-            yield from _node(node, how.inner[node], name, around, times)
+            yield from _node(node, plan.inner[node], name, around, times)
 
 
 def _node(node: Node, plans: Sequence[Plan], name: str, loops: tuple[int, ...], times: int
@@ -99,10 +99,10 @@ def _node(node: Node, plans: Sequence[Plan], name: str, loops: tuple[int, ...], 
 
 def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...], why: str,
          flops: int) -> Row:  # fmt: skip
-    made = bound(eqn)
-    operation = made.primitive.name
-    if made.primitive is name_p and not made.params["name"].startswith(TAG):
-        operation = f"name '{made.params['name']}'"
+    called = bound(eqn)
+    operation = called.primitive.name
+    if called.primitive is name_p and not called.params["name"].startswith(TAG):
+        operation = f"name '{called.params['name']}'"
     return Row(
         name,
         decision,
@@ -120,61 +120,61 @@ def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...]
 class _Inside:
     """Marginal FLOPs within one Plan, all trips together."""
 
-    def __init__(self, how: Plan, trips: int):
-        self.how, self.trips = how, trips
-        self.at_hand = {*how.kept, *how.joint.inputs}
-        forward = {id(e) for e in how.joint.forward}
+    def __init__(self, plan: Plan, trips: int):
+        self.plan, self.trips = plan, trips
+        self.at_hand = {*plan.kept, *plan.joint.inputs}
+        forward = {id(e) for e in plan.joint.forward}
         self.wanted = {
-            v for e in how.order if id(e) not in forward for v in reads_of(e, how.inner)
-        }.union(v for v in how.joint.backward_outputs if isinstance(v, Var))
+            v for e in plan.order if id(e) not in forward for v in reads_of(e, plan.inner)
+        }.union(v for v in plan.joint.backward_outputs if isinstance(v, Var))
 
     def spared_by(self, v: Var) -> int:
         """FLOPs that making a saved value again would add."""
-        found: dict[int, JaxprEqn] = {}
+        makers: dict[int, JaxprEqn] = {}
         todo = [v]
         while todo:
-            eqn = self.how.joint.producer[todo.pop()]
-            if id(eqn) not in found and id(eqn) not in self.how.recomputed:
-                found[id(eqn)] = eqn
+            eqn = self.plan.joint.producer[todo.pop()]
+            if id(eqn) not in makers and id(eqn) not in self.plan.recomputed:
+                makers[id(eqn)] = eqn
                 todo += [
                     u
                     for u in eqn.invars
                     if not isinstance(u, Literal)
-                    and u in self.how.joint.producer
+                    and u in self.plan.joint.producer
                     and u not in self.at_hand
                 ]
-        return self.trips * sum(map(_flops, found.values()))
+        return self.trips * sum(map(_flops, makers.values()))
 
     def served(self, v: Var) -> int:
         """FLOPs of what is run again for one value only."""
         dropped: dict[int, JaxprEqn] = {}
-        todo = [self.how.joint.producer[v]]
+        todo = [self.plan.joint.producer[v]]
         while todo:
             eqn = todo.pop()
-            if id(eqn) in dropped or id(eqn) not in self.how.recomputed:
+            if id(eqn) in dropped or id(eqn) not in self.plan.recomputed:
                 continue
             readers = (r for u in eqn.outvars if u is not v for r in self._readers.get(u, ()))
             if any(r not in dropped for r in readers):
                 continue
             dropped[id(eqn)] = eqn
             todo += [
-                self.how.joint.producer[u]
-                for u in reads_of(eqn, self.how.inner)
-                if u in self.how.joint.producer and u not in self.at_hand
+                self.plan.joint.producer[u]
+                for u in reads_of(eqn, self.plan.inner)
+                if u in self.plan.joint.producer and u not in self.at_hand
             ]
         return self.trips * sum(map(_flops, dropped.values()))
 
     @cached_property
     def _readers(self) -> dict[Var, list[int]]:
         """For each value, who reads it in the backward part; -1 for what returns it."""
-        found: dict[Var, list[int]] = {}
-        for eqn in self.how.order:
-            for v in reads_of(eqn, self.how.inner):
-                found.setdefault(v, []).append(id(eqn))
-        for v in self.how.joint.backward_outputs:
+        readers: dict[Var, list[int]] = {}
+        for eqn in self.plan.order:
+            for v in reads_of(eqn, self.plan.inner):
+                readers.setdefault(v, []).append(id(eqn))
+        for v in self.plan.joint.backward_outputs:
             if isinstance(v, Var):
-                found.setdefault(v, []).append(-1)
-        return found
+                readers.setdefault(v, []).append(-1)
+        return readers
 
 
 def _flops(eqn: JaxprEqn) -> int:

@@ -43,9 +43,9 @@ def shown(plan: Plan, lines: bool = False, word: str = "backward") -> str:
 def _saved(plan: Plan, names: Names) -> str:
     values = [v for v in plan.kept if plan.joint.producer[v].primitive is not fork_p]
     read = names.typed(gather(plan.joint.inputs, plan.reads))
-    said = [names.typed(values)] if values else []
-    said += ["what loops and calls keep"] if len(values) < len(plan.kept) else []
-    return "; ".join([*said, *([f"read where they are: {read}"] if read else [])]) or "nothing"
+    parts = [names.typed(values)] if values else []
+    parts += ["what loops and calls keep"] if len(values) < len(plan.kept) else []
+    return "; ".join([*parts, *([f"read where they are: {read}"] if read else [])]) or "nothing"
 
 
 def _forward(plan: Plan, names: Names, indent: str) -> Iterator[list[str]]:

@@ -35,7 +35,7 @@ class Adding(abc.ABC):
         self._sizes: dict[int, tuple[Any, int]] = {}
 
     @abc.abstractmethod
-    def made(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+    def results(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
         """What an equation makes of what it reads."""
 
     def bytes(self, aval: Any) -> int:
@@ -76,8 +76,8 @@ class Adding(abc.ABC):
         env |= self.constants(prog)
         with self.reading(prog):
             for eqn in prog.equations:
-                made = self.made(eqn, [self.read(env, v) for v in eqn.invars])
-                env.update(zip(eqn.outvars, made, strict=False))
+                values = self.results(eqn, [self.read(env, v) for v in eqn.invars])
+                env.update(zip(eqn.outvars, values, strict=False))
         return [self.read(env, v) for v in prog.outputs]
 
     @contextlib.contextmanager
@@ -127,20 +127,20 @@ class Adding(abc.ABC):
     def step(self, does: Primitive, key: Any, eqn: JaxprEqn, reads: list[Cell],
               types: Sequence[Any] | None = None) -> list[Cell]:  # fmt: skip
         """What a step makes; the same as before if it has been taken before."""
-        found = self._taken.get((does, key)) if not has_effects(eqn) else None
-        if found is None:
+        cells = self._taken.get((does, key)) if not has_effects(eqn) else None
+        if cells is None:
             if types is None:
                 types = [v.aval for v in eqn.outvars]
-            found = [
+            cells = [
                 Cell(t.bytes, "made", t.shape) if type(t) is Cell
                 else Cell(self.bytes(t), "made", shape(t)) for t in types
             ]  # fmt: skip
             inputs = [c for c in reads if c.kind != "constant"]
-            step = Step(does, self.traits(does), eqn, inputs, found)
-            for cell in found:
+            step = Step(does, self.traits(does), eqn, inputs, cells)
+            for cell in cells:
                 cell.maker = step
             if self.fixed.issuperset(inputs):
-                self.fixed.update(found)
+                self.fixed.update(cells)
             self._steps.append(step)
-            self._taken[does, key] = found
-        return found
+            self._taken[does, key] = cells
+        return cells

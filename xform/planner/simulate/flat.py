@@ -96,7 +96,7 @@ class Flattening(Adding):
         # Of a value in another shape: the value.
         self.viewed: dict[Cell, Cell] = {}
 
-    def made(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+    def results(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
         """What an equation makes of what it reads."""
         prim, of = eqn.primitive, self.traits(eqn.primitive)
         if of.call:
@@ -141,10 +141,10 @@ class Flattening(Adding):
             self.step(repeat_p, (key, i), eqn, [], [v.aval])[0]
             for i, v in enumerate(eqn.outvars[carried:])
         ]
-        found = self.step(eqn.primitive, key, eqn, [*reads, *stacks])
-        if found and found[0].maker is not None:
-            found[0].maker.starts = [*reads[consts : consts + carried], *stacks]
-        return found
+        outputs = self.step(eqn.primitive, key, eqn, [*reads, *stacks])
+        if outputs and outputs[0].maker is not None:
+            outputs[0].maker.starts = [*reads[consts : consts + carried], *stacks]
+        return outputs
 
     def _product(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
         """A product or a convolution: of matrices, as far as a product can be one of them."""
@@ -163,18 +163,18 @@ class Flattening(Adding):
         elif eqn.primitive is conv_general_dilated_p:
             size = tuple(size[a] for a in channels_last(eqn))
         wide = self.profile.widens and eqn.primitive is dot_general_p and narrow(aval)
-        made = Cell((1 + wide) * self.bytes(aval), "made", size)
+        value = Cell((1 + wide) * self.bytes(aval), "made", size)
         key = tuple(read), by_rows, self.text(eqn)
-        found = self.step(eqn.primitive, key, eqn, list(read), [made])[0]
-        if found.maker is not None:
-            found.maker.by_rows, found.maker.right_by_rows = by_rows
+        product = self.step(eqn.primitive, key, eqn, list(read), [value])[0]
+        if product.maker is not None:
+            product.maker.by_rows, product.maker.right_by_rows = by_rows
         if eqn.primitive is conv_general_dilated_p:
-            return [self._from_channels_last(eqn, found)]
+            return [self._from_channels_last(eqn, product)]
         if wide:
-            key = found, typed(aval)
+            key = product, typed(aval)
             half = Cell(self.bytes(aval), "made", size)
-            found = self.step(lax.convert_element_type_p, key, eqn, [found], [half])[0]
-        return [found if size == shape(aval) else self._view(eqn, found, shape(aval))]
+            product = self.step(lax.convert_element_type_p, key, eqn, [product], [half])[0]
+        return [product if size == shape(aval) else self._view(eqn, product, shape(aval))]
 
     def _wide(self, eqn: JaxprEqn, x: Cell, aval: Any) -> Cell:
         """An operand of a product in the numbers that products are run with."""
@@ -183,11 +183,11 @@ class Flattening(Adding):
         base, order = self.turned.get(x, (x, None))
         wide = lambda y: Cell(2 * y.bytes, "made", y.shape)
         does = lax.convert_element_type_p
-        found = self.step(does, (base, "wide"), eqn, [base], [wide(base)])[0]
+        widened = self.step(does, (base, "wide"), eqn, [base], [wide(base)])[0]
         if order is None:
-            return found
-        turned = self.step(lax.transpose_p, (found, order), eqn, [found], [wide(x)])[0]
-        self.turned[turned] = found, order
+            return widened
+        turned = self.step(lax.transpose_p, (widened, order), eqn, [widened], [wide(x)])[0]
+        self.turned[turned] = widened, order
         return turned
 
     def _from_channels_last(self, eqn: JaxprEqn, x: Cell) -> Cell:
@@ -196,9 +196,9 @@ class Flattening(Adding):
         back = tuple(map(order.index, range(len(order))))
         if back == order == tuple(sorted(order)):
             return x
-        found = self.step(lax.transpose_p, (x, back), eqn, [x], [eqn.outvars[0].aval])[0]
-        self.turned[found] = x, back
-        return found
+        moved = self.step(lax.transpose_p, (x, back), eqn, [x], [eqn.outvars[0].aval])[0]
+        self.turned[moved] = x, back
+        return moved
 
     def _nothing(self, eqn: JaxprEqn, of: Traits) -> bool:
         """Whether an equation's result is its operand, as it lies in memory."""
@@ -216,9 +216,9 @@ class Flattening(Adding):
             return self.constant((x, size), size)
         if x in self.scalar:
             return self._repeated(eqn, self.scalar[x])
-        found = self.step(lax.reshape_p, (x, size), eqn, [x], [Cell(x.bytes, "made", size)])[0]
-        self.viewed[found] = x
-        return found
+        viewed = self.step(lax.reshape_p, (x, size), eqn, [x], [Cell(x.bytes, "made", size)])[0]
+        self.viewed[viewed] = x
+        return viewed
 
     def written(self, eqn: JaxprEqn, x: Cell) -> Cell:
         """A value in memory, which is what it was; nobody computes it again from here on."""
@@ -274,20 +274,20 @@ class Flattening(Adding):
         if x.shape:
             return self.step(repeat_p, (x, shape(aval)), eqn, [x], [aval])[0]
         # The key has the type, as that of what is repeated may be another's.
-        found = self.step(repeat_p, (x, str(aval)), eqn, [x], [aval])[0]
-        self.scalar[found] = x
-        return found
+        repeated = self.step(repeat_p, (x, str(aval)), eqn, [x], [aval])[0]
+        self.scalar[repeated] = x
+        return repeated
 
     def _power(self, x: Cell, y: int, eqn: JaxprEqn) -> Cell:
         """A power by squares and products, which powers of one value share."""
         times = lambda a, b: self.step(lax.mul_p, (a, b), eqn, [a, b])[0]
-        found = None
+        product = None
         while y:
             if y % 2:
-                found = x if found is None else times(found, x)
+                product = x if product is None else times(product, x)
             y //= 2
             x = times(x, x) if y else x
-        return found or x
+        return product or x
 
     def _transposed(self, eqn: JaxprEqn, x: Cell) -> Cell:
         """A value with its axes in another order; of one that was made so, of that one's value."""
@@ -299,18 +299,18 @@ class Flattening(Adding):
             order = tuple(first[a] for a in order)
             if order == tuple(sorted(order)):
                 return x
-        found = self.step(lax.transpose_p, (x, order), eqn, [x])[0]
-        self.turned[found] = x, order
-        return found
+        turned = self.step(lax.transpose_p, (x, order), eqn, [x])[0]
+        self.turned[turned] = x, order
+        return turned
 
     def _ordered(self, eqn: JaxprEqn, i: int, x: Cell) -> tuple[Cell, bool]:
         """An operand as a product reads it, maybe a copy; and whether it is in the first order."""
         base, axes = self.turned.get(x, (x, None))  # copied at most once
-        how = self.known(eqn, ("reading", i, axes), lambda: reading(eqn, i, axes))
-        if not how.order:
-            return x if how.as_given else base, how.first
-        made = Cell(x.bytes, "made", how.sizes)
-        return self.step(lax.transpose_p, (base, how.order), eqn, [base], [made])[0], True
+        layout = self.known(eqn, ("reading", i, axes), lambda: reading(eqn, i, axes))
+        if not layout.order:
+            return x if layout.as_given else base, layout.first
+        value = Cell(x.bytes, "made", layout.sizes)
+        return self.step(lax.transpose_p, (base, layout.order), eqn, [base], [value])[0], True
 
 
 def _whole(eqn: JaxprEqn) -> bool:

@@ -28,24 +28,24 @@ from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import Cell, Flat
 
 
-def flatten_plan(how: Plan, profile: Profile) -> Flat:
+def flatten_plan(plan: Plan, profile: Profile) -> Flat:
     """The steps of both parts: inputs then cotangents to outputs then results."""
-    joint, work = how.joint, Flattening(profile)
+    joint, work = plan.joint, Flattening(profile)
     inputs, seeds = work.inputs(joint.inputs), work.seeds(joint.seeds)
-    given: dict[Any, Any] = dict(zip(joint.inputs, inputs, strict=True))
-    given |= work.constants(joint.program)
+    at_hand: dict[Any, Any] = dict(zip(joint.inputs, inputs, strict=True))
+    at_hand |= work.constants(joint.program)
 
-    wanted = (*joint.outputs, *how.kept)
-    forward = _Part(how, work, dict(given))
+    wanted = (*joint.outputs, *plan.kept)
+    forward = _Part(plan, work, dict(at_hand))
     with work.reading(joint.program):
         sent = forward.run(live(joint.forward, wanted), wanted)
     outputs = [work.read(forward.env, v) for v in joint.outputs]
-    kept = {v: sent.get(v, forward.env[v]) for v in how.kept}
+    kept = {v: sent.get(v, forward.env[v]) for v in plan.kept}
 
-    backward = _Part(how, work, _Kept(how, work, kept))
-    backward.env |= {**given, **dict(zip(joint.seeds, seeds, strict=True))}
+    backward = _Part(plan, work, _Kept(plan, work, kept))
+    backward.env |= {**at_hand, **dict(zip(joint.seeds, seeds, strict=True))}
     with work.reading(joint.program):
-        backward.run(how.order, joint.backward_outputs, waits(how, whole=True))
+        backward.run(plan.order, joint.backward_outputs, waits(plan, whole=True))
     results = [work.read(backward.env, v) for v in joint.backward_outputs]
     return work.flat((*inputs, *seeds), (*outputs, *results))
 
@@ -62,14 +62,14 @@ class _Token:
 class _Kept(dict[Any, Any]):
     """An environment with the kept values; what was sent comes back where it is first read."""
 
-    def __init__(self, how: Plan, work: Flattening, kept: Mapping[Var, Any]):
-        self._how, self._work, self._kept = how, work, kept
+    def __init__(self, plan: Plan, work: Flattening, kept: Mapping[Var, Any]):
+        self._plan, self._work, self._kept = plan, work, kept
 
     def __missing__(self, v: Var) -> Any:
         if v not in self._kept:
-            self[v] = self[self._how.joint.named[v]]
-        elif v in self._how.offloaded:
-            self[v] = _sent(self._how, self._work, v, self._kept[v], True)
+            self[v] = self[self._plan.joint.named[v]]
+        elif v in self._plan.offloaded:
+            self[v] = _sent(self._plan, self._work, v, self._kept[v], True)
         else:
             self[v] = self._kept[v]
         return self[v]
@@ -78,8 +78,8 @@ class _Kept(dict[Any, Any]):
 class _Part:
     """One part of a Plan; `env` has the cells of variables, and the tokens of nodes."""
 
-    def __init__(self, how: Plan, work: Flattening, env: dict[Any, Any]):
-        self.how, self.work, self.env = how, work, env
+    def __init__(self, plan: Plan, work: Flattening, env: dict[Any, Any]):
+        self.plan, self.work, self.env = plan, work, env
 
     def run(self, equations: Sequence[JaxprEqn], wanted: Sequence[Any],
             places: Mapping[int, Wait] | None = None) -> dict[Var, Cell]:  # fmt: skip
@@ -87,26 +87,26 @@ class _Part:
 
         `places` are barriers.
         """
-        how, env, sent = self.how, self.env, dict[Var, Cell]()
-        stays = written(how) if places is None else frozenset[Var]()
+        plan, env, sent = self.plan, self.env, dict[Var, Cell]()
+        stays = written(plan) if places is None else frozenset[Var]()
         need = {v for v in wanted if isinstance(v, Var)}  # of the results of nodes, which are used
-        for eqn in equations if how.inner else ():
-            need.update(reads_of(eqn, how.inner))
+        for eqn in equations if plan.inner else ():
+            need.update(reads_of(eqn, plan.inner))
         for i, eqn in enumerate(equations):
             if places and i in places:
                 self._barrier(places[i])
             if eqn.primitive is fork_p:
-                made = self._fork(eqn, tuple(v in need for v in eqn.outvars))
+                values = self._fork(eqn, tuple(v in need for v in eqn.outvars))
             elif eqn.primitive is join_p:
-                made = self._join(eqn)
+                values = self._join(eqn)
             else:
-                made = self.work.made(eqn, [self.work.read(env, v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, made, strict=False))
+                values = self.work.results(eqn, [self.work.read(env, v) for v in eqn.invars])
+            env.update(zip(eqn.outvars, values, strict=False))
             for v in stays.intersection(eqn.outvars):
                 env[v] = self.work.written(eqn, env[v])
-            if places is None and how.offloaded:
-                moved = [v for v in eqn.outvars if v in how.offloaded]
-                sent |= {v: _sent(how, self.work, v, env[v], False) for v in moved}
+            if places is None and plan.offloaded:
+                moved = [v for v in eqn.outvars if v in plan.offloaded]
+                sent |= {v: _sent(plan, self.work, v, env[v], False) for v in moved}
         return sent
 
     def _barrier(self, at: Wait) -> None:
@@ -115,13 +115,13 @@ class _Part:
         key = "barrier", n, at.where, *map(typed, types)
         run = lambda *xs: barrier(xs[:n], xs[n:], at.where)
         cells = [self.env[v] for v in (*at.saved, *at.seeds)]
-        made = self.work.run(_once(self.how.joint.program.cache, key, run, types), cells)
-        self.env.update(zip(at.saved, made, strict=True))
+        held = self.work.run(_once(self.plan.joint.program.cache, key, run, types), cells)
+        self.env.update(zip(at.saved, held, strict=True))
 
     def _fork(self, eqn: JaxprEqn, used: Mask) -> list[Any]:
         """The outputs of a node's forward part, and its token."""
         node: Node = eqn.params["node"]
-        plans = self.how.inner[node]
+        plans = self.plan.inner[node]
         trees: list[Any] = []
 
         def run(*xs: Any) -> list[Any]:
@@ -145,7 +145,7 @@ class _Part:
     def _join(self, eqn: JaxprEqn) -> list[Cell]:
         """The results of a node's backward part."""
         node: Node = eqn.params["node"]
-        plans, token = self.how.inner[node], self.env[eqn.invars[0]]
+        plans, token = self.plan.inner[node], self.env[eqn.invars[0]]
         n, k = len(node.eqn.invars), len(token.cells)
         reads = node.reads(plans)
         xs, seeds = gather(eqn.invars[1 : 1 + n], reads), eqn.invars[1 + n :]
@@ -163,15 +163,15 @@ class _Part:
         return self.work.run(prog, [*token.cells, *cells])
 
     def _cache(self, plans: Sequence[Plan]) -> dict[Any, Any]:
-        return plans[0].cache if plans else self.how.cache
+        return plans[0].cache if plans else self.plan.cache
 
 
-def _sent(how: Plan, work: Flattening, v: Var, cell: Cell, back: bool) -> Cell:
+def _sent(plan: Plan, work: Flattening, v: Var, cell: Cell, back: bool) -> Cell:
     """A value on its way to where it waits, or `back`."""
-    there = lambda back: _once(how.cache, ("sent", v, back), lambda x: [send(how, v, x, back)],
+    there = lambda back: _once(plan.cache, ("sent", v, back), lambda x: [send(plan, v, x, back)],
                                [there(False).out_avals[0] if back else v.aval])  # fmt: skip
-    (made,) = work.run(there(back), [cell])
-    return made
+    (moved,) = work.run(there(back), [cell])
+    return moved
 
 
 def _once(cache: dict[Any, Any], key: Any, run: Callable[..., list[Any]], types: Sequence[Any]

@@ -44,8 +44,8 @@ class Group:
         """The values read whose place the result may take: they are used element by element."""
         if len(self.root.makes) != 1:
             return set()
-        made = self.root.makes[0].bytes
-        return {c for c in self.reads if c.bytes == made and c not in self.spoiled}
+        size = self.root.makes[0].bytes
+        return {c for c in self.reads if c.bytes == size and c not in self.spoiled}
 
 
 class Fusion(abc.ABC):
@@ -64,11 +64,11 @@ class Fusion(abc.ABC):
         # Groups by their root, and of each value those that read it, by their roots.
         self.by_root: dict[Step, Group] = {}
         self.users: dict[Cell, dict[Step, None]] = {}
-        found = calls(flat, steps, profile) if profile.library else {}
-        inside = {s for members in found.values() for s in members[1:]}
+        called = calls(flat, steps, profile) if profile.library else {}
+        inside = {s for members in called.values() for s in members[1:]}
         for step in steps:
             if step not in inside:
-                self._add(step, found.get(step, [step]), step in found)
+                self._add(step, called.get(step, [step]), step in called)
         self.fuse([s for s in steps if s not in inside])
         self.groups = [self.by_root[s] for s in flat.steps if s in self.by_root]
         self.base = self._views()
@@ -126,11 +126,11 @@ class Fusion(abc.ABC):
 
 def spoiled(members: Sequence[Step]) -> frozenset[Cell]:
     """What some steps, the last first, do not read element by element for their result."""
-    found: set[Cell] = set()
+    lost_cells: set[Cell] = set()
     for step in members:
-        lost = step is not members[0] and step.makes[0] in found
-        found.update(step.reads if lost else spoiled_operands(step, step is members[0]))
-    return frozenset(found)
+        lost = step is not members[0] and step.makes[0] in lost_cells
+        lost_cells.update(step.reads if lost else spoiled_operands(step, step is members[0]))
+    return frozenset(lost_cells)
 
 
 def spoiled_operands(step: Step, last: bool) -> Sequence[Cell]:

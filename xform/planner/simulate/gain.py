@@ -59,19 +59,19 @@ class GainFusion(Fusion):
             if not self.by_root[step].call:
                 self._take(self.by_root[step], cell, group)
 
-    def _take(self, reader: Group, cell: Cell, made: Group) -> None:
+    def _take(self, reader: Group, cell: Cell, maker: Group) -> None:
         """Let a group take in what makes a value; that is dropped when no group is left."""
         del reader.reads[cell]
         reader.alone = False
-        self._members[reader.root].update(self._members[made.root])
+        self._members[reader.root].update(self._members[maker.root])
         del self.users[cell][reader.root]
-        for c in made.reads:
+        for c in maker.reads:
             reader.reads[c] = None
             self.users[c][reader.root] = None
         if not self.users[cell] and cell not in self.outputs:
-            del self.by_root[made.root]
-            for c in made.reads:
-                del self.users[c][made.root]
+            del self.by_root[maker.root]
+            for c in maker.reads:
+                del self.users[c][maker.root]
 
     def _renew(self, changed: list[Group]) -> None:
         """Note the gains of groups, and of what makes what they read."""
@@ -85,18 +85,18 @@ class GainFusion(Fusion):
         if gain > 0:
             heapq.heappush(self._queue, (-gain, -self.place[group.root], group.root))
 
-    def _gain(self, made: Group) -> float:
+    def _gain(self, group: Group) -> float:
         """Bytes of memory's time that are saved if what a group makes is not written."""
-        cell = made.root.makes[0]
+        cell = group.root.makes[0]
         users = self.users.get(cell, {})
-        if made.call or cell in self.outputs or not users:
+        if group.call or cell in self.outputs or not users:
             return 0.0
-        gain = self.profile.kernel + cell.bytes + sum(c.bytes for c in made.reads)
+        gain = self.profile.kernel + cell.bytes + sum(c.bytes for c in group.reads)
         for step in users:
             reader = self.by_root[step]
-            if reader.call or any(map(_reduces, self._members[made.root])):
+            if reader.call or any(map(_reduces, self._members[group.root])):
                 return 0.0
-            gain += cell.bytes - sum(c.bytes for c in made.reads if c not in reader.reads)
+            gain += cell.bytes - sum(c.bytes for c in group.reads if c not in reader.reads)
         return gain
 
 

@@ -34,15 +34,15 @@ class _Products:
 
     def __init__(self, flat: Flat, profile: Profile):
         self._flat, self._profile = flat, profile
-        found = {s: _sizes(s) for s in flat.steps if s.does is dot_general_p and len(s.reads) == 2}
-        self._sizes = {s: sizes for s, sizes in found.items() if all(sizes)}
+        sizes = {s: _sizes(s) for s in flat.steps if s.does is dot_general_p and len(s.reads) == 2}
+        self._sizes = {s: size for s, size in sizes.items() if all(size)}
         self._new, self._gone = dict[Step, None](), set[Step]()
 
     def flat(self) -> Flat:
         """The program with its products merged, then split."""
         self._before = self._depends()
-        made = (c for s in self._flat.steps for c in s.makes)
-        for cell in [*self._flat.inputs, *made]:
+        values = (c for s in self._flat.steps for c in s.makes)
+        for cell in [*self._flat.inputs, *values]:
             if _products(cell) > 1:
                 for summed_last in (True, False):
                     mine = (s for s in cell.readers if s in self._before)
@@ -56,17 +56,17 @@ class _Products:
         """The products that each depends on, as bits; of those that share an operand."""
         shared = [s for s in self._sizes if any(_products(c) > 1 for c in s.reads)]
         self._bit = {s: 1 << i for i, s in enumerate(shared)}
-        found: dict[Cell, int] = {}
+        products: dict[Cell, int] = {}
         before: dict[Step, int] = {}
         for step in self._flat.steps:
             bits = 0
             for c in step.reads:
-                bits |= found.get(c, 0)
+                bits |= products.get(c, 0)
             if step in self._bit:
                 before[step] = bits
                 bits |= self._bit[step]
             if bits:
-                found.update(dict.fromkeys(step.makes, bits))
+                products.update(dict.fromkeys(step.makes, bits))
         return before
 
     def _merge(self, steps: list[Step], shared: Cell) -> None:
@@ -94,8 +94,8 @@ class _Products:
         """Replace products by one, of which their results are slices."""
         others = [s.reads[1 - s.reads.index(shared)] for s in mine]
         size = sum(s.makes[0].bytes for s in mine), sum(math.prod(s.makes[0].shape) for s in mine)
-        made = Cell(size[0], "made", (size[1],))
-        product = self._step(dot_general_p, mine[0], [shared, *others], [made])
+        joined = Cell(size[0], "made", (size[1],))
+        product = self._step(dot_general_p, mine[0], [shared, *others], [joined])
         batch, _, inner, _ = self._sizes[mine[0]]
         own = math.prod(shared.shape) // (batch * inner)
         self._sizes[product] = batch, own, inner, size[1] // (batch * own)
@@ -104,7 +104,7 @@ class _Products:
             self._gone.add(step)
             for c in dict.fromkeys(step.reads):
                 c.readers.remove(step)
-            self._step(lax.slice_p, step, [made], step.makes)
+            self._step(lax.slice_p, step, [joined], step.makes)
 
     def _split(self, step: Step) -> None:
         """Let a product write its parts, if it has some, and add them up."""
@@ -166,13 +166,13 @@ def _parts(batch: int, rows: int, inner: int, columns: int, profile: Profile) ->
     tall, wide = min(rows, _TILE), min(columns, _TILE)
     tiles = -(-rows // _TILE) * -(-columns // _TILE)
     at_once = profile.processors * _TILE * _TILE / (tall * wide)
-    read, made = 4 * batch * inner * (rows + columns), 4 * batch * rows * columns
+    read, written = 4 * batch * inner * (rows + columns), 4 * batch * rows * columns
 
     def cost(parts: int) -> float:
         waves = max(1.0, batch * parts * tiles / at_once)
         compute = 100.0 * 2 * tall * wide * -(-inner // parts) * waves
-        memory = 0.194136 * (read + parts * made)
-        adding = 4.36e7 + 193.1384 * (parts + 1) * made if parts > 1 else 0.0
+        memory = 0.194136 * (read + parts * written)
+        adding = 4.36e7 + 193.1384 * (parts + 1) * written if parts > 1 else 0.0
         return max(compute, memory) + adding
 
     return min(_PARTS, key=cost)

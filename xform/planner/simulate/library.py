@@ -41,9 +41,9 @@ def calls(flat: Flat, steps: Sequence[Step], profile: Profile) -> dict[Step, lis
             work.grow(step)
         elif step.does is dot_general_p:
             work.home.setdefault(step, {step: None})
-    found = {id(m): m for m in work.home.values() if len(m) > 1 or next(iter(m)).does in _REDUCES}
+    homes = {id(m): m for m in work.home.values() if len(m) > 1 or next(iter(m)).does in _REDUCES}
     return {work.root[i]: [work.root[i], *(s for s in m if s is not work.root[i])]
-            for i, m in found.items()}  # fmt: skip
+            for i, m in homes.items()}  # fmt: skip
 
 
 class _Growth:
@@ -81,15 +81,15 @@ class _Growth:
     def _above(self, mine: dict[Step, None], of: Sequence[Step] | dict[Step, None],
                seen: set[Step], taken: Step | None = None) -> list[Step]:  # fmt: skip
         """What makes the operands of some steps and has no other readers."""
-        found: list[Step] = []
+        makers: list[Step] = []
         for c in [c for s in of for c in s.reads]:
             step = c.maker
             if step is None or step in self.home or step in seen or c in self.outputs:
                 continue
             if all(r in mine or r is taken for r in c.readers):
                 seen.add(step)
-                found.append(step)
-        return found
+                makers.append(step)
+        return makers
 
     def _below(self, step: Step, seen: set[Step]) -> list[Step]:
         """The only reader of a step."""

@@ -82,19 +82,19 @@ def simulate(prog: Program, backend: str, n_seeds: int = 0) -> Liveness:
     return _simulated(flat, prog.inputs, prog.outputs, by, n_seeds)
 
 
-def liveness(how: Plan, backend: str) -> Liveness:
+def liveness(plan: Plan, backend: str) -> Liveness:
     """The Liveness of both parts of a Plan in one program; simulated once.
 
     Nothing is traced but loops and calls with what they keep, once each.
     """
     key = "liveness", backend
-    if key not in how.cache:
-        by, joint = profile(backend), how.joint
+    if key not in plan.cache:
+        by, joint = profile(backend), plan.joint
         inputs, outputs = (*joint.inputs, *joint.seeds), joint.program.outputs
         with seldom_collected():
-            flat = flatten_plan(how, by)
-            how.cache[key] = _simulated(flat, inputs, outputs, by, len(joint.seeds))
-    return how.cache[key]
+            flat = flatten_plan(plan, by)
+            plan.cache[key] = _simulated(flat, inputs, outputs, by, len(joint.seeds))
+    return plan.cache[key]
 
 
 def _simulated(flat: Flat, inputs: Sequence[Atom], outputs: Sequence[Atom], by: Profile,
@@ -264,8 +264,8 @@ class _Line:
         """The operands that end here and whose places results may take."""
         step = self.steps[i]
         cells = step.starts or self.groups[i].replaceable()
-        found = {self.base.get(c, c) for c in cells}
-        return {c for c in found if self.last.get(c) == i and c not in self.outputs}
+        bases = {self.base.get(c, c) for c in cells}
+        return {c for c in bases if self.last.get(c) == i and c not in self.outputs}
 
     def _start(self, step: Step, j: int) -> Cell | None:
         """The value that a result of a loop starts from."""
@@ -319,6 +319,6 @@ def _body(prog: Program, by: Profile) -> int:
     if key not in prog.cache:
         line = _Line(flatten(prog, by), by, frozenset(), {})
         line.run()
-        made = sum(line.bytes.get(c, 0) for c in line.outputs)
-        prog.cache[key] = max(0, max(line.live(), default=0) - made)
+        results = sum(line.bytes.get(c, 0) for c in line.outputs)
+        prog.cache[key] = max(0, max(line.live(), default=0) - results)
     return prog.cache[key]

@@ -101,8 +101,8 @@ class LoopFusion(Fusion):
             group.reads = inner[0].reads
             return
         reads: dict[Cell, None] = {}
-        for c, made in zip(group.reads, inner, strict=True):
-            reads.update(made.reads if made else {c: None})
+        for c, maker in zip(group.reads, inner, strict=True):
+            reads.update(maker.reads if maker else {c: None})
         group.reads = reads
 
     def _maker(self, cell: Cell) -> Group | None:
@@ -112,13 +112,13 @@ class LoopFusion(Fusion):
     def _spoiled(self, step: Step, last: bool) -> frozenset[Cell]:
         """What the group of a step does not read element by element."""
         lost = spoiled_operands(step, last)
-        found: list[frozenset[Cell]] = []
+        parts: list[frozenset[Cell]] = []
         for c in dict.fromkeys(step.reads):
-            if made := self._maker(c):
-                found.append(frozenset(made.reads) if c in lost else made.spoiled)
+            if maker := self._maker(c):
+                parts.append(frozenset(maker.reads) if c in lost else maker.spoiled)
             elif c in lost:
-                found.append(frozenset((c,)))
-        return found[0] if len(found) == 1 else frozenset[Cell]().union(*found)
+                parts.append(frozenset((c,)))
+        return parts[0] if len(parts) == 1 else frozenset[Cell]().union(*parts)
 
     def _is_dear(self, step: Step) -> bool:
         """Whether a step is not repeated: it takes long, or its numbers are widened."""
@@ -143,14 +143,14 @@ class LoopFusion(Fusion):
         """Whether a step reads several values of its result's size, and more than it makes."""
         if step.does is barrier_p or len(step.reads) < 2:
             return False
-        made = step.makes[0]
+        value = step.makes[0]
         rank = lambda c: sum(n != 1 for n in c.shape)
-        if sum(rank(c) >= rank(made) and not self._repeat(c) for c in step.reads) <= 1:
+        if sum(rank(c) >= rank(value) and not self._repeat(c) for c in step.reads) <= 1:
             return False
         # A transposed value is copied for each operand.
         turned = [c for c in step.reads if c.maker and c.maker.does is lax.transpose_p]
         others = dict.fromkeys(c for c in step.reads if c not in turned)
-        return sum(math.prod(c.shape) for c in (*turned, *others)) > math.prod(made.shape)
+        return sum(math.prod(c.shape) for c in (*turned, *others)) > math.prod(value.shape)
 
     def _repeat(self, cell: Cell) -> bool:
         """Whether a value is a repeated one, which every reader makes for itself."""
@@ -179,7 +179,7 @@ class LoopFusion(Fusion):
         far = self.place[step] - self.place[first]
         return far >= _WINDOW or (far >= 0 and bool(reach[step] >> far & 1))
 
-    def _on_all_paths(self, made: Step, reader: Step, reach: dict[Step, int],
+    def _on_all_paths(self, maker: Step, reader: Step, reach: dict[Step, int],
                       known: dict[Step, bool]) -> bool:  # fmt: skip
         """Whether a step could go into a reader along all paths. Without recursion.
 
@@ -191,7 +191,7 @@ class LoopFusion(Fusion):
             if group.root in known:
                 todo.pop()
                 continue
-            on = [c.maker for c in group.reads if c.maker and self._depends(c.maker, made, reach)]
+            on = [c.maker for c in group.reads if c.maker and self._depends(c.maker, maker, reach)]
             late = [s for s in on if s not in known]
             if (
                 group.call

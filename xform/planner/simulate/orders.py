@@ -35,10 +35,10 @@ class _Orders:
         maker = {c: i for i, g in enumerate(groups) for c in g.root.makes}
         self.operands = [list(dict.fromkeys(maker[c] for c in g.reads if c in maker))
                          for g in groups]  # fmt: skip
-        made = [[c for c in g.root.makes if c not in base] for g in groups]
-        number = {c: k for k, c in enumerate(c for cells in made for c in cells)}
+        values = [[c for c in g.root.makes if c not in base] for g in groups]
+        number = {c: k for k, c in enumerate(c for cells in values for c in cells)}
         self.sizes = [c.bytes for c in number]
-        self.made = [[number[c] for c in cells] for cells in made]
+        self.values = [[number[c] for c in cells] for cells in values]
         self.used = [list({number[b]: None for c in g.reads if (b := base.get(c, c)) in number})
                      for g in groups]  # fmt: skip
         self.roots = list(dict.fromkeys(maker[c] for c in outputs if c in maker))
@@ -55,9 +55,9 @@ class _Orders:
         last = {k: i for i in order for k in self.used[i]}
         live = most = 0
         for i in order:
-            live += sum(self.sizes[k] for k in self.made[i])
+            live += sum(self.sizes[k] for k in self.values[i])
             most = max(most, live + self.inside[i])
-            ended = (k for k in (*self.used[i], *self.made[i]) if last.get(k, i) == i)
+            ended = (k for k in (*self.used[i], *self.values[i]) if last.get(k, i) == i)
             live -= sum(self.sizes[k] for k in ended if k not in self.stay)
         return most
 
@@ -67,7 +67,7 @@ class _Orders:
         for k in itertools.chain(self.stay, *self.used):
             left[k] += 1
         missing = [len(operands) for operands in self.operands]
-        made = [sum(self.sizes[k] for k in self.made[i]) + self.inside[i] for i in range(self.n)]
+        sizes = [sum(self.sizes[k] for k in self.values[i]) + self.inside[i] for i in range(self.n)]
         readers: list[list[int]] = [[] for _ in self.sizes]
         for i, used in enumerate(self.used):
             for k in used:
@@ -78,7 +78,7 @@ class _Orders:
 
         def ready(i: int) -> None:
             freed = sum(self.sizes[k] for k in self.used[i] if left[k] == 1)
-            now[i] = made[i] - freed, -len(self.users[i]), next(newest), i
+            now[i] = sizes[i] - freed, -len(self.users[i]), next(newest), i
             heapq.heappush(queue, now[i])
 
         for i in range(self.n):
@@ -122,14 +122,14 @@ class _Orders:
 
     def _weights(self) -> list[tuple[int, int]]:
         """Of each group, how many readers more than one are behind it, and how many bytes."""
-        found: list[tuple[int, int]] = [(0, 0)] * self.n
+        weights: list[tuple[int, int]] = [(0, 0)] * self.n
         total = 0
         for i in self.backwards(weighed=False):
-            size = sum(self.sizes[k] for k in self.made[i])
+            size = sum(self.sizes[k] for k in self.values[i])
             total += size
             extra = max(0, len(self.users[i]) - 1)
             for j in self.operands[i]:
-                extra += found[j][0]
-                size += found[j][1]
-            found[i] = min(extra, self.n), min(size, total)
-        return found
+                extra += weights[j][0]
+                size += weights[j][1]
+            weights[i] = min(extra, self.n), min(size, total)
+        return weights

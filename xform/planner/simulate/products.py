@@ -95,8 +95,8 @@ def reading(eqn: JaxprEqn, i: int, axes: tuple[int, ...] | None) -> Reading:
     sizes = tuple(size[lies.index(a)] for a in straight)
     for way, as_given, now in ((lies, not axes, sizes), (straight, True, size)):
         real = [tuple(a for a in order if now[a] != 1) for order in orders(eqn, i, way)]
-        if (found := tuple(sorted(real[0]))) in real:
-            return Reading(as_given, found == real[0])
+        if (ordered := tuple(sorted(real[0]))) in real:
+            return Reading(as_given, ordered == real[0])
     order = orders(eqn, i, lies)[0]
     return Reading(False, True, order, tuple(sizes[a] for a in order))
 
