@@ -23,7 +23,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 help: ## this text
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
 
-demo: $(VENV)/.installed ## train the tiny transformer on real text, with the memory table and plots
+demo: $(VENV)/.installed ## train a small GPT-2 on real text, with the memory table and plots
 	@$(PY) -m models demo
 
 test: $(VENV)/.installed ## all tests but the slow ones, and the examples in docstrings
