@@ -54,7 +54,7 @@ def main() -> None:
                         f"{opened.recompute_flops / 1e9:.2f}"]  # fmt: skip
             rows.append(row)
             print(row, flush=True)
-    write_table(HERE / "README.md", "regions", HEAD, rows)
+    write_table(HERE, HEAD, rows, "regions")
 
 
 if __name__ == "__main__":

@@ -265,7 +265,7 @@ def test_a_disk_that_takes_no_more_is_one_line(text: Path, background: str) -> N
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)),
     )
     assert failed.returncode == 2
     assert failed.stderr.startswith("error: saving to ")
