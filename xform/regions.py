@@ -31,11 +31,13 @@ def open_regions(policy: Callable[..., Any] = min_cut) -> MinCut | Budget | Fit:
       WrongArgument: another policy; it answers for one value after the other, in a region too.
 
     >>> import xform
-    >>> layer = lambda x: jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))(x).sum()
-    >>> x = jax.ShapeDtypeStruct((8,), jnp.float32)
-    >>> len(xform.residuals(layer, x)), len(xform.residuals(layer, x,
-    ...                                                     policy=xform.policies.open_regions()))
-    (1, 2)
+    >>> layer = lambda w, x: jax.checkpoint(lambda x: jnp.sin(jnp.sin(x @ w) @ w))(x).sum()
+    >>> args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (4, 8))]
+    >>> opened = xform.policies.open_regions()
+    >>> xform.residuals(layer, *args).total_bytes
+    0
+    >>> xform.residuals(layer, *args, policy=opened).total_bytes
+    256
     """
     if isinstance(policy, MinCut | Budget | Fit):
         return dataclasses.replace(policy, regions="open")

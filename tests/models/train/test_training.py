@@ -139,7 +139,11 @@ def test_an_interrupt_saves_and_can_be_resumed(
         return Interrupting()
 
     monkeypatch.setattr(Corpus, "batches", interrupting)
-    outcome = quiet(run(tmp_path))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    try:
+        outcome = quiet(run(tmp_path))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (outcome.step, outcome.signal) == (6, signal.SIGINT)
     monkeypatch.undo()
     resumed(run(tmp_path))
