@@ -1,8 +1,8 @@
 """The whole path in a few minutes on two CPU cores: `python -m models demo`.
 
-Prints the memory of the gradient under each policy, trains a small GPT-2 on the sources of
-the Python standard library within a budget, samples from it, and writes plots and figures to a
-folder.
+Prints the memory of the gradient under each policy, learns words (byte-level BPE) and trains a
+small GPT-2 on the sources of the Python standard library within a budget, samples from it, and
+writes plots and figures to a folder.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from flax import nnx
 from rich.panel import Panel
 
+from models.data.tokenizer import load_words
 from models.nets.presets import TRAINED, abstract, parameter_count
 from models.run.flags import Parser
 from models.run.memory_table import measure, table
@@ -24,13 +25,13 @@ from models.run.sample import Sampling, texts
 from models.settings import replaced, setting
 from models.train.config import RunConfig
 from models.train.display import Output
-from models.train.folder import LOG
+from models.train.folder import LOG, TOKENIZER
 from models.train.log import read_records
 from models.train.loop import train
 from models.train.optim import OptimConfig
 from models.train.store import METRIC
 
-MODEL = TRAINED["tiny"]
+MODEL = dataclasses.replace(TRAINED["tiny"], vocab=2048)
 BATCH = 16
 
 
@@ -40,7 +41,7 @@ class Demo:
 
     out: Path = setting(Path("experiments/demo"), "Folder for plots.")
     steps: int = setting(800, "Updates to train for.", least=1)
-    policy: str = setting("budget:90MiB", "What the backward pass keeps.")
+    policy: str = setting("budget:130MiB", "What the backward pass keeps.")
     max_seconds: float = setting(360.0, "Stop training after this time.", least=1)
 
 
@@ -59,6 +60,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         run = RunConfig(
             model=MODEL,
+            tokenizer=f"bpe:{MODEL.vocab}",
             optim=OptimConfig(steps=demo.steps),
             out=Path(folder),
             policy=demo.policy,
@@ -69,6 +71,7 @@ def main(arguments: list[str]) -> int:
         )
         outcome = train(run, console)
         records = read_records(run.out / LOG)
+        words = load_words(run.out / TOKENIZER)
     if outcome.signal is not None:
         return 128 + outcome.signal
 
@@ -80,7 +83,7 @@ def main(arguments: list[str]) -> int:
         f" {outcome.step} steps ({judged[-1] / judged[0]:.0%})."
     )
     model = nnx.merge(nnx.graphdef(abstract(MODEL)), outcome.state.params)
-    (text,) = texts(model, Sampling(temperature=0.7))
+    (text,) = texts(model, Sampling(temperature=0.7, length=150), words)
     console.print(Panel(text, title="a sample", highlight=False))
 
     count = parameter_count(model) / 1e6
