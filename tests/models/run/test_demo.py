@@ -1,5 +1,6 @@
 """The demo's table and pictures, on a model that compiles in a second."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from tests.models.micro import MODEL
 
 @pytest.mark.slow
 def test_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "MODEL", MODEL)
+    monkeypatch.setattr(demo, "MODEL", dataclasses.replace(MODEL, vocab=300))
     monkeypatch.setattr(demo, "BATCH", 4)
-    flags = ["--out", str(tmp_path), "--steps", "12", "--policy", "budget:1MiB"]
+    flags = ["--out", str(tmp_path), "--steps", "12", "--policy", "budget:2MiB"]
     assert demo.main(flags) == 0
 
     results = json.loads((tmp_path / "results.json").read_text())
