@@ -6,6 +6,7 @@ import pytest
 import xform
 from xform import policies
 from xform.errors import WrongArgument
+from xform.planner.backend import in_bytes, planned_for
 
 
 @pytest.mark.parametrize("policy", [policies.min_cut, policies.budget("1 MiB"), policies.fit(),
@@ -27,6 +28,16 @@ def test_by_name(text) -> None:
 
 def test_the_budget_of_a_device_opens_them_too() -> None:
     assert policies.open_regions(policies.fit()).within(10, "v5e").regions == "open"
+
+
+def test_auto_is_a_fit() -> None:
+    assert policies.open_regions("auto") == policies.open_regions(policies.fit())
+
+
+def test_where_no_memory_is_known_they_are_opened_too() -> None:
+    with planned_for("cpu", "cpu"):  # a kind of device of which nothing is known
+        assert in_bytes(policies.open_regions(policies.fit())) == policies.open_regions()
+        assert in_bytes(policies.fit()) == policies.min_cut
 
 
 @pytest.mark.parametrize("policy", [policies.save_dots, policies.save_only_these_names("a")])

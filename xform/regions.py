@@ -16,7 +16,7 @@ def opening(policy: Any) -> Regions:
     return getattr(policy, "regions", "marked")
 
 
-def open_regions(policy: Callable[..., Any] = min_cut) -> MinCut | Budget | Fit:
+def open_regions(policy: Callable[..., Any] | str = min_cut) -> MinCut | Budget | Fit:
     """The policy for a program without its remat regions, across which it then decides.
 
     A region that its author marked, by `jax.checkpoint`, `nn.remat` or `xform.remat`, saves by
@@ -25,7 +25,7 @@ def open_regions(policy: Callable[..., Any] = min_cut) -> MinCut | Budget | Fit:
     `open:budget:8GiB`.
 
     Args:
-      policy: `min_cut`, a budget, or `fit()`.
+      policy: `min_cut`, a budget, or `fit()`, which is "auto" too.
 
     Raises:
       WrongArgument: another policy; it answers for one value after the other, in a region too.
@@ -39,6 +39,8 @@ def open_regions(policy: Callable[..., Any] = min_cut) -> MinCut | Budget | Fit:
     >>> xform.residuals(layer, *args, policy=opened).total_bytes
     256
     """
+    if policy == "auto":
+        policy = Fit()
     if isinstance(policy, MinCut | Budget | Fit):
         return dataclasses.replace(policy, regions="open")
     raise WrongArgument(

@@ -17,13 +17,12 @@ import numpy as np
 from models.data.batches import ALONE, Share, Source, batches, mixed, spread
 from models.data.documents import COLUMN, is_plain
 from models.data.files import STANDARD_LIBRARY, files_of, readable
+from models.data.prepare import VALIDATION
 from models.data.rows import Rows, Windows, judged
 from models.data.shards import PARTS, Prepared, Stream, is_prepared
 from models.data.sources import prepared, weighted
 from models.errors import InputError
 from models.machine import machine_memory
-
-VALIDATION_FRACTION = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +171,7 @@ def _plain(path: Path | None, name: str, without: Path | None) -> Corpus:
     array = np.frombuffer(text, np.uint8)
 
     def part(window: int, held: bool) -> list[Any]:
-        size = max(window + 1, int(len(text) * VALIDATION_FRACTION))
+        size = max(window + 1, int(len(text) * VALIDATION))
         if len(text) < 2 * (window + 1):
             raise InputError(
                 f"{name} has {len(text)} bytes, and windows of {window} need at least"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -64,7 +65,7 @@ class Words:
     inner: Any
     end: int | None
 
-    @property
+    @functools.cached_property
     def vocab(self) -> int:
         """How many tokens there are: the largest, and one."""
         return max(self.inner.get_vocab().values()) + 1

@@ -71,9 +71,12 @@ def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None
     around = bytes_around(run, state)
     room: Any = memory or (None if target else capacity())
     if isinstance(policy, xform.policies.Budget) and policy.of == "peak":
-        room, policy = policy.bytes, xform.policies.budget(max(0, policy.bytes - around))
+        room, policy = (
+            policy.bytes,
+            dataclasses.replace(policy, bytes=max(0, policy.bytes - around)),
+        )
     elif isinstance(policy, xform.policies.Fit):
-        policy = xform.policies.fit(reserve=around)
+        policy = dataclasses.replace(policy, reserve=around)
 
     def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -88,9 +90,14 @@ def placed(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     return jax.tree.map(place, tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
+def _shares(axes: Mapping[str, int]) -> int:
+    """How many groups of devices have sequences of their own."""
+    return math.prod(axes[name] for name in BATCH)
+
+
 def batch_sharding(mesh: Mesh | AbstractMesh, size: int, axis: int) -> NamedSharding:
     """How an array with sequences along `axis`, so many, lies: parted where they can be shared."""
-    shares = int(np.prod([mesh.shape[name] for name in BATCH]))
+    shares = _shares(mesh.shape)
     return NamedSharding(mesh, P(*[None] * axis, BATCH) if size % shares == 0 else P())
 
 
@@ -100,7 +107,7 @@ def check_batch(text: str, batch: int) -> None:
     Raises:
       InputError: it is no multiple of their number.
     """
-    shares = int(np.prod([sizes(text)[name] for name in BATCH]))
+    shares = _shares(sizes(text))
     if batch % shares:
         raise InputError(
             f"--batch {batch} cannot be shared by {shares} groups of devices (--mesh {text}): give"

@@ -127,9 +127,11 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
     if (least := device_bytes((state, tokens))) > most:
         raise _too_large(least, "parameters, optimizer and one batch alone")
     around = bytes_around(run, state)
-    bounded = isinstance(policy, xform.policies.Fit) or (
-        isinstance(policy, xform.policies.Budget) and policy.of == "peak"
-    )
+    bound = None
+    if isinstance(policy, xform.policies.Fit):
+        bound = most
+    elif isinstance(policy, xform.policies.Budget) and policy.of == "peak":
+        bound = policy.bytes
 
     def made(policy: Any) -> PlannedStep:
         with one_line():
@@ -141,7 +143,7 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
                 key = jax.eval_shape(lambda: dropout_key(run.model, run.seed, jnp.int32(0)))
                 loss = make_loss(run.model, mesh=around_mesh)
                 plan = xform.plan(loss, state.params, slice_, key, policy=policy,
-                                  verify=mesh is not None and bounded)  # fmt: skip
+                                  verify=mesh is not None and bound is not None)  # fmt: skip
             try:
                 step = compile_step(run.model, run.optim, tokens, plan, run.seed, mesh)
             except OtherProgram:
@@ -159,7 +161,8 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
         found = None
         for _ in range(COMPILES):
             try:
-                found = made(xform.policies.budget(max(0, bound - outside)))
+                budget = xform.policies.budget(max(0, bound - outside))
+                found = made(dataclasses.replace(budget, regions=policy.regions))
             except BudgetInfeasible as error:
                 raise InputError(
                     f"--policy {run.policy}: the lowest peak of a step that was found is"
@@ -176,10 +179,8 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
             " budget, or lower --batch"
         )
 
-    if isinstance(policy, xform.policies.Fit):
-        return fitted(most)
-    if isinstance(policy, xform.policies.Budget) and policy.of == "peak":
-        return fitted(policy.bytes)
+    if bound is not None:
+        return fitted(bound)
     found = made(policy)
     if found.total_bytes > most:
         raise _too_large(found.total_bytes, "the step")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from xform._jax import JaxprEqn
 from xform.ir import Program
 from xform.passes.base import Pass
 from xform.passes.inline import opened
-from xform.passes.structured import body
-from xform.table import traits
+from xform.passes.structured import body, region
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +27,4 @@ class OpenRegions(Pass):
     name: ClassVar[str] = "open_regions"
 
     def rewrite(self, prog: Program) -> Program:
-        return opened(prog, _region)
-
-
-def _region(eqn: JaxprEqn) -> Program | None:
-    region = traits(eqn.primitive).calls == "region" and not eqn.params["differentiated"]
-    return body(eqn) if region else None
+        return opened(prog, lambda eqn: body(eqn) if region(eqn) else None)

@@ -32,6 +32,11 @@ def called(eqn: JaxprEqn) -> Program | None:
     return program(held) if held is not None and not known.calls else None
 
 
+def region(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a remat region that JAX has not differentiated already."""
+    return traits(eqn.primitive).calls == "region" and not eqn.params["differentiated"]
+
+
 def sharding(s: Any) -> Any:
     """A sharding of a jit equation; None where it leaves the choice to the compiler."""
     return s if isinstance(s, jax.sharding.Sharding) else None

@@ -8,6 +8,7 @@ another. What lowering alone decides (`interpret/barrier.py`) needs no such answ
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any
 
 import jax
@@ -51,4 +52,6 @@ def in_bytes(policy: Policy) -> Policy:
     if not isinstance(policy, Fit):
         return policy
     device, capacity = memory()
-    return min_cut if capacity is None else policy.within(capacity, device)
+    if capacity is None:
+        return dataclasses.replace(min_cut, regions=policy.regions)
+    return policy.within(capacity, device)

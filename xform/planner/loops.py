@@ -16,11 +16,10 @@ import jax
 from xform._jax import JaxprEqn, scan_p
 from xform.ir import Program, bind, environment, evaluate, read, trace, write
 from xform.passes.inline import small
-from xform.passes.structured import bodies, body, rebuilt
+from xform.passes.structured import bodies, body, rebuilt, region
 from xform.planner.shape import Shape, in_parts, levels
 from xform.rules.call import mark
 from xform.source import name_stack, source
-from xform.table import traits
 
 Shapes = Mapping[int, Shape]
 
@@ -48,8 +47,7 @@ def _programs(eqn: JaxprEqn) -> tuple[Program, ...]:
 
 def free_region(eqn: JaxprEqn) -> bool:
     """Whether an equation is a remat region whose author did not say what it saves."""
-    region = traits(eqn.primitive).calls == "region"
-    return region and eqn.params["policy"] is None and not eqn.params["differentiated"]
+    return region(eqn) and eqn.params["policy"] is None
 
 
 def inside(prog: Program, place: int) -> range:

@@ -98,7 +98,8 @@ def plan(
     with planned_for(goal.backend, goal.absent):
         fitted = isinstance(policy, Fit)
         policy = in_bytes(policy)
-        name = f"auto, {called(policy)}" if fitted and policy is min_cut else called(policy)
+        unbounded = fitted and not isinstance(policy, Budget)
+        name = f"auto, {called(policy)}" if unbounded else called(policy)
         at, given = point("plan", f, args, argnums, has_aux).seen_by(policy), Arguments(args)
         ones = numbers(donate_argnums, "plan", "donate_argnums")
         donated = given.donated(positions(ones, len(args), "plan")) if ones else ()
