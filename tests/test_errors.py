@@ -110,6 +110,16 @@ step for target='gpu:h100'
   remedy:  make a new plan with xform.plan for this function, these shapes and dtypes, and the \
 same argnums""",
     ),
+    "no derivative in a step": (
+        lambda: xform.plan(lambda x, policy=None: jax.grad(jnp.sin)(x), 1.0),
+        errors.NotOneDerivative,
+        TypeError,
+        """\
+plan of <lambda>
+  problem: it differentiates nothing under its argument `policy`
+  where:   HERE
+  remedy:  give it to the derivative within: xform.value_and_grad(loss, policy=policy)""",
+    ),
     "missing extra": (
         without_matplotlib,
         errors.MissingExtra,

@@ -74,6 +74,10 @@ class WrongArgument(XformError, TypeError, ValueError):
     """An argument of a transform itself is unusable."""
 
 
+class NotOneDerivative(WrongArgument):
+    """A function differentiates nothing under its argument `policy`, or several functions."""
+
+
 class NotLinear(XformError, TypeError, NotImplementedError):
     """`linear_transpose` was given a function that is not linear."""
 

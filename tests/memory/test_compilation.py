@@ -14,7 +14,7 @@ from tests.memory.dumps import dumped
 from xform import errors
 from xform.memory import answers, compilation
 from xform.memory.answers import Answer
-from xform.memory.compilation import compile_for
+from xform.memory.compilation import compile_for, trace_for
 from xform.memory.lowering import Lowered
 from xform.memory.targets import missing, parse_target
 from xform.recent import Recent
@@ -57,6 +57,16 @@ def test_here(target: str | None) -> None:
     assert made.flops == xform.memory_analysis(xform.grad(loss), W, X).flops
     assert b"jit_loss" in made.module
     assert made.verdict().startswith("loss needs ")
+
+
+def test_what_is_compiled_is_traced_alike() -> None:
+    step = lambda w, x, kind: (jax.grad(loss)(w, x), kind == "held" or None)
+    found = trace_for(step, (W, X, "held"), {}, parse_target("cpu"), 0)
+    assert [a.donated for a in jax.tree.leaves(found.args_info)] == [True, False]
+    made = compile_for(step, (W, X, "held"), target="cpu", donate_argnums=0)
+    assert made.argument_bytes == sum(a.size * 4 for a in found.jaxpr.in_avals)
+    with pytest.raises(errors.WrongArgument, match="donate_argnums"):
+        trace_for(jax.jit(loss), (W, X), {}, parse_target("cpu"), 0)
 
 
 def test_here_on_a_mesh() -> None:

@@ -78,10 +78,10 @@ def test_the_floor_that_is_named_is_the_least_that_can_be_had() -> None:
 def test_donated_bytes_are_spared() -> None:
     at = ends(PROGRAMS["two layers"])
     least = peak(front(*at).lowest()[0].how)
-    found = within_peak(*at, policies.budget(least - W.nbytes), spared=W.nbytes)
+    found = within_peak(*at, policies.budget(least - W.nbytes), beside=-W.nbytes)
     assert peak(found.how) == least
     with pytest.raises(errors.BudgetInfeasible) as caught:
-        within_peak(*at, policies.budget(0), spared=W.nbytes)
+        within_peak(*at, policies.budget(0), beside=-W.nbytes)
     assert caught.value.floor_bytes == least - W.nbytes
 
 

@@ -53,11 +53,12 @@ def test_too_much_is_saved() -> None:
 
 def test_the_peak_is_too_high() -> None:
     floor = how()
-    error = infeasible(policies.budget(100), floor, 5 * 1024, "simulated")
+    error = infeasible(policies.budget(100), floor, 5 * 1024, "simulated", 2048)
     said = str(error)
     assert error.floor_bytes == 5 * 1024
     assert "takes 5.0 KiB (simulated)" in said
     # Arguments with the cotangent of the loss; the loss with both gradients.
+    assert ", 2.0 KiB beside the derivative, the rest in work" in said
     size = human_bytes(W.nbytes + X.nbytes + 4)
     assert f"arguments {size}, outputs {size}, saved {human_bytes(kept_bytes(floor))} (" in said
 
@@ -66,7 +67,7 @@ def test_the_peak_is_too_high() -> None:
 def test_where_nothing_is_saved_no_line_is_named(args) -> None:
     floor = how(lambda x: jnp.sum(2 * x), *args)
     assert floor_rows(floor) == []
-    error = infeasible(policies.budget(1), floor, 7, "compiled")
+    error = infeasible(policies.budget(1), floor, 7, "compiled", -8)
     assert "saved 0 B, the rest in work" in str(error)
     assert error.where == ""
     assert over_budget(floor, policies.budget(0, of="saved"), 7).where == ""

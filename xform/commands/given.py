@@ -36,7 +36,7 @@ from xform import policies
 from xform.callables import argument_names
 from xform.errors import WrongArgument
 from xform.memory.asked import asked
-from xform.transforms.compare import with_policy
+from xform.transforms.subject import under as under_policy
 
 ABOUT_POLICIES = (
     f"{', '.join(policies.NAMED)}, budget:8GiB (of the peak) or saved:8GiB (of what waits for the "
@@ -267,7 +267,7 @@ def under(on: Given, text: str | None) -> Callable[..., Any]:
     """The function under the policy that `--policy` names; as it is, if that names none."""
     if text is None:
         return on.f
-    f, options = with_policy(on.f, on.args, policy(text), 0)
+    f, options = under_policy(on.f, on.args, policy(text), 0)
     return functools.partial(f, **options) if options else f
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,15 @@ from xform.errors import CompilationFailed
 from xform.ir import program
 from xform.memory import buffers
 from xform.memory.answers import Answer, answered
-from xform.memory.lowering import Arguments, is_jitted, jitted, lower, on_mesh, traced
+from xform.memory.lowering import (
+    Arguments,
+    is_jitted,
+    jitted,
+    lower,
+    lowered_for,
+    on_mesh,
+    traced,
+)
 from xform.memory.remote import compile_there, read
 from xform.memory.targets import Target, check_installed, parse_target
 from xform.memory.worker import compile_and_read
@@ -191,10 +200,7 @@ def compile_for(
     JAX. What was compiled is remembered, by program and target: see `xform.memory.answers`.
     """
     goal = target if isinstance(target, Target) else parse_target(target)
-    kwargs = kwargs or {}
-    if not is_jitted(f):
-        f, args, kwargs = holding(*compilable(f, args, kwargs))
-    f = jitted(f, donate_argnums)
+    f, args, kwargs = _jitted(f, args, kwargs or {}, donate_argnums)
     if goal.here:
         return _here(f, args, kwargs, goal, mesh, in_specs)
     check_installed(goal)
@@ -205,20 +211,52 @@ def compile_for(
     return _compilation(lowered.name, goal, lowered.devices, there, jaxpr, lowered.arguments)
 
 
-def _here(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
-          mesh: Mapping[str, int] | None, in_specs: Any) -> Compilation:  # fmt: skip
-    """Compile for devices of this process."""
+def trace_for(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
+              donate_argnums: int | Sequence[int] = ()) -> Any:  # fmt: skip
+    """What `jax.jit` traces of a function for a target; arguments are those of `compile_for`."""
+    f, args, kwargs = _jitted(f, args, kwargs, donate_argnums)
+    if goal.here:
+        given = _on_devices(args, kwargs, goal, None, None)
+        with _planned_here(goal):
+            return traced(f, given)
+    given = on_mesh(args, kwargs, goal, None, None)
+    with lowered_for(goal, given):
+        return traced(f, given)
+
+
+def _jitted(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
+            donate_argnums: int | Sequence[int]
+            ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:  # fmt: skip
+    """A function as `jax.jit` makes it, and its arguments as that takes them."""
+    if not is_jitted(f):
+        f, args, kwargs = holding(*compilable(f, args, kwargs))
+    return jitted(f, donate_argnums), args, kwargs
+
+
+def _on_devices(args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
+                mesh: Mapping[str, int] | None, in_specs: Any) -> Arguments:  # fmt: skip
+    """The arguments on devices of this process."""
     given = on_mesh(args, kwargs, goal, mesh, in_specs)
     named = mesh is not None or in_specs is not None
     abstract = named or any(map(_abstract, jax.tree.leaves((args, kwargs))))
     if abstract or goal.backend != jax.default_backend():
-        given = given.on(jax.devices(goal.backend))
-    else:
-        given = Arguments(tuple(args), dict(kwargs), given.mesh)
-    with (
-        planned_for(goal.backend, goal.absent),
-        jax.default_device(jax.local_devices(backend=goal.backend)[0]),
-    ):
+        return given.on(jax.devices(goal.backend))
+    return Arguments(tuple(args), dict(kwargs), given.mesh)
+
+
+@contextlib.contextmanager
+def _planned_here(goal: Target) -> Generator[None]:
+    """Within it, what is traced is planned for, and lies on, a device of this process."""
+    first = jax.local_devices(backend=goal.backend)[0]
+    with planned_for(goal.backend, goal.absent), jax.default_device(first):
+        yield
+
+
+def _here(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
+          mesh: Mapping[str, int] | None, in_specs: Any) -> Compilation:  # fmt: skip
+    """Compile for devices of this process."""
+    given = _on_devices(args, kwargs, goal, mesh, in_specs)
+    with _planned_here(goal):
         found = traced(f, given)
         lowered = found.lower()
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -151,14 +151,21 @@ def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
     return Arguments(placed, jax.tree.map(typed, dict(kwargs)), named)
 
 
+@contextlib.contextmanager
+def lowered_for(target: Target, given: Arguments) -> Generator[None]:
+    """Within it, what is traced is planned for a target that is not here, on its mesh."""
+    manual = jax.sharding.use_abstract_mesh(given.mesh) if given.mesh else contextlib.nullcontext()
+    with planned_for(target.backend, target.absent), manual:
+        yield
+
+
 def lower(f: Any, given: Arguments, target: Target) -> tuple[Lowered, Any]:
     """The program of a jitted function for a target, and its jaxpr.
 
     Raises:
       XformError: the program holds what JAX cannot export.
     """
-    manual = jax.sharding.use_abstract_mesh(given.mesh) if given.mesh else contextlib.nullcontext()
-    with planned_for(target.backend, target.absent), manual:
+    with lowered_for(target, given):
         found = traced(f, given)
         try:
             made = export.export(_Traced(found), platforms=[target.platform])()

@@ -59,11 +59,15 @@ def front(prog: Program, active: Mask, wanted: Mask) -> Front:
     return joint.program.cache[key]
 
 
-def within_peak(prog: Program, active: Mask, wanted: Mask, budget: Budget, spared: int = 0
+def within_peak(prog: Program, active: Mask, wanted: Mask, budget: Budget, beside: int = 0
                 ) -> Whole:  # fmt: skip
-    """The least work within a budget of the peak, by simulation; donated arguments spare bytes."""
+    """The least work within a budget of the peak, by simulation.
+
+    So many bytes of it are `beside` the derivative: an optimizer's state, say; those of donated
+    arguments, which outputs take, are taken off.
+    """
     plans, joint = front(prog, active, wanted), analyze(prog, active, wanted)
-    most = budget.bytes + spared
+    most = budget.bytes - beside
     # A plan is not simulated of which what it keeps alone is too much.
     fits = lambda w: least_bytes(w.how, backend()) <= most and plans.peak(w.how) <= most
     default = Whole(plan(joint, min_cut, top=True), {})
@@ -73,7 +77,7 @@ def within_peak(prog: Program, active: Mask, wanted: Mask, budget: Budget, spare
         chosen = less if chosen is None or (less and less.work < chosen.work) else chosen
     if chosen is None:
         floor = plans.lowest()[0].how
-        raise infeasible(budget, floor, plans.peak(floor) - spared, "simulated")
+        raise infeasible(budget, floor, plans.peak(floor) + beside, "simulated", beside)
     return chosen
 
 

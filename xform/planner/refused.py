@@ -35,16 +35,18 @@ def _said(row: Residual) -> str:
     return f"{row.type}{trips} of {row.operation} at {row.where}"
 
 
-def infeasible(budget: Budget, floor: Plan, least: int, by: str) -> BudgetInfeasible:
-    """The error for a budget below the lowest peak."""
+def infeasible(budget: Budget, floor: Plan, least: int, by: str, beside: int) -> BudgetInfeasible:
+    """The error for a budget below the lowest peak, of which some bytes may be `beside` it all."""
     joint, rows = floor.joint, floor_rows(floor)
     size = lambda atoms: human_bytes(sum(aval_bytes(v.aval) for v in atoms))
     saved = human_bytes(kept_bytes(floor)) + (f" ({'; '.join(rows)})" if rows else "")
+    others = f"{human_bytes(beside)} beside the derivative, " if beside > 0 else ""
     return BudgetInfeasible(
         f"policy={budget!r}",
         f"the lowest peak found takes {human_bytes(least)} ({by}): arguments "
         f"{size((*joint.inputs, *joint.seeds))}, outputs "
-        f"{size((*joint.outputs, *joint.backward_outputs))}, saved {saved}, the rest in work",
+        f"{size((*joint.outputs, *joint.backward_outputs))}, saved {saved}, {others}"
+        "the rest in work",
         rows[0].rpartition(" at ")[2] if rows else "",
         "raise the budget, donate arguments that are not read later, make the batch or the "
         "sequence smaller, shard the largest arguments, or offload what is saved",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from xform.budgets import Budget, Fit, bytes_of
-from xform.callables import check_callable, takes_policy
-from xform.errors import BudgetInfeasible, WrongArgument
+from xform.callables import check_callable
+from xform.errors import BudgetInfeasible, NotOneDerivative, WrongArgument
 from xform.memory.analysis import memory_analysis
 from xform.memory.asked import Asked, asked
 from xform.memory.page import write
@@ -28,7 +28,8 @@ from xform.text import BYTES, FLOPS, columns, human_bytes, human_flops, human_se
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
 from xform.transforms.planning import timed
-from xform.transforms.reverse import Policy, value_and_grad
+from xform.transforms.reverse import Policy
+from xform.transforms.subject import under
 
 # How often a budget is compiled; how much of what it is over by is taken off it; how much faster
 # where that changes nothing.
@@ -199,7 +200,7 @@ def compare(
             except BudgetInfeasible as error:
                 entries.append(Entry(name, target or jax.default_backend(), None,
                                      error.floor_bytes))  # fmt: skip
-    run, _ = with_policy(f, args, None, argnums)
+    run, _ = under(f, args, None, argnums)
     note = next((e.report.asked.note for e in entries if e.report), "")
     what = dataclasses.replace(asked(run, args, {}), policy="", note=note)
     return Comparison(getattr(f, "__name__", type(f).__name__), tuple(entries), what)
@@ -252,15 +253,15 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
     """The report of a function under a policy on a target.
 
     A function that has, and is not given, an argument `policy` is given it; any other is a loss,
-    and is differentiated. A budget of the peak bounds the whole function there: a loss is planned
-    for it. Within any other function, or on a mesh that is named, the default is compiled; what the
-    compiler says is over it is taken off the budget that the derivative within is planned for, and
-    that is compiled again, four times at most; before it is refused, the lowest peak of the
-    derivative is, for the floor.
+    and is differentiated. A budget of the peak bounds the whole function there: what it
+    differentiates is planned for it. Of a function that differentiates several others, or on a mesh
+    that is named, the default is compiled; what the compiler says is over it is taken off the
+    budget that each derivative within is planned for, and that is compiled again, four times at
+    most; before it is refused, the lowest peak of the derivatives is, for the floor.
     """
 
     def ask(policy: Policy) -> MemoryReport:
-        run, given = with_policy(f, args, policy, argnums)
+        run, given = under(f, args, policy, argnums)
         with timed() as spent:
             report = memory_analysis(run, *args, target=target, **given, **options)
         work = policy.summary if isinstance(policy, Plan) else str(spent)
@@ -269,12 +270,13 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
 
     if not isinstance(policy, Budget) or policy.of != "peak":
         return ask(policy)
-    if not takes_policy(f, len(args)) and options.keys() <= {"donate_argnums", "capacity"}:
+    if options.keys() <= {"donate_argnums", "capacity"}:
         donated = options.get("donate_argnums", ())
-        report = ask(plan(f, *args, policy=policy, argnums=argnums, target=target,
-                          donate_argnums=donated))  # fmt: skip
-        code = f"xform.plan(f, *args, policy={as_code(policy)}, target={report.target!r})"
-        return dataclasses.replace(report, asked=dataclasses.replace(report.asked, code=code))
+        with contextlib.suppress(NotOneDerivative):
+            report = ask(plan(f, *args, policy=policy, argnums=argnums, target=target,
+                              donate_argnums=donated))  # fmt: skip
+            code = f"xform.plan(f, *args, policy={as_code(policy)}, target={report.target!r})"
+            return dataclasses.replace(report, asked=dataclasses.replace(report.asked, code=code))
     default = ask(min_cut)
     if default.total_bytes is not None and default.total_bytes <= policy.bytes:
         return default
@@ -328,20 +330,6 @@ def _lowest(budget: Budget, ask: Callable[[Policy], MemoryReport]) -> MemoryRepo
             if error.floor_bytes <= size:
                 raise
             size = error.floor_bytes
-
-
-def with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
-                 argnums: int | Sequence[int]
-                 ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
-    """What to compile of a function under a policy, and its keyword arguments.
-
-    A function that has, and is not given, an argument `policy` is given it; any other is a loss.
-    """
-    if not takes_policy(f, len(args)):
-        return functools.wraps(f)(value_and_grad(f, argnums, policy=policy)), {}
-    if hasattr(f, "lower"):  # `jax.jit` has made it, with options of its own
-        return f, {"policy": policy}
-    return functools.wraps(f)(functools.partial(f, policy=policy)), {}
 
 
 def _cells(entry: Entry) -> list[str]:

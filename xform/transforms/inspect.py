@@ -20,7 +20,6 @@ from xform.planner.candidates.whole import Whole
 from xform.planner.planned import planned, with_regions
 from xform.planner.report.residuals import Residuals, residuals_of
 from xform.policies import check, min_cut, said
-from xform.regions import opening
 from xform.transforms.function import (
     Function,
     Tree,
@@ -122,9 +121,8 @@ class At:
         """The program, its inputs that are differentiated, its outputs that bring a cotangent."""
         return self.function.ends
 
-    def seen_by(self, policy: Policy) -> At:
-        """The same for what a policy plans: without remat regions, if it opens them."""
-        regions = opening(policy)
+    def seen_by(self, regions: Regions) -> At:
+        """The same without remat regions, if they are open."""
         program = with_regions(regions, self.function.program)
         function = dataclasses.replace(self.function, program=program)
         return dataclasses.replace(self, function=function, regions=regions)

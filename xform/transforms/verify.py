@@ -16,15 +16,14 @@ from xform.naming import digest
 from xform.planner.backend import backend
 from xform.planner.candidates.whole import Whole
 from xform.planner.costs.outcome import least_bytes
-from xform.planner.front import Front
+from xform.planner.front import Ends, Front
 from xform.planner.plan.choice import choice_of
 from xform.planner.plan.record import record
-from xform.planner.planned import front, may_save_more
+from xform.planner.planned import front, may_save_more, planned
 from xform.planner.refused import infeasible
 from xform.policies import Budget, min_cut
 from xform.recent import Recent
 from xform.text import human_bytes
-from xform.transforms.inspect import At
 
 # How many plans are compiled, at most, to find one for a budget, besides the default: until one is
 # within it, and in all.
@@ -43,7 +42,7 @@ class Compiler:
     Args:
       as_written: the program, with its loops as they are.
       peak: bytes of a plan by the simulation.
-      spared: bytes of arguments that are donated, which are not in a peak.
+      beside: bytes of a peak that are not the derivative's.
       measure: bytes of a plan by the compiler, which is run for it; None if it does not say them.
       decides: what a plan's bytes depend on besides the plan: the backend, what is donated.
 
@@ -51,9 +50,9 @@ class Compiler:
       compiles: how many programs were compiled; others had been, in this process.
     """
 
-    def __init__(self, as_written: Joint, peak: Callable[[Plan], int], spared: int,
+    def __init__(self, as_written: Joint, peak: Callable[[Plan], int], beside: int,
                  measure: Callable[[Whole], int | None], *decides: Hashable) -> None:  # fmt: skip
-        self.peak, self.spared, self._measure = peak, spared, measure
+        self.peak, self.beside, self._measure = peak, beside, measure
         program = fingerprint(as_written.program), as_written.active, as_written.seeded
         key = (*program, *decides)
         _remembered[key] = self._answers = _remembered.get(key, {})
@@ -69,7 +68,7 @@ class Compiler:
         return self._answers[key]
 
 
-def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
+def within(ends: Ends, budget: Budget, compiler: Compiler) -> Whole:
     """The plan that the compiler puts within the budget, or `BudgetInfeasible`.
 
     The default is compiled, and scales the simulation of all others: what it cannot see (arguments
@@ -78,7 +77,7 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
     is within the budget, and then those before it on the staircase, as long as they are. What is
     over one budget is over all smaller ones: so a smaller one gets no plan of less work.
     """
-    default, plans = at.planned(min_cut), front(*at.ends)
+    default, plans = planned(*ends, min_cut), front(*ends)
     fits = (size := compiler.bytes(default)) <= budget.bytes
     if fits and not may_save_more(budget, default):
         return default
@@ -95,9 +94,10 @@ def within(at: At, budget: Budget, compiler: Compiler) -> Whole:
     least = min((*floors, default), key=compiler.bytes)
     simulated = compiler.peak(floors[0].how)
     if (size := compiler.bytes(least)) == math.inf:
-        raise infeasible(budget, floors[0].how, simulated, "simulated; the compiler refuses it")
+        by = "simulated; the compiler refuses it"
+        raise infeasible(budget, floors[0].how, simulated, by, compiler.beside)
     by = f"compiled; {human_bytes(simulated)} simulated"
-    raise infeasible(budget, least.how, int(size), by)
+    raise infeasible(budget, least.how, int(size), by, compiler.beside)
 
 
 class _Stairs:
@@ -149,7 +149,7 @@ class _Stairs:
 
         It is not simulated if what it keeps alone is too much.
         """
-        least = least_bytes(whole.how, backend()) - self.compiler.spared
+        least = least_bytes(whole.how, backend()) + self.compiler.beside
         return self.scale * least <= most and self.scale * self.compiler.peak(whole.how) <= most
 
 

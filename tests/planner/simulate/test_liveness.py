@@ -38,6 +38,25 @@ SMALL = {
 }
 
 
+@pytest.mark.parametrize("donate", [(), (0,), (0, 1)])
+def test_an_output_over_a_donated_argument_is_no_room_for_others(donate: tuple[int, ...]) -> None:
+    """Not before it is written: the argument is there until then."""
+
+    def update(w, m, x):
+        g = jnp.tanh(jnp.sin(x @ w) @ w) @ w
+        m = 0.9 * m + g
+        return w - m, m
+
+    made = jax.jit(update, donate_argnums=donate).lower(SQUARE, SQUARE, SQUARE).compile()
+    sizes = made.memory_analysis()
+    over = tuple(i in donate for i in range(2))
+    seen = simulate(trace(update, *[SQUARE] * 3), "cpu", over=over)
+    pointers = 8 * 2  # to the outputs
+    assert seen.output_bytes + pointers == sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    assert sizes.alias_size_in_bytes == len(donate) * ONE
+    assert 0 <= sizes.temp_size_in_bytes - seen.temp_bytes < 1024
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_small_programs_need_what_the_compiler_says(name: str) -> None:
     stats = jax.jit(SMALL[name]).lower(SQUARE).compile().memory_analysis()

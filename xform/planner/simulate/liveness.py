@@ -25,7 +25,8 @@ import numpy as np
 from xform._jax import JaxprEqn, jaxprs_of, scan_p, while_p
 from xform.fingerprint import fingerprint
 from xform.interpret.joint import Plan
-from xform.ir import Atom, Program, program, seldom_collected
+from xform.interpret.node import gather
+from xform.ir import Atom, Mask, Program, program, seldom_collected
 from xform.planner.simulate.flat import counts, flatten, flatten_trip
 from xform.planner.simulate.flat_plan import flatten_plan
 from xform.planner.simulate.gain import GainFusion
@@ -71,15 +72,16 @@ class Liveness:
         return self.argument_bytes + self.output_bytes + self.temp_bytes
 
 
-def simulate(prog: Program, backend: str, n_seeds: int = 0) -> Liveness:
+def simulate(prog: Program, backend: str, n_seeds: int = 0, over: Mask = ()) -> Liveness:
     """The Liveness of a program on "cpu", "gpu" or "tpu", on one device.
 
-    The last `n_seeds` inputs are cotangents: what depends on them is the backward part. Near linear
-    in equations; loop bodies are looked into once.
+    The last `n_seeds` inputs are cotangents: what depends on them is the backward part. Outputs
+    that are `over` lie where a donated argument was, and are not counted. Near linear in equations;
+    loop bodies are looked into once.
     """
     by = profile(backend)
     flat = flatten(prog, by, n_seeds)
-    return _simulated(flat, prog.inputs, prog.outputs, by, n_seeds)
+    return _simulated(flat, prog.inputs, prog.outputs, by, n_seeds, over)
 
 
 def liveness(plan: Plan, backend: str) -> Liveness:
@@ -98,15 +100,16 @@ def liveness(plan: Plan, backend: str) -> Liveness:
 
 
 def _simulated(flat: Flat, inputs: Sequence[Atom], outputs: Sequence[Atom], by: Profile,
-               n_seeds: int) -> Liveness:  # fmt: skip
+               n_seeds: int, over: Mask = ()) -> Liveness:  # fmt: skip
     line = _Line(flat, by, frozenset(flat.outputs), {})
-    line.lend_outputs()
+    over = over or (False,) * len(outputs)
+    line.lend_outputs(frozenset(gather(flat.outputs, over)))
     seeds = flat.inputs[len(flat.inputs) - n_seeds :]
     line.run()
     size = lambda atoms: sum(by.bytes(v.aval) for v in atoms)
     return Liveness(
         size(inputs),
-        size(outputs),
+        size(v for v, donated in zip(outputs, over, strict=True) if not donated),
         tuple(line.live()),
         tuple(line.waiting(line.backward_from(seeds))),
     )
@@ -175,9 +178,13 @@ class _Line:
             moving.update(step.makes if not moving.isdisjoint(step.reads) else ())
         return len(self.steps)
 
-    def lend_outputs(self) -> None:
-        """Let values live in the buffers of outputs that are not yet written."""
-        rooms = sorted((c for c in self.rooms if c.bytes >= _SMALL),
+    def lend_outputs(self, over: frozenset[Cell]) -> None:
+        """Let values live in the buffers of outputs that are not yet written.
+
+        Not in those that are `over` arguments, which are read until then.
+        """
+        arguments = {self.base.get(c, c) for c in over}
+        rooms = sorted((c for c in self.rooms if c.bytes >= _SMALL and c not in arguments),
                        key=lambda c: (-c.bytes, self.rooms[c]))  # fmt: skip
         taken: dict[Cell, list[tuple[int, int]]] = {c: [] for c in rooms}
         sizes = [-c.bytes for c in rooms]

@@ -1,0 +1,195 @@
+"""What is planned of a whole step: the derivative within, for the bytes of all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import xform
+from tests.reference import close
+from xform import errors, policies
+from xform.memory.targets import parse_target
+from xform.transforms.subject import subject, under
+
+W = np.cos(np.arange(8 * 64 * 64.0)).reshape(8, 64, 64).astype(np.float32) / 40
+X = np.sin(np.arange(256 * 64.0)).reshape(256, 64).astype(np.float32)
+ADAM = optax.adam(1e-3)
+
+
+def layer(x, w):
+    return x + jnp.tanh(jnp.sin(x @ w) @ w) @ w.T, None
+
+
+def loss(w, x):
+    return jnp.mean(lax.scan(layer, x, w)[0] ** 2)
+
+
+def updated(w, state, g):
+    updates, state = ADAM.update(g, state, w)
+    return optax.apply_updates(w, updates), state
+
+
+def step(w, state, x, *, policy=None):
+    value, g = xform.value_and_grad(loss, policy=policy)(w, x)
+    return *updated(w, state, g), value
+
+
+def accumulated(w, state, x, policy=None):
+    def add(total, x):
+        return total + xform.grad(loss, policy=policy)(w, x), None
+
+    return updated(w, state, lax.scan(add, jnp.zeros_like(w), x.reshape(4, -1, 64))[0])
+
+
+def twice(w, state, x, policy=None):
+    gradient = xform.grad(loss, policy=policy)
+    return updated(w, state, gradient(w, x) + gradient(w, 2 * x))
+
+
+def arguments() -> tuple[Any, ...]:
+    return W, ADAM.init(W), X
+
+
+def compiled_bytes(f: Any, plan: xform.Plan, donate: tuple[int, ...]) -> int:
+    made = jax.jit(f, static_argnames="policy", donate_argnums=donate)
+    sizes = made.lower(*arguments(), policy=plan).compile().memory_analysis()
+    total = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
+    return total - sizes.alias_size_in_bytes
+
+
+@pytest.mark.parametrize(
+    ("f", "donate"), [(step, ()), (step, (0, 1)), (accumulated, (0, 1)), (twice, (0, 1))]
+)
+def test_the_bytes_of_a_plan_are_those_of_the_whole_step(f: Any, donate: tuple[int, ...]) -> None:
+    default = xform.plan(f, *arguments(), donate_argnums=donate)
+    assert default.function == f.__name__
+    assert default.compiled_bytes == compiled_bytes(f, default, donate)
+    assert f is not step or abs(default.predicted_bytes / default.compiled_bytes - 1) < 0.05
+    budget = policies.budget(int(0.8 * default.compiled_bytes))
+    plan = xform.plan(f, *arguments(), policy=budget, donate_argnums=donate)
+    assert plan.compiled_bytes == compiled_bytes(f, plan, donate) <= budget.bytes
+    assert plan.recompute_flops > 0
+    new = jax.jit(lambda *args: f(*args, policy=plan))(*arguments())
+    close(new, jax.jit(f)(*arguments()), 1e-4)
+
+
+def test_a_function_that_was_jitted_keeps_its_options() -> None:
+    donated = jax.jit(step, static_argnames="policy", donate_argnums=(0, 1))
+    by_jit = xform.plan(donated, *arguments())
+    by_plan = xform.plan(step, *arguments(), donate_argnums=(0, 1))
+    assert by_jit.compiled_bytes == by_plan.compiled_bytes
+    assert by_jit.predicted_bytes == by_plan.predicted_bytes
+    assert xform.plan(step, *arguments()).compiled_bytes > by_jit.compiled_bytes
+
+
+def test_nothing_is_compiled_if_it_is_not_to_be_verified() -> None:
+    default = xform.plan(step, *arguments(), verify=False)
+    assert default.compiled_bytes is None
+    budget = policies.budget(int(0.8 * default.predicted_bytes))
+    assert (
+        xform.plan(step, *arguments(), policy=budget, verify=False).predicted_bytes <= budget.bytes
+    )
+
+
+def test_below_its_floor_a_step_names_the_floor() -> None:
+    donate = (0, 1)
+    with pytest.raises(errors.BudgetInfeasible) as caught:
+        xform.plan(step, *arguments(), policy=policies.budget(1), donate_argnums=donate)
+    assert "256.0 KiB beside the derivative" in str(caught.value)
+    floor = policies.budget(caught.value.floor_bytes)
+    plan = xform.plan(step, *arguments(), policy=floor, donate_argnums=donate)
+    assert plan.compiled_bytes <= floor.bytes
+
+
+def test_what_has_a_policy_of_its_own_keeps_it() -> None:
+    def penalized(w, state, x, policy=None):
+        other = xform.grad(lambda w: jnp.sum(jnp.sin(w)), policy=policies.save_nothing)(w)
+        return updated(w, state, other + xform.grad(loss, policy=policy)(w, x))
+
+    plan = xform.plan(penalized, *arguments(), policy=policies.save_dots)
+    assert [row.operation for row in plan] == [
+        row.operation for row in xform.plan(loss, W, X, policy=policies.save_dots)
+    ]
+
+
+def test_regions_are_opened_in_a_step_too() -> None:
+    def marked(w, x):
+        return jnp.mean(lax.scan(jax.checkpoint(layer), x, w)[0] ** 2)
+
+    def of_marked(w, x, policy=None):
+        return w - xform.grad(marked, policy=policy)(w, x)
+
+    plans = [
+        xform.plan(of_marked, W, X, policy=policy)
+        for policy in (policies.min_cut, policies.open_regions())
+    ]
+    assert plans[0].recompute_flops > plans[1].recompute_flops == 0
+    new = jax.jit(lambda w, x: of_marked(w, x, policy=plans[1]))(W, X)
+    close(new, W - jax.grad(marked)(W, X), 1e-4)
+
+
+def two(w, v, x, policy=None):
+    """A player and its opponent."""
+    player = xform.grad(loss, policy=policy)(w, x)
+    return w - player, v - xform.grad(lambda v, x: jnp.sum(jnp.sin(x @ v) @ v.T), policy=policy)(
+        v, x
+    )
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "problem"),
+    [
+        (lambda w, x, policy=None: w - jax.grad(loss)(w, x), (W, X), "differentiates nothing"),
+        (two, (W, W[0], X), "differentiates 2 different functions"),
+    ],
+)
+def test_a_step_has_one_derivative(f: Any, args: Any, problem: str) -> None:
+    with pytest.raises(errors.NotOneDerivative, match=problem) as caught:
+        xform.plan(f, *args)
+    assert "test_subject.py" in str(caught.value)
+
+
+def test_a_budget_of_several_derivatives_is_compared_all_the_same() -> None:
+    args = W, W[0], X
+    (default,) = xform.compare(two, *args, policies=[None])
+    budget = policies.budget(int(0.9 * default.report.total_bytes))
+    (kept,) = xform.compare(two, *args, policies=[budget])
+    assert kept.report.total_bytes <= budget.bytes
+
+
+@pytest.mark.parametrize("options", [{"argnums": 1}, {"argnums": None}, {"has_aux": True}])
+def test_a_step_says_itself_what_it_differentiates(options: dict[str, Any]) -> None:
+    with pytest.raises(errors.WrongArgument, match=r"an argument `policy`(.|\n)*leave that out"):
+        xform.plan(step, *arguments(), **options)
+
+
+def test_what_is_beside_a_derivative() -> None:
+    """Adam's two moments, which are there all the time; donated, their new ones cost nothing."""
+    goal = parse_target(None)
+    donated = subject(step, arguments(), 0, False, goal, (0, 1), "marked")
+    free = subject(step, arguments(), 0, False, goal, (), "marked")
+    moments = 2 * W.nbytes
+    assert moments <= donated.held <= moments + 64
+    assert moments - 64 <= donated.beside <= 1.2 * moments
+    assert free.beside > donated.beside
+    of_loss = subject(loss, (W, X), 0, False, goal, (0,), "marked")
+    assert of_loss.beside == of_loss.held == -W.nbytes
+
+
+def test_what_is_compiled_under_a_policy() -> None:
+    run, options = under(loss, (W, X), policies.save_nothing, 0)
+    assert run.__name__ == "loss"
+    assert options == {}
+    value, g = run(W, X)
+    close(g, jax.grad(loss)(W, X), 1e-4)
+    assert value.shape == ()
+    run, options = under(step, arguments(), None, 0)
+    assert (run.__name__, options) == ("step", {})
+    made = jax.jit(step, static_argnames="policy")
+    assert under(made, arguments(), None, 0) == (made, {"policy": None})

@@ -1,0 +1,208 @@
+"""What is planned: a derivative, within the program that is compiled with it.
+
+A function that has, and is not given, an argument `policy` is one that differentiates, such as a
+step of training: what it differentiates under that policy is planned, and the whole of it compiled.
+Any other function is a loss: `value_and_grad` of it is compiled, or both parts of `vjp`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType
+
+from xform._jax import cotangent_aval
+from xform.budgets import Regions
+from xform.callables import takes_policy, written
+from xform.cost import aval_bytes
+from xform.errors import NotOneDerivative, WrongArgument
+from xform.fingerprint import fingerprint, said
+from xform.interpret.node import gather
+from xform.ir import Mask, Program, program
+from xform.memory.compilation import Compilation, compile_for, trace_for
+from xform.memory.targets import Target
+from xform.planner.front import Ends
+from xform.planner.planned import planned, with_regions
+from xform.planner.simulate.liveness import liveness, simulate
+from xform.policies import Policy, min_cut
+from xform.transforms.function import Tree, numbers, partial, positions
+from xform.transforms.inspect import Arguments, At, point
+from xform.transforms.planning import planner, planning
+from xform.transforms.reverse import value_and_grad, vjp
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """A derivative, and the program around it.
+
+    Attributes:
+      name: of the function.
+      ends: the program that is differentiated, its active inputs and its wanted outputs.
+      beside: bytes that are held besides the derivative at its peak, by simulation; less than 0
+        where donated arguments make room.
+      held: those of them that are arguments.
+      decides: what the bytes of a compiled plan depend on besides the derivative.
+      compiled: what a target's compiler says of all of it under a plan.
+    """
+
+    name: str
+    ends: Ends
+    beside: int
+    held: int
+    decides: tuple[Hashable, ...]
+    compiled: Callable[[Policy], Compilation]
+
+    @property
+    def program(self) -> Program:
+        """The program that is differentiated."""
+        return self.ends[0]
+
+
+def subject(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
+            goal: Target, donate_argnums: Any, regions: Regions) -> Subject:  # fmt: skip
+    """What `xform.plan` plans; nothing is compiled yet. Arguments are those of `plan`.
+
+    Raises:
+      WrongArgument: see `plan`.
+    """
+    donate = positions(numbers(donate_argnums, "plan", "donate_argnums"), len(args), "plan")
+    if not takes_policy(f, len(args)):
+        return _loss(f, args, argnums, has_aux, goal, donate, regions)
+    if has_aux or argnums != 0:
+        raise WrongArgument(
+            f"plan of {_name(f)} with {'has_aux' if has_aux else f'argnums={argnums!r}'}",
+            "it has an argument `policy`, so it is one that differentiates by itself",
+            written(f),
+            "leave that out, or call that argument something else",
+        )
+    return _step(f, args, goal, donate, regions)
+
+
+def under(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnums: Any
+          ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
+    """What to compile of a function under a policy, and its keyword arguments."""
+    if not takes_policy(f, len(args)):
+        return functools.wraps(f)(value_and_grad(f, argnums, policy=policy)), {}
+    if hasattr(f, "lower"):  # `jax.jit` has made it, with options of its own
+        return f, {"policy": policy}
+    return functools.wraps(f)(functools.partial(f, policy=policy)), {}
+
+
+def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool, goal: Target,
+          donate: Sequence[int], regions: Regions) -> Subject:  # fmt: skip
+    at, given = point("plan", f, args, argnums, has_aux).seen_by(regions), Arguments(args)
+    donated, arrays = given.donated(donate), given.arrays()
+    grads = gather(at.function.program.in_avals, at.function.active())
+    outputs = [*at.function.signature.out_avals, *grads]
+    over = _over([jax.typeof(arrays[i]) for i in donated], outputs)
+    saved = sum(aval_bytes(a) for a in gather(outputs, over))
+
+    def compiled(policy: Policy) -> Compilation:
+        run = _derivative(f, argnums, has_aux, policy, at)
+        flat = lambda ct, *arrays: run(given.filled(arrays)[1], ct)
+        step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
+        return compile_for(step, (_cotangent(at), *arrays), target=goal)
+
+    places = said(([getattr(x, "sharding", None) for x in arrays], at.closed))
+    return Subject(at.name, at.ends, -saved, -saved, (donated, places, argnums is None), compiled)
+
+
+class _Undecided:
+    """The policy of what is still to be planned. It is equal to no other."""
+
+    def __call__(self, prim: Any, *avals: Any, **params: Any) -> Any:
+        return min_cut(prim, *avals, **params)
+
+
+def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Sequence[int],
+          regions: Regions) -> Subject:  # fmt: skip
+    asked, others, met = _Undecided(), planner(), dict[Hashable, Ends]()
+
+    def by(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Any:
+        if policy is not asked:
+            return others(prog, active, wanted, policy)
+        ends = with_regions(regions, prog), active, wanted
+        met[fingerprint(prog), active, wanted] = ends
+        return planned(*ends, min_cut)
+
+    run, options = under(f, args, asked, 0)
+    with planning(by):
+        found = trace_for(run, args, options, goal, donate or ())
+    ends = _one(f, list(met.values()))
+    whole = program(found.jaxpr)
+    donated = tuple(a.donated for a in jax.tree.leaves(found.args_info))
+    over = _over(gather(whole.in_avals, donated), whole.out_avals)
+    around = simulate(whole, goal.backend, over=over).total_bytes
+    inner = liveness(planned(*ends, min_cut).how, goal.backend)
+    arguments = sum(map(aval_bytes, whole.in_avals))
+
+    def compiled(policy: Policy) -> Compilation:
+        run, options = under(f, args, policy, 0)
+        return compile_for(run, args, options, goal, donate_argnums=donate or ())
+
+    places = said([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
+    return Subject(_name(f), ends, around - inner.total_bytes, arguments - inner.argument_bytes,
+                   (fingerprint(whole), donated, places), compiled)  # fmt: skip
+
+
+def _one(f: Callable[..., Any], met: Sequence[Ends]) -> Ends:
+    """The one derivative that a step asks for under its argument `policy`."""
+    if len(met) == 1:
+        return met[0]
+    raise NotOneDerivative(
+        f"plan of {_name(f)}",
+        f"it differentiates {len(met)} different functions under its argument `policy`" if met else
+        "it differentiates nothing under its argument `policy`",
+        written(f),
+        "give each of them an argument of its own, and bind all but one: functools.partial(step, "
+        "policy_of_the_other=...)" if met else
+        "give it to the derivative within: xform.value_and_grad(loss, policy=policy)",
+    )  # fmt: skip
+
+
+def _name(f: Any) -> str:
+    return getattr(f, "__name__", type(f).__name__)
+
+
+def _over(donated: Sequence[Any], outputs: Sequence[Any]) -> Mask:
+    """Which outputs take the memory of a donated argument of their shape and dtype."""
+    free = collections.Counter((a.shape, a.dtype) for a in donated)
+    over: list[bool] = []
+    for a in outputs:
+        over.append(free[a.shape, a.dtype] > 0)
+        free[a.shape, a.dtype] -= over[-1]
+    return tuple(over)
+
+
+def _derivative(f: Any, argnums: Any, has_aux: bool, policy: Policy, at: At) -> Any:
+    """The function that is compiled: `value_and_grad`, or both parts of `vjp`."""
+    scalar = [a.shape for a in at.function.signature.out_avals] == [()]
+
+    def both(args: Any, ct: Any) -> Any:
+        if scalar and argnums is not None:
+            return value_and_grad(f, argnums, has_aux, policy=policy)(*args)
+        held, primals = (f, args)
+        if argnums is not None:
+            held, primals = partial(f, positions(argnums, len(args), "plan"), args, {})
+        y, pull, *aux = vjp(held, *primals, has_aux=has_aux, policy=policy)
+        return y, aux, pull(ct)
+
+    return both
+
+
+def _cotangent(at: At) -> Tree:
+    signature = at.function.signature
+    cts = [cotangent_aval(a) for a in signature.out_avals]
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_placed(a)) for a in cts]
+    return jax.tree.unflatten(signature.out_tree, types)
+
+
+def _placed(aval: Any) -> Any:
+    """Where explicit axes say that a value lies: of others types say nothing."""
+    explicit = AxisType.Explicit in aval.sharding.mesh.axis_types
+    return aval.sharding if explicit else None
