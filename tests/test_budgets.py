@@ -45,7 +45,7 @@ def peaks() -> Iterator[list[int]]:
 
     def watched(*problem):
         whole = planned(*problem)
-        seen.append(liveness(whole.how, backend.backend()).total_bytes)
+        seen.append(liveness(whole.plan, backend.backend()).total_bytes)
         return whole
 
     with planning.planning(watched):

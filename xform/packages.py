@@ -40,5 +40,5 @@ def required(package: str, name: str, by: str, brings: str) -> Generator[None]:
     except ModuleNotFoundError as missing:
         if missing.name != package:
             raise
-        how = f"pip install {extra(brings)}"
-        raise MissingExtra(by, f"{name} is not installed", "", how) from None
+        remedy = f"pip install {extra(brings)}"
+        raise MissingExtra(by, f"{name} is not installed", "", remedy) from None

@@ -40,11 +40,11 @@ def measured(name: str, part: float) -> list[str]:
     start = time.process_time()
     joint = analyze(*at.ends)
     default = at.planned(min_cut)
-    most = liveness(default.how, "cpu").total_bytes
+    most = liveness(default.plan, "cpu").total_bytes
     planned = time.process_time()
     try:
         made = within_peak(*at.ends, Budget(int(part * most)))
-        work = f"{recompute_flops(made.how) / flops(at.function.program):.2f}"
+        work = f"{recompute_flops(made.plan) / flops(at.function.program):.2f}"
     except BudgetInfeasible:
         work = "no plan takes so little"
     end = time.process_time()

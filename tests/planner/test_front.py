@@ -45,7 +45,7 @@ def ends(f):
 
 
 def peak(whole) -> int:
-    return liveness(whole.how, "cpu").total_bytes
+    return liveness(whole.plan, "cpu").total_bytes
 
 
 def budgets(at) -> list[int]:

@@ -51,17 +51,17 @@ def test_no_saved_set_within_a_budget_runs_less_again(name: str, of: str) -> Non
     every = [(size(p), recompute_flops(p)) for p in everything(PROGRAMS[name])]
     at = ends(PROGRAMS[name])
     for n in sorted({n for n, _ in every}):
-        found = planned(*at, policies.budget(n, of=of)).how
+        found = planned(*at, policies.budget(n, of=of)).plan
         assert size(found) <= n
         assert recompute_flops(found) <= min(work for m, work in every if m <= n)
 
 
 def test_the_default_is_taken_where_it_fits() -> None:
     at = ends(PROGRAMS["three layers"])
-    default = planned(*at, min_cut).how
+    default = planned(*at, min_cut).plan
     most = peak(default)
-    assert planned(*at, policies.budget(most)).how is default
-    assert planned(*at, policies.budget(most - 1)).how is not default
+    assert planned(*at, policies.budget(most)).plan is default
+    assert planned(*at, policies.budget(most - 1)).plan is not default
 
 
 def test_the_floor_that_is_named_is_the_least_that_can_be_had() -> None:
@@ -69,7 +69,7 @@ def test_the_floor_that_is_named_is_the_least_that_can_be_had() -> None:
     with pytest.raises(errors.BudgetInfeasible) as caught:
         planned(*at, policies.budget(0))
     least = caught.value.floor_bytes
-    assert peak(planned(*at, policies.budget(least)).how) == least
+    assert peak(planned(*at, policies.budget(least)).plan) == least
     assert least <= min(map(peak, everything(PROGRAMS["two layers"])))
     with pytest.raises(errors.BudgetInfeasible):
         planned(*at, policies.budget(least - 1))
@@ -77,9 +77,9 @@ def test_the_floor_that_is_named_is_the_least_that_can_be_had() -> None:
 
 def test_donated_bytes_are_spared() -> None:
     at = ends(PROGRAMS["two layers"])
-    least = peak(front(*at).lowest()[0].how)
+    least = peak(front(*at).lowest()[0].plan)
     found = within_peak(*at, policies.budget(least - W.nbytes), beside=-W.nbytes)
-    assert peak(found.how) == least
+    assert peak(found.plan) == least
     with pytest.raises(errors.BudgetInfeasible) as caught:
         within_peak(*at, policies.budget(0), beside=-W.nbytes)
     assert caught.value.floor_bytes == least - W.nbytes
@@ -103,9 +103,9 @@ def test_little_and_nothing_is_planned(x) -> None:
     for policy in (min_cut, policies.budget("1 KiB"), policies.budget(0, of="saved")):
         found = planned(*at, policy)
         assert found.shapes == {}
-        assert recompute_flops(found.how) == 0
+        assert recompute_flops(found.plan) == 0
     constant = trace(lambda x: [jnp.float32(1)], x), (True,), (True,)
-    assert kept_bytes(planned(*constant, policies.budget(0, of="saved")).how) == 0
+    assert kept_bytes(planned(*constant, policies.budget(0, of="saved")).plan) == 0
 
 
 def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
@@ -117,7 +117,7 @@ def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
     made = xform.plan(f(24), W, X, argnums=None, policy=policy, verify=False)
     found = planned(*ends(f(24)), made)
     assert found.shapes == made.shapes() != {}
-    assert waiting_bytes(found.how) == made.saved_bytes <= policy.bytes
+    assert waiting_bytes(found.plan) == made.saved_bytes <= policy.bytes
     for g, has in ((PROGRAMS["one"], "the program none"), (f(23), "one of 23")):
         with pytest.raises(errors.OtherProgram, match=has):
             planned(*ends(g), made)

@@ -115,9 +115,9 @@ def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch)
     f, w = attention(3)
     at = point("plan", f, (w, X), 0, False)
     rng, simulated = np.random.default_rng(seed), lambda how: liveness(how, "cpu").total_bytes
-    measure = lambda whole: int(simulated(whole.how) * rng.uniform(0.9, 1.1))
+    measure = lambda whole: int(simulated(whole.plan) * rng.uniform(0.9, 1.1))
     compiler = verify.Compiler(analyze(*at.ends), simulated, 0, measure, "off by a tenth", seed)
-    work, most = (0, 0), simulated(at.planned(policies.min_cut).how)
+    work, most = (0, 0), simulated(at.planned(policies.min_cut).plan)
     seen = set()
     for budget in np.linspace(1.1, 0.6, 60) * most:
         try:

@@ -91,7 +91,7 @@ class Row:
         if types not in self.seen:  # what runs operation by operation may be planned each time
             self.seen.add(types)
             everything = planned(prog, active, wanted, save_everything)
-            self._measure(chosen.how, waiting_bytes(everything.how), policy)
+            self._measure(chosen.plan, waiting_bytes(everything.plan), policy)
         return chosen
 
     def _measure(self, plan: Plan, every: int, policy: Policy) -> None:

@@ -88,11 +88,11 @@ def _joint(on: Given, args: argparse.Namespace) -> str:
         at = point("show", flat.f, flat.types, None, args.has_aux)
     if args.transform == "linearize":
         fun = at.function
-        how = plan(analyze(fun.program, fun.active(), fun.differentiable(), push=True), None)
-        return f"joint program of {on.name}, linearized\n{shown(how, args.lines, 'tangents')}"
+        pushed = plan(analyze(fun.program, fun.active(), fun.differentiable(), push=True), None)
+        return f"joint program of {on.name}, linearized\n{shown(pushed, args.lines, 'tangents')}"
     by = policy(args.policy or "min_cut")
-    how = at.planned(by).how
-    return f"joint program of {on.name}, {said(by)}\n{shown(how, args.lines)}"
+    decided = at.planned(by).plan
+    return f"joint program of {on.name}, {said(by)}\n{shown(decided, args.lines)}"
 
 
 def _of_arrays(on: Given) -> _Flat:

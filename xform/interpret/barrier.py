@@ -92,8 +92,8 @@ def _jvp(primals: Sequence[Value], tangents: Sequence[Value], *, n: int, where: 
     return barrier_p.bind(*primals, n=n, where=where), dys
 
 
-def _batch(args: Sequence[Value], dims: Sequence[Any], **how: Any):
-    return barrier_p.bind(*args, **how), dims[: how["n"]]
+def _batch(args: Sequence[Value], dims: Sequence[Any], **params: Any):
+    return barrier_p.bind(*args, **params), dims[: params["n"]]
 
 
 def lowered_plainly(f: Any, several: bool = True) -> Any:

@@ -251,12 +251,12 @@ class Watch(Trace, abc.ABC):
         ys, marks = self.equation(rule, eqn, xs, marks, wanted)
         return [self.lift(y, m) if w else y for y, m, w in zip(ys, marks, wanted, strict=True)]
 
-    def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **how: Any) -> Any:
+    def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **options: Any) -> Any:
         """Its body is traced, as it has types and names of axes of its own."""
         found: list[Any] = []
 
         def run(*xs: Value) -> list[Value]:
-            params = {**how, "subfuns": (f,)}
+            params = {**options, "subfuns": (f,)}
             found.append(
                 primitive.bind_with_trace(current_trace(), xs, list(map(jax.typeof, xs)), params)
             )
@@ -355,17 +355,17 @@ class Split(Trace):
             return primitive.bind_with_trace(trace, args, [jax.typeof(x) for x in args], params)
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /,
-                                **how: Any) -> Any:  # fmt: skip
+                                **options: Any) -> Any:  # fmt: skip
         with set_current_trace(trace := self.where(args)):
-            return trace.process_custom_jvp_call(primitive, fun, jvp, args, **how)
+            return trace.process_custom_jvp_call(primitive, fun, jvp, args, **options)
 
     def process_custom_vjp_call(self, primitive: Primitive, fun: Any, fwd: Any, bwd: Any, args: Any,
-                                /, **how: Any) -> Any:  # fmt: skip
+                                /, **options: Any) -> Any:  # fmt: skip
         with set_current_trace(trace := self.where(args)):
-            return trace.process_custom_vjp_call(primitive, fun, fwd, bwd, args, **how)
+            return trace.process_custom_vjp_call(primitive, fun, fwd, bwd, args, **options)
 
-    def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **how: Any) -> Any:
-        return self.process_primitive(primitive, args, {**how, "subfuns": (f,)})
+    def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **options: Any) -> Any:
+        return self.process_primitive(primitive, args, {**options, "subfuns": (f,)})
 
     def process_call(self, primitive: Primitive, f: Any, args: Any, params: Any, /) -> Any:
         with set_current_trace(self):

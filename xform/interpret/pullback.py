@@ -145,9 +145,9 @@ class _Linear(Split):
     """A custom function of tangents is linear: its own derivative is itself."""
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /,
-                                **how: Any) -> Any:  # fmt: skip
+                                **options: Any) -> Any:  # fmt: skip
         if self.where(args) is not self.staged:
-            return super().process_custom_jvp_call(primitive, fun, jvp, args, **how)
+            return super().process_custom_jvp_call(primitive, fun, jvp, args, **options)
         with set_current_trace(self):
             return fun.call_wrapped(*args)
 

@@ -24,7 +24,7 @@ from xform.planner.candidates.nested import nested
 from xform.planner.candidates.snapshots import stored
 from xform.planner.candidates.split import split
 from xform.planner.candidates.whole import Whole
-from xform.planner.candidates.worth import Found, inner_loops, large_loops
+from xform.planner.candidates.worth import PlannedLoop, inner_loops, large_loops
 from xform.planner.costs.recompute import fusible
 from xform.planner.loops import loops
 
@@ -86,9 +86,9 @@ class Front:
 
     def before(self, last: Whole, nearly: Fits) -> Iterator[Whole]:
         """The steps of less work than one that `nearly` fit, from the last to the first."""
-        places, lowest, end = list[int](), math.inf, self.peak(last.how)
+        places, lowest, end = list[int](), math.inf, self.peak(last.plan)
         for i, whole in enumerate(self._plans):
-            if nearly(whole) and (size := self.peak(whole.how)) < lowest:
+            if nearly(whole) and (size := self.peak(whole.plan)) < lowest:
                 places.append(i)
                 lowest = size
             if lowest <= end:
@@ -106,7 +106,7 @@ class Front:
         """Those of some plans that take fewer bytes than all before."""
         lowest = None
         for whole in plans:
-            size = self.peak(whole.how)
+            size = self.peak(whole.plan)
             if lowest is None or size < lowest:
                 lowest = size
                 yield whole
@@ -124,11 +124,11 @@ class Front:
         above, below = steps[-2:]
         if above.shapes or below.shapes:
             return
-        high, low = self.peak(above.how), self.peak(below.how)
-        parts = split(*self._ends, above.how, below.how)
+        high, low = self.peak(above.plan), self.peak(below.plan)
+        parts = split(*self._ends, above.plan, below.plan)
         yield from self._steps(
             w for w in parts
-            if above.work < w.work < below.work and low < self.peak(w.how) < high
+            if above.work < w.work < below.work and low < self.peak(w.plan) < high
         )  # fmt: skip
 
     def _by_work(self) -> Iterator[Whole]:
@@ -159,7 +159,7 @@ def _work(whole: Whole) -> tuple[int, int]:
     return whole.work
 
 
-def _half(loop: Found) -> float:
+def _half(loop: PlannedLoop) -> float:
     """FLOPs of every other step of a loop: of the work that it needs for its next state."""
     node = loop.node
     (joint,), (_, n_states) = node.joints, scan_counts(node.eqn.params)

@@ -69,14 +69,14 @@ def within_peak(prog: Program, active: Mask, wanted: Mask, budget: Budget, besid
     plans, joint = front(prog, active, wanted), analyze(prog, active, wanted)
     most = budget.bytes - beside
     # A plan is not simulated of which what it keeps alone is too much.
-    fits = lambda w: least_bytes(w.how, backend()) <= most and plans.peak(w.how) <= most
+    fits = lambda w: least_bytes(w.plan, backend()) <= most and plans.peak(w.plan) <= most
     default = Whole(plan(joint, min_cut, top=True), {})
     chosen = default if fits(default) else None
     if chosen is None or may_save_more(budget, chosen):
         less = plans.first(fits)
         chosen = less if chosen is None or (less and less.work < chosen.work) else chosen
     if chosen is None:
-        floor = plans.lowest()[0].how
+        floor = plans.lowest()[0].plan
         raise infeasible(budget, floor, plans.peak(floor) + beside, "simulated", beside)
     return chosen
 
@@ -86,7 +86,7 @@ def may_save_more(budget: Budget, default: Whole) -> bool:
 
     What is to fit a device is left as it is where it does.
     """
-    return not budget.device and free_regions(default.how)
+    return not budget.device and free_regions(default.plan)
 
 
 def _saved(prog: Program, active: Mask, wanted: Mask, budget: Budget) -> Whole:
@@ -101,9 +101,9 @@ def _saved(prog: Program, active: Mask, wanted: Mask, budget: Budget) -> Whole:
             return [most, plan(joint, MinCut(0.0, 0.0), top=True)]
 
     here = Front((prog, active, wanted), flat, waiting_bytes)
-    chosen = here.first(lambda whole: waiting_bytes(whole.how) <= budget.bytes)
+    chosen = here.first(lambda whole: waiting_bytes(whole.plan) <= budget.bytes)
     if chosen is None:
-        floor = here.lowest()[0].how
+        floor = here.lowest()[0].plan
         raise over_budget(floor, budget, waiting_bytes(floor))
     return chosen
 

@@ -67,34 +67,37 @@ class _JitNode(CallNode):
     """Both parts are jitted, once for each plan: sixteen calls of one layer compile one."""
 
     def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
-        outs, kept = self._jitted(plans[0], "forward", used)(list(xs))
+        def run(xs: list[Value]) -> tuple[list[Value], Any]:
+            outs, kept = emit.forward(plans[0], xs, used)
+            return gather(outs, used), kept
+
+        outs, kept = self._jitted(plans[0], "forward", used, run, **self._places(used))(list(xs))
         return spread(outs, used), kept
 
     def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
                  together: bool) -> list[Value]:  # fmt: skip
-        return self._jitted(plans[0], "backward", together)(token, list(xs), list(seeds))
+        def run(token: Any, xs: list[Value], seeds: list[Value]) -> list[Value]:
+            return emit.backward(plans[0], token, xs, seeds, together)
 
-    def _jitted(self, plan: Any, part: str, how: Any) -> Any:
-        if (part, how) in plan.cache:
-            return plan.cache[part, how]
+        return self._jitted(plans[0], "backward", together, run)(token, list(xs), list(seeds))
 
-        def forward(xs: list[Value]):
-            outs, kept = emit.forward(plan, xs, how)
-            return gather(outs, how), kept
+    def _jitted(self, plan: Any, part: str, kind: Any, run: Any, **options: Any) -> Any:
+        """A part of a plan, jitted once for each kind of it."""
+        if (part, kind) not in plan.cache:
+            run.__name__ = f"{self.eqn.params['name']}_{part}"
+            plan.cache[part, kind] = jax.jit(run, **options)
+        return plan.cache[part, kind]
 
-        def backward(token: Any, xs: list[Value], seeds: list[Value]):
-            return emit.backward(plan, token, xs, seeds, how)
-
-        run = forward if part == "forward" else backward
-        run.__name__ = f"{self.eqn.params['name']}_{part}"
-        options: dict[str, Any] = {}
-        if part == "forward" and placed(self.eqn):
-            params = self.eqn.params
-            outs = gather([sharding(s) for s in params["out_shardings"]], how)
-            options["in_shardings"] = ([sharding(s) for s in params["in_shardings"]],)
-            options["out_shardings"] = (outs, None)
-        plan.cache[part, how] = jax.jit(run, **options)
-        return plan.cache[part, how]
+    def _places(self, used: Mask) -> dict[str, Any]:
+        """Where a jit that places its values wants those of its forward part."""
+        if not placed(self.eqn):
+            return {}
+        params = self.eqn.params
+        outs = gather([sharding(s) for s in params["out_shardings"]], used)
+        return {
+            "in_shardings": ([sharding(s) for s in params["in_shardings"]],),
+            "out_shardings": (outs, None),
+        }
 
 
 class Jit(Structured):
@@ -115,8 +118,8 @@ class Jit(Structured):
         on = tuple([dx is not None for dx in dxs])
         seeds = gather(dxs, on)
         types = tuple(map(jax.typeof, seeds))
-        how = tuple(map(eqn.params.get, _HOW))
-        key, cache = ("jvp", wanted, on, types, how), body(eqn).cache
+        options = tuple(map(eqn.params.get, _OPTIONS))
+        key, cache = ("jvp", wanted, on, types, options), body(eqn).cache
         if key not in cache:
             cache[key] = _staged_jvp(eqn, on, types, wanted)
         params, moving, run = cache[key]
@@ -304,11 +307,11 @@ def _active_outputs(prog: Program, active: Mask) -> Mask:
 _REMAT = primitives()["remat2"]
 
 # What a jit equation says of its call.
-_HOW = (
+_OPTIONS = (
     "in_shardings", "out_shardings", "in_layouts", "out_layouts", "donated_invars", "ctx_mesh",
     "name", "keep_unused", "inline", "compiler_options_kvs",
 )  # fmt: skip
-declare(Jit, "jit", "structured", (), Traits(call="jaxpr"), known=("jaxpr", *_HOW))
+declare(Jit, "jit", "structured", (), Traits(call="jaxpr"), known=("jaxpr", *_OPTIONS))
 declare(Remat, "remat2", "structured", (),
         Traits(call="jaxpr", calls="region", pure=False),
         known=("jaxpr", "prevent_cse", "differentiated", "policy"))  # fmt: skip

@@ -113,8 +113,8 @@ def _refuse(*_: Any, where: str, **__: Any) -> NoReturn:
 
 
 refused_p.def_impl(_refuse)
-mlir.register_lowering(refused_p, lambda ctx, *_, where, **how: _refuse(where=where))
-batching.primitive_batchers[refused_p] = lambda xs, axes, *, where, **how: _refuse(where=where)
+mlir.register_lowering(refused_p, lambda ctx, *_, where, **params: _refuse(where=where))
+batching.primitive_batchers[refused_p] = lambda xs, axes, *, where, **params: _refuse(where=where)
 
 
 def split_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequence[Value],

@@ -79,15 +79,17 @@ def take(dense: Value, at: Value) -> Value:
     return lax.gather(dense, at, numbers, (*(1,) * n, *dense.shape[n:]), mode="fill", fill_value=0)
 
 
-def put(values: Value, at: Value, shape: Sequence[int], zero: Any = 0, how: Any = lax.scatter_add):
-    """An array with values added (or combined, as `how` says) at places of its first axes."""
+def put(
+    values: Value, at: Value, shape: Sequence[int], zero: Any = 0, scatter: Any = lax.scatter_add
+):
+    """An array with values added (or combined, as `scatter` does) at places of its first axes."""
     n, k = at.shape[-1], at.ndim - 1
     window = tuple(range(k, k + len(shape) - n))
     axes = tuple(range(n))
     numbers = lax.ScatterDimensionNumbers(window, axes, axes)
     dense = lax.full(shape, zero, values.dtype)
     values = lax.broadcast_in_dim(values, (*at.shape[:-1], *shape[n:]), tuple(range(values.ndim)))
-    return how(dense, at, values, numbers, mode="drop")
+    return scatter(dense, at, values, numbers, mode="drop")
 
 
 def _batched(indices: Value, batch: Sequence[int]) -> Value:

@@ -120,9 +120,9 @@ def linearize(f: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> A
         y, push, aux = eager.linearize(at)
     else:
         fun, args = function(at)
-        how = plan(analyze(fun.program, fun.active(), push=True), top=True)
-        outs, kept = emit.forward(how, args)
+        pushed = plan(analyze(fun.program, fun.active(), push=True), top=True)
+        outs, kept = emit.forward(pushed, args)
         y, aux = fun.outputs(outs)
-        part = Planned(fun, how, push=True)
+        part = Planned(fun, pushed, push=True)
         push = Pushforward(fun.signature, part, part.arrays(kept, args))
     return (y, push, aux) if has_aux else (y, push)

@@ -39,7 +39,7 @@ def pareto(
       argnums: position or positions of the arguments to differentiate.
       has_aux: whether `f` returns a pair, of which only the first is differentiated.
       target: the backend; None is JAX's default.
-      points: how many budgets are planned, from what `min_cut` takes down to the floor.
+      points: options many budgets are planned, from what `min_cut` takes down to the floor.
       verify: whether xform's plans are compiled; without, their bytes are simulated.
 
     Returns:
@@ -60,21 +60,21 @@ def pareto(
     if not isinstance(given, int) or points < 1:
         raise WrongArgument(f"pareto with points={points!r}", "it is no number of plans", "",
                             "give a positive integer")  # fmt: skip
-    how: dict[str, Any] = {"argnums": argnums, "has_aux": has_aux, "target": target}
-    first = plan(f, *args, **how, verify=verify)
+    options: dict[str, Any] = {"argnums": argnums, "has_aux": has_aux, "target": target}
+    first = plan(f, *args, **options, verify=verify)
     made = [first]
-    low = _floor(f, args, how | {"verify": verify}, first)
+    low = _floor(f, args, options | {"verify": verify}, first)
     for i in range(1, points):
         budget = round(_peak(first) + (low - _peak(first)) * i / max(points - 1, 1))
         try:
             policy = policies.budget(budget)
-            made.append(plan(f, *args, **how, policy=policy, verify=verify))
+            made.append(plan(f, *args, **options, policy=policy, verify=verify))
         except BudgetInfeasible:
             continue
     ours = [_point(p.policy, p, False) for p in dict.fromkeys(made)]
     ours.sort(key=lambda p: -p.peak_bytes)
     stock = [
-        _point(name, plan(f, *args, **how, policy=getattr(jax.checkpoint_policies, name),
+        _point(name, plan(f, *args, **options, policy=getattr(jax.checkpoint_policies, name),
                           verify=verify), True)
         for name in _STOCK
     ]  # fmt: skip
@@ -93,10 +93,10 @@ def _peak(made: Plan) -> int:
     return made.predicted_bytes if made.compiled_bytes is None else made.compiled_bytes
 
 
-def _floor(f: Any, args: Any, how: dict[str, Any], first: Plan) -> int:
+def _floor(f: Any, args: Any, options: dict[str, Any], first: Plan) -> int:
     """The lowest peak, which a refusal names."""
     try:
-        plan(f, *args, **how, policy=policies.budget(0))
+        plan(f, *args, **options, policy=policies.budget(0))
     except BudgetInfeasible as error:
         return min(error.floor_bytes, _peak(first))
     return _peak(first)

@@ -109,13 +109,13 @@ def plan(
         unbounded = fitted and not isinstance(policy, Budget)
         name = f"auto, {called(policy)}" if unbounded else called(policy)
         of = subject(f, args, argnums, has_aux, goal, donate_argnums, opening(policy))
-        peak = lambda how: liveness(how, goal.backend).total_bytes + of.beside
+        peak = lambda decided: liveness(decided, goal.backend).total_bytes + of.beside
         of_peak = isinstance(policy, Budget) and policy.of == "peak"
 
         compiling: list[float] = []
 
         def made(whole: Whole) -> Plan:
-            return _plan(of, name, whole, goal, peak(whole.how), opening(policy))
+            return _plan(of, name, whole, goal, peak(whole.plan), opening(policy))
 
         def measure(whole: Whole) -> int | None:
             begun = time.perf_counter()
@@ -141,20 +141,20 @@ def plan(
 def _plan(of: Subject, policy: str, whole: Whole, goal: Target, predicted: int,
           regions: Regions) -> Plan:  # fmt: skip
     """What was decided, not verified."""
-    how = whole.how
-    seen = liveness(how, goal.backend)
+    decided = whole.plan
+    seen = liveness(decided, goal.backend)
     return Plan(
         function=of.name,
         policy=policy,
         target=goal.name,
-        rows=tuple(rows_of(how)),
-        saved_bytes=waiting_bytes(how),
+        rows=tuple(rows_of(decided)),
+        saved_bytes=waiting_bytes(decided),
         forward_flops=flops(of.program),
-        recompute_flops=recompute_flops(how),
+        recompute_flops=recompute_flops(decided),
         predicted_bytes=predicted,
         compiled_bytes=None,
         compiles=0,
         live=seen.live,
         saved=seen.saved,
-        record=record(choice_of(how), how.joint, whole.shapes, regions),
+        record=record(choice_of(decided), decided.joint, whole.shapes, regions),
     )

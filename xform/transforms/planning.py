@@ -60,7 +60,7 @@ def timed() -> Generator[Spent]:
         whole = plan(prog, active, wanted, policy)
         spent.seconds += time.perf_counter() - begun
         spent.plans += 1
-        spent.flops += recompute_flops(whole.how)
+        spent.flops += recompute_flops(whole.plan)
         return whole
 
     with planning(by):

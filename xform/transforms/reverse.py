@@ -87,10 +87,10 @@ def _vjp(at: Call, policy: Policy) -> Any:
                 stacklevel=2,
             )
         with seldom_collected(staging()):
-            how = planner()(*fun.ends, by).how
-            outs, kept = emit.forward(how, args)
+            whole = planner()(*fun.ends, by)
+            outs, kept = emit.forward(whole.plan, args)
         y, aux = fun.outputs(outs)
-        part = Planned(fun, how, push=False)
+        part = Planned(fun, whole.plan, push=False)
         pull = Pullback(fun.signature, part, part.arrays(kept, args))
     return (y, pull, aux) if at.has_aux else (y, pull)
 
@@ -251,10 +251,10 @@ def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any
         check_input("linear_transpose", leaf, False, False)
     fun, args = function(call(f, zero, "linear_transpose"))
     joint = analyze(fun.program, fun.active(), fun.differentiable(), linear=True)
-    how = plan(joint, top=True)
-    check_linear(how, fun.active())
-    _, kept = emit.forward(how, args, (False,) * len(fun.program.outputs))
-    part = Planned(fun, how, push=False)
+    linear = plan(joint, top=True)
+    check_linear(linear, fun.active())
+    _, kept = emit.forward(linear, args, (False,) * len(fun.program.outputs))
+    part = Planned(fun, linear, push=False)
     return Pullback(fun.signature, part, part.arrays(kept, args))
 
 

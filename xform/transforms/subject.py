@@ -138,7 +138,7 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
     donated = tuple(a.donated for a in jax.tree.leaves(found.args_info))
     over = _over(gather(whole.in_avals, donated), whole.out_avals)
     around = simulate(whole, goal.backend, over=over).total_bytes
-    inner = liveness(planned(*ends, min_cut).how, goal.backend)
+    inner = liveness(planned(*ends, min_cut).plan, goal.backend)
     arguments = sum(map(aval_bytes, whole.in_avals))
 
     def compiled(policy: Policy) -> Compilation:

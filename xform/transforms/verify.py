@@ -60,7 +60,7 @@ class Compiler:
 
     def bytes(self, whole: Whole) -> float:
         """Bytes of a plan's program, compiled; infinite if the compiler refuses it without them."""
-        key = _key(whole.how)
+        key = _key(whole.plan)
         if key not in self._answers:
             size = self._measure(whole)
             self._answers[key] = math.inf if size is None else size
@@ -92,12 +92,12 @@ def within(ends: Ends, budget: Budget, compiler: Compiler) -> Whole:
         if compiler.bytes(whole) <= budget.bytes:
             return whole
     least = min((*floors, default), key=compiler.bytes)
-    simulated = compiler.peak(floors[0].how)
+    simulated = compiler.peak(floors[0].plan)
     if (size := compiler.bytes(least)) == math.inf:
         by = "simulated; the compiler refuses it"
-        raise infeasible(budget, floors[0].how, simulated, by, compiler.beside)
+        raise infeasible(budget, floors[0].plan, simulated, by, compiler.beside)
     by = f"compiled; {human_bytes(simulated)} simulated"
-    raise infeasible(budget, least.how, int(size), by, compiler.beside)
+    raise infeasible(budget, least.plan, int(size), by, compiler.beside)
 
 
 class _Stairs:
@@ -142,15 +142,15 @@ class _Stairs:
     def _ratio(self, whole: Whole) -> float:
         """Bytes by the compiler, for each that is simulated."""
         size = self.compiler.bytes(whole)
-        return size / max(self.compiler.peak(whole.how), 1) if size < math.inf else 1.0
+        return size / max(self.compiler.peak(whole.plan), 1) if size < math.inf else 1.0
 
     def _expected(self, whole: Whole, most: float) -> bool:
         """Whether a plan takes at most so many bytes by its simulation.
 
         It is not simulated if what it keeps alone is too much.
         """
-        least = least_bytes(whole.how, backend()) + self.compiler.beside
-        return self.scale * least <= most and self.scale * self.compiler.peak(whole.how) <= most
+        least = least_bytes(whole.plan, backend()) + self.compiler.beside
+        return self.scale * least <= most and self.scale * self.compiler.peak(whole.plan) <= most
 
 
 def _key(plan: Plan) -> str:

@@ -31,7 +31,7 @@ def loop(length: int, reverse: bool = False):
 def test_split_loops_lie_between_their_two_plans() -> None:
     found = [*split(*ENDS, MOST, LEAST)]
     assert len(found) > 10
-    works, kept = [w.work for w in found], [kept_bytes(w.how) for w in found]
+    works, kept = [w.work for w in found], [kept_bytes(w.plan) for w in found]
     assert works == sorted(works)
     assert kept == sorted(kept, reverse=True)
     assert kept_bytes(LEAST) < min(kept) < max(kept) < kept_bytes(MOST)
@@ -45,8 +45,8 @@ def test_each_trip_costs_what_it_costs_in_the_plan_that_it_follows() -> None:
     work = recompute_flops(LEAST) // TRIPS
     for whole in split(*ENDS, MOST, LEAST):
         ((early,), (late,)) = whole.shapes[0]
-        assert kept_bytes(whole.how) >= kept_bytes(LEAST) + late * step
-        assert recompute_flops(whole.how) == early * work
+        assert kept_bytes(whole.plan) >= kept_bytes(LEAST) + late * step
+        assert recompute_flops(whole.plan) == early * work
 
 
 @pytest.mark.parametrize(("length", "parts"), [(0, 0), (1, 0), (2, 1), (3, 2), (40, 15)])

@@ -37,7 +37,7 @@ LEAST = plan(analyze(*ENDS), MinCut(0.0, 0.0), top=True)
 
 def right(whole) -> None:
     """The gradient is JAX's."""
-    prog, xs = emitted(whole.how), [W, X, jnp.ones(())]
+    prog, xs = emitted(whole.plan), [W, X, jnp.ones(())]
     got = Machine().run(jax.make_jaxpr(lambda *xs: evaluate(prog, xs))(*xs), xs)[1:]
     want = jax.grad(loss, (0, 1))(W, X)
     for a, b in zip(got, want, strict=True):

@@ -115,8 +115,8 @@ def test_states_that_are_stored_on_the_way_say_so() -> None:
     ends = prog, (True,), (True,)
     first, *_, last = next(iter(stored(*ends)))
     for whole in (first, last):
-        (inner,) = next(iter(whole.how.inner.values()))
-        (row,) = held(whole.how)
+        (inner,) = next(iter(whole.plan.inner.values()))
+        (row,) = held(whole.plan)
         assert row.loops == (inner.snapshots + 1,)  # and the one that it is gone back from
         assert row.why == state_why(inner) == "a state of the loop, to run it again from"
     assert "each trip" in held(plan(analyze(*ends), policies.save_nothing, True))[0].why

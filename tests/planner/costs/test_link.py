@@ -249,12 +249,12 @@ def test_a_peak_is_met_by_what_is_sent(monkeypatch) -> None:
     prog = xform.ir.trace(lambda *xs: [f(xs[:6], xs[6])], *map(jnp.asarray, (*WS, X)))
     args = prog, (True,) * 7, (True,)
     with planned_for("gpu"):
-        found = within_peak(*args, asked).how
+        found = within_peak(*args, asked).plan
     assert sent_bytes(found) > 0
     assert peak(found) <= asked.bytes
     monkeypatch.setattr("xform.planner.planned.link_of", lambda: None)
     with planned_for("gpu"):
-        without = within_peak(*args, asked).how
+        without = within_peak(*args, asked).plan
     assert recompute_flops(found) < recompute_flops(without)
 
 

@@ -139,8 +139,8 @@ def test_work_is_counted_in_each_step_of_the_way_between_stored_states() -> None
     once = products(plan(analyze(*ends), policies.save_everything, True))
     works = []
     for whole in itertools.chain(*stored(*ends)):
-        works.append(recompute_flops(whole.how))
-        assert works[-1] == products(whole.how) - once
+        works.append(recompute_flops(whole.plan))
+        assert works[-1] == products(whole.plan) - once
     assert len(set(works)) > 5
 
 

@@ -13,7 +13,7 @@ X = jax.ShapeDtypeStruct((4,), jnp.float32)
 
 
 def text(f, policy, lines: bool = False) -> str:
-    return shown(planned(trace(f, X), (True,), (True,), policy).how, lines)
+    return shown(planned(trace(f, X), (True,), (True,), policy).plan, lines)
 
 
 def test_nothing_is_saved() -> None:

@@ -113,7 +113,7 @@ def test_loops_of_loops_and_stored_states() -> None:
     found = [*nested(*ends), *itertools.chain(*stored(*ends))]
     assert len(found) > 5
     for whole in found:
-        same(whole.how, "cpu")
+        same(whole.plan, "cpu")
 
 
 def test_pushed_forward() -> None:

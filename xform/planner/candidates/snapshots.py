@@ -17,12 +17,12 @@ from xform.planner.candidates.states import Change, all_states
 from xform.planner.candidates.whole import Shapes, Whole
 from xform.planner.candidates.worth import (
     at_places,
-    found_in,
     inner_loops,
     large,
     large_loops,
     loops_around,
     nodes,
+    planned_loops,
 )
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.decide import plan
@@ -50,7 +50,7 @@ def _flat(prog: Program, active: Mask, wanted: Mask) -> Iterator[Iterator[Whole]
     for shapes, way in _ways(large_nodes):
         folded = reshaped(prog, shapes)
         base = plan(analyze(folded, active, wanted), way, top=True)
-        outer = {i: loop for i, loop in found_in(base, folded).items() if not loop.inner}
+        outer = {i: loop for i, loop in planned_loops(base, folded).items() if not loop.inner}
         loops = nodes(large(outer, kept_bytes(base))).values()
         yield _fewer(base, loops, shapes, lambda slots, base=base: edited(base, _storing(slots)))
 

@@ -14,7 +14,7 @@ from xform.interpret.joint import Plan, analyze
 from xform.interpret.node import Node
 from xform.ir import Mask, Program
 from xform.planner.candidates.whole import Shapes, Whole
-from xform.planner.candidates.worth import found_in
+from xform.planner.candidates.worth import planned_loops
 from xform.planner.decide import plan
 from xform.planner.loops import origins, reshaped
 from xform.planner.plan.choice import Choice, choice_of, edited
@@ -27,7 +27,7 @@ _PARTS = 16
 
 def split(prog: Program, active: Mask, wanted: Mask, above: Plan, below: Plan) -> Iterator[Whole]:
     """By rising work: each loop as two, the second of which keeps as `above` does."""
-    met = found_in(above, prog)
+    met = planned_loops(above, prog)
     trips = {i: n for i, x in met.items() if not x.inner and (n := x.node.trips) > 1}
     parts = min(_PARTS, max(trips.values(), default=0))
     for part in reversed(range(1, parts)):
@@ -44,9 +44,9 @@ def _mixed(prog: Program, active: Mask, wanted: Mask, shapes: Shapes, above: Pla
     """The plan of split loops: what `below` keeps in the first, what `above` does in the second."""
     apart = reshaped(prog, shapes)
     most = plan(analyze(apart, active, wanted), MinCut(), top=True)
-    sources = [{i: x.plans for i, x in found_in(p, prog).items()} for p in (below, above)]
+    sources = [{i: x.plans for i, x in planned_loops(p, prog).items()} for p in (below, above)]
     origin = origins(prog, shapes)
-    parts = {x.node: origin[i] for i, x in found_in(most, apart).items() if not x.inner}
+    parts = {x.node: origin[i] for i, x in planned_loops(most, apart).items() if not x.inner}
 
     def as_before(node: Node, now: Plan) -> Choice | None:
         if node not in parts:

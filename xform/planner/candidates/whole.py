@@ -15,10 +15,10 @@ Shapes = dict[int, Shape]
 class Whole:
     """A Plan of a program whose loops have some `shapes`."""
 
-    how: Plan
+    plan: Plan
     shapes: Shapes
 
     @property
     def work(self) -> tuple[int, int]:
         """What is run again, and then what is sent: by this plans are compared."""
-        return recompute_flops(self.how), sent_bytes(self.how)
+        return recompute_flops(self.plan), sent_bytes(self.plan)

@@ -22,7 +22,7 @@ _TRIPS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class PlannedLoop:
     """A loop where a Plan meets it.
 
     Attributes:
@@ -38,12 +38,12 @@ class Found:
     inner: bool = False
 
 
-def found_in(current: Plan, prog: Program) -> dict[int, Found]:
+def planned_loops(current: Plan, prog: Program) -> dict[int, PlannedLoop]:
     """The loops of a Plan's program, by their place, as far as they carry a derivative."""
     places: dict[int, list[int]] = {}
     for i, eqn in enumerate(loops(prog)):
         places.setdefault(id(eqn), []).append(i)
-    met: dict[int, Found] = {}
+    met: dict[int, PlannedLoop] = {}
     for loop in _visit(current, 1, False) if places else ():
         free = (i for i in places.get(id(loop.node.eqn), ()) if i not in met)
         if (place := next(free, None)) is not None:
@@ -51,15 +51,15 @@ def found_in(current: Plan, prog: Program) -> dict[int, Found]:
     return met
 
 
-def _visit(current: Plan, runs: int, inner: bool) -> Iterator[Found]:
+def _visit(current: Plan, runs: int, inner: bool) -> Iterator[PlannedLoop]:
     for node, plans in current.inner.items():
         if node.loop:
-            yield Found(node, plans, runs, inner)
+            yield PlannedLoop(node, plans, runs, inner)
         for p in plans:
             yield from _visit(p, runs * node.trips, inner or node.loop or node.region)
 
 
-def large(loops: dict[int, Found], whole: int) -> dict[int, Found]:
+def large(loops: dict[int, PlannedLoop], whole: int) -> dict[int, PlannedLoop]:
     """Those of some loops that keep much of a `whole`."""
     return {
         place: loop
@@ -68,22 +68,22 @@ def large(loops: dict[int, Found], whole: int) -> dict[int, Found]:
     }
 
 
-def large_loops(prog: Program, active: Mask, wanted: Mask) -> dict[int, Found]:
+def large_loops(prog: Program, active: Mask, wanted: Mask) -> dict[int, PlannedLoop]:
     """The loops that keep much of all that a program does, by their place."""
     most = plan(analyze(prog, active, wanted), MinCut(), top=True)
-    outer = {i: loop for i, loop in found_in(most, prog).items() if not loop.inner}
+    outer = {i: loop for i, loop in planned_loops(most, prog).items() if not loop.inner}
     return large(outer, kept_bytes(most))
 
 
-def inner_loops(prog: Program, active: Mask, wanted: Mask) -> dict[int, Found]:
+def inner_loops(prog: Program, active: Mask, wanted: Mask) -> dict[int, PlannedLoop]:
     """The loops inside other loops, or remat regions, that keep much while those go back."""
     joint = analyze(prog, active, wanted)
     most = plan(joint, MinCut(), top=True)
-    inner = {i: loop for i, loop in found_in(most, prog).items() if loop.inner}
+    inner = {i: loop for i, loop in planned_loops(most, prog).items() if loop.inner}
     return large(inner, waiting_bytes(plan(joint, MinCut(0.0, 0.0), top=True))) if inner else {}
 
 
-def nodes(some: Mapping[int, Found]) -> dict[int, Node]:
+def nodes(some: Mapping[int, PlannedLoop]) -> dict[int, Node]:
     """Some loops alone."""
     return {i: loop.node for i, loop in some.items()}
 
@@ -97,7 +97,7 @@ def loops_around(prog: Program, outer: Mapping[int, Node], inner: Mapping[int, N
 def at_places(current: Plan, prog: Program, shapes: Shapes, places: Container[int]) -> list[Node]:
     """The outermost loops, in the Plan of a program in other shapes, of those at some places."""
     origin = origins(prog, shapes)
-    met = found_in(current, reshaped(prog, shapes))
+    met = planned_loops(current, reshaped(prog, shapes))
     return [
         loop.node
         for at, loop in met.items()
