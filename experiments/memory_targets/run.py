@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from models.train import step
 from xform.memory.report import MemoryReport
 
 HERE = Path(__file__).parent
+RESULTS = HERE / "results.json"
 GIB = 2**30
 GPT2 = {"preset": "gpt2-124m", "batch": 8}
 POLICIES = {
@@ -62,7 +64,6 @@ def reports(targets: Iterable[str]) -> None:
     """What each program takes on each target."""
     head = ["program", "target", "GiB on each device", "temp GiB", "capacity GiB",
             "replayed / temp", "with a line", "step, estimated", "seconds, all"]  # fmt: skip
-    table: Rows = []
     for name, (analyze, places) in PROGRAMS.items():
         for target in places:
             if not target.startswith(tuple(targets)):
@@ -75,43 +76,52 @@ def reports(targets: Iterable[str]) -> None:
                 report.save_html(HERE / "gpt2.html")
                 report.plot(HERE / "gpt2.png")
             made = report.assignment  # none of a refused program
-            table.append([name, target, gib(report.total_bytes),
-                          gib(report.temp_bytes if made else None), gib(report.capacity_bytes),
-                          replayed(report), f"{lined:.1%}" if made else "",
-                          f"{1e3 * report.seconds:.0f} ms" if report.seconds else "",
-                          f"{seconds:.0f}"])  # fmt: skip
-            print(table[-1], flush=True)
-            write_table(HERE, head, table, "reports")
+            row = [name, target, gib(report.total_bytes),
+                   gib(report.temp_bytes if made else None), gib(report.capacity_bytes),
+                   replayed(report), f"{lined:.1%}" if made else "",
+                   milliseconds(report.seconds),
+                   f"{seconds:.0f}"]  # fmt: skip
+            keep("reports", head, f"{name}, {target}", [row])
 
 
 def policies(targets: Iterable[str]) -> None:
     """The transformer under stock policies, the default, and budgets, on each target."""
     head = ["target", "policy", "GiB on the device", "TFLOP a step", "step, estimated"]
-    args = step.inputs(**GPT2)
-    table: Rows = []
+    compare = functools.partial(xform.compare, step.train_step, *step.inputs(**GPT2))
     for target in ("cpu", "tpu:v5e:1x1", "gpu:h100"):
         if not target.startswith(tuple(targets)):
             continue
-        found = list(xform.compare(step.train_step, *args, policies=POLICIES, targets=[target]))
+        found = list(compare(policies=POLICIES, targets=[target]))
+        keep("policies", head, target, weighed(found))
         sizes = {e.policy: e.report.total_bytes for e in found if e.report}
         least, most = sizes["save_nothing"], sizes["min_cut"]
         asked = {f"budget {gib(n)}": xform.policies.budget(n)
                  for n in (int(least + (most - least) * part) for part in BUDGETS)}  # fmt: skip
-        found += xform.compare(step.train_step, *args, policies=asked, targets=[target])
-        for entry in found:
-            r = entry.report
-            table.append([target, entry.policy, gib(r.total_bytes) if r else "refused",
-                          f"{r.flops / 1e12:.2f}" if r else "",
-                          f"{1e3 * r.seconds:.0f} ms" if r and r.seconds else ""])  # fmt: skip
-            print(table[-1], flush=True)
-        write_table(HERE, head, table, "policies")
+        found += compare(policies=asked, targets=[target])
+        keep("policies", head, target, weighed(found))
+
+
+def weighed(entries: Sequence[Any]) -> Rows:
+    """A row for each policy on a target.
+
+    Work is left out where there is less of it than anywhere else: there the plan goes through a
+    loop of a length that is not known, whose body was counted once.
+    """
+    least = min(e.report.flops for e in entries if e.policy in POLICIES)
+    rows: Rows = []
+    for entry in entries:
+        r = entry.report
+        counted = r if r and r.flops >= least else None
+        rows.append([entry.target, entry.policy, gib(r.total_bytes) if r else "refused",
+                     f"{counted.flops / 1e12:.2f}" if counted else "",
+                     milliseconds(counted.seconds if counted else None)])  # fmt: skip
+    return rows
 
 
 def batches(targets: Iterable[str]) -> None:
     """The largest batch of the tiny transformer's step."""
     head = ["target", "largest batch", "GiB on the device", "capacity GiB", "GiB of the next",
             "compilations"]  # fmt: skip
-    table: Rows = []
     for target in ("tpu:v5e:1x1", "gpu:l4", "gpu:h100"):
         if not target.startswith(tuple(targets)):
             continue
@@ -122,13 +132,23 @@ def batches(targets: Iterable[str]) -> None:
         sizes = found.fits.total_bytes, found.fits.capacity_bytes, after
         cells = [gib(n, 3) for n in sizes]
         size = f"{found.size}" + ("" if found.over else ", not shown to be the last")
-        table.append([target, size, *cells, str(found.compiles)])
-        print(table[-1], flush=True)
-        write_table(HERE, head, table, "batches")
+        keep("batches", head, target, [[target, size, *cells, str(found.compiles)]])
+
+
+def keep(name: str, head: list[str], part: str, rows: Rows) -> None:
+    """Put a part of a table among what was measured so far, and write the table of all parts."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept.setdefault(name, {})[part] = rows
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    write_table(HERE, head, [row for rows in kept[name].values() for row in rows], name)
 
 
 def gib(n: int | None, digits: int = 2) -> str:
     return "" if n is None else f"{n / GIB:.{digits}f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    return f"{1e3 * seconds:.0f} ms" if seconds else ""
 
 
 def replayed(report: MemoryReport) -> str:

@@ -1,8 +1,8 @@
 """The whole path in a few minutes on two CPU cores: `python -m models demo`.
 
 Prints the memory of the gradient under each policy, learns words (byte-level BPE) and trains a
-small GPT-2 on the sources of the Python standard library within a budget, samples from it, and
-writes plots and figures to a folder.
+small GPT-2 on the sources of the Python standard library within a budget, samples from it, compares
+the memory of the step with that of `jax.grad`, and writes plots and figures to a folder.
 """
 
 from __future__ import annotations
@@ -12,23 +12,30 @@ import json
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import jax
+import optax
 from flax import nnx
 from rich.panel import Panel
 
+import xform
 from models.data.tokenizer import load_words
 from models.nets.presets import TRAINED, abstract, parameter_count
 from models.run.flags import Parser
 from models.run.memory_table import measure, table
-from models.run.plots import plot_losses, plot_memory
+from models.run.plots import plot_losses, plot_memory, plot_peaks
 from models.run.sample import Sampling, texts
 from models.settings import replaced, setting
 from models.train.config import RunConfig
 from models.train.display import Output
-from models.train.folder import LOG, TOKENIZER
+from models.train.folder import LOG, PLAN, TOKENIZER
 from models.train.log import read_records
 from models.train.loop import train
-from models.train.optim import OptimConfig
+from models.train.optim import OptimConfig, optimizer
+from models.train.planned import load_plan, mebibytes
+from models.train.state import TrainState, abstract_state
+from models.train.step import make_loss, make_step
 from models.train.store import METRIC
 
 MODEL = dataclasses.replace(TRAINED["tiny"], vocab=2048)
@@ -43,6 +50,23 @@ class Demo:
     steps: int = setting(800, "Updates to train for.", least=1)
     policy: str = setting("budget:130MiB", "What the backward pass keeps.")
     max_seconds: float = setting(360.0, "Stop training after this time.", least=1)
+
+
+def peaks(run: RunConfig, plan: xform.Plan) -> dict[str, Any]:
+    """The memory of a step by `jax.grad`, and of the step by a plan; both reuse their state."""
+    gradient = jax.value_and_grad(make_loss(run.model))
+
+    def usual(state: TrainState, tokens: jax.Array) -> tuple[TrainState, jax.Array]:
+        loss, grads = gradient(state.params, tokens[0])
+        updates, opt_state = optimizer(run.optim).update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return dataclasses.replace(state, params=params, opt_state=opt_state), loss
+
+    steps = {"jax.grad": usual, run.policy: make_step(run.model, run.optim, plan)}
+    args = abstract_state(run.model, run.optim), run.tokens_type()
+    return {
+        name: xform.memory_analysis(step, *args, donate_argnums=0) for name, step in steps.items()
+    }
 
 
 def main(arguments: list[str]) -> int:
@@ -72,6 +96,7 @@ def main(arguments: list[str]) -> int:
         outcome = train(run, console)
         records = read_records(run.out / LOG)
         words = load_words(run.out / TOKENIZER)
+        plan = load_plan(run.out / PLAN)
     if outcome.signal is not None:
         return 128 + outcome.signal
 
@@ -87,13 +112,19 @@ def main(arguments: list[str]) -> int:
     console.print(Panel(text, title="a sample", highlight=False))
 
     count = parameter_count(model) / 1e6
+    reports = peaks(run, plan)
+    sizes = {name: report.total_bytes for name, report in reports.items()}
+    found = ", ".join(f"{mebibytes(size)} by {name}" for name, size in sizes.items())
+    console.print(f"The peak of a step: {found}.")
     title = f"A GPT-2 of {count:.1f} M parameters learns the source of Python"
     plot_losses(records, out / "loss.png", title)
     plot_memory(rows, out / "memory.png", f"What each policy saves: {shape}")
+    plot_peaks(reports, out / "peak.png", "A step's memory: what is live, and for what at its peak")
     results = {
         "steps": outcome.step,
         "validation_bits_per_byte": {"first": judged[0], "last": judged[-1]},
         "seconds": round(time.perf_counter() - started, 1),
+        "peak_bytes_of_a_step": sizes,
         "memory": {
             row.name: {
                 "temp_bytes": row.temp_bytes,
@@ -103,5 +134,5 @@ def main(arguments: list[str]) -> int:
         },
     }
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    console.print(f"Wrote loss.png, memory.png and results.json to {out}.")
+    console.print(f"Wrote loss.png, memory.png, peak.png and results.json to {out}.")
     return 0

@@ -1,8 +1,9 @@
-"""The two pictures of a run: its losses, and the memory of each policy."""
+"""The pictures of a run: its losses, the memory of each policy, and what is live in a step."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ STYLE: dict[Any, Any] = {
     "figure.dpi": 130,
 }
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"
+# Categories of a report, with the colours that its own pictures give them; the rest is grey.
+CATEGORIES = {
+    "parameter": "#15407f",
+    "optimizer state": "#6cc3ee",
+    "gradient": "#b8470f",
+    "activation": "#f5a142",
+    "recompute": "#b368cc",
+}
 
 
 def plot_losses(records: list[Record], path: Path, title: str) -> None:
@@ -86,5 +95,33 @@ def plot_memory(rows: list[Row], path: Path, title: str) -> None:
         axes.xaxis.set_label_coords(1, -0.09)
         axes.xaxis.label.set_horizontalalignment("right")
         axes.legend(frameon=False, title="layers", loc="lower right")
+        figure.savefig(path)
+        plt.close(figure)
+
+
+def plot_peaks(reports: Mapping[str, Any], path: Path, title: str) -> None:
+    """Memory reports of a step in several ways: live bytes, and what they are for at the peak."""
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(
+            1, 2, figsize=(9.6, 4.4), width_ratios=(3, 2), sharey=True, layout="constrained"
+        )
+        for (name, report), color in zip(reports.items(), (GREY, BLUE), strict=True):
+            live = np.array(report.live) / MIB
+            at = np.linspace(0, 100, len(live))
+            left.fill_between(at, live, color=color, alpha=0.3, linewidth=0)
+            left.plot(at, live, color=color, linewidth=1, label=f"{name}: {live.max():.0f} MiB")
+            floor = 0.0
+            sizes = {group.name: group.bytes / MIB for group in report.by("category")}
+            known = {category: sizes.get(category, 0.0) for category in CATEGORIES}
+            for category, size in {**known, "other": live.max() - sum(known.values())}.items():
+                fill = CATEGORIES.get(category, "#8b90a0")
+                label = category if color == GREY else None
+                right.bar(name, size, 0.6, floor, color=fill, label=label)
+                floor += size
+        figure.suptitle(title, x=0.01, ha="left")
+        left.set(xlabel="part of the step that is done, in %", ylabel="live MiB", xlim=(0, 100))
+        left.legend(frameon=False)
+        right.grid(visible=False, axis="x")
+        right.legend(frameon=False, bbox_to_anchor=(1, 1), loc="upper left", reverse=True)
         figure.savefig(path)
         plt.close(figure)

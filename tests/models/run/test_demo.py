@@ -21,7 +21,9 @@ def test_demo_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     results = json.loads((tmp_path / "results.json").read_text())
     bits = results["validation_bits_per_byte"]
     assert bits["last"] < bits["first"]
-    for name in ("loss.png", "memory.png"):
+    peaks = results["peak_bytes_of_a_step"]
+    assert peaks["budget:2MiB"] <= 2 * 2**20
+    for name in ("loss.png", "memory.png", "peak.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
     memory = results["memory"]
