@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from experiments.report import write_table
 
 HERE = Path(__file__).parent
 HEAD = ["model", "default MiB", "floor MiB", "points", "kept", "most compiles", "bytes fall",
-        "work grows", "work again at the floor", "seconds a plan"]  # fmt: skip
+        "work grows", "work again at the floor"]  # fmt: skip
 MIB = 2**20
 
 
@@ -26,7 +25,6 @@ def sweep(name: str, points: int) -> list[str]:
     assert most is not None
     floor = lowest(name, most)
     rows: list[xform.Plan] = []
-    start = time.perf_counter()
     kept = 0
     for budget in np.linspace(most, floor, points).astype(int):
         try:
@@ -42,7 +40,6 @@ def sweep(name: str, points: int) -> list[str]:
             f"{made.predicted_bytes / MIB:.1f} predicted, {made.recompute_flops / 1e9:.2f} GFLOP, "
             f"{made.compiles} compiled", flush=True,
         )  # fmt: skip
-    seconds = (time.perf_counter() - start) / points
     compiled = [p.compiled_bytes or 0 for p in rows]
     work = [p.recompute_flops for p in rows]
     return [
@@ -55,7 +52,6 @@ def sweep(name: str, points: int) -> list[str]:
         "yes" if all(b <= a for a, b in itertools.pairwise(compiled)) else "no",
         "yes" if all(b >= a for a, b in itertools.pairwise(work)) else "no",
         f"{work[-1] / rows[-1].forward_flops:.2f} of forward",
-        f"{seconds:.1f}",
     ]
 
 
