@@ -110,7 +110,7 @@ def _policy(run: RunConfig, wish: Resume, start: Start) -> Any:
     """The plan that the run was made with, unless the user overrides what decides it."""
     assert start.meta is not None
     before = read_config(start.meta["config"], "the checkpoint")
-    decides = {"policy", "remat", "dtype", "chunk"} & {*wish.override, *start.changes}
+    decides = {"policy", "remat", "dtype", "weights", "chunk"} & {*wish.override, *start.changes}
     if decides or sizes(before.mesh) != sizes(run.mesh):
         return policy_of(run.policy)
     path = run.out / folder.PLAN

@@ -10,6 +10,7 @@ import jax
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
+from models.nets.decoder import DTYPES
 from models.settings import setting
 
 
@@ -73,6 +74,15 @@ class OptimConfig:
     spike: float = setting(
         100.0, "A step is skipped whose gradient's norm is so many times the usual.", above=1
     )
+    weights: str = setting(
+        "float32",
+        "What a step rounds parameters to before it reads them; their masters stay float32.",
+        choices=DTYPES,
+    )
+    loss_scale: float = setting(
+        2.0**15, "What a loss in float16 is multiplied by at first.", least=1, most=2.0**100
+    )
+    loss_scale_steps: int = setting(2000, "Good steps after which that doubles.", least=1)
     most_skips: int = setting(10, "Steps skipped in a row before the run stops.", least=0)
 
 

@@ -17,13 +17,22 @@ from models.nets.decoder import DecoderConfig
 from models.nets.presets import build
 from models.train.mesh import placed
 from models.train.optim import OptimConfig, optimizer
+from models.train.precision import LossScale, first_scale
 
 Tree = TypeVar("Tree")
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "opt_state", "step", "skipped", "skipped_in_row", "usual_norm"],
+    data_fields=[
+        "params",
+        "opt_state",
+        "step",
+        "skipped",
+        "skipped_in_row",
+        "usual_norm",
+        "loss_scale",
+    ],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +45,7 @@ class TrainState:
       step: updates done or skipped, int32; `skipped` of them changed nothing, `skipped_in_row` of
         these were the last.
       usual_norm: a moving mean of the gradient's norm; infinite before the first update.
+      loss_scale: what the loss is multiplied by; None where nothing is in float16.
     """
 
     params: nnx.State
@@ -44,6 +54,7 @@ class TrainState:
     skipped: jax.Array
     skipped_in_row: jax.Array
     usual_norm: jax.Array
+    loss_scale: LossScale | None
 
 
 def init_state(
@@ -62,7 +73,8 @@ def _first(model: DecoderConfig, optim: OptimConfig, seed: int) -> TrainState:
     params = nnx.state(build(model, seed), nnx.Param)
     none = jnp.zeros((), jnp.int32)
     no_norm = jnp.array(jnp.inf, jnp.float32)
-    return TrainState(params, optimizer(optim).init(params), none, none, none, no_norm)
+    opt_state = optimizer(optim).init(params)
+    return TrainState(params, opt_state, none, none, none, no_norm, first_scale(model, optim))
 
 
 def abstract_state(
