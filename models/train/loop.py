@@ -205,7 +205,7 @@ def _evaluation(run: RunConfig, corpus: Corpus, mesh: Mesh | None) -> Callable[[
     evaluate = make_evaluate(run.model, None if mesh is None else mesh.abstract_mesh)
 
     def bits_per_byte(state: TrainState) -> float:
-        losses = [float(evaluate(state.params, batch)) for batch in there]
+        losses = [float(evaluate(state.result, batch)) for batch in there]
         return corpus.bits_per_byte(losses, batches)
 
     return bits_per_byte

@@ -32,6 +32,7 @@ Tree = TypeVar("Tree")
         "skipped_in_row",
         "usual_norm",
         "loss_scale",
+        "average",
     ],
     meta_fields=[],
 )
@@ -46,6 +47,7 @@ class TrainState:
         these were the last.
       usual_norm: a moving mean of the gradient's norm; infinite before the first update.
       loss_scale: what the loss is multiplied by; None where nothing is in float16.
+      average: a moving mean of the parameters; None without `--ema`.
     """
 
     params: nnx.State
@@ -55,6 +57,12 @@ class TrainState:
     skipped_in_row: jax.Array
     usual_norm: jax.Array
     loss_scale: LossScale | None
+    average: nnx.State | None
+
+    @property
+    def result(self) -> nnx.State:
+        """The parameters that are judged, sampled and exported."""
+        return self.params if self.average is None else self.average
 
 
 def init_state(
@@ -74,7 +82,16 @@ def _first(model: DecoderConfig, optim: OptimConfig, seed: int) -> TrainState:
     none = jnp.zeros((), jnp.int32)
     no_norm = jnp.array(jnp.inf, jnp.float32)
     opt_state = optimizer(optim).init(params)
-    return TrainState(params, opt_state, none, none, none, no_norm, first_scale(model, optim))
+    return TrainState(
+        params,
+        opt_state,
+        none,
+        none,
+        none,
+        no_norm,
+        first_scale(model, optim),
+        jax.tree.map(jnp.copy, params) if optim.ema else None,
+    )
 
 
 def abstract_state(

@@ -21,7 +21,7 @@ from models.nets.decoder import DecoderConfig
 from models.nets.presets import TRAINED, abstract
 from models.nets.segments import unpacked
 from models.train.mesh import abstract_mesh, batch_sharding, placed
-from models.train.optim import OptimConfig, optimizer, schedule
+from models.train.optim import OptimConfig, averaged, optimizer, schedule
 from models.train.precision import rounded
 from models.train.state import TrainState, abstract_state, device_bytes, shardings_of
 
@@ -115,22 +115,26 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
         params = optax.apply_updates(state.params, updates)
         first = jnp.isinf(state.usual_norm)
         usual = jnp.where(first, norm, (1 - _LAST) * state.usual_norm + _LAST * norm)
-        new = (params, opt_state, state.skipped, jnp.zeros_like(state.skipped), usual)
+        done = state.step - state.skipped
+        average = state.average and averaged(optim, state.average, params, done)
+        new = (params, opt_state, state.skipped, jnp.zeros_like(state.skipped), usual, average)
         old = (state.params, state.opt_state, state.skipped + 1, state.skipped_in_row + 1,
-               state.usual_norm)  # fmt: skip
-        params, opt_state, skipped, in_row, usual = jax.tree.map(
+               state.usual_norm, state.average)  # fmt: skip
+        params, opt_state, skipped, in_row, usual, average = jax.tree.map(
             functools.partial(jnp.where, good), new, old
         )
         metrics = {
             "loss": loss,
             "grad_norm": norm,
-            "learning_rate": jnp.asarray(schedule(optim)(state.step - state.skipped), jnp.float32),
+            "learning_rate": jnp.asarray(schedule(optim)(done), jnp.float32),
             "skipped": 1.0 - good,
         }
         if state.loss_scale is not None:
             metrics["loss_scale"] = state.loss_scale.value
         scaled = state.loss_scale and state.loss_scale.after(finite, optim.loss_scale_steps)
-        after = TrainState(params, opt_state, state.step + 1, skipped, in_row, usual, scaled)
+        after = TrainState(
+            params, opt_state, state.step + 1, skipped, in_row, usual, scaled, average
+        )
         if state_places is not None:
             after = jax.lax.with_sharding_constraint(after, state_places)
         return after, metrics
