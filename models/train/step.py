@@ -56,7 +56,7 @@ def make_loss(
         # A copy, since NNX takes no variables that were made outside the loop over slices.
         merged = nnx.merge(graphdef, params, copy=True)
         tokens, packed = unpacked(tokens)
-        with on(mesh):
+        with on(mesh), jax.named_scope("forward"):
             value = merged.loss(tokens, key=key, **more, **packed)
         return value if scale is None else value * scale
 
@@ -111,8 +111,9 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
         finite = good = jnp.isfinite(loss) & jnp.isfinite(norm)
         if optim.spike < math.inf:
             good &= norm <= optim.spike * state.usual_norm
-        updates, opt_state = transform.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        with jax.named_scope("update"):
+            updates, opt_state = transform.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
         first = jnp.isinf(state.usual_norm)
         usual = jnp.where(first, norm, (1 - _LAST) * state.usual_norm + _LAST * norm)
         done = state.step - state.skipped
