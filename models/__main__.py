@@ -12,7 +12,7 @@ COMMANDS = {
     "data": "tokens of documents, written once for many runs",
     "train": "train a model, or go on with a run",
     "sample": "text from a trained model",
-    "export": "a trained model as a Hugging Face folder",
+    "export": "a trained model in a folder, for `transformers` or for JAX alone",
     "demo": "memory, training, samples and plots in a few minutes",
 }
 INPUT_ERROR = 2

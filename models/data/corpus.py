@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from models.data.shards import PARTS, Prepared, Stream, is_prepared
 from models.data.sources import prepared, weighted
 from models.errors import InputError
 from models.machine import machine_memory
+
+LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +87,21 @@ class Corpus:
 
     def bits_per_byte(self, losses: Sequence[float], some: Sequence[np.ndarray]) -> float:
         """Bits for each byte of text that is predicted, by the mean losses of batches, in nats."""
+        nats, _, size = self._judged(losses, some)
+        return nats / math.log(2) / size
+
+    def perplexity(self, losses: Sequence[float], some: Sequence[np.ndarray]) -> float:
+        """Of a token, by the same; unlike bits per byte, it is of this tokenizer."""
+        nats, tokens, _ = self._judged(losses, some)
+        return math.exp(nats / tokens) if nats / tokens < LARGEST_EXPONENT else math.inf
+
+    def _judged(
+        self, losses: Sequence[float], some: Sequence[np.ndarray]
+    ) -> tuple[float, float, float]:
+        """All nats, and the tokens and bytes that are predicted."""
         counts = [judged(batch, self.token_bytes) for batch in some]
         nats = math.fsum(loss * tokens for loss, (tokens, _) in zip(losses, counts, strict=True))
-        return nats / math.log(2) / sum(size for _, size in counts)
+        return nats, sum(tokens for tokens, _ in counts), sum(size for _, size in counts)
 
     def rows(self, part: str, window: int) -> list[Any]:
         """The rows of a part, for each text; `InputError` if there are none."""

@@ -1,4 +1,4 @@
-"""What the extra `data` brings, imported when it is needed."""
+"""What the extras bring, imported when it is needed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from typing import Any
 from models.errors import InputError
 
 
-def needed(module: str, by: str) -> Any:
-    """A module of a package that may be missing; `by` is what needs it, in an error."""
+def needed(module: str, by: str, extra: str = "data") -> Any:
+    """A module of a package that may be missing.
+
+    Args:
+      module: its name.
+      by: what needs it, in an error.
+      extra: of this package, that brings it.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -17,5 +23,5 @@ def needed(module: str, by: str) -> Any:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise InputError(
-            f'{by}: {package} is not installed, run: pip install "jax-xform[data]"'
+            f'{by}: {package} is not installed, run: pip install "jax-xform[{extra}]"'
         ) from None

@@ -77,7 +77,11 @@ def _some(
     if segments is not None and every is not None:
         masks.append(segments[:, None, :, None] == every[:, None, None, :])
     mask = functools.reduce(jnp.logical_and, masks) if masks else None
-    return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="xla")
+    dtype = query.dtype
+    if dtype == jnp.float16:  # XLA sums no products of float16 in float32 on CPU
+        query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
+    out = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="xla")
+    return out.astype(dtype)
 
 
 def _has_kernel(query: jax.Array) -> bool:

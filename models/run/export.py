@@ -1,4 +1,4 @@
-"""A trained model as a Hugging Face folder: `python -m models export --out RUN --to FOLDER`."""
+"""A trained model in a folder: `python -m models export --out RUN --to FOLDER`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
+from models.data.extras import needed
 from models.errors import InputError
-from models.nets.huggingface import save
+from models.nets import exported, huggingface
 from models.run.flags import Parser
 from models.run.trained import trained
 from models.settings import replaced, setting
@@ -19,17 +20,30 @@ class Export:
     """What goes where."""
 
     out: Path = setting(Path("runs/tiny"), "Folder of the run.")
-    to: Path = setting(Path("exported"), "Folder to make, which `transformers` reads.")
+    to: Path = setting(Path("exported"), "Folder to make.")
+    format: str = setting(
+        "huggingface",
+        "What reads it: `transformers`, or JAX, as a function that needs no code of the model.",
+        choices=("huggingface", "jax"),
+    )
     dtype: str = setting("float32", "Of the weights there.", choices=("float32", "bfloat16"))
+    platform: tuple[str, ...] = setting(
+        (), "Of jax: where it will run, cpu, cuda, rocm or tpu, each by a flag; here without it."
+    )
 
 
 def main(arguments: list[str]) -> int:
-    """Write the model of a run's newest checkpoint as config.json and safetensors."""
+    """Write the model of a run's newest checkpoint."""
     parser = Parser(prog="python -m models export", description=main.__doc__)
     parser.add_settings(Export())
     asked = replaced(Export(), parser.parse(arguments), by_flag=True)
     try:
-        save(trained(asked.out), asked.to, jnp.dtype(asked.dtype))
+        if asked.format == "jax":
+            needed("flatbuffers", "--format jax", "train")
+            dtype = jnp.dtype(asked.dtype)
+            exported.save(trained(asked.out), asked.to, dtype, asked.platform)
+        else:
+            huggingface.save(trained(asked.out), asked.to, jnp.dtype(asked.dtype))
     except OSError as error:
         raise InputError(f"cannot write {asked.to}: {error.strerror}") from None
     print(f"wrote {asked.to}")

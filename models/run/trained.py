@@ -30,7 +30,7 @@ def trained(out: Path) -> Any:
             raise InputError(f"no checkpoints in {out}")
         try:
             run = read_config(store.meta(steps[-1])["config"], "the checkpoint")
-            params = store.restore(steps[-1], abstract_state(run.model, run.optim)).params
+            params = store.restore(steps[-1], abstract_state(run.model, run.optim)).result
         except Damaged as error:
             raise InputError(f"checkpoint {steps[-1]} in {out} is damaged ({error})") from None
     return nnx.merge(nnx.graphdef(abstract(run.model)), params)

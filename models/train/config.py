@@ -67,6 +67,12 @@ class RunConfig:
     log_every: int = setting(
         25, "Updates between lines without a terminal.", least=1, change="free"
     )
+    tensorboard: bool = setting(
+        False, "Write the numbers of the log as TensorBoard's events too.", change="free"
+    )
+    profile: str = setting(
+        "", "Steps to trace for a profiler, such as 10:13 for 10, 11 and 12.", change="free"
+    )
     max_seconds: float = setting(math.inf, "Save and stop after this time.", least=0, change="free")
     cache: Path | None = setting(
         None, "Folder that keeps what was compiled, for the next command.", change="free"

@@ -12,7 +12,7 @@ from models.errors import InputError
 
 CHECKPOINTS, CONFIG, LOG, PLAN = "checkpoints", "config.toml", "log.jsonl", "plan.json"
 DATA, TOKENIZER = "data", "tokenizer.json"
-LOCK = "lock"
+LOCK, BOARD, PROFILE = "lock", "tensorboard", "profile"
 
 
 @contextlib.contextmanager

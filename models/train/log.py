@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from models.errors import InputError
 from models.train.folder import set_aside, write_whole
@@ -37,6 +37,14 @@ def _record(line: bytes, number: int, path: Path) -> Record:
     return record
 
 
+class Sink(Protocol):
+    """Where records go besides a log."""
+
+    def write(self, record: Record, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Log:
     """A JSON-lines file with `step` in each record, cut back to the step from which a run goes on.
 
@@ -45,7 +53,7 @@ class Log:
     """
 
     def __init__(self, path: Path | None, *, after: int | None) -> None:
-        self.path, self._file = path, None
+        self.path, self._file, self._others = path, None, list[Sink]()
         if path is None:
             return
         with self._writing():
@@ -54,6 +62,10 @@ class Log:
             kept = [] if after is None else [r for r in read_records(path) if r["step"] <= after]
             write_whole(path, "".join(map(_line, kept)))
             self._file = path.open("a")
+
+    def also(self, other: Sink) -> None:
+        """Give each record to another writer too."""
+        self._others.append(other)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -68,12 +80,16 @@ class Log:
             with self._writing():
                 self._file.write(_line(record))
                 self._file.flush()
+                for other in self._others:
+                    other.write(record)
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             with self._writing():
                 self._file.close()
+                for other in self._others:
+                    other.close()
 
 
 def _line(record: Record) -> str:

@@ -17,12 +17,14 @@ from models.data.corpus import Corpus, load_corpus
 from models.errors import InputError
 from models.settings import to_toml
 from models.train import folder
+from models.train.board import Board, check_writer
 from models.train.checksum import checksum_of
 from models.train.config import RunConfig, read_config
 from models.train.display import Display
 from models.train.log import Log
 from models.train.mesh import any_process, batch_sharding, make_mesh, on_devices, sizes
 from models.train.planned import PlannedStep, load_plan, plan_step, policy_of
+from models.train.profile import Profiler, steps_of
 from models.train.report import Reporter
 from models.train.start import Origin, Resume, Start, begin, refuse_another, resume
 from models.train.state import TrainState
@@ -56,6 +58,9 @@ def train(
       InputError: data, folder or checkpoint cannot be used, or the run cannot go on.
     """
     started = time.perf_counter()
+    if run.tensorboard:
+        check_writer()
+    steps_of(run.profile)  # a mistake in it is said before anything is made
     mesh, first = make_mesh(run.mesh), jax.process_index() == 0
     corpus = load_corpus(
         run.data, run.model.context, vocab=run.model.vocab, tokenizer=run.tokenizer,
@@ -79,8 +84,10 @@ def train(
             planned.save(run.out / folder.PLAN)
             if corpus.words is not None:
                 folder.write_whole(run.out / folder.TOKENIZER, corpus.words.decode())
-        log = Log(run.out / folder.LOG if first else None,
-                  after=None if start.meta is None else start.step)  # fmt: skip
+        after = None if start.meta is None else start.step
+        log = Log(run.out / folder.LOG if first else None, after=after)
+        if first and run.tensorboard:
+            log.also(Board(run.out / folder.BOARD, after=after))
         with contextlib.closing(log), display, Stop(display.say) as stop:
             if origin is not None:
                 log.write(step=0, **{"from": origin.name})
@@ -110,7 +117,7 @@ def _policy(run: RunConfig, wish: Resume, start: Start) -> Any:
     """The plan that the run was made with, unless the user overrides what decides it."""
     assert start.meta is not None
     before = read_config(start.meta["config"], "the checkpoint")
-    decides = {"policy", "remat", "dtype", "chunk"} & {*wish.override, *start.changes}
+    decides = {"policy", "remat", "dtype", "weights", "chunk"} & {*wish.override, *start.changes}
     if decides or sizes(before.mesh) != sizes(run.mesh):
         return policy_of(run.policy)
     path = run.out / folder.PLAN
@@ -136,6 +143,7 @@ class _Loop:
         self._reporter = Reporter(run, planned, log, display)
         self._said = {"config": to_toml(run), "data": corpus.fingerprint,
                       "plan": checksum_of(planned.plan.to_dict())}  # fmt: skip
+        self._profiler = Profiler(steps_of(run.profile), run.out / folder.PROFILE)
         self._judged: tuple[int, float] | None = None
 
     def go(self, stopped: Callable[[], bool], out_of_time: Callable[[], bool]) -> None:
@@ -144,9 +152,11 @@ class _Loop:
         if self._fresh:
             self._judge()
         while self.step < run.optim.steps and not stopped() and not late:
-            self.state, metrics = self._planned.step(self.state, self._batches.next())
+            with self._profiler.step(self.step + 1):
+                self.state, metrics = self._planned.step(self.state, self._batches.next())
             self.step += 1
             self._reporter.push(self.step, metrics)
+            self._profiler.done(self.step, self.state)
             late = out_of_time()
             last = self.step == run.optim.steps or late
             if last or self.step % run.eval_every == 0:
@@ -154,16 +164,19 @@ class _Loop:
             if last or self.step % run.save_every == 0:
                 self._save()
                 saved = self.step
+        self._profiler.close()
         if saved != self.step or self.step == 0:
             self._save()
         self._store.wait()
 
     def _judge(self) -> None:
         self._reporter.flush()
-        bits = self._evaluate(self.state)
+        bits, perplexity = self._evaluate(self.state)
         self._judged = self.step, bits
-        self._log.write(step=self.step, **{METRIC: bits})
-        self._display.say(f"step {self.step}: validation {bits:.3f} bits per byte")
+        self._log.write(step=self.step, **{METRIC: bits}, validation_perplexity=perplexity)
+        self._display.say(
+            f"step {self.step}: validation {bits:.3f} bits per byte, perplexity {perplexity:.4g}"
+        )
         self._reporter.restart_clock()
 
     def _save(self) -> None:
@@ -199,13 +212,16 @@ class _Batches:
         return self._iterator.get_state()
 
 
-def _evaluation(run: RunConfig, corpus: Corpus, mesh: Mesh | None) -> Callable[[TrainState], float]:
+def _evaluation(
+    run: RunConfig, corpus: Corpus, mesh: Mesh | None
+) -> Callable[[TrainState], tuple[float, float]]:
+    """What judges a state: bits per byte, and the perplexity of a token."""
     batches = corpus.validation(window=run.model.context, batch=run.batch, windows=run.eval_windows)
     there = [on_devices(batch, mesh, axis=0) for batch in batches]
     evaluate = make_evaluate(run.model, None if mesh is None else mesh.abstract_mesh)
 
-    def bits_per_byte(state: TrainState) -> float:
-        losses = [float(evaluate(state.params, batch)) for batch in there]
-        return corpus.bits_per_byte(losses, batches)
+    def judge(state: TrainState) -> tuple[float, float]:
+        losses = [float(evaluate(state.result, batch)) for batch in there]
+        return corpus.bits_per_byte(losses, batches), corpus.perplexity(losses, batches)
 
-    return bits_per_byte
+    return judge

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
+from models.nets.decoder import DTYPES
 from models.settings import setting
 
 
@@ -73,6 +75,21 @@ class OptimConfig:
     spike: float = setting(
         100.0, "A step is skipped whose gradient's norm is so many times the usual.", above=1
     )
+    weights: str = setting(
+        "float32",
+        "What a step rounds parameters to before it reads them; their masters stay float32.",
+        choices=DTYPES,
+    )
+    loss_scale: float = setting(
+        2.0**15, "What a loss in float16 is multiplied by at first.", least=1, most=2.0**100
+    )
+    loss_scale_steps: int = setting(2000, "Good steps after which that doubles.", least=1)
+    ema: float = setting(
+        0.0,
+        "Decay of a mean of the parameters, which is judged, sampled and exported; 0 for none.",
+        least=0,
+        most=1,
+    )
     most_skips: int = setting(10, "Steps skipped in a row before the run stops.", least=0)
 
 
@@ -86,6 +103,16 @@ def schedule(config: OptimConfig) -> optax.Schedule:
         decay_steps=max(config.steps, warmup + 1),
         end_value=config.learning_rate / 10,
     )
+
+
+def averaged(config: OptimConfig, mean: Any, params: Any, updates: jax.Array) -> Any:
+    """The mean of the parameters with those after so many updates in it.
+
+    It follows them closely at first, when `updates` are few, as in TensorFlow's
+    `ExponentialMovingAverage`.
+    """
+    decay = jnp.minimum(config.ema, (1 + updates) / (10 + updates))
+    return optax.incremental_update(params, mean, 1 - decay)
 
 
 def optimizer(config: OptimConfig) -> optax.GradientTransformation:

@@ -18,6 +18,7 @@ from models.errors import InputError
 from models.train.config import RunConfig
 from models.train.device import capacity
 from models.train.mesh import batch_sharding
+from models.train.precision import rounded
 from models.train.state import TrainState, abstract_state, device_bytes
 from models.train.step import compile_step, dropout_key, make_loss
 from xform.errors import BudgetInfeasible, OtherProgram, XformError
@@ -103,9 +104,12 @@ def one_line() -> Iterator[None]:
 
 
 def bytes_around(run: RunConfig, state: TrainState) -> int:
-    """What a step holds on each device besides its gradient: the optimizer, a sum of gradients."""
-    params = device_bytes(state.params)
-    return device_bytes(state) - (params if run.accumulate == 1 else 0)
+    """What a step holds on each device besides its gradient, and the parameters that this is of.
+
+    The masters of rounded parameters, the optimizer, a sum of gradients.
+    """
+    params, masters = device_bytes(state.params), run.optim.weights != "float32"
+    return device_bytes(state) + params * (int(run.accumulate > 1) - int(not masters))
 
 
 def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedStep:
@@ -142,7 +146,8 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
                     slice_ = slice_.update(sharding=batch_sharding(mesh, run.batch, axis=0))
                 key = jax.eval_shape(lambda: dropout_key(run.model, run.seed, jnp.int32(0)))
                 loss = make_loss(run.model, mesh=around_mesh)
-                plan = xform.plan(loss, state.params, slice_, key, policy=policy,
+                params, scale = rounded(state.params, run.optim), state.loss_scale
+                plan = xform.plan(loss, params, slice_, key, scale and scale.value, policy=policy,
                                   verify=mesh is not None and bound is not None)  # fmt: skip
             try:
                 step = compile_step(run.model, run.optim, tokens, plan, run.seed, mesh)

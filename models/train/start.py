@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 from rich.console import Console
@@ -81,7 +82,9 @@ def begin(run: RunConfig, origin: Origin | None = None, mesh: Mesh | None = None
     if shapes(origin.params) != shapes(state.params):
         raise InputError(f"the flags make another model than that in {origin.name}")
     where = jax.tree.map(lambda x: x.sharding, state.params)
-    return Start(dataclasses.replace(state, params=jax.device_put(origin.params, where)))
+    params = jax.device_put(origin.params, where)
+    average = state.average and jax.tree.map(jnp.copy, params)
+    return Start(dataclasses.replace(state, params=params, average=average))
 
 
 def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: Console,

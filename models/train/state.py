@@ -17,13 +17,23 @@ from models.nets.decoder import DecoderConfig
 from models.nets.presets import build
 from models.train.mesh import placed
 from models.train.optim import OptimConfig, optimizer
+from models.train.precision import LossScale, first_scale
 
 Tree = TypeVar("Tree")
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "opt_state", "step", "skipped", "skipped_in_row", "usual_norm"],
+    data_fields=[
+        "params",
+        "opt_state",
+        "step",
+        "skipped",
+        "skipped_in_row",
+        "usual_norm",
+        "loss_scale",
+        "average",
+    ],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +46,8 @@ class TrainState:
       step: updates done or skipped, int32; `skipped` of them changed nothing, `skipped_in_row` of
         these were the last.
       usual_norm: a moving mean of the gradient's norm; infinite before the first update.
+      loss_scale: what the loss is multiplied by; None where nothing is in float16.
+      average: a moving mean of the parameters; None without `--ema`.
     """
 
     params: nnx.State
@@ -44,6 +56,13 @@ class TrainState:
     skipped: jax.Array
     skipped_in_row: jax.Array
     usual_norm: jax.Array
+    loss_scale: LossScale | None
+    average: nnx.State | None
+
+    @property
+    def result(self) -> nnx.State:
+        """The parameters that are judged, sampled and exported."""
+        return self.params if self.average is None else self.average
 
 
 def init_state(
@@ -62,7 +81,17 @@ def _first(model: DecoderConfig, optim: OptimConfig, seed: int) -> TrainState:
     params = nnx.state(build(model, seed), nnx.Param)
     none = jnp.zeros((), jnp.int32)
     no_norm = jnp.array(jnp.inf, jnp.float32)
-    return TrainState(params, optimizer(optim).init(params), none, none, none, no_norm)
+    opt_state = optimizer(optim).init(params)
+    return TrainState(
+        params,
+        opt_state,
+        none,
+        none,
+        none,
+        no_norm,
+        first_scale(model, optim),
+        jax.tree.map(jnp.copy, params) if optim.ema else None,
+    )
 
 
 def abstract_state(

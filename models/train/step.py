@@ -21,7 +21,8 @@ from models.nets.decoder import DecoderConfig
 from models.nets.presets import TRAINED, abstract
 from models.nets.segments import unpacked
 from models.train.mesh import abstract_mesh, batch_sharding, placed
-from models.train.optim import OptimConfig, optimizer, schedule
+from models.train.optim import OptimConfig, averaged, optimizer, schedule
+from models.train.precision import rounded
 from models.train.state import TrainState, abstract_state, device_bytes, shardings_of
 
 Metrics = dict[str, jax.Array]
@@ -41,21 +42,23 @@ def make_loss(
     In tokens of a signed type documents are marked, and none sees another: see `unpacked`. It is
     what a policy plans for: a pure function, the same in a step and in `xform.plan`. In training a
     third argument is the key of dropout, None where a model has none, and the imbalance of experts
-    and the size of logits count. `mesh` is that on which the arguments lie; the gradient then lies
-    as the parameters do.
+    and the size of logits count. A fourth one is what the loss is multiplied by. `mesh` is that on
+    which the arguments lie; the gradient then lies as the parameters do.
     """
     graphdef, types = nnx.split(abstract(model))
     places = None if mesh is None else shardings_of(placed(types, mesh))
     more = {"balance": getattr(model, "balance", 0.0), "z": model.z_loss} if training else {}
 
-    def loss(params: nnx.State, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def loss(params: nnx.State, tokens: jax.Array, key: jax.Array | None = None,
+             scale: jax.Array | None = None) -> jax.Array:  # fmt: skip
         if places is not None:  # so is their gradient, whatever reads it
             params = jax.lax.with_sharding_constraint(params, places)
         # A copy, since NNX takes no variables that were made outside the loop over slices.
         merged = nnx.merge(graphdef, params, copy=True)
         tokens, packed = unpacked(tokens)
-        with on(mesh):
-            return merged.loss(tokens, key=key, **more, **packed)
+        with on(mesh), jax.named_scope("forward"):
+            value = merged.loss(tokens, key=key, **more, **packed)
+        return value if scale is None else value * scale
 
     return loss
 
@@ -81,46 +84,58 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
     1.0 where loss or gradient are not finite, or the gradient is a spike, and the step changes
     neither parameters nor the optimizer. Gradients of the `accumulate` slices are summed one after
     another, so that only one slice's activations are held. `seed` is that of dropout. On a
-    `mesh` the new state lies as the old one.
+    `mesh` the new state lies as the old one. Gradients are of the rounded parameters, summed and
+    applied in float32. In float16 the loss is scaled, and `loss_scale` is a metric.
     """
     gradient = xform.value_and_grad(make_loss(model, mesh=mesh), policy=policy)
     state_places = None if mesh is None else shardings_of(abstract_state(model, optim, mesh))
     transform = optimizer(optim)
 
     def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
-        key = dropout_key(model, seed, state.step)
+        key, params = dropout_key(model, seed, state.step), rounded(state.params, optim)
+        scale = state.loss_scale and state.loss_scale.value
         if tokens.shape[0] == 1:
-            loss, grads = gradient(state.params, tokens[0], key)
+            summed = gradient(params, tokens[0], key, scale)
         else:
             zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
 
             def add(total: Any, slice_: Any) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, total, gradient(state.params, *slice_)), None
+                more = gradient(params, *slice_, scale)
+                return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, more), None
 
             keys = None if key is None else jax.random.split(key, tokens.shape[0])
             summed, _ = jax.lax.scan(add, zero, (tokens, keys))
-            loss, grads = jax.tree.map(lambda leaf: leaf / tokens.shape[0], summed)
+        parts = tokens.shape[0] if scale is None else tokens.shape[0] * scale
+        loss, grads = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) / parts, summed)
         norm = optax.tree.norm(grads)
-        good = jnp.isfinite(loss) & jnp.isfinite(norm)
+        finite = good = jnp.isfinite(loss) & jnp.isfinite(norm)
         if optim.spike < math.inf:
             good &= norm <= optim.spike * state.usual_norm
-        updates, opt_state = transform.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        with jax.named_scope("update"):
+            updates, opt_state = transform.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
         first = jnp.isinf(state.usual_norm)
         usual = jnp.where(first, norm, (1 - _LAST) * state.usual_norm + _LAST * norm)
-        new = (params, opt_state, state.skipped, jnp.zeros_like(state.skipped), usual)
+        done = state.step - state.skipped
+        average = state.average and averaged(optim, state.average, params, done)
+        new = (params, opt_state, state.skipped, jnp.zeros_like(state.skipped), usual, average)
         old = (state.params, state.opt_state, state.skipped + 1, state.skipped_in_row + 1,
-               state.usual_norm)  # fmt: skip
-        params, opt_state, skipped, in_row, usual = jax.tree.map(
+               state.usual_norm, state.average)  # fmt: skip
+        params, opt_state, skipped, in_row, usual, average = jax.tree.map(
             functools.partial(jnp.where, good), new, old
         )
         metrics = {
             "loss": loss,
             "grad_norm": norm,
-            "learning_rate": jnp.asarray(schedule(optim)(state.step - state.skipped), jnp.float32),
+            "learning_rate": jnp.asarray(schedule(optim)(done), jnp.float32),
             "skipped": 1.0 - good,
         }
-        after = TrainState(params, opt_state, state.step + 1, skipped, in_row, usual)
+        if state.loss_scale is not None:
+            metrics["loss_scale"] = state.loss_scale.value
+        scaled = state.loss_scale and state.loss_scale.after(finite, optim.loss_scale_steps)
+        after = TrainState(
+            params, opt_state, state.step + 1, skipped, in_row, usual, scaled, average
+        )
         if state_places is not None:
             after = jax.lax.with_sharding_constraint(after, state_places)
         return after, metrics

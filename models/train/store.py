@@ -71,7 +71,7 @@ class Store:
           InputError: the state is not finite, or this write, or the one before it, did not succeed
             (a full disk, say).
         """
-        if not all_finite(state.params):
+        if not all_finite((state.params, state.average)):
             raise InputError(
                 f"the parameters after step {step} are not finite, and were not saved;"
                 f" {self._intact()}: lower --learning-rate"

@@ -3,15 +3,17 @@
 from pathlib import Path
 
 import chex
+import jax
 import numpy as np
 import pytest
 from flax import nnx
 
 from models.__main__ import main
+from models.nets import exported
 from models.nets.huggingface import load, save
 from models.run.trained import trained
 from models.train.log import read_records
-from tests.models.micro import TEXT
+from tests.models.micro import FLAGS, TEXT
 from tests.models.nets.sizes import DECODERS, drawn, tokens
 
 
@@ -35,6 +37,21 @@ def test_a_folder_is_trained_and_written_back(kind: str) -> None:
     assert not np.array_equal(back(tokens()), model(tokens()))
     first = read_records(Path("run/log.jsonl"))[0]
     assert first["from"] == "theirs"
+
+
+@pytest.mark.usefixtures("text")
+def test_a_run_is_written_for_jax_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*FLAGS, "--data", "text", "--steps", "1", "--ema", "0.5", "--out", "run"]
+    assert main(["train", *flags]) == 0
+    given = ["export", "--out", "run", "--to", "ours", "--format", "jax"]
+    assert main(given) == 0
+    rows = np.zeros((3, 16), np.int32)
+    model = trained(Path("run"))
+    expected = jax.jit(lambda tokens: model(tokens))(rows)
+    np.testing.assert_array_equal(exported.load(Path("ours"))(rows), expected)
+    capsys.readouterr()
+    assert main(given) == 2
+    assert "ours exists: name a new folder" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("text")

@@ -1,9 +1,13 @@
 """Runs of several processes on one machine: the losses of one device, and a checkpoint for any."""
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +23,15 @@ STEPS = ["--steps", "6", "--save-every", "3", "--eval-every", "3"]
 
 def together(processes: int, devices: int, *flags: str) -> None:
     """Run a command in so many processes that have so many devices each, to its end."""
+    with begun(processes, devices, *flags) as started:
+        for process in started:
+            _, said = process.communicate(timeout=600)
+            assert process.returncode == 0, said
+
+
+@contextlib.contextmanager
+def begun(processes: int, devices: int, *flags: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """The same, which go on; those that are left at the end are killed."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -37,9 +50,7 @@ def together(processes: int, devices: int, *flags: str) -> None:
         for i in range(processes)
     ]  # fmt: skip
     try:
-        for process in started:
-            _, said = process.communicate(timeout=600)
-            assert process.returncode == 0, said
+        yield started
     finally:
         for process in started:
             process.kill()
@@ -47,11 +58,16 @@ def together(processes: int, devices: int, *flags: str) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_bytes(TEXT)
-    together(1, 1, *STEPS, "--out", "one")
     return tmp_path
+
+
+@pytest.fixture
+def folder(text: Path) -> Path:
+    together(1, 1, *STEPS, "--out", "one")
+    return text
 
 
 def same(folder: Path, out: str) -> None:
@@ -78,3 +94,25 @@ def test_a_checkpoint_goes_on_in_other_numbers_of_processes(folder: Path) -> Non
     together(1, 2, *resume, "--max-seconds", "inf", "--eval-every", "100", "--mesh", "data=2")
     trained = [[loss for _, loss, _ in losses(folder / out) if loss] for out in ("run", "one")]
     np.testing.assert_allclose(*trained, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_signal_to_one_process_stops_all_after_the_same_step(text: Path, told: int) -> None:
+    flags = ["--steps", "100000", "--out", "run", "--mesh", "fsdp=2"]
+    out = text / "run"
+    with begun(2, 1, *flags) as started:
+        while not (out / "log.jsonl").exists() or len(losses(out)) < 5:
+            assert not [p.communicate() for p in started if p.poll() is not None]
+            time.sleep(0.05)
+        started[told].send_signal(signal.SIGTERM)
+        codes = []
+        for process in started:
+            _, said = process.communicate(timeout=300)
+            assert said == ""
+            codes.append(process.returncode)
+    # Who was told says so; the other one ended as it would have.
+    assert codes == [128 + signal.SIGTERM if i == told else 0 for i in range(2)]
+    steps = [step for step, loss, _ in losses(out) if loss is not None]
+    assert steps == [*range(1, len(steps) + 1)]
+    saved = [int(p.name) for p in (out / "checkpoints").iterdir() if p.name.isdigit()]
+    assert max(saved) == steps[-1]
