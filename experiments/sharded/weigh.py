@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import xform
 from models.nets.presets import TRAINED
 from models.train.config import RunConfig
+from models.train.fit import bytes_around
 from models.train.mesh import abstract_mesh, batch_sharding
-from models.train.planned import bytes_around
 from models.train.state import abstract_state
 from models.train.step import make_loss, train_step
 from xform.errors import BudgetInfeasible

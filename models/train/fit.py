@@ -12,8 +12,8 @@ import xform
 from models.train.config import RunConfig
 from models.train.device import capacity
 from models.train.mesh import batch_sharding, mesh_or_none
-from models.train.planned import bytes_around, mebibytes, one_line
-from models.train.state import TrainState, abstract_state
+from models.train.planned import mebibytes, one_line
+from models.train.state import TrainState, abstract_state, device_bytes
 from models.train.step import Metrics, make_step
 from xform.errors import BudgetInfeasible, WrongArgument
 
@@ -63,6 +63,15 @@ def largest(
     for context in dict.fromkeys(contexts):
         model = dataclasses.replace(run.model, context=context)
         yield _largest(dataclasses.replace(run, model=model), policy, target, memory)
+
+
+def bytes_around(run: RunConfig, state: TrainState) -> int:
+    """What a step holds on each device besides its gradient, and the parameters that this is of.
+
+    The masters of rounded parameters, the optimizer, a sum of gradients.
+    """
+    params, masters = device_bytes(state.params), run.optim.weights != "float32"
+    return device_bytes(state) + params * (int(run.accumulate > 1) - int(not masters))
 
 
 def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None) -> Largest:

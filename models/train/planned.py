@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 import xform
@@ -18,13 +16,10 @@ from models.errors import InputError
 from models.train.config import RunConfig
 from models.train.device import capacity
 from models.train.mesh import batch_sharding
-from models.train.precision import rounded
 from models.train.state import TrainState, abstract_state, device_bytes
-from models.train.step import compile_step, dropout_key, make_loss
+from models.train.step import compile_step, make_step
 from xform.errors import BudgetInfeasible, OtherProgram, XformError
 
-# How often a step is compiled for a budget; how much of what it is over by is taken off.
-COMPILES, FURTHER = 5, 1.05
 # Lines of a plan that are printed; its file has all.
 ROWS = 12
 
@@ -36,8 +31,8 @@ class PlannedStep:
     Attributes:
       plan: what is kept for the backward pass, and what is run again.
       step: the program.
-      predicted_bytes: of the whole step on each device: the plan's, and what is around it; None on
-        a mesh where no compiler was asked, since a plan alone does not know what of it is where.
+      predicted_bytes: of the whole step; None on a mesh, of which only a compiler knows what of
+        it is where.
       total_bytes: the same, as the compiler says.
     """
 
@@ -103,93 +98,53 @@ def one_line() -> Iterator[None]:
         raise InputError(" ".join(parts.split())) from None
 
 
-def bytes_around(run: RunConfig, state: TrainState) -> int:
-    """What a step holds on each device besides its gradient, and the parameters that this is of.
-
-    The masters of rounded parameters, the optimizer, a sum of gradients.
-    """
-    params, masters = device_bytes(state.params), run.optim.weights != "float32"
-    return device_bytes(state) + params * (int(run.accumulate > 1) - int(not masters))
-
-
 def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedStep:
-    """Plan the gradient, and compile the step by it.
+    """Plan the gradient in a step of training, and compile the step by it.
 
-    A budget of the peak, and `auto`, bound the whole step, as the compiler says: what it is over by
-    is taken off the budget of the gradient, until the step fits. For that on a `mesh` the
-    gradient is compiled too, since only a compiler knows what of it is on each device.
+    A budget of the peak, and `auto`, bound the whole step on each device, as the compiler says.
 
     Raises:
       InputError: no plan fits, or the step is over the memory of the device.
     """
     state = abstract_state(run.model, run.optim, mesh)
     tokens = run.tokens_type()
-    around_mesh = None if mesh is None else mesh.abstract_mesh
+    around = None if mesh is None else mesh.abstract_mesh
     if mesh is not None:
         tokens = tokens.update(sharding=batch_sharding(mesh, run.batch, axis=1))
     most = capacity()
     if (least := device_bytes((state, tokens))) > most:
         raise _too_large(least, "parameters, optimizer and one batch alone")
-    around = bytes_around(run, state)
-    bound = None
     if isinstance(policy, xform.policies.Fit):
-        bound = most
-    elif isinstance(policy, xform.policies.Budget) and policy.of == "peak":
-        bound = policy.bytes
+        policy = policy.within(most, "this device")
 
-    def made(policy: Any) -> PlannedStep:
-        with one_line():
-            plan = policy
-            if not isinstance(plan, xform.Plan):
-                slice_ = jax.ShapeDtypeStruct(tokens.shape[1:], tokens.dtype)
-                if mesh is not None:
-                    slice_ = slice_.update(sharding=batch_sharding(mesh, run.batch, axis=0))
-                key = jax.eval_shape(lambda: dropout_key(run.model, run.seed, jnp.int32(0)))
-                loss = make_loss(run.model, mesh=around_mesh)
-                params, scale = rounded(state.params, run.optim), state.loss_scale
-                plan = xform.plan(loss, params, slice_, key, scale and scale.value, policy=policy,
-                                  verify=mesh is not None and bound is not None)  # fmt: skip
-            try:
-                step = compile_step(run.model, run.optim, tokens, plan, run.seed, mesh)
-            except OtherProgram:
-                raise InputError(
-                    f"{plan!r} is of another model, batch or version of JAX: give another --policy"
-                ) from None
-        memory: Any = step.memory_analysis()
-        total = memory.argument_size_in_bytes + memory.output_size_in_bytes
-        total += memory.temp_size_in_bytes - memory.alias_size_in_bytes
-        gradient = plan.predicted_bytes if mesh is None else plan.compiled_bytes
-        return PlannedStep(plan, step, None if gradient is None else gradient + around, total)
+    def step(state: TrainState, tokens: jax.Array, policy: Any = None) -> Any:
+        return make_step(run.model, run.optim, policy, run.seed, around)(state, tokens)
 
-    def fitted(bound: int) -> PlannedStep:
-        outside = around
-        found = None
-        for _ in range(COMPILES):
+    with one_line():
+        plan = policy
+        if not isinstance(plan, xform.Plan):
+            bounds = isinstance(policy, xform.policies.Budget) and policy.of == "peak"
             try:
-                budget = xform.policies.budget(max(0, bound - outside))
-                found = made(dataclasses.replace(budget, regions=policy.regions))
+                plan = xform.plan(step, state, tokens, policy=policy, donate_argnums=0,
+                                  verify=bounds)  # fmt: skip
             except BudgetInfeasible as error:
                 raise InputError(
                     f"--policy {run.policy}: the lowest peak of a step that was found is"
-                    f" {mebibytes(error.floor_bytes + outside)}: raise the budget, or lower --batch"
-                    " or --context"
+                    f" {mebibytes(error.floor_bytes)}: raise the budget, or lower --batch or"
+                    " --context"
                 ) from None
-            if found.total_bytes <= bound:
-                return found
-            outside += math.ceil(FURTHER * (found.total_bytes - bound))
-        assert found is not None
-        raise InputError(
-            f"--policy {run.policy}: the step takes {mebibytes(found.total_bytes)}, with"
-            f" {found.plan.policy} for its gradient, and {mebibytes(bound)} were given: raise the"
-            " budget, or lower --batch"
-        )
-
-    if bound is not None:
-        return fitted(bound)
-    found = made(policy)
-    if found.total_bytes > most:
-        raise _too_large(found.total_bytes, "the step")
-    return found
+        try:
+            compiled = compile_step(run.model, run.optim, tokens, plan, run.seed, mesh)
+        except OtherProgram:
+            raise InputError(
+                f"{plan!r} is of another model, batch or version of JAX: give another --policy"
+            ) from None
+    memory: Any = compiled.memory_analysis()
+    total = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    total += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    if total > most:
+        raise _too_large(total, "the step")
+    return PlannedStep(plan, compiled, None if mesh else plan.predicted_bytes, total)
 
 
 def _too_large(n: int, what: str) -> InputError:

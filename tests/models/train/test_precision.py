@@ -16,7 +16,7 @@ from models.train.loop import Outcome, train
 from models.train.planned import plan_step, policy_of
 from models.train.precision import LossScale, rounded
 from models.train.start import Resume
-from models.train.state import abstract_state, device_bytes, init_state
+from models.train.state import abstract_state, init_state
 from models.train.step import make_step
 from tests.models.micro import MODEL, OPTIM, losses, run
 
@@ -65,11 +65,16 @@ def test_a_plan_is_of_the_rounded_parameters(tmp_path: Path) -> None:
     )
     planned = plan_step(config, policy_of("default"))
     assert planned.predicted_bytes == pytest.approx(planned.total_bytes, rel=0.2)
-    params = device_bytes(abstract_state(MODEL, OPTIM).params)
-    # A plan holds parameters and their gradient, of half the size.
-    assert plan_step(wide, policy_of("default")).plan.predicted_bytes > (
-        planned.plan.predicted_bytes + 0.9 * params
-    )
+    embedding = "[256,32]"
+    for step, dtype in ((planned, "bfloat16"), (plan_step(wide, policy_of("default")), "float32")):
+        inputs = [
+            line
+            for program in step.plan.record.programs
+            for line in program
+            if line.startswith("inputs ") and embedding in line
+        ]
+        assert inputs
+        assert all(dtype + embedding in line for line in inputs)
 
 
 def test_a_scale_halves_and_doubles() -> None:
