@@ -38,6 +38,23 @@ SMALL = {
 }
 
 
+def cross_entropy(x):
+    picked = jnp.take_along_axis(jax.nn.log_softmax(x @ x), x[:1].T.astype(int), -1)
+    return -jnp.sum(picked)
+
+
+def scattered(x):
+    placed = jnp.zeros_like(x).at[jnp.arange(N), x[0].astype(int)].add(x[1])
+    return jnp.sin(jnp.sin(x @ x) * 2 + placed) @ x
+
+
+@pytest.mark.parametrize("f", [scattered, jax.grad(cross_entropy)])
+def test_what_is_scattered_into_zeros_and_added_is_scattered_into_the_sum(f) -> None:
+    """Indices are counted a little differently: 12 bytes for each row."""
+    stats = jax.jit(f).lower(SQUARE).compile().memory_analysis()
+    assert abs(of(f, SQUARE).temp_bytes - stats.temp_size_in_bytes) <= 12 * N
+
+
 @pytest.mark.parametrize("donate", [(), (0,), (0, 1)])
 def test_an_output_over_a_donated_argument_is_no_room_for_others(donate: tuple[int, ...]) -> None:
     """Not before it is written: the argument is there until then."""

@@ -9,6 +9,7 @@ looked into.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax import lax
 
 from xform._jax import (
     JaxprEqn,
+    Literal,
     broadcast_in_dim_p,
     conv_general_dilated_p,
     dot_general_p,
@@ -260,11 +262,25 @@ class Flattening(Adding):
             reads = [c if c.shape == size else self._repeated(eqn, c) for c in reads]
         if prim is add_any_p:
             prim = lax.add_p
+        if prim is lax.add_p and (total := self._scattered(reads)):
+            return total
         if prim is lax.square_p or (prim is lax.mul_p and reads[0] is reads[1]):
             return self._power(reads[0], 2, eqn)
         if prim is lax.integer_pow_p and eqn.params["y"] > 1:
             return self._power(reads[0], eqn.params["y"], eqn)
         return self.step(prim, (tuple(reads), self.text(eqn)), eqn, reads)[0]
+
+    def _scattered(self, reads: Sequence[Cell]) -> Cell | None:
+        """The sum of a value and of what is scattered into zeros: that is scattered into the value.
+
+        Source: XLA's `algebraic_simplifier.cc`, of additions.
+        """
+        for value, other in (reads, reads[::-1]):
+            made = other.maker
+            if made and made.does is lax.scatter_add_p and _is_zero(made.reads[0]):
+                does, rest = lax.scatter_add_p, made.reads[1:]
+                return self.step(does, (value, other), made.eqn, [value, *rest])[0]
+        return None
 
     def _repeated(self, eqn: JaxprEqn, x: Cell) -> Cell:
         """An operand of an operation on elements, at the size of the result."""
@@ -311,6 +327,14 @@ class Flattening(Adding):
             return x if layout.as_given else base, layout.first
         value = Cell(x.bytes, "made", layout.sizes)
         return self.step(lax.transpose_p, (base, layout.order), eqn, [base], [value])[0], True
+
+
+def _is_zero(x: Cell) -> bool:
+    """Whether a value is a literal zero, repeated."""
+    if x.maker is None or x.maker.does is not repeat_p:
+        return False
+    (v, *_) = x.maker.eqn.invars
+    return isinstance(v, Literal) and bool(v.val == 0)
 
 
 def _whole(eqn: JaxprEqn) -> bool:
