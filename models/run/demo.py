@@ -48,7 +48,7 @@ class Demo:
 
     out: Path = setting(Path("experiments/demo"), "Folder for plots.")
     steps: int = setting(800, "Updates to train for.", least=1)
-    policy: str = setting("budget:130MiB", "What the backward pass keeps.")
+    policy: str = setting("budget:100MiB", "What the backward pass keeps.")
     max_seconds: float = setting(360.0, "Stop training after this time.", least=1)
 
 

@@ -123,3 +123,26 @@ def test_activations_in_float32() -> None:
     waits = sum(r.bytes for r in report.peak if r.category == "activation")
     (text,) = (text for text in report.advice if "are float32" in text)
     assert f"in bfloat16 they take {waits // 2 / 2**10:.1f} KiB less" in text
+
+
+def test_a_loss_over_a_vocabulary_is_taken_in_parts() -> None:
+    def logits(kernel: Any, hidden: Any) -> Any:
+        return jnp.sum(jax.nn.logsumexp(jnp.tanh(hidden @ kernel), -1))
+
+    def in_parts(kernel: Any, hidden: Any) -> Any:
+        some = xform.remat(logits)
+        step = lambda total, few: (total + some(kernel, few), None)
+        return jax.lax.scan(step, 0.0, hidden.reshape(8, -1, 32))[0]
+
+    kernel, hidden = f32(32, 2048), f32(1024, 32)
+    whole, parts = (
+        xform.memory_analysis(xform.value_and_grad(f), kernel, hidden) for f in (logits, in_parts)
+    )
+    (text,) = (text for text in whole.advice if "classes" in text)
+    size = sum(r.bytes for r in whole.peak if r.shape == (1024, 2048))
+    assert size >= 8 * 2**20
+    assert text.startswith(f"{size // 2**20}.0 MiB have a number for each of 2048 classes (logits)")
+    assert "test_advice.py" in text
+    # What it says is spared is.
+    assert whole.temp_bytes - parts.temp_bytes >= 0.8 * (size - size // 8)
+    assert not any("classes" in text for text in advised(loss, W, X))

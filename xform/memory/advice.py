@@ -15,6 +15,11 @@ _MOST = 3
 # What grows with the batch, and what does not.
 _OF_BATCH = ("argument", "activation", "recompute", "temporary", "output")
 _STATE = ("parameter", "optimizer state", "gradient")
+# A matrix with so many more rows than columns, or the other way, has a row for each class: so many
+# of them at least.
+_TALL, _CLASSES = 4, 512
+# In how many parts a loss is thought of.
+_PARTS = 8
 # Over how many devices a state is thought of.
 _DEVICES = (2, 4, 8, 16, 32)
 
@@ -38,7 +43,7 @@ def advice(report: Any) -> list[str]:
     the cheapest for the user first: donation, sharding, batch, dtype, policy. Otherwise what spares
     most comes first.
     """
-    kinds = (_donations, _whole, _spread, _batch, _copies, _wide, _activations, _constants)
+    kinds = (_donations, _whole, _spread, _batch, _copies, _logits, _wide, _activations, _constants)
     steps = [step for kind in kinds for step in kind(report)]
     steps = [s for s in steps if s.bytes and s.bytes >= _PART * report.total_bytes]
     over = report.compilation.over_bytes or 0
@@ -76,6 +81,28 @@ def _copies(report: Any) -> Iterator[Step]:
         yield Step(size, f"{human_bytes(size)} are copies in another dtype, at {_places(rows)}: "
                    "keep the values in the dtype they are used in, or convert them "
                    "later")  # fmt: skip
+
+
+def _logits(report: Any) -> Iterator[Step]:
+    """Values with a number for each class: a loss can make them for a few positions at a time."""
+    matrices = {tuple(sorted(shape)) for _, shape in report.shapes if len(shape) == 2}
+    tall = (n for k, n in matrices if n >= max(_TALL * k, _CLASSES))
+    if not (classes := max(tall, default=0)):
+        return
+    rows = [
+        r for r in report.peak
+        if r.category in ("activation", "recompute", "temporary")
+        and r.shape[-1:] == (classes,) and tuple(sorted(r.shape)) not in matrices
+    ]  # fmt: skip
+    size = sum(r.bytes for r in rows)
+    less = size - size // _PARTS
+    yield Step(
+        less,
+        f"{human_bytes(size)} have a number for each of {classes} classes (logits), at "
+        f"{_places(rows)}: take the loss of an {_PARTS}th of the positions at a time, in a "
+        f"jax.lax.scan over xform.remat of it, and {human_bytes(less)} less are there at once",
+        sure=False,
+    )
 
 
 def _wide(report: Any) -> Iterator[Step]:
