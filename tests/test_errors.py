@@ -118,7 +118,8 @@ same argnums""",
 plan of <lambda>
   problem: it differentiates nothing under its argument `policy`
   where:   HERE
-  remedy:  give it to the derivative within: xform.value_and_grad(loss, policy=policy)""",
+  remedy:  give it to the derivative within: xform.value_and_grad(loss, policy=policy); or, if \
+that is no policy of what is kept, and the function a loss, bind it: lambda *args: loss(*args)""",
     ),
     "missing extra": (
         without_matplotlib,

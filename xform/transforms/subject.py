@@ -161,7 +161,8 @@ def _one(f: Callable[..., Any], met: Sequence[Ends]) -> Ends:
         written(f),
         "give each of them an argument of its own, and bind all but one: functools.partial(step, "
         "policy_of_the_other=...)" if met else
-        "give it to the derivative within: xform.value_and_grad(loss, policy=policy)",
+        "give it to the derivative within: xform.value_and_grad(loss, policy=policy); or, if that "
+        "is no policy of what is kept, and the function a loss, bind it: lambda *args: loss(*args)",
     )  # fmt: skip
 
 
