@@ -114,13 +114,13 @@ def test_some_memory_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_whose_memory_it_is() -> None:
     assert memory() == ("cpu", None)
-    assert in_bytes(policies.fit()) is policies.min_cut
+    assert in_bytes(policies.fit()) == policies.min_cut
     with planned_for("tpu", "TPU v5e"):
         assert in_bytes(policies.fit()).bytes == 15.75 * 2**30
     with planned_for("gpu", "NVIDIA L4"):
         assert repr(in_bytes(policies.fit())) == "auto, budget('22.0 GiB') of NVIDIA L4"
     with planned_for("gpu", "some other"):
-        assert in_bytes(policies.fit()) is policies.min_cut
+        assert in_bytes(policies.fit()) == policies.min_cut
 
 
 def test_a_device_that_is_here_says_what_a_program_can_take(monkeypatch) -> None:

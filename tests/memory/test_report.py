@@ -156,7 +156,7 @@ def test_a_plan_that_is_refused_without_a_size(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         return type("Refused", (), {"total_bytes": None})
 
-    monkeypatch.setattr("xform.transforms.plan.compile_for", refuse)
+    monkeypatch.setattr("xform.transforms.subject.compile_for", refuse)
     monkeypatch.setattr("xform.transforms.verify._remembered", {})
     f = lambda x: jnp.sum(jnp.sin(x) @ jnp.sin(x))
     made = xform.plan(f, f32(16, 16))

@@ -142,7 +142,7 @@ def test_a_refusal_names_what_the_compiler_would_say(monkeypatch: pytest.MonkeyP
         said.append(2 * report.total_bytes)
         return type("Report", (), {"total_bytes": said[-1]})
 
-    monkeypatch.setattr("xform.transforms.plan.compile_for", twice)
+    monkeypatch.setattr("xform.transforms.subject.compile_for", twice)
     monkeypatch.setattr("xform.transforms.verify._remembered", {})
     with pytest.raises(errors.BudgetInfeasible) as caught:
         peak(f, w, free.compiled_bytes)

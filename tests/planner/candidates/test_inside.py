@@ -180,7 +180,8 @@ def layers(w, x, policy=None):
 
 def test_a_budget_with_room_saves_more_in_regions_and_the_default_does_not() -> None:
     w, x = jnp.asarray(W, "float32"), jnp.asarray(X, "float32")
-    planned = lambda policy: xform.plan(layers, w, x, argnums=(0, 1), policy=policy)
+    f = lambda w, x: layers(w, x)  # a loss, whose regions have a policy of their own
+    planned = lambda policy: xform.plan(f, w, x, argnums=(0, 1), policy=policy)
     default = planned(policies.min_cut)
     assert default.recompute_flops > 0
     room = default.compiled_bytes
