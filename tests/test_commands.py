@@ -16,7 +16,7 @@ from xform.commands import given
 from xform.errors import FailedFunction, WrongArgument
 
 MODEL = """
-import jax, jax.numpy as jnp
+import jax, jax.numpy as jnp, xform
 
 def loss(w, x):
     return jnp.sum(jnp.tanh(x @ w) ** 2)
@@ -41,6 +41,9 @@ def bare(x):
 
 def square(x):
     return jnp.sum(x * x)
+
+def step(w, x, policy=None):
+    return w - xform.grad(loss, policy=policy)(w, x)
 
 SIZE = 3
 
@@ -225,6 +228,18 @@ def test_plan(tmp_path: Path) -> None:
     assert xform.Plan.load(tmp_path / "plan.json").saved_bytes == data["saved_bytes"]
     with pytest.raises(WrongArgument, match=r"--donate 7\n.*loss is given 2 arguments"):
         commands.run(["plan", "written:loss", "--donate", "7"])
+
+
+@pytest.mark.usefixtures("model")
+def test_the_plan_of_a_step_says_what_was_planned() -> None:
+    title, what, given, *_ = commands.run(["plan", "written:step", "--no-verify"]).splitlines()
+    assert title == "plan of step, min_cut, on cpu"
+    assert (
+        what == "planned: what it differentiates under its argument policy; bytes are of all of it"
+    )
+    assert given.startswith("arguments: w f32[8,8], x f32[4,8]")
+    with pytest.raises(WrongArgument, match="an argument `policy`"):
+        commands.run(["plan", "written:step", "--argnums", "1"])
 
 
 @pytest.mark.usefixtures("model")

@@ -65,12 +65,22 @@ class Given:
 
     def headed(self, table: Any, argnums: int | Sequence[int] | None) -> str:
         """A table of the function's derivative, under whose title stands of which arguments."""
+        return self._headed(table, self._differentiated(argnums))
+
+    def headed_step(self, table: Any) -> str:
+        """A table of the derivative within a step, under whose title stands what of it that is."""
+        what = "planned: what it differentiates under its argument policy; bytes are of all of it"
+        return self._headed(table, what)
+
+    def _differentiated(self, argnums: int | Sequence[int] | None) -> str:
         by = range(len(self.args)) if argnums is None else argnums
         by = by if isinstance(by, Sequence) else (by,)
+        return f"differentiated by argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
+
+    def _headed(self, table: Any, what: str) -> str:
         given = dataclasses.replace(asked(self.f, self.args, {}), inputs=self.called).given
-        several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
         title, _, rest = str(table).partition("\n")
-        return f"{title}\ndifferentiated by {several}\narguments: {given}\n{rest}"
+        return f"{title}\n{what}\narguments: {given}\n{rest}"
 
     def in_specs(self, specs: Mapping[str, Any]) -> tuple[Any, ...]:
         """A PartitionSpec for each argument, of those by name; None for all others."""

@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 import xform
+from xform.callables import takes_policy
 from xform.commands.given import add_function, add_policy, given, policy, positions
 from xform.commands.reports import file, picture, wrote
 
@@ -22,7 +23,8 @@ def run(args: argparse.Namespace) -> str:
     wrote(args.png, plan.plot, args)
     if args.json:
         return json.dumps(_data(plan), indent=1)
-    return on.headed(plan, args.argnums)
+    step = takes_policy(on.f, len(on.args))
+    return on.headed_step(plan) if step else on.headed(plan, args.argnums)
 
 
 def _data(plan: xform.Plan) -> dict[str, Any]:
