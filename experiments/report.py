@@ -1,12 +1,29 @@
-"""Put a measured table into an experiment's README, between its two markers."""
+"""What was measured: kept beside an experiment, and in a table of its README."""
 
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
+
+from xform.files import whole
+
+
+def known(path: Path) -> dict[str, Any]:
+    """What was kept so far, by name; nothing without a file."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def keep(path: Path, name: str, value: Any) -> dict[str, Any]:
+    """Put something measured among the others in a file; all of them."""
+    results = known(path) | {name: value}
+    with whole(path) as partial:
+        partial.write_text(json.dumps(results, indent=1) + "\n")
+    return results
 
 
 def write_table(

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.report import known
 from experiments.unmodified import picture, tables
 from experiments.unmodified.measure import agreement, size, sizes, within
-from experiments.unmodified.results import AGREEMENT, keep, known
+from experiments.unmodified.results import AGREEMENT, add
 from experiments.unmodified.sources import definitions, module
 from experiments.unmodified.ways import HALF, JAX, LEAST, XFORM, budget, ours
 
@@ -83,10 +84,10 @@ def test_agreement_tells_a_difference(loss, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_results_tables_and_plot(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    keep(path, "ours", "cpu", {"jax.grad": {"temp": 2**21, "total": 2**22, "flops": 100}})
-    keep(path, "ours", "cpu", {"default": {"temp": 2**20, "total": 2**21, "flops": 103}})
-    keep(path, "ours", "cpu", {HALF: {"budget": 1, "floor": 3 * 2**20}})
-    keep(path, "ours", AGREEMENT, {"loss difference": 0.0, "gradient difference": 2e-7,
+    add(path, "ours", "cpu", {"jax.grad": {"temp": 2**21, "total": 2**22, "flops": 100}})
+    add(path, "ours", "cpu", {"default": {"temp": 2**20, "total": 2**21, "flops": 103}})
+    add(path, "ours", "cpu", {HALF: {"budget": 1, "floor": 3 * 2**20}})
+    add(path, "ours", AGREEMENT, {"loss difference": 0.0, "gradient difference": 2e-7,
                                    "time": (0.9, 0.8, 1.1)})  # fmt: skip
     markers = ("sizes", "steps")
     (tmp_path / "README.md").write_text("\n".join(f"<!-- {m} -->\n<!-- /{m} -->" for m in markers))

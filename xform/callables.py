@@ -50,6 +50,17 @@ def derived(f: Any) -> Derived | None:
         return None
 
 
+def name_of(f: Any) -> str:
+    """What a function is called; of an object that has no name, its class.
+
+    >>> import functools
+    >>> from xform.callables import name_of
+    >>> name_of(jnp.mean), name_of(functools.partial(jnp.mean))
+    ('mean', 'partial')
+    """
+    return getattr(f, "__name__", type(f).__name__)
+
+
 def argument_names(f: Callable[..., Any], n: int) -> list[str]:
     """What a function calls its first `n` positional arguments.
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 
+from xform.callables import name_of
 from xform.errors import NotScalar, WrongArgument
 from xform.packages import required
 from xform.transforms import forward, reverse
@@ -72,7 +73,7 @@ class _Door:
             if has_aux and not (isinstance(out, tuple) and len(out) == 2):
                 raise WrongArgument(
                     f"{self.name} with has_aux=True",
-                    f"{_name(f)} returned {type(out).__name__}, not a pair (output, auxiliary)",
+                    f"{name_of(f)} returned {type(out).__name__}, not a pair (output, auxiliary)",
                     "",
                     "return a pair, or drop has_aux",
                 )
@@ -83,7 +84,7 @@ class _Door:
             y, aux = out if has_aux else (out, ())
             return y, (aux, changes)
 
-        objective.__name__ = _name(f)
+        objective.__name__ = name_of(f)
         return objective
 
     def leave(self, out: Tree, changes: Tree) -> Tree:
@@ -114,10 +115,6 @@ def _alike(before: list[tuple[Any, Any]], after: list[tuple[Any, Any]]) -> bool:
 def _changed(variable: nnx.Variable[Any], leaves: list[Any], tree: Any) -> bool:
     now, now_tree = jax.tree.flatten(variable)
     return tree != now_tree or any(a is not b for a, b in zip(now, leaves, strict=True))
-
-
-def _name(f: Function) -> str:
-    return getattr(f, "__name__", type(f).__name__)
 
 
 def _resolve(f: Function, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -219,7 +216,7 @@ def grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux: bool = Fa
 
 
 def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: Any) -> Function:
-    asked, one = f"{door.name} of {_name(f)}", not isinstance(argnums, Iterable)
+    asked, one = f"{door.name} of {name_of(f)}", not isinstance(argnums, Iterable)
     chosen = [argnums] if one else list(argnums)
     at = [x.argnum if isinstance(x, nnx.DiffState) else x for x in chosen]
     distinct(numbers(at, asked, "argnums"), asked, at)
@@ -249,7 +246,7 @@ def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: A
                 )
             return y, (y, aux, changes)
 
-        objective.__name__ = _name(f)
+        objective.__name__ = name_of(f)
         with nnx.update_context(door.name):
             # By the prefix NNX also checks that, of a Variable's owners, all or none select it.
             prefix = [dict(zip(at, filters, strict=True)).get(i) for i in range(len(args))]

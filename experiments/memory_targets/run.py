@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import jax
 
 import xform
 from experiments.planner.zoo import cnn
-from experiments.report import write_table
+from experiments.report import keep, known, write_table
 from models.train import step
 from xform.memory.report import MemoryReport
 
@@ -81,7 +80,7 @@ def reports(targets: Iterable[str]) -> None:
                    replayed(report), f"{lined:.1%}" if made else "",
                    milliseconds(report.seconds),
                    f"{seconds:.0f}"]  # fmt: skip
-            keep("reports", head, f"{name}, {target}", [row])
+            tabulate("reports", head, f"{name}, {target}", [row])
 
 
 def policies(targets: Iterable[str]) -> None:
@@ -92,13 +91,13 @@ def policies(targets: Iterable[str]) -> None:
         if not target.startswith(tuple(targets)):
             continue
         found = list(compare(policies=POLICIES, targets=[target]))
-        keep("policies", head, target, weighed(found))
+        tabulate("policies", head, target, weighed(found))
         sizes = {e.policy: e.report.total_bytes for e in found if e.report}
         least, most = sizes["save_nothing"], sizes["min_cut"]
         asked = {f"budget {gib(n)}": xform.policies.budget(n)
                  for n in (int(least + (most - least) * part) for part in BUDGETS)}  # fmt: skip
         found += compare(policies=asked, targets=[target])
-        keep("policies", head, target, weighed(found))
+        tabulate("policies", head, target, weighed(found))
 
 
 def weighed(entries: Sequence[Any]) -> Rows:
@@ -132,15 +131,14 @@ def batches(targets: Iterable[str]) -> None:
         sizes = found.fits.total_bytes, found.fits.capacity_bytes, after
         cells = [gib(n, 3) for n in sizes]
         size = f"{found.size}" + ("" if found.over else ", not shown to be the last")
-        keep("batches", head, target, [[target, size, *cells, str(found.compiles)]])
+        tabulate("batches", head, target, [[target, size, *cells, str(found.compiles)]])
 
 
-def keep(name: str, head: list[str], part: str, rows: Rows) -> None:
+def tabulate(name: str, head: list[str], part: str, rows: Rows) -> None:
     """Put a part of a table among what was measured so far, and write the table of all parts."""
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    kept.setdefault(name, {})[part] = rows
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-    write_table(HERE, head, [row for rows in kept[name].values() for row in rows], name)
+    parts = known(RESULTS).get(name, {}) | {part: rows}
+    keep(RESULTS, name, parts)
+    write_table(HERE, head, [row for rows in parts.values() for row in rows], name)
 
 
 def gib(n: int | None, digits: int = 2) -> str:

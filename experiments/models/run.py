@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import optax
 from flax import nnx
 
 import xform
-from experiments.report import write_table
+from experiments.report import keep, write_table
 from models.nets.gpt2 import GPT2Config
 from models.nets.llama import LlamaConfig
 from models.nets.ode import ODEConfig
@@ -156,11 +155,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*", default=list(CASES), help=", ".join(CASES))
     for name in parser.parse_args().models:
-        found = measure(name)
-        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        results |= {name: found}
+        results = keep(RESULTS, name, measure(name))
         results = {name: results[name] for name in CASES if name in results}
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         write_table(HERE, HEAD, [cells(*item) for item in results.items()])
         draw(results)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.report import write_table
+from experiments.report import keep, known, write_table
 from experiments.resume.killed import (
     Life,
     arrays,
@@ -126,13 +125,12 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["kills", "meshes"])
     parser.add_argument("--kills", type=int, default=50)
     given = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for part in given.parts:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            results[part] = kills(folder, given.kills) if part == "kills" else meshes(folder)
-        RESULTS.write_text(json.dumps(results) + "\n")
-    show(results)
+            found = kills(folder, given.kills) if part == "kills" else meshes(folder)
+        keep(RESULTS, part, found)
+    show(known(RESULTS))
 
 
 def show(results: dict[str, Any]) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 import xform
-from experiments.report import write_table
+from experiments.report import keep, known, write_table
 from experiments.sharded.weigh import GIB, Weighed, weigh
 from models.train.log import read_records
 
@@ -91,7 +89,7 @@ def losses() -> None:
         for processes, devices, mesh in MESHES:
             name = f"{processes} x {devices}: {mesh or 'one device'}"
             found[name] = trained(processes, devices, mesh, Path(folder))
-    keep("losses", found)
+    keep(RESULTS, "losses", found)
     (_, one), *_ = found.items()
     apart = {name: np.abs(np.subtract(values, one)) for name, values in found.items()}
     head = ["processes x devices: mesh", "loss, step 1", f"loss, step {STEPS}",
@@ -121,8 +119,8 @@ def weights(only: list[str]) -> None:
                 asked = None if policy == "default" else xform.policies.parse(policy, "a policy")
                 found = weigh(preset, batch, context, mesh, TARGET, asked)
                 print(preset, policy, found, flush=True)
-                weighed = kept().get("bytes", {})
-                keep("bytes", weighed | {f"{preset}:{policy}": dataclasses.asdict(found)})
+                weighed = known(RESULTS).get("bytes", {})
+                keep(RESULTS, "bytes", weighed | {f"{preset}:{policy}": dataclasses.asdict(found)})
     table()
 
 
@@ -130,7 +128,7 @@ def table() -> None:
     """Write the table of what was weighed so far."""
     head = ["model", "sequences x tokens", "mesh", "policy", "GiB on each device", "fits 15.75",
             "run again, of the forward pass", "seconds"]  # fmt: skip
-    weighed = kept().get("bytes", {})
+    weighed = known(RESULTS).get("bytes", {})
     rows = [
         row(preset, policy, Weighed(**weighed[f"{preset}:{policy}"]))
         for preset in MODELS
@@ -138,16 +136,6 @@ def table() -> None:
         if f"{preset}:{policy}" in weighed
     ]
     write_table(HERE, head, rows, "bytes", TARGET)
-
-
-def kept() -> dict[str, Any]:
-    """What was measured so far."""
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-
-
-def keep(name: str, value: Any) -> None:
-    """Put what was measured beside the tables."""
-    RESULTS.write_text(json.dumps(kept() | {name: value}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.report import write_table
+from experiments.report import keep, write_table
 from experiments.timing import seconds
 from experiments.trainer.picture import draw
 from experiments.trainer.plain import compile_plain
@@ -159,11 +158,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("layouts", nargs="*", default=list(LAYOUTS), help=", ".join(LAYOUTS))
     for layout in parser.parse_args().layouts:
-        found = measure(layout)
-        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        results |= {layout: found}
+        results = keep(RESULTS, layout, measure(layout))
         results = {name: results[name] for name in LAYOUTS if name in results}
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         write_table(HERE, HEAD, [row for item in results.items() for row in rows(*item)])
         draw(results, HERE / "trainer.png")
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import jax
 
+from experiments.report import known
 from experiments.unmodified import picture, tables
 from experiments.unmodified.measure import agreement, sizes
 from experiments.unmodified.programs import PROGRAMS
-from experiments.unmodified.results import AGREEMENT, keep, known
+from experiments.unmodified.results import AGREEMENT, add
 from experiments.unmodified.ways import BUDGETS, JAX, XFORM
 
 HERE = Path(__file__).parent
@@ -28,9 +29,9 @@ def measure(name: str, options: argparse.Namespace) -> None:
         left = {way: size for way, size in seen.get(target, {}).items()
                 if not options.again or way not in wanted}  # fmt: skip
         for way, found in sizes(loss, args, target, left, wanted):
-            keep(RESULTS, name, target, {way: found})
+            add(RESULTS, name, target, {way: found})
         if target == "cpu" and AGREEMENT in wanted and (options.again or AGREEMENT not in seen):
-            keep(RESULTS, name, AGREEMENT, agreement(loss, args, options.pairs))
+            add(RESULTS, name, AGREEMENT, agreement(loss, args, options.pairs))
 
 
 def main() -> None:

@@ -47,11 +47,5 @@ def first_scale(model: DecoderConfig, optim: OptimConfig) -> LossScale | None:
 
 
 def rounded(params: Any, optim: OptimConfig) -> Any:
-    """Parameters, or their types, as a step reads them."""
-    dtype = jnp.dtype(optim.weights)
-
-    def one(leaf: Any) -> Any:
-        abstract = isinstance(leaf, jax.ShapeDtypeStruct)
-        return leaf.update(dtype=dtype) if abstract else leaf.astype(dtype)
-
-    return jax.tree.map(one, params)
+    """Parameters as a step reads them."""
+    return jax.tree.map(lambda leaf: leaf.astype(optim.weights), params)

@@ -15,7 +15,7 @@ import xform
 from tests.reference import close
 from xform import errors, policies
 from xform.memory.targets import parse_target
-from xform.transforms.subject import subject, under
+from xform.transforms.subject import subject, with_policy
 
 W = np.cos(np.arange(8 * 64 * 64.0)).reshape(8, 64, 64).astype(np.float32) / 40
 X = np.sin(np.arange(256 * 64.0)).reshape(256, 64).astype(np.float32)
@@ -183,13 +183,13 @@ def test_what_is_beside_a_derivative() -> None:
 
 
 def test_what_is_compiled_under_a_policy() -> None:
-    run, options = under(loss, (W, X), policies.save_nothing, 0)
+    run, options = with_policy(loss, (W, X), policies.save_nothing, 0)
     assert run.__name__ == "loss"
     assert options == {}
     value, g = run(W, X)
     close(g, jax.grad(loss)(W, X), 1e-4)
     assert value.shape == ()
-    run, options = under(step, arguments(), None, 0)
+    run, options = with_policy(step, arguments(), None, 0)
     assert (run.__name__, options) == ("step", {})
     made = jax.jit(step, static_argnames="policy")
-    assert under(made, arguments(), None, 0) == (made, {"policy": None})
+    assert with_policy(made, arguments(), None, 0) == (made, {"policy": None})

@@ -36,7 +36,7 @@ from xform import policies
 from xform.callables import argument_names
 from xform.errors import WrongArgument
 from xform.memory.asked import asked
-from xform.transforms.subject import under as under_policy
+from xform.transforms.subject import with_policy
 
 ABOUT_POLICIES = (
     f"{', '.join(policies.NAMED)}, budget:8GiB (of the peak) or saved:8GiB (of what waits for the "
@@ -63,21 +63,15 @@ class Given:
         asked = dataclasses.replace(report.asked, inputs=self.called, note=note)
         return dataclasses.replace(report, asked=asked)
 
-    def headed(self, table: Any, argnums: int | Sequence[int] | None) -> str:
-        """A table of the function's derivative, under whose title stands of which arguments."""
-        return self._headed(table, self._differentiated(argnums))
-
-    def headed_step(self, table: Any) -> str:
-        """A table of the derivative within a step, under whose title stands what of it that is."""
-        what = "planned: what it differentiates under its argument policy; bytes are of all of it"
-        return self._headed(table, what)
-
-    def _differentiated(self, argnums: int | Sequence[int] | None) -> str:
+    def headed(self, table: Any, argnums: int | Sequence[int] | None, step: bool = False) -> str:
+        """A table of a derivative, under whose title stands what it is of: arguments, a step."""
         by = range(len(self.args)) if argnums is None else argnums
         by = by if isinstance(by, Sequence) else (by,)
-        return f"differentiated by argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
-
-    def _headed(self, table: Any, what: str) -> str:
+        what = f"differentiated by argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
+        if step:
+            what = (
+                "planned: what it differentiates under its argument policy; bytes are of all of it"
+            )
         given = dataclasses.replace(asked(self.f, self.args, {}), inputs=self.called).given
         title, _, rest = str(table).partition("\n")
         return f"{title}\n{what}\narguments: {given}\n{rest}"
@@ -277,7 +271,7 @@ def under(on: Given, text: str | None) -> Callable[..., Any]:
     """The function under the policy that `--policy` names; as it is, if that names none."""
     if text is None:
         return on.f
-    f, options = under_policy(on.f, on.args, policy(text), 0)
+    f, options = with_policy(on.f, on.args, policy(text), 0)
     return functools.partial(f, **options) if options else f
 
 

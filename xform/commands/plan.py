@@ -23,8 +23,7 @@ def run(args: argparse.Namespace) -> str:
     wrote(args.png, plan.plot, args)
     if args.json:
         return json.dumps(_data(plan), indent=1)
-    step = takes_policy(on.f, len(on.args))
-    return on.headed_step(plan) if step else on.headed(plan, args.argnums)
+    return on.headed(plan, args.argnums, step=takes_policy(on.f, len(on.args)))
 
 
 def _data(plan: xform.Plan) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from xform.budgets import Budget, Fit, bytes_of
-from xform.callables import check_callable
+from xform.callables import check_callable, name_of
 from xform.errors import BudgetInfeasible, NotOneDerivative, WrongArgument
 from xform.memory.analysis import memory_analysis
 from xform.memory.asked import Asked, asked
@@ -29,7 +29,7 @@ from xform.transforms.function import Tree
 from xform.transforms.plan import plan
 from xform.transforms.planning import timed
 from xform.transforms.reverse import Policy
-from xform.transforms.subject import under
+from xform.transforms.subject import with_policy
 
 # How often a budget is compiled; how much of what it is over by is taken off it; how much faster
 # where that changes nothing.
@@ -200,10 +200,10 @@ def compare(
             except BudgetInfeasible as error:
                 entries.append(Entry(name, target or jax.default_backend(), None,
                                      error.floor_bytes))  # fmt: skip
-    run, _ = under(f, args, None, argnums)
+    run, _ = with_policy(f, args, None, argnums)
     note = next((e.report.asked.note for e in entries if e.report), "")
     what = dataclasses.replace(asked(run, args, {}), policy="", note=note)
-    return Comparison(getattr(f, "__name__", type(f).__name__), tuple(entries), what)
+    return Comparison(name_of(f), tuple(entries), what)
 
 
 def _labels(found: Sequence[Entry], sizes: Sequence[float], costs: Sequence[float]
@@ -261,7 +261,7 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
     """
 
     def ask(policy: Policy) -> MemoryReport:
-        run, given = under(f, args, policy, argnums)
+        run, given = with_policy(f, args, policy, argnums)
         with timed() as spent:
             report = memory_analysis(run, *args, target=target, **given, **options)
         work = policy.summary if isinstance(policy, Plan) else str(spent)

@@ -107,14 +107,12 @@ class At:
     """The derivative of a function at a point: what `grad` would plan under `jit`.
 
     `inputs` are the names of the inputs of its program; `closed` is what the function closes over,
-    the values of arrays and, of what is one of the caller's arrays, its place among those;
-    `regions` says whether remat regions are opened in the program.
+    the values of arrays and, of what is one of the caller's arrays, its place among those.
     """
 
     function: Function
     inputs: list[str]
     closed: list[Any]
-    regions: Regions = "marked"
 
     @property
     def ends(self) -> tuple[Program, Mask, Mask]:
@@ -125,7 +123,7 @@ class At:
         """The same without remat regions, if they are open."""
         program = with_regions(regions, self.function.program)
         function = dataclasses.replace(self.function, program=program)
-        return dataclasses.replace(self, function=function, regions=regions)
+        return dataclasses.replace(self, function=function)
 
     def planned(self, policy: Policy) -> Whole:
         """Its plan under a policy."""

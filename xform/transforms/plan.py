@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xform.budgets import Budget, Fit, Regions
+from xform.budgets import Budget, Fit
 from xform.cost import flops
 from xform.interpret.joint import analyze
 from xform.memory.targets import Target, parse_target
@@ -115,7 +115,7 @@ def plan(
         compiling: list[float] = []
 
         def made(whole: Whole) -> Plan:
-            return _plan(of, name, whole, goal, peak(whole.plan), opening(policy))
+            return _plan(of, name, whole, goal, peak(whole.plan))
 
         def measure(whole: Whole) -> int | None:
             begun = time.perf_counter()
@@ -138,8 +138,7 @@ def plan(
                         compiled_bytes=None if size == math.inf else int(size))  # fmt: skip
 
 
-def _plan(of: Subject, policy: str, whole: Whole, goal: Target, predicted: int,
-          regions: Regions) -> Plan:  # fmt: skip
+def _plan(of: Subject, policy: str, whole: Whole, goal: Target, predicted: int) -> Plan:
     """What was decided, not verified."""
     decided = whole.plan
     seen = liveness(decided, goal.backend)
@@ -156,5 +155,5 @@ def _plan(of: Subject, policy: str, whole: Whole, goal: Target, predicted: int,
         compiles=0,
         live=seen.live,
         saved=seen.saved,
-        record=record(choice_of(decided), decided.joint, whole.shapes, regions),
+        record=record(choice_of(decided), decided.joint, whole.shapes, of.regions),
     )

@@ -18,7 +18,7 @@ from jax.sharding import AxisType
 
 from xform._jax import cotangent_aval
 from xform.budgets import Regions
-from xform.callables import takes_policy, written
+from xform.callables import name_of, takes_policy, written
 from xform.cost import aval_bytes
 from xform.errors import NotOneDerivative, WrongArgument
 from xform.fingerprint import fingerprint, said
@@ -43,6 +43,7 @@ class Subject:
     Attributes:
       name: of the function.
       ends: the program that is differentiated, its active inputs and its wanted outputs.
+      regions: whether remat regions are open in that program.
       beside: bytes that are held besides the derivative at its peak, by simulation; less than 0
         where donated arguments make room.
       held: those of them that are arguments.
@@ -52,6 +53,7 @@ class Subject:
 
     name: str
     ends: Ends
+    regions: Regions
     beside: int
     held: int
     decides: tuple[Hashable, ...]
@@ -75,7 +77,7 @@ def subject(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: 
         return _loss(f, args, argnums, has_aux, goal, donate, regions)
     if has_aux or argnums != 0:
         raise WrongArgument(
-            f"plan of {_name(f)} with {'has_aux' if has_aux else f'argnums={argnums!r}'}",
+            f"plan of {name_of(f)} with {'has_aux' if has_aux else f'argnums={argnums!r}'}",
             "it has an argument `policy`, so it is one that differentiates by itself",
             written(f),
             "leave that out, or call that argument something else",
@@ -83,7 +85,7 @@ def subject(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: 
     return _step(f, args, goal, donate, regions)
 
 
-def under(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnums: Any
+def with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnums: Any
           ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
     """What to compile of a function under a policy, and its keyword arguments."""
     if not takes_policy(f, len(args)):
@@ -109,7 +111,8 @@ def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bo
         return compile_for(step, (_cotangent(at), *arrays), target=goal)
 
     places = said(([getattr(x, "sharding", None) for x in arrays], at.closed))
-    return Subject(at.name, at.ends, -saved, -saved, (donated, places, argnums is None), compiled)
+    return Subject(at.name, at.ends, regions, -saved, -saved, (donated, places, argnums is None),
+                   compiled)  # fmt: skip
 
 
 class _Undecided:
@@ -130,23 +133,23 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
         met[fingerprint(prog), active, wanted] = ends
         return planned(*ends, min_cut)
 
-    run, options = under(f, args, asked, 0)
+    run, options = with_policy(f, args, asked, 0)
     with planning(by):
-        found = trace_for(run, args, options, goal, donate or ())
+        found = trace_for(run, args, options, goal, donate)
     ends = _one(f, list(met.values()))
     whole = program(found.jaxpr)
     donated = tuple(a.donated for a in jax.tree.leaves(found.args_info))
     over = _over(gather(whole.in_avals, donated), whole.out_avals)
-    around = simulate(whole, goal.backend, over=over).total_bytes
+    outer = simulate(whole, goal.backend, over=over)
     inner = liveness(planned(*ends, min_cut).plan, goal.backend)
-    arguments = sum(map(aval_bytes, whole.in_avals))
 
     def compiled(policy: Policy) -> Compilation:
-        run, options = under(f, args, policy, 0)
-        return compile_for(run, args, options, goal, donate_argnums=donate or ())
+        run, options = with_policy(f, args, policy, 0)
+        return compile_for(run, args, options, goal, donate_argnums=donate)
 
     places = said([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
-    return Subject(_name(f), ends, around - inner.total_bytes, arguments - inner.argument_bytes,
+    return Subject(name_of(f), ends, regions, outer.total_bytes - inner.total_bytes,
+                   outer.argument_bytes - inner.argument_bytes,
                    (fingerprint(whole), donated, places), compiled)  # fmt: skip
 
 
@@ -155,7 +158,7 @@ def _one(f: Callable[..., Any], met: Sequence[Ends]) -> Ends:
     if len(met) == 1:
         return met[0]
     raise NotOneDerivative(
-        f"plan of {_name(f)}",
+        f"plan of {name_of(f)}",
         f"it differentiates {len(met)} different functions under its argument `policy`" if met else
         "it differentiates nothing under its argument `policy`",
         written(f),
@@ -164,10 +167,6 @@ def _one(f: Callable[..., Any], met: Sequence[Ends]) -> Ends:
         "give it to the derivative within: xform.value_and_grad(loss, policy=policy); or, if that "
         "is no policy of what is kept, and the function a loss, bind it: lambda *args: loss(*args)",
     )  # fmt: skip
-
-
-def _name(f: Any) -> str:
-    return getattr(f, "__name__", type(f).__name__)
 
 
 def _over(donated: Sequence[Any], outputs: Sequence[Any]) -> Mask:
