@@ -178,6 +178,23 @@ class Bare:
     __slots__ = ("n",)
 
 
+class Counted:
+    """Works out its length when it is first asked, and keeps it."""
+
+    def __init__(self, *items):
+        self.items = items
+
+    def __eq__(self, other):
+        return self.items == other.items
+
+    def __hash__(self):
+        return hash(self.items)
+
+    @functools.cached_property
+    def length(self):
+        return len(self.items)
+
+
 def closing(n):
     return lambda x: x * n
 
@@ -207,6 +224,24 @@ DIFFERENT = [
     jax.make_jaxpr(jnp.cos)(1.0), lax.GatherDimensionNumbers((0,), (), ()),
     lax.GatherDimensionNumbers((), (0,), ()), jax.devices()[0], jax.devices()[1],
 ]  # fmt: skip
+
+
+def test_what_a_value_works_out_about_itself_is_no_part_of_it() -> None:
+    value, other = Counted(1, 2), Counted(1, 3)
+    before = said(value)
+    assert value.length == other.length == 2
+    assert before == said(value) != said(other)
+
+
+def test_a_loop_is_the_same_operation_whatever_jax_worked_out_about_it() -> None:
+    """Parameters of JAX 0.11 keep the list of their values once somebody asked for it."""
+    w = np.stack([W, W])
+    prog = trace(lambda x, w: lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, w)[0], X, w)
+    (loop,) = [e for e in prog.equations if e.primitive.name == "scan"]
+    before = operation(loop)
+    for param in loop.params.values():
+        getattr(param, "vals", None)
+    assert operation(loop) == before
 
 
 def test_values_that_differ_have_different_texts() -> None:

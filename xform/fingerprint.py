@@ -282,7 +282,7 @@ def _remade(x: Any, outer: _Outer) -> str:
     if not isinstance(made, tuple):
         return itself(x)
     make, args, *more = made
-    parts = [list(x) if isinstance(x, Iterator) else x for x in more if x is not None]
+    parts = [_part(kind, x) for x in more if x is not None]
     if make in _NEW:
         # No state of a class that has some: it is kept where copies do not look.
         slots = any(vars(c).get("__slots__") for c in kind.__mro__)
@@ -292,6 +292,16 @@ def _remade(x: Any, outer: _Outer) -> str:
     else:
         args = make, args
     return f"{name_of(kind)}({_several((*args, *parts), outer)})"
+
+
+def _part(kind: type, x: Any) -> Any:
+    """What an object is made of besides arguments: its attributes, say, but those it works out."""
+    if isinstance(x, Iterator):
+        return list(x)
+    if not isinstance(x, dict):
+        return x
+    worked_out = functools.cached_property
+    return {k: v for k, v in x.items() if not isinstance(getattr(kind, str(k), None), worked_out)}
 
 
 def _array(x: Any, outer: _Outer = ()) -> str:
