@@ -21,7 +21,7 @@ from xform.budgets import Regions
 from xform.callables import name_of, takes_policy, written
 from xform.cost import aval_bytes
 from xform.errors import NotOneDerivative, WrongArgument
-from xform.fingerprint import fingerprint, said
+from xform.fingerprint import fingerprint, text_of
 from xform.interpret.node import gather
 from xform.ir import Mask, Program, program
 from xform.memory.compilation import Compilation, compile_for, trace_for
@@ -110,7 +110,7 @@ def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bo
         step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
         return compile_for(step, (_cotangent(at), *arrays), target=goal)
 
-    places = said(([getattr(x, "sharding", None) for x in arrays], at.closed))
+    places = text_of(([getattr(x, "sharding", None) for x in arrays], at.closed))
     return Subject(at.name, at.ends, regions, -saved, -saved, (donated, places, argnums is None),
                    compiled)  # fmt: skip
 
@@ -147,7 +147,7 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
         run, options = with_policy(f, args, policy, 0)
         return compile_for(run, args, options, goal, donate_argnums=donate)
 
-    places = said([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
+    places = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
     return Subject(name_of(f), ends, regions, outer.total_bytes - inner.total_bytes,
                    outer.argument_bytes - inner.argument_bytes,
                    (fingerprint(whole), donated, places), compiled)  # fmt: skip
