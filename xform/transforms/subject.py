@@ -97,8 +97,8 @@ def with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnum
 
 def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool, goal: Target,
           donate: Sequence[int], regions: Regions) -> Subject:  # fmt: skip
-    at, given = point("plan", f, args, argnums, has_aux).seen_by(regions), Arguments(args)
-    donated, arrays = given.donated(donate), given.arrays()
+    at, arguments = point("plan", f, args, argnums, has_aux).seen_by(regions), Arguments(args)
+    donated, arrays = arguments.donated(donate), arguments.arrays()
     grads = gather(at.function.program.in_avals, at.function.active())
     outputs = [*at.function.signature.out_avals, *grads]
     over = _over([jax.typeof(arrays[i]) for i in donated], outputs)
@@ -106,7 +106,7 @@ def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bo
 
     def compiled(policy: Policy) -> Compilation:
         run = _derivative(f, argnums, has_aux, policy, at)
-        flat = lambda ct, *arrays: run(given.filled(arrays)[1], ct)
+        flat = lambda ct, *arrays: run(arguments.filled(arrays)[1], ct)
         step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
         return compile_for(step, (_cotangent(at), *arrays), target=goal)
 
@@ -135,10 +135,10 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
 
     run, options = with_policy(f, args, asked, 0)
     with planning(by):
-        found = trace_for(run, args, options, goal, donate)
+        trace = trace_for(run, args, options, goal, donate)
     ends = _one(f, list(met.values()))
-    whole = program(found.jaxpr)
-    donated = tuple(a.donated for a in jax.tree.leaves(found.args_info))
+    whole = program(trace.jaxpr)
+    donated = tuple(a.donated for a in jax.tree.leaves(trace.args_info))
     over = _over(gather(whole.in_avals, donated), whole.out_avals)
     outer = simulate(whole, goal.backend, over=over)
     inner = liveness(planned(*ends, min_cut).plan, goal.backend)
