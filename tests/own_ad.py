@@ -59,7 +59,7 @@ _DOORS = {
     ("transforms/function.py", "run"),
     ("transforms/function.py", "held"),
     ("transforms/inspect.py", "held"),
-    ("memory/compilation.py", "_here"),
+    ("memory/compilation.py", "_compile_locally"),
     ("memory/lowering.py", "lower"),
     ("ir.py", "trace"),
     # A program that is run may be left to JAX, or compared with it.

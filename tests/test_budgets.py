@@ -12,7 +12,7 @@ from jax import lax
 import xform
 from tests.reference import close
 from xform import commands, errors, policies
-from xform.commands import given
+from xform.commands import function
 from xform.planner import backend
 from xform.planner.backend import in_bytes, memory, planned_for
 from xform.planner.planned import planned
@@ -151,7 +151,7 @@ def test_a_region_is_refused() -> None:
 
 
 def test_on_the_command_line() -> None:
-    assert given.policy("auto") == policies.fit()
+    assert function.policy("auto") == policies.fit()
     words = [f"{__name__}:looped", "--target", "cpu"]
     assert "auto, min_cut, on cpu" in commands.run(["plan", *words, "--policy", "auto"])
     (entry,) = xform.compare(looped, *inputs(), policies=[None])

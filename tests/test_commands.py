@@ -12,7 +12,7 @@ import pytest
 
 import xform
 from xform import commands, policies
-from xform.commands import given
+from xform.commands import function
 from xform.errors import FailedFunction, WrongArgument
 
 MODEL = """
@@ -98,19 +98,19 @@ def test_inputs() -> None:
 @pytest.mark.usefixtures("model")
 def test_policies() -> None:
     for name in ("min_cut", "save_everything", "save_dots", "save_nothing"):
-        assert given.policy(name) is getattr(policies, name)
-    assert given.policy("budget:8GiB") == policies.budget("8 GiB")
-    assert given.policy("saved:1000") == policies.budget(1000, of="saved")
+        assert function.policy(name) is getattr(policies, name)
+    assert function.policy("budget:8GiB") == policies.budget("8 GiB")
+    assert function.policy("saved:1000") == policies.budget(1000, of="saved")
     assert kept("written:loss", "--policy", "save_nothing")["total_bytes"] == 0
     assert kept("written:loss", "--policy", "save_dots")["total_bytes"] == 4 * 8 * 4
     with pytest.raises(WrongArgument, match=r"--policy some\n.*not known\n.*budget:8GiB"):
-        given.policy("some")
+        function.policy("some")
     with pytest.raises(WrongArgument, match=r"budget\('8 apples'\)"):
-        given.policy("budget:8 apples")
+        function.policy("budget:8 apples")
     for before, now in (("default", "min_cut"), ("full", "save_nothing"), ("dots", "save_dots"),
                         ("everything", "save_everything")):  # fmt: skip
         with pytest.raises(WrongArgument, match=f"now called '{now}'\n  remedy:  give {now}"):
-            given.policy(before)
+            function.policy(before)
 
 
 @pytest.mark.usefixtures("model")
@@ -232,12 +232,12 @@ def test_plan(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("model")
 def test_the_plan_of_a_step_says_what_was_planned() -> None:
-    title, what, given, *_ = commands.run(["plan", "written:step", "--no-verify"]).splitlines()
+    title, what, arguments, *_ = commands.run(["plan", "written:step", "--no-verify"]).splitlines()
     assert title == "plan of step, min_cut, on cpu"
     assert (
         what == "planned: what it differentiates under its argument policy; bytes are of all of it"
     )
-    assert given.startswith("arguments: w f32[8,8], x f32[4,8]")
+    assert arguments.startswith("arguments: w f32[8,8], x f32[4,8]")
     with pytest.raises(WrongArgument, match="an argument `policy`"):
         commands.run(["plan", "written:step", "--argnums", "1"])
 

@@ -138,7 +138,7 @@ def test_why_not() -> None:
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_found", lambda *modules: False)
+    monkeypatch.setattr(targets, "_exists", lambda *modules: False)
     text = commands.run(["doctor"])
     assert "pip install 'jax-xform[tpu]'" in text
     assert "pip install 'jax-xform[gpu-aot]'" in text
@@ -148,7 +148,7 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_found", lambda *modules: False)
+    monkeypatch.setattr(targets, "_exists", lambda *modules: False)
     with pytest.raises(MissingExtra) as caught:
         commands.run(["memory", "small:loss", "--target", "tpu:v5e:1x1"])
     assert "pip install 'jax-xform[tpu]'" in str(caught.value)

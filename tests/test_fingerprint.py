@@ -23,7 +23,7 @@ import xform
 from tests.sharding import mesh
 from xform import errors, policies
 from xform._jax import Jaxpr, jaxprs_of
-from xform.fingerprint import fingerprint, listing, operation, parameters, said, typed
+from xform.fingerprint import fingerprint, listing, operation, parameters, text_of, typed
 from xform.ir import trace
 
 FAMILIES = [path.stem for path in sorted((Path(__file__).parent / "rules/cases").glob("[a-z]*.py"))]
@@ -228,9 +228,9 @@ DIFFERENT = [
 
 def test_what_a_value_works_out_about_itself_is_no_part_of_it() -> None:
     value, other = Counted(1, 2), Counted(1, 3)
-    before = said(value)
+    before = text_of(value)
     assert value.length == other.length == 2
-    assert before == said(value) != said(other)
+    assert before == text_of(value) != text_of(other)
 
 
 def test_a_loop_is_the_same_operation_whatever_jax_worked_out_about_it() -> None:
@@ -245,9 +245,9 @@ def test_a_loop_is_the_same_operation_whatever_jax_worked_out_about_it() -> None
 
 
 def test_values_that_differ_have_different_texts() -> None:
-    texts = [said(x) for x in DIFFERENT]
+    texts = [text_of(x) for x in DIFFERENT]
     assert len(set(texts)) == len(texts)
-    assert texts == [said(x) for x in DIFFERENT]
+    assert texts == [text_of(x) for x in DIFFERENT]
     assert "" not in texts
 
 
@@ -258,19 +258,19 @@ def test_equal_values_have_one_text() -> None:
         lambda: jax.checkpoint_policies.save_only_these_names("a", "b"),
         lambda: jax.make_jaxpr(lambda x: jnp.sin(x) + np.arange(3))(1.0),
     ):  # fmt: skip
-        assert said(make()) == said(make())
+        assert text_of(make()) == text_of(make())
 
 
 def test_what_holds_itself_has_a_text() -> None:
     ring: list[Any] = [1]
     ring.append(ring)
-    assert said(ring) == said(ring) != said([1, [1]])
+    assert text_of(ring) == text_of(ring) != text_of([1, [1]])
 
 
 def test_a_number_is_not_given_twice() -> None:
     seen = set()
     for _ in range(20):
-        seen.add(said(object()))
+        seen.add(text_of(object()))
     assert len(seen) == 20
 
 
@@ -331,7 +331,7 @@ import jax, jax.numpy as jnp, numpy as np
 from tests import test_fingerprint as t
 for name, f in sorted(t.ELSEWHERE.items()):
     print(name, t.fingerprint(t.traced(f, t.X)))
-print(t.said([t.closing(2), t.Colour.RED, t.Pair({"b", "a", "c"}), t.wave, t.mesh()]))
+print(t.text_of([t.closing(2), t.Colour.RED, t.Pair({"b", "a", "c"}), t.wave, t.mesh()]))
 """
 
 

@@ -108,8 +108,8 @@ def compiler_options(traced: Any) -> dict[str, Any]:
 
 def hlo_text(module: bytes) -> str:
     """The text of a serialized HloModuleProto."""
-    made: Any = xla_client
-    return made.XlaComputation(module).as_hlo_text()
+    client: Any = xla_client
+    return client.XlaComputation(module).as_hlo_text()
 
 
 def argument_names(jaxpr: Any) -> list[str]:
@@ -196,8 +196,8 @@ def cotangent_aval(aval: Any) -> Any:
 def itemsize(dtype: Any) -> int:
     """Bytes of an element; a dtype of another library's says what it is made of."""
     if not hasattr(dtype, "itemsize"):
-        made = dtype._rules.physical_element_aval(dtype)
-        return made.size * made.dtype.itemsize
+        physical = dtype._rules.physical_element_aval(dtype)
+        return physical.size * physical.dtype.itemsize
     return dtype.itemsize
 
 
@@ -273,10 +273,10 @@ def context(ctx: Any) -> dict[str, Any]:
     """What the context of an equation says beyond what is usual: mesh, compute type, metadata."""
     usual = {"threefry_partitionable": "True", "remove_size_one_mesh_axis": "False",
              "cur_layout_mode": "LayoutMode.AUTO", "no_collectives": "frozenset()"}  # fmt: skip
-    said = {k: getattr(ctx, k, None) for k in type(ctx).__slots__ if not k.startswith("__")}
+    fields = {k: getattr(ctx, k, None) for k in type(ctx).__slots__ if not k.startswith("__")}
     return {
         k: v
-        for k, v in said.items()
+        for k, v in fields.items()
         if k != "configs" and str(v) != usual.get(k, "None") and not getattr(v, "empty", False)
     }
 
@@ -298,8 +298,8 @@ def policy_answer(answer: Any) -> bool | Offloadable | None:
 
 def primitives() -> dict[str, Primitive]:
     """The primitives that JAX names publicly, by name."""
-    found = {k: getattr(jax_primitives, k) for k in dir(jax_primitives) if k.endswith("_p")}
-    return {p.name: p for p in found.values()}
+    public = {k: getattr(jax_primitives, k) for k in dir(jax_primitives) if k.endswith("_p")}
+    return {p.name: p for p in public.values()}
 
 
 def named(name: str) -> Primitive | None:
@@ -314,8 +314,8 @@ def named(name: str) -> Primitive | None:
             holds = sys.modules[module] if module.partition(".")[0] == "jax" else None
             if not getattr(getattr(holds, "__spec__", None), "_initializing", False):
                 _SEEN.add(module)
-            found = [x for x in vars(holds).values() if isinstance(x, Primitive)] if holds else []
-            _OWN.update((p.name, p) for p in found)
+            own = [x for x in vars(holds).values() if isinstance(x, Primitive)] if holds else []
+            _OWN.update((p.name, p) for p in own)
     return _OWN.get(name)
 
 

@@ -49,9 +49,9 @@ class Budget:
 
     def __repr__(self) -> str:
         of = f", of={self.of!r}" if self.of != "peak" else ""
-        made = f"budget({human_bytes(self.bytes)!r}{of})"
-        made = f"auto, {made} of {self.device}" if self.device else made
-        return of_regions(self.regions, made)
+        text = f"budget({human_bytes(self.bytes)!r}{of})"
+        text = f"auto, {text} of {self.device}" if self.device else text
+        return of_regions(self.regions, text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Fit:
         return False
 
     def __repr__(self) -> str:
-        made = f"fit(reserve={human_bytes(self.reserve)!r})" if self.reserve else "auto"
-        return of_regions(self.regions, made)
+        text = f"fit(reserve={human_bytes(self.reserve)!r})" if self.reserve else "auto"
+        return of_regions(self.regions, text)
 
     def within(self, capacity: int, device: str) -> Budget:
         """The budget on a device of so many bytes."""
@@ -85,9 +85,9 @@ class Fit:
                       regions=self.regions)  # fmt: skip
 
 
-def of_regions(regions: Regions, made: str) -> str:
+def of_regions(regions: Regions, text: str) -> str:
     """What a policy is called that opens regions, or leaves them as they are marked."""
-    return f"open_regions({made})" if regions == "open" else made
+    return f"open_regions({text})" if regions == "open" else text
 
 
 def budget(
@@ -139,10 +139,10 @@ def budget(
     n = bytes_of(amount, asked)
     if of == "residuals":
         raise WrongArgument(asked, "of='residuals' is now called of='saved'", "", "give of='saved'")
-    for name, given, known in (("of", of, _OF), ("solver", solver, _SOLVERS)):
-        if given not in known:
+    for name, value, known in (("of", of, _OF), ("solver", solver, _SOLVERS)):
+        if value not in known:
             raise WrongArgument(
-                asked, f"{name}={given!r} is not known", "", f"give one of {', '.join(known)}"
+                asked, f"{name}={value!r} is not known", "", f"give one of {', '.join(known)}"
             )
     _check_batch(asked, batch)
     return Budget(n // (batch or 1), of, solver, batch)

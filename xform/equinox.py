@@ -104,12 +104,12 @@ class _Checkpoint(_Door):
 
         def region(arrays: Tree) -> Tree:
             fun, args, kwargs = eqx.combine(arrays, held)
-            made, other = eqx.partition(fun(*args, **kwargs), eqx.is_array)
+            outputs, other = eqx.partition(fun(*args, **kwargs), eqx.is_array)
             rest[:] = [other]
-            return made
+            return outputs
 
-        made = checkpoint(region, prevent_cse=self._prevent_cse, policy=self._policy)(arrays)
-        return eqx.combine(made, rest[0])
+        outputs = checkpoint(region, prevent_cse=self._prevent_cse, policy=self._policy)(arrays)
+        return eqx.combine(outputs, rest[0])
 
 
 def _decorator(door: D) -> D:
@@ -186,11 +186,11 @@ def filter_vjp(fun: Function, *primals: Tree, has_aux: bool = False, policy: Any
     def pure(*wrt: Tree) -> Any:
         out = fun(*eqx.combine(wrt, held))
         out, aux = out if has_aux else (out, None)
-        made, rest = eqx.partition(out, eqx.is_inexact_array)
-        return made, (rest, aux)
+        outputs, rest = eqx.partition(out, eqx.is_inexact_array)
+        return outputs, (rest, aux)
 
-    made, pull, (rest, aux) = reverse.vjp(pure, *wrt, has_aux=True, policy=policy)
-    out = eqx.combine(made, rest)
+    outputs, pull, (rest, aux) = reverse.vjp(pure, *wrt, has_aux=True, policy=policy)
+    out = eqx.combine(outputs, rest)
     return (out, pull, aux) if has_aux else (out, pull)
 
 
@@ -237,8 +237,8 @@ def filter_jvp(
         moving, rest = eqx.partition(out, moves)
         return moving, rest
 
-    made, pushed, rest = forward.jvp(pure, leaves, jax.tree.leaves(tuple(tangents)), has_aux=True)
-    return eqx.combine(made, rest), pushed
+    y, pushed, rest = forward.jvp(pure, leaves, jax.tree.leaves(tuple(tangents)), has_aux=True)
+    return eqx.combine(y, rest), pushed
 
 
 def filter_jacfwd(fun: Function, has_aux: bool = False) -> Function:

@@ -118,13 +118,13 @@ def _door(name: str, policy: Any) -> Transform:
     fixed = {"policy": policy} if policy is not None and name in _PLANNED else {}
 
     @functools.wraps(theirs)
-    def door(*args: Any, **given: Any) -> Any:
-        if function in given:
-            args = (given.pop(function), *args)
+    def door(*args: Any, **kwargs: Any) -> Any:
+        if function in kwargs:
+            args = (kwargs.pop(function), *args)
         for k in dropped:  # such as `reduce_axes`, which JAX takes if it is empty
-            if k in given and not given[k]:
-                del given[k]
-        return ours(*args, **fixed | given)
+            if k in kwargs and not kwargs[k]:
+                del kwargs[k]
+        return ours(*args, **fixed | kwargs)
 
     door.__module__ = "jax"  # by which a pickle finds it
     return door

@@ -38,7 +38,7 @@ from xform._jax import (
     named,
 )
 from xform.ir import Atom, Program
-from xform.naming import digest, from_library, is_found, itself, name_of, once, primitive_name
+from xform.naming import digest, from_library, is_importable, itself, name_of, once, primitive_name
 
 # `id`s of the objects that are being said, outermost first: one may hold itself.
 _Outer = tuple[int, ...]
@@ -53,7 +53,7 @@ _BARE = object.__basicsize__ + 16
 def fingerprint(prog: Program) -> str:
     """A text that other programs do not have. Linear in equations; made once for a program."""
     if "fingerprint" not in prog.cache:
-        consts = (said(x) for _, x in prog.consts)
+        consts = (text_of(x) for _, x in prog.consts)
         prog.cache["fingerprint"] = digest((*listing(prog), *consts))
     return prog.cache["fingerprint"]
 
@@ -65,15 +65,15 @@ def listing(prog: Program) -> tuple[str, ...]:
     """
     if "listing" not in prog.cache:
         consts = [v for v, _ in prog.consts]
-        made = _listing(prog.inputs, consts, prog.equations, prog.outputs)
-        prog.cache["listing"] = tuple(made)
+        rows = _listing(prog.inputs, consts, prog.equations, prog.outputs)
+        prog.cache["listing"] = tuple(rows)
     return prog.cache["listing"]
 
 
 def _listing(inputs: Sequence[Any], consts: Sequence[Any], equations: Sequence[JaxprEqn],
              outputs: Sequence[Atom]) -> Iterator[str]:  # fmt: skip
-    given = dict.fromkeys((*inputs, *consts))
-    names = {v: f"i{n}" for n, v in enumerate(given)}
+    variables = dict.fromkeys((*inputs, *consts))
+    names = {v: f"i{n}" for n, v in enumerate(variables)}
     yield from lines(equations, names)
     yield " ".join(("inputs", *(f"{names[v]}:{typed(v.aval)}" for v in inputs)))
     yield " ".join(("constants", *(f"{names[v]}:{typed(v.aval)}" for v in consts)))
@@ -103,15 +103,15 @@ def _atom(v: Atom, names: dict[Any, str]) -> str:
 
 def operation(eqn: JaxprEqn) -> str:
     """What an equation does, to whatever inputs: primitive, parameters, types of outputs."""
-    made = " ".join([typed(v.aval) for v in eqn.outvars])
-    return f"{made} = {primitive_name(eqn.primitive)}[{parameters(eqn)}]"
+    outputs = " ".join([typed(v.aval) for v in eqn.outvars])
+    return f"{outputs} = {primitive_name(eqn.primitive)}[{parameters(eqn)}]"
 
 
 def literal(v: Literal) -> str:
     """A literal as text, with its type. By its bits: -0.0 == 0.0, and NaN != NaN."""
     plain = isinstance(getattr(v.aval, "dtype", None), np.dtype)
     value = np.asarray(v.val) if plain else v.val
-    return f"{(_number(value) if plain else '') or said(value)}:{typed(v.aval)}"
+    return f"{(_number(value) if plain else '') or text_of(value)}:{typed(v.aval)}"
 
 
 def parameters(eqn: JaxprEqn) -> str:
@@ -123,9 +123,9 @@ def parameters(eqn: JaxprEqn) -> str:
     """
     sparse = named(eqn.primitive.name) is eqn.primitive
     params = sorted(eqn.params.items())
-    found = [f"{k}={said(v)}" for k, v in params if v is not None or not sparse]
+    texts = [f"{k}={text_of(v)}" for k, v in params if v is not None or not sparse]
     where = once(eqn.ctx, _context)
-    return ", ".join([*found, where] if where else found)
+    return ", ".join([*texts, where] if where else texts)
 
 
 def _context(ctx: Any) -> str:
@@ -143,12 +143,12 @@ def _typed(aval: Any) -> str:
     # What is as it is for a value of no mesh, in the device's memory, is left out.
     usual = ShapedArray(aval.shape, aval.dtype).__getnewargs_ex__()[1]
     more = {k: v for k, v in aval.__getnewargs_ex__()[1].items() if v != usual[k]}
-    dims = ",".join(str(n) if type(n) is int else said(n) for n in aval.shape)
+    dims = ",".join(str(n) if type(n) is int else text_of(n) for n in aval.shape)
     name = f"{'~' if aval.weak_type else ''}{_dtype(aval.dtype)}[{dims}]"
     return f"{name}{{{_pairs(more, ())}}}" if more else name
 
 
-def said(x: Any, outer: _Outer = ()) -> str:
+def text_of(x: Any, outer: _Outer = ()) -> str:
     """A value as text that no other value has; its type is part of it: 1, 1.0 and True differ.
 
     An equal value of another process has the same text if it is plain data, or made of it: arrays,
@@ -158,7 +158,7 @@ def said(x: Any, outer: _Outer = ()) -> str:
     if kind in _PLAIN:
         return repr(x)
     if kind is tuple:
-        inner = ", ".join([said(v, outer) for v in x])
+        inner = ", ".join([text_of(v, outer) for v in x])
         return f"({inner},)" if len(x) == 1 else f"({inner})"
     if isinstance(x, np.dtype):
         return f"dtype {_dtype(x)}"
@@ -191,17 +191,17 @@ def _held(x: Any, outer: _Outer) -> str:
     if is_silent(x):
         return name_of(kind)
     if (rule := _behind(x)) is not x:
-        return f"rule {said(rule, outer)}"
+        return f"rule {text_of(rule, outer)}"
     if hasattr(kind, "__fingerprint__"):
-        return f"{name_of(kind)}{said(x.__fingerprint__(), outer)}"
+        return f"{name_of(kind)}{text_of(x.__fingerprint__(), outer)}"
     if kind is list:
         return f"[{_several(x, outer)}]"
     if kind in (set, frozenset):
-        return f"{kind.__name__}{{{', '.join(sorted(said(v, outer) for v in x))}}}"
+        return f"{kind.__name__}{{{', '.join(sorted(text_of(v, outer) for v in x))}}}"
     if kind in (dict, types.MappingProxyType):
         return f"{kind.__name__}{{{_pairs(x, outer)}}}"
     if isinstance(x, jax.tree_util.PyTreeDef):
-        inside = said(x.node_data(), outer), _several(x.children(), outer)
+        inside = text_of(x.node_data(), outer), _several(x.children(), outer)
         return f"tree({inside[0]}, [{inside[1]}], {x.num_leaves})"
     return _function(x, outer) if callable(x) else _object(x, outer)
 
@@ -212,11 +212,11 @@ def _function(x: Any, outer: _Outer) -> str:
     Of one that is not found by its name, such as a lambda, the globals that it reads are part.
     """
     if isinstance(x, types.MethodType):
-        return f"method({said(x.__self__, outer)}, {said(x.__func__, outer)})"
+        return f"method({text_of(x.__self__, outer)}, {text_of(x.__func__, outer)})"
     if isinstance(x, functools.partial):
-        given = f"({_several(x.args, outer)}), {{{_pairs(x.keywords, outer)}}}"
-        return f"{name_of(type(x))}({said(x.func, outer)}, {given})"
-    known = is_found(x)
+        arguments = f"({_several(x.args, outer)}), {{{_pairs(x.keywords, outer)}}}"
+        return f"{name_of(type(x))}({text_of(x.func, outer)}, {arguments})"
+    known = is_importable(x)
     if known and (from_library(x) or not isinstance(x, types.FunctionType)):
         return name_of(x)
     if not isinstance(x, types.FunctionType):
@@ -224,7 +224,7 @@ def _function(x: Any, outer: _Outer) -> str:
     cells = [_content(c) for c in x.__closure__ or ()]
     reads = () if known or from_library(x) else _reads(x.__code__)
     read = {k: x.__globals__[k] for k in reads if k in x.__globals__}
-    holds = said((x.__defaults__, x.__kwdefaults__, cells), outer), _pairs(read, outer)
+    holds = text_of((x.__defaults__, x.__kwdefaults__, cells), outer), _pairs(read, outer)
     return f"{x.__module__}.{x.__qualname__}#{digest((once(x.__code__, _code), *holds))}"
 
 
@@ -244,7 +244,9 @@ def _content(cell: types.CellType) -> Any:
 
 def _code(code: types.CodeType) -> str:
     """What a code object does: where its lines stand is no part of it."""
-    consts = [once(c, _code) if isinstance(c, types.CodeType) else said(c) for c in code.co_consts]
+    consts = [
+        once(c, _code) if isinstance(c, types.CodeType) else text_of(c) for c in code.co_consts
+    ]
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
     table = getattr(code, "co_exceptiontable", b"")
@@ -276,12 +278,12 @@ def _remade(x: Any, outer: _Outer) -> str:
     if kind.__eq__ is object.__eq__ and kind.__module__.partition(".")[0] != "jax":
         return itself(x)
     try:
-        made = x.__reduce_ex__(4)
+        reduction = x.__reduce_ex__(4)
     except Exception:  # whatever the class raises: it does not say
         return itself(x)
-    if not isinstance(made, tuple):
+    if not isinstance(reduction, tuple):
         return itself(x)
-    make, args, *more = made
+    make, args, *more = reduction
     parts = [_part(kind, x) for x in more if x is not None]
     if make in _NEW:
         # No state of a class that has some: it is kept where copies do not look.
@@ -307,7 +309,7 @@ def _part(kind: type, x: Any) -> Any:
 def _array(x: Any, outer: _Outer = ()) -> str:
     """An array of NumPy by its content."""
     if x.dtype.hasobject:
-        return f"array({x.shape}, {said(x.tolist(), outer)})"
+        return f"array({x.shape}, {text_of(x.tolist(), outer)})"
     kind = f"{type(x).__name__} {_dtype(x.dtype)}"
     if number := _number(x):
         return f"{kind}({number})"
@@ -325,7 +327,7 @@ def _placed(x: Any) -> str:
     mesh, kind = getattr(x, "mesh", x), type(x).__name__
     ways = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     axes = ", ".join(f"{name}={size} {way.name}" for name, size, way in ways)
-    spec = f"{said(x.spec.partitions)} on " if isinstance(x, NamedSharding) else ""
+    spec = f"{text_of(x.spec.partitions)} on " if isinstance(x, NamedSharding) else ""
     return f"{kind}({spec}{axes})#{digest([_remade(x, (id(x),))])[:16]}"
 
 
@@ -337,12 +339,12 @@ def _device_array(x: jax.Array) -> str:
             value = np.asarray(jax.random.key_data(x) if keys else x)
     except (RuntimeError, TypeError):  # deleted, or on the devices of several processes
         return itself(x)
-    return f"{typed(jax.typeof(x))}:{_array(value)} on {said(x.sharding)}"
+    return f"{typed(jax.typeof(x))}:{_array(value)} on {text_of(x.sharding)}"
 
 
 def _dtype(dtype: Any) -> str:
     if not isinstance(dtype, np.dtype):
-        return said(dtype)
+        return text_of(dtype)
     plain = dtype.fields is None and dtype.isnative
     return dtype.name if plain else f"{dtype.str}{dtype.descr}"
 
@@ -350,14 +352,14 @@ def _dtype(dtype: Any) -> str:
 def _nested(jaxpr: Any) -> str:
     """A program within an equation."""
     opened, consts = closed(jaxpr)
-    made = _listing(opened.invars, opened.constvars, opened.eqns, opened.outvars)
-    return f"program#{digest((*made, *map(said, consts)))}"
+    rows = _listing(opened.invars, opened.constvars, opened.eqns, opened.outvars)
+    return f"program#{digest((*rows, *map(text_of, consts)))}"
 
 
 def _several(values: Iterable[Any], outer: _Outer) -> str:
-    return ", ".join([said(v, outer) for v in values])
+    return ", ".join([text_of(v, outer) for v in values])
 
 
 def _pairs(values: Mapping[Any, Any], outer: _Outer) -> str:
-    pairs = ((k if type(k) is str else said(k, outer), v) for k, v in values.items())
-    return ", ".join(sorted(f"{k}={said(v, outer)}" for k, v in pairs))
+    pairs = ((k if type(k) is str else text_of(k, outer), v) for k, v in values.items())
+    return ", ".join(sorted(f"{k}={text_of(v, outer)}" for k, v in pairs))

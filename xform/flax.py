@@ -273,8 +273,8 @@ def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: A
 
 def _refuse_objects(asked: str, args: Sequence[Tree], filters: Sequence[nnx.DiffState]) -> None:
     """Of modules, something must be selected; a pytree without leaves has an empty gradient."""
-    found = [x for _, x in nnx.iter_graph(args, graph=True)]
-    if kinds := {type(x).__name__ for x in found if isinstance(x, nnx.Variable | nnx.Module)}:
+    nodes = [x for _, x in nnx.iter_graph(args, graph=True)]
+    if kinds := {type(x).__name__ for x in nodes if isinstance(x, nnx.Variable | nnx.Module)}:
         wanted = [getattr(x.filter, "__name__", str(x.filter)) for x in filters]
         raise WrongArgument(
             f"{asked}: there is nothing to differentiate",

@@ -61,10 +61,10 @@ _PROGRAMS: weakref.WeakKeyDictionary[Any, Program] = weakref.WeakKeyDictionary()
 
 def program(jaxpr: Any) -> Program:
     """The Program of a Jaxpr or ClosedJaxpr; one jaxpr gives one Program, while it lives."""
-    found = _PROGRAMS.get(jaxpr)
-    if found is None:
-        found = _PROGRAMS[jaxpr] = _read(*closed(jaxpr))
-    return found
+    prog = _PROGRAMS.get(jaxpr)
+    if prog is None:
+        prog = _PROGRAMS[jaxpr] = _read(*closed(jaxpr))
+    return prog
 
 
 def forget() -> None:

@@ -39,15 +39,15 @@ def opened(f: Callable[..., Any], args: Sequence[Tree], inputs: Callable[[Any], 
     """
     if "equinox" not in sys.modules:
         return f, tuple(args)
-    found, tree = jax.tree.flatten(tuple(args), is_leaf=_is_module)
-    pairs = [_parted(x, inputs) if _is_module(x) else (x, None) for x in found]
+    leaves, tree = jax.tree.flatten(tuple(args), is_leaf=_is_module)
+    pairs = [_parted(x, inputs) if _is_module(x) else (x, None) for x in leaves]
     if not jax.tree.leaves([rest for _, rest in pairs]):
         return f, tuple(args)
 
     @functools.wraps(f, updated=())
     def whole(*args: Tree, **kwargs: Any) -> Any:
-        given = tree.flatten_up_to(args)
-        pairs_now = zip(given, pairs, strict=True)
+        values = tree.flatten_up_to(args)
+        pairs_now = zip(values, pairs, strict=True)
         return f(*tree.unflatten([_joined(x, rest) for x, (_, rest) in pairs_now]), **kwargs)
 
     return whole, tree.unflatten([part for part, _ in pairs])

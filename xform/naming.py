@@ -46,10 +46,10 @@ def name_of(x: Any) -> str:
     if isinstance(x, types.ModuleType):
         return f"module {x.__name__}" if sys.modules.get(x.__name__) is x else itself(x)
     name = f"{x.__module__}.{x.__qualname__}"
-    return _claimed(name, x) if is_found(x) else f"{name} {itself(x)}"
+    return _claimed(name, x) if is_importable(x) else f"{name} {itself(x)}"
 
 
-def is_found(x: Any) -> bool:
+def is_importable(x: Any) -> bool:
     """Whether a module holds something by its own name."""
     at: Any = sys.modules.get(getattr(x, "__module__", None) or "")
     for part in getattr(x, "__qualname__", "").split("."):
@@ -102,8 +102,8 @@ def _forget(key: int, ref: Any) -> None:
 
 def digest(parts: Iterable[str | bytes]) -> str:
     """A short text for long ones, one by one: other parts have another."""
-    made = hashlib.sha256()
+    hasher = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        made.update(b"%d:" % len(data) + data)
-    return made.hexdigest()[:32]
+        hasher.update(b"%d:" % len(data) + data)
+    return hasher.hexdigest()[:32]

@@ -19,7 +19,7 @@ from xform.errors import NotDifferentiable
 Value = Any
 
 
-def found(x: Value, transforms: Sequence[Any]) -> Value:
+def content(x: Value, transforms: Sequence[Any]) -> Value:
     """What stands in a place of `x`."""
     for t in transforms:
         x = _KINDS[_kind(t)][0](x, t)
@@ -31,7 +31,7 @@ def replaced(x: Value, transforms: Sequence[Any], value: Value) -> Value:
     if not transforms:
         return value
     first, *rest = transforms
-    return _KINDS[_kind(first)][1](x, first, replaced(found(x, [first]), rest, value))
+    return _KINDS[_kind(first)][1](x, first, replaced(content(x, [first]), rest, value))
 
 
 def accumulated(x: Value, transforms: Sequence[Any], value: Value) -> Value:
@@ -39,10 +39,10 @@ def accumulated(x: Value, transforms: Sequence[Any], value: Value) -> Value:
     if not transforms:
         return lax.add(x, value)
     *outer, last = transforms
-    inner = found(x, outer)
+    inner = content(x, outer)
     if _kind(last) == "NDIndexer":
         return replaced(x, outer, _indexed(inner, last, value, add=True))
-    return replaced(x, transforms, lax.add(found(inner, [last]), value))
+    return replaced(x, transforms, lax.add(content(inner, [last]), value))
 
 
 def _kind(transform: Any) -> str:
@@ -115,11 +115,11 @@ def _split(x: Value, at: Any) -> tuple[list[Any], list[int], Any]:
     starts, sizes, index = [], [], []
     moving = False
     for n, i in zip(x.shape, at.indices, strict=True):
-        here = _is_slice(i) and not _static(i.start)
-        moving = moving or here
-        starts.append(i.start if here else 0)
-        sizes.append(_reach(i) if here else n)
-        start = 0 if here else i.start if _is_slice(i) else None
+        dynamic = _is_slice(i) and not _static(i.start)
+        moving = moving or dynamic
+        starts.append(i.start if dynamic else 0)
+        sizes.append(_reach(i) if dynamic else n)
+        start = 0 if dynamic else i.start if _is_slice(i) else None
         index.append(i if start is None else slice(start, start + _reach(i), i.stride))
     return starts if moving else [], sizes, tuple(index)
 

@@ -28,7 +28,7 @@ from xform._jax import (
 )
 from xform.equation import bind, read, scan_options, switch, write
 from xform.errors import NotDifferentiable
-from xform.place import accumulated, found, replaced
+from xform.place import accumulated, content, replaced
 from xform.source import frame, name_stack, source
 
 Value = Any
@@ -118,12 +118,12 @@ def _empty(params: dict[str, Any]) -> list[Any]:
 
 
 def _get(params: dict[str, Any], cell: Cell, *indices: Value) -> list[Any]:
-    return [found(cell.value, jax.tree.unflatten(params["tree"], indices))]
+    return [content(cell.value, jax.tree.unflatten(params["tree"], indices))]
 
 
 def _swap(params: dict[str, Any], cell: Cell, value: Value, *indices: Value) -> list[Any]:
     transforms = jax.tree.unflatten(params["tree"], indices)
-    before = found(cell.value, transforms)
+    before = content(cell.value, transforms)
     cell.put(replaced(cell.value, transforms, value))
     return [before]
 
@@ -149,8 +149,8 @@ def _inside(jaxpr: Any, args: Sequence[Any], cells: Sequence[Cell]) -> Inside:
 
     def run(args: Sequence[Value], values: Sequence[Value]):
         fresh = [Cell(v, c.constant) for v, c in zip(values, cells, strict=True)]
-        given = [x if i is None else fresh[i] for x, i in zip(args, places, strict=True)]
-        return _run(opened, consts, given), [c.value for c in fresh]
+        inputs = [x if i is None else fresh[i] for x, i in zip(args, places, strict=True)]
+        return _run(opened, consts, inputs), [c.value for c in fresh]
 
     return run
 

@@ -124,8 +124,8 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
       WrongRule: the primitive has one of the library's own rules, or a name is no primitive's.
     """
     if isinstance(primitive, str):
-        found, rule = named(primitive), dataclasses.replace(rule, own=True)
-        if found is None:
+        own, rule = named(primitive), dataclasses.replace(rule, own=True)
+        if own is None:
             if _elsewhere is not None:
                 raise WrongRule(
                     f"declaration of a rule for {primitive!r}",
@@ -135,7 +135,7 @@ def add_rule(primitive: Primitive | str, rule: R) -> R:
                 )
             LATER[primitive] = rule
             return rule
-        primitive = found
+        primitive = own
     before = rule_of(primitive)
     if before is not None:
         if before.own:

@@ -32,10 +32,10 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("1.5 KiB"), parse_bytes("2MB")
     (1536, 2000000)
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGT])(i?))?B?\s*", text, re.IGNORECASE)
-    if found is None:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGT])(i?))?B?\s*", text, re.IGNORECASE)
+    if match is None:
         raise ValueError(f"{text!r} is not a number of bytes")
-    number, prefix, binary = found.groups()
+    number, prefix, binary = match.groups()
     base = 1024 if binary else 1000
     return round(float(number) * base ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0))
 

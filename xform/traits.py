@@ -79,18 +79,18 @@ class Traits:
     def named(self) -> list[str]:
         """The traits that differ from those of a primitive of which nothing is known, as words."""
         usual = Traits()
-        found: list[str] = [self.fusion] if self.fusion else []
+        words: list[str] = [self.fusion] if self.fusion else []
         for field in dataclasses.fields(self)[1:]:
             value = getattr(self, field.name)
             if value == getattr(usual, field.name):
                 continue
             if isinstance(value, str):
-                found.append(f"{field.name}={value}")
+                words.append(f"{field.name}={value}")
             elif isinstance(value, bool):
-                found.append(field.name if value else f"not {field.name}")
+                words.append(field.name if value else f"not {field.name}")
             else:
-                found.append(f"own {field.name}")
-        return found
+                words.append(f"own {field.name}")
+        return words
 
 
 UNKNOWN = Traits(foldable=False)

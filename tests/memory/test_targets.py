@@ -33,7 +33,7 @@ ALL = (
 def test_names(name: str, platform: str, backend: str, device: str, count: int) -> None:
     target = parse_target(name)
     assert (target.name, target.platform, target.backend) == (name, platform, backend)
-    assert (target.device.name, target.count, target.here) == (device, count, False)
+    assert (target.device.name, target.count, target.local) == (device, count, False)
 
 
 def test_what_the_topology_is_asked_for() -> None:
@@ -48,13 +48,13 @@ def test_what_the_topology_is_asked_for() -> None:
 def test_the_default_is_the_process_s_own_backend() -> None:
     for name in (None, "cpu"):
         target = parse_target(name)
-        assert target.here
+        assert target.local
         assert target.backend == jax.default_backend() == "cpu"
         assert not missing(target)
 
 
 def test_every_name_that_is_listed_is_one() -> None:
-    assert all(not parse_target(name).here for name in names())
+    assert all(not parse_target(name).local for name in names())
 
 
 @pytest.mark.parametrize(

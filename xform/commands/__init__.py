@@ -2,7 +2,7 @@
 
 A command's file has `run(args)`, from parsed arguments to the text that is printed, whose docstring
 is its help, and `arguments(parser)`; its name is the file's, with `-` for `_`. To add one, add a
-file. `given.py` reads what commands share: a function, its inputs, a policy.
+file. `function.py` reads what commands share: a function, its inputs, a policy.
 """
 
 from __future__ import annotations
@@ -101,24 +101,24 @@ def answer(argv: list[str] | None = None) -> tuple[str, int]:
 
 def _options(args: argparse.Namespace, rest: list[str]) -> dict[str, str]:
     """`--name value`, `--name=value` and `--name` as a dict; a value is True if there is none."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in args.options:
         name, equals, value = word.partition("=")
         if not (name.isidentifier() and equals):
             args.parser.error(f"--arg takes name=value, not {word!r}")
-        found[name] = value
+        values[name] = value
     name = ""
     for word in rest:
         if word.startswith("--") and word[2:3].isalpha():
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            found[name] = value if equals else "True"
+            values[name] = value if equals else "True"
             name = "" if equals else name
         elif name:
-            found[name], name = word, ""
+            values[name], name = word, ""
         else:
             args.parser.error(f"unrecognized arguments: {word}")
-    return found
+    return values
 
 
 def _blamed(error: BaseException) -> str:
@@ -136,10 +136,10 @@ def _blame_inputs(error: Exception, args: argparse.Namespace) -> None:
 
     A configuration is no array either, and right if its argument is static: only failing tells.
     """
-    on = getattr(args, "given", None)
+    on = getattr(args, "bound", None)
     if isinstance(error, TypeError | ValueError) and on and (others := on.no_arrays()):
         raise WrongArgument(
-            f"the arguments of {on.name}, by {on.made}",
+            f"the arguments of {on.name}, by {on.source}",
             f"{type(error).__name__}: {_first_lines(str(error))}",
             "",
             "return arrays or ShapeDtypeStructs, but for static arguments of a jitted function: "

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 import xform
-from xform.commands.given import add_function, given, policy
+from xform.commands.function import add_function, policy, read_function
 from xform.commands.reports import (
     add_outputs,
     add_policies,
@@ -24,12 +24,12 @@ def run(args: argparse.Namespace) -> str:
 
 def compared(args: argparse.Namespace) -> Any:
     """The comparison that a command line asks for."""
-    on = given(args)
+    on = read_function(args)
     policies = {name: policy(name) for name in args.policy or ["min_cut"]}
     with progress(len(policies) * len(args.target)) as step:
-        made = xform.compare(on.f, *on.args, policies=policies, targets=args.target, progress=step,
-                             **options(args))  # fmt: skip
-    return on.named(made, made.asked.note)
+        comparison = xform.compare(on.f, *on.args, policies=policies, targets=args.target,
+                                   progress=step, **options(args))  # fmt: skip
+    return on.named(comparison, comparison.asked.note)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -52,7 +52,7 @@ def _target(name: str, compiled: bool) -> dict[str, Any]:
         state = f"pip install {install(target)}  (lacks {', '.join(absent)})"
     elif compiled:
         x = jax.ShapeDtypeStruct((128, 128), "float32")
-        made = compile_for(lambda x: x @ x, [x], target=target)
-        state = f"works: compiled in {made.compile_seconds:.1f} s"
+        compilation = compile_for(lambda x: x @ x, [x], target=target)
+        state = f"works: compiled in {compilation.compile_seconds:.1f} s"
     memory = human_bytes(target.device.capacity_bytes) if target.device.capacity_bytes else ""
     return {"name": name, "device": target.device.name, "memory": memory, "state": state}

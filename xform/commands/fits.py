@@ -6,7 +6,7 @@ import argparse
 import json
 
 import xform
-from xform.commands.given import add_function, add_policy, given, under
+from xform.commands.function import add_function, add_policy, read_function, under
 from xform.commands.reports import add_targets, options
 
 # The exit status of an answer that is no.
@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> str:
 
     Without --policy the function is compiled as it is, see `memory`.
     """
-    on = given(args)
+    on = read_function(args)
     report = xform.fits(under(on, args.policy), *on.args, target=args.target, **options(args))
     args.status = 0 if report.fits else OVER
     if args.json:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import xform
-from xform.commands.given import add_function, add_policy, given, positions, under
+from xform.commands.function import add_function, add_policy, positions, read_function, under
 from xform.commands.reports import add_targets, options
 
 
@@ -19,10 +19,10 @@ def run(args: argparse.Namespace) -> str:
     --batch-argnums, that of all arguments that are as long there as the last.
     Without --policy the function is compiled as it is, see `memory`.
     """
-    on = given(args)
+    on = read_function(args)
     by_axis = args.batch_axis is not None or args.batch_argnums != "auto"
     inputs = None if by_axis else on.of_batch
-    found = xform.max_batch(
+    batch = xform.max_batch(
         under(on, args.policy),
         *(() if inputs else on.args),
         target=args.target,
@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> str:
         **options(args),
     )
     if args.json:
-        return json.dumps({"batch": found.size, "of": found.of, "tried": found.tried}, indent=1)
-    return str(found)
+        return json.dumps({"batch": batch.size, "of": batch.of, "tried": batch.tried}, indent=1)
+    return str(batch)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import argparse
 import xform
 from xform.callables import takes_policy
 from xform.commands.compare import compared
-from xform.commands.given import add_function, given, policy
+from xform.commands.function import add_function, policy, read_function
 from xform.commands.reports import (
     add_outputs,
     add_policies,
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> str:
     """
     if len(args.target) > 1 or len(args.policy or ()) > 1:
         return told(compared(args), args)
-    on, (target,) = given(args), args.target
+    on, (target,) = read_function(args), args.target
     with progress(1) as step:
         step(args.policy[0] if args.policy else "the function", target or "the default backend")
         if args.policy:

@@ -56,7 +56,7 @@ class Row:
     Attributes:
       traced: how often it was traced; `eager`: how often it ran operation by operation.
       jax_bytes: what waits for the backward pass if everything is saved; `bytes`: what does here.
-      again: FLOPs that are run again.
+      recompute_flops: FLOPs that are run again.
       left: how often JAX did it.
       kept: what is kept, as a table; only if `detailed`.
       seen: the types of the inputs that it was planned for.
@@ -72,7 +72,7 @@ class Row:
     eager: int = 0
     jax_bytes: int | None = None
     bytes: int | None = None
-    again: int | None = None
+    recompute_flops: int | None = None
     left: int = 0
     policy: str = ""
     kept: str = ""
@@ -99,7 +99,7 @@ class Row:
         if self.jax_bytes is not None and every < self.jax_bytes:
             return
         self.jax_bytes, self.bytes = every, waiting_bytes(plan)
-        self.again, self.policy = int(recompute_flops(plan)), said(in_bytes(policy))
+        self.recompute_flops, self.policy = int(recompute_flops(plan)), said(in_bytes(policy))
         if self.detailed:
             title = f"kept for the backward pass of {self.name}, {self.policy}"
             names = [f"input {i}" for i, _ in enumerate(plan.joint.inputs)]
@@ -117,11 +117,11 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """The row of the table."""
         size = lambda n: "" if n is None else human_bytes(n)
-        again = "" if self.again is None else human_flops(self.again)
+        recompute = "" if self.recompute_flops is None else human_flops(self.recompute_flops)
         whose = "JAX's" if self.left == self.traced + self.eager else "not planned: eager"
         policy = self.policy or whose
         return (self.name, near(self.where), self.transform, str(self.traced), str(self.eager),
-                size(self.jax_bytes), size(self.bytes), again, policy)  # fmt: skip
+                size(self.jax_bytes), size(self.bytes), recompute, policy)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,11 +154,11 @@ class Met:
     def doors(self) -> dict[str, Callable[..., Any]]:
         """What to put in the place of JAX's transforms."""
         ours = everywhere.doors(self._policy)
-        found = {name: self._door(name, name, ours[name]) for name in ours}
+        replacements = {name: self._door(name, name, ours[name]) for name in ours}
         if self._compared:  # by its value too, which `grad` does not return
             both = "value_and_grad"
-            found["grad"] = _without_value(self._door("grad", both, ours[both]))
-        return found
+            replacements["grad"] = _without_value(self._door("grad", both, ours[both]))
+        return replacements
 
     def _door(self, name: str, by: str, ours: Callable[..., Any]) -> Callable[..., Any]:
         theirs = everywhere.THEIRS[by]
@@ -260,11 +260,11 @@ def _without_value(both: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(everywhere.THEIRS["grad"])
     def grad(*args: Any, **options: Any) -> Any:
-        made = both(*args, **options)
+        with_value = both(*args, **options)
 
-        @functools.wraps(made)
+        @functools.wraps(with_value)
         def gradient(*xs: Any, **named: Any) -> Any:
-            value, g = made(*xs, **named)
+            value, g = with_value(*xs, **named)
             return (g, value[1]) if isinstance(value, tuple) else g
 
         return gradient
@@ -307,17 +307,19 @@ def apart(ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
     What rounding of the largest number of all can make is none: where a gradient is zero but for
     rounding, as that of a bias that softmax takes away again, two of them have nothing in common.
     """
-    found: list[Any] = []
+    differences: list[Any] = []
     for a, b in zip(ours, theirs, strict=True):
         if not jnp.issubdtype(getattr(b, "dtype", jax.dtypes.float0), jnp.inexact) or not b.size:
             continue
         a, b = map(jax.lax.stop_gradient, (jnp.asarray(a), jnp.asarray(b)))
         same = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
         size = jnp.max(jnp.where(jnp.isfinite(b), jnp.abs(b), 0))
-        found.append((jnp.max(jnp.where(same, 0, jnp.abs(a - b))), size, jnp.finfo(b.dtype).eps))
-    largest = functools.reduce(jnp.maximum, [size for _, size, _ in found], 0.0)
+        differences.append(
+            (jnp.max(jnp.where(same, 0, jnp.abs(a - b))), size, jnp.finfo(b.dtype).eps)
+        )
+    largest = functools.reduce(jnp.maximum, [size for _, size, _ in differences], 0.0)
     most: Any = 0.0
-    for by, size, eps in found:
+    for by, size, eps in differences:
         by = jnp.where(by <= eps * largest, 0, by) / jnp.where(size == 0, 1, size)
         most = jnp.maximum(most, by.astype(jnp.float32))
     return most

@@ -9,13 +9,13 @@ from typing import Any
 
 import xform
 from xform.callables import takes_policy
-from xform.commands.given import add_function, add_policy, given, policy, positions
+from xform.commands.function import add_function, add_policy, policy, positions, read_function
 from xform.commands.reports import file, picture, wrote
 
 
 def run(args: argparse.Namespace) -> str:
     """Decide what the backward pass of a function keeps, and ask the compiler."""
-    on = given(args)
+    on = read_function(args)
     plan = xform.plan(on.f, *on.args, policy=policy(args.policy), argnums=args.argnums,
                       has_aux=args.has_aux, target=args.target, donate_argnums=args.donate,
                       verify=not args.no_verify)  # fmt: skip
@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _several(text: str) -> tuple[int, ...]:
-    found = positions(text)
-    if found is None:
+    argnums = positions(text)
+    if argnums is None:
         raise argparse.ArgumentTypeError("name positions, as 0,1")
-    return (found,) if isinstance(found, int) else tuple(found)
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)

@@ -15,7 +15,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from xform.commands.given import ABOUT_POLICIES
+from xform.commands.function import ABOUT_POLICIES
 from xform.errors import FailedFunction, XformError
 
 Progress = Callable[[str, str], None]
@@ -54,10 +54,10 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `memory_analysis` that a command line gives, but for the target."""
-    specs = None if args.in_specs is None else args.given.in_specs(args.in_specs)
-    found: dict[str, Any] = {"capacity": args.capacity, "mesh": args.mesh, "in_specs": specs}
-    found = {k: v for k, v in found.items() if v is not None}
-    return found | ({"donate_argnums": args.donate} if args.donate else {})
+    specs = None if args.in_specs is None else args.bound.in_specs(args.in_specs)
+    values: dict[str, Any] = {"capacity": args.capacity, "mesh": args.mesh, "in_specs": specs}
+    values = {k: v for k, v in values.items() if v is not None}
+    return values | ({"donate_argnums": args.donate} if args.donate else {})
 
 
 def told(what: Any, args: argparse.Namespace) -> str:
@@ -144,15 +144,15 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _specs(text: str) -> dict[str, PartitionSpec]:
-    found: dict[str, PartitionSpec] = {}
+    specs: dict[str, PartitionSpec] = {}
     for word in _words(text):
         name, equals, axes = word.partition("=")
         if not (name.isidentifier() and equals):
             raise argparse.ArgumentTypeError(f"{word!r} is not argument=axes, such as x=data")
         parts = [tuple(filter(None, part.split("+"))) for part in axes.split(":")] if axes else []
-        found[name] = PartitionSpec(*[part if len(part) > 1 else next(iter(part), None)
+        specs[name] = PartitionSpec(*[part if len(part) > 1 else next(iter(part), None)
                                       for part in parts])  # fmt: skip
-    return found
+    return specs
 
 
 def _mesh(text: str) -> dict[str, int]:

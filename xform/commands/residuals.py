@@ -6,12 +6,12 @@ import argparse
 import json
 
 import xform
-from xform.commands.given import add_function, add_policy, given, policy, positions
+from xform.commands.function import add_function, add_policy, policy, positions, read_function
 
 
 def run(args: argparse.Namespace) -> str:
     """What the backward pass of a function keeps: bytes, trip counts, lines."""
-    on = given(args)
+    on = read_function(args)
     kept = xform.residuals(on.f, *on.args, policy=policy(args.policy), argnums=args.argnums,
                            has_aux=args.has_aux)  # fmt: skip
     if args.json:

@@ -51,13 +51,13 @@ class Row:
 def rows() -> list[Row]:
     """A row for each primitive that has a rule, or the reason why it has none."""
     tried, rules = json.loads(TESTED.read_text()), every_rule()
-    found = []
+    table = []
     for name in sorted(
         {*rules, *WITHOUT, *registered()} - {"xform_fork", "xform_join", "xform_refused"}
     ):
         if name not in rules:
             reason = WITHOUT.get(name, "not known to xform")
-            found.append(Row(name, "-", "no", "no", "no", "no", reason=reason))
+            table.append(Row(name, "-", "no", "no", "no", "no", reason=reason))
             continue
         word = rules[name].word
         untested = "nothing flows" if word == "constant" else "no"
@@ -66,8 +66,8 @@ def rows() -> list[Row]:
         missing, reason = ONE_WAY.get(name, ("", ""))
         ways |= {missing: "no"} if missing else {}
         traits = ", ".join(rules[name].traits.named)
-        found.append(Row(name, word, **ways, tested=tested, traits=traits, reason=reason))
-    return found
+        table.append(Row(name, word, **ways, tested=tested, traits=traits, reason=reason))
+    return table
 
 
 def _holder(primitive: Primitive) -> str:
@@ -81,12 +81,12 @@ def foreign(modules: Sequence[str]) -> str:
     """What other libraries told JAX of their primitives, once some modules are imported."""
     for name in modules:
         importlib.import_module(name)
-    found = every_foreign()
+    primitives = every_foreign()
     yes = lambda table, p: "yes" if p in table else "no"
     head = ("primitive", "held by", "push", "transpose")
     cells = [head, *[(p.name, _holder(p), yes(ad.primitive_jvps, p),
-                      yes(ad.primitive_transposes, p)) for p in found]]  # fmt: skip
-    return f"{columns(cells)}\n\n{len(found)} with a rule of another library's."
+                      yes(ad.primitive_transposes, p)) for p in primitives]]  # fmt: skip
+    return f"{columns(cells)}\n\n{len(primitives)} with a rule of another library's."
 
 
 def run(args: argparse.Namespace) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from xform import everywhere
-from xform.commands.given import ABOUT_POLICIES, policy
+from xform.commands.function import ABOUT_POLICIES, policy
 from xform.commands.met import Met
 from xform.commands.reports import file, wrote
 from xform.memory.targets import parse_target

@@ -11,7 +11,14 @@ import jax
 
 import xform
 from xform._jax import tangent_aval
-from xform.commands.given import Given, add_function, add_policy, given, policy, positions
+from xform.commands.function import (
+    BoundFunction,
+    add_function,
+    add_policy,
+    policy,
+    positions,
+    read_function,
+)
 from xform.interpret.joint import analyze
 from xform.ir import Program, trace
 from xform.memory.printed import compiled_text, stablehlo_text
@@ -41,7 +48,7 @@ def run(args: argparse.Namespace) -> str:
     is saved, what runs backward, and what of it is run again. --stablehlo and --hlo show what the
     compiler gets, and makes, instead.
     """
-    on = given(args)
+    on = read_function(args)
     flat = _transformed(on, args)
     steps: list[Step] = []
     if args.passes:
@@ -55,7 +62,7 @@ def run(args: argparse.Namespace) -> str:
     return "\n\n".join(_sections(on, args, flat, steps))
 
 
-def _sections(on: Given, args: argparse.Namespace, flat: _Flat, steps: Sequence[Step]
+def _sections(on: BoundFunction, args: argparse.Namespace, flat: _Flat, steps: Sequence[Step]
               ) -> Iterator[str]:  # fmt: skip
     called = f"{args.transform} of {on.name}" if args.transform else on.name
     if args.transform in ("grad", "vjp", "linearize"):
@@ -79,7 +86,7 @@ def _count(prog: Program) -> str:
     return f"{n} equation{'s' * (n != 1)}"
 
 
-def _joint(on: Given, args: argparse.Namespace) -> str:
+def _joint(on: BoundFunction, args: argparse.Namespace) -> str:
     """The joint program that a transform makes, under its policy."""
     if args.transform == "grad":
         at = point("show", on.f, on.args, args.argnums, args.has_aux)
@@ -95,7 +102,7 @@ def _joint(on: Given, args: argparse.Namespace) -> str:
     return f"joint program of {on.name}, {said(by)}\n{shown(decided, args.lines)}"
 
 
-def _of_arrays(on: Given) -> _Flat:
+def _of_arrays(on: BoundFunction) -> _Flat:
     """The function of the arrays among its arguments; all others are held as they are."""
     held = Arguments(on.args)
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
@@ -103,17 +110,17 @@ def _of_arrays(on: Given) -> _Flat:
     return _Flat(lambda *xs: on.f(*held.filled(xs)[1]), types)
 
 
-def _transformed(on: Given, args: argparse.Namespace) -> _Flat:
+def _transformed(on: BoundFunction, args: argparse.Namespace) -> _Flat:
     """The function that a transform makes, of arrays only; `vjp` returns cotangents alone."""
     f, types = dataclasses.astuple(_of_arrays(on))
     by = policy(args.policy) if args.policy else None
     aux, n = args.has_aux, len(types)
     held = Arguments(on.args)
-    made: Callable[..., Any] = f
+    transformed: Callable[..., Any] = f
     match args.transform:
         case "grad":
             grad = xform.grad(on.f, _argnums(on, args.argnums), aux, policy=by)
-            made = lambda *xs: grad(*held.filled(xs)[1])
+            transformed = lambda *xs: grad(*held.filled(xs)[1])
         case "vjp":
             out = jax.eval_shape(f, *types)
             cts, tree = jax.tree.flatten(jax.tree.map(_tangent, out[0] if aux else out))
@@ -123,10 +130,10 @@ def _transformed(on: Given, args: argparse.Namespace) -> _Flat:
                 pull = xform.vjp(f, *xs[:n], has_aux=aux, policy=by)[1]
                 return pull(jax.tree.unflatten(tree, xs[n:]))
 
-            made = pulled
+            transformed = pulled
         case "jvp":
             types = [*types, *map(_tangent, types)]
-            made = lambda *xs: xform.jvp(f, xs[:n], xs[n:], aux)
+            transformed = lambda *xs: xform.jvp(f, xs[:n], xs[n:], aux)
         case "linearize":
             types = [*types, *map(_tangent, types)]
 
@@ -134,20 +141,20 @@ def _transformed(on: Given, args: argparse.Namespace) -> _Flat:
                 y, push, *_ = xform.linearize(f, *xs[:n], has_aux=aux)
                 return y, push(*xs[n:])
 
-            made = pushed
+            transformed = pushed
         case "remat":
             # What `remat` itself does by default is to save nothing.
-            made = xform.remat(f, policy=by)
+            transformed = xform.remat(f, policy=by)
         case _:
             pass
 
     def program(*xs: Any) -> list[Any]:
-        return [y for y in jax.tree.leaves(made(*xs)) if y.dtype != jax.dtypes.float0]
+        return [y for y in jax.tree.leaves(transformed(*xs)) if y.dtype != jax.dtypes.float0]
 
     return _Flat(program, types)
 
 
-def _argnums(on: Given, argnums: int | Sequence[int] | None) -> int | Sequence[int]:
+def _argnums(on: BoundFunction, argnums: int | Sequence[int] | None) -> int | Sequence[int]:
     return tuple(range(len(on.args))) if argnums is None else argnums
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import xform
-from xform.commands.given import add_function, add_policy, given, under
+from xform.commands.function import add_function, add_policy, read_function, under
 from xform.commands.reports import add_targets, options
 
 
@@ -14,7 +14,7 @@ def run(args: argparse.Namespace) -> str:
 
     Without --policy the function is compiled as it is, see `memory`.
     """
-    on = given(args)
+    on = read_function(args)
     return str(xform.why_oom(under(on, args.policy), *on.args, target=args.target, **options(args)))
 
 

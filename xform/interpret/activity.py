@@ -38,19 +38,19 @@ def path(prog: Program, active: Mask, wanted: Mask | None = None) -> Path:
 
 def _path(prog: Program, active: Mask, wanted: Mask | None) -> Path:
     live = {v for v, on in zip(prog.inputs, active, strict=True) if on}
-    found: list[tuple[int, Mask]] = []
+    reachable: list[tuple[int, Mask]] = []
     for i, eqn in enumerate(prog.equations):
         ins = tuple(isinstance(v, Var) and v in live for v in eqn.invars)
         if any(ins) and (eqn.outvars or rule_of(eqn.primitive)):  # an effect may have no rule
             outs = lookup(eqn).active(eqn, ins)
             if any(outs):
-                found.append((i, ins))
+                reachable.append((i, ins))
                 live.update(v for v, on in zip(eqn.outvars, outs, strict=True) if on)
     outputs = tuple(isinstance(v, Var) and v in live for v in prog.outputs)
     want = outputs if wanted is None else wanted
     useful = {v for v, on in zip(prog.outputs, want, strict=True) if on and isinstance(v, Var)}
     steps: dict[int, tuple[Mask, Mask]] = {}
-    for i, ins in reversed(found):
+    for i, ins in reversed(reachable):
         eqn = prog.equations[i]
         outs = tuple(v in useful and v in live for v in eqn.outvars)
         if any(outs):

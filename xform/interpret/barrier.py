@@ -134,8 +134,10 @@ class _Barrier(Linear):
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         n, where = eqn.params["n"], eqn.params["where"]
         on = [dx is not None for dx in dxs[:n]]
-        given = [dx for dx in dxs[:n] if dx is not None]
-        held = iter(barrier_p.bind(*given, *xs[n:], n=len(given), where=where) if given else ())
+        tangents = [dx for dx in dxs[:n] if dx is not None]
+        held = iter(
+            barrier_p.bind(*tangents, *xs[n:], n=len(tangents), where=where) if tangents else ()
+        )
         return [next(held) if o else None for o in on]
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],

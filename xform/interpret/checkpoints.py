@@ -254,13 +254,13 @@ def places(length: int, n: int) -> np.ndarray:
 
     The last place is n, for a state that waits to be used; there each is put over the one before.
     """
-    found = np.full(length, n, np.int32)
+    indices = np.full(length, n, np.int32)
     i, free = 0, n
     while free and i < length:
-        found[i] = n - free
+        indices[i] = n - free
         free -= 1
         i += _stride(length - i, free) if length - i > 1 else 1
-    return found
+    return indices
 
 
 def _stride(length: int, free: int) -> int:

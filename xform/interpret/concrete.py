@@ -211,8 +211,8 @@ class Watch(Trace, abc.ABC):
                 eqn = self.applied(primitive, params, avals, marks, [] if writes else None)
                 # A trace takes a number of Python's as an array.
                 xs = xs if rule.numbers else all_arrayed(xs)
-                made = self._by_equation(rule, eqn, xs, marks, on)
-                return made if primitive.multiple_results else made[0]
+                outputs = self._by_equation(rule, eqn, xs, marks, on)
+                return outputs if primitive.multiple_results else outputs[0]
             if rule is None and True in on:
                 eqn = self.applied(primitive, params, avals, marks)
                 if eqn.outvars:  # an effect may have no rule
@@ -232,11 +232,11 @@ class Watch(Trace, abc.ABC):
             if True not in wanted:
                 return out
             marks = self.formula(rule, eqn, xs, all_arrayed(ys), marks)
-        made = [
+        outputs = [
             self.lift(y, m, v.aval) if w else y
             for y, m, w, v in zip(ys, marks, wanted, outs, strict=True)
         ]
-        return made if primitive.multiple_results else made[0]
+        return outputs if primitive.multiple_results else outputs[0]
 
     def _by_equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
                      on: Mask) -> list[Value]:  # fmt: skip
@@ -253,14 +253,14 @@ class Watch(Trace, abc.ABC):
 
     def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **options: Any) -> Any:
         """Its body is traced, as it has types and names of axes of its own."""
-        found: list[Any] = []
+        results: list[Any] = []
 
         def run(*xs: Value) -> list[Value]:
             params = {**options, "subfuns": (f,)}
-            found.append(
+            results.append(
                 primitive.bind_with_trace(current_trace(), xs, list(map(jax.typeof, xs)), params)
             )
-            return list(found[0])
+            return list(results[0])
 
         prog = trace(run, *map(jax.typeof, args))
         (staged,) = prog.equations
@@ -274,7 +274,7 @@ class Watch(Trace, abc.ABC):
                 self._by_equation(lookup(eqn), eqn, xs, marks, on) if any(on) else apply(staged, xs)
             )
         env.update(zip(staged.outvars, outs, strict=True))
-        return found[0].update([read(env, v) for v in prog.outputs])
+        return results[0].update([read(env, v) for v in prog.outputs])
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /, *,
                                 symbolic_zeros: bool) -> Any:  # fmt: skip
@@ -284,8 +284,8 @@ class Watch(Trace, abc.ABC):
                 return self.below.process_custom_jvp_call(
                     primitive, fun, jvp, xs, symbolic_zeros=symbolic_zeros
                 )
-            made = self.custom_jvp(primitive, jvp.call_wrapped, symbolic_zeros, xs, marks)
-        return [self.lift(y, m) for y, m in zip(*made, strict=True)]
+            ys, marks = self.custom_jvp(primitive, jvp.call_wrapped, symbolic_zeros, xs, marks)
+        return [self.lift(y, m) for y, m in zip(ys, marks, strict=True)]
 
     def process_custom_vjp_call(self, primitive: Primitive, fun: Any, fwd: Any, bwd: Any, args: Any,
                                 /, *, out_trees: Any, symbolic_zeros: bool) -> Any:  # fmt: skip
@@ -295,8 +295,8 @@ class Watch(Trace, abc.ABC):
                 return self.below.process_custom_vjp_call(
                     primitive, fun, fwd, bwd, xs, out_trees=out_trees, symbolic_zeros=symbolic_zeros
                 )
-            made = self.custom_vjp(primitive, (fwd, bwd, out_trees), symbolic_zeros, xs, marks)
-        return [self.lift(y, m) for y, m in zip(*made, strict=True)]
+            ys, marks = self.custom_vjp(primitive, (fwd, bwd, out_trees), symbolic_zeros, xs, marks)
+        return [self.lift(y, m) for y, m in zip(ys, marks, strict=True)]
 
     def process_call(self, primitive: Primitive, f: Any, args: Any, params: Any, /) -> Any:
         with set_current_trace(self):
@@ -325,11 +325,11 @@ class Watch(Trace, abc.ABC):
         return xs, marks, avals
 
 
-def _place(given: Any, x: Value) -> Any:
+def _place(target: Any, x: Value) -> Any:
     """Where a value is, to which `device_put` sends its cotangent: JAX asks plain values only."""
     while isinstance(x, Known):
         x = x.value
-    return getattr(x, "sharding", None) if given is None else given
+    return getattr(x, "sharding", None) if target is None else target
 
 
 # Their rules want the outputs given, and do nothing else than run the primitive.

@@ -128,7 +128,7 @@ class _Run:
         self.plan, self.env, self.sent = plan, env, sent
         self.materialized = materialized
         self.scope = name_stack()
-        self.here: set[Node] = set()  # the nodes whose forward part is in this computation
+        self.forked: set[Node] = set()  # the nodes whose forward part is in this computation
         self.needed: set[Var] = set()
         self.saved = _reasons(plan)
 
@@ -166,7 +166,7 @@ class _Run:
     def fork(self, eqn: JaxprEqn) -> list[Value]:
         """The outputs of a node's forward part that are needed, and its token."""
         node = eqn.params["node"]
-        self.here.add(node)
+        self.forked.add(node)
         plans, xs = self.plan.inner[node], self.read(eqn.invars)
         *used, token = (v in self.needed for v in eqn.outvars)
         with source(eqn, self.scope_of(eqn)), eqn.ctx.manager:
@@ -184,7 +184,7 @@ class _Run:
         xs = [read(self.env, v) if on else None for v, on in pairs]
         token, seeds = read(self.env, token), self.read(seeds)
         with source(eqn, self.scope_of(eqn)), eqn.ctx.manager:
-            return node.backward(plans, token, xs, seeds, node in self.here)
+            return node.backward(plans, token, xs, seeds, node in self.forked)
 
     def read(self, atoms: Iterable[Atom]) -> list[Value]:
         """The values of variables and literals."""
@@ -202,12 +202,12 @@ class _Run:
 class _BackwardRun(_Run):
     """The same for the backward part, in which forward equations are recomputes.
 
-    `here` are the nodes of which the forward part is in this computation.
+    `forked` are the nodes of which the forward part is in this computation.
     """
 
-    def __init__(self, plan: Plan, env: dict[Var, Value], here: Iterable[Node]) -> None:
+    def __init__(self, plan: Plan, env: dict[Var, Value], forked: Iterable[Node]) -> None:
         super().__init__(plan, env)
-        self.here.update(here)
+        self.forked.update(forked)
         with recompute():
             self.recompute_scope = name_stack()
 
@@ -235,18 +235,18 @@ def _last_reads(equations: Sequence[JaxprEqn], plan: Plan, outputs: Iterable[Val
 
 def _reasons(plan: Plan) -> dict[Var, str]:
     """Why each value is saved that is; one that is saved under a name is the value it names."""
-    found: dict[Var, str] = {}
+    reasons: dict[Var, str] = {}
     for kept in plan.kept:
         v, reason = kept, plan.why.get(kept, "")
-        while isinstance(v, Var) and v not in found:
-            found[v] = reason
+        while isinstance(v, Var) and v not in reasons:
+            reasons[v] = reason
             eqn = plan.joint.producer.get(v)
             if eqn is not None and eqn.primitive is name_p:
                 (v,) = eqn.invars
-    return found
+    return reasons
 
 
 def once(plan: Plan, wanted: Sequence[Var], env: dict[Var, Value]) -> dict[Var, Value]:
     """Some forward values by variable, moved to where they wait."""
-    made = zip(wanted, values(plan, wanted, env, effects=False), strict=True)
-    return {v: send(plan, v, x) for v, x in made}
+    pairs = zip(wanted, values(plan, wanted, env, effects=False), strict=True)
+    return {v: send(plan, v, x) for v, x in pairs}

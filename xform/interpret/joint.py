@@ -160,10 +160,10 @@ def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool 
     if key not in prog.cache:
         token = _SINGLY.set(singly)
         try:
-            made = _push(prog, active, seeded) if push else _pull(prog, active, seeded, linear)
+            joint = _push(prog, active, seeded) if push else _pull(prog, active, seeded, linear)
         finally:
             _SINGLY.reset(token)
-        prog.cache[key] = made
+        prog.cache[key] = joint
     return prog.cache[key]
 
 

@@ -47,9 +47,9 @@ def check_linear(plan: Plan, active: Mask) -> None:
         smooth.update(v for v, o in zip(eqn.outvars, outs, strict=True) if o)
         if id(eqn) in needed and not any(outs) and any(map(_inexact, eqn.outvars)):
             raise _not_linear(f"{eqn.primitive.name} is constant between its steps", eqn)
-    again = set(map(id, joint.forward))
+    forward = set(map(id, joint.forward))
     for eqn in plan.order:
-        for v in () if id(eqn) in again else reads_of(eqn, plan.inner):
+        for v in () if id(eqn) in forward else reads_of(eqn, plan.inner):
             token = eqn.primitive is join_p and v is eqn.invars[0]
             if v in moving and not token:
                 name = eqn.primitive.name

@@ -25,8 +25,8 @@ def needed(plan: Plan, carried: Mapping[Var, Atom], ahead: Mapping[Var, Var] = _
     need &= inputs
     while True:
         goal = [carried[v] for v in need if v in carried]
-        found = {v for v in goal if isinstance(v, Var)} | read_for(joint, goal)
-        grown = need | (inputs & found)
+        sources = {v for v in goal if isinstance(v, Var)} | read_for(joint, goal)
+        grown = need | (inputs & sources)
         if grown == need:
             return need
         need = grown

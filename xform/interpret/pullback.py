@@ -91,11 +91,11 @@ def _pulled(eqn: JaxprEqn, pull: Pull, cts: Sequence[Value]) -> Sequence[Value]:
     some = [None if ct is NOTHING else ct if users else arrayed(ct) for ct in cts]
     if all(ct is None for ct in some) and not users:
         return [NOTHING if differentiable(v.aval) else None for v in eqn.invars]
-    found = pull(some)
-    for v, ct in zip(eqn.invars, found, strict=True):
+    results = pull(some)
+    for v, ct in zip(eqn.invars, results, strict=True):
         if isinstance(v, Var) and ct is not None and ct is not NOTHING:
             check_cotangent(eqn, v, ct)
-    return found
+    return results
 
 
 def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
@@ -112,8 +112,8 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     """Refuse what a rule returned for an input if it is no cotangent of it."""
     aval: Any = v.aval
     # JAX lets a custom_vjp return any float for a float, and hands it on.
-    found = jax.typeof(ct)
-    shape, dtype = found.shape, found.dtype
+    ct_aval = jax.typeof(ct)
+    shape, dtype = ct_aval.shape, ct_aval.dtype
     if shape == aval.shape and dtype == aval.dtype:
         return
     off = getattr(jax.config, "jax_disable_bwd_checks", False)
@@ -178,8 +178,8 @@ def pull_of_jvp(
     prog = stage(tangents, avals, _Linear)
     k = sum(staged)
     ways = (True,) * len(avals), (False,) * k + (True,) * sum(nonzero)
-    made, pull = pullback(prog, *ways, [zeros(a) for a in avals], linear=not k)
-    late = spread(made[:k], staged)
+    outputs, pull = pullback(prog, *ways, [zeros(a) for a in avals], linear=not k)
+    late = spread(outputs[:k], staged)
     ys = [b if s else a for a, b, s in zip(outs, late, staged, strict=True)]
 
     def pull_primal(cts: Sequence[Value]) -> list[Value]:

@@ -55,8 +55,8 @@ def _once(plan: Plan) -> Waits:
 def _each(plan: Plan) -> Waits:
     anchors = _anchors(plan)
     forward = {id(e) for e in plan.joint.forward}
-    found: Waits = {}
-    made: dict[int, int] = {}
+    by_start: Waits = {}
+    sizes: dict[int, int] = {}
     early: Waits = {}
     run: list[JaxprEqn] = []
     start, dear = 0, False
@@ -70,21 +70,21 @@ def _each(plan: Plan) -> Waits:
         last, at = max((anchors[v] for v in cts), key=lambda anchor: anchor[1], default=(None, 0))
         work = any(map(_work, run))
         if saved and last is not None and (work or at >= 0):
-            found[start] = Wait(saved, (last,))
+            by_start[start] = Wait(saved, (last,))
             if not work:
-                made[start] = sum(aval_bytes(v.aval) for e in run for v in e.outvars)
+                sizes[start] = sum(aval_bytes(v.aval) for e in run for v in e.outvars)
         elif saved:
             early[start] = Wait(saved, tuple(cts), "cpu")
             dear = dear or any(map(_dear, run))
         run = []
-    found |= early if dear else {}
-    left = _LIGHT * sum((*made.values(), *(aval_bytes(v.aval) for v in plan.kept)))
-    for i in sorted(made, key=made.__getitem__):
-        left -= made[i]
+    by_start |= early if dear else {}
+    left = _LIGHT * sum((*sizes.values(), *(aval_bytes(v.aval) for v in plan.kept)))
+    for i in sorted(sizes, key=sizes.__getitem__):
+        left -= sizes[i]
         if left < 0:
             break
-        found[i] = dataclasses.replace(found[i], where="accelerators")
-    return found
+        by_start[i] = dataclasses.replace(by_start[i], where="accelerators")
+    return by_start
 
 
 def _anchors(plan: Plan) -> dict[Var, tuple[Var, int]]:

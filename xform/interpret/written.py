@@ -38,8 +38,8 @@ def _from_larger(plan: Plan, v: Var, there: set[Var]) -> bool:
     if eqn is None or not _repeated(eqn) or not _plain(v):
         return False
     room, todo, seen = _LARGER * aval_bytes(v.aval), [eqn], set[Var]()
-    for made in todo:
-        for x in made.invars:
+    for equation in todo:
+        for x in equation.invars:
             if isinstance(x, Literal) or x in there or x in seen:
                 continue
             seen.add(x)

@@ -65,12 +65,14 @@ def memory_analysis(
     (262144, 262144, 33554432)
     """
     check_callable(f, "memory_analysis")
-    made = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
-                       donate_argnums=donate_argnums)  # fmt: skip
+    compilation = compile_for(f, args, kwargs, target, mesh=mesh, in_specs=in_specs,
+                              donate_argnums=donate_argnums)  # fmt: skip
     if capacity is not None:
         n = bytes_of(capacity, f"capacity={capacity!r}")
-        device = dataclasses.replace(made.target.device, capacity_bytes=n)
-        made = dataclasses.replace(made, target=dataclasses.replace(made.target, device=device))
+        device = dataclasses.replace(compilation.target.device, capacity_bytes=n)
+        compilation = dataclasses.replace(
+            compilation, target=dataclasses.replace(compilation.target, device=device)
+        )
     leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
               for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
     shapes = frozenset((short(x.dtype), tuple(x.shape)) for x in leaves)
@@ -81,7 +83,7 @@ def memory_analysis(
         and not any(map(_placed, jax.tree.leaves((args, kwargs))))
     ):
         what = dataclasses.replace(what, note=_REPLICATED)
-    return MemoryReport(made, shapes, what)
+    return MemoryReport(compilation, shapes, what)
 
 
 _REPLICATED = (

@@ -61,14 +61,14 @@ def answered(program: bytes, *decides: str, ask: Callable[[], Answer]) -> Answer
     name = key.hexdigest()
     if name not in _remembered:
         file = _file(name)
-        found = _read(file) if file else None
-        if found is None:
-            found = ask()
-            if found.failed:
-                return found  # it may be another one the next time
+        answer = _read(file) if file else None
+        if answer is None:
+            answer = ask()
+            if answer.failed:
+                return answer  # it may be another one the next time
             if file:
-                _write(file, found)
-        _remembered[name] = found
+                _write(file, answer)
+        _remembered[name] = answer
     return _remembered[name]
 
 
@@ -82,17 +82,17 @@ def _file(name: str) -> Path | None:
 def _read(file: Path) -> Answer | None:
     try:
         head, _, module = file.read_bytes().partition(b"\n")
-        said = json.loads(head)
-        return Answer(said["bytes"], said["seconds"], module or None, said["error"])
+        record = json.loads(head)
+        return Answer(record["bytes"], record["seconds"], module or None, record["error"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _write(file: Path, answer: Answer) -> None:
-    said = {"bytes": answer.bytes, "seconds": answer.compile_seconds, "error": answer.error}
+    record = {"bytes": answer.bytes, "seconds": answer.compile_seconds, "error": answer.error}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole(file) as partial:
-            partial.write_bytes(json.dumps(said).encode() + b"\n" + (answer.module or b""))
+            partial.write_bytes(json.dumps(record).encode() + b"\n" + (answer.module or b""))
     except OSError:
         pass

@@ -51,8 +51,8 @@ class Asked:
     @property
     def given(self) -> str:
         """The arguments, in a line."""
-        made = f", by {self.inputs}" if self.inputs else ""
-        return f"{self.arguments}{made}"
+        by = f", by {self.inputs}" if self.inputs else ""
+        return f"{self.arguments}{by}"
 
     def __str__(self) -> str:
         if not self.arguments:
@@ -71,19 +71,19 @@ def asked(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
     compiled: its grad by argument 0, policy min_cut
     arguments: w f32[3], x f32[3]
     """
-    made = derived(f)
+    derivative = derived(f)
     options = ((k, x) for k, x in kwargs.items() if k != "policy")  # it is said apart
     named = [*zip(argument_names(f, len(args)), args, strict=True), *options]
     words = [f"{name} {_type(x)}" for name, x in named[:_MOST]]
     if rest := named[_MOST:]:
         words.append(f"and {len(rest)} more, {_type([x for _, x in rest])}")
-    given = ", ".join(words) or "none"
-    if made is None:
-        return Asked(arguments=given)
-    by = made.argnums if isinstance(made.argnums, Sequence) else (made.argnums,)
+    arguments = ", ".join(words) or "none"
+    if derivative is None:
+        return Asked(arguments=arguments)
+    by = derivative.argnums if isinstance(derivative.argnums, Sequence) else (derivative.argnums,)
     several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
-    policy = min_cut if made.policy is None else made.policy
-    return Asked(f"{made.transform} by {several}", said(policy), as_code(policy), given)
+    policy = min_cut if derivative.policy is None else derivative.policy
+    return Asked(f"{derivative.transform} by {several}", said(policy), as_code(policy), arguments)
 
 
 def short(dtype: Any) -> str:

@@ -141,8 +141,8 @@ def scope(op_name: str) -> str:
     """
     pieces: list[str] = []
     for piece in _OURS.sub("", op_name).split("/")[:-1]:
-        while found := _WRAPPED.fullmatch(piece):
-            piece = found[1]
+        while wrapper := _WRAPPED.fullmatch(piece):
+            piece = wrapper[1]
         if not _STRUCTURE.fullmatch(piece):
             pieces.append(piece)
     # A function that is traced in its own scope has that in its name twice.
@@ -181,37 +181,37 @@ class _Reader:
         self._flow = Flow(assignment.module)
 
     def rows(self) -> list[Row]:
-        found = [self._row(s) for s in self._assignment.storages]
+        table = [self._row(s) for s in self._assignment.storages]
         if rest := self._assignment.fragmentation_bytes:
             peak = self._assignment.peak_step
-            found.append(Row(FRAGMENTATION, rest, "", (), "", "", "", "temporary", "", peak, peak,
+            table.append(Row(FRAGMENTATION, rest, "", (), "", "", "", "temporary", "", peak, peak,
                              True))  # fmt: skip
-        return sorted(found, key=lambda row: -row.bytes)
+        return sorted(table, key=lambda row: -row.bytes)
 
     def _row(self, storage: Storage) -> Row:
         kind = storage.allocation.kind
-        buffer, made = self._value(storage)
+        buffer, maker = self._value(storage)
         own = self._module.instructions[buffer.instruction]
         shape = own.shape.at(buffer.index)
         index = "".join(f"{{{k}}}" for k in buffer.index)
-        name, where = own.name + index, self._flow.where(made)
+        name, where = own.name + index, self._flow.where(maker)
         if kind == "argument":
             number = (storage.allocation.parameter or (0, ()))[0]
-            given = self._arguments.get(number, Argument())
-            name, category = given.name or own.op_name or own.name, given.category
+            argument = self._arguments.get(number, Argument())
+            name, category = argument.name or own.op_name or own.name, argument.category
             first = min(self._readers(buffer), key=self._step, default=None)
-            where, made_scope, word = self._flow.where(first) if first else "", "", "parameter"
+            where, scopes, word = self._flow.where(first) if first else "", "", "parameter"
         else:
-            category = self._category(storage, buffer, made)
-            made_scope, word = scope(made.op_name), operation(made)
-        why = reason(made.op_name) if category == "activation" else ""
+            category = self._category(storage, buffer, maker)
+            scopes, word = scope(maker.op_name), operation(maker)
+        why = reason(maker.op_name) if category == "activation" else ""
         peak = self._assignment.peak_step
         at_peak = (
             storage.allocation.space == DEVICE
             and kind in ("argument", "output", "temp")
             and storage.born <= peak <= storage.dies
         )
-        return Row(name, storage.bytes, shape.dtype, shape.dims, word, near(where), made_scope,
+        return Row(name, storage.bytes, shape.dtype, shape.dims, word, near(where), scopes,
                    category, why, storage.born, storage.dies, at_peak,
                    storage.allocation.out, storage.allocation.space)  # fmt: skip
 
@@ -228,22 +228,22 @@ class _Reader:
 
         def rank(entry: tuple[Buffer, int]) -> tuple[bool, bool, bool, bool, bool, int]:
             buffer, born = entry
-            made, own = origin[buffer.id], self._module.instructions[buffer.instruction]
+            maker, own = origin[buffer.id], self._module.instructions[buffer.instruction]
             state = own.opcode in ("while", "parameter")
-            lined = kept or bool(self._module.where(made))
+            lined = kept or bool(self._module.where(maker))
             whole = buffer.bytes == storage.bytes
-            return whole, not self._flow.filled(made), lined, born <= until, not state, born
+            return whole, not self._flow.filled(maker), lined, born <= until, not state, born
 
-        own = [e for e in storage.buffers if e[0].instruction in self._given]
+        own = [e for e in storage.buffers if e[0].instruction in self._argument_ids]
         buffer = own[0][0] if own else max(storage.buffers, key=rank)[0]
         return buffer, origin[buffer.id]
 
-    def _category(self, storage: Storage, buffer: Buffer, made: Instruction) -> str:
+    def _category(self, storage: Storage, buffer: Buffer, maker: Instruction) -> str:
         if storage.allocation.kind == "constant":
             return "constant"
         readers = [(u, self._part(u)) for u in self._readers(buffer)]
-        mine = self._part(made)
-        if self._gradient(storage, buffer, made):
+        mine = self._part(maker)
+        if self._gradient(storage, buffer, maker):
             return "gradient"
         if storage.allocation.kind == "output":
             return "gradient" if self._gradient_then(storage) else "output"
@@ -251,10 +251,10 @@ class _Reader:
             return mine
         return "activation" if not mine and any(p for _, p in readers) else "temporary"
 
-    def _gradient(self, storage: Storage, buffer: Buffer, made: Instruction) -> bool:
+    def _gradient(self, storage: Storage, buffer: Buffer, maker: Instruction) -> bool:
         """Whether a value is a parameter's derivative that is complete, or is being added up."""
         shape = self._shape(buffer.instruction, buffer.index)
-        if self._part(made) != "backward" or shape not in self._parameters:
+        if self._part(maker) != "backward" or shape not in self._parameters:
             return False
         inside = {b.instruction for b, _ in storage.buffers}
         readers = [u for u in self._readers(buffer) if self._part(u) and u.id not in inside]
@@ -275,15 +275,17 @@ class _Reader:
         return {i.number: i for i in entry.instructions if i.opcode == "parameter"}
 
     @cached_property
-    def _given(self) -> set[int]:
+    def _argument_ids(self) -> set[int]:
         return {i.id for i in self._entry.values()}
 
     @cached_property
     def _parameters(self) -> set[tuple[int, ...]]:
         """Shapes of the arguments that may have gradients, in whatever dtype of floats."""
         named = {n for n, a in self._arguments.items() if a.category == "parameter"}
-        given = [a.parameter for a in self._assignment.allocations if a.parameter]
-        shapes = (self._shape(self._entry[n].id, i) for n, i in given if not named or n in named)
+        parameters = [a.parameter for a in self._assignment.allocations if a.parameter]
+        shapes = (
+            self._shape(self._entry[n].id, i) for n, i in parameters if not named or n in named
+        )
         return {shape for shape in shapes if shape is not None}
 
     def _shape(self, instruction: int, index: Index) -> tuple[int, ...] | None:

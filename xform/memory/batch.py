@@ -47,30 +47,30 @@ def by_axis(f: Callable[..., Any], args: Sequence[Any], argnums: Argnums, axis: 
     the function can be traced so with twice the batch; else that argument alone.
     """
     if isinstance(argnums, str) and argnums == "auto":
-        return _found(f, args, axis)
+        return _by_trial(f, args, axis)
     places = _places(len(args), argnums)
     return _resizer(f, args, places, axis, _batch(args, places, axis))
 
 
-def _found(f: Callable[..., Any], args: Sequence[Any], axis: int) -> Resizer:
+def _by_trial(f: Callable[..., Any], args: Sequence[Any], axis: int) -> Resizer:
     last = max((i for i, x in enumerate(args) if _arrays(x)), default=len(args) - 1)
     start = _batch(args, _places(len(args), last), axis)
     alike = {i for i, x in enumerate(args) if _arrays(x) and _sizes([x], axis) == {start}}
     error: Exception | None = None
     for places in (alike, {last}):
-        made = _resizer(f, args, places, axis, start)
+        resizer = _resizer(f, args, places, axis, start)
         try:
-            _trace(f, made.at(2 * start))
+            _trace(f, resizer.at(2 * start))
         except Exception as problem:  # of the function: it does not take this batch
             error = problem
         else:
-            return made
-    said = str(error).strip().splitlines()[0]
+            return resizer
+    message = str(error).strip().splitlines()[0]
     raise WrongArgument(
         f"max_batch of {getattr(f, '__name__', 'a function')}",
         f"which arguments have a batch is not found: with {2 * start} in the place of {start} on "
         f"axis {axis} of {_resizer(f, args, alike, axis, start).of.partition(' of ')[2]}, "
-        f"{type(error).__name__}: {said}",
+        f"{type(error).__name__}: {message}",
         "",
         "name them: batch_argnums=(1, 2), on the command line --batch-argnums 1,2, and batch_axis, "
         "--batch-axis; or give a function inputs(batch=) that makes the arguments",
@@ -89,16 +89,16 @@ def _trace(f: Any, args: Sequence[Any]) -> None:
     if is_jitted(f):
         f.trace(*args)
         return
-    held, given, named = holding(*compilable(f, args, {}))
-    jitted(held).trace(*given, **named)
+    held, positional, named = holding(*compilable(f, args, {}))
+    jitted(held).trace(*positional, **named)
 
 
 def _places(count: int, batch_argnums: Argnums) -> set[int]:
     """Which of that many arguments have a batch."""
     if batch_argnums is None:
         return set(range(count))
-    given: Any = batch_argnums
-    ones: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (given,)
+    positions: Any = batch_argnums
+    ones: tuple[Any, ...] = tuple(positions) if isinstance(positions, Iterable) else (positions,)
     if any(not isinstance(i, int | np.integer) or not -count <= i < count for i in ones):
         raise WrongArgument(
             f"max_batch with batch_argnums={batch_argnums!r}",
@@ -124,8 +124,8 @@ def _sizes(trees: Sequence[Any], axis: int) -> set[int] | None:
 
 def _batch(args: Sequence[Any], places: set[int], axis: int) -> int:
     """The size of the batch in some arguments."""
-    given: Any = axis
-    if not isinstance(given, int | np.integer):
+    number: Any = axis
+    if not isinstance(number, int | np.integer):
         raise WrongArgument(f"max_batch with batch_axis={axis!r}", "it is no axis", "",
                             "give the axis of the batch, such as 0")  # fmt: skip
     sizes = _sizes([args[i] for i in places], axis)

@@ -212,16 +212,16 @@ def _places(a: Allocation, buffers: dict[int, Buffer]) -> list[tuple[int, list[B
     if a.kind != "temp":
         return [(a.bytes, [buffers[b] for b in a.buffers])]
     starts: list[int] = []
-    found: list[list[Buffer]] = []
+    groups: list[list[Buffer]] = []
     end = 0
     for number, offset in sorted(a.buffers.items(), key=lambda item: item[1]):
-        if not found or offset >= end:
-            starts.append(offset if found else 0)
-            found.append([])
-        found[-1].append(buffers[number])
+        if not groups or offset >= end:
+            starts.append(offset if groups else 0)
+            groups.append([])
+        groups[-1].append(buffers[number])
         end = max(end, offset + buffers[number].bytes)
     ends = [*starts[1:], a.bytes]
-    return [(e - s, mine) for s, e, mine in zip(starts, ends, found, strict=True)]
+    return [(e - s, mine) for s, e, mine in zip(starts, ends, groups, strict=True)]
 
 
 def _allocation(m: Message) -> Allocation:
@@ -244,7 +244,7 @@ def _replay(module: Module, buffers: dict[int, Buffer], home: dict[int, Allocati
     lives until the step of the last event before that makes something. Where an operation has more
     results, and one takes the place of what is read and was freed meanwhile, that storage goes on.
     """
-    found: dict[int, list[Storage]] = {}
+    by_first: dict[int, list[Storage]] = {}
     canonical: dict[int, int] = {}
     members: dict[int, list[tuple[Buffer, int]]] = {}
     users: dict[int, int] = {}
@@ -254,7 +254,7 @@ def _replay(module: Module, buffers: dict[int, Buffer], home: dict[int, Allocati
         mine = members.pop(first)
         size = max(b.bytes for b, _ in mine)
         storage = Storage(home[first], size, tuple(mine), mine[0][1], now)
-        found.setdefault(first, []).append(storage)
+        by_first.setdefault(first, []).append(storage)
         del users[first]
 
     for event in events:
@@ -271,12 +271,12 @@ def _replay(module: Module, buffers: dict[int, Buffer], home: dict[int, Allocati
         if kind == _SHARE:
             other = event.number(5)
             first = canonical.get(other, other)
-            if first not in members and first in found and found[first][-1].dies == now:
-                members[first] = list(found[first].pop().buffers)
+            if first not in members and first in by_first and by_first[first][-1].dies == now:
+                members[first] = list(by_first[first].pop().buffers)
         canonical[number] = first
         users[first] = users.get(first, 0) + 1
         members.setdefault(first, []).append((buffer, now))
     now = len(module.order) - 1
     for first in tuple(members):
         free(first)
-    return [s for storages in found.values() for s in storages]
+    return [s for storages in by_first.values() for s in storages]

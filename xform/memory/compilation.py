@@ -201,8 +201,8 @@ def compile_for(
     """
     goal = target if isinstance(target, Target) else parse_target(target)
     f, args, kwargs = _jitted(f, args, kwargs or {}, donate_argnums)
-    if goal.here:
-        return _here(f, args, kwargs, goal, mesh, in_specs)
+    if goal.local:
+        return _compile_locally(f, args, kwargs, goal, mesh, in_specs)
     check_installed(goal)
     lowered, jaxpr = lower(f, on_mesh(args, kwargs, goal, mesh, in_specs), goal)
     ask = lambda: compile_there(lowered, goal, timeout_seconds)
@@ -215,13 +215,13 @@ def trace_for(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
               donate_argnums: int | Sequence[int] = ()) -> Any:  # fmt: skip
     """What `jax.jit` traces of a function for a target; arguments are those of `compile_for`."""
     f, args, kwargs = _jitted(f, args, kwargs, donate_argnums)
-    if goal.here:
-        given = _on_devices(args, kwargs, goal, None, None)
-        with _planned_here(goal):
-            return traced(f, given)
-    given = on_mesh(args, kwargs, goal, None, None)
-    with lowered_for(goal, given):
-        return traced(f, given)
+    if goal.local:
+        arguments = _on_devices(args, kwargs, goal, None, None)
+        with _planned_locally(goal):
+            return traced(f, arguments)
+    arguments = on_mesh(args, kwargs, goal, None, None)
+    with lowered_for(goal, arguments):
+        return traced(f, arguments)
 
 
 def _jitted(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
@@ -236,29 +236,29 @@ def _jitted(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 def _on_devices(args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
                 mesh: Mapping[str, int] | None, in_specs: Any) -> Arguments:  # fmt: skip
     """The arguments on devices of this process."""
-    given = on_mesh(args, kwargs, goal, mesh, in_specs)
+    arguments = on_mesh(args, kwargs, goal, mesh, in_specs)
     named = mesh is not None or in_specs is not None
     abstract = named or any(map(_abstract, jax.tree.leaves((args, kwargs))))
     if abstract or goal.backend != jax.default_backend():
-        return given.on(jax.devices(goal.backend))
-    return Arguments(tuple(args), dict(kwargs), given.mesh)
+        return arguments.on(jax.devices(goal.backend))
+    return Arguments(tuple(args), dict(kwargs), arguments.mesh)
 
 
 @contextlib.contextmanager
-def _planned_here(goal: Target) -> Generator[None]:
+def _planned_locally(goal: Target) -> Generator[None]:
     """Within it, what is traced is planned for, and lies on, a device of this process."""
     first = jax.local_devices(backend=goal.backend)[0]
     with planned_for(goal.backend, goal.absent), jax.default_device(first):
         yield
 
 
-def _here(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
-          mesh: Mapping[str, int] | None, in_specs: Any) -> Compilation:  # fmt: skip
+def _compile_locally(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
+                     mesh: Mapping[str, int] | None, in_specs: Any) -> Compilation:  # fmt: skip
     """Compile for devices of this process."""
-    given = _on_devices(args, kwargs, goal, mesh, in_specs)
-    with _planned_here(goal):
-        found = traced(f, given)
-        lowered = found.lower()
+    arguments = _on_devices(args, kwargs, goal, mesh, in_specs)
+    with _planned_locally(goal):
+        trace = traced(f, arguments)
+        lowered = trace.lower()
 
     def ask() -> Answer:
         with tempfile.TemporaryDirectory(prefix="xform-") as folder:
@@ -266,10 +266,10 @@ def _here(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
             fresh = {"xla_dump_emitter_re": Path(folder).name}
             return read(*compile_and_read(lowered, Path(folder), fresh))
 
-    devices = given.mesh.size if given.mesh else 1
-    decides = goal.name, goal.device.name, str(compiler_options(found))
-    said = answered(lowered.as_text(debug_info=True).encode(), *decides, ask=ask)
-    return _compilation(found.fun_name, goal, devices, said, found.jaxpr)
+    devices = arguments.mesh.size if arguments.mesh else 1
+    decides = goal.name, goal.device.name, str(compiler_options(trace))
+    answer = answered(lowered.as_text(debug_info=True).encode(), *decides, ask=ask)
+    return _compilation(trace.fun_name, goal, devices, answer, trace.jaxpr)
 
 
 def _abstract(x: Any) -> bool:
@@ -277,25 +277,25 @@ def _abstract(x: Any) -> bool:
     return isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh)
 
 
-def _compilation(name: str, goal: Target, devices: int, said: Answer, jaxpr: Any,
+def _compilation(name: str, goal: Target, devices: int, answer: Answer, jaxpr: Any,
                  arguments: tuple[str, ...] = ()) -> Compilation:  # fmt: skip
-    if said.failed:
+    if answer.failed:
         raise CompilationFailed(
             f"{name} for target={goal.name!r}",
-            f"the compiler refused it: {said.error.strip().splitlines()[0]}",
+            f"the compiler refused it: {answer.error.strip().splitlines()[0]}",
             "",
             "report it with the program, if it is not the program's fault",
         )
-    work, needed = flops(program(jaxpr)), _needed(said.error, goal)
-    sizes = dict(said.bytes)
-    if said.module and sizes:
-        assignment = buffers.read(said.module)
+    work, needed = flops(program(jaxpr)), _needed(answer.error, goal)
+    sizes = dict(answer.bytes)
+    if answer.module and sizes:
+        assignment = buffers.read(answer.module)
         sizes["constant"] = assignment.constant_bytes
         if goal.platform == "tpu":
             # libtpu's own sum is up to a third above what its buffer assignment takes.
             sizes["temp"] = assignment.temp_bytes
-    return Compilation(name, goal, devices, sizes, work, said.compile_seconds, said.module,
-                       arguments, said.error, needed, _closed_bytes(jaxpr))  # fmt: skip
+    return Compilation(name, goal, devices, sizes, work, answer.compile_seconds, answer.module,
+                       arguments, answer.error, needed, _closed_bytes(jaxpr))  # fmt: skip
 
 
 def _closed_bytes(jaxpr: Any) -> int:

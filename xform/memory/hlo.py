@@ -121,8 +121,8 @@ class Instruction:
             values = [n for field in (4, 5) for n in data.message(8).numbers(field)]
             self.value = values[0] if len(values) == 1 else None
         elif self.opcode == "while":
-            found = _TRIPS.search(data.text(43))
-            self._trips = int(found[1]) if found else 0
+            match = _TRIPS.search(data.text(43))
+            self._trips = int(match[1]) if match else 0
         self._shape: Any = data.message(3)
 
     @property
@@ -163,11 +163,11 @@ class Module:
         self.instructions: dict[int, Instruction] = {}
         for part in data.messages(3):
             number = part.number(5)
-            found = {i.id: i for i in (Instruction(m, number) for m in part.messages(2))}
-            order = runs.get(number, found)
-            self.instructions.update(found)
+            instructions = {i.id: i for i in (Instruction(m, number) for m in part.messages(2))}
+            order = runs.get(number, instructions)
+            self.instructions.update(instructions)
             self.computations[number] = Computation(
-                number, part.text(1), tuple(found[i] for i in order), part.number(6),
+                number, part.text(1), tuple(instructions[i] for i in order), part.number(6),
                 bool(part.number(7)),
             )  # fmt: skip
         self.aliases = [
@@ -222,16 +222,16 @@ class Module:
         Of a fusion that is the last operation within it that has a name, of another the loop around
         it.
         """
-        found: Instruction | None = instruction
-        while found is not None and not found.op_name:
-            inside = found.called if found.opcode == "fusion" else ()
+        owner: Instruction | None = instruction
+        while owner is not None and not owner.op_name:
+            inside = owner.called if owner.opcode == "fusion" else ()
             names = (i.op_name for c in inside
                      for i in reversed(self.computations[c].instructions)
                      if i.opcode != "parameter")  # fmt: skip
             if name := next(filter(None, names), ""):
                 return name
-            found = self.callers.get(found.computation)
-        return found.op_name if found else ""
+            owner = self.callers.get(owner.computation)
+        return owner.op_name if owner else ""
 
     def _with_fusions(self, computation: int) -> Iterator[Instruction]:
         for instruction in self.computations[computation].instructions:
@@ -257,12 +257,12 @@ class _Frames:
         self._files, self._functions = data.texts(1), data.texts(2)
         self._places = [(m.number(1), m.number(2), m.number(3)) for m in data.messages(3)]
         self._frames = [(m.number(1), m.number(2)) for m in data.messages(4)]
-        self._found: dict[int, str] = {}
+        self._by_frame: dict[int, str] = {}
 
     def user(self, frame: int) -> str:
-        if frame not in self._found:
-            self._found[frame] = self._user(frame)
-        return self._found[frame]
+        if frame not in self._by_frame:
+            self._by_frame[frame] = self._user(frame)
+        return self._by_frame[frame]
 
     def _user(self, frame: int) -> str:
         while frame:

@@ -152,62 +152,64 @@ def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
 
 
 @contextlib.contextmanager
-def lowered_for(target: Target, given: Arguments) -> Generator[None]:
+def lowered_for(target: Target, arguments: Arguments) -> Generator[None]:
     """Within it, what is traced is planned for a target that is not here, on its mesh."""
-    manual = jax.sharding.use_abstract_mesh(given.mesh) if given.mesh else contextlib.nullcontext()
+    mesh = arguments.mesh
+    manual = jax.sharding.use_abstract_mesh(mesh) if mesh else contextlib.nullcontext()
     with planned_for(target.backend, target.absent), manual:
         yield
 
 
-def lower(f: Any, given: Arguments, target: Target) -> tuple[Lowered, Any]:
+def lower(f: Any, arguments: Arguments, target: Target) -> tuple[Lowered, Any]:
     """The program of a jitted function for a target, and its jaxpr.
 
     Raises:
       XformError: the program holds what JAX cannot export.
     """
-    with lowered_for(target, given):
-        found = traced(f, given)
+    with lowered_for(target, arguments):
+        trace = traced(f, arguments)
         try:
-            made = export.export(_Traced(found), platforms=[target.platform])()
+            exported = export.export(_Traced(trace), platforms=[target.platform])()
         except (NotImplementedError, ValueError) as error:
             # What has custom calls of its own is a ValueError, and so is much else.
             if isinstance(error, ValueError) and not str(error).startswith(_ABSENT):
                 raise
             raise XformError(
-                f"{found.fun_name} for target={target.name!r}",
+                f"{trace.fun_name} for target={target.name!r}",
                 f"it cannot be lowered without the device: {_reason(error)}",
-                _callback(found.jaxpr),
+                _callback(trace.jaxpr),
                 "take out callbacks, prints and foreign calls, or compile where the device is, "
                 "with target=None",
             ) from None
-    if made.nr_devices > 1 and given.mesh is None:
+    if exported.nr_devices > 1 and arguments.mesh is None:
         raise WrongArgument(
-            f"{found.fun_name} for target={target.name!r}",
-            f"it runs on {made.nr_devices} devices, and its arguments name no mesh",
+            f"{trace.fun_name} for target={target.name!r}",
+            f"it runs on {exported.nr_devices} devices, and its arguments name no mesh",
             "",
             "give mesh={axis: size}, or arguments that have a NamedSharding",
         )
     flat = dataclasses.replace(
-        made,
-        in_tree=jax.tree.structure(((None,) * len(made.in_avals), {}), is_leaf=_is_none),
-        out_tree=jax.tree.structure([None] * len(made.out_avals), is_leaf=_is_none),
+        exported,
+        in_tree=jax.tree.structure(((None,) * len(exported.in_avals), {}), is_leaf=_is_none),
+        out_tree=jax.tree.structure([None] * len(exported.out_avals), is_leaf=_is_none),
     )
-    names = argument_names(found.jaxpr)
-    donated = [i for i, a in enumerate(jax.tree.leaves(found.args_info)) if a.donated]
-    lowered = Lowered(made.fun_name, bytes(flat.serialize()), made.nr_devices, given.axes, donated,
-                      tuple(names[i] for i in made.module_kept_var_idx),
-                      compiler_options(found))  # fmt: skip
-    return lowered, found.jaxpr
+    names = argument_names(trace.jaxpr)
+    donated = [i for i, a in enumerate(jax.tree.leaves(trace.args_info)) if a.donated]
+    lowered = Lowered(exported.fun_name, bytes(flat.serialize()), exported.nr_devices,
+                      arguments.axes, donated,
+                      tuple(names[i] for i in exported.module_kept_var_idx),
+                      compiler_options(trace))  # fmt: skip
+    return lowered, trace.jaxpr
 
 
-def traced(f: Any, given: Arguments) -> Any:
+def traced(f: Any, arguments: Arguments) -> Any:
     """A jitted function, traced on its arguments.
 
     Raises:
       WrongArgument: one of them is no array, and is not static.
     """
     try:
-        found = f.trace(*given.args, **given.kwargs)
+        trace = f.trace(*arguments.args, **arguments.kwargs)
     except TypeError as error:
         if wrong := _WRONG_OUTPUT.search(str(error)):
             raise WrongArgument(
@@ -226,7 +228,7 @@ def traced(f: Any, given: Arguments) -> Any:
             "pass arrays or jax.ShapeDtypeStructs in pytrees; bind other arguments with "
             "functools.partial, or name them in static_argnums of jax.jit",
         ) from None
-    return getattr(found, "traced", found)  # `nnx.jit` wraps what `jax.jit` traced
+    return getattr(trace, "traced", trace)  # `nnx.jit` wraps what `jax.jit` traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,8 +269,8 @@ def _callback(jaxpr: Any) -> str:
     for eqn in closed(jaxpr)[0].eqns:
         if "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print":
             return frame(eqn)
-        if found := next(filter(None, map(_callback, jaxprs_of(eqn))), ""):
-            return found
+        if place := next(filter(None, map(_callback, jaxprs_of(eqn))), ""):
+            return place
     return ""
 
 
@@ -336,15 +338,15 @@ def _axes(mesh: AbstractMesh) -> str:
 def _mesh_of(tree: Any) -> AbstractMesh | None:
     """The mesh of the arguments' shardings."""
     shardings = (getattr(x, "sharding", None) for x in jax.tree.leaves(tree))
-    found = {s.mesh.abstract_mesh for s in shardings if isinstance(s, NamedSharding)}
-    if len(found) > 1:
+    meshes = {s.mesh.abstract_mesh for s in shardings if isinstance(s, NamedSharding)}
+    if len(meshes) > 1:
         raise WrongArgument(
             "compile for a target",
-            f"the arguments are on different meshes: {', '.join(sorted(map(str, found)))}",
+            f"the arguments are on different meshes: {', '.join(sorted(map(str, meshes)))}",
             "",
             "put all of them on one mesh, or give mesh= and in_specs=",
         )
-    return found.pop() if found else None
+    return meshes.pop() if meshes else None
 
 
 def _check_size(mesh: AbstractMesh, target: Target) -> None:
@@ -361,9 +363,9 @@ def _check_size(mesh: AbstractMesh, target: Target) -> None:
 def _broadcast(specs: Any, args: tuple[Any, ...]) -> Any:
     """A PartitionSpec for each leaf of the arguments, from a prefix of their tree."""
     leaf = lambda x: x is None or isinstance(x, PartitionSpec)
-    given = jax.tree.map(_spec, specs, is_leaf=leaf)
+    prefix = jax.tree.map(_spec, specs, is_leaf=leaf)
     try:
-        return jax.tree.broadcast(given, args, is_leaf=leaf)
+        return jax.tree.broadcast(prefix, args, is_leaf=leaf)
     except ValueError as error:
         raise WrongArgument(
             f"in_specs={specs!r}",

@@ -44,17 +44,17 @@ class Flow:
 
     def readers(self, places: Iterable[Place]) -> list[Instruction]:
         """The operations that read any of some values (instruction, index), or copies of them."""
-        found: dict[int, Instruction] = {}
+        by_id: dict[int, Instruction] = {}
         queue = list(places)
         seen = set(queue)
         for place in queue:
             for user, onto in self._forth(*place):
                 if onto is None:
-                    found[user.id] = user
+                    by_id[user.id] = user
                 elif onto not in seen:
                     seen.add(onto)
                     queue.append(onto)
-        return list(found.values())
+        return list(by_id.values())
 
     def filled(self, instruction: Instruction) -> bool:
         """Whether it says nothing of what a place is for: zeros to start from, new memory."""
@@ -63,11 +63,11 @@ class Flow:
     @cached_property
     def users(self) -> dict[int, list[Instruction]]:
         """The instructions that read each instruction's result."""
-        found: dict[int, list[Instruction]] = {}
+        users: dict[int, list[Instruction]] = {}
         for i in self._module.instructions.values():
             for operand in dict.fromkeys(i.operands):
-                found.setdefault(operand, []).append(i)
-        return found
+                users.setdefault(operand, []).append(i)
+        return users
 
     def _back(self, i: Instruction, index: Index, seen: set[Place]) -> Instruction | None:
         """The origin of a value, or None where it only comes from itself."""
@@ -93,9 +93,9 @@ class Flow:
             case "async-start" if index[:1] == (1,) and i.called:
                 return result(i.called[0], index[1:])
             case opcode if opcode in _MOVES or (opcode in _PARTS and i.operands and not i.op_name):
-                found = operand(0, index)
+                source = operand(0, index)
                 own = self._module.where(i)
-                return i if found is None or (own and not self._module.where(found)) else found
+                return i if source is None or (own and not self._module.where(source)) else source
             case "while":
                 inside = result(i.called[0])
                 if inside is not None and self._module.where(inside):
@@ -110,11 +110,11 @@ class Flow:
                 slices = operand(1)
                 return i if slices is None or self.filled(slices) else slices
             case "parameter":
-                return self._given(i, index, seen)
+                return self._from_caller(i, index, seen)
             case _:
                 return i
 
-    def _given(self, i: Instruction, index: Index, seen: set[Place]) -> Instruction | None:
+    def _from_caller(self, i: Instruction, index: Index, seen: set[Place]) -> Instruction | None:
         """The origin of what a computation is called with."""
         caller = self._module.callers.get(i.computation)
         if caller is None:
@@ -172,9 +172,9 @@ class Flow:
 
     def _out(self, instruction: int, index: Index) -> Iterator[tuple[Instruction, Place]]:
         """What the root of a computation is where that is called."""
-        here = self._module.instructions[instruction]
-        caller = self._module.callers.get(here.computation)
-        if caller is None or self._module.computations[here.computation].root != instruction:
+        own = self._module.instructions[instruction]
+        caller = self._module.callers.get(own.computation)
+        if caller is None or self._module.computations[own.computation].root != instruction:
             return
         if caller.opcode == "while":
             yield from ((caller, (self._parameters[c, 0], index)) for c in caller.called)

@@ -34,8 +34,8 @@ def phases(module: Module) -> list[Phase]:
         return []
     if not any(vote < 0 for vote in votes[end:]):
         end = steps
-    found = (Phase("forward", 0, first), Phase("backward", first, end), Phase("update", end, steps))
-    return [phase for phase in found if phase.first < phase.end]
+    spans = (Phase("forward", 0, first), Phase("backward", first, end), Phase("update", end, steps))
+    return [phase for phase in spans if phase.first < phase.end]
 
 
 def _majority(votes: list[int]) -> tuple[int, int]:

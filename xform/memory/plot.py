@@ -60,10 +60,10 @@ def stacked(data: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     known = {name: np.cumsum(c)[:-1] for name, c in change.items()}
     total = sum(known.values(), np.zeros(len(live)))
     share = np.minimum(1, live / np.maximum(total, 1))
-    found = {c.name: known[c.name] * share for c in (*CATEGORIES, REST) if c.name in known}
+    bands = {c.name: known[c.name] * share for c in (*CATEGORIES, REST) if c.name in known}
     if np.any(rest := np.maximum(live - total, 0)):
-        found[REST.name] = found.get(REST.name, 0) + rest
-    return found
+        bands[REST.name] = bands.get(REST.name, 0) + rest
+    return bands
 
 
 def _timeline(ax: Any, data: dict[str, Any]) -> None:

@@ -24,12 +24,12 @@ def compiled_text(f: Callable[..., Any], args: Sequence[Any], target: str | None
     Raises: what `xform.memory.compilation.compile_for` raises, and `CompilationFailed` for a
     program that is too big for the target, of which a compiler writes nothing down.
     """
-    made = compile_for(f, args, target=target)
-    if made.module is None:
+    compilation = compile_for(f, args, target=target)
+    if compilation.module is None:
         raise CompilationFailed(
-            f"the optimized HLO of {made.function} for target={made.target.name!r}",
-            made.verdict() if made.refused else "the compiler wrote none down",
+            f"the optimized HLO of {compilation.function} for target={compilation.target.name!r}",
+            compilation.verdict() if compilation.refused else "the compiler wrote none down",
             "",
             "name a larger device, or look at the StableHLO",
         )
-    return hlo_text(Message(made.module).raw(1))
+    return hlo_text(Message(compilation.module).raw(1))

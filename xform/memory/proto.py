@@ -50,10 +50,10 @@ class Message:
 
     def numbers(self, field: int) -> list[int]:
         """A repeated integer, packed or not."""
-        found: list[int] = []
+        values: list[int] = []
         for value in self._fields.get(field, ()):
-            found.extend([_signed(value)] if isinstance(value, int) else _packed(value))
-        return found
+            values.extend([_signed(value)] if isinstance(value, int) else _packed(value))
+        return values
 
     def text(self, field: int) -> str:
         """A string: its last value, or nothing."""

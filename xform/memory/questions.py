@@ -117,22 +117,22 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     the nearest to the capacity and another far from it says where to look next.
 
     >>> w, x = jnp.ones((256, 256)), jnp.ones((8, 256))
-    >>> found = xform.max_batch(lambda w, x: x @ w, w, x, target="cpu", capacity="1 MiB")
-    >>> found.size
+    >>> batch = xform.max_batch(lambda w, x: x @ w, w, x, target="cpu", capacity="1 MiB")
+    >>> batch.size
     384
     """
     check_callable(f, "max_batch")
     _check_sizes(multiple_of, most)
-    made = by_inputs(inputs) if inputs else by_axis(f, args, batch_argnums, batch_axis)
+    resizer = by_inputs(inputs) if inputs else by_axis(f, args, batch_argnums, batch_axis)
     tried: dict[int, MemoryReport] = {}
 
     def at(units: int) -> MemoryReport:
         if units not in tried:
-            resized = made.at(units * multiple_of)
+            resized = resizer.at(units * multiple_of)
             tried[units] = fits(f, *resized, target=target, **options)
         return tried[units]
 
-    start = max(1, made.start // multiple_of)
+    start = max(1, resizer.start // multiple_of)
     low, high = 0, most // multiple_of + 1
     guess = min(start, high - 1)
     while high - low > 1 and len(tried) < _COMPILES:
@@ -147,7 +147,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
             "",
             "give grad a policy that saves less, shard over more devices, or name a larger device",
         )
-    return Batch(low * multiple_of, tried[low], tried.get(low + 1), sizes, made.of)
+    return Batch(low * multiple_of, tried[low], tried.get(low + 1), sizes, resizer.of)
 
 
 def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Reason:
@@ -169,15 +169,15 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
     <lambda> needs 8.0 MiB of each cpu, which has 6.0 MiB: it is over by 2.0 MiB
     ...
     """
-    here = fits(f, *args, target=target, **options)
-    report = here
-    for other in _roomier(here) if here.assignment is None else ():
+    asked = fits(f, *args, target=target, **options)
+    report = asked
+    for other in _roomier(asked) if asked.assignment is None else ():
         # Its advice is for the memory that was asked for.
-        less: dict[str, Any] = {**options, "capacity": here.capacity_bytes}
+        less: dict[str, Any] = {**options, "capacity": asked.capacity_bytes}
         report = memory_analysis(f, *args, target=other, **less)
         if report.assignment is not None:
             break
-    return Reason(here, report)
+    return Reason(asked, report)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,8 +236,8 @@ def _next(tried: Mapping[int, MemoryReport], low: int, high: int) -> int:
 
 
 def _check_sizes(multiple_of: int, most: int) -> None:
-    given: list[Any] = [multiple_of, most]
-    whole = all(isinstance(n, int | np.integer) for n in given)
+    numbers: list[Any] = [multiple_of, most]
+    whole = all(isinstance(n, int | np.integer) for n in numbers)
     if not whole or not 1 <= multiple_of <= most:
         raise WrongArgument(
             f"max_batch with multiple_of={multiple_of!r}, most={most!r}",

@@ -33,9 +33,9 @@ _NOISE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before|Failed to fin
 _LINES = 8
 
 
-def read(said: dict[str, Any], module: bytes | None) -> Answer:
+def read(data: dict[str, Any], module: bytes | None) -> Answer:
     """The answer that a worker gives as plain data."""
-    return Answer(said.get("bytes", {}), said["compile_seconds"], module, said.get("error", ""))
+    return Answer(data.get("bytes", {}), data["compile_seconds"], module, data.get("error", ""))
 
 
 def compile_there(lowered: Lowered, target: Target, timeout_seconds: float) -> Answer:
@@ -65,9 +65,9 @@ def compile_there(lowered: Lowered, target: Target, timeout_seconds: float) -> A
             ) from error
         if code != 0 or not (folder / "answer.json").exists():
             raise _failed(lowered, target, _ended(code), log)
-        said = json.loads((folder / "answer.json").read_text())
+        data = json.loads((folder / "answer.json").read_text())
         module = folder / "module"
-        return read(said, module.read_bytes() if module.exists() else None)
+        return read(data, module.read_bytes() if module.exists() else None)
 
 
 def environment(target: Target, folder: Path) -> dict[str, str]:
@@ -115,10 +115,10 @@ def _ended(code: int) -> str:
 
 
 def _failed(lowered: Lowered, target: Target, what: str, log: Path) -> CompilationFailed:
-    said = last_lines(log.read_text(errors="replace")) if log.exists() else ""
+    tail = last_lines(log.read_text(errors="replace")) if log.exists() else ""
     return CompilationFailed(
         f"{lowered.name} for target={target.name!r}",
-        f"{what}{f', and said last:{chr(10)}{said}' if said else ''}",
+        f"{what}{f', and said last:{chr(10)}{tail}' if tail else ''}",
         "",
         "try again with a smaller program; if it is not that, report what the compiler said",
     )

@@ -165,12 +165,12 @@ class MemoryReport:
             return ()
         module = self.assignment.module
         names = self.compilation.arguments
-        given = {
+        labels = {
             i.number: names[i.number] if i.number < len(names) else i.op_name
             for i in module.computations[module.entry].instructions
             if i.opcode == "parameter"
         }
-        return tuple(rows(self.assignment, {n: Argument(x, role(x)) for n, x in given.items()}))
+        return tuple(rows(self.assignment, {n: Argument(x, role(x)) for n, x in labels.items()}))
 
     @property
     def peak(self) -> tuple[Row, ...]:
@@ -242,10 +242,10 @@ class MemoryReport:
         if key not in _GROUPS:
             raise WrongArgument(f"by({key!r})", "buffers have no such property", "",
                                 f"give one of {', '.join(_GROUPS)}")  # fmt: skip
-        found: dict[str, list[int]] = {}
+        by_name: dict[str, list[int]] = {}
         for row in self.peak:
-            found.setdefault(getattr(row, key), []).append(row.bytes)
-        groups = [Group(name, sum(sizes), len(sizes)) for name, sizes in found.items()]
+            by_name.setdefault(getattr(row, key), []).append(row.bytes)
+        groups = [Group(name, sum(sizes), len(sizes)) for name, sizes in by_name.items()]
         return sorted(groups, key=lambda g: (-g.bytes, g.name))
 
     def to_dict(self) -> dict[str, Any]:
@@ -300,12 +300,12 @@ class MemoryReport:
         return "\n\n".join(self._parts())
 
     def _parts(self) -> Iterator[str]:
-        made = self.compilation
-        many = f"{made.devices} x " if made.devices > 1 else ""
-        head = f"{self.function} on {self.target} ({many}{made.target.device.name})"
+        compilation = self.compilation
+        many = f"{compilation.devices} x " if compilation.devices > 1 else ""
+        head = f"{self.function} on {self.target} ({many}{compilation.target.device.name})"
         yield f"{head}\n{self.asked}".strip()
         yield columns([*self._bytes(), *self._work()], right=(1,))
-        if made.refused:
+        if compilation.refused:
             yield "the compiler refused it, and says nothing more: ask xform.why_oom"
         if self.peak:
             yield "live at the peak, by category\n" + _shares(self.by("category"))
@@ -352,8 +352,8 @@ class Difference:
         Largest change first.
         """
         left, right = ({g.name: g.bytes for g in r.by(key)} for r in (self.one, self.other))
-        found = [(k, left.get(k, 0), right.get(k, 0)) for k in {*left, *right}]
-        return sorted(found, key=lambda r: (-abs(r[1] - r[2]), r[0]))
+        changes = [(k, left.get(k, 0), right.get(k, 0)) for k in {*left, *right}]
+        return sorted(changes, key=lambda r: (-abs(r[1] - r[2]), r[0]))
 
     def __str__(self) -> str:
         names = [f"{r.function} on {r.target}" + (f", {r.asked.policy}" if r.asked.policy else "")
@@ -388,8 +388,8 @@ def _largest(rows: Sequence[Row]) -> str:
     table = [["bytes", "type", "category", "operation", "line", "scope"]]
     for row in rows[:_LINES]:
         shape = f"{row.dtype}[{','.join(map(str, row.shape))}]" if row.dtype else ""
-        made = row.name if row.operation == "parameter" else row.operation
-        table.append([human_bytes(row.bytes), shape, row.category, made, row.where, row.scope])
+        operation = row.name if row.operation == "parameter" else row.operation
+        table.append([human_bytes(row.bytes), shape, row.category, operation, row.where, row.scope])
     if rest := rows[_LINES:]:
         size = human_bytes(sum(r.bytes for r in rest))
         table.append([size, f"{len(rest)} more", *[""] * 4])

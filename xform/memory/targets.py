@@ -54,10 +54,10 @@ class Target:
     @property
     def absent(self) -> str | None:
         """The name of a device that is not here; None of one of this process."""
-        return None if self.here else self.device.name
+        return None if self.local else self.device.name
 
     @property
-    def here(self) -> bool:
+    def local(self) -> bool:
         """Whether it is the process's own."""
         return self.count is None
 
@@ -180,16 +180,16 @@ def _one_chip(device: Tpu) -> str:
 
 def missing(target: Target) -> list[str]:
     """Packages that compiling for a target needs and that are not installed."""
-    if target.here:
+    if target.local:
         return []
-    needed = {"flatbuffers": _found("flatbuffers")}
+    needed = {"flatbuffers": _exists("flatbuffers")}
     if target.platform == "tpu":
-        needed["libtpu"] = _found("libtpu")
+        needed["libtpu"] = _exists("libtpu")
     if target.platform == "cuda":
-        needed["jax-cuda12-plugin"] = _found("jax_cuda12_plugin") or _found("jax_cuda13_plugin")
-        needed["jax-cuda12-pjrt"] = _found("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
-        needed["nvidia-cuda-nvcc-cu12"] = _found("nvidia.cuda_nvcc") or bool(shutil.which("ptxas"))
-    return sorted(package for package, found in needed.items() if not found)
+        needed["jax-cuda12-plugin"] = _exists("jax_cuda12_plugin") or _exists("jax_cuda13_plugin")
+        needed["jax-cuda12-pjrt"] = _exists("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+        needed["nvidia-cuda-nvcc-cu12"] = _exists("nvidia.cuda_nvcc") or bool(shutil.which("ptxas"))
+    return sorted(package for package, installed in needed.items() if not installed)
 
 
 def install(target: Target) -> str:
@@ -208,13 +208,13 @@ def check_installed(target: Target) -> None:
         )
 
 
-def _found(*modules: str) -> bool:
+def _exists(*modules: str) -> bool:
     """Whether one of these modules could be imported."""
 
-    def here(module: str) -> bool:
+    def importable(module: str) -> bool:
         try:
             return importlib.util.find_spec(module) is not None
         except ModuleNotFoundError:
             return False
 
-    return any(map(here, modules))
+    return any(map(importable, modules))

@@ -32,14 +32,14 @@ KINDS = ("argument", "output", "temp", "alias", "generated_code",
 
 
 def compile_and_read(
-    lowered: Any, dump: Path, given: Mapping[str, Any] | None = None
+    lowered: Any, dump: Path, overrides: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], bytes | None]:
     """Compile, with the options that are given: bytes by kind, and seconds; and the HloProto.
 
     The proto is None where the compiler wrote none. A program that the compiler refuses, such as
     one that is too big, is answered with `error`.
     """
-    options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_proto": True, **(given or {})}
+    options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_proto": True, **(overrides or {})}
     start = time.perf_counter()
     try:
         stats = lowered.compile(compiler_options=options).memory_analysis()
@@ -66,15 +66,15 @@ def devices(target: dict[str, Any]) -> Sequence[Any]:
 
 def lower(exported: export.Exported, request: dict[str, Any]) -> Any:
     """The exported function, on the target's devices, of the arguments that it reads."""
-    found, axes = devices(request["target"]), request["axes"]
+    available, axes = devices(request["target"]), request["axes"]
     sizes, names, kinds = zip(*axes, strict=True) if axes else ((1,), ("device",), ("Auto",))
-    array = np.array(found[: exported.nr_devices]).reshape(sizes)
+    array = np.array(available[: exported.nr_devices]).reshape(sizes)
     mesh = Mesh(array, names, axis_types=tuple(getattr(AxisType, k) for k in kinds))
-    given = exported.in_shardings_jax(mesh) if axes else [None] * len(exported.in_avals)
+    shardings = exported.in_shardings_jax(mesh) if axes else [None] * len(exported.in_avals)
     everywhere = NamedSharding(mesh, PartitionSpec())
     kept = exported.module_kept_var_idx
     types = [jax.ShapeDtypeStruct(exported.in_avals[i].shape, exported.in_avals[i].dtype,
-                                  sharding=given[i] or everywhere) for i in kept]  # fmt: skip
+                                  sharding=shardings[i] or everywhere) for i in kept]  # fmt: skip
     donated = tuple(at for at, i in enumerate(kept) if i in request["donated"])
 
     def call(*arrays: Any) -> Any:
@@ -100,10 +100,10 @@ def answer(folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text())
     exported = export.deserialize(bytearray((folder / "program").read_bytes()))
     lowered = lower(exported, request)
-    said, module = compile_and_read(lowered, folder / "dump", request["options"])
+    data, module = compile_and_read(lowered, folder / "dump", request["options"])
     if module is not None:
         (folder / "module").write_bytes(module)
-    (folder / "answer.json").write_text(json.dumps(said))
+    (folder / "answer.json").write_text(json.dumps(data))
 
 
 def when_alone(pipe: int, then: Callable[[], None]) -> None:

@@ -155,8 +155,8 @@ def _optimized(by: Pass, f: Callable[..., Any]) -> Callable[..., Any]:
         arrays = gather(leaves, traced)
         out: list[Any] = []
 
-        def flat(*given: Any) -> list[Any]:
-            new = zip(leaves, spread(given, traced), traced, strict=True)
+        def flat(*xs: Any) -> list[Any]:
+            new = zip(leaves, spread(xs, traced), traced, strict=True)
             full = [y if t else x for x, y, t in new]
             positional, named = jax.tree.unflatten(tree, full)
             ys, out_tree = jax.tree.flatten(f(*positional, **named))

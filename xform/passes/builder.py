@@ -52,20 +52,20 @@ class Builder:
         self.changed = True
         self._consts[v] = value
 
-    def splice(self, made: Program, inputs: Sequence[Atom]) -> list[Atom]:
+    def splice(self, prog: Program, inputs: Sequence[Atom]) -> list[Atom]:
         """The equations of a program, with variables of their own, and what stands for its outputs.
 
         Inputs are by their new names.
         """
         self.changed = True
-        self._consts.update(made.consts)
-        own: dict[Any, Atom] = dict(zip(made.inputs, inputs, strict=True))
+        self._consts.update(prog.consts)
+        own: dict[Any, Atom] = dict(zip(prog.inputs, inputs, strict=True))
         called = lambda atoms: [own.get(v, v) if isinstance(v, Var) else v for v in atoms]
-        for eqn in made.equations:
+        for eqn in prog.equations:
             fresh = [Var(v.aval) for v in eqn.outvars]
             self.add(eqn.replace(invars=called(eqn.invars), outvars=fresh))
             own.update(zip(eqn.outvars, fresh, strict=True))
-        return called(made.outputs)
+        return called(prog.outputs)
 
     def program(self) -> Program:
         """The program that was made; the old one if nothing changed."""
@@ -82,9 +82,9 @@ def inside(prog: Program, f: Callable[[Program], Program]) -> Program:
     """The program with `f` done to the programs of its loops, branches and calls."""
     build = Builder(prog)
     for eqn in prog.equations:
-        made = nested(eqn, f)
-        if made is None:
+        replacement = nested(eqn, f)
+        if replacement is None:
             build.add(build.renamed(eqn))
         else:
-            build.alias(eqn.outvars, build.splice(made, build.atoms(eqn.invars)))
+            build.alias(eqn.outvars, build.splice(replacement, build.atoms(eqn.invars)))
     return build.program()

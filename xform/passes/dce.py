@@ -42,8 +42,10 @@ class Dce(Pass):
         build.changed = len(kept) < len(prog.equations)
         for item in reversed(kept):
             if isinstance(item, tuple):
-                eqn, made, used = item
-                build.alias(gather(eqn.outvars, used), build.splice(made, build.atoms(eqn.invars)))
+                eqn, replacement, used = item
+                build.alias(
+                    gather(eqn.outvars, used), build.splice(replacement, build.atoms(eqn.invars))
+                )
             else:
                 build.add(build.renamed(item))
         return build.program()
@@ -67,8 +69,8 @@ class Dce(Pass):
         new = [self.program(_only(p, m)) for p, m in zip(old, masks, strict=True)]
         if all(n is p for n, p in zip(new, old, strict=True)):
             return None
-        made = rebuilt(eqn, new, used)
-        return None if made is None else (made, used)
+        replacement = rebuilt(eqn, new, used)
+        return None if replacement is None else (replacement, used)
 
 
 def _carried(used: Mask, n: int, steps: Program, first: int) -> Mask:

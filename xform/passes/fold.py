@@ -38,7 +38,7 @@ class Fold(Pass):
         build = Builder(prog)
         known: dict[Any, Any] = {v: x for v, x in prog.consts if not isinstance(x, Tracer)}
         for eqn in prog.equations:
-            if not self._folds(eqn) or not all(_given(v, known) for v in eqn.invars):
+            if not self._folds(eqn) or not all(_is_known(v, known) for v in eqn.invars):
                 build.add(build.renamed(eqn))
                 continue
             with jax.ensure_compile_time_eval():
@@ -58,7 +58,7 @@ class Fold(Pass):
         return all(_bytes(v.aval) <= self.most_bytes for v in eqn.outvars)
 
 
-def _given(atom: Atom, known: dict[Any, Any]) -> bool:
+def _is_known(atom: Atom, known: dict[Any, Any]) -> bool:
     return isinstance(atom, Literal) or atom in known
 
 

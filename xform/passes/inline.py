@@ -77,19 +77,19 @@ def _open(equations: Sequence[JaxprEqn], opens: Opens, names: dict[Any, Atom],
     """The equations of a program, or of what a `call` calls: then with variables of its own."""
     for eqn in equations:
         inputs = _renamed(eqn.invars, names)
-        here = eqn if call is None else within(eqn, call)
+        scoped = eqn if call is None else within(eqn, call)
         inner = opens(eqn)
         if inner is not None:
             consts.update(inner.consts)
             own: dict[Any, Atom] = dict(zip(inner.inputs, inputs, strict=True))
-            yield from _open(inner.equations, opens, own, consts, here)
+            yield from _open(inner.equations, opens, own, consts, scoped)
             names.update(zip(eqn.outvars, _renamed(inner.outputs, own), strict=True))
         elif call is None:
             yield eqn.replace(invars=inputs)
         else:
             outputs = [Var(v.aval) for v in eqn.outvars]
             names.update(zip(eqn.outvars, outputs, strict=True))
-            yield here.replace(invars=inputs, outvars=outputs)
+            yield scoped.replace(invars=inputs, outvars=outputs)
 
 
 def _renamed(atoms: Sequence[Atom], names: dict[Any, Atom]) -> list[Atom]:

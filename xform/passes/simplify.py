@@ -26,14 +26,14 @@ Producers = Mapping[Any, JaxprEqn]
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class Replacement:
     """A value that something simpler makes from others."""
 
     f: Callable[..., Any]
     of: tuple[Atom, ...]
 
 
-Rule = Callable[[JaxprEqn, Producers], Atom | Made | None]
+Rule = Callable[[JaxprEqn, Producers], Atom | Replacement | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,25 +58,25 @@ class Simplify(Pass):
         build = Builder(prog)
         for eqn in map(build.renamed, prog.equations):
             rule = _RULES.get(eqn.primitive)
-            found = rule(eqn, build.producer) if rule is not None else None
-            if isinstance(found, Made):
-                made = _made(eqn, found)
-                if made.out_avals == [eqn.outvars[0].aval]:
-                    build.alias(eqn.outvars, build.splice(made, found.of))
+            simpler = rule(eqn, build.producer) if rule is not None else None
+            if isinstance(simpler, Replacement):
+                body = _traced(eqn, simpler)
+                if body.out_avals == [eqn.outvars[0].aval]:
+                    build.alias(eqn.outvars, build.splice(body, simpler.of))
                     continue
-            elif found is not None and found.aval == eqn.outvars[0].aval:
-                build.alias(eqn.outvars, [found])
+            elif simpler is not None and simpler.aval == eqn.outvars[0].aval:
+                build.alias(eqn.outvars, [simpler])
                 continue
             build.add(eqn)
         return build.program()
 
 
-def _made(eqn: JaxprEqn, found: Made) -> Program:
+def _traced(eqn: JaxprEqn, simpler: Replacement) -> Program:
     def run(*xs: Any) -> list[Any]:
         with source(eqn, name_stack()), eqn.ctx.manager:
-            return [found.f(*xs)]
+            return [simpler.f(*xs)]
 
-    return trace(run, *[v.aval for v in found.of])
+    return trace(run, *[v.aval for v in simpler.of])
 
 
 def _type(atom: Atom) -> Any:
@@ -136,9 +136,9 @@ def _params(eqn: JaxprEqn) -> Any:
     return {k: v for k, v in eqn.params.items() if k != "sharding"}
 
 
-def _abs(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
+def _abs(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
     before = _before(eqn.invars[0], by, lax.neg_p)
-    return _once(eqn, by) if before is None else Made(lax.abs, (before.invars[0],))
+    return _once(eqn, by) if before is None else Replacement(lax.abs, (before.invars[0],))
 
 
 def _same(eqn: JaxprEqn, by: Producers) -> Atom | None:
@@ -171,7 +171,7 @@ def _power(eqn: JaxprEqn, by: Producers) -> Atom | None:
     return eqn.invars[0] if eqn.params["y"] == 1 else None
 
 
-def _convert(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
+def _convert(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
     (x,), new = eqn.invars, _type(eqn.outvars[0]).dtype
     if eqn.params.get("sharding") is not None or isinstance(x, Literal):
         return None
@@ -187,7 +187,7 @@ def _convert(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
         return first
     kinds = {d.kind if isinstance(d, np.dtype) else "" for d in (_type(x).dtype, new)}
     alike = kinds == {_kind(_type(first).dtype)} and _kind(_type(first).dtype) in ("f", "i")
-    return Made(lambda x: lax.convert_element_type(x, new), (first,)) if alike else None
+    return Replacement(lambda x: lax.convert_element_type(x, new), (first,)) if alike else None
 
 
 def _kind(dtype: Any) -> str:
@@ -217,7 +217,7 @@ def _holds(small: Any, large: Any) -> bool:
     return bits <= 8 * large.itemsize - (large.kind == "i")
 
 
-def _transpose(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
+def _transpose(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
     order, x = eqn.params["permutation"], eqn.invars[0]
     if tuple(order) == tuple(range(len(order))):
         return x
@@ -227,13 +227,13 @@ def _transpose(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
     both = [before.params["permutation"][i] for i in order]
     if both == sorted(both):
         return before.invars[0]
-    return Made(lambda x: lax.transpose(x, both), (before.invars[0],))
+    return Replacement(lambda x: lax.transpose(x, both), (before.invars[0],))
 
 
 _SHAPES = (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p)
 
 
-def _reshape(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
+def _reshape(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
     """A new shape that is the old one, or of a value that has a new shape already."""
     if not _reshapes(eqn):
         return None
@@ -247,18 +247,18 @@ def _reshape(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
     if _type(first).shape == shape:
         return first
     if eqn.primitive is before.primitive is lax.reshape_p:
-        return Made(lambda x: lax.reshape(x, shape), (first,))
+        return Replacement(lambda x: lax.reshape(x, shape), (first,))
     return None
 
 
 def _reshapes(eqn: JaxprEqn) -> bool:
     """Whether an equation is of one input and changes its shape only, elements in their order."""
-    params, made = eqn.params, eqn.primitive
+    params, primitive = eqn.params, eqn.primitive
     if len(eqn.invars) != 1 or params.get("sharding") is not None:
         return False
-    if made is lax.reshape_p:
+    if primitive is lax.reshape_p:
         return params["dimensions"] is None
-    if made is not lax.broadcast_in_dim_p:
+    if primitive is not lax.broadcast_in_dim_p:
         return True
     (x,), dims = eqn.invars, params["broadcast_dimensions"]
     return list(dims) == sorted(dims) and _size(x) == _size(eqn.outvars[0]) > 0
@@ -268,16 +268,16 @@ def _size(atom: Atom) -> int:
     return math.prod(_type(atom).shape)
 
 
-def _broadcast(eqn: JaxprEqn, by: Producers) -> Atom | Made | None:
-    found = _reshape(eqn, by)
+def _broadcast(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
+    simpler = _reshape(eqn, by)
     before = _before(eqn.invars[0], by, lax.broadcast_in_dim_p)
-    if found is not None or before is None or len(eqn.invars) + len(before.invars) > 2:
-        return found
+    if simpler is not None or before is None or len(eqn.invars) + len(before.invars) > 2:
+        return simpler
     if any(e.params.get("sharding") is not None for e in (eqn, before)):
         return None
     first, dims = before.params["broadcast_dimensions"], eqn.params["broadcast_dimensions"]
     shape, both = eqn.params["shape"], [dims[i] for i in first]
-    return Made(lambda x: lax.broadcast_in_dim(x, shape, both), (before.invars[0],))
+    return Replacement(lambda x: lax.broadcast_in_dim(x, shape, both), (before.invars[0],))
 
 
 def _slices(eqn: JaxprEqn) -> bool:

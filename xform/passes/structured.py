@@ -89,21 +89,21 @@ def rebuilt(eqn: JaxprEqn, new: Sequence[Program], used: Mask) -> Program | None
         with source(eqn, name_stack()), eqn.ctx.manager:
             return make(eqn, new, used, xs)
 
-    made = trace(run, *[v.aval for v in eqn.invars])
+    prog = trace(run, *[v.aval for v in eqn.invars])
     if eqn.primitive is cond_p:
-        made = _unclamped(made)
-    same = made.out_avals == [v.aval for v in gather(eqn.outvars, used)]
-    return made if same else None
+        prog = _unclamped(prog)
+    same = prog.out_avals == [v.aval for v in gather(eqn.outvars, used)]
+    return prog if same else None
 
 
 def reads(*programs: Program) -> Mask:
     """Which inputs some programs of the same inputs read, or return."""
-    found: list[bool] = [False] * len(programs[0].inputs)
+    mask: list[bool] = [False] * len(programs[0].inputs)
     for prog in programs:
         read: set[Any] = {v for e in prog.equations for v in e.invars if isinstance(v, Var)}
         read |= {v for v in prog.outputs if isinstance(v, Var)}
-        found = [on or v in read for on, v in zip(found, prog.inputs, strict=True)]
-    return tuple(found)
+        mask = [on or v in read for on, v in zip(mask, prog.inputs, strict=True)]
+    return tuple(mask)
 
 
 def _scan(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
@@ -139,23 +139,23 @@ def _cond(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) 
     read = reads(*new)
 
     def branch(prog: Program) -> Callable[..., list[Any]]:
-        return lambda given: evaluate(prog, spread(given, read))
+        return lambda inputs: evaluate(prog, spread(inputs, read))
 
     return switch(eqn.params, index, list(map(branch, new)), gather(operands, read))
 
 
-def _unclamped(made: Program) -> Program:
+def _unclamped(prog: Program) -> Program:
     """`lax.switch` without the clamp of its index: that of an equation is in range."""
-    clamps = {e.outvars[0]: e for e in made.equations if e.primitive is lax.clamp_p}
-    index = made.inputs[0]
+    clamps = {e.outvars[0]: e for e in prog.equations if e.primitive is lax.clamp_p}
+    index = prog.inputs[0]
     kept: list[JaxprEqn] = []
-    for e in made.equations:
+    for e in prog.equations:
         clamp = clamps.get(e.invars[0]) if e.primitive is cond_p else None  # pyright: ignore[reportArgumentType, reportCallIssue]
         if clamp is not None and clamp.invars[1] is index:
             e = e.replace(invars=[index, *e.invars[1:]])
             kept = [k for k in kept if k is not clamp]
         kept.append(e)
-    return Program(made.inputs, made.consts, tuple(kept), made.outputs)
+    return Program(prog.inputs, prog.consts, tuple(kept), prog.outputs)
 
 
 def _jit(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -> list[Any]:
@@ -166,8 +166,8 @@ def _jit(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -
     key = "jitted", eqn.params["name"], *options.values()
     if key not in called.cache:
 
-        def run(*given: Any) -> list[Any]:
-            return evaluate(called, spread(given, read))
+        def run(*inputs: Any) -> list[Any]:
+            return evaluate(called, spread(inputs, read))
 
         run.__name__ = eqn.params["name"]
         called.cache[key] = jax.jit(run, **options)

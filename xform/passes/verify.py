@@ -88,14 +88,14 @@ def _signature(eqn: JaxprEqn) -> Any:
 
 
 def _typed(asked: str, i: int, eqn: JaxprEqn) -> None:
-    said = [v.aval for v in eqn.outvars]
+    declared = [v.aval for v in eqn.outvars]
     try:
-        made = trace(lambda *xs: bind(eqn, xs), *[v.aval for v in eqn.invars]).out_avals
+        actual = trace(lambda *xs: bind(eqn, xs), *[v.aval for v in eqn.invars]).out_avals
     except (TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise _wrong(asked, i, eqn, f"is not well typed: {reason}") from error
-    if made != said:
-        raise _wrong(asked, i, eqn, f"makes {_types(made)}")
+    if actual != declared:
+        raise _wrong(asked, i, eqn, f"makes {_types(actual)}")
 
 
 def _effects(prog: Program) -> Iterator[JaxprEqn]:

@@ -105,11 +105,11 @@ class _CondNode(Node):
         wide = self.seeded[1:] if self.push else self.seeded
         results = self.results if self.push else self.results[1:]
         of = self.eqn.outvars if self.push else self.eqn.invars[1:]
-        given = spread(seeds, wide)
+        full_seeds = spread(seeds, wide)
 
         def branch(plan: Plan, kept: Any) -> Callable[..., Any]:
             def run() -> list[Value]:
-                mine = gather(given, plan.joint.seeded)
+                mine = gather(full_seeds, plan.joint.seeded)
                 out = emit.backward(plan, kept, ops, mine, False)
                 return instantiate(spread(out, plan.joint.results), of, results)
 

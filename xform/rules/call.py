@@ -223,9 +223,9 @@ def _kept(plan: Any, key: Any, f: Callable[..., Any], *args: Any) -> Any:
         trees: list[Any] = []
 
         def flat(*leaves: Value) -> list[Value]:
-            made, out = jax.tree.flatten(f(*tree.unflatten(leaves)))
+            ys, out = jax.tree.flatten(f(*tree.unflatten(leaves)))
             trees.append(out)
-            return made
+            return ys
 
         plan.cache[key] = trace(flat, *types), trees[0]
     prog, out = plan.cache[key]
@@ -246,8 +246,8 @@ def mark(jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tup
         prog = program(jaxpr)
         if "lifted" not in prog.cache:
             whole, _ = lifted(prog)
-            made = jax.make_jaxpr(lambda *xs: evaluate(whole, xs))(*whole.in_avals)
-            prog.cache["lifted"] = closed(made)[0]
+            jaxpr_of_all = jax.make_jaxpr(lambda *xs: evaluate(whole, xs))(*whole.in_avals)
+            prog.cache["lifted"] = closed(jaxpr_of_all)[0]
         opened = prog.cache["lifted"]
         if isinstance(prevent_cse, tuple):
             prevent_cse = (*(False,) * len(consts), *prevent_cse)

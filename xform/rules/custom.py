@@ -79,14 +79,14 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
     out = fwd.call_wrapped(*[a for pair in zip(xs, active, strict=True) for a in pair])
     _, res_tree, forwarded = out_trees()
     n = res_tree.num_leaves - sum(i is not None for i in forwarded)
-    made, ys = iter(out[:n]), list(out[n:])
-    residuals = [_number(next(made)) if i is None else xs[i] for i in forwarded]
+    leaves, ys = iter(out[:n]), list(out[n:])
+    residuals = [_number(next(leaves)) if i is None else xs[i] for i in forwarded]
     avals = list(map(jax.typeof, ys))
 
     def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
         out = pull_custom_vjp(bwd, residuals, _filled(cts, avals, symbolic))
-        said = lambda ct: NOTHING if none_if_zero(ct) is None else ct
-        return [said(ct) if on else None for ct, on in zip(out, active, strict=True)]
+        cotangent = lambda ct: NOTHING if none_if_zero(ct) is None else ct
+        return [cotangent(ct) if on else None for ct, on in zip(out, active, strict=True)]
 
     return ys, residuals, pull
 
@@ -120,16 +120,16 @@ batching.primitive_batchers[refused_p] = lambda xs, axes, *, where, **params: _r
 def split_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequence[Value],
                   dxs: Sequence[Value], where: str) -> tuple[list[Value], list[Value]]:  # fmt: skip
     """Outputs, and their tangents, which are not to be had, as the rules of a `custom_vjp` say."""
-    given = tuple(dx is not None for dx in dxs)
-    ys, residuals, pull = pull_by_rule(fwd, bwd, out_trees, symbolic, xs, given)
+    active = tuple(dx is not None for dx in dxs)
+    ys, residuals, pull = pull_by_rule(fwd, bwd, out_trees, symbolic, xs, active)
     on = tuple(differentiable(jax.typeof(y)) for y in ys)
     avals = tuple(tangent_aval(jax.typeof(y)) for y in gather(ys, on))
 
-    def pull_given(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
-        return gather(pull(residuals, spread(cts, on)), given)
+    def pull_active(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
+        return gather(pull(residuals, spread(cts, on)), active)
 
-    dys = refused_p.bind(*residuals, *gather(dxs, given), where=where, avals=avals,
-                         pull=pull_given, held=len(residuals))  # fmt: skip
+    dys = refused_p.bind(*residuals, *gather(dxs, active), where=where, avals=avals,
+                         pull=pull_active, held=len(residuals))  # fmt: skip
     return ys, spread(dys, on)
 
 

@@ -88,9 +88,9 @@ def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask
             return _mapped(lambda *args: derivative(prog, *args), size, batched, xs, seeds)
         on = [b or (not c and differentiable(jax.typeof(x)))
               for x, b, c in zip(xs, batched[0], closed, strict=True)]  # fmt: skip
-        found: list[bool] = []
-        ruled = _ruled(eqn, size, on, found)
-        full = lambda *flat: _batch(ruled(*flat), size, found)
+        out_batched: list[bool] = []
+        ruled = _ruled(eqn, size, on, out_batched)
+        full = lambda *flat: _batch(ruled(*flat), size, out_batched)
         missing = [b or not o for b, o in zip(batched[0], on, strict=True)]
         whole = _batch(xs, size, missing)
         out = derivative(trace(full, *whole), whole, _batch(seeds, size, batched[1]))
@@ -148,14 +148,14 @@ def _split(batched: Any, active: Mask) -> tuple[list[bool], list[int | None], li
     return both, axes(primals, both), axes(tangents, gather(both, active))
 
 
-def _ruled(eqn: JaxprEqn, size: int, batched: list[bool], found: list[bool]):
-    """The user's rule on flat inputs; `found` gets which of the outputs are batched."""
+def _ruled(eqn: JaxprEqn, size: int, batched: list[bool], out_batched: list[bool]):
+    """The user's rule on flat inputs; `out_batched` gets which of the outputs are batched."""
     params = eqn.params
 
     def ruled(*flat: Value) -> list[Value]:
         ins, flags = (jax.tree.unflatten(params["in_tree"], v) for v in (flat, batched))
         ys, ys_batched = params["rule"](size, list(flags), *ins)
-        found[:] = jax.tree.leaves(ys_batched)
+        out_batched[:] = jax.tree.leaves(ys_batched)
         return jax.tree.leaves(ys)
 
     return ruled

@@ -52,8 +52,8 @@ class Foreign(Structured):
         push = ad.primitive_jvps.get(eqn.primitive)
         if push is None:
             raise _refusal(eqn, "push tangents", "ad.primitive_jvps")
-        given = zip(dxs, eqn.invars, strict=True)
-        full = [ad.Zero(tangent_aval(v.aval)) if dx is None else dx for dx, v in given]
+        pairs = zip(dxs, eqn.invars, strict=True)
+        full = [ad.Zero(tangent_aval(v.aval)) if dx is None else dx for dx, v in pairs]
         ys, dys = push(tuple(xs), tuple(full), **_params(eqn))
         if not eqn.primitive.multiple_results:
             ys, dys = [ys], [dys]
@@ -73,11 +73,11 @@ class Foreign(Structured):
         inputs = [ad.UndefinedPrimal(v.aval) if on else x for x, v, on in places]
 
         def pull(cts: Sequence[Value]) -> list[Value]:
-            given = zip(cts, eqn.outvars, strict=True)
-            full = [ad.Zero(cotangent_aval(v.aval)) if ct is None else ct for ct, v in given]
+            outputs = zip(cts, eqn.outvars, strict=True)
+            full = [ad.Zero(cotangent_aval(v.aval)) if ct is None else ct for ct, v in outputs]
             several = eqn.primitive.multiple_results
-            found = transpose(full if several else full[0], *inputs, **_params(eqn))
-            pairs = zip(found, active, strict=True)
+            results = transpose(full if several else full[0], *inputs, **_params(eqn))
+            pairs = zip(results, active, strict=True)
             return [none_if_zero(ct) if on else None for ct, on in pairs]
 
         return [zeros(v.aval) for v in eqn.outvars], pull
@@ -99,7 +99,7 @@ def _refusal(eqn: JaxprEqn, what: str, table: str) -> NotDifferentiable:
     )
 
 
-def given(primitive: Primitive) -> bool:
+def has_rule(primitive: Primitive) -> bool:
     """Whether somebody else's primitive has a rule in JAX's tables."""
     known = primitive in ad.primitive_jvps or primitive in ad.primitive_transposes
     return known and named(primitive.name) is not primitive
@@ -110,7 +110,7 @@ _MET: weakref.WeakKeyDictionary[Primitive, Rule] = weakref.WeakKeyDictionary()
 
 def elsewhere(primitive: Primitive) -> Rule | None:
     """The rule of a primitive that has none in the registry."""
-    if primitive not in _MET and given(primitive):
+    if primitive not in _MET and has_rule(primitive):
         _MET[primitive] = Foreign(primitive.name, "foreign", traits=UNKNOWN)
     return _MET.get(primitive)
 
@@ -118,4 +118,4 @@ def elsewhere(primitive: Primitive) -> Rule | None:
 def every_foreign() -> list[Primitive]:
     """All primitives of other libraries that have rules in JAX's tables, of what is loaded."""
     known = {*ad.primitive_jvps, *ad.primitive_transposes} - RULES.keys()
-    return sorted(filter(given, known), key=lambda p: (type(p).__module__, p.name))
+    return sorted(filter(has_rule, known), key=lambda p: (type(p).__module__, p.name))

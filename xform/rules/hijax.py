@@ -92,9 +92,9 @@ class HiPrimitive(Structured):
                 for ct, v in zip(cts, eqn.outvars, strict=True)
             )
             if "vjp_bwd" not in vars(type(prim)):
-                made = inputs.flatten_up_to(prim.vjp_bwd_retval(residuals, full))
+                leaves = inputs.flatten_up_to(prim.vjp_bwd_retval(residuals, full))
                 return [
-                    none_if_zero(ct) if on else None for ct, on in zip(made, active, strict=True)
+                    none_if_zero(ct) if on else None for ct, on in zip(leaves, active, strict=True)
                 ]
             sums = [_Sum(cotangent_aval(v.aval)) for v in eqn.invars]
             prim.vjp_bwd(residuals, full, *inputs.unflatten(sums))

@@ -191,13 +191,13 @@ class _ScanNode(Node):
             ins = [*consts, *spread(state, carried), *seq]
             env = {v: x for v, x in zip(joint.inputs, ins, strict=True) if x is not None}
             out = emit.values(plan, [*carries, *slots.values()], {**env, **once})
-            made = zip(slots.items(), out[len(carries) :], strict=True)
+            pairs = zip(slots.items(), out[len(carries) :], strict=True)
             return out[: len(carries)], [
-                emit.send(plan, v, x) if moves else x for ((_, moves), v), x in made
+                emit.send(plan, v, x) if moves else x for ((_, moves), v), x in pairs
             ]
 
-        final, made = lax.scan(step, gather(carry, carried), seq, **self.options)
-        stack = dict(zip(slots, made, strict=True))
+        final, stacks = lax.scan(step, gather(carry, carried), seq, **self.options)
+        stack = dict(zip(slots, stacks, strict=True))
         last = spread(final, carried)
         outs = [x if u else None for x, u in zip(last, used[:nk], strict=True)]
         token = [once[v] for v in gather(plan.kept, on)], [stack[k] for k in keys[len(ys) :]]
@@ -229,16 +229,16 @@ class _ScanNode(Node):
         states = self.stacked(plans)
         on = self.hoisted(plan)
 
-        def inside(made: list[Value], seq: list[Value], seeds: list[Value]) -> list[Value]:
+        def inside(slices: list[Value], seq: list[Value], seeds: list[Value]) -> list[Value]:
             """The body's backward part in one iteration; None where a result is zero."""
             n = sum(states)
-            pairs = zip(gather(plan.joint.inputs, states), made[:n], strict=True)
+            pairs = zip(gather(plan.joint.inputs, states), slices[:n], strict=True)
             back = [emit.send(plan, v, x, back=True) for v, x in pairs]
             carry = [
                 b if a is None else a
                 for a, b in zip(fixed, body.parts(spread(back, states))[1], strict=True)
             ]
-            rest, hoisted = iter(made[n:]), iter(once)
+            rest, hoisted = iter(slices[n:]), iter(once)
             kept = [next(hoisted) if o else next(rest) for o in on]
             args = [*consts, *carry, *seq]
             return spread(
@@ -288,14 +288,14 @@ class _ScanNode(Node):
         def step(state: list[Value], x: Any):
             stack, xs, dxs = x
             dcarry = gather(spread(state, self.carried), takes)
-            given = [dx for dx in dconsts if dx is not None]
-            full = inside(stack, xs, [*given, *dcarry, *dxs])
+            const_tangents = [dx for dx in dconsts if dx is not None]
+            full = inside(stack, xs, [*const_tangents, *dcarry, *dxs])
             new = instantiate(full[:nk], body.prog.outputs[:nk], self.carried)
             return new, gather(full[nk:], gives)
 
         start = [dx for dx in dcarry if dx is not None]
-        given = [dx for dx in dseq if dx is not None]
-        carry, out = lax.scan(step, start, (*streams, given), **self.options)
+        seq_tangents = [dx for dx in dseq if dx is not None]
+        carry, out = lax.scan(step, start, (*streams, seq_tangents), **self.options)
         return [*carry, *out]
 
 

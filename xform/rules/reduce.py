@@ -46,7 +46,7 @@ def defined_by(f: Callable[..., Any]) -> Callable[..., Any]:
     return push
 
 
-def given(out_sharding: Any) -> dict[str, Any]:
+def sharding_option(out_sharding: Any) -> dict[str, Any]:
     """`out_sharding` as keyword arguments: JAX 0.10 knows none on reduce_max."""
     return {} if out_sharding is None else {"out_sharding": out_sharding}
 
@@ -128,7 +128,7 @@ def _extremum(name: str):
     reduce_p = getattr(jax_primitives, name + "_p")
 
     def push(xs: Any, dxs: Any, *, axes: tuple[int, ...], out_sharding: Any = None):
-        (x,), (dx,), kwargs = xs, dxs, given(out_sharding)
+        (x,), (dx,), kwargs = xs, dxs, sharding_option(out_sharding)
         y = reduce_p.bind(x, axes=axes, **kwargs)
         if dx is None:
             return [y], [None]

@@ -39,18 +39,18 @@ def forward(node: Any, plan: Plan, n: int, xs: Sequence[Value], used: Mask):
     slots = [lax.broadcast(x, (n + 1,)) for x in gather(carry, on)]
 
     def step(state: Any, x: Any):
-        (made, slots), (i, seq) = state, x
-        carry = spread(made, carried)
+        (carry, slots), (i, seq) = state, x
+        carry = spread(carry, carried)
         slots = [store(s, v, i) for s, v in zip(slots, gather(carry, on), strict=True)]
         env = _known(joint.inputs, [*consts, *carry, *seq])
         out = emit.values(plan, [*carries, *ys], env)
         return (out[: len(carries)], slots), out[len(carries) :]
 
     order = jnp.asarray(at[::-1] if node.options["reverse"] else at)
-    state, made = lax.scan(step, (gather(carry, carried), slots), (order, seq), **node.options)
+    state, stacks = lax.scan(step, (gather(carry, carried), slots), (order, seq), **node.options)
     last = spread(state[0], carried)
     outs = [x if u else None for x, u in zip(last, used[:nk], strict=True)]
-    return [*outs, *spread(made, used[nk:])], state[1]
+    return [*outs, *spread(stacks, used[nk:])], state[1]
 
 
 def backward(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
@@ -84,13 +84,13 @@ def backward(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
         with emit.recompute():
             return emit.values(plan, moving, {**env, **once}, effects=False)
 
-    def pull(i: Value, x: States, after: States, cts: States, found: Any):
-        sums, stacks = found[:n_sums], found[n_sums:]
+    def pull(i: Value, x: States, after: States, cts: States, accumulators: Any):
+        sums, stacks = accumulators[:n_sums], accumulators[n_sums:]
         args = inputs(i, x)
         with emit.recompute():
             kept = {**emit.once(plan, each, {**_known(joint.inputs, args), **once}), **once}
-        given = [*cts, *(_get(ct, at(i)) for ct in ct_ys)]
-        out = emit.backward(plan, [kept[v] for v in plan.kept], args, given, True)
+        step_seeds = [*cts, *(_get(ct, at(i)) for ct in ct_ys)]
+        out = emit.backward(plan, [kept[v] for v in plan.kept], args, step_seeds, True)
         ct_consts, ct_carry, ct_seq = body.parts(spread(out, joint.results))
         sums = list(map(lax.add, sums, gather(ct_consts, wants)))
         pairs = zip(stacks, gather(ct_seq, streams), strict=True)
@@ -98,9 +98,9 @@ def backward(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
 
     trail = known(length, n, slots)
     nothing = (False,) * sum(stored)
-    cts, found = back(trail, [], nothing, step, pull, cts, [*sums, *stacks])
+    cts, accumulators = back(trail, [], nothing, step, pull, cts, [*sums, *stacks])
     where = frame(node.eqn)
-    results = [*found[:n_sums], *cts, *found[n_sums:]]
+    results = [*accumulators[:n_sums], *cts, *accumulators[n_sums:]]
     return [final(ct, where) for ct in results]
 
 

@@ -93,14 +93,14 @@ class _Devices:
 
     def inside(self, f: Callable[[], Any]) -> Any:
         """The value of `f()`, called where the axis names and types of the body hold."""
-        found: list[Any] = []
+        values: list[Any] = []
 
         def run() -> tuple[()]:
-            found.append(f())
+            values.append(f())
             return ()
 
         jax.eval_shape(self.map(run, (), ()))
-        return found[0]
+        return values[0]
 
     def analyze(self, active: Mask, wanted: Mask, push: bool) -> Joint:
         singly = not compiled()
@@ -195,19 +195,19 @@ class ShardMap(Structured):
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         devices = _Devices(eqn)
-        given = tuple(dx is not None for dx in dxs)
-        made = self.active(eqn, given)
+        active = tuple(dx is not None for dx in dxs)
+        active_out = self.active(eqn, active)
 
         def run(xs: list[Value], dxs: list[Value]):
-            ys, dys = jvp(devices.body, xs, spread(dxs, given))
-            return ys, instantiate(dys, devices.body.outputs, made)
+            ys, dys = jvp(devices.body, xs, spread(dxs, active))
+            return ys, instantiate(dys, devices.body.outputs, active_out)
 
-        ins = [list(devices.in_specs), gather(devices.in_specs, given)]
-        outs = [list(devices.out_specs), gather(devices.out_specs, made)]
+        ins = [list(devices.in_specs), gather(devices.in_specs, active)]
+        outs = [list(devices.out_specs), gather(devices.out_specs, active_out)]
         pairs = zip(dxs, eqn.invars, strict=True)
         placed = [laid(dx, tangent_aval(v.aval).sharding) for dx, v in pairs if dx is not None]
         ys, dys = devices.map(run, tuple(ins), tuple(outs))(list(xs), placed)
-        return ys, spread(dys, made)
+        return ys, spread(dys, active_out)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
         devices = _Devices(eqn)
@@ -229,11 +229,11 @@ class _ShardNode(Node):
         first, tree = self._first(plans[0], used)
         out_specs = gather(devices.out_specs, used)
         specs = [devices.residual_spec(a) for a in first.out_avals[n:]]
-        again = [
+        as_output = [
             self._as_output(v, spec, first.outputs[:n], out_specs)
             for v, spec in zip(first.outputs[n:], specs, strict=True)
         ]
-        new = tuple(i is None for i in again)
+        new = tuple(i is None for i in as_output)
 
         def run(*xs: Value) -> list[Value]:
             out = evaluate(first, xs)
@@ -241,9 +241,11 @@ class _ShardNode(Node):
 
         with self.eqn.ctx.manager:
             out = devices.map(run, tuple(devices.in_specs), [*out_specs, *gather(specs, new)])(*xs)
-        made = iter(out[n:])
-        leaves = [next(made) if i is None else out[i] for i in again]
-        held = [spec if i is None else out_specs[i] for i, spec in zip(again, specs, strict=True)]
+        residuals = iter(out[n:])
+        leaves = [next(residuals) if i is None else out[i] for i in as_output]
+        held = [
+            spec if i is None else out_specs[i] for i, spec in zip(as_output, specs, strict=True)
+        ]
         return spread(out[:n], used), _Shards(leaves, (tuple(held), new, tree))
 
     def _first(self, plan: Plan, used: Mask) -> tuple[Program, Any]:
@@ -276,8 +278,8 @@ class _ShardNode(Node):
         (plan,), devices, reads = plans, self.devices, self.reads(plans)
         ins = list(zip(devices.body.inputs, self.eqn.invars, devices.in_specs, strict=True))
         outs = list(zip(devices.body.outputs, self.eqn.outvars, devices.out_specs, strict=True))
-        given = gather(ins if self.push else outs, self.seeded)
-        made = gather(outs if self.push else ins, self.results)
+        takes = gather(ins if self.push else outs, self.seeded)
+        gives = gather(outs if self.push else ins, self.results)
         specs, new, tree = token.static
 
         def run(leaves: list[Value], xs: list[Value], seeds: list[Value]) -> list[Value]:
@@ -285,19 +287,19 @@ class _ShardNode(Node):
             kept = jax.tree.unflatten(tree, [lax.squeeze(x, (0,)) if o else x for x, o in pairs])
             if not self.push:
                 seeds = [devices.share(ct, v, spec)
-                           for ct, (v, _, spec) in zip(seeds, given, strict=True)]  # fmt: skip
+                           for ct, (v, _, spec) in zip(seeds, takes, strict=True)]  # fmt: skip
             # The body is a whole function to its devices: each recompute waits for its cotangent.
             results = emit.backward(plan, kept, spread(xs, reads), seeds, together, whole=True)
             if self.push:
                 return results
-            return [devices.total(ct, v, s) for ct, (v, _, s) in zip(results, made, strict=True)]
+            return [devices.total(ct, v, s) for ct, (v, _, s) in zip(results, gives, strict=True)]
 
         # The cotangent of a partial sum is a copy on each device, and the other way round.
         kind = tangent_aval if self.push else cotangent_aval
-        turned = [[s if self.push else s.to_ct_spec() for *_, s in vs] for vs in (given, made)]
+        turned = [[s if self.push else s.to_ct_spec() for *_, s in vs] for vs in (takes, gives)]
         in_specs = list(specs), gather(devices.in_specs, reads), turned[0]
         with self.eqn.ctx.manager:
-            pairs = zip(seeds, given, strict=True)
+            pairs = zip(seeds, takes, strict=True)
             placed = [laid(x, kind(v.aval).sharding) for x, (_, v, _) in pairs]
             mapped = devices.map(run, in_specs, turned[1])
             return mapped(token.leaves, gather(xs, reads), placed)

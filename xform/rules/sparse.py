@@ -22,14 +22,14 @@ from xform.rules.reduce import defined_by
 from xform.table import Rule, declare
 from xform.words import composite
 
-Again = Callable[..., Value]
+Bind = Callable[..., Value]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Multilinear(Rule):
     """Linear in each input at `over`, in the first output; formulas are the transposes.
 
-    A formula `(again, ct, ys, *xs)` may apply the primitive `again`, with some parameters changed.
+    A formula `(bind, ct, ys, *xs)` may `bind` the primitive again, with some parameters changed.
     """
 
     over: tuple[int, ...] = ()
@@ -41,14 +41,14 @@ class Multilinear(Rule):
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
-        def again(*args: Value, **changed: Any) -> Value:
+        def bind(*args: Value, **changed: Any) -> Value:
             out = eqn.primitive.bind(*args, **{**eqn.params, **changed})
             return out[0] if eqn.primitive.multiple_results else out
 
         result: list[Value] = [None] * len(xs)
         for i, formula in zip(self.over, self.formulas, strict=True):
             if active[i]:
-                result[i] = reduce_like(self.call(formula, eqn, again, cts[0], ys, *xs), xs[i])
+                result[i] = reduce_like(self.call(formula, eqn, bind, cts[0], ys, *xs), xs[i])
         return result
 
 
@@ -133,11 +133,11 @@ def _rest(n: int, *used: Sequence[int]) -> list[int]:
 # BCOO.
 
 
-def _todense(again: Again, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any):
+def _todense(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any):
     return take(ct, _batched(indices, spinfo.shape))
 
 
-def _extract(again: Again, ct: Value, ys: Any, indices: Value, x: Value, *, assume_unique: bool):
+def _extract(bind: Bind, ct: Value, ys: Any, indices: Value, x: Value, *, assume_unique: bool):
     at = _batched(indices, x.shape)
     if not assume_unique:  # of elements in one place the first is meant, the others are zero
         order = lax.broadcasted_iota(np.int32, at.shape[:-1], at.ndim - 2)
@@ -147,20 +147,20 @@ def _extract(again: Again, ct: Value, ys: Any, indices: Value, x: Value, *, assu
     return put(ct, at, x.shape)
 
 
-def _transpose(again: Again, ct: Value, ys: Any, data: Value, indices: Value, *,
+def _transpose(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *,
                permutation: Sequence[int], spinfo: Any):  # fmt: skip
     k, n = indices.ndim - 2, indices.shape[-1]
     dense = [p - n + 1 for p in permutation[k + n :]]
     return lax.transpose(ct, np.argsort([*permutation[:k], k, *dense]))
 
 
-def _sort(again: Again, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any):
+def _sort(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any):
     axis = indices.ndim - 2
     order = lax.broadcasted_iota(np.int32, ct.shape, axis)
-    return lax.sort_key_val(again(order, indices), ct, axis)[1]
+    return lax.sort_key_val(bind(order, indices), ct, axis)[1]
 
 
-def _sum_duplicates(again: Again, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any,
+def _sum_duplicates(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any,
                     nse: int | None):  # fmt: skip
     """An element goes where the rank of its place, among all different places, says."""
     *batch, n, k = indices.shape
@@ -192,37 +192,37 @@ def _dot_data(ct: Value, at: Value, rhs: Value, n: int, dimension_numbers: Any) 
     return lax.reduce_sum(lax.mul(rows, others), tuple(range(at.ndim - 1, rows.ndim)))
 
 
-def _dot_rhs(again: Again, ct: Value, matrix: Sequence[Value], rhs: Value, n: int,
+def _dot_rhs(bind: Bind, ct: Value, matrix: Sequence[Value], rhs: Value, n: int,
              dimension_numbers: Any) -> Value:  # fmt: skip
     (lc, rc), (lb, rb) = dimension_numbers
     kept, b = tuple(_rest(n, lc, lb)), len(lb)
     numbers = (kept, tuple(range(b, b + len(kept)))), (tuple(lb), tuple(range(b)))
-    out = again(*matrix, ct, dimension_numbers=numbers)
+    out = bind(*matrix, ct, dimension_numbers=numbers)
     by_left = [rc[i] for i in np.argsort(lc)]
     back = np.argsort([*rb, *by_left, *_rest(rhs.ndim, rc, rb)])
     return lax.convert_element_type(lax.transpose(out, back), rhs.dtype)
 
 
-def _dot(again: Again, ct: Value, ys: Any, data: Value, indices: Value, rhs: Value, *,
+def _dot(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, rhs: Value, *,
          dimension_numbers: Any, preferred_element_type: Any, lhs_spinfo: Any):  # fmt: skip
     shape = lhs_spinfo.shape
     out = _dot_data(ct, _batched(indices, shape), rhs, len(shape), dimension_numbers)
     return lax.convert_element_type(out, data.dtype)
 
 
-def _dot_right(again: Again, ct: Value, ys: Any, data: Value, indices: Value, rhs: Value, *,
+def _dot_right(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, rhs: Value, *,
                dimension_numbers: Any, preferred_element_type: Any, lhs_spinfo: Any):  # fmt: skip
     n = len(lhs_spinfo.shape)
-    return _dot_rhs(again, ct, (data, indices), rhs, n, dimension_numbers)
+    return _dot_rhs(bind, ct, (data, indices), rhs, n, dimension_numbers)
 
 
-def _sampled(again: Again, ct: Value, ys: Any, a: Value, b: Value, indices: Value, *,
+def _sampled(bind: Bind, ct: Value, ys: Any, a: Value, b: Value, indices: Value, *,
              dimension_numbers: Any):  # fmt: skip
     at, _ = _sampled_at(a, b, indices, dimension_numbers)
     return _spread(ct, at, a, b, dimension_numbers)
 
 
-def _sampled_right(again: Again, ct: Value, ys: Any, a: Value, b: Value, indices: Value, *,
+def _sampled_right(bind: Bind, ct: Value, ys: Any, a: Value, b: Value, indices: Value, *,
                    dimension_numbers: Any):  # fmt: skip
     (ac, bc), (ab, bb) = dimension_numbers
     at, n = _sampled_at(a, b, indices, dimension_numbers)
@@ -259,7 +259,7 @@ def _spread(ct: Value, at: Value, a: Value, b: Value, dimension_numbers: Any) ->
     return lax.transpose(out, np.argsort(order))
 
 
-def _no_transpose(again: Again, ct: Value, ys: Any, *xs: Value, lhs_spinfo: Any, rhs_spinfo: Any,
+def _no_transpose(bind: Bind, ct: Value, ys: Any, *xs: Value, lhs_spinfo: Any, rhs_spinfo: Any,
                   dimension_numbers: Any, preferred_element_type: Any = None):  # fmt: skip
     raise NotDifferentiable(
         "reverse-mode derivative of a product of two sparse arrays",
@@ -285,7 +285,7 @@ declare(FromDense, "bcoo_fromdense", "linear", [
 # BCSR: the last of the batch axes' rows are compressed.
 
 
-def _bcsr_dot(again: Again, ct: Value, ys: Any, data: Value, indices: Value, indptr: Value,
+def _bcsr_dot(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, indptr: Value,
               rhs: Value, *, dimension_numbers: Any, preferred_element_type: Any,
               lhs_spinfo: Any):  # fmt: skip
     shape = lhs_spinfo.shape
@@ -295,19 +295,19 @@ def _bcsr_dot(again: Again, ct: Value, ys: Any, data: Value, indices: Value, ind
     )
 
 
-def _bcsr_dot_right(again: Again, ct: Value, ys: Any, data: Value, indices: Value, indptr: Value,
+def _bcsr_dot_right(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, indptr: Value,
                     rhs: Value, *, dimension_numbers: Any, preferred_element_type: Any,
                     lhs_spinfo: Any):  # fmt: skip
     n = len(lhs_spinfo.shape)
-    return _dot_rhs(again, ct, (data, indices, indptr), rhs, n, dimension_numbers)
+    return _dot_rhs(bind, ct, (data, indices, indptr), rhs, n, dimension_numbers)
 
 
 declare(Multilinear, "bcsr_todense", "linear", [
-    lambda again, ct, ys, data, indices, indptr, *, spinfo: take(
+    lambda bind, ct, ys, data, indices, indptr, *, spinfo: take(
         ct, _batched(_compressed(indices, indptr), spinfo.shape))
 ], over=(0,))  # fmt: skip
 declare(Multilinear, "bcsr_extract", "linear", [
-    lambda again, ct, ys, indices, indptr, x: put(
+    lambda bind, ct, ys, indices, indptr, x: put(
         ct, _batched(_compressed(indices, indptr), x.shape), x.shape)
 ], over=(2,))  # fmt: skip
 declare(Multilinear, "bcsr_dot_general", "bilinear", [_bcsr_dot, _bcsr_dot_right], over=(0, 3))
@@ -322,7 +322,7 @@ declare(FromDense, "bcsr_fromdense", "linear", [
 def _apply(at: Callable[[Value, Value], Value]) -> list[Callable[..., Value]]:
     """Transposes of a product of a matrix, given by two arrays of indices, with a dense array."""
 
-    def matrix(again: Again, ct: Value, ys: Any, data: Value, i: Value, j: Value, x: Value, *,
+    def matrix(bind: Bind, ct: Value, ys: Any, data: Value, i: Value, j: Value, x: Value, *,
                transpose: bool, spinfo: Any = None, shape: Any = None):  # fmt: skip
         ends = (1, 0) if transpose else (0, 1)
         places = at(i, j)
@@ -330,16 +330,16 @@ def _apply(at: Callable[[Value, Value], Value]) -> list[Callable[..., Value]]:
         terms = lax.mul(take(ct, out), take(x, inner))
         return lax.reduce_sum(terms, tuple(range(1, terms.ndim)))
 
-    def dense(again: Again, ct: Value, ys: Any, data: Value, i: Value, j: Value, x: Value, *,
+    def dense(bind: Bind, ct: Value, ys: Any, data: Value, i: Value, j: Value, x: Value, *,
               transpose: bool, spinfo: Any = None, shape: Any = None):  # fmt: skip
-        return again(data, i, j, ct, transpose=not transpose)
+        return bind(data, i, j, ct, transpose=not transpose)
 
     return [matrix, dense]
 
 
 for _name, _at in (("coo", _pairs), ("csr", _compressed)):
     declare(Multilinear, f"{_name}_todense", "linear", [
-        lambda again, ct, ys, data, i, j, *, spinfo=None, shape=None, at=_at: take(ct, at(i, j))
+        lambda bind, ct, ys, data, i, j, *, spinfo=None, shape=None, at=_at: take(ct, at(i, j))
     ], over=(0,))  # fmt: skip
     declare(FromDense, f"{_name}_fromdense", "linear", [
         lambda shape, i, j, *, nse, index_dtype, at=_at: at(i, j)

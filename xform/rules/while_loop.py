@@ -82,11 +82,11 @@ class _Loop:
 
 def _reached(prog: Program, inputs: Sequence[bool]) -> Mask:
     """Which outputs of a program depend, in whatever way, on some of its inputs."""
-    found = set(gather(prog.inputs, inputs))
+    reached = set(gather(prog.inputs, inputs))
     for eqn in prog.equations:
-        if any(isinstance(v, Var) and v in found for v in eqn.invars):
-            found.update(eqn.outvars)
-    return tuple(isinstance(v, Var) and v in found for v in prog.outputs)
+        if any(isinstance(v, Var) and v in reached for v in eqn.invars):
+            reached.update(eqn.outvars)
+    return tuple(isinstance(v, Var) and v in reached for v in prog.outputs)
 
 
 class While(Structured):
@@ -154,13 +154,13 @@ class _Steps:
         """
         if "needs" not in plan.cache:
             need = needed(plan, self.carried)
-            made = {
+            outputs = {
                 v: y
                 for v, y in self.carried.items()
                 if v in need and isinstance(y, Var) and y in self.joint.producer
             }
-            read = {*plan.kept, *read_for(self.joint, plan.kept, made.values())}
-            ahead = {v: y for v, y in made.items() if y in read}
+            read = {*plan.kept, *read_for(self.joint, plan.kept, outputs.values())}
+            ahead = {v: y for v, y in outputs.items() if y in read}
             plan.cache["needs"] = needed(plan, self.carried, ahead), ahead
         return plan.cache["needs"]
 
@@ -209,7 +209,7 @@ class _Steps:
         stored, ahead = self.stored(plan), self.ahead(plan)
         outside = xs[self.loop.n_cond :]
         moving = gather(joint.outputs, stored[n:])
-        made = gather(moving, ahead)
+        outputs = gather(moving, ahead)
 
         def inputs(x: States) -> list[Value]:
             pairs = zip(spread(x, stored), outside, strict=True)
@@ -226,7 +226,7 @@ class _Steps:
         def pull(x: States, after: States, cts: States) -> tuple[States, States]:
             with emit.recompute():
                 kept = emit.once(
-                    plan, plan.kept, {**known(x), **dict(zip(made, after, strict=True))}
+                    plan, plan.kept, {**known(x), **dict(zip(outputs, after, strict=True))}
                 )
             out = emit.backward(plan, list(kept.values()), inputs(x), cts, True)
             full = spread(out, joint.results)

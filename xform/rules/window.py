@@ -76,9 +76,9 @@ def _fold(combine: Combine, xs: list[Any], at: np.ndarray, there: np.ndarray, ax
     for places, on in zip(at[1:], there[1:], strict=True):
         of = np.cumsum(full) - 1  # the row of each window in the total
         both, old, new = full & on, full & ~on, on & ~full
-        made = combine(_rows(total, of[both], axis), _rows(xs, places[both], axis))
+        combined = combine(_rows(total, of[both], axis), _rows(xs, places[both], axis))
         parts = [
-            (made, both),
+            (combined, both),
             (_rows(total, of[old], axis), old),
             (_rows(xs, places[new], axis), new),
         ]

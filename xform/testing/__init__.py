@@ -132,14 +132,14 @@ def _check(case: Case, dtype: str, modes: Collection[str]) -> None:
         say = _Say(case.id, f"{dtype}, active inputs {active}", TOLERANCE.get(dtype, 6e-2))
         f, xs = _held(case.fun, args, active), tuple(args[i] for i in active)
         d, all_active = _directions(f, xs), len(active) == len(inexact)
-        found = None
+        first = None
         if {"first", "eager"} & set(modes):
-            found = _check_first(case, f, xs, d, modes, say)
+            first = _check_first(case, f, xs, d, modes, say)
             if all_active and len(args) > len(active):  # integers: float0, and no change
                 whole = functools.partial(_first, xform, case.fun)
                 _check_types(_run(whole, args, _directions(case.fun, args)), args, say)
         if all_active and set(modes) - {"first", "eager"}:
-            _check_compiled(case, f, xs, d, found, modes, say)
+            _check_compiled(case, f, xs, d, first, modes, say)
 
 
 def _run(f: Fun, *xs: Any) -> Any:
@@ -188,27 +188,29 @@ def _check_first(case: Case, f: Fun, xs: Any, d: Any, modes: Collection[str], sa
     with watch(case.primitive, f, xs, say.fail):
         compiled, y, by_jax, slope = _run(everything, *xs)
     eager = [_first(xform, f, xs, d)] if "eager" in modes else []
-    for found in eager:
+    for results in eager:
         own = f(*xs)
-        say.same("output, bit for bit", [found["output of jvp"], found["output of vjp"]], [own] * 2)
-    for found in [compiled, *eager]:
-        say.close("output", [found["output of jvp"], found["output of vjp"]], [y, y])
-        say.close("<pull, dx> and <ct, push>", _dot(found["vjp"], dxs), _dot(cts, found["jvp"]))
+        say.same(
+            "output, bit for bit", [results["output of jvp"], results["output of vjp"]], [own] * 2
+        )
+    for results in [compiled, *eager]:
+        say.close("output", [results["output of jvp"], results["output of vjp"]], [y, y])
+        say.close("<pull, dx> and <ct, push>", _dot(results["vjp"], dxs), _dot(cts, results["jvp"]))
         if by_jax is not None:
-            say.close("against JAX", found, by_jax)
+            say.close("against JAX", results, by_jax)
         if slope is not None:
             loose = dataclasses.replace(say, tolerance=1e-6)
-            loose.close("against differences: jvp", found["jvp"], slope)
-        _check_types(found, xs, say)
+            loose.close("against differences: jvp", results["jvp"], slope)
+        _check_types(results, xs, say)
     return compiled
 
 
-def _check_types(found: Any, xs: Any, say: _Say) -> None:
-    say.same_types("tangent of the output", found["jvp"], found["output of jvp"])
-    say.same_types("cotangents of the inputs", found["vjp"], xs)
+def _check_types(results: Any, xs: Any, say: _Say) -> None:
+    say.same_types("tangent of the output", results["jvp"], results["output of jvp"])
+    say.same_types("cotangents of the inputs", results["vjp"], xs)
 
 
-def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, found: Any, modes: Collection[str],
+def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, first: Any, modes: Collection[str],
                     say: _Say) -> None:  # fmt: skip
     """All other modes, in one computation.
 
@@ -232,7 +234,7 @@ def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, found: Any, modes: Coll
         return results
 
     results = _run(everything, *xs)
-    once = found or results.get("JAX") or _first(xform, f, xs, d)
+    once = first or results.get("JAX") or _first(xform, f, xs, d)
     factors = {"output of jvp": 1.0, "output of vjp": 1.0, "jvp": -0.5, "vjp": -0.5}
     twice = {key: _twice(once[key], factor) for key, factor in factors.items()}
     for m in wanted:
@@ -267,8 +269,8 @@ class _Say:
             "correct the formula of the rule, or state in the Case what does not hold for it",
         )
 
-    def close(self, check: str, found: Any, expected: Any) -> None:
-        leaves = jax.tree.leaves_with_path(found)
+    def close(self, check: str, actual: Any, expected: Any) -> None:
+        leaves = jax.tree.leaves_with_path(actual)
         for (path, a), b in zip(leaves, jax.tree.leaves(expected), strict=True):
             if b.dtype == jax.dtypes.float0:
                 continue
@@ -281,13 +283,13 @@ class _Say:
             if not np.all(near):
                 self.fail(f"{check}{jax.tree_util.keystr(path)}", f"\n{a}\nis not\n{b}")
 
-    def same(self, check: str, found: Any, expected: Any) -> None:
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    def same(self, check: str, actual: Any, expected: Any) -> None:
+        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             if not np.array_equal(a, b, equal_nan=differentiable(jax.typeof(b))):
                 self.fail(check, f"\n{a}\nis not\n{b}")
 
-    def same_types(self, check: str, found: Any, of: Any) -> None:
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(of), strict=True):
+    def same_types(self, check: str, actual: Any, of: Any) -> None:
+        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(of), strict=True):
             dtype = b.dtype if differentiable(jax.typeof(b)) else jax.dtypes.float0
             if a.dtype != dtype or np.shape(a) != np.shape(b):
                 self.fail(check, f"{a.dtype}{np.shape(a)} is not {dtype}{np.shape(b)}")
@@ -308,8 +310,8 @@ def cast(x: Any, dtype: str, i: int) -> jax.Array:
 
 def _held(fun: Fun, args: Sequence[Any], active: Sequence[int]) -> Fun:
     def f(*xs: Any) -> Any:
-        given = dict(zip(active, xs, strict=True))
-        return fun(*(given.get(i, x) for i, x in enumerate(args)))
+        moving = dict(zip(active, xs, strict=True))
+        return fun(*(moving.get(i, x) for i, x in enumerate(args)))
 
     return f
 

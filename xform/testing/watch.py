@@ -59,10 +59,10 @@ def _seen(rule: Rule, seen: set[str]) -> Rule:
 
 
 def _primitives(program: Any) -> dict[str, Primitive]:
-    found: dict[str, Primitive] = {}
+    primitives: dict[str, Primitive] = {}
     for eqn in program.eqns:
-        found[eqn.primitive.name] = eqn.primitive
+        primitives[eqn.primitive.name] = eqn.primitive
         for value in jax.tree.leaves(list(eqn.params.values())):
             inner = closed(value)[0]
-            found |= _primitives(inner) if hasattr(inner, "eqns") else {}
-    return found
+            primitives |= _primitives(inner) if hasattr(inner, "eqns") else {}
+    return primitives

@@ -98,9 +98,9 @@ def checkpoint(
 
 def _texts(names: Any) -> set[str]:
     """Names of arguments, of one or several."""
-    found = (names,) if isinstance(names, str) else names
-    if isinstance(found, Iterable) and all(isinstance(name, str) for name in found):
-        return set(found)
+    several = (names,) if isinstance(names, str) else names
+    if isinstance(several, Iterable) and all(isinstance(name, str) for name in several):
+        return set(several)
     raise WrongArgument(
         f"checkpoint with static_argnames={names!r}",
         "it is neither a name nor several",
@@ -133,12 +133,12 @@ def _held(f: Callable[..., Any], static: Static) -> Callable[..., Any]:
     key = tuple((k, type(x), x) for k, x in static)  # 1 and True are equal
     try:
         hash(key)
-        made = _HELD.setdefault(f, Recent(16))
+        cache = _HELD.setdefault(f, Recent(16))
     except TypeError:  # what cannot be found again is traced again
         return _holding(lambda: f, static)
-    if key not in made:
-        made[key] = _holding(weakref.ref(f), static)
-    return made[key]
+    if key not in cache:
+        cache[key] = _holding(weakref.ref(f), static)
+    return cache[key]
 
 
 def _holding(whose: Callable[[], Any], static: Static) -> Callable[..., Any]:

@@ -99,26 +99,26 @@ class Comparison:
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write one page with every report, and a switch between them."""
-        found = [(e, e.report) for e in self.entries if e.report]
-        labels = [f"{e.policy}, {e.target}" for e, _ in found]
-        write([r.to_dict() for _, r in found], path, labels)
+        entries = [(e, e.report) for e in self.entries if e.report]
+        labels = [f"{e.policy}, {e.target}" for e, _ in entries]
+        write([r.to_dict() for _, r in entries], path, labels)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw bytes against estimated time, or FLOPs where a device's speed is not known."""
         figure, ax = axes("Comparison.plot")
-        found = [e for e in self.entries if e.report and e.report.total_bytes is not None]
-        timed = all(e.report and e.report.seconds is not None for e in found)
-        sizes = [e.report.total_bytes or 0 for e in found if e.report]
+        entries = [e for e in self.entries if e.report and e.report.total_bytes is not None]
+        timed = all(e.report and e.report.seconds is not None for e in entries)
+        sizes = [e.report.total_bytes or 0 for e in entries if e.report]
         costs = [1e6 * (e.report.seconds or 0) if timed else e.report.flops
-                 for e in found if e.report]  # fmt: skip
+                 for e in entries if e.report]  # fmt: skip
         size, byte = unit_of(max(sizes, default=0), 1024, BYTES)
         cost, each = unit_of(max(costs, default=0), 1000, _TIMES if timed else FLOPS)
-        for i, target in enumerate(dict.fromkeys(e.target for e in found)):
-            own = [k for k, e in enumerate(found) if e.target == target]
+        for i, target in enumerate(dict.fromkeys(e.target for e in entries)):
+            own = [k for k, e in enumerate(entries) if e.target == target]
             color = (BLUE, ORANGE, "#2f855a", "#805ad5", "#718096")[i % 5]
             ax.plot([sizes[k] / byte for k in own], [costs[k] / each for k in own], "o",
                     color=color, label=target)  # fmt: skip
-        for at, names in _labels(found, sizes, costs).items():
+        for at, names in _labels(entries, sizes, costs).items():
             right = sizes[at] > 0.6 * max(sizes)  # to its right a label would leave the frame
             ax.annotate(", ".join(names), (sizes[at] / byte, costs[at] / each), fontsize=8,
                         xytext=(-6 if right else 6, 5), textcoords="offset points",
@@ -206,13 +206,13 @@ def compare(
     return Comparison(name_of(f), tuple(entries), what)
 
 
-def _labels(found: Sequence[Entry], sizes: Sequence[float], costs: Sequence[float]
+def _labels(entries: Sequence[Entry], sizes: Sequence[float], costs: Sequence[float]
             ) -> dict[int, list[str]]:  # fmt: skip
     """Names of policies, by the first point of those that lie too near for two labels."""
     near = lambda values, k: round(values[k] / max(*values, 1) / _NEAR)
     places: dict[tuple[int, int], int] = {}
     labels: dict[int, list[str]] = {}
-    for k, entry in enumerate(found):
+    for k, entry in enumerate(entries):
         at = places.setdefault((near(sizes, k), near(costs, k)), k)
         labels[at] = list(dict.fromkeys([*labels.get(at, ()), entry.policy]))
     return labels
@@ -227,13 +227,13 @@ def _named(policies: Any, asked: str) -> dict[str, Policy]:
             "",
             "give a list, such as [None, xform.policies.save_nothing], or policies by name",
         )
-    found: dict[str, Policy] = {}
+    by_name: dict[str, Policy] = {}
     alike = collections.Counter[str]()
     for policy in policies:
         name = said(min_cut if policy is None else policy)
         alike[name] += 1
-        found[name if alike[name] == 1 else f"{name} ({alike[name]})"] = policy
-    return found
+        by_name[name if alike[name] == 1 else f"{name} ({alike[name]})"] = policy
+    return by_name
 
 
 def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
@@ -261,9 +261,9 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
     """
 
     def ask(policy: Policy) -> MemoryReport:
-        run, given = with_policy(f, args, policy, argnums)
+        run, extra = with_policy(f, args, policy, argnums)
         with timed() as spent:
-            report = memory_analysis(run, *args, target=target, **given, **options)
+            report = memory_analysis(run, *args, target=target, **extra, **options)
         work = policy.summary if isinstance(policy, Plan) else str(spent)
         what = dataclasses.replace(report.asked, code=as_code(policy), planned=work)
         return dataclasses.replace(report, asked=what)

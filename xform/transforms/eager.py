@@ -74,8 +74,8 @@ class _Direct(Split):
 
 def _directly(f: Callable[..., Any], *args: Any) -> Any:
     """Call a function that may bind fork and join, or what is for later."""
-    here = current_trace()
-    with set_current_trace(here if isinstance(here, _Direct) else _Direct(here)):
+    current = current_trace()
+    with set_current_trace(current if isinstance(current, _Direct) else _Direct(current)):
         return f(*args)
 
 
@@ -92,23 +92,23 @@ def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
     avals = tuple(cotangent_aval(v.aval) for v in inputs)
 
     def run(cts: Sequence[Value]) -> list[Value]:
-        given = tuple(ct is not None for ct in cts)
-        here = current_trace()
-        staged = isinstance(here, _Direct) and here.stages(gather(cts, given))
+        active = tuple(ct is not None for ct in cts)
+        current = current_trace()
+        staged = isinstance(current, _Direct) and current.stages(gather(cts, active))
         if not staged:
             return pull(residuals, cts)
 
         def later(*values: Value) -> list[Value]:
             held, seeds = values[: len(residuals)], values[len(residuals) :]
-            cts = pull(held, spread(seeds, given))
-            found = [None if ct is NOTHING else ct for ct in gather(cts, on)]
-            for v, ct in zip(inputs, found, strict=True):
+            cts = pull(held, spread(seeds, active))
+            results = [None if ct is NOTHING else ct for ct in gather(cts, on)]
+            for v, ct in zip(inputs, results, strict=True):
                 if ct is not None:
                     check_cotangent(eqn, v, ct)
             return [zeros(a) if ct is None else jax.lax.convert_element_type(ct, a.dtype)
-                    for ct, a in zip(found, avals, strict=True)]  # fmt: skip
+                    for ct, a in zip(results, avals, strict=True)]  # fmt: skip
 
-        return spread(_later_p.bind(*residuals, *gather(cts, given), run=later, avals=avals), on)
+        return spread(_later_p.bind(*residuals, *gather(cts, active), run=later, avals=avals), on)
 
     return run
 
@@ -276,8 +276,8 @@ class _Staged(Part):
         self._program, self._takes, self._gives = program, takes, gives
 
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
-        given = all_arrayed(gather(seeds, self._takes))
-        results = _directly(evaluate, self._program, [*arrays, *given])
+        values = all_arrayed(gather(seeds, self._takes))
+        results = _directly(evaluate, self._program, [*arrays, *values])
         return spread(results, self._gives)
 
 
@@ -302,11 +302,11 @@ def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any]) -> tuple[P
 def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
     """Run a call with marked arguments: flat outputs with their marks, their tree, the rest."""
     with set_current_trace(trace):
-        given = zip(at.given, at.args, marks, strict=True)
+        triples = zip(at.leaves, at.args, marks, strict=True)
         # What is not computed with is returned as it was given: a Python number as one.
-        args = [g if m is None else trace.lift(g if is_number(g) else x, m) for g, x, m in given]
+        args = [g if m is None else trace.lift(g if is_number(g) else x, m) for g, x, m in triples]
         y, aux = at.run(args)
-        del args, given
+        del args, triples
     leaves, tree = jax.tree.flatten(y)
     pairs = [trace.lower(x) for x in leaves]
     check_outputs([x for x, _ in pairs], at)

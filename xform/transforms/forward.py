@@ -62,9 +62,9 @@ def jvp(
             y, dy, aux = eager.jvp(at, dxs, trace)
     except _REFUSALS:
         # What asks which values move is not told so where the function is traced first.
-        if not staging() or trace.asked or (found := _pruned(at, dxs)) is None:
+        if not staging() or trace.asked or (result := _pruned(at, dxs)) is None:
             raise
-        y, dy, aux = found
+        y, dy, aux = result
     return (y, dy, aux) if has_aux else (y, dy)
 
 

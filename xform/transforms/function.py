@@ -24,13 +24,13 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """`f` at `primals`, as a transform is asked for it: the leaves `given`, and as arrays."""
+    """`f` at primals, as a transform is asked for it: their `leaves`, and as arrays `args`."""
 
     asked: str
     name: str
     f: Callable[..., Any]
     has_aux: bool
-    given: list[Any]
+    leaves: list[Any]
     args: list[Value]
     in_tree: Any
 
@@ -187,14 +187,14 @@ def as_array(x: Any, asked: str) -> Value:
     return jnp.asarray(x)
 
 
-def numbers(given: Any, asked: str, name: str) -> tuple[int, ...]:
+def numbers(value: Any, asked: str, name: str) -> tuple[int, ...]:
     """Positions as a tuple, of one or several."""
     try:
-        several = (given,) if isinstance(given, int | np.integer) else tuple(given)
+        several = (value,) if isinstance(value, int | np.integer) else tuple(value)
         return tuple(map(operator.index, several))
     except TypeError:
         raise WrongArgument(
-            f"{asked} with {name}={given!r}",
+            f"{asked} with {name}={value!r}",
             "it is neither a position nor several",
             "",
             f"give positions of arguments, such as {name}=0 or {name}=(0, 2)",
@@ -203,8 +203,8 @@ def numbers(given: Any, asked: str, name: str) -> tuple[int, ...]:
 
 def positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
     """`argnums` as a tuple of non-negative positions."""
-    given = numbers(argnums, asked, "argnums")
-    for i in given:
+    several = numbers(argnums, asked, "argnums")
+    for i in several:
         if not -n <= i < n:
             raise WrongArgument(
                 f"{asked} with argnums={argnums}",
@@ -212,7 +212,7 @@ def positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ..
                 "",
                 "pass the arguments to differentiate by position; keywords are held constant",
             )
-    at = tuple(int(i) % n for i in given)
+    at = tuple(int(i) % n for i in several)
     distinct(at, asked, argnums)
     return at
 
@@ -233,9 +233,9 @@ def partial(
 ):
     """`f` as a function of the arguments at some positions, and these; all others are held."""
 
-    def held(*given: Any) -> Any:
+    def held(*primals: Any) -> Any:
         full = list(args)
-        for i, x in zip(at, given, strict=True):
+        for i, x in zip(at, primals, strict=True):
             full[i] = x
         return f(*full, **kwargs)
 

@@ -140,24 +140,24 @@ def point(asked: str, f: Callable[..., Any], args: Sequence[Tree],
     """The derivative of `f` at arrays or their types. Nothing is run."""
     check_callable(f, asked)
     at = None if argnums is None else positions(argnums, len(args), asked)
-    given = Arguments(args)
+    arguments = Arguments(args)
     names = argument_names(f, len(args))
-    called = [names[path[0].idx] + keystr(path[1:]) for path, _ in given.paths]
-    found: list[At] = []
+    called = [names[path[0].idx] + keystr(path[1:]) for path, _ in arguments.paths]
+    points: list[At] = []
 
     @functools.wraps(f, updated=())
     def run(*arrays: Any) -> None:
-        leaves, full = given.filled(arrays)
+        leaves, full = arguments.filled(arrays)
         held, primals = (f, full) if at is None else partial(f, at, full, {})
-        made = call(held, primals, asked, has_aux)
-        fun, flat = function(made)
+        bound = call(held, primals, asked, has_aux)
+        fun, flat = function(bound)
         place = {id(x): i for i, x in enumerate(leaves)}
         closed = [place.get(id(x), x) for x in flat[: fun.n_consts]]
         consts = [called[x] if isinstance(x, int) else "closed over" for x in closed]
         order = range(len(args)) if at is None else at
-        primal = jax.tree.flatten_with_path(jax.tree.unflatten(made.in_tree, made.args))[0]
+        primal = jax.tree.flatten_with_path(jax.tree.unflatten(bound.in_tree, bound.args))[0]
         inputs = [names[order[path[0].idx]] + keystr(path[1:]) for path, _ in primal]
-        found.append(At(fun, [*consts, *inputs], closed))
+        points.append(At(fun, [*consts, *inputs], closed))
 
-    jax.eval_shape(run, *given.arrays())
-    return found[0]
+    jax.eval_shape(run, *arguments.arrays())
+    return points[0]

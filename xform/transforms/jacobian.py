@@ -55,18 +55,18 @@ def jacfwd(
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        held, given = partial(f, _some(argnums, len(args), "jacfwd"), args, kwargs)
-        for leaf in jax.tree.leaves(given):
+        held, primals = partial(f, _some(argnums, len(args), "jacfwd"), args, kwargs)
+        for leaf in jax.tree.leaves(primals):
             _check_forward_input(leaf, holomorphic)
 
         def push(tangents: Tree) -> Any:
-            return jvp(held, tuple(given), tangents, has_aux=has_aux)
+            return jvp(held, tuple(primals), tangents, has_aux=has_aux)
 
         axes = (None, -1, None) if has_aux else (None, -1)
-        y, columns, *aux = jax.vmap(push, out_axes=axes)(_basis(tuple(given)))
+        y, columns, *aux = jax.vmap(push, out_axes=axes)(_basis(tuple(primals)))
         if holomorphic:
             check_output("jacfwd", y, holomorphic)
-        inputs = given[0] if isinstance(argnums, int | np.integer) else tuple(given)
+        inputs = primals[0] if isinstance(argnums, int | np.integer) else tuple(primals)
         out = jax.tree.map(lambda y, c: _columns(inputs, y, c), y, columns)
         return (out, *aux) if has_aux else out
 
@@ -75,8 +75,8 @@ def jacfwd(
 
 def _some(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
     """Positions of arguments, one at least: without any, a Jacobian has no columns."""
-    if found := positions(argnums, n, asked):
-        return found
+    if at := positions(argnums, n, asked):
+        return at
     raise WrongArgument(
         f"{asked} with argnums={argnums!r}", "it names no argument", "", "name one at least"
     )
@@ -116,14 +116,14 @@ def jacrev(
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        held, given = partial(f, _some(argnums, len(args), "jacrev"), args, kwargs)
-        for leaf in jax.tree.leaves(given):
+        held, primals = partial(f, _some(argnums, len(args), "jacrev"), args, kwargs)
+        for leaf in jax.tree.leaves(primals):
             check_input("jacrev", leaf, holomorphic, allow_int)
-        y, pull, *aux = vjp(held, *given, has_aux=has_aux)
+        y, pull, *aux = vjp(held, *primals, has_aux=has_aux)
         check_output("jacrev", y, holomorphic)
         rows = jax.vmap(pull)(_basis(y))
         one = isinstance(argnums, int | np.integer)
-        inputs, rows = (given[0], rows[0]) if one else (tuple(given), rows)
+        inputs, rows = (primals[0], rows[0]) if one else (tuple(primals), rows)
         parts = jax.tree.map(lambda x, r: _rows(y, x, r), inputs, rows)
         out = jax.tree.transpose(jax.tree.structure(inputs), jax.tree.structure(y), parts)
         return (out, *aux) if has_aux else out

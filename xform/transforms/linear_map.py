@@ -54,9 +54,9 @@ class Planned(Part):
             full = [*[None] * self._n_consts, *seeds]
         else:
             full = [*seeds, *[None] * (len(joint.outputs) - len(seeds))]
-        args, given = spread(reads, self._plan.reads), gather(full, joint.seeded)
+        args, joint_seeds = spread(reads, self._plan.reads), gather(full, joint.seeded)
         with seldom_collected(staging()):
-            results = emit.backward(self._plan, kept, args, given, True, whole=True)
+            results = emit.backward(self._plan, kept, args, joint_seeds, True, whole=True)
         return spread(results, joint.results)[0 if self._push else self._n_consts :]
 
 
@@ -109,14 +109,14 @@ class Pullback(LinearMap):
 
         `refs` are like the primals, with None where the cotangent is to be returned.
         """
-        given = self._signature.in_tree.flatten_up_to(refs)
+        flat_refs = self._signature.in_tree.flatten_up_to(refs)
 
         def accumulate(ct: Tree) -> Tree:
             leaves = jax.tree.leaves(self(ct))
-            for ref, leaf in zip(given, leaves, strict=True):
+            for ref, leaf in zip(flat_refs, leaves, strict=True):
                 if ref is not None:
                     jax.ref.addupdate(ref, ..., leaf)
-            out = (x if r is None else None for r, x in zip(given, leaves, strict=True))
+            out = (x if r is None else None for r, x in zip(flat_refs, leaves, strict=True))
             return self._signature.in_tree.unflatten(out)
 
         return accumulate
@@ -143,12 +143,12 @@ def dense(value: Value, aval: Any) -> Value:
 
 def _cotangent(ct: Value, aval: Any, name: str) -> Value:
     """A cotangent, checked against the output that it belongs to."""
-    given = jax.typeof(ct)
+    ct_aval = jax.typeof(ct)
     integer = not jnp.issubdtype(aval.dtype, np.inexact)
-    if given.shape != aval.shape or not (given.dtype == aval.dtype or integer):
+    if ct_aval.shape != aval.shape or not (ct_aval.dtype == aval.dtype or integer):
         raise WrongCotangent(
             f"pullback of {name}",
-            f"a cotangent is {given.str_short()}, the output it belongs to {aval.str_short()}",
+            f"a cotangent is {ct_aval.str_short()}, the output it belongs to {aval.str_short()}",
             "",
             "pass a cotangent of the output's shape and dtype",
         )
@@ -157,9 +157,9 @@ def _cotangent(ct: Value, aval: Any, name: str) -> Value:
     return laid(as_array(ct, f"pullback of {name}"), cotangent_aval(aval).sharding)
 
 
-def _check_varying(given: Any, aval: Any, asked: str, name: str) -> None:
+def _check_varying(dx_aval: Any, aval: Any, asked: str, name: str) -> None:
     """Refuse a tangent that differs between devices where its primal does not."""
-    axes = tuple(sorted(_varying(given) - _varying(aval), key=str))
+    axes = tuple(sorted(_varying(dx_aval) - _varying(aval), key=str))
     if axes:
         raise WrongTangent(
             f"{asked} of {name}",
@@ -180,29 +180,29 @@ def check_tangents(
     name: str, tree: Any, avals: Sequence[Any], asked: str, tangents: tuple[Tree, ...]
 ) -> list[Value]:
     """Flat tangents of a function's primals, checked against them; None for integers."""
-    leaves, given_tree = jax.tree.flatten(tangents)
-    if given_tree != tree:
+    leaves, tangent_tree = jax.tree.flatten(tangents)
+    if tangent_tree != tree:
         raise WrongTangent(
             f"{asked} of {name}",
-            f"the tangents' tree is {given_tree}, the primals' is {tree}",
+            f"the tangents' tree is {tangent_tree}, the primals' is {tree}",
             "",
             "pass tangents with the tree of the primals",
         )
     out: list[Value] = []
     for x, aval in zip(leaves, avals, strict=True):
-        given, active = jax.typeof(x), differentiable(aval)
+        dx_aval, active = jax.typeof(x), differentiable(aval)
         plain = active and isinstance(aval.dtype, np.dtype)
         wanted = aval.dtype if plain else tangent_aval(aval).dtype
-        if given.dtype != wanted or given.shape != aval.shape:
+        if dx_aval.dtype != wanted or dx_aval.shape != aval.shape:
             raise WrongTangent(
                 f"{asked} of {name}",
-                f"a tangent is {given.str_short()}, but its primal {aval.str_short()} wants "
+                f"a tangent is {dx_aval.str_short()}, but its primal {aval.str_short()} wants "
                 f"{tangent_aval(aval).str_short()}",
                 "",
                 "pass tangents of the primals' shapes and dtypes; for integers, "
                 "np.zeros(shape, jax.dtypes.float0)",
             )
-        _check_varying(given, aval, asked, name)
+        _check_varying(dx_aval, aval, asked, name)
         held = x if is_number(x) else laid(as_array(x, asked), aval.sharding)
         out.append(held if active else None)
     return out

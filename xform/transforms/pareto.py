@@ -56,22 +56,22 @@ def pareto(
     >>> [p.name for p in curve if p.stock][0]
     'everything_saveable'
     """
-    given: Any = points
-    if not isinstance(given, int) or points < 1:
+    number: Any = points
+    if not isinstance(number, int) or points < 1:
         raise WrongArgument(f"pareto with points={points!r}", "it is no number of plans", "",
                             "give a positive integer")  # fmt: skip
     options: dict[str, Any] = {"argnums": argnums, "has_aux": has_aux, "target": target}
     first = plan(f, *args, **options, verify=verify)
-    made = [first]
+    plans = [first]
     low = _floor(f, args, options | {"verify": verify}, first)
     for i in range(1, points):
         budget = round(_peak(first) + (low - _peak(first)) * i / max(points - 1, 1))
         try:
             policy = policies.budget(budget)
-            made.append(plan(f, *args, **options, policy=policy, verify=verify))
+            plans.append(plan(f, *args, **options, policy=policy, verify=verify))
         except BudgetInfeasible:
             continue
-    ours = [_point(p.policy, p, False) for p in dict.fromkeys(made)]
+    ours = [_point(p.policy, p, False) for p in dict.fromkeys(plans)]
     ours.sort(key=lambda p: -p.peak_bytes)
     stock = [
         _point(name, plan(f, *args, **options, policy=getattr(jax.checkpoint_policies, name),
@@ -81,16 +81,16 @@ def pareto(
     return Pareto(first.function, first.target, verify, (*ours, *stock))
 
 
-def _point(name: str, made: Plan, stock: bool) -> Point:
+def _point(name: str, result: Plan, stock: bool) -> Point:
     # A backward pass is two forward ones.
-    time = 1 + made.recompute_flops / max(3 * made.forward_flops, 1)
+    time = 1 + result.recompute_flops / max(3 * result.forward_flops, 1)
     # A bound of 0 says nothing, but where nothing is run again.
-    least = (made.least_flops or None) if made.recompute_flops else 0
-    return Point(name, stock, _peak(made), made.recompute_flops, least, made.seconds, time)
+    least = (result.least_flops or None) if result.recompute_flops else 0
+    return Point(name, stock, _peak(result), result.recompute_flops, least, result.seconds, time)
 
 
-def _peak(made: Plan) -> int:
-    return made.predicted_bytes if made.compiled_bytes is None else made.compiled_bytes
+def _peak(result: Plan) -> int:
+    return result.predicted_bytes if result.compiled_bytes is None else result.compiled_bytes
 
 
 def _floor(f: Any, args: Any, options: dict[str, Any], first: Plan) -> int:

@@ -172,11 +172,11 @@ def _value_and_grad(asked: str, f: Any, argnums: Any, has_aux: bool, holomorphic
 
     @functools.wraps(f, updated=())
     def both(*args: Any, **kwargs: Any) -> Any:
-        held, given = partial(f, positions(argnums, len(args), asked), args, kwargs)
-        for leaf in jax.tree.leaves(given):
+        held, primals = partial(f, positions(argnums, len(args), asked), args, kwargs)
+        for leaf in jax.tree.leaves(primals):
             check_input(asked, leaf, holomorphic, allow_int)
         with seldom_collected(staging()):
-            y, pull, *aux = _vjp(call(held, given, asked, has_aux), policy)
+            y, pull, *aux = _vjp(call(held, primals, asked, has_aux), policy)
             check_scalar(asked, held.__name__, y)
             check_output(asked, y, holomorphic)
             place = cotangent_sharding(y)
@@ -219,8 +219,8 @@ def fwd_and_bwd(
     numbers(argnums, "fwd_and_bwd", "argnums")
 
     def fwd(*args: Any, **kwargs: Any) -> Any:
-        held, given = partial(f, positions(argnums, len(args), "fwd_and_bwd"), args, kwargs)
-        return _vjp(call(held, given, "fwd_and_bwd", has_aux), policy)
+        held, primals = partial(f, positions(argnums, len(args), "fwd_and_bwd"), args, kwargs)
+        return _vjp(call(held, primals, "fwd_and_bwd", has_aux), policy)
 
     def bwd(residuals: Pullback, ct: Tree) -> Any:
         cts = residuals(ct)

@@ -21,7 +21,7 @@ from xform.budgets import Regions
 from xform.callables import name_of, takes_policy, written
 from xform.cost import aval_bytes
 from xform.errors import NotOneDerivative, WrongArgument
-from xform.fingerprint import fingerprint, said
+from xform.fingerprint import fingerprint, text_of
 from xform.interpret.node import gather
 from xform.ir import Mask, Program, program
 from xform.memory.compilation import Compilation, compile_for, trace_for
@@ -97,8 +97,8 @@ def with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnum
 
 def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool, goal: Target,
           donate: Sequence[int], regions: Regions) -> Subject:  # fmt: skip
-    at, given = point("plan", f, args, argnums, has_aux).seen_by(regions), Arguments(args)
-    donated, arrays = given.donated(donate), given.arrays()
+    at, arguments = point("plan", f, args, argnums, has_aux).seen_by(regions), Arguments(args)
+    donated, arrays = arguments.donated(donate), arguments.arrays()
     grads = gather(at.function.program.in_avals, at.function.active())
     outputs = [*at.function.signature.out_avals, *grads]
     over = _over([jax.typeof(arrays[i]) for i in donated], outputs)
@@ -106,11 +106,11 @@ def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bo
 
     def compiled(policy: Policy) -> Compilation:
         run = _derivative(f, argnums, has_aux, policy, at)
-        flat = lambda ct, *arrays: run(given.filled(arrays)[1], ct)
+        flat = lambda ct, *arrays: run(arguments.filled(arrays)[1], ct)
         step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
         return compile_for(step, (_cotangent(at), *arrays), target=goal)
 
-    places = said(([getattr(x, "sharding", None) for x in arrays], at.closed))
+    places = text_of(([getattr(x, "sharding", None) for x in arrays], at.closed))
     return Subject(at.name, at.ends, regions, -saved, -saved, (donated, places, argnums is None),
                    compiled)  # fmt: skip
 
@@ -135,10 +135,10 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
 
     run, options = with_policy(f, args, asked, 0)
     with planning(by):
-        found = trace_for(run, args, options, goal, donate)
+        trace = trace_for(run, args, options, goal, donate)
     ends = _one(f, list(met.values()))
-    whole = program(found.jaxpr)
-    donated = tuple(a.donated for a in jax.tree.leaves(found.args_info))
+    whole = program(trace.jaxpr)
+    donated = tuple(a.donated for a in jax.tree.leaves(trace.args_info))
     over = _over(gather(whole.in_avals, donated), whole.out_avals)
     outer = simulate(whole, goal.backend, over=over)
     inner = liveness(planned(*ends, min_cut).plan, goal.backend)
@@ -147,7 +147,7 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
         run, options = with_policy(f, args, policy, 0)
         return compile_for(run, args, options, goal, donate_argnums=donate)
 
-    places = said([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
+    places = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
     return Subject(name_of(f), ends, regions, outer.total_bytes - inner.total_bytes,
                    outer.argument_bytes - inner.argument_bytes,
                    (fingerprint(whole), donated, places), compiled)  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 
-from xform.fingerprint import fingerprint, said
+from xform.fingerprint import fingerprint, text_of
 from xform.interpret.joint import Joint, Plan
 from xform.naming import digest
 from xform.planner.backend import backend
@@ -156,5 +156,5 @@ class _Stairs:
 def _key(plan: Plan) -> str:
     """The same for equal plans of equal programs."""
     if "key" not in plan.cache:
-        plan.cache["key"] = digest([said(record(choice_of(plan), plan.joint, {}))])
+        plan.cache["key"] = digest([text_of(record(choice_of(plan), plan.joint, {}))])
     return plan.cache["key"]

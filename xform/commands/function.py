@@ -1,4 +1,4 @@
-"""What commands are given: a function, its inputs, a policy.
+"""What commands work on: a function, its inputs, a policy.
 
 A function is named as `module:name`. Its arguments come from a function that returns them as a
 tuple: `--inputs module:name`, or the function's own attribute `inputs`, or the function `inputs` of
@@ -45,7 +45,7 @@ ABOUT_POLICIES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class BoundFunction:
     """A function and its arguments, and what made those: where it is, and the call.
 
     `of_batch(batch=n)` makes those of another batch, if `inputs` has an argument of that name.
@@ -54,7 +54,7 @@ class Given:
     name: str
     f: Callable[..., Any]
     args: tuple[Any, ...]
-    made: str
+    source: str
     called: str
     of_batch: Callable[..., tuple[Any, ...]] | None = None
 
@@ -72,9 +72,9 @@ class Given:
             what = (
                 "planned: what it differentiates under its argument policy; bytes are of all of it"
             )
-        given = dataclasses.replace(asked(self.f, self.args, {}), inputs=self.called).given
+        arguments = dataclasses.replace(asked(self.f, self.args, {}), inputs=self.called).given
         title, _, rest = str(table).partition("\n")
-        return f"{title}\n{what}\narguments: {given}\n{rest}"
+        return f"{title}\n{what}\narguments: {arguments}\n{rest}"
 
     def in_specs(self, specs: Mapping[str, Any]) -> tuple[Any, ...]:
         """A PartitionSpec for each argument, of those by name; None for all others."""
@@ -96,7 +96,7 @@ class Given:
 
 
 def add_function(parser: argparse.ArgumentParser) -> None:
-    """Options of a command that takes a function: read them with `given`."""
+    """Options of a command that takes a function: read them with `read_function`."""
     parser.add_argument("function", type=_reference, metavar="FUNC", help="module:name")
     parser.add_argument("--inputs", type=_reference, metavar="module:name",
                         help="what returns its arguments, rather than its own or its module's "
@@ -110,19 +110,19 @@ def add_policy(parser: argparse.ArgumentParser, default: str | None = "min_cut")
     parser.add_argument("--policy", default=default, metavar="P", help=ABOUT_POLICIES)
 
 
-def given(args: argparse.Namespace) -> Given:
+def read_function(args: argparse.Namespace) -> BoundFunction:
     """The function that a command line names, with its arguments."""
-    f = found(args.function)
+    f = resolve(args.function)
     if not callable(f):
         raise WrongArgument(
             args.function, f"it is {type(f).__name__}, not a function", "", "name a function"
         )
-    made = f"--inputs {args.inputs}" if args.inputs else "inputs()"
-    make = _maker(args, f, made)
+    source = f"--inputs {args.inputs}" if args.inputs else "inputs()"
+    make = _maker(args, f, source)
     options = {name: _value(text) for name, text in args.options.items()}
-    parameters = _check_options(args.function, make, options, made)
-    values = _arguments(args.function, make(**options), made)
-    _check_call(args.function, f, values, made)
+    parameters = _check_options(args.function, make, options, source)
+    values = _arguments(args.function, make(**options), source)
+    _check_call(args.function, f, values, source)
     n = len(values)
     if not all(-n <= i < n for i in getattr(args, "donate", ())):
         raise WrongArgument(
@@ -136,15 +136,15 @@ def given(args: argparse.Namespace) -> Given:
     of_batch = None
     if "batch" in parameters:
         of_batch = lambda batch: tuple(make(**{**options, "batch": batch}))
-    args.given = Given(args.function, f, values, made, called, of_batch)
-    return args.given
+    args.bound = BoundFunction(args.function, f, values, source, called, of_batch)
+    return args.bound
 
 
-def _maker(args: argparse.Namespace, f: Any, made: str) -> Callable[..., Any]:
+def _maker(args: argparse.Namespace, f: Any, source: str) -> Callable[..., Any]:
     """What makes the arguments: named on the command line, else the function's, or its module's."""
     owner = importlib.import_module(args.function.partition(":")[0])
     its_own = getattr(f, "inputs", getattr(owner, "inputs", None))
-    make = found(args.inputs) if args.inputs else its_own
+    make = resolve(args.inputs) if args.inputs else its_own
     if make is None:
         raise WrongArgument(
             f"the arguments of {args.function}",
@@ -155,7 +155,7 @@ def _maker(args: argparse.Namespace, f: Any, made: str) -> Callable[..., Any]:
         )
     if not callable(make):
         raise WrongArgument(
-            f"the arguments of {args.function}, by {made}",
+            f"the arguments of {args.function}, by {source}",
             f"it is {type(make).__name__}, not a function",
             "",
             "make it a function that returns the tuple of arguments",
@@ -164,7 +164,7 @@ def _maker(args: argparse.Namespace, f: Any, made: str) -> Callable[..., Any]:
 
 
 def _check_options(
-    name: str, make: Callable[..., Any], options: Mapping[str, Any], made: str
+    name: str, make: Callable[..., Any], options: Mapping[str, Any], source: str
 ) -> Mapping[str, inspect.Parameter]:
     """The parameters of what makes the arguments, to which the options are given."""
     signature = inspect.signature(make)
@@ -172,21 +172,21 @@ def _check_options(
         signature.bind(**options)
     except TypeError as error:
         raise WrongArgument(
-            f"the arguments of {name}, by {made}",
+            f"the arguments of {name}, by {source}",
             f"{error}; it is inputs{signature}",
             "",
             "give its keyword arguments as --name value or --arg name=value, and no others",
         ) from error
     for option, value in options.items():
-        _check_option(option, value, signature.parameters.get(option), made)
+        _check_option(option, value, signature.parameters.get(option), source)
     return signature.parameters
 
 
-def _arguments(name: str, values: Any, made: str) -> tuple[Any, ...]:
+def _arguments(name: str, values: Any, source: str) -> tuple[Any, ...]:
     """The arguments, if they are a tuple, of shapes that there can be."""
     if not isinstance(values, tuple | list):
         raise WrongArgument(
-            f"the arguments of {name}, by {made}",
+            f"the arguments of {name}, by {source}",
             f"it returned {type(values).__name__}, not a tuple",
             "",
             "return the tuple of positional arguments, (x,) if there is one",
@@ -194,7 +194,7 @@ def _arguments(name: str, values: Any, made: str) -> tuple[Any, ...]:
     types = [x for x in jax.tree.leaves(values) if isinstance(x, jax.ShapeDtypeStruct)]
     if wrong := [x.shape for x in types if not all(map(_size, x.shape))]:
         raise WrongArgument(
-            f"the arguments of {name}, by {made}",
+            f"the arguments of {name}, by {source}",
             f"it returned the shape {wrong[0]}",
             "",
             "return shapes of whole numbers from 0",
@@ -202,13 +202,13 @@ def _arguments(name: str, values: Any, made: str) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _check_call(name: str, f: Callable[..., Any], values: tuple[Any, ...], made: str) -> None:
+def _check_call(name: str, f: Callable[..., Any], values: tuple[Any, ...], source: str) -> None:
     """Refuse arguments that the function does not take."""
     try:
         inspect.signature(f).bind(*values)
     except TypeError as error:
         raise WrongArgument(
-            f"{name} on the arguments by {made}",
+            f"{name} on the arguments by {source}",
             f"{error}; it is {name.rpartition(':')[2]}{inspect.signature(f)}",
             "",
             f"return one value for each argument; it returned {len(values)}",
@@ -224,20 +224,20 @@ def _size(n: Any) -> bool:
     return bool(jax.export.is_symbolic_dim(n))
 
 
-def _check_option(name: str, value: Any, parameter: inspect.Parameter | None, made: str) -> None:
+def _check_option(name: str, value: Any, parameter: inspect.Parameter | None, source: str) -> None:
     """Refuse an option that is no number where one is the default."""
     default = None if parameter is None else parameter.default
     number = isinstance(default, int | float) and not isinstance(default, bool)
     if number and value is not None and not isinstance(value, int | float):
         raise WrongArgument(
             f"--{name} {value}",
-            f"{made} takes a number there: {parameter}",
+            f"{source} takes a number there: {parameter}",
             "",
             f"give a number, such as --{name} {default}",
         )
 
 
-def found(reference: str) -> Any:
+def resolve(reference: str) -> Any:
     """What `module:name` names."""
     module, _, name = reference.partition(":")
     try:
@@ -267,7 +267,7 @@ def policy(text: str) -> Any:
     return policies.parse(text, f"--policy {text}")
 
 
-def under(on: Given, text: str | None) -> Callable[..., Any]:
+def under(on: BoundFunction, text: str | None) -> Callable[..., Any]:
     """The function under the policy that `--policy` names; as it is, if that names none."""
     if text is None:
         return on.f
