@@ -41,6 +41,8 @@ KINDS = {
     "what is transposed twice": lambda x: jnp.sin(x).T.T * x,
     "a transposed square": lambda x: jnp.exp((x @ x).T @ x),
     "a number that divides": lambda x: jnp.sin(x) / 3.0,
+    "a column that divides": lambda x: (jnp.sin(x) / (x[:, :1] + 2)) @ (x / (x[:, :1] + 2)),
+    "a repeated one": lambda x: jnp.sin(x) / lax.broadcast_in_dim(x[0] + 2, x.shape, (1,)),
     "nothing added": lambda x: jnp.sin(x) + 0.0,
     "a view of a view": lambda x: jnp.exp(x.reshape(32, 128).reshape(4096)) * 2,
     "an outer product": lambda x: jnp.einsum("i,j->ij", x[0], x[1]),

@@ -92,19 +92,6 @@ def test_groups_hold_each_step_and_read_what_is_written(f) -> None:
     assert made <= roots
 
 
-def test_breadth_first_runs_all_when_their_operands_are_there() -> None:
-    f = lambda x: (square(jnp.exp(x)) + square(x), lax.scan(
-        lambda c, _: (c * 2, c), x, None, length=3)[1])  # fmt: skip
-    flat = flatten(trace(lambda x: jax.tree.leaves(f(x)), X), CPU)
-    fusion = LoopFusion(flat, CPU)
-    order = fusion.breadth_first(flat.inputs)
-    assert sorted(map(id, order)) == sorted(map(id, fusion.groups))
-    there = set(flat.inputs)
-    for group in order:
-        assert there.issuperset(group.reads)
-        there.update(group.root.makes)
-
-
 def test_a_result_takes_the_place_of_what_is_read_element_by_element() -> None:
     def replaced(f) -> int:
         (*_, last) = of(f, X).groups

@@ -255,8 +255,8 @@ class Flattening(Adding):
                     prim, key, eqn, ones, [Cell(size // max(1, math.prod(shape(aval))), "made")]
                 )[0]
             return self._repeated(eqn, one)
-        if prim is lax.div_p and math.prod(reads[1].shape) < math.prod(shape(aval)):
-            prim = lax.mul_p  # by the reciprocal
+        if prim is lax.div_p and (reciprocal := self._reciprocal(eqn, reads[1])):
+            prim, reads = lax.mul_p, [reads[0], reciprocal]
         if prim is not lax.select_n_p or reads[0].shape:
             size = shape(aval)
             reads = [c if c.shape == size else self._repeated(eqn, c) for c in reads]
@@ -269,6 +269,24 @@ class Flattening(Adding):
         if prim is lax.integer_pow_p and eqn.params["y"] > 1:
             return self._power(reads[0], eqn.params["y"], eqn)
         return self.step(prim, (tuple(reads), self.text(eqn)), eqn, reads)[0]
+
+    def _reciprocal(self, eqn: JaxprEqn, x: Cell) -> Cell | None:
+        """By what a value is multiplied that is divided by a smaller, repeated one: one over that.
+
+        Source: XLA's `algebraic_simplifier.cc`, of divisions.
+        """
+        repeat = x.maker if x.maker and x.maker.does is broadcast_in_dim_p else None
+        small = repeat.reads[0] if repeat else x
+        if math.prod(small.shape) >= math.prod(shape(eqn.outvars[0].aval)):
+            return None
+        if small.kind == "constant":
+            return x
+        value = Cell(small.bytes, "made", small.shape)
+        one = self.step(lax.div_p, ("one over", small), eqn, [small], [value])[0]
+        if repeat is None:
+            return one
+        key = (one,), self.text(repeat.eqn)
+        return self.step(broadcast_in_dim_p, key, repeat.eqn, [one])[0]
 
     def _scattered(self, reads: Sequence[Cell]) -> Cell | None:
         """The sum of a value and of what is scattered into zeros: that is scattered into the value.

@@ -1,8 +1,8 @@
 """Which values a compiler writes to memory: the operations of a program in groups that run as one.
 
 How operations are grouped is the compiler's: `loop_fusion.py` for a CPU, `gain.py` for others. Here
-is what those have in common: groups, the order in which XLA comes to operations, what is only a
-view of another value, and a queue that runs groups as soon as they can.
+is what those have in common: groups, the order in which XLA comes to operations, and what is only a
+view of another value.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Group:
 
     Attributes:
       root: the last of its steps.
-      reads: the written values that it reads, in order.
+      reads: the written values that it reads, in order, and for which of its steps.
       spoiled: those of `reads` that it does not read element by element.
       call: it is a call of a library, or one that is no loop over elements.
       alone: the root is all of it.
     """
 
     root: Step
-    reads: dict[Cell, None]
+    reads: dict[Cell, tuple[Step, ...]]
     spoiled: frozenset[Cell] = frozenset()
     call: bool = False
     alone: bool = True
@@ -77,33 +77,6 @@ class Fusion(abc.ABC):
     def fuse(self, steps: Sequence[Step]) -> None:
         """Let groups take in others: what is left `by_root` is written. `steps` are the roots."""
 
-    def breadth_first(self, inputs: Sequence[Cell]) -> list[Group]:
-        """Groups as a queue runs them: each is put at its end when its last operand is there.
-
-        Inputs, views and each of several results of a step pass through the queue too.
-        """
-        readers: dict[Cell, list[Group]] = {}
-        missing: dict[Group, int] = {}
-        for group in self.groups:
-            missing[group] = len(group.reads)
-            for c in group.reads:
-                readers.setdefault(c, []).append(group)
-        todo: list[Group | Cell] = [*dict.fromkeys(inputs)]
-        todo += [g for g in self.groups if not missing[g]]
-        done: list[Group] = []
-        for item in todo:
-            if isinstance(item, Group):
-                done.append(item)
-                if len(item.root.makes) > 1:
-                    todo += item.root.makes
-                    continue
-                item = item.root.makes[0]
-            for group in readers.get(item, ()):
-                missing[group] -= 1
-                if not missing[group]:
-                    todo.append(group)
-        return done
-
     def _views(self) -> dict[Cell, Cell]:
         """Of each value that is another in another shape, the one that is written."""
         base: dict[Cell, Cell] = {}
@@ -116,7 +89,7 @@ class Fusion(abc.ABC):
     def _add(self, root: Step, members: list[Step], call: bool) -> None:
         """A group of its own: a step, or a call of a library, which may take in several."""
         makes = {s.makes[0] for s in members if s is not root}
-        reads = dict.fromkeys(c for s in members for c in s.reads if c not in makes)
+        reads = dict.fromkeys((c for s in members for c in s.reads if c not in makes), (root,))
         call = call or not _fuses(root) or len(root.makes) != 1
         members.sort(key=self.place.__getitem__, reverse=True)
         self.by_root[root] = Group(root, reads, spoiled(members), call, len(members) == 1)

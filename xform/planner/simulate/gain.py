@@ -66,7 +66,7 @@ class GainFusion(Fusion):
         self._members[reader.root].update(self._members[maker.root])
         del self.users[cell][reader.root]
         for c in maker.reads:
-            reader.reads[c] = None
+            reader.reads[c] = ()
             self.users[c][reader.root] = None
         if not self.users[cell] and cell not in self.outputs:
             del self.by_root[maker.root]

@@ -27,6 +27,7 @@ from xform.fingerprint import fingerprint
 from xform.interpret.joint import Plan
 from xform.interpret.node import gather
 from xform.ir import Atom, Mask, Program, program, seldom_collected
+from xform.planner.simulate.breadth_first import breadth_first
 from xform.planner.simulate.flat import counts, flatten, flatten_trip
 from xform.planner.simulate.flat_plan import flatten_plan
 from xform.planner.simulate.gain import GainFusion
@@ -129,7 +130,7 @@ class _Line:
         fusion = (GainFusion if by.kernel else LoopFusion)(flat, by)
         self.base, self.place = (base := fusion.base), fusion.place
         if by.breadth_first:
-            groups = fusion.breadth_first(flat.inputs)
+            groups = breadth_first(fusion, flat)
         else:
             inside = lambda g: self._inside(g.root)
             groups = least_memory(fusion.groups, base, flat.outputs, inside)

@@ -100,9 +100,11 @@ class LoopFusion(Fusion):
         if len(inner) == 1 and inner[0]:
             group.reads = inner[0].reads
             return
-        reads: dict[Cell, None] = {}
+        reads: dict[Cell, tuple[Step, ...]] = {}
         for c, maker in zip(group.reads, inner, strict=True):
-            reads.update(maker.reads if maker else {c: None})
+            for cell, steps in maker.reads.items() if maker else ((c, (group.root,)),):
+                known = reads.get(cell, ())
+                reads[cell] = tuple(dict.fromkeys(known + steps)) if known else steps
         group.reads = reads
 
     def _maker(self, cell: Cell) -> Group | None:

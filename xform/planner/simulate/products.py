@@ -33,7 +33,7 @@ def as_matrices(eqn: JaxprEqn) -> tuple[int, ...]:
     (summed, _), batch = eqn.params["dimension_numbers"]
     a, b = (shape(v.aval) for v in eqn.invars)
     free = [len(x) - len(summed) - len(batch[0]) for x in (a, b)]
-    if len(summed) == 1 and max(free) <= 1:
+    if len(summed) == 1 and (free == [1, 1] or (not batch[0] and max(free) <= 1)):
         return ()
     sizes = tuple(a[i] for i in batch[0])
     inner, outer = math.prod(a[i] for i in summed), math.prod(sizes)
