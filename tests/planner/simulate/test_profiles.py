@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from xform.interpret.barrier import barrier
 from xform.ir import trace
 from xform.planner.simulate.liveness import simulate
 from xform.planner.simulate.profiles import CPU, GPU, TPU, profile
@@ -38,7 +39,24 @@ def scan(f, x, length=9):
     return lax.scan(lambda x, _: (f(x), None), x, None, length=length)[0]
 
 
+def waiting(x):
+    """What is read by several that wait for a product."""
+    y = half(x)
+    (z,) = barrier([x], [y])
+    h, g = jnp.tanh(z), jnp.tanh(z * 2)
+    return half(h + g * 2) + half(g - h) + half(jnp.tanh(y))
+
+
+def waiting_between_products(x):
+    y = half(x)
+    (z,) = barrier([x], [y])
+    h = jnp.tanh(z)
+    return half(h) + half(jnp.tanh(h + 1)) @ half(jnp.tanh(y)) + half(half(y))
+
+
 FACTS = {
+    "an output's buffer serves others in the order of what is fused": (waiting, SQUARE),
+    "though it serves fewer then": (waiting_between_products, SQUARE),
     "a dear operation with two readers is written once":
         (lambda x: half(jnp.tanh(x)) + jnp.tanh(x), SQUARE),
     "a cheap one is made again by each": (lambda x: half(x + 1) @ (half(x + 1) * (x + 1)), SQUARE),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jax import lax
 
@@ -47,6 +47,13 @@ class Group:
         size = self.root.makes[0].bytes
         return {c for c in self.reads if c.bytes == size and c not in self.spoiled}
 
+    def operands(self, place: Mapping[Step, int]) -> list[Cell]:
+        """What the group reads, in XLA's order: its steps were taken in by falling `place`."""
+        if self.call or self.alone:
+            return [*self.reads]
+        by = {c: max(steps, key=place.__getitem__) for c, steps in self.reads.items()}
+        return sorted(self.reads, key=lambda c: (-place[by[c]], by[c].reads.index(c)))
+
 
 class Fusion(abc.ABC):
     """What is written of a flat program.
@@ -58,8 +65,10 @@ class Fusion(abc.ABC):
     """
 
     def __init__(self, flat: Flat, profile: Profile):
-        self.outputs, self.profile = frozenset(flat.outputs), profile
-        steps = list(_post_order(flat))
+        self.outputs, self.profile = dict.fromkeys(flat.outputs), profile
+        ends = [s for s in flat.steps if not any(c.readers for c in s.makes)]
+        ends = [*(c.maker for c in flat.outputs if c.maker), *ends]
+        steps = list(post_order(ends, lambda step: step.reads))
         self.place = {s: i for i, s in enumerate(steps)}
         # Groups by their root, and of each value those that read it, by their roots.
         self.by_root: dict[Step, Group] = {}
@@ -76,6 +85,10 @@ class Fusion(abc.ABC):
     @abc.abstractmethod
     def fuse(self, steps: Sequence[Step]) -> None:
         """Let groups take in others: what is left `by_root` is written. `steps` are the roots."""
+
+    def fused_place(self) -> dict[Step, int]:
+        """Of the last step of each group, when XLA comes to it after fusion, if that is known."""
+        return self.place
 
     def _views(self) -> dict[Cell, Cell]:
         """Of each value that is another in another shape, the one that is written."""
@@ -127,10 +140,8 @@ def _fuses(step: Step) -> bool:
     return bool(step.of.fusion) or step.does is repeat_p
 
 
-def _post_order(flat: Flat) -> Iterable[Step]:
-    """Steps as XLA walks them: from the outputs, the operands of each first, in their order."""
-    ends = [c.maker for c in flat.outputs if c.maker]
-    ends += [s for s in flat.steps if not any(c.readers for c in s.makes)]
+def post_order(ends: Sequence[Step], reads: Callable[[Step], Sequence[Cell]]) -> Iterable[Step]:
+    """Steps as XLA walks them: from the ends, the operands of each first, in their order."""
     done: dict[Step, None] = {}
     todo = list(reversed(ends))
     while todo:
@@ -138,7 +149,7 @@ def _post_order(flat: Flat) -> Iterable[Step]:
         if step in done:
             todo.pop()
             continue
-        late = [c.maker for c in step.reads if c.maker and c.maker not in done]
+        late = [c.maker for c in reads(step) if c.maker and c.maker not in done]
         if late:
             late.reverse()
             todo += late

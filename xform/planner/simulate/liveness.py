@@ -128,7 +128,7 @@ class _Line:
         self.by = by
         flat = as_run(flat, by)
         fusion = (GainFusion if by.kernel else LoopFusion)(flat, by)
-        self.base, self.place = (base := fusion.base), fusion.place
+        self.base, self.place = (base := fusion.base), fusion.fused_place()
         if by.breadth_first:
             groups = breadth_first(fusion, flat)
         else:

@@ -19,7 +19,14 @@ from collections.abc import Sequence
 from jax import lax
 
 from xform.interpret.barrier import barrier_p
-from xform.planner.simulate.fusion import REPEATS, Fusion, Group, pointwise, spoiled_operands
+from xform.planner.simulate.fusion import (
+    REPEATS,
+    Fusion,
+    Group,
+    pointwise,
+    post_order,
+    spoiled_operands,
+)
 from xform.planner.simulate.products import narrow
 from xform.planner.simulate.steps import Cell, Step
 
@@ -56,6 +63,14 @@ class LoopFusion(Fusion):
             if step.does is lax.dynamic_update_slice_p and not group.call:
                 group.spoiled = self._spoiled(step, True)
         self.by_root = left
+
+    def fused_place(self) -> dict[Step, int]:
+        """Of the last step of each group, when XLA comes to it after fusion."""
+        ends = [c.maker for c in self.outputs if c.maker]
+        read = {c for g in self.groups for c in g.reads}
+        ends += [g.root for g in self.groups if read.isdisjoint(g.root.makes)]
+        walked = post_order(ends, lambda s: self.by_root[s].operands(self.place))
+        return {s: i for i, s in enumerate(walked)}
 
     def _settle(self, group: Group) -> bool:
         """Say which groups a step goes into, its readers being settled; whether it is written."""
