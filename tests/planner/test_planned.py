@@ -1,6 +1,7 @@
 """Where every policy comes in: the least work within a budget, of all saved sets that there are."""
 
 import itertools
+import math
 
 import jax.numpy as jnp
 import pytest
@@ -16,6 +17,7 @@ from xform.planner.decide import plan
 from xform.planner.plan.choice import Choice
 from xform.planner.planned import front, planned, within_peak
 from xform.planner.simulate.liveness import liveness
+from xform.planner.simulate.profiles import CPU
 from xform.policies import min_cut
 
 W, X = jnp.ones((16, 16)) / 17, jnp.ones((64, 16))
@@ -44,6 +46,11 @@ def everything(f):
     return list({frozenset(p.kept): p for p in plans}.values())
 
 
+def with_margin(n: int) -> int:
+    """The least budget that leaves a margin beside so many bytes."""
+    return math.ceil(n / (1 - CPU.margin))
+
+
 @pytest.mark.parametrize("of", ["peak", "saved"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_saved_set_within_a_budget_runs_less_again(name: str, of: str) -> None:
@@ -51,7 +58,7 @@ def test_no_saved_set_within_a_budget_runs_less_again(name: str, of: str) -> Non
     every = [(size(p), recompute_flops(p)) for p in everything(PROGRAMS[name])]
     at = ends(PROGRAMS[name])
     for n in sorted({n for n, _ in every}):
-        found = planned(*at, policies.budget(n, of=of)).plan
+        found = planned(*at, policies.budget(with_margin(n) if of == "peak" else n, of=of)).plan
         assert size(found) <= n
         assert recompute_flops(found) <= min(work for m, work in every if m <= n)
 
@@ -59,9 +66,19 @@ def test_no_saved_set_within_a_budget_runs_less_again(name: str, of: str) -> Non
 def test_the_default_is_taken_where_it_fits() -> None:
     at = ends(PROGRAMS["three layers"])
     default = planned(*at, min_cut).plan
-    most = peak(default)
+    most = with_margin(peak(default))
     assert planned(*at, policies.budget(most)).plan is default
-    assert planned(*at, policies.budget(most - 1)).plan is not default
+    assert planned(*at, policies.budget(most - 2)).plan is not default
+
+
+def test_without_a_margin_there_is_only_the_lowest() -> None:
+    at = ends(PROGRAMS["three layers"])
+    with pytest.raises(errors.BudgetInfeasible) as caught:
+        planned(*at, policies.budget(0))
+    least = caught.value.floor_bytes
+    found = [planned(*at, policies.budget(n)) for n in (with_margin(least), least + 1, least)]
+    assert {peak(whole.plan) for whole in found} == {least}
+    assert [whole.work for whole in found] == sorted(whole.work for whole in found)
 
 
 def test_the_floor_that_is_named_is_the_least_that_can_be_had() -> None:

@@ -22,6 +22,7 @@ from xform.planner.loops import loops, reshaped
 from xform.planner.plan.plan import Plan as Decided
 from xform.planner.refused import infeasible, over_budget
 from xform.planner.simulate.liveness import liveness
+from xform.planner.simulate.profiles import profile
 from xform.policies import Budget, MinCut, Policy, check, min_cut
 from xform.regions import opening
 from xform.source import frame
@@ -61,23 +62,25 @@ def front(prog: Program, active: Mask, wanted: Mask) -> Front:
 
 def within_peak(prog: Program, active: Mask, wanted: Mask, budget: Budget, beside: int = 0
                 ) -> Whole:  # fmt: skip
-    """The least work within a budget of the peak, by simulation.
+    """The least work within a budget of the peak, by simulation, with a margin if it can be had.
 
     So many bytes of it are `beside` the derivative: an optimizer's state, say; those of donated
     arguments, which outputs take, are taken off.
     """
     plans, joint = front(prog, active, wanted), analyze(prog, active, wanted)
     most = budget.bytes - beside
+    wished = most - math.ceil(profile(backend()).margin * budget.bytes)
     # A plan is not simulated of which what it keeps alone is too much.
-    fits = lambda w: least_bytes(w.plan, backend()) <= most and plans.peak(w.plan) <= most
+    fits = lambda w: least_bytes(w.plan, backend()) <= wished and plans.peak(w.plan) <= wished
     default = Whole(plan(joint, min_cut, top=True), {})
     chosen = default if fits(default) else None
     if chosen is None or may_save_more(budget, chosen):
         less = plans.first(fits)
         chosen = less if chosen is None or (less and less.work < chosen.work) else chosen
-    if chosen is None:
-        floor = plans.lowest()[0].plan
-        raise infeasible(budget, floor, plans.peak(floor) + beside, "simulated", beside)
+    # Not any plan without the margin: a smaller budget would have one of less work.
+    chosen = chosen or plans.lowest()[0]
+    if (least := plans.peak(chosen.plan)) > most:
+        raise infeasible(budget, chosen.plan, least + beside, "simulated", beside)
     return chosen
 
 

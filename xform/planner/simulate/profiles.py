@@ -37,6 +37,8 @@ class Profile:
       processors: products of few rows and columns are cut in parts to keep so many of them busy;
         the parts are written, and added up; 0: none are cut.
       on_chip: bytes of a memory beside the processor, in which values stay while they live.
+      margin: of a budget that the simulation alone decides, the part that is left, if it can be, to
+        what is not simulated. Source: `experiments/planner`, the budgets by simulation alone.
       tiles: values lie in tiles of 8 rows and 128 columns, filled up where axes are smaller.
     """
 
@@ -51,6 +53,7 @@ class Profile:
     merges: int = 0
     processors: int = 0
     on_chip: int = 0
+    margin: float = 0.05
     tiles: bool = False
 
     def bytes(self, aval: object) -> int:
@@ -84,6 +87,7 @@ CPU = Profile(
     library=4096,
     sines=jax.__version_info__ >= (0, 12),
     widens=jax.__version_info__ < (0, 12),
+    margin=0.01,
 )
 # Of an H100: a kernel starts in a microsecond. Other GPUs are taken to be alike.
 GPU = Profile("gpu", kernel=3_350_000, merges=32 * 2**20, processors=132)
