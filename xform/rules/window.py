@@ -11,12 +11,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jax import lax
 
 from xform import cost
-from xform._jax import JaxprEqn, jax_primitives
+from xform._jax import JaxprEqn, jax_primitives, zeros
 from xform.interpret.pullback import pullback
 from xform.ir import program, trace
 from xform.rules.reduce import Combine, defined_by, elementwise
@@ -98,7 +98,16 @@ def _rows(xs: list[Any], at: np.ndarray, axis: int) -> list[Any]:
         start, step = (int(at[0]), int([*steps, 1][0])) if len(at) else (0, 1)
         stop = int(at[-1]) + 1 if len(at) else 0
         return [lax.slice_in_dim(x, start, stop, step, axis) for x in xs]
-    return [jnp.take(x, at, axis, mode="clip") for x in xs]
+    return [_taken(x, at, axis) for x in xs]
+
+
+def _taken(x: Any, at: np.ndarray, axis: int) -> Any:
+    """Rows at any places. No call, as `jnp.take` is one: it may be pulled back within a rule."""
+    others = tuple(a for a in range(x.ndim) if a != axis)
+    numbers = lax.GatherDimensionNumbers(others, (axis,), (axis,))
+    sizes = tuple(1 if a == axis else n for a, n in enumerate(x.shape))
+    places = at[:, None].astype(np.int32)
+    return lax.gather(x, places, numbers, sizes, mode="promise_in_bounds")
 
 
 def _merged(parts: Sequence[tuple[list[Any], np.ndarray]], axis: int) -> list[Any]:
@@ -187,7 +196,9 @@ def _gather_transpose(ct: Any, t: Any, x: Any, *, select_prim: Any, window_dimen
             return fold_windows(combine, [x, t], inits, window_dimensions, window_strides, padding,
                                 base_dilation, window_dilation)[1:]  # fmt: skip
 
-        return pullback(trace(gather, t), (True,), (True,), [t])[1]([ct])[0]
+        # It is linear: where it is pulled back makes no difference, and `t` may be a type alone.
+        at = zeros(jax.typeof(t))
+        return pullback(trace(gather, at), (True,), (True,), [at], linear=True)[1]([ct])[0]
     holes = tuple((0, 0, d - 1) for d in base_dilation)
     dilated = any(d != 1 for d in base_dilation)
     out = jax_primitives.select_and_scatter_add_p.bind(

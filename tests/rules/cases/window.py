@@ -53,12 +53,16 @@ def sum_and_product(x, y):
     return lax.reduce_window((x, y), start, reducer, *STRIDED)
 
 
-def gather(t, x):
+def gather(t, x, dilation=(1, 1)):
     return jax_primitives.select_and_gather_add_p.bind(
         t, x, select_prim=lax.ge_p, window_dimensions=(2, 3),
         window_strides=(2, 2), padding=((1, 0), (2, 1)), base_dilation=(1, 1),
-        window_dilation=(1, 1),
+        window_dilation=dilation,
     )  # fmt: skip
+
+
+def gather_dilated(t, x):
+    return gather(t, x, (2, 1))
 
 
 def scatter(t, x):
@@ -84,6 +88,7 @@ CASES = [
     Case("reduce_window_min", smallest(*STRIDED), (X,)),
     Case("reduce_window_min", smallest((3,), (1,), "VALID"), (TIED,), "ties", differences=False),
     Case("select_and_gather_add", gather, (X, Y)),
+    Case("select_and_gather_add", gather_dilated, (X, Y), label="dilation", jax=False),
     Case("select_and_scatter_add", scatter, (X[:4, :4], Y)),
     # In reverse mode JAX has no rule for these.
     Case("reduce_window", product(*STRIDED), (Y,), jax=False),
