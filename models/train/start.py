@@ -78,8 +78,7 @@ def begin(run: RunConfig, origin: Origin | None = None, mesh: Mesh | None = None
     state = init_state(run.model, run.optim, run.seed, mesh)
     if origin is None:
         return Start(state)
-    shapes = lambda tree: {name: leaf.shape for name, leaf in named(tree).items()}
-    if shapes(origin.params) != shapes(state.params):
+    if _shapes(origin.params) != _shapes(state.params):
         raise InputError(f"the flags make another model than that in {origin.name}")
     where = jax.tree.map(lambda x: x.sharding, state.params)
     params = jax.device_put(origin.params, where)
@@ -92,7 +91,8 @@ def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: 
     """The saved state to go on from, onto a mesh that may be another than before.
 
     Raises:
-      InputError: there is none, it is damaged, or of another run, or a setting has changed.
+      InputError: there is none, it is damaged, or of another run, or a setting has changed that
+        may not, or not without being overridden.
     """
     steps = store.steps()
     if not steps:
@@ -120,7 +120,8 @@ def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: 
 
 def changed(run: RunConfig, wish: Resume, corpus: Corpus, meta: Meta) -> Changes:
     """The settings that differ from those of a checkpoint, if all of them may."""
-    saved = {leaf.name: leaf for leaf in leaves(read_config(meta["config"], "the checkpoint"))}
+    before = read_config(meta["config"], "the checkpoint")
+    saved = {leaf.name: leaf for leaf in leaves(before)}
     if unknown := [name for name in wish.override if name not in saved]:
         raise InputError(
             f"--override {unknown[0]}: there is no such setting{nearest(unknown[0], saved)}"
@@ -145,7 +146,16 @@ def changed(run: RunConfig, wish: Resume, corpus: Corpus, meta: Meta) -> Changes
         names = ",".join(x.name for x in silent)
         raise InputError(f"the run in {run.out} has other settings: {said}; leave them, or say"
                          f" --override {names}")  # fmt: skip
+    then = abstract_state(before.model, before.optim)
+    if differing and _shapes(then) != _shapes(abstract_state(run.model, run.optim)):
+        names = " and ".join(leaf.name for leaf in differing)
+        raise InputError(f"with another {names} a run keeps other arrays than the checkpoints in"
+                         f" {run.out} hold: leave it as it was, or begin another run")  # fmt: skip
     return {leaf.name: [saved[leaf.name].value, leaf.value] for leaf in differing}
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    return {name: leaf.shape for name, leaf in named(tree).items()}
 
 
 def _intact(store: Store, step: int, like: TrainState) -> bool:

@@ -9,6 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from rich.console import Console
 
@@ -70,8 +71,9 @@ def test_it_is_saved_judged_and_what_comes_out(tmp_path: Path) -> None:
     expected, found, plain = (losses(tmp_path / n / "run") for n in ("one", "two", "plain"))
     assert found.pop(2)[2] is not None  # the validation where it stopped
     assert found == expected
-    pairs = list(zip(expected, plain, strict=True))
-    assert all(a[1] == b[1] for a, b in pairs)
+    # Two programs, of which each rounds its sums in an order of its own.
+    trained_on, beside = ([a[1] for a in x if a[1] is not None] for x in (expected, plain))
+    assert trained_on == pytest.approx(beside, rel=1e-5)
     assert expected[-1][2] != plain[-1][2]
     out = nnx.state(trained(tmp_path / "one" / "run"), nnx.Param)
     chex.assert_trees_all_equal(out, whole.state.average)

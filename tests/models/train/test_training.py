@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
@@ -173,6 +174,14 @@ def test_a_checkpoint_of_another_run_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=f"of another run: {complaint}"):
         resumed(run(copied, **changes))
+    assert sorted(p.name for p in (copied / "run" / "checkpoints").iterdir()) == ["12", "4", "8"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("optimizer", "lion"), ("ema", 0.9)])
+def test_a_setting_that_keeps_other_arrays_is_refused(copied: Path, name: str, value: Any) -> None:
+    config = run(copied, optim=dataclasses.replace(OPTIM, **{name: value}))
+    with pytest.raises(InputError, match=f"with another {name} a run keeps other arrays"):
+        resumed(config, override=(name,))
     assert sorted(p.name for p in (copied / "run" / "checkpoints").iterdir()) == ["12", "4", "8"]
 
 
