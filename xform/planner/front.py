@@ -99,8 +99,15 @@ class Front:
             yield from (w for w in reversed(steps) if w.work < last.work and nearly(w))
 
     def lowest(self) -> list[Whole]:
-        """The plans of the fewest bytes, by rising bytes: the last few steps."""
-        return [*self._steps(self._plans)][: -_LOWEST - 1 : -1]
+        """The plans of the fewest bytes, by rising bytes: the last few steps.
+
+        And the one of the most work that takes no more than the lowest: by the compiler it may be
+        lower.
+        """
+        foot, *steps = [*self._steps(self._plans)][: -_LOWEST - 1 : -1]
+        least = self.peak(foot.plan)
+        alike = [w for w in self._plans if w is not foot and self.peak(w.plan) == least]
+        return [foot, *alike[-1:], *steps]
 
     def _steps(self, plans: Iterable[Whole]) -> Iterator[Whole]:
         """Those of some plans that take fewer bytes than all before."""
