@@ -50,12 +50,12 @@ def derived(f: Any) -> Derived | None:
         return None
 
 
-def name_of(f: Any) -> str:
+def function_name(f: Any) -> str:
     """What a function is called; of an object that has no name, its class.
 
     >>> import functools
-    >>> from xform.callables import name_of
-    >>> name_of(jnp.mean), name_of(functools.partial(jnp.mean))
+    >>> from xform.callables import function_name
+    >>> function_name(jnp.mean), function_name(functools.partial(jnp.mean))
     ('mean', 'partial')
     """
     return getattr(f, "__name__", type(f).__name__)

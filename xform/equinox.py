@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 
 from xform._jax import current_trace
-from xform.callables import name_of
+from xform.callables import function_name
 from xform.errors import WrongArgument, WrongTangent
 from xform.interpret.concrete import Pushed
 from xform.packages import required
@@ -73,7 +73,7 @@ class _ValueAndGrad(_Door):
         def objective(wrt: Tree) -> Any:
             return self._fun(eqx.combine(wrt, held), *args[1:], **kwargs)
 
-        objective.__name__ = name_of(self._fun)
+        objective.__name__ = function_name(self._fun)
         options = {"has_aux": self._has_aux, "holomorphic": self._holomorphic}
         return reverse.value_and_grad(objective, **options, policy=self._policy)(wrt)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from xform.callables import name_of
+from xform.callables import function_name
 from xform.errors import NotScalar, WrongArgument
 from xform.packages import required
 from xform.transforms import forward, reverse
@@ -73,7 +73,8 @@ class _Door:
             if has_aux and not (isinstance(out, tuple) and len(out) == 2):
                 raise WrongArgument(
                     f"{self.name} with has_aux=True",
-                    f"{name_of(f)} returned {type(out).__name__}, not a pair (output, auxiliary)",
+                    f"{function_name(f)} returned {type(out).__name__}, "
+                    "not a pair (output, auxiliary)",
                     "",
                     "return a pair, or drop has_aux",
                 )
@@ -84,7 +85,7 @@ class _Door:
             y, aux = out if has_aux else (out, ())
             return y, (aux, changes)
 
-        objective.__name__ = name_of(f)
+        objective.__name__ = function_name(f)
         return objective
 
     def leave(self, out: Tree, changes: Tree) -> Tree:
@@ -216,7 +217,7 @@ def grad(f: Function, argnums: Argnum | Sequence[Argnum] = 0, has_aux: bool = Fa
 
 
 def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: Any) -> Function:
-    asked, one = f"{door.name} of {name_of(f)}", not isinstance(argnums, Iterable)
+    asked, one = f"{door.name} of {function_name(f)}", not isinstance(argnums, Iterable)
     chosen = [argnums] if one else list(argnums)
     at = [x.argnum if isinstance(x, nnx.DiffState) else x for x in chosen]
     distinct(numbers(at, asked, "argnums"), asked, at)
@@ -246,7 +247,7 @@ def _gradient(door: _Door, f: Function, argnums: Any, has_aux: bool, *options: A
                 )
             return y, (y, aux, changes)
 
-        objective.__name__ = name_of(f)
+        objective.__name__ = function_name(f)
         with nnx.update_context(door.name):
             # By the prefix NNX also checks that, of a Variable's owners, all or none select it.
             prefix = [dict(zip(at, filters, strict=True)).get(i) for i in range(len(args))]

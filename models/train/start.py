@@ -103,7 +103,7 @@ def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: 
     like = abstract_state(run.model, run.optim, mesh)
     try:
         meta = store.meta(step)
-        changes = changed(run, wish, corpus, meta)
+        changes = changed(run, wish, corpus, meta, like)
         state = store.restore(step, like)
     except Damaged as error:
         intact = next((s for s in reversed(steps) if s < step and _intact(store, s, like)), None)
@@ -118,8 +118,11 @@ def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: 
     return Start(state, meta, changes)
 
 
-def changed(run: RunConfig, wish: Resume, corpus: Corpus, meta: Meta) -> Changes:
-    """The settings that differ from those of a checkpoint, if all of them may."""
+def changed(run: RunConfig, wish: Resume, corpus: Corpus, meta: Meta, like: TrainState) -> Changes:
+    """The settings that differ from those of a checkpoint, if all of them may.
+
+    A run with these has a state `like` this, and has to find all of it in the checkpoint.
+    """
     before = read_config(meta["config"], "the checkpoint")
     saved = {leaf.name: leaf for leaf in leaves(before)}
     if unknown := [name for name in wish.override if name not in saved]:
@@ -146,8 +149,7 @@ def changed(run: RunConfig, wish: Resume, corpus: Corpus, meta: Meta) -> Changes
         names = ",".join(x.name for x in silent)
         raise InputError(f"the run in {run.out} has other settings: {said}; leave them, or say"
                          f" --override {names}")  # fmt: skip
-    then = abstract_state(before.model, before.optim)
-    if differing and _shapes(then) != _shapes(abstract_state(run.model, run.optim)):
+    if differing and _shapes(abstract_state(before.model, before.optim)) != _shapes(like):
         names = " and ".join(leaf.name for leaf in differing)
         raise InputError(f"with another {names} a run keeps other arrays than the checkpoints in"
                          f" {run.out} hold: leave it as it was, or begin another run")  # fmt: skip

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from xform import everywhere
 from xform._jax import staging
-from xform.callables import name_of
+from xform.callables import function_name
 from xform.files import whole
 from xform.interpret.joint import Plan
 from xform.ir import Mask, Program
@@ -276,7 +276,7 @@ def _place(f: Any) -> tuple[str, str]:
     """A function's name, and its line; or if it is a library's, the user's line that runs now."""
     for _ in range(_DEEPEST):
         f = f.func if isinstance(f, functools.partial) else getattr(f, "__wrapped__", f)
-    name = name_of(f)
+    name = function_name(f)
     code = getattr(f, "__code__", None)
     if code is None or f"{os.sep}site-packages{os.sep}" in code.co_filename:
         return name, frame()

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from xform.budgets import Budget, Fit, bytes_of
-from xform.callables import check_callable, name_of
+from xform.callables import check_callable, function_name
 from xform.errors import BudgetInfeasible, NotOneDerivative, WrongArgument
 from xform.memory.analysis import memory_analysis
 from xform.memory.asked import Asked, asked
@@ -203,7 +203,7 @@ def compare(
     run, _ = with_policy(f, args, None, argnums)
     note = next((e.report.asked.note for e in entries if e.report), "")
     what = dataclasses.replace(asked(run, args, {}), policy="", note=note)
-    return Comparison(name_of(f), tuple(entries), what)
+    return Comparison(function_name(f), tuple(entries), what)
 
 
 def _labels(entries: Sequence[Entry], sizes: Sequence[float], costs: Sequence[float]

@@ -13,7 +13,7 @@ import numpy as np
 
 from xform._jax import Tracer
 from xform.arithmetic import Value, differentiable
-from xform.callables import check_callable, name_of, written
+from xform.callables import check_callable, function_name, written
 from xform.errors import WrongArgument, WrongDtype
 from xform.ir import Mask, Program, lifted, trace
 from xform.modules import inexact, opened
@@ -58,7 +58,7 @@ class Call:
 def call(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False) -> Call:
     """`f` at positional arguments that are arrays in pytrees."""
     check_callable(f, asked)
-    name = name_of(f)
+    name = function_name(f)
     f, primals = opened(f, primals, inexact)
     leaves, in_tree = jax.tree.flatten(primals)
     args = [as_array(x, asked) for x in leaves]
@@ -239,6 +239,6 @@ def partial(
             full[i] = x
         return f(*full, **kwargs)
 
-    held.__name__ = name_of(f)
+    held.__name__ = function_name(f)
     vars(held)["__wrapped__"] = f  # where it was written
     return opened(held, [args[i] for i in at], inexact)

@@ -18,7 +18,7 @@ from jax.sharding import AxisType
 
 from xform._jax import cotangent_aval
 from xform.budgets import Regions
-from xform.callables import name_of, takes_policy, written
+from xform.callables import function_name, takes_policy, written
 from xform.cost import aval_bytes
 from xform.errors import NotOneDerivative, WrongArgument
 from xform.fingerprint import fingerprint, text_of
@@ -77,7 +77,7 @@ def subject(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: 
         return _loss(f, args, argnums, has_aux, goal, donate, regions)
     if has_aux or argnums != 0:
         raise WrongArgument(
-            f"plan of {name_of(f)} with {'has_aux' if has_aux else f'argnums={argnums!r}'}",
+            f"plan of {function_name(f)} with {'has_aux' if has_aux else f'argnums={argnums!r}'}",
             "it has an argument `policy`, so it is one that differentiates by itself",
             written(f),
             "leave that out, or call that argument something else",
@@ -148,7 +148,7 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
         return compile_for(run, args, options, goal, donate_argnums=donate)
 
     places = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
-    return Subject(name_of(f), ends, regions, outer.total_bytes - inner.total_bytes,
+    return Subject(function_name(f), ends, regions, outer.total_bytes - inner.total_bytes,
                    outer.argument_bytes - inner.argument_bytes,
                    (fingerprint(whole), donated, places), compiled)  # fmt: skip
 
@@ -158,7 +158,7 @@ def _one(f: Callable[..., Any], met: Sequence[Ends]) -> Ends:
     if len(met) == 1:
         return met[0]
     raise NotOneDerivative(
-        f"plan of {name_of(f)}",
+        f"plan of {function_name(f)}",
         f"it differentiates {len(met)} different functions under its argument `policy`" if met else
         "it differentiates nothing under its argument `policy`",
         written(f),

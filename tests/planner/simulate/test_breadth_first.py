@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 
 from tests.kernels import kernels
+from tests.planner.simulate.test_loop_fusion import steps_of
 from xform.interpret.barrier import barrier
 from xform.ir import trace
 from xform.planner.simulate.breadth_first import breadth_first
@@ -71,16 +72,12 @@ PROGRAMS = [readers_as_xla_comes_to_them, a_barrier_of_two_readers, a_barrier_an
 def run(f) -> tuple[Flat, LoopFusion, list[Group]]:
     flat = flatten(trace(lambda x: jax.tree.leaves(f(x)), X), CPU)
     fusion = LoopFusion(flat, CPU)
-    return flat, fusion, breadth_first(fusion, flat)
+    return flat, fusion, breadth_first(fusion, flat.inputs)
 
 
 def words(group: Group) -> tuple[str, ...]:
     """The names of what a group does, those that tell kernels apart."""
-    steps, todo = {group.root}, [group.root]
-    while todo:
-        makers = {c.maker for c in todo.pop().reads if c.maker and c not in group.reads}
-        todo += makers - steps
-        steps |= makers
+    steps = steps_of(group)
     return tuple(sorted(WORDS[s.does.name] for s in steps if s.does.name in WORDS))
 
 

@@ -14,10 +14,10 @@ import collections
 from collections.abc import Mapping, Sequence
 
 from xform.planner.simulate.fusion import Fusion, Group
-from xform.planner.simulate.steps import Cell, Flat, Step
+from xform.planner.simulate.steps import Cell, Step
 
 
-def breadth_first(fusion: Fusion, flat: Flat) -> list[Group]:
+def breadth_first(fusion: Fusion, inputs: Sequence[Cell]) -> list[Group]:
     """Groups as a queue runs them: each is put at its end when its last operand is there.
 
     Inputs, views and each of several results of a step pass through the queue too.
@@ -28,7 +28,7 @@ def breadth_first(fusion: Fusion, flat: Flat) -> list[Group]:
         missing[group] = len(group.reads)
         for c in group.reads:
             readers.setdefault(c, []).append(group)
-    todo: list[Group | Cell] = [*dict.fromkeys(flat.inputs)]
+    todo: list[Group | Cell] = [*dict.fromkeys(inputs)]
     todo += [g for g in fusion.groups if not missing[g]]
     done: list[Group] = []
     for item in todo:

@@ -28,7 +28,7 @@ class Group:
 
     Attributes:
       root: the last of its steps.
-      reads: the written values that it reads, in order, and for which of its steps.
+      reads: the written values that it reads, in order; for a CPU, by which of its steps.
       spoiled: those of `reads` that it does not read element by element.
       call: it is a call of a library, or one that is no loop over elements.
       alone: the root is all of it.

@@ -128,9 +128,9 @@ class _Line:
         self.by = by
         flat = as_run(flat, by)
         fusion = (GainFusion if by.kernel else LoopFusion)(flat, by)
-        self.base, self.place = (base := fusion.base), fusion.fused_place()
+        self.fusion, self.base = fusion, (base := fusion.base)
         if by.breadth_first:
-            groups = breadth_first(fusion, flat)
+            groups = breadth_first(fusion, flat.inputs)
         else:
             inside = lambda g: self._inside(g.root)
             groups = least_memory(fusion.groups, base, flat.outputs, inside)
@@ -189,7 +189,8 @@ class _Line:
                        key=lambda c: (-c.bytes, self.rooms[c]))  # fmt: skip
         taken: dict[Cell, list[tuple[int, int]]] = {c: [] for c in rooms}
         sizes = [-c.bytes for c in rooms]
-        place = {c: self.place[s] for s in self.steps for c in s.makes}
+        places = self.fusion.fused_place()
+        place = {c: places[s] for s in self.steps for c in s.makes}
         families = self._families()
         for cell in sorted(families, key=lambda c: (-c.bytes, place[c])):
             if cell.bytes < _SMALL:
