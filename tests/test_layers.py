@@ -18,8 +18,8 @@ LAYERS = """
     source < equation, place, traits, arithmetic, naming < references < ir < fingerprint < table
     < words, passes < cost < interpret < rules < budgets < min_cut <
     regions < policies < planner < memory <
-    transforms < extend, equinox, flax, everywhere, testing, __init__ < commands < __main__ <
-    experimental
+    transforms < adjoints, curvature, diagnosis, jacobians, sparse <
+    extend, equinox, flax, everywhere, testing, __init__ < commands < __main__ < experimental
 """
 LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}
 # The planner's own rooms.
