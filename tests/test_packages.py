@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TEXTS = [
     path
-    for folder in ("xform", "models", "tests", "experiments", ".ci", ".")
+    for folder in ("xform", "models", "tests", "experiments", "docs", ".ci", ".")
     for path in (ROOT / folder).glob("*" if folder in (".", ".ci") else "**/*")
     if path.suffix in (".py", ".md", ".toml", ".js", ".html", ".txt", "")
     and path.is_file() and path != Path(__file__)
@@ -55,7 +55,7 @@ def test_no_text_names_the_other_project() -> None:
     assert not found
     readme = (ROOT / "README.md").read_text()
     assert "pip install jax-xform" in readme
-    assert "pip install 'jax-xform[tpu]'" in readme
+    assert "pip install 'jax-xform[tpu,gpu-aot]'" in readme
 
 
 def test_the_command_is_python_m_xform(tmp_path: Path) -> None:

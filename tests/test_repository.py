@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-TOP = {"pyproject.toml", "README.md", "xform", "models", "tests", "experiments"}
+TOP = {"pyproject.toml", "README.md", "xform", "models", "tests", "experiments", "docs"}
 TOP |= {"Makefile", "LICENSE", "constraints.txt", "constraints-newest.txt"}
 
 CONSTRAINTS = ("constraints.txt", "constraints-newest.txt")  # of the oldest JAX and the newest
