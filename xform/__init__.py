@@ -38,7 +38,9 @@ __all__ = [
     "linearize",
     "max_batch",
     "memory_analysis",
+    "name",
     "pareto",
+    "partials",
     "passes",
     "plan",
     "policies",
@@ -60,6 +62,8 @@ _LATER = {
     "fits": "xform.memory.questions",
     "max_batch": "xform.memory.questions",
     "memory_analysis": "xform.memory.analysis",
+    "name": "xform.adjoints.name",
+    "partials": "xform.adjoints.partials",
     "pareto": "xform.transforms.pareto",
     "plan": "xform.transforms.plan",
     "why_oom": "xform.memory.questions",
@@ -68,6 +72,8 @@ _LATER = {
 if TYPE_CHECKING:
     from xform import equinox as equinox
     from xform import flax as flax
+    from xform.adjoints.name import name
+    from xform.adjoints.partials import partials
     from xform.memory.analysis import memory_analysis
     from xform.memory.questions import fits, max_batch, why_oom
     from xform.transforms.compare import compare

@@ -26,6 +26,7 @@ from xform.transforms import eager
 from xform.transforms.check import check_input, check_output, check_scalar
 from xform.transforms.function import (
     Call,
+    Function,
     Tree,
     call,
     function,
@@ -77,22 +78,25 @@ def _vjp(at: Call, policy: Policy) -> Any:
     if policy is None and not staging():
         y, pull, aux = eager.vjp(at)
     else:
-        fun, args = function(at)
-        by = min_cut if policy is None else check(policy)
-        if isinstance(by, Budget | Fit) and by.batch is None and any(map(batched, args)):
-            warnings.warn(
-                f"under vmap, {by!r} bounds the bytes of one example: pass "
-                f"{'fit' if isinstance(by, Fit) else 'budget'}(..., batch=n) for those of a batch "
-                "of n",
-                stacklevel=2,
-            )
-        with seldom_collected(staging()):
-            whole = planner()(*fun.ends, by)
-            outs, kept = emit.forward(whole.plan, args)
-        y, aux = fun.outputs(outs)
-        part = Planned(fun, whole.plan, push=False)
-        pull = Pullback(fun.signature, part, part.arrays(kept, args))
+        y, pull, aux = planned_vjp(*function(at), min_cut if policy is None else check(policy))
     return (y, pull, aux) if at.has_aux else (y, pull)
+
+
+def planned_vjp(fun: Function, args: Sequence[Value], by: Policy) -> tuple[Tree, Pullback, Tree]:
+    """Output, pullback and auxiliary output of a traced function, planned under a policy."""
+    if isinstance(by, Budget | Fit) and by.batch is None and any(map(batched, args)):
+        warnings.warn(
+            f"under vmap, {by!r} bounds the bytes of one example: pass "
+            f"{'fit' if isinstance(by, Fit) else 'budget'}(..., batch=n) for those of a batch "
+            "of n",
+            stacklevel=3,
+        )
+    with seldom_collected(staging()):
+        whole = planner()(*fun.ends, by)
+        outs, kept = emit.forward(whole.plan, args)
+    y, aux = fun.outputs(outs)
+    part = Planned(fun, whole.plan, push=False)
+    return y, Pullback(fun.signature, part, part.arrays(kept, args)), aux
 
 
 def value_and_grad(

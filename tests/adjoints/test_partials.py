@@ -1,0 +1,481 @@
+"""`partials`: the gradient at named values, against JAX of functions perturbed and cut by hand."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+import xform
+from tests.reference import close
+from xform.cost import flops
+from xform.errors import NotDifferentiable, NotScalar, WrongArgument, WrongDtype
+from xform.ir import trace
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+Tap = Callable[[Any, str], Any]
+X = np.array([0.3, -0.7, 1.1])
+W = np.linspace(-0.8, 0.9, 9).reshape(3, 3)
+
+
+@jax.custom_vjp
+def straight(x):
+    """Its rule is not the derivative of its body."""
+    return jnp.round(x * 4) / 4
+
+
+straight.defvjp(lambda x: (straight(x), None), lambda _, ct: (2.0 * ct,))
+
+
+def plain(tap: Tap, x: Any) -> Any:
+    h = tap(jnp.sin(x), "h")
+    return jnp.sum(h * h + jnp.exp(h) * x)
+
+
+def jitted(tap: Tap, x: Any) -> Any:
+    inner = jax.jit(lambda x: tap(jnp.sin(x), "h") * 2.0)
+    return jnp.sum(jax.jit(lambda x: inner(x) ** 2)(x))
+
+
+def region(tap: Tap, x: Any) -> Any:
+    inner = jax.checkpoint(lambda x: jnp.cos(tap(jnp.sin(x), "h") ** 2))
+    return jnp.sum(inner(x) * straight(x))
+
+
+def placed(tap: Tap, x: Any) -> Any:
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    inner = jax.jit(lambda x: tap(jnp.sin(x), "h") ** 2, in_shardings=here, out_shardings=here)
+    return jnp.sum(inner(x))
+
+
+def branch(tap: Tap, x: Any) -> Any:
+    odd, even = (lambda x: tap(x * 2.0, "h") ** 3), (lambda x: jnp.cos(x))
+    return jnp.sum(lax.switch(1, [even, odd, even], x) * x)
+
+
+def not_run(tap: Tap, x: Any) -> Any:
+    odd, even = (lambda x: tap(x * 2.0, "h") ** 3), (lambda x: jnp.cos(x))
+    return jnp.sum(lax.switch(0, [even, odd, even], x) * x)
+
+
+def after_a_rule(tap: Tap, x: Any) -> Any:
+    return jnp.sum(straight(tap(jnp.sin(x), "h")) ** 2)
+
+
+def before_a_rule(tap: Tap, x: Any) -> Any:
+    return jnp.sum(tap(straight(x), "h") ** 2)
+
+
+def vmapped(tap: Tap, x: Any) -> Any:
+    return jnp.sum(jax.vmap(lambda x: tap(jnp.sin(x), "h") ** 2 * x)(x))
+
+
+def gathered(tap: Tap, x: Any) -> Any:
+    h = tap(W @ x, "h")
+    return h[1] * jnp.sort(h)[0] + jnp.max(h) + lax.stop_gradient(h).sum()
+
+
+def through_complex(tap: Tap, x: Any) -> Any:
+    z = tap(jnp.fft.fft(x), "h")
+    return jnp.sum(jnp.abs(z) ** 2 + (z * z).real)
+
+
+def scalar(tap: Tap, x: Any) -> Any:
+    return tap(x.sum(), "h")
+
+
+PROGRAMS = [plain, jitted, region, placed, branch, not_run, after_a_rule, before_a_rule, vmapped,
+            gathered, through_complex, scalar]  # fmt: skip
+
+
+def by_hand(f: Any, shape: Any = None) -> Callable[[Any], Any]:
+    """JAX's gradient in something that is added where the name stands."""
+
+    def gradient(x: Any) -> Any:
+        types: list[Any] = []
+        jax.eval_shape(lambda x: f(lambda v, _: (types.append(v.aval), v)[1], x), x)
+        aval = types[-1]
+        # Within `vmap` a value has no batch axis: what is added has, and is split by its axis.
+        eps = jnp.zeros(aval.shape if shape is None else shape, aval.dtype)
+        if shape is not None:
+            split = lambda eps: jnp.sum(jax.vmap(lambda x, e: (jnp.sin(x) + e) ** 2 * x)(x, eps))
+            return jax.grad(split)(eps)
+        return jax.grad(lambda eps: f(lambda v, _: v + eps, x))(eps)
+
+    return gradient
+
+
+@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+def test_total(f: Any) -> None:
+    want = by_hand(f, X.shape if f is vmapped else None)(X)
+    ours = xform.partials(functools.partial(f, xform.name), "h")
+    close(ours(X), want)
+    close(jax.jit(ours)(X), want)
+
+
+@pytest.mark.parametrize(
+    "f", [plain, jitted, region, branch, after_a_rule], ids=lambda f: f.__name__
+)
+def test_under_vmap(f: Any) -> None:
+    xs = np.stack([X, X[::-1], 2 * X])
+    ours = jax.vmap(xform.partials(functools.partial(f, checkpoint_name), "h"))
+    want = np.stack([by_hand(f)(x) for x in xs])
+    close(ours(xs), want)
+    close(jax.jit(ours)(xs), want)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["auto", *(getattr(xform.policies, n) for n in ("save_nothing", "save_dots", "min_cut")),
+     xform.policies.budget("1 MiB")],
+    ids=str,
+)  # fmt: skip
+def test_policies(policy: Any) -> None:
+    ours = jax.jit(xform.partials(functools.partial(region, xform.name), "h", policy=policy))
+    close(ours(X), by_hand(region)(X))
+
+
+def recurrent(w: Any, x: Any, taps: Any) -> Any:
+    """What is added to h and s, in each of four trips, is scanned."""
+
+    def step(carry: Any, t: Any) -> Any:
+        h = xform.name(jnp.tanh(w @ carry + t[0]), "h") + t[1]
+        s = xform.name(jnp.sum(h**2), "s") + t[2]
+        return h, s * h
+
+    h, ys = lax.scan(step, x, (jnp.arange(4.0), *taps))
+    return jnp.sum(h) + jnp.sum(ys)
+
+
+TAPS = np.zeros((4, 3)), np.zeros(4)
+
+
+def test_a_loop_stacks_its_trips() -> None:
+    ours = lambda x: xform.partials(recurrent, {"a": "h", "b": "s"})(W, x, TAPS)
+    want = jax.grad(recurrent, 2)(W, X, TAPS)
+    close(ours(X), {"a": want[0], "b": want[1]})
+    close(jax.jit(ours)(X), {"a": want[0], "b": want[1]})
+
+
+def test_a_loop_in_a_loop_stacks_both() -> None:
+    def f(tap: Any, x: Any) -> Any:
+        inner = lambda h, e: (jnp.sin(tap(h * 1.1, "h", e)), None)
+        outer = lambda h, es: (lax.scan(inner, h, es)[0] * x, None)
+        return jnp.sum(lax.scan(jax.checkpoint(outer), x, np.zeros((2, 4, 3)))[0])
+
+    def added(es: Any) -> Any:
+        inner = lambda h, e: (jnp.sin(h * 1.1 + e), None)
+        outer = lambda h, es: (lax.scan(inner, h, es)[0] * X, None)
+        return jnp.sum(lax.scan(outer, X, es)[0])
+
+    ours = xform.partials(functools.partial(f, lambda v, n, _: xform.name(v, n)), "h")(X)
+    close(ours, jax.grad(added)(jnp.zeros((2, 4, 3))))
+
+
+def test_a_body_with_a_rule_of_its_own() -> None:
+    """Inside it is the body's derivative; what comes from outside, and passes it, is the rule's."""
+
+    @jax.custom_vjp
+    def odd(x: Any) -> Any:
+        return xform.name(x * 3.0, "inside") ** 2
+
+    odd.defvjp(lambda x: (odd(x), None), lambda _, ct: (7.0 * ct,))
+
+    @jax.custom_jvp
+    def even(x: Any) -> Any:
+        return xform.name(jnp.sin(x), "deep") * x
+
+    even.defjvp(lambda xs, dxs: (even(*xs), 5.0 * dxs[0]))
+
+    def f(x: Any) -> Any:
+        return jnp.sum(odd(xform.name(x, "before")) * even(xform.name(2 * x, "twice")))
+
+    got = xform.partials(f, ["before", "inside", "twice", "deep"])(X)
+    a, b = (3 * X) ** 2, np.sin(2 * X) * 2 * X
+    close(got, [7 * b, 2 * (3 * X) * b, 5 * a, 2 * X * a])
+
+
+def block(x: Any, cut: Callable[[Any, int], Any] = lambda h, use: h) -> Any:
+    """Four equations read h; `cut` may cut what each reads."""
+    h = xform.name(jnp.sin(x), "h")
+    a = jnp.exp(cut(h, 0))
+    b = xform.name(a * cut(h, 1), "b")
+    c = xform.name(jax.nn.silu(cut(h, 2)), "c")
+    return jnp.sum(b * c) + jnp.sum(cut(h, 3) ** 2) + jnp.sum(a)
+
+
+def severed(x: Any, use: int) -> Any:
+    """JAX's gradient at h, of the block with all uses cut but one."""
+
+    def rest(h: Any) -> Any:
+        cut = lambda use_here, at: use_here if at == use else lax.stop_gradient(use_here)
+        a = jnp.exp(cut(h, 0))
+        b = a * cut(h, 1)
+        c = jax.nn.silu(cut(h, 2))
+        return jnp.sum(b * c) + jnp.sum(cut(h, 3) ** 2) + jnp.sum(a)
+
+    return jax.grad(rest)(jnp.sin(x))
+
+
+@pytest.mark.parametrize("use", range(4))
+def test_the_share_of_one_use(use: int) -> None:
+    close(xform.partials(block, "h", via=use)(X), severed(X, use))
+    close(jax.jit(xform.partials(block, "h", via=use))(X), severed(X, use))
+
+
+def test_shares_add_up_and_say_whose_they_are() -> None:
+    shares = xform.partials(block, "h", shares=True)(X)
+    assert [label.split(",")[0] for label in shares] == [
+        "0: exp",
+        "1: mul",
+        "2: jit silu",
+        "3: integer_pow",
+    ]
+    assert all("test_partials.py:" in label for label in shares)
+    for use, share in enumerate(shares.values()):
+        close(share, severed(X, use))
+    close(sum(shares.values()), xform.partials(block, "h")(X))
+
+
+def test_the_share_through_a_name() -> None:
+    def rest(h: Any, through: str) -> Any:
+        held = lax.stop_gradient(h)
+        b = jnp.exp(h) * h if through == "b" else jnp.exp(held) * held
+        c = jax.nn.silu(h if through == "c" else held)
+        return jnp.sum(b * c)
+
+    for through in "bc":
+        got = xform.partials(block, "h", via=through)
+        close(got(X), jax.grad(rest)(jnp.sin(X), through))
+        close(jax.jit(got)(X), jax.grad(rest)(jnp.sin(X), through))
+
+
+def test_the_share_through_the_next_trip() -> None:
+    """By recurrence: what h gets through the next h is the whole of the next, pulled back."""
+    total = xform.partials(recurrent, "h")(W, X, TAPS)
+    through = xform.partials(recurrent, "h", via="h")(W, X, TAPS)
+    h, want = X, np.zeros((4, 3))
+    for t in range(4):
+        h = np.tanh(W @ h + t)
+        if t:
+            want[t - 1] = W.T @ ((1 - h**2) * np.asarray(total[t]))
+    close(through, want)
+
+
+def test_shares_in_a_loop_add_up() -> None:
+    shares = jax.jit(xform.partials(recurrent, "h", shares=True))(W, X, TAPS)
+    close(sum(shares.values()), xform.partials(recurrent, "h")(W, X, TAPS))
+
+
+def test_through_a_branch() -> None:
+    def f(x: Any, i: int) -> Any:
+        h = xform.name(jnp.sin(x), "h")
+        odd, even = (lambda h: xform.name(h**2, "square")), (lambda h: 3.0 * h)
+        return jnp.sum(lax.switch(i, [even, odd], h) * h)
+
+    got = [xform.partials(f, "h", via="square")(X, i) for i in (0, 1)]
+    close(got[0], np.zeros(3))
+    close(got[1], 2 * np.sin(X) ** 2)
+
+
+def test_one_name_given_twice_is_a_list() -> None:
+    def layers(x: Any) -> Any:
+        for n in (3, 2):
+            x = xform.name(jnp.tanh(x[:n] * 2), "h")
+        return jnp.sum(x**2)
+
+    first, second = xform.partials(layers, "h")(X)
+    h = np.tanh(2 * X)
+    out = np.tanh(2 * h[:2])
+    close(second, 2 * out)
+    close(first, np.append(2 * out * (1 - out**2) * 2, 0.0))
+
+
+def test_a_call_made_twice_is_two_values() -> None:
+    inner = jax.jit(lambda x: xform.name(jnp.sin(x), "h"))
+    got = xform.partials(lambda x: jnp.sum(inner(x) * inner(2 * x)), "h")(X)
+    close(got, [np.sin(2 * X), np.sin(X)])
+
+
+def test_each_leaf_of_a_tree_has_the_name() -> None:
+    def f(x: Any) -> Any:
+        t = xform.name({"a": x * 2, "b": x.sum()}, "t")
+        return jnp.sum(t["a"]) * t["b"]
+
+    close(xform.partials(f, "t")(X), [np.full(3, X.sum()), np.asarray(2 * X.sum())])
+
+
+def test_what_is_no_array_is_held_and_the_auxiliary_output_passed() -> None:
+    def f(x: Any, how: str, *, times: float = 1.0) -> Any:
+        h = xform.name(getattr(jnp, how)(x), "h")
+        return times * jnp.sum(h**2), {"how": how, "h": h}
+
+    g, aux = xform.partials(f, "h", has_aux=True)(X, "sin", times=2.0)
+    close(g, 4 * np.sin(X))
+    assert aux["how"] == "sin"
+    close(aux["h"], np.sin(X))
+    close(xform.partials(f, "h", has_aux=True, via=0)(X, "sin")[0], 2 * np.sin(X))
+
+
+def test_second_derivatives() -> None:
+    """The gradient at a name is a function like any other, for xform's transforms and JAX's."""
+    f = functools.partial(plain, xform.name)
+    for transform in (xform, jax):
+        got = transform.grad(lambda x: jnp.sum(xform.partials(f, "h")(x)))(X)
+        want = jax.grad(lambda x: jnp.sum(2 * jnp.sin(x) + jnp.exp(jnp.sin(x)) * x))(X)
+        close(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtypes(dtype: str) -> None:
+    x = jnp.asarray(X, dtype)
+    got = xform.partials(lambda x: jnp.sum(xform.name(jnp.sin(x), "h") ** 2), "h")(x)
+    assert got.dtype == dtype
+    np.testing.assert_allclose(got, 2 * jnp.sin(x), rtol=0.02)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), ()])
+def test_empty_values_and_scalars(shape: tuple[int, ...]) -> None:
+    x = jnp.zeros(shape) + 0.5
+    close(xform.partials(lambda x: jnp.sum(xform.name(2 * x, "h") ** 2), "h")(x), 4 * x)
+
+
+def test_numbers_of_python_and_numpy() -> None:
+    f = lambda x: xform.name(x * 2, "h") ** 2
+    assert float(xform.partials(f, "h")(1.5)) == 6.0
+    assert float(xform.partials(f, "h")(np.float32(1.5))) == 6.0
+
+
+def test_values_are_the_functions_own_bit_for_bit() -> None:
+    """Nothing is added to the value: not even to a zero with a sign, nor to an infinity."""
+    x = jnp.array([-0.0, jnp.inf, 2.0])
+    f = lambda x: (jnp.sum(xform.name(x, "h")), 1 / xform.name(x, "k"))
+    _, aux = xform.partials(f, "h", has_aux=True)(x)
+    assert float(aux[0]) == -np.inf
+
+
+def test_no_more_work_than_the_gradient_of_what_lies_behind() -> None:
+    def layer(h: Any, w: Any) -> Any:
+        return jnp.tanh(h @ w)
+
+    def rest(h: Any, ws: Any) -> Any:
+        return jnp.sum(lax.scan(lambda h, w: (layer(h, w), None), h, ws)[0])
+
+    x, ws = jnp.ones((8, 16)), jnp.ones((5, 16, 16))
+    ours = xform.partials(lambda x, ws: rest(xform.name(jnp.sin(x), "h"), ws), "h")
+    hand = lambda x, ws: xform.grad(rest)(jnp.sin(x), ws)
+    count = lambda f: flops(trace(lambda *xs: [jax.jit(f)(*xs)], x, ws))
+    assert count(ours) == count(hand)
+    close(ours(x, ws), hand(x, ws))
+
+
+def test_inside_shard_map() -> None:
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+    ours = jax.shard_map(
+        xform.partials(functools.partial(plain, xform.name), "h"),
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=spec,
+    )
+    x = np.linspace(-1, 1, 8)
+    close(jax.jit(ours)(x), by_hand(plain)(x))
+
+
+def error(call: Callable[[], Any], kind: type[Exception]) -> str:
+    with pytest.raises(kind) as caught:
+        call()
+    text = str(caught.value)
+    assert "problem:" in text
+    assert "remedy:" in text
+    return text
+
+
+def test_a_name_that_does_not_exist() -> None:
+    f = functools.partial(plain, xform.name)
+    assert "such as 'h'" in error(lambda: xform.partials(f, "H")(X), WrongArgument)
+    named = lambda x: jnp.sum(xform.name(x, "hidden_1") * xform.name(x, "logits"))
+    said = error(lambda: xform.partials(named, "hiden")(X), WrongArgument)
+    assert "such as 'hidden_1'" in said
+    assert "logits" not in said
+    unnamed = error(lambda: xform.partials(lambda x: x.sum(), "h")(X), WrongArgument)
+    assert 'h = xform.name(h, "h")' in unnamed
+    assert "'h'" in error(lambda: xform.partials(f, "h", via="i")(X), WrongArgument)
+
+
+def test_a_use_that_does_not_exist() -> None:
+    said = error(lambda: xform.partials(block, "h", via=9)(X), WrongArgument)
+    assert "4 uses: 0: exp, " in said
+    assert "test_partials.py:" in said
+    error(lambda: xform.partials(block, "h", via=-1)(X), WrongArgument)
+
+
+def test_a_loss_that_is_no_scalar() -> None:
+    error(lambda: xform.partials(lambda x: xform.name(x, "h"), "h")(X), NotScalar)
+    f = lambda x: jnp.sum(xform.name(x + 1j, "h"))
+    error(lambda: xform.partials(f, "h")(X), WrongDtype)
+
+
+def test_a_value_without_a_derivative() -> None:
+    f = lambda x: jnp.sum(x * xform.name(jnp.arange(3), "h"))
+    assert "int64[3]" in error(lambda: xform.partials(f, "h")(X), WrongDtype)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: (xform.name(x, "h"), jnp.sum(x))[1],
+        lambda x: jnp.sum(lax.stop_gradient(xform.name(x, "h")) * x),
+        lambda x: jnp.sum(xform.name(x, "h").astype(int) * x),
+    ],
+    ids=["not used", "stopped", "integers"],
+)
+def test_a_value_that_no_path_reaches(f: Any) -> None:
+    said = error(lambda: xform.partials(f, "h")(X), NotDifferentiable)
+    assert "leads from the value named 'h' to the output" in said
+    assert "test_partials.py" in said
+
+
+def test_a_consumer_that_is_not_one() -> None:
+    f = lambda x: jnp.sum(xform.name(x, "h") ** 2 + xform.name(jnp.sin(x), "k"))
+    said = error(lambda: xform.partials(f, "h", via="k")(X), NotDifferentiable)
+    assert "to a value named 'k'" in said
+
+
+def test_where_no_perturbation_enters() -> None:
+    def f(x: Any) -> Any:
+        step = lambda s: (s[0] + 1, xform.name(jnp.sin(s[1]), "h"))
+        return jnp.sum(lax.while_loop(lambda s: s[1][0] > s[0], step, (0.0, x))[1])
+
+    assert "how many trips" in error(lambda: xform.partials(f, "h")(X), NotDifferentiable)
+
+
+def test_through_a_value_in_a_function_with_a_rule() -> None:
+    @jax.custom_vjp
+    def odd(x: Any) -> Any:
+        return xform.name(x * 3.0, "inside") ** 2
+
+    odd.defvjp(lambda x: (odd(x), None), lambda _, ct: (7.0 * ct,))
+    f = lambda x: jnp.sum(odd(xform.name(x, "h")))
+    said = error(lambda: xform.partials(f, "h", via="inside")(X), NotDifferentiable)
+    assert "what the function is given" in said
+
+
+@pytest.mark.parametrize("names", [[], 3, ["h", None, 2], ("h", 1)])
+def test_names_that_are_none(names: Any) -> None:
+    error(lambda: xform.partials(block, names), WrongArgument)
+
+
+@pytest.mark.parametrize("options", [{"via": 0, "shares": True}, {"via": True}, {"via": 1.5}])
+def test_options_that_contradict(options: Any) -> None:
+    error(lambda: xform.partials(block, "h", **options), WrongArgument)
+
+
+def test_a_name_is_text() -> None:
+    error(lambda: xform.name("h", X), WrongArgument)

@@ -1,0 +1,1 @@
+"""Derivatives at values inside a program: of named ones, and of all of them as a graph."""
