@@ -162,3 +162,42 @@ def test_errors(capsys: pytest.CaptureFixture) -> None:
             show("drawn:loss", *words)
         assert e.value.code == 2
         assert text in capsys.readouterr().err
+
+
+GREEN, DIM = "\x1b[32m", "\x1b[2m"
+
+
+def test_colours() -> None:
+    text = show("drawn:loss", "--color")
+    assert f"{GREEN}a:f32[3,8,8]\x1b[0m {DIM}b:f32[4,8]\x1b[0m" in text
+    assert text.endswith(
+        f"colours {GREEN}active\x1b[0m \x1b[33mstopped\x1b[0m {DIM}constant\x1b[0m"
+    )
+    plain = re.sub("\x1b\\[[0-9]*m", "", text).rpartition("\n")[0]
+    assert plain == show("drawn:loss")
+
+
+def test_colours_of_the_arguments_that_are_asked_for() -> None:
+    assert f"{DIM}a:f32[3,8,8]" in show("drawn:loss", "--color", "--argnums", "1")
+    assert f"{DIM}c:" not in show("drawn:loss", "--color", "--argnums", "all")
+    assert f"{DIM}b:i32[3]" in show("drawn:mixed", "--color", "--argnums", "all")
+    for transform in ("grad", "vjp", "jvp", "linearize", "remat"):
+        assert f"{GREEN}a:" in show("drawn:loss", "--color", "--transform", transform)
+    passed = show("drawn:loss", "--color", "--passes", "dce,cse", "--print-after-all")
+    assert passed.count(f"{GREEN}a:f32[3,8,8]") == 2
+
+
+def test_when_there_are_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b" not in show("drawn:loss")  # no terminal
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert "\x1b" in show("drawn:loss")
+    assert "\x1b" not in show("drawn:loss", "--no-color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in show("drawn:loss")
+    assert "\x1b" in show("drawn:loss", "--color")
+    monkeypatch.setenv("NO_COLOR", "")
+    assert "\x1b" in show("drawn:loss")
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in show("drawn:loss")

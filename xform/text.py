@@ -101,11 +101,23 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     argument    8 B
     temp      512 B
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            pad + cell if i in right else cell + pad
+            for i, (cell, pad) in enumerate(
+                (cell, " " * (width - _width(cell)))
+                for cell, width in zip(row, widths, strict=True)
+            )
         ).rstrip()
         for row in rows
     )
+
+
+# How a terminal is told a colour.
+_ANSI = re.compile("\x1b\\[[0-9;]*m")
+
+
+def _width(cell: str) -> int:
+    """How many columns of a terminal a text takes."""
+    return len(_ANSI.sub("", cell)) if "\x1b" in cell else len(cell)

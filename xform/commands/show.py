@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +13,8 @@ import jax
 
 import xform
 from xform._jax import tangent_aval
+from xform.adjoints.colour import COLOURS, Colour, colours, of
+from xform.arithmetic import differentiable
 from xform.commands.function import (
     BoundFunction,
     add_function,
@@ -28,6 +32,7 @@ from xform.planner.decide import plan
 from xform.planner.report.shown import shown
 from xform.policies import said
 from xform.text import columns
+from xform.transforms.function import positions as of_call
 from xform.transforms.inspect import Arguments, point
 
 TRANSFORMS = ("grad", "vjp", "jvp", "linearize", "remat")
@@ -41,12 +46,20 @@ class _Flat:
     types: list[Any]
 
 
+# How terminals show the colours of values: green, yellow, dim.
+_CODES: dict[Colour, str] = {"active": "32", "stopped": "33", "constant": "2"}
+
+
 def run(args: argparse.Namespace) -> str:
     """The program of a function: as traced, split by a transform, after passes, as compiled.
 
     With --transform grad, vjp or linearize the joint program is shown too: what runs forward, what
     is saved, what runs backward, and what of it is run again. --stablehlo and --hlo show what the
     compiler gets, and makes, instead.
+
+    On a terminal, and with --color, the program's values are in colour: green if a derivative in
+    the arguments of --argnums passes through them, yellow if it is stopped (stop_gradient,
+    integers), dim if they are constant. NO_COLOR in the environment is obeyed.
     """
     on = read_function(args)
     flat = _transformed(on, args)
@@ -67,18 +80,45 @@ def _sections(on: BoundFunction, args: argparse.Namespace, flat: _Flat, steps: S
     called = f"{args.transform} of {on.name}" if args.transform else on.name
     if args.transform in ("grad", "vjp", "linearize"):
         yield _joint(on, args)
+    text = lambda prog: f"{_count(prog)}\n{_listing(on, args, prog)}"
     if not steps:
-        prog = trace(flat.f, *flat.types)
-        yield f"{called}: {_count(prog)}\n{listing(prog, args.lines)}"
+        yield f"{called}: {text(trace(flat.f, *flat.types))}"
         return
     if args.print_after_all:
         for step in steps:
-            yield f"after {step.name}: {_count(step.program)}\n{listing(step.program, args.lines)}"
+            yield f"after {step.name}: {text(step.program)}"
     else:
-        last = steps[-1].program
-        yield f"{called}, after all passes: {_count(last)}\n{listing(last, args.lines)}"
+        yield f"{called}, after all passes: {text(steps[-1].program)}"
     rows = [[s.name, str(s.before), str(s.after), f"{1000 * s.seconds:.1f}"] for s in steps]
     yield columns([["pass", "equations before", "after", "ms"], *rows], right=(1, 2, 3))
+
+
+def _listing(on: BoundFunction, args: argparse.Namespace, prog: Program) -> str:
+    """The program as text; in colour, and with what that means, where it is asked for."""
+    if not _in_colour(args.color):
+        return listing(prog, args.lines)
+    given = Arguments(on.args)
+    n, argnums = len(given.arrays()), _argnums(on, args.argnums)
+    if args.transform not in (None, "grad"):
+        argnums = range(len(on.args))
+    at = of_call(argnums, len(on.args), "show --argnums")
+    active = {*given.of(at), *range(n, len(prog.inputs))}  # besides, cotangents and tangents
+    inputs: list[Colour] = [
+        "active" if i in active and differentiable(v.aval) else "constant"
+        for i, v in enumerate(prog.inputs)
+    ]
+    known = colours(prog, inputs)
+    painted = lambda colour, text: f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+    text = listing(prog, args.lines, paint=lambda v, text: painted(of(v, known), text))
+    return f"{text}\ncolours {' '.join(painted(c, c) for c in reversed(COLOURS))}"
+
+
+def _in_colour(asked: bool | None) -> bool:
+    """What was asked for; else on a terminal, unless the environment says no."""
+    if asked is not None:
+        return asked
+    no = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not no
 
 
 def _count(prog: Program) -> str:
@@ -176,6 +216,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--print-after-all", action="store_true",
                         help="show the program after each pass")  # fmt: skip
     parser.add_argument("--lines", action="store_true", help="the user's line for each equation")
+    parser.add_argument("--color", action=argparse.BooleanOptionalAction,
+                        help="whether a derivative passes through values, in colour (default: on "
+                        "a terminal)")  # fmt: skip
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--stablehlo", action="store_true", help="what the compiler gets")
     form.add_argument("--hlo", action="store_true", help="what the compiler makes of it")

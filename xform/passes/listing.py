@@ -15,16 +15,25 @@ from xform.text import columns, near
 # What is nested in an equation, beside `jaxpr`s: what it is called.
 _CALLED = {"jaxpr": "body", "call_jaxpr": "body", "cond_jaxpr": "condition", "body_jaxpr": "body"}
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+Paint = Callable[[Any, str], str]
 
 
 class Names:
-    """Names of variables: a, b, ... z, ba, bb, in the order in which they are met."""
+    """Names of variables: a, b, ... z, ba, bb, in the order in which they are met.
 
-    def __init__(self) -> None:
+    What `paint` makes of a variable and its text stands in the text's place.
+    """
+
+    def __init__(self, paint: Paint | None = None) -> None:
         self._names: dict[Any, str] = {}
+        self._paint = paint or (lambda _, text: text)
 
     def __call__(self, atom: Any) -> str:
         """The name of a variable, or the value of a literal."""
+        return self._paint(atom, self.plain(atom))
+
+    def plain(self, atom: Any) -> str:
+        """The same without paint."""
         if isinstance(atom, Literal):
             return _literal(atom)
         if atom not in self._names:
@@ -33,17 +42,19 @@ class Names:
 
     def typed(self, atoms: Sequence[Any]) -> str:
         """Names with types."""
-        return " ".join(f"{self(v)}:{v.aval.str_short(True)}" for v in atoms)
+        texts = [(v, f"{self.plain(v)}:{v.aval.str_short(True)}") for v in atoms]
+        return " ".join(self._paint(v, text) for v, text in texts)
 
 
-def listing(prog: Program, lines: bool = False,
-            note: Callable[[JaxprEqn], str] | None = None) -> str:  # fmt: skip
+def listing(prog: Program, lines: bool = False, note: Callable[[JaxprEqn], str] | None = None,
+            paint: Paint | None = None) -> str:  # fmt: skip
     """A program as text.
 
     Args:
       prog: the program.
       lines: whether the user's line stands behind each equation.
       note: what else stands there.
+      paint: of a variable or literal and its text, the text in colour.
 
     >>> from xform import ir, passes
     >>> print(passes.listing(ir.trace(lambda x: [jnp.sin(x) * 2.0], jnp.ones(3))))
@@ -52,7 +63,7 @@ def listing(prog: Program, lines: bool = False,
       c:f32[3] = mul b 2.0
     outputs c
     """
-    names = Names()
+    names = Names(paint)
     head = f"inputs  {names.typed(prog.inputs)}".rstrip()
     if prog.consts:
         head += f"\nconsts  {names.typed([v for v, _ in prog.consts])}"

@@ -96,7 +96,7 @@ class Arguments:
         leaves = [n if t else x for n, (_, x), t in new]
         return leaves, jax.tree.unflatten(self._tree, leaves)
 
-    def donated(self, positions: Sequence[int]) -> tuple[int, ...]:
+    def of(self, positions: Sequence[int]) -> tuple[int, ...]:
         """Which of `arrays()` belong to arguments at some positions."""
         owners = gather([path[0].idx for path, _ in self.paths], self._traced)
         return tuple(i for i, owner in enumerate(owners) if owner in positions)

@@ -98,7 +98,7 @@ def with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnum
 def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool, goal: Target,
           donate: Sequence[int], regions: Regions) -> Subject:  # fmt: skip
     at, arguments = point("plan", f, args, argnums, has_aux).seen_by(regions), Arguments(args)
-    donated, arrays = arguments.donated(donate), arguments.arrays()
+    donated, arrays = arguments.of(donate), arguments.arrays()
     grads = gather(at.function.program.in_avals, at.function.active())
     outputs = [*at.function.signature.out_avals, *grads]
     over = _over([jax.typeof(arrays[i]) for i in donated], outputs)
