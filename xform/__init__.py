@@ -26,6 +26,7 @@ __all__ = [
     "fits",
     "fwd_and_bwd",
     "grad",
+    "graph",
     "hessian",
     "hvp",
     "install",
@@ -60,6 +61,7 @@ __version__ = packages.own_version()
 _LATER = {
     "compare": "xform.transforms.compare",
     "fits": "xform.memory.questions",
+    "graph": "xform.adjoints.graph",
     "max_batch": "xform.memory.questions",
     "memory_analysis": "xform.memory.analysis",
     "name": "xform.adjoints.name",
@@ -72,6 +74,7 @@ _LATER = {
 if TYPE_CHECKING:
     from xform import equinox as equinox
     from xform import flax as flax
+    from xform.adjoints.graph import graph
     from xform.adjoints.name import name
     from xform.adjoints.partials import partials
     from xform.memory.analysis import memory_analysis

@@ -35,7 +35,7 @@ class Names:
     def plain(self, atom: Any) -> str:
         """The same without paint."""
         if isinstance(atom, Literal):
-            return _literal(atom)
+            return literal(atom)
         if atom not in self._names:
             self._names[atom] = _name(len(self._names))
         return self._names[atom]
@@ -98,9 +98,14 @@ def place(eqn: JaxprEqn) -> str:
 def line(eqn: JaxprEqn, names: Names) -> str:
     """An equation in one line, without what is nested in it."""
     inputs = " ".join(map(names, eqn.invars))
-    params = ", ".join(f"{k}={_value(v)}" for k, v in eqn.params.items() if _shown(k, v))
-    text = eqn.primitive.name + (f"[{params}]" if params else "") + (f" {inputs}" if inputs else "")
+    text = operation(eqn) + (f" {inputs}" if inputs else "")
     return f"{names.typed(eqn.outvars)} = {text}" if eqn.outvars else text
+
+
+def operation(eqn: JaxprEqn) -> str:
+    """What an equation applies, with the parameters that say something."""
+    params = ", ".join(f"{k}={_value(v)}" for k, v in eqn.params.items() if _shown(k, v))
+    return eqn.primitive.name + (f"[{params}]" if params else "")
 
 
 def programs(eqn: JaxprEqn) -> Iterator[tuple[str, Program]]:
@@ -135,7 +140,8 @@ def _value(value: Any) -> str:
     return str(value).replace(" ", "")
 
 
-def _literal(atom: Any) -> str:
+def literal(atom: Any) -> str:
+    """The value of a literal."""
     plain = isinstance(atom.aval.dtype, np.dtype)
     return str(np.asarray(atom.val)[()]) if plain else "key"
 

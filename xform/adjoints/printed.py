@@ -1,0 +1,143 @@
+"""A graph, as `Graph.to_dict` gives it, as text: a table, and Graphviz's language."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from xform.text import columns, near
+
+# How Graphviz draws the colours.
+_PENS = {"active": "darkgreen", "stopped": "darkorange", "constant": "gray50"}
+
+
+def said(measured: dict[str, Any] | None) -> str:
+    """A number in six digits, or the norm of an array; empty if there is none."""
+    if measured is None:
+        return ""
+    if "value" in measured:
+        return _digits(measured["value"], 6)
+    size = measured["norm"]
+    return f"norm {'~' * (not measured.get('exact', True))}{_digits(size, 4)}"
+
+
+def partial_said(partial: dict[str, Any] | None) -> str:
+    """A local derivative: a number, or the shape of a block of the Jacobian and its norm."""
+    if partial is None or "value" in partial:
+        return said(partial)
+    shape = f"[{','.join(map(str, partial['shape']))}]"
+    return f"{shape} complex" if partial["norm"] is None else f"{shape} {said(partial)}"
+
+
+def _digits(x: Any, n: int) -> str:
+    if not isinstance(x, float):
+        return str(x)
+    text = f"{x:.{n}g}"
+    return text if any(c in text for c in ".en") else f"{text}.0"
+
+
+def text(graph: dict[str, Any], rows: int | None, lines: bool) -> str:
+    """A line for each value."""
+    values, operations = graph["values"], graph["operations"]
+    shown = [v for v in values if v["operation"] >= 0]
+    active = sum(v["colour"] == "active" and not operations[v["operation"]]["inputs"]
+                 for v in shown)  # fmt: skip
+    n = sum(bool(op["inputs"]) for op in operations)
+    head = f"graph of {graph['function']}: {n} operation{'s' * (n != 1)}, {active} active "
+    head += f"input{'s' * (active != 1)}, output {said(values[graph['output']])}"
+    first, left = len(shown), 0
+    if rows is not None and len(shown) > rows:
+        first, left = rows - rows // 2, len(shown) - rows
+    kept = [*shown[:first], *shown[first + left :]]
+    partials = _partials(graph)
+    table: list[list[str]] = [
+        ["value", "", "operation", "is", "adjoint", "local derivatives", "colour", "line"]
+    ]
+    scope: list[str] = []
+    for i, v in enumerate(kept):
+        op = operations[v["operation"]]
+        if left and i == first:
+            table.append([f"... {left:,} more; text(rows=None) has them all", *[""] * 7])
+        if op["scope"] != scope:
+            scope = op["scope"]
+            table.append([f"in {' / '.join(scope)}" if scope else "outside", *[""] * 7])
+        table.append(_row(graph, v, op, partials))
+    width = 8 if lines else 7
+    return "\n".join([head, _spanned([row[:width] for row in table])])
+
+
+def _spanned(table: Sequence[Sequence[str]]) -> str:
+    """A table in which a row with a first cell alone takes the width of all."""
+    spans = [row[0] if not any(row[1:]) else "" for row in table]
+    cells = [[""] * len(row) if span else row for row, span in zip(table, spans, strict=True)]
+    lines = columns(cells).split("\n")
+    return "\n".join(span or line for span, line in zip(spans, lines, strict=True))
+
+
+def _row(graph: dict[str, Any], v: dict[str, Any], op: dict[str, Any],
+         partials: dict[int, str]) -> list[str]:  # fmt: skip
+    inputs = " ".join(graph["values"][i]["name"] for i in op["inputs"])
+    applied = f"{op['text']} {inputs}".rstrip()
+    if op["closed"]:
+        applied += f" ({op['closed']} equations inside)"
+    here = near(op["where"]) if op["where"] else ""
+    indent = "  " * bool(op["scope"])
+    return [f"{indent}{v['name']}:{v['type']}", v["label"], applied, said(v),
+            said(v["adjoint"]), partials.get(op["id"], ""), v["colour"], here]  # fmt: skip
+
+
+def _partials(graph: dict[str, Any]) -> dict[int, str]:
+    """The local derivatives of each operation."""
+    found: dict[int, list[str]] = {}
+    for edge in graph["edges"]:
+        if edge["partial"] is not None:
+            name = graph["values"][edge["source"]]["name"]
+            found.setdefault(edge["target"], []).append(f"∂{name} {partial_said(edge['partial'])}")
+    return {op: ", ".join(parts) for op, parts in found.items()}
+
+
+def dot(graph: dict[str, Any]) -> str:
+    """The graph in Graphviz's language."""
+    values, operations = graph["values"], graph["operations"]
+    lines = ["digraph {", "  rankdir=LR; node [shape=box, fontname=monospace];"]
+    lines += _clusters(operations, values, 0, "  ", iter(range(len(operations))))
+    for edge in graph["edges"]:
+        source = values[edge["source"]]
+        if source["operation"] < 0:
+            continue
+        passes = edge["partial"] is not None
+        label = partial_said(edge["partial"])
+        if edge["flow"] is not None:
+            label += f"\nflow {said(edge['flow'])}"
+        style = "" if passes else ", style=dashed"
+        pen = f"color={_PENS[source['colour']]}{style}"
+        ends = f"o{source['operation']} -> o{edge['target']}"
+        lines.append(f"  {ends} [label={_quoted(label)}, {pen}];")
+    return "\n".join([*lines, "}"])
+
+
+def _clusters(operations: Sequence[dict[str, Any]], values: Sequence[dict[str, Any]], depth: int,
+              indent: str, numbers: Iterator[int]) -> Iterator[str]:  # fmt: skip
+    """The vertices, in a cluster for each scope."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for op in operations:
+        groups.setdefault(op["scope"][depth] if len(op["scope"]) > depth else "", []).append(op)
+    for op in groups.pop("", []):
+        outs = [values[i] for i in op["outputs"]]
+        names = ", ".join(f"{v['name']} {v['label']}".rstrip() for v in outs)
+        inputs = " ".join(values[i]["name"] for i in op["inputs"])
+        label = f"{names} = {op['text']} {inputs}\n" + "\n".join(
+            f"{said(v)}" + (f"; adjoint {said(v['adjoint'])}" if v["adjoint"] else "") for v in outs
+        )
+        colour = next((v["colour"] for v in outs), "constant")
+        yield f"{indent}o{op['id']} [label={_quoted(label)}, color={_PENS[colour]}];"
+    for scope, inside in groups.items():
+        yield f"{indent}subgraph cluster{next(numbers)} {{ label={_quoted(scope)};"
+        yield from _clusters(inside, values, depth + 1, f"{indent}  ", numbers)
+        yield f"{indent}}}"
+
+
+def _quoted(label: str) -> str:
+    """A text of Graphviz's: JSON's escapes are its own, but for letters that it has itself."""
+    return json.dumps(label, ensure_ascii=False)
