@@ -8,12 +8,13 @@ from xform import quiet as quiet  # before anything imports JAX
 # isort: split
 from xform import errors, extend, packages, passes, policies, rules
 from xform.everywhere import install, installed, uninstall
+from xform.jacobians.jacobian import jacobian
 from xform.planner.plan.plan import Plan
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.checkpoint import checkpoint as remat
 from xform.transforms.forward import jvp, linearize
 from xform.transforms.inspect import residuals
-from xform.transforms.jacobian import hessian, hvp, jacfwd, jacobian, jacrev
+from xform.transforms.jacobian import hessian, hvp, jacfwd, jacrev
 from xform.transforms.reverse import fwd_and_bwd, grad, linear_transpose, value_and_grad, vjp
 from xform.transforms.while_loop import while_checkpoints
 

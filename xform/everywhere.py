@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from xform.jacobians import jacobian as jacobians
 from xform.policies import check
 from xform.transforms import checkpoint, forward, jacobian, reverse
 
@@ -32,7 +33,7 @@ _OURS: dict[str, Transform] = {
     "linear_transpose": reverse.linear_transpose,
     "jacfwd": jacobian.jacfwd,
     "jacrev": jacobian.jacrev,
-    "jacobian": jacobian.jacobian,
+    "jacobian": jacobians.jacobian,
     "hessian": jacobian.hessian,
     "checkpoint": checkpoint.checkpoint,
     "remat": checkpoint.checkpoint,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -46,8 +47,12 @@ def check_input(asked: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
 
 def check_output(asked: str, y: Tree, holomorphic: bool) -> None:
     """Refuse an output that is not real, or not complex where that was promised."""
-    for leaf in jax.tree.leaves(y):
-        dtype = jax.typeof(leaf).dtype
+    check_output_types(asked, map(jax.typeof, jax.tree.leaves(y)), holomorphic)
+
+
+def check_output_types(asked: str, avals: Iterable[Any], holomorphic: bool) -> None:
+    """The same of the types of outputs."""
+    for dtype in (aval.dtype for aval in avals):
         if not jnp.issubdtype(dtype, np.complexfloating if holomorphic else np.floating):
             sort = "outputs with complex dtype" if holomorphic else "real-valued outputs"
             raise WrongDtype(

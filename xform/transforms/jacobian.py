@@ -1,4 +1,4 @@
-"""`jacfwd`, `jacrev`, `jacobian`, `hessian`, `hvp`."""
+"""`jacfwd`, `jacrev`, `hessian`, `hvp`."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def jacfwd(
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        held, primals = partial(f, _some(argnums, len(args), "jacfwd"), args, kwargs)
+        held, primals = partial(f, some(argnums, len(args), "jacfwd"), args, kwargs)
         for leaf in jax.tree.leaves(primals):
-            _check_forward_input(leaf, holomorphic)
+            check_forward_input(leaf, holomorphic)
 
         def push(tangents: Tree) -> Any:
             return jvp(held, tuple(primals), tangents, has_aux=has_aux)
@@ -73,7 +73,7 @@ def jacfwd(
     return jacobian_of
 
 
-def _some(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
+def some(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
     """Positions of arguments, one at least: without any, a Jacobian has no columns."""
     if at := positions(argnums, n, asked):
         return at
@@ -82,12 +82,13 @@ def _some(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
     )
 
 
-def _check_forward_input(x: Value, holomorphic: bool) -> None:
-    check_input("jacfwd", x, holomorphic, False)
-    dtype = jax.typeof(as_array(x, "jacfwd")).dtype
+def check_forward_input(x: Value, holomorphic: bool, asked: str = "jacfwd") -> None:
+    """Refuse an input that is not real, or not complex where that was promised."""
+    check_input(asked, x, holomorphic, False)
+    dtype = jax.typeof(as_array(x, asked)).dtype
     if not holomorphic and not jnp.issubdtype(dtype, np.floating):
         raise WrongDtype(
-            "jacfwd requires real-valued inputs",
+            f"{asked} in forward mode requires real-valued inputs",
             f"an input has dtype {dtype}",
             "",
             "set holomorphic=True if the function is complex-differentiable, or use jvp",
@@ -116,7 +117,7 @@ def jacrev(
 
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        held, primals = partial(f, _some(argnums, len(args), "jacrev"), args, kwargs)
+        held, primals = partial(f, some(argnums, len(args), "jacrev"), args, kwargs)
         for leaf in jax.tree.leaves(primals):
             check_input("jacrev", leaf, holomorphic, allow_int)
         y, pull, *aux = vjp(held, *primals, has_aux=has_aux)
@@ -129,17 +130,6 @@ def jacrev(
         return (out, *aux) if has_aux else out
 
     return jacobian_of
-
-
-def jacobian(
-    f: Callable[..., Any],
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-) -> Callable[..., Any]:
-    """Another name of `jacrev`."""
-    return jacrev(f, argnums, has_aux, holomorphic, allow_int)
 
 
 def hessian(

@@ -159,7 +159,7 @@ def _cotangent(ct: Value, aval: Any, name: str) -> Value:
 
 def _check_varying(dx_aval: Any, aval: Any, asked: str, name: str) -> None:
     """Refuse a tangent that differs between devices where its primal does not."""
-    axes = tuple(sorted(_varying(dx_aval) - _varying(aval), key=str))
+    axes = tuple(sorted(varying(dx_aval) - varying(aval), key=str))
     if axes:
         raise WrongTangent(
             f"{asked} of {name}",
@@ -170,7 +170,7 @@ def _check_varying(dx_aval: Any, aval: Any, asked: str, name: str) -> None:
         )
 
 
-def _varying(aval: Any) -> frozenset[Any]:
+def varying(aval: Any) -> frozenset[Any]:
     """The axes of a `shard_map` over which a value differs, of a type that says so."""
     kind = getattr(aval, "mat", None)
     return frozenset() if kind is None else kind.varying

@@ -1,0 +1,96 @@
+"""The order of a chain of Jacobians."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from xform.jacobians.chain import Link, Order, Product, best, dense, forward, reverse
+
+MODES = {"forward": forward, "reverse": reverse}
+
+
+def cheapest(links: Sequence[Link]) -> float:
+    """The fewest FLOPs of all bracketings, each of which is tried."""
+    if len(links) == 1:
+        return min(links[0].forward, links[0].reverse)
+    found = []
+    for k in range(1, len(links)):
+        right, left = links[:k], links[k:]
+        a, b = cheapest(left), cheapest(right)
+        rows, columns = left[-1].rows, right[0].columns
+        found += [
+            a + b + 2 * rows * right[-1].rows * columns,
+            a + rows * sum(link.pull for link in right),
+            b + columns * sum(link.push for link in left),
+        ]
+    return min(found)
+
+
+def counted(order: Order, links: Sequence[Link]) -> float:
+    """FLOPs of an order, step by step."""
+    if isinstance(order, Product):
+        inside = counted(order.left, links) + counted(order.right, links)
+        middle = links[order.right.high].rows
+        return inside + 2 * links[order.high].rows * middle * links[order.low].columns
+    n = links[order.low].columns if order.mode == "forward" else links[order.high].rows
+    through = links[order.first : order.last + 1]
+    flops = n * sum(k.push if order.mode == "forward" else k.pull for k in through)
+    if order.of is not None:
+        return flops + counted(order.of, links)
+    return flops - n * (through[0].first if order.mode == "forward" else through[-1].last)
+
+
+def chain_of(sizes: Sequence[int]) -> list[Link]:
+    return [dense(a, b) for a, b in itertools.pairwise(sizes)]
+
+
+def any_chain(draw: random.Random, n: int, none: float = 0.0) -> list[Link]:
+    """Links of any costs; some without a mode."""
+    links = []
+    for a, b in itertools.pairwise(draw.randint(1, 40) for _ in range(n + 1)):
+        push, pull = draw.randint(1, 2 * a * b), draw.randint(1, 2 * a * b)
+        first, last = draw.choice([0, push]), draw.choice([0, pull])
+        link = Link(a, b, push, pull, first, last)
+        if draw.random() < none:
+            link = Link(a, b, math.inf, pull, 0, last)
+        elif draw.random() < none:
+            link = Link(a, b, push, math.inf, first)
+        links.append(link)
+    return links
+
+
+def test_the_hourglass() -> None:
+    links = chain_of((10, 512, 8, 512, 10))
+    assert best(links).flops == 2 * 82_720
+    assert forward(links).flops == reverse(links).flops == 2 * 133_120
+    assert isinstance(best(links), Product)
+
+
+@pytest.mark.parametrize("none", [0.0, 0.2])
+def test_no_bracketing_is_cheaper(none: float) -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        links = any_chain(draw, draw.randint(1, 6), none)
+        order = best(links)
+        assert order.flops == cheapest(links)
+        if order.flops < math.inf:
+            assert counted(order, links) == order.flops
+            assert (order.low, order.high) == (0, len(links) - 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_of_3000_monotone_chains_one_mode_is_chosen_and_never_beaten(mode: str) -> None:
+    draw = random.Random(1)
+    for _ in range(3000):
+        sizes = sorted(draw.randint(1, 1000) for _ in range(draw.randint(2, 9)))
+        links = chain_of(sizes if mode == "forward" else sizes[::-1])
+        order = best(links)
+        assert order == MODES[mode](links) or reverse(links).flops == order.flops
+        assert order.flops == MODES[mode](links).flops
+        if len(links) < 5:
+            assert cheapest(links) == order.flops

@@ -1,0 +1,1 @@
+"""`xform.jacobian`: the cheapest way to a Jacobian."""

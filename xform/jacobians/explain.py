@@ -1,0 +1,165 @@
+"""`Explanation`: the chain of a Jacobian, and what each way to evaluate it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from xform._jax import itemsize
+from xform.cost import aval_bytes
+from xform.jacobians.chain import Link, Order, Product, Sweep, forward, reverse
+from xform.jacobians.choice import Choice
+from xform.jacobians.segments import Segment
+from xform.source import frame
+from xform.text import columns, human_bytes, human_flops, near
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A value that every path from inputs to outputs crosses.
+
+    Attributes:
+      name: "inputs", "outputs", or the operation that makes it.
+      shapes: of its arrays, with dtypes.
+      elements: of all of them.
+      bytes: of all of them.
+      where: the user's line that makes it; empty at the two ends.
+    """
+
+    name: str
+    shapes: tuple[str, ...]
+    elements: int
+    bytes: int
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of the evaluation.
+
+    Attributes:
+      what: a "forward" or "reverse" sweep, or a "product" of two accumulated parts.
+      text: which links, and what of.
+      flops: of this step alone.
+      bytes: of the matrix that it makes.
+    """
+
+    what: str
+    text: str
+    flops: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """How `xform.jacobian` evaluates a Jacobian, and why: print it.
+
+    Attributes:
+      function: its name.
+      values: inputs, every value that cuts the program in two, outputs.
+      links: what the Jacobian between two of these costs.
+      order: the one that is taken, as text: `<` pushes columns, `>` pulls rows, `x` multiplies.
+      steps: of that order.
+      flops: of each choice, by name: "forward", "reverse", "mixed" (the cheapest order). Infinite
+        where there is no such mode.
+      chosen: the name of the one that is taken.
+      chunk: how many vectors go through a sweep at once; None: all of them.
+    """
+
+    function: str
+    values: tuple[Value, ...]
+    links: tuple[Link, ...]
+    order: str
+    steps: tuple[Step, ...]
+    flops: dict[str, float]
+    chosen: str
+    chunk: int | None
+
+    def __str__(self) -> str:
+        ends = self.values[0], self.values[-1]
+        shapes = " -> ".join(", ".join(v.shapes) for v in ends)
+        rows = [["", "value", "type", "elements", "push", "pull", "line"]]
+        for i, v in enumerate(self.values):
+            link = [_flops(x) for x in (self.links[i - 1].push, self.links[i - 1].pull)]
+            rows.append([f"J{i}" if i else "", v.name, ", ".join(v.shapes), f"{v.elements:,}",
+                         *(link if i else ["", ""]), near(v.where)])  # fmt: skip
+        choices = [["choice", "FLOPs", ""]]
+        for name, flops in self.flops.items():
+            choices.append([name, _flops(flops), "chosen" if name == self.chosen else ""])
+        steps = [["step", "", "FLOPs", "makes"]]
+        for s in self.steps:
+            steps.append([s.what, s.text, human_flops(s.flops), human_bytes(s.bytes)])
+        at_once = "all at once" if self.chunk is None else f"{self.chunk} at a time"
+        return "\n".join([
+            f"jacobian of {self.function}: {shapes}",
+            "",
+            columns(rows, right=[3, 4, 5]),
+            "",
+            columns(choices, right=[1]),
+            "",
+            f"order {self.order}, vectors {at_once}",
+            columns(steps, right=[2, 3]),
+        ])  # fmt: skip
+
+
+def explained(function: str, choice: Choice) -> Explanation:
+    """The explanation of a choice whose links were counted."""
+    chain, links = choice.chain, choice.links
+    whole = chain.segment(0, len(chain) - 1)
+    inner = [_cut(chain.program.equations[at - 1], v) for at, v in chain.cuts]
+    values = (_end("inputs", whole.active), *inner, _end("outputs", whole.wanted))
+    pure = {"forward": forward(links).flops, "reverse": reverse(links).flops}
+    mode = choice.order.mode if isinstance(choice.order, Sweep) and choice.order.of is None else ""
+    flops = pure if mode else {**pure, "mixed": choice.order.flops}
+    steps = tuple(_steps(choice.order, links, _element_bytes(whole)))
+    return Explanation(function, values, links, str(choice.order), steps, flops, mode or "mixed",
+                       choice.chunk)  # fmt: skip
+
+
+def _element_bytes(whole: Segment) -> int:
+    """Bytes of an element of the Jacobian."""
+    avals: list[Any] = [v.aval for v in whole.active]
+    return max(itemsize(a.dtype) for a in avals)
+
+
+def _end(name: str, variables: Any, where: str = "") -> Value:
+    avals = [v.aval for v in variables]
+    return Value(
+        name,
+        tuple(a.str_short(short_dtypes=True) for a in avals),
+        sum(math.prod(a.shape) for a in avals),
+        sum(map(aval_bytes, avals)),
+        where,
+    )
+
+
+def _cut(eqn: Any, v: Any) -> Value:
+    return _end(eqn.primitive.name, [v], frame(eqn))
+
+
+def _steps(order: Order, links: tuple[Link, ...], each: int) -> Iterator[Step]:
+    """Steps in the order in which they are done."""
+    if isinstance(order, Product):
+        inside = [order.left, order.right]
+    else:
+        inside = [order.of] if order.of is not None else []
+    for part in inside:
+        yield from _steps(part, links, each)
+    rows, width = links[order.high].rows, links[order.low].columns
+    own = order.flops - sum(part.flops for part in inside)
+    if isinstance(order, Product):
+        middle = links[order.right.high].rows
+        what, text = "product", f"[{rows}, {middle}] x [{middle}, {width}]"
+    else:
+        ends = {order.first + 1, order.last + 1}
+        through = "J" + " to J".join(map(str, sorted(ends)))
+        n, kind = (width, "columns") if order.mode == "forward" else (rows, "rows")
+        seeds = f"{n} unit vectors" if order.of is None else f"the {n} {kind}"
+        what, text = order.mode, f"{seeds} through {through}"
+    yield Step(what, text, int(own), rows * width * each)
+
+
+def _flops(n: float) -> str:
+    return human_flops(int(n)) if n < math.inf else "none"

@@ -1,0 +1,239 @@
+"""`jacobian`: the Jacobian of a function by the cheapest order of its chain rule."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from xform._jax import staging
+from xform.arithmetic import differentiable, float0_zeros
+from xform.budgets import Budget, Fit
+from xform.callables import check_callable
+from xform.errors import WrongArgument
+from xform.ir import seldom_collected
+from xform.jacobians.accumulate import Leaves, swept
+from xform.jacobians.choice import choose
+from xform.jacobians.explain import Explanation, explained
+from xform.jacobians.units import vary
+from xform.policies import check
+from xform.transforms.check import check_input, check_output_types
+from xform.transforms.forward import linearize
+from xform.transforms.function import Tree, call, function, numbers, partial
+from xform.transforms.jacobian import check_forward_input, some
+from xform.transforms.reverse import vjp
+
+Mode = Literal["auto", "forward", "reverse"]
+_MODES = ("auto", "forward", "reverse")
+
+
+class Jacobian:
+    """The Jacobian of a function, by the cheapest order of its chain rule.
+
+    Where a program is one value wide, its Jacobian is a product: of what is after the value and
+    what is before it. Such products are ordered for the fewest FLOPs, each factor by forward or by
+    reverse mode; where there is no such value, the cheaper mode is taken. `jacobian.explain` says
+    what was found. Values are those of `jax.jacobian` up to rounding.
+
+    Args:
+      f: pure function of pytrees of arrays.
+      argnums: position or positions of the arguments to differentiate.
+      has_aux: whether `f` returns a pair, of which the second is passed through.
+      holomorphic: whether `f` is complex-differentiable; inputs must be complex.
+      allow_int: whether integer inputs are taken, which get float0 columns.
+      mode: "auto"; "forward" (column by column) or "reverse" (row by row) for all of it.
+      chunk: how many tangents or cotangents are evaluated at once, which bounds memory; None: all.
+      policy: what reverse mode keeps, as for `vjp`; `xform.policies.budget(bytes)` bounds the peak:
+        arguments, Jacobian and all that is between, as compiled. The cheapest way that fits is
+        taken, in chunks if need be; with `of="saved"` the mode is reverse mode.
+
+    Returns:
+      A function with the arguments of `f`; its value has the tree of the output, each leaf of shape
+      `[*output, *input]` in the tree of the input, in the input's dtype.
+
+    Raises:
+      WrongArgument: there is no such mode, or `chunk` is not positive.
+      WrongDtype: an input or output is not real (not complex, if `holomorphic`).
+      BudgetInfeasible: no way fits the budget.
+
+    Cost: one trace of `f`; two of the derivative of each factor, unless one mode is clearly best;
+    under a budget, a few compilations. Outside `jit` a function that looks at values in Python
+    cannot be traced: its mode is reverse mode. So it is for complex inputs of a function that is
+    not holomorphic, and for integer inputs.
+    Source: Griewank and Naumann, "Accumulating Jacobians as chained sparse matrix products",
+    Mathematical Programming 95 (2003); Naumann, "Matrix-free Jacobian chaining", arXiv:2406.11862.
+
+    >>> x = jnp.arange(2.0)
+    >>> xform.jacobian(lambda x: x * x)(x).tolist()
+    [[0.0, 0.0], [0.0, 2.0]]
+    """
+
+    def __call__(
+        self,
+        f: Callable[..., Any],
+        argnums: int | Sequence[int] = 0,
+        has_aux: bool = False,
+        holomorphic: bool = False,
+        allow_int: bool = False,
+        *,
+        mode: Mode = "auto",
+        chunk: int | None = None,
+        policy: Any = None,
+    ) -> Callable[..., Any]:
+        """See the class."""
+        _check_options(f, argnums, mode, chunk, policy)
+
+        @functools.wraps(f, updated=())
+        def jacobian_of(*args: Any, **kwargs: Any) -> Any:
+            at = _At(f, argnums, args, kwargs, mode, holomorphic, allow_int)
+            budget = isinstance(policy, Budget | Fit)
+            traced = at.traced(has_aux) if mode == "auto" or budget else None
+            if traced is None:
+                way = "reverse" if mode == "auto" else mode
+                y, aux, jacobian = at.swept(way, has_aux, chunk, policy)
+            else:
+                fun, inputs = traced
+                at.check_output(fun.signature.out_avals)
+                with seldom_collected(staging()):
+                    ys, jacobian = choose(fun, mode, holomorphic, chunk, policy).run(inputs)
+                y, aux = fun.outputs(ys)
+            out = at.assembled(y, jacobian)
+            return (out, aux) if has_aux else out
+
+        return jacobian_of
+
+    def explain(
+        self,
+        f: Callable[..., Any],
+        *args: Any,
+        argnums: int | Sequence[int] = 0,
+        has_aux: bool = False,
+        holomorphic: bool = False,
+        mode: Mode = "auto",
+        chunk: int | None = None,
+        policy: Any = None,
+        **kwargs: Any,
+    ) -> Explanation:
+        """How the Jacobian of `f` is evaluated at `args`, and what every other way would cost.
+
+        Args:
+          f: as for `jacobian`; so are all that are not named here.
+          *args: the arguments of `f`, as arrays or `jax.ShapeDtypeStruct`s.
+          argnums: position or positions of the arguments to differentiate.
+          has_aux: whether `f` returns a pair.
+          holomorphic: whether `f` is complex-differentiable.
+          mode: "auto", or the mode that is taken.
+          chunk: how many vectors are evaluated at once.
+          policy: what reverse mode keeps, or a budget.
+          **kwargs: keyword arguments of `f`.
+
+        Returns:
+          An `Explanation`: print it.
+
+        Raises:
+          WrongArgument, WrongDtype, BudgetInfeasible: as for `jacobian`.
+
+        Cost: one trace of `f`, two of the derivative of each factor. Nothing is run.
+
+        >>> def f(x, narrow, wide):  # from 100 numbers to 100, through 2
+        ...     return jnp.sin(wide @ jnp.tanh(narrow @ jnp.cos(x)))
+        >>> types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((100,), (2, 100), (100, 2))]
+        >>> explanation = xform.jacobian.explain(f, *types)
+        >>> explanation.order, explanation.chosen
+        ('(((J5 < J4) > J3) x (J2 > J1))', 'mixed')
+        >>> {name: f"{flops:,.0f}" for name, flops in explanation.flops.items()}
+        {'forward': '100,200', 'reverse': '100,200', 'mixed': '40,600'}
+        """
+        _check_options(f, argnums, mode, chunk, policy)
+        found: list[Explanation] = []
+
+        def explain(*args: Any, **kwargs: Any) -> None:
+            at = _At(f, argnums, args, kwargs, mode, holomorphic, False)
+            fun, _ = function(call(at.held, at.primals, "jacobian.explain", has_aux))
+            at.check_output(fun.signature.out_avals)
+            choice = choose(fun, mode, holomorphic, chunk, policy, count=True)
+            found.append(explained(at.held.__name__, choice))
+
+        jax.eval_shape(explain, *args, **kwargs)
+        return found[0]
+
+
+jacobian = Jacobian()
+
+
+def _check_options(f: Any, argnums: Any, mode: Any, chunk: Any, policy: Any) -> None:
+    check_callable(f, "jacobian")
+    numbers(argnums, "jacobian", "argnums")
+    if policy is not None:
+        check(policy)
+    if mode not in _MODES:
+        raise WrongArgument(
+            f"jacobian with mode={mode!r}", "there is no such mode", "", f"give one of {_MODES}"
+        )
+    if chunk is not None and (not isinstance(chunk, int | np.integer) or chunk < 1):
+        raise WrongArgument(
+            f"jacobian with chunk={chunk!r}",
+            "it is no number of vectors",
+            "",
+            "give a positive integer, or None for all at once",
+        )
+
+
+class _At:
+    """A function at a point, as a function of the arguments that are differentiated."""
+
+    def __init__(self, f: Any, argnums: Any, args: Sequence[Any], kwargs: dict[str, Any],
+                 mode: str, holomorphic: bool, allow_int: bool):  # fmt: skip
+        self.held, primals = partial(f, some(argnums, len(args), "jacobian"), args, kwargs)
+        self.primals, self.holomorphic = tuple(primals), holomorphic
+        self.inputs: Tree = primals[0] if isinstance(argnums, int | np.integer) else self.primals
+        for leaf in jax.tree.leaves(primals):
+            if mode == "forward":
+                check_forward_input(leaf, holomorphic, "jacobian")
+            else:
+                check_input("jacobian", leaf, holomorphic, allow_int)
+
+    def check_output(self, avals: Sequence[Any]) -> None:
+        """Refuse outputs of types whose derivative is no matrix."""
+        check_output_types("jacobian", avals, self.holomorphic)
+
+    def traced(self, has_aux: bool) -> Any:
+        """The traced function and its flat inputs; None if it looks at values."""
+        at = call(self.held, self.primals, "jacobian", has_aux)
+        try:
+            return function(at)
+        except Exception:
+            if staging():
+                raise
+            return None  # run operation by operation, it works, or says what is wrong
+
+    def swept(self, mode: str, has_aux: bool, chunk: int | None, policy: Any) -> Any:
+        """Output, auxiliary output and Jacobian, by one mode."""
+        leaves, tree = jax.tree.flatten(self.primals)
+        if mode == "forward":
+            y, push, *aux = linearize(self.held, *self.primals, has_aux=has_aux)
+            image = lambda dxs: push(*tree.unflatten(vary(dxs, ins)))
+        else:
+            y, pull, *aux = vjp(self.held, *self.primals, has_aux=has_aux, policy=policy)
+            out = jax.tree.structure(y)
+            image = lambda cts: pull(out.unflatten(vary(cts, outs)))
+        ins, outs = ([jax.typeof(x) for x in xs] for xs in (leaves, jax.tree.leaves(y)))
+        self.check_output(outs)
+        ins = list(filter(differentiable, ins))
+        linear = lambda xs: [x for x in jax.tree.leaves(image(xs)) if differentiable(jax.typeof(x))]
+        return y, aux[0] if aux else (), swept(mode, linear, outs, ins, chunk)
+
+    def assembled(self, y: Tree, jacobian: Leaves) -> Tree:
+        """The Jacobian in the trees of output and input, with float0 columns for integers."""
+        leaves, tree = jax.tree.flatten(self.inputs)
+        ys, out = jax.tree.flatten(y)
+        rows: list[Tree] = []
+        for value, blocks in zip(ys, jacobian, strict=True):
+            rest = iter(blocks)
+            row = [next(rest) if differentiable(jax.typeof(x)) else
+                   float0_zeros((*np.shape(value), *np.shape(x))) for x in leaves]  # fmt: skip
+            rows.append(tree.unflatten(row))
+        return out.unflatten(rows)

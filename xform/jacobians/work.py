@@ -1,0 +1,93 @@
+"""What each link of a chain costs: FLOPs of the linear part of its derivative, in both modes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from xform._jax import Var, cotangent_aval, tangent_aval
+from xform.arithmetic import Value
+from xform.cost import equation_flops
+from xform.errors import XformError
+from xform.fingerprint import fingerprint
+from xform.interpret.barrier import barrier_p
+from xform.ir import evaluate, trace
+from xform.jacobians.chain import Link
+from xform.jacobians.segments import Chain, Segment
+from xform.jacobians.units import meets_first, of_rows, stacked, vary
+from xform.passes.dce import live
+from xform.passes.inline import Inline
+from xform.transforms.forward import linearize
+from xform.transforms.reverse import vjp
+
+
+def links(chain: Chain) -> list[Link]:
+    """A link for each segment of a chain; equal segments are measured once.
+
+    Cost: two traces of the derivative of each segment.
+    """
+    known: dict[Any, Link] = {}
+    found: list[Link] = []
+    for i in range(len(chain)):
+        segment = chain.segment(i, i)
+        key = fingerprint(segment.program), len(segment.active), len(segment.wanted)
+        if key not in known:
+            known[key] = link(segment)
+        found.append(known[key])
+    return found
+
+
+def link(segment: Segment) -> Link:
+    """The link of one segment."""
+    push, first = _counted(segment, "forward")
+    pull, last = _counted(segment, "reverse")
+    return Link(segment.columns, segment.rows, push, pull, first, last)
+
+
+def linear(segment: Segment, mode: str, args: Sequence[Value], policy: Any = None):
+    """The outputs of a segment, and the map of tangents (cotangents), of flat values.
+
+    Wanted outputs come first.
+    """
+    n, k = len(segment.active), len(segment.wanted)
+    held = args[n:]
+    ins, outs = ([v.aval for v in ends] for ends in (segment.active, segment.wanted))
+
+    def run(*xs: Value) -> tuple[list[Value], list[Value]]:
+        ys = evaluate(segment.program, [*xs, *held])
+        return ys[:k], ys[k:]
+
+    if mode == "forward":
+        ys, push, others = linearize(run, *args[:n], has_aux=True)
+        return [*ys, *others], lambda dxs: push(*vary(dxs, ins))
+    ys, pull, others = vjp(run, *args[:n], has_aux=True, policy=policy)
+    return [*ys, *others], lambda cts: pull(vary(cts, outs))
+
+
+def _counted(segment: Segment, mode: str) -> tuple[float, float]:
+    """FLOPs of what depends on a seed, and of the products that seeds meet first."""
+    ends = segment.active if mode == "forward" else segment.wanted
+    kind = tangent_aval if mode == "forward" else cotangent_aval
+    # A batch of one, as what cannot be batched says so.
+    seeds = [stacked(1, kind(v.aval)) for v in ends]
+    args = segment.program.in_types
+    n = len(args)
+    whole = lambda *xs: of_rows(linear(segment, mode, xs[:n])[1], xs[n:])
+    try:
+        prog = Inline().program(trace(whole, *args, *seeds))
+    except (XformError, TypeError, ValueError):  # it has no derivative in this mode
+        return math.inf, 0.0
+    moving, units = set(prog.inputs[n:]), frozenset(prog.inputs[n:])
+    total, first = 0, 0
+    for eqn in live(prog.equations, prog.outputs, effects=False):
+        moves = [isinstance(v, Var) and v in moving for v in eqn.invars]
+        if any(moves):
+            # What is held back by a seed waits for it, and is the same for all of them.
+            waits = eqn.primitive is barrier_p
+            moving.update(itertools.compress(eqn.outvars, moves) if waits else eqn.outvars)
+            flops = equation_flops(eqn)
+            total += flops
+            first += flops if meets_first(eqn, units) is not None else 0
+    return float(total), float(first)
