@@ -18,7 +18,7 @@ PY := $(BIN)/python
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types slow fuzz format clean
+.PHONY: help demo test check lint types slow docs guides fuzz format clean
 
 help: ## this text
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -40,8 +40,15 @@ lint: $(VENV)/.installed
 	@$(BIN)/ruff check --quiet .
 	@$(PY) -m pytest -q -s --noconftest tests/test_layers.py tests/test_repository.py -p no:hypothesispytest  # without JAX
 
-slow: $(VENV)/.installed ## the tests that take minutes
+slow: $(VENV)/.docs ## the tests that take minutes
 	@$(PY) -m pytest -m slow -n 2 --durations=15
+
+docs: $(VENV)/.docs ## the site, in build/site; warnings are errors, and nothing comes from the network
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --config-file docs/site/mkdocs.yml
+	@echo "Read it: $(PY) -m http.server --directory build/site"
+
+guides: $(VENV)/.docs ## run the guides, and put what they print into them
+	@$(PY) docs/site/notebooks.py
 
 N ?= 20000
 fuzz: $(VENV)/.installed ## N=20000 random programs, by xform and by JAX; goes on where it stopped
@@ -67,4 +74,9 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	  echo "Python 3.$(MINOR) to 3.13 is needed, and none was found as: $(PYTHON)."; \
 	  echo "Say where one is, e.g.: make $(MAKECMDGOALS) PYTHON=/usr/bin/python3.13$(if $(NEWEST), NEWEST=1)"; exit 1; }
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	@echo "Installing what the site needs into $(VENV) ..."
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'
 	@touch $@

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import xform
+from xform import devices
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -14,7 +15,7 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("xform/*.md"), *ROOT.glob("models/*.md")]
 )
 # Notebooks, which `make slow` runs whole.
-GUIDES = [DOCS / "index.md", *sorted((DOCS / "guides").glob("*.md"))]
+GUIDES = [DOCS / "index.md", *DOCS.glob("guides/*.md"), *DOCS.glob("concepts/*.md")]
 CODE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -32,14 +33,32 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [p for p in PAGES if p.is_relative_to(DOCS) and p not in GUIDES and _examples(p)],
-    ids=lambda page: str(page.relative_to(DOCS)),
+    [p for p in PAGES if p.is_relative_to(DOCS) and p not in GUIDES and _examples(p)]
+    + [ROOT / "CONTRIBUTING.md"],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    before = dict(devices.GPUS)
     names: dict[str, object] = {}
     for example in _examples(page):
         exec(compile(example, page.name, "exec"), names)
+    devices.GPUS.clear()  # one page adds a device
+    devices.GPUS.update(before)
+
+
+def test_the_lines_of_a_rule_and_its_test_are_those_of_the_files() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rule, case = re.findall(r"^    ((?:linear|of)\(.*)$", text, re.MULTILINE)
+    assert rule in (ROOT / "xform/rules/shape.py").read_text()
+    assert case in (ROOT / "tests/rules/cases/shape.py").read_text()
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (version,) = re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    (newest, *_) = re.findall(r"^## (\S+),? ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert version == newest.rstrip(",") == project["version"]
 
 
 def test_the_page_of_policies_names_all_of_them() -> None:

@@ -10,10 +10,18 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 TOP = {"pyproject.toml", "README.md", "xform", "models", "tests", "experiments", "docs"}
-TOP |= {"Makefile", "LICENSE", "constraints.txt", "constraints-newest.txt"}
+TOP |= {
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "CONTRIBUTING.md",
+    "Makefile",
+    "LICENSE",
+    "constraints.txt",
+    "constraints-newest.txt",
+}
 
 CONSTRAINTS = ("constraints.txt", "constraints-newest.txt")  # of the oldest JAX and the newest
-RUN = ("check", "test", "check NEWEST=1", "test NEWEST=1")
+RUN = ("check", "test", "docs", "check NEWEST=1", "test NEWEST=1")
 
 
 def test_top_level() -> None:

@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 
 DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
-GUIDES = [DOCS / "index.md", *sorted((DOCS / "guides").glob("*.md"))]
+GUIDES = [DOCS / "index.md", *sorted([*DOCS.glob("guides/*.md"), *DOCS.glob("concepts/*.md")])]
 
 CELL = re.compile(
     r"^```(?:python|bash)\n.*?^```\n(?:\n```text\n.*?^```\n)?", re.DOTALL | re.MULTILINE

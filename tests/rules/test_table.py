@@ -1,6 +1,7 @@
 """The table is complete: every rule has a case, every primitive of JAX has a rule or a reason."""
 
 import ast
+import functools
 import gc
 import importlib
 import re
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import hijax, multihost_utils, pallas, sparse
+from jax.interpreters import batching
 
 import xform
 from tests.rules.elsewhere import ELSEWHERE
@@ -24,6 +27,7 @@ from xform.errors import MissingRule, UnsupportedParam, WrongRule
 from xform.planner.costs.recompute import fusible
 from xform.rules.without import ONE_WAY, WITHOUT
 from xform.table import every_rule
+from xform.testing import check_rule
 from xform.traits import REDUCTION, UNKNOWN
 
 MODULES = [importlib.import_module(f"tests.rules.cases.{family}") for family in FAMILIES]
@@ -166,6 +170,22 @@ def test_a_parameter_that_a_rule_does_not_know_is_refused(declare) -> None:
 def test_rules_of_primitives_that_are_loaded_later_are_found() -> None:
     assert "pallas_call" in table.every_rule()
     assert not {p.name for p in table.RULES} & table.LATER.keys()
+
+
+def test_a_rule_for_one_s_own_primitive_is_checked_in_short_floats_too() -> None:
+    cube, prim = lambda x: x * x * x, Primitive("a_cube_of_one_s_own")
+    prim.def_impl(cube)
+    prim.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(prim, mlir.lower_fun(cube, multiple_results=False))
+    batching.defvectorized(prim)
+    check = functools.partial(
+        check_rule, prim.bind, np.array([0.5, -2.0]), primitive=prim.name, jax=False
+    )
+    xform.extend.pointwise(prim, lambda y, x: 3 * x * x)
+    check()  # differences of float32 show nothing, and are not asked
+    xform.extend.pointwise(prim, lambda y, x: 3 * lax.stop_gradient(x) * x)
+    with pytest.raises(WrongRule, match="jvp of vjp"):
+        check(dtypes=["float64"], modes=["second"])
 
 
 # Traits.

@@ -178,11 +178,10 @@ def _second(ad: Any, f: Fun, xs: Any) -> dict[str, Any]:
 def _check_first(case: Case, f: Fun, xs: Any, d: Any, modes: Collection[str], say: _Say) -> Any:
     """Compiled together with what it is compared with; and once more, eagerly, if asked."""
     dxs, cts = d
-    wide = all(jnp.finfo(x.dtype).bits == 64 for x in jax.tree.leaves(xs))
 
     def everything(*xs: Any) -> tuple[Any, ...]:
         by_jax = _first(jax, f, xs, d) if case.jax else None
-        slope = _differences(f, xs, dxs) if case.differences and wide else None
+        slope = _differences(f, xs, dxs) if case.differences and _in_64_bits(xs) else None
         return _first(xform, f, xs, d), f(*xs), by_jax, slope
 
     with watch(case.primitive, f, xs, say.fail):
@@ -243,7 +242,7 @@ def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, first: Any, modes: Coll
             _check_types(results[m], xs if m == "jit" else _twice(xs), say)
         elif case.jax:
             say.close("against JAX", results[m], results["JAX, second"])
-        elif case.differences:
+        elif case.differences and _in_64_bits(xs):
             g, args = _pulled(xform, f, xs)
             loose = dataclasses.replace(say, tolerance=1e-6)
             expected = _differences(g, args, _direction(args, 4))
@@ -347,6 +346,11 @@ def _twice(tree: Any, factor: float = -0.5) -> Any:
         return jnp.stack([x, x * jnp.asarray(factor, x.dtype)])
 
     return jax.tree.map(one, tree)
+
+
+def _in_64_bits(xs: Any) -> bool:
+    """Whether differences show anything."""
+    return all(jnp.finfo(x.dtype).bits == 64 for x in jax.tree.leaves(xs))
 
 
 def _differences(f: Fun, xs: Any, dxs: Any) -> Any:

@@ -1,0 +1,93 @@
+"""The pages that are made: a reference of docstrings, and experiments of their READMEs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import xform
+
+ROOT = Path(__file__).parent.parent.parent
+# What a page shows that is another folder's, by its place on the site.
+ELSEWHERE = {
+    "project/tour.md": "xform/README.md",
+    "project/models.md": "models/README.md",
+    "project/conformance.md": "tests/conformance.md",
+}
+# Modules that are public and imported when they are first used.
+DOORS = ("equinox", "flax", "testing")
+
+
+def elsewhere() -> dict[str, Path]:
+    """Files of the repository outside `docs/`, by their place on the site."""
+    found = {uri: ROOT / path for uri, path in ELSEWHERE.items()}
+    for readme in sorted(ROOT.glob("experiments/*/README.md")):
+        name = readme.parent.name
+        found[f"experiments/{name}/index.md"] = readme
+        found |= {f"experiments/{name}/{p.name}": p for p in readme.parent.glob("*.png")}
+    for readme in sorted(ROOT.glob("models/*/README.md")):
+        found[f"project/{readme.parent.name}.md"] = readme
+    return found
+
+
+def place(uri: str) -> str:
+    """The file of the repository that a page shows."""
+    path = elsewhere().get(uri)
+    return str(path.relative_to(ROOT)) if path else f"docs/{uri}"
+
+
+def page(path: str) -> str:
+    """The page that shows a file or a folder of the repository."""
+    places = {str(p.relative_to(ROOT)): uri for uri, p in elsewhere().items()}
+    return places.get(path) or places.get(f"{path}/README.md") or path.removeprefix("docs/")
+
+
+def made() -> dict[str, str]:
+    """Pages that are no file, by their place on the site."""
+    pages = {f"reference/{name}.md": f"::: xform.{name}\n" for name in names()}
+    pages["reference/index.md"] = _names_table()
+    pages["experiments/index.md"] = _experiments_table()
+    return pages
+
+
+def names() -> list[str]:
+    """Every public name, and the modules that are imported when they are first used."""
+    return sorted({*xform.__all__, *DOORS}, key=str.lower)
+
+
+def reference_nav() -> list[str]:
+    return ["reference/index.md", *(f"reference/{name}.md" for name in names())]
+
+
+def experiments_nav() -> list[str]:
+    return ["experiments/index.md", *(u for u in elsewhere() if re.match(r"experiments/.*\.md", u))]
+
+
+def project_nav() -> list[str]:
+    return [uri for uri in elsewhere() if uri.startswith("project/")]
+
+
+def _names_table() -> str:
+    lines = ["# Reference", "", "Every public name of `xform`.", "", "| name | |", "| --- | --- |"]
+    for name in names():
+        doc = inspect.getdoc(getattr(xform, name)) or ""
+        lines.append(f"| [`{name}`]({name}.md) | {doc.partition(chr(10))[0]} |")
+    return "\n".join(lines) + "\n"
+
+
+def _experiments_table() -> str:
+    text = "# Experiments\n\n"
+    text += "Each folder of `experiments/` asks one question, and answers it by one command.\n"
+    for uri in experiments_nav()[1:]:
+        readme = (ROOT / place(uri)).read_text()
+        name = uri.split("/")[1]
+        (title,) = re.findall(r"\A# (.*)$", readme, re.MULTILINE)
+        command = re.search(r"^    ((?:python -m|make) .*?)(?:  +#.*)?$", readme, re.MULTILINE)
+        text += f"\n## [{title}]({name}/index.md)\n"
+        text += f"\n    {command[1]}\n" if command else ""
+        dates = re.findall(r"Measured (\d{4}-\d\d-\d\d)", readme)
+        text += f"\nLast measured {max(dates)}.\n" if dates else ""
+        pictures = re.findall(r"!\[([^]]*)\]\(([^)]*)\)", readme)
+        text += "".join(f"\n![{alt}]({name}/{file})\n" for alt, file in pictures[:1])
+    return text

@@ -1,0 +1,47 @@
+"""The guides of `docs/` are notebooks: each runs, and prints what it says that it prints."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from xform.memory.targets import missing, parse_target
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+GUIDES = [DOCS / "index.md", *sorted([*DOCS.glob("guides/*.md"), *DOCS.glob("concepts/*.md")])]
+OLDEST = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
+# What is another number in each run, and the width that it has in a table.
+TIMES = re.compile(r"\d[\d.]* (?:ns|µs|ms|s|min)\b")
+
+
+def same(text: str) -> list[str]:
+    return [re.sub(r"\s+", " ", TIMES.sub("T", line)) for line in text.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_a_guide_prints_what_it_says(guide: Path, tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("jupytext", reason="make slow installs it")
+    monkeypatch.syspath_prepend(str(DOCS / "site"))
+    spec = importlib.util.spec_from_file_location("notebooks", DOCS / "site/notebooks.py")
+    notebooks = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "notebooks", notebooks)
+    spec.loader.exec_module(notebooks)
+    if (target := notebooks.needs(guide)) and missing(parse_target(target)):
+        pytest.skip(f"the compiler of {target} is not installed")
+    printed = notebooks.run(guide, tmp_path)
+    pictures = re.findall(r"!\[[^]]*\]\((\w+\.png)\)", guide.read_text())
+    assert not [name for name in pictures if not (tmp_path / name).stat().st_size]
+    if jax.__version__ == OLDEST["jax"]:  # bytes are those of its compiler
+        says = notebooks.shown(guide.read_text())
+        assert [same(text) for text in printed] == [same(text) for text in says]
+
+
+def test_times_are_not_compared() -> None:
+    assert same("peak 3.0 MiB   in 2.5 s") == same("peak 3.0 MiB in 11.25 s")
+    assert same("peak 3.0 MiB in 2.5 s") != same("peak 3.1 MiB in 2.5 s")
