@@ -23,10 +23,12 @@ DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
 GUIDES = [DOCS / "index.md", *sorted([*DOCS.glob("guides/*.md"), *DOCS.glob("concepts/*.md")])]
 
-CELL = re.compile(
-    r"^```(?:python|bash)\n.*?^```\n(?:\n```text\n.*?^```\n)?", re.DOTALL | re.MULTILINE
-)
-PRINTED = re.compile(r"\n```text\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
+MULTI = re.DOTALL | re.MULTILINE
+CELL = re.compile(r"^```(?:python|bash)\n.*?^```\n(?:\n```text\n.*?^```\n)?", MULTI)
+PRINTED = re.compile(r"\n```text\n(.*?)^```\n", MULTI)
+FRONT = re.compile(r"\A---\n.*?^---\n", MULTI)
+# Without it the language of a notebook is that of most of its cells.
+KERNEL = "---\njupyter:\n  kernelspec: {display_name: '', language: python, name: python3}\n---\n"
 # A cell's lines are `cell 3:7` in tables and errors, rather than a file of this one process.
 NAMES = "get_ipython().compile.get_code_name = lambda raw, code, number: f'cell {number}'"
 
@@ -45,7 +47,7 @@ def shown(text: str) -> list[str]:
 
 def run(path: Path, folder: Path) -> list[str]:
     """What each cell of a guide prints, run in a folder, where its files are left."""
-    notebook = jupytext.read(path)
+    notebook = jupytext.reads(KERNEL + FRONT.sub("", path.read_text()), "md")
     cells = [c for c in notebook.cells if c.cell_type == "code"]
     notebook.cells.insert(0, nbformat.v4.new_code_cell(NAMES))
     resources = {"metadata": {"path": str(folder)}}

@@ -11,6 +11,8 @@ import xform
 ROOT = Path(__file__).parent.parent.parent
 # What a page shows that is another folder's, by its place on the site.
 ELSEWHERE = {
+    "project/contributing.md": "CONTRIBUTING.md",
+    "project/changelog.md": "CHANGELOG.md",
     "project/tour.md": "xform/README.md",
     "project/models.md": "models/README.md",
     "project/conformance.md": "tests/conformance.md",
