@@ -35,6 +35,14 @@ def test_top_level() -> None:
     assert {n for name in listed if not (n := name.split("/")[0]).startswith(".")} == TOP
 
 
+def test_no_text_has_the_marks_of_a_conflict() -> None:
+    texts = [*ROOT.glob("*.*"), *(p for d in TOP for p in (ROOT / d).rglob("*.*"))]
+    kinds = (".py", ".md", ".txt", ".toml", ".yml", ".cff", ".css", ".js", ".html")
+    marked = re.compile(r"^(?:<{7} |>{7} |={7}$)", re.MULTILINE)
+    found = [p for p in texts if p.suffix in kinds and p.is_file() and marked.search(p.read_text())]
+    assert not found
+
+
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_constraints_are_names_and_versions(name: str) -> None:
     for line in (ROOT / name).read_text().splitlines():
