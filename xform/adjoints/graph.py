@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax.tree_util import keystr
 
 from xform._jax import Tracer
 from xform.adjoints.accumulate import pulled, pushed
+from xform.adjoints.page import write
 from xform.adjoints.parts import Edge, Operation, Step, Value, measure
 from xform.adjoints.printed import dot, text
 from xform.adjoints.walk import Recorder
@@ -25,7 +27,7 @@ from xform.transforms.function import call, function, partial, positions
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """A computational graph: print it, or see `to_dict` and `to_dot`.
+    """A computational graph: print it, or see `to_dict`, `to_dot` and `save_html`.
 
     Attributes:
       function: what it is of.
@@ -94,6 +96,14 @@ class Graph:
         """The graph in Graphviz's language: `dot -Tsvg`. Scopes are clusters."""
         return dot(self.to_dict())
 
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one HTML page that draws the graph, and steps through it forward and backward.
+
+        It needs no network. Of a large graph the picture shows what its scopes hold when they are
+        opened, and the table all of it.
+        """
+        write(self.to_dict(), path)
+
 
 def _value(v: Value) -> dict[str, Any]:
     return {
@@ -152,7 +162,8 @@ def graph(
       **kwargs: keyword arguments of `f`, held constant.
 
     Returns:
-      A `Graph`: `graph["x"].adjoint`, `print(graph)`, `graph.to_dict()`, `graph.to_dot()`.
+      A `Graph`: `graph["x"].adjoint`, `print(graph)`, `graph.to_dict()`, `graph.to_dot()`,
+      `graph.save_html(path)`.
 
     Raises:
       NotScalar: `f` returned something other than a scalar.

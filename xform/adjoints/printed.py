@@ -13,12 +13,17 @@ _PENS = {"active": "darkgreen", "stopped": "darkorange", "constant": "gray50"}
 
 
 def said(measured: dict[str, Any] | None) -> str:
-    """A number in six digits, or the norm of an array; empty if there is none."""
+    """A number in six digits, or the norm of an array; empty if there is none.
+
+    Of a local derivative, a norm that is estimated has a `~`, and there is none of complex numbers.
+    """
     if measured is None:
         return ""
     if "value" in measured:
         return _digits(measured["value"], 6)
     size = measured["norm"]
+    if size is None:
+        return "complex"
     return f"norm {'~' * (not measured.get('exact', True))}{_digits(size, 4)}"
 
 
@@ -26,8 +31,7 @@ def partial_said(partial: dict[str, Any] | None) -> str:
     """A local derivative: a number, or the shape of a block of the Jacobian and its norm."""
     if partial is None or "value" in partial:
         return said(partial)
-    shape = f"[{','.join(map(str, partial['shape']))}]"
-    return f"{shape} complex" if partial["norm"] is None else f"{shape} {said(partial)}"
+    return f"[{','.join(map(str, partial['shape']))}] {said(partial)}"
 
 
 def _digits(x: Any, n: int) -> str:
@@ -37,20 +41,26 @@ def _digits(x: Any, n: int) -> str:
     return text if any(c in text for c in ".en") else f"{text}.0"
 
 
+def headline(graph: dict[str, Any]) -> str:
+    """How large a graph is, and what comes out."""
+    given = [v for v in graph["values"] if v["operation"] >= 0
+             and not graph["operations"][v["operation"]]["inputs"]]  # fmt: skip
+    active = sum(v["colour"] == "active" for v in given)
+    n = sum(bool(op["inputs"]) for op in graph["operations"])
+    out = said(graph["values"][graph["output"]])
+    inputs = f"{active} active input{'s' * (active != 1)}"
+    return f"{n} operation{'s' * (n != 1)}, {inputs}, output {out}"
+
+
 def text(graph: dict[str, Any], rows: int | None, lines: bool) -> str:
     """A line for each value."""
-    values, operations = graph["values"], graph["operations"]
-    shown = [v for v in values if v["operation"] >= 0]
-    active = sum(v["colour"] == "active" and not operations[v["operation"]]["inputs"]
-                 for v in shown)  # fmt: skip
-    n = sum(bool(op["inputs"]) for op in operations)
-    head = f"graph of {graph['function']}: {n} operation{'s' * (n != 1)}, {active} active "
-    head += f"input{'s' * (active != 1)}, output {said(values[graph['output']])}"
+    operations = graph["operations"]
+    shown = [v for v in graph["values"] if v["operation"] >= 0]
     first, left = len(shown), 0
     if rows is not None and len(shown) > rows:
         first, left = rows - rows // 2, len(shown) - rows
     kept = [*shown[:first], *shown[first + left :]]
-    partials = _partials(graph)
+    partials = local_derivatives(graph)
     table: list[list[str]] = [
         ["value", "", "operation", "is", "adjoint", "local derivatives", "colour", "line"]
     ]
@@ -64,6 +74,7 @@ def text(graph: dict[str, Any], rows: int | None, lines: bool) -> str:
             table.append([f"in {' / '.join(scope)}" if scope else "outside", *[""] * 7])
         table.append(_row(graph, v, op, partials))
     width = 8 if lines else 7
+    head = f"graph of {graph['function']}: {headline(graph)}"
     return "\n".join([head, _spanned([row[:width] for row in table])])
 
 
@@ -87,7 +98,7 @@ def _row(graph: dict[str, Any], v: dict[str, Any], op: dict[str, Any],
             said(v["adjoint"]), partials.get(op["id"], ""), v["colour"], here]  # fmt: skip
 
 
-def _partials(graph: dict[str, Any]) -> dict[int, str]:
+def local_derivatives(graph: dict[str, Any]) -> dict[int, str]:
     """The local derivatives of each operation."""
     found: dict[int, list[str]] = {}
     for edge in graph["edges"]:

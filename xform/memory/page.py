@@ -59,16 +59,28 @@ def write(
 
 
 def _page(reports: Sequence[dict[str, Any]]) -> str:
-    folder = importlib.resources.files("xform.memory") / "web"
-    read = lambda name: (folder / name).read_text(encoding="utf-8")
-    style = read("page.css")
-    # In a function, so that the page has no names but the browser's own.
-    script = "\n".join(['"use strict"; (() => {', *(read(f"{n}.js") for n in _SCRIPTS), "})();\n"])
     data = {"categories": [c._asdict() for c in (*CATEGORIES, REST)], "reports": reports}
+    title = f"Memory of {reports[0]['function']}"
+    scripts = [part(f"{name}.js") for name in _SCRIPTS]
+    return assembled(title, part("page.html"), part("page.css"), scripts, data)
+
+
+def part(name: str, package: str = "xform.memory") -> str:
+    """A file of the folder `web` of a package."""
+    return (importlib.resources.files(package) / "web" / name).read_text(encoding="utf-8")
+
+
+def assembled(title: str, template: str, style: str, scripts: Sequence[str], data: Any) -> str:
+    """One page of its parts: a template of `string.Template`, with `data` as JSON in it.
+
+    Its own rules let this style and these scripts run, and nothing be fetched.
+    """
+    # In a function, so that the page has no names but the browser's own.
+    script = "\n".join(['"use strict"; (() => {', *scripts, "})();\n"])
     # `<` as an escape of JSON: no text in the data can end its element, or begin another.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return string.Template(read("page.html")).substitute(
-        title=html.escape(f"Memory of {reports[0]['function']}"),
+    return string.Template(template).substitute(
+        title=html.escape(title),
         policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src '{_digest(style)}'; script-src '{_digest(script)}'",
         style=style,

@@ -1,0 +1,95 @@
+"""The page of a graph: one file that opens from disk, with nothing to fetch."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from xform.adjoints.printed import headline, local_derivatives, partial_said, said
+from xform.files import whole
+from xform.memory.page import assembled, part
+from xform.text import near
+
+_SCRIPTS = ("steps", "layout", "picture", "values", "graph")
+
+
+def write(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write one HTML page that draws a graph, and steps through it.
+
+    The page needs no network, and its own rules forbid it to ask for any. It appears whole, or not
+    at all.
+
+    Args:
+      graph: `Graph.to_dict()`.
+      path: the file.
+
+    Cost: about 700 bytes for an operation.
+    """
+    own = lambda name: part(name, "xform.adjoints")
+    scripts = [part("dom.js"), *(own(f"{name}.js") for name in _SCRIPTS)]
+    style = part("page.css") + own("graph.css")
+    title = f"Graph of {graph['function']}"
+    page = assembled(title, own("graph.html"), style, scripts, _packed(graph))
+    with whole(path) as partial:
+        partial.write_text(page, encoding="utf-8")
+
+
+def _packed(graph: dict[str, Any]) -> dict[str, Any]:
+    """A graph with its numbers as text."""
+    partials = local_derivatives(graph)
+    groups, members = _groups(graph["operations"])
+    kept = ("name", "label", "type", "colour", "operation")
+    values = [
+        {"id": v["id"], **{k: v[k] for k in kept}, "said": said(v), "adjoint": said(v["adjoint"])}
+        for v in graph["values"]
+    ]
+    operations = [
+        op | {"near": near(op["where"]), "groups": own, "partials": partials.get(op["id"], "")}
+        for op, own in zip(graph["operations"], members, strict=True)
+    ]
+    edges = [
+        {
+            "id": e["id"],
+            "source": e["source"],
+            "target": e["target"],
+            "partial": partial_said(e["partial"]),
+            "short": said(e["partial"]),
+            "flow": said(e["flow"]),
+            "number": "value" in (e["partial"] or {}),
+        }
+        for e in graph["edges"]
+    ]
+    steps = {k: [[s["edge"], said(s["total"])] for s in graph[k]] for k in ("pushed", "pulled")}
+    return {
+        "function": graph["function"],
+        "about": headline(graph),
+        "output": graph["output"],
+        "values": values,
+        "operations": operations,
+        "edges": edges,
+        "groups": groups,
+        **steps,
+    }
+
+
+def _groups(operations: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Scopes as runs of operations: each with its size and what it is in; and those of each.
+
+    One scope that is entered again is another group: no edge leads back into one that was left.
+    """
+    groups: list[dict[str, Any]] = []
+    members: list[list[int]] = []
+    before: list[int] = []
+    for op in operations:
+        own: list[int] = []
+        for depth, name in enumerate(op["scope"]):
+            same = len(before) > depth and before[:depth] == own
+            if not (same and groups[before[depth]]["name"] == name):
+                groups.append({"name": name, "parent": own[-1] if own else None, "size": 0})
+                own.append(len(groups) - 1)
+            else:
+                own.append(before[depth])
+            groups[own[-1]]["size"] += 1
+        members.append(own)
+        before = own
+    return groups, members
