@@ -6,7 +6,8 @@ for those that are no loops only; a dear one goes into its only reader; one that
 makes is repeated nowhere, unless all paths to its readers fuse.
 
 Each step is looked at once: all groups that read what it makes take it in, or none of them, but for
-those that are no loops. So what a group reads follows, step by step, from what its steps read.
+those that are no loops. So what a group reads follows from what its steps read: of a step in one
+group, as it is met on the way from that group's last step; of one in several, once for all.
 Source: XLA's `instruction_fusion.cc` and `cpu_instruction_fusion.cc`.
 """
 
@@ -49,20 +50,22 @@ class LoopFusion(Fusion):
         self._loose = {s.makes[0] for s, g in self.by_root.items() if not (g.call or _many(s))}
         self._dear = {c for c in self._loose if c.maker and self._is_dear(c.maker)}
         self._keep_unrepeatable(steps)
-        # What was taken in; of each step, the only group that it is in (None: there are several);
-        # what is read for several elements there; and how many sums each group holds.
-        self._taken = set[Cell]()
+        # What was taken in, and by a single step alone; of each step, the only group that it is in
+        # (None: there are several); what is read for several elements there; and how many sums
+        # each group holds.
+        self._taken, self._passed = set[Cell](), set[Cell]()
         self._home: dict[Step, Step | None] = {}
         self._reused = set[Step]()
         self._sums = collections.Counter(s for s in steps if _reduces(s))
         written = {s: self._settle(self.by_root[s]) for s in reversed(steps)}
         for step in steps:
-            self._collect(self.by_root[step])
-        left = {s: self.by_root[s] for s in steps if written[s]}
-        for step, group in left.items():
-            if step.does is lax.dynamic_update_slice_p and not group.call:
-                group.spoiled = self._spoiled(step, True)
-        self.by_root = left
+            if step.makes[0] not in self._passed:
+                self._collect(self.by_root[step])
+        for step in steps:
+            update = step.does is lax.dynamic_update_slice_p and not self.by_root[step].call
+            if written[step] and update:
+                _, self.by_root[step].spoiled = self._behind(step, True)
+        self.by_root = {s: self.by_root[s] for s in steps if written[s]}
 
     def fused_place(self) -> dict[Step, int]:
         """Of the last step of each group, when XLA comes to it after fusion."""
@@ -85,6 +88,8 @@ class LoopFusion(Fusion):
         self._home[step] = step if not takers else None if written else home
         if takers:
             self._taken.add(cell)
+            if len(takers) == 1 and not written:
+                self._passed.add(cell)
         for u in takers:
             self.by_root[u].alone = False
             if self._home[step] and (u.does in _REUSES or u in self._reused):
@@ -106,36 +111,42 @@ class LoopFusion(Fusion):
         return not self.by_root[reader].call and not _many(reader)
 
     def _collect(self, group: Group) -> None:
-        """Find what a group reads, when that of its operands' makers is known."""
+        """Find what a group reads, when that of what goes into several groups is known."""
         updates = group.root.does is lax.dynamic_update_slice_p
-        if not self._takes(group.root) or (group.alone and not updates):
-            return
-        group.spoiled = self._spoiled(group.root, False)
-        inner = [self._maker(c) for c in group.reads]
-        if len(inner) == 1 and inner[0]:
-            group.reads = inner[0].reads
-            return
-        reads: dict[Cell, tuple[Step, ...]] = {}
-        for c, maker in zip(group.reads, inner, strict=True):
-            for cell, steps in maker.reads.items() if maker else ((c, (group.root,)),):
-                known = reads.get(cell, ())
-                reads[cell] = tuple(dict.fromkeys(known + steps)) if known else steps
-        group.reads = reads
+        if self._takes(group.root) and (updates or not group.alone):
+            group.reads, group.spoiled = self._behind(group.root, False)
+
+    def _behind(
+        self, root: Step, last: bool
+    ) -> tuple[dict[Cell, tuple[Step, ...]], frozenset[Cell]]:
+        """What the group of a step reads, by which steps; and what not element by element."""
+        lost = spoiled_operands(root, last)
+        if len(own := self.by_root[root].reads) == 1:
+            (cell,) = own
+            if (maker := self._maker(cell)) and cell not in self._passed:
+                return maker.reads, frozenset(maker.reads) if cell in lost else maker.spoiled
+        reads: dict[Cell, list[Step]] = {}
+        spoiled = set[Cell]()
+        todo = [(c, root, c in lost) for c in reversed(own)]
+        while todo:
+            cell, reader, is_lost = todo.pop()
+            maker = self._maker(cell)
+            if maker is None:
+                reads.setdefault(cell, []).append(reader)
+                spoiled.update((cell,) if is_lost else ())
+            elif cell in self._passed:
+                lost = maker.reads if is_lost else spoiled_operands(maker.root, False)
+                todo += [(c, maker.root, c in lost) for c in reversed(maker.reads)]
+            else:
+                for c, steps in maker.reads.items():
+                    reads.setdefault(c, []).extend(steps)
+                spoiled.update(maker.reads if is_lost else maker.spoiled)
+        by = {c: tuple(s if len(s) == 1 else dict.fromkeys(s)) for c, s in reads.items()}
+        return by, frozenset(spoiled)
 
     def _maker(self, cell: Cell) -> Group | None:
         """What was taken in with a value, if that is not read."""
         return self.by_root[cell.maker] if cell.maker and cell in self._taken else None
-
-    def _spoiled(self, step: Step, last: bool) -> frozenset[Cell]:
-        """What the group of a step does not read element by element."""
-        lost = spoiled_operands(step, last)
-        parts: list[frozenset[Cell]] = []
-        for c in dict.fromkeys(step.reads):
-            if maker := self._maker(c):
-                parts.append(frozenset(maker.reads) if c in lost else maker.spoiled)
-            elif c in lost:
-                parts.append(frozenset((c,)))
-        return parts[0] if len(parts) == 1 else frozenset[Cell]().union(*parts)
 
     def _is_dear(self, step: Step) -> bool:
         """Whether a step is not repeated: it takes long, or its numbers are widened."""
