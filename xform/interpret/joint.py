@@ -20,7 +20,7 @@ from xform.arithmetic import Value
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, gather, join_p, released, spread
+from xform.interpret.node import Node, fork_p, gather, join_p, released, spread
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, Program, trace
 from xform.passes.dce import live
@@ -65,6 +65,11 @@ class Joint:
     def producer(self) -> dict[Var, JaxprEqn]:
         """The forward equation that makes each forward value."""
         return {v: eqn for eqn in self.forward for v in eqn.outvars}
+
+    @cached_property
+    def forks(self) -> dict[int, JaxprEqn]:
+        """The forward equations that are nodes' forward parts, by their places."""
+        return {i: eqn for i, eqn in enumerate(self.forward) if eqn.primitive is fork_p}
 
     @cached_property
     def named(self) -> dict[Var, Var]:

@@ -132,10 +132,10 @@ def _of_cut(joint: Joint, policy: MinCut, place: _Place) -> Plan:
     inner = _inner(joint, policy, place.top)
     graph, prices = _graph(joint, inner), _prices(joint, policy, place.top)
     sizes = _sizes(joint, policy, inner, place.at_hand)
-    saved = graph.cheapest([prices[id(e)] for e in graph.equations], sizes, policy.written)
-    for eqn, node in _nodes(joint):
-        if eqn.outvars[-1] not in saved and prices[id(eqn)] < math.inf:
-            inner[node] = _as_it_is(node)
+    saved = graph.cheapest(prices[graph.places], sizes, policy.written)
+    for i, eqn in joint.forks.items():
+        if eqn.outvars[-1] not in saved and prices[i] < math.inf:
+            inner[eqn.params["node"]] = _as_it_is(eqn.params["node"])
     return _cut(joint, Cut(saved, {}), inner, place)
 
 
@@ -187,7 +187,7 @@ def inputs_at_hand(node: Node) -> Mask | None:
 
 def _nodes(joint: Joint) -> Iterator[tuple[Any, Node]]:
     """The nodes of a Joint, with their forks."""
-    return ((e, e.params["node"]) for e in joint.forward if e.primitive is fork_p)
+    return ((e, e.params["node"]) for e in joint.forks.values())
 
 
 def _sizes(joint: Joint, policy: MinCut, inner: Inner, at_hand: Mask | None) -> dict[Var, int]:
@@ -201,14 +201,13 @@ def _sizes(joint: Joint, policy: MinCut, inner: Inner, at_hand: Mask | None) -> 
     return sizes | {v: held_bytes(values) for v, values in tokens.items()}
 
 
-def _prices(joint: Joint, policy: MinCut, top: bool) -> dict[int, float]:
-    """What running each equation of the forward part again costs, by its `id`."""
-    equations = joint.forward
-    early = np.arange(len(equations)) < policy.at * len(equations)
+def _prices(joint: Joint, policy: MinCut, top: bool) -> np.ndarray:
+    """What running each equation of the forward part again costs."""
+    early = np.arange(len(joint.forward)) < policy.at * len(joint.forward)
     prices = _priced(joint).at(np.where(early, policy.price, policy.then))
-    of = {id(eqn): float(n) for eqn, n in zip(equations, prices, strict=True)}
-    never = (eqn for eqn, node in _nodes(joint) if node.region or (node.loop and top))
-    return of | {id(eqn): math.inf for eqn in never}
+    nodes = ((i, eqn.params["node"]) for i, eqn in joint.forks.items())
+    prices[[i for i, node in nodes if node.region or (node.loop and top)]] = math.inf
+    return prices
 
 
 def _graph(joint: Joint, inner: Inner) -> Graph:

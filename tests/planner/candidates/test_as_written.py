@@ -1,13 +1,14 @@
 """Plans with the loops as they are, beside all plans that there are of a small program."""
 
 import itertools
+import math
 
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
 from tests.planner.cuts.test_integer_program import joint_of
-from xform.planner.candidates.as_written import cuts
+from xform.planner.candidates.as_written import _at_prices, cuts
 from xform.planner.costs.link import Link
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
 from xform.planner.decide import plan
@@ -78,3 +79,18 @@ def test_with_a_link_some_values_are_sent() -> None:
     assert any(map(sent_bytes, found))
     free = [p for p in found if not recompute_flops(p)]
     assert min(map(kept_bytes, free)) < kept_bytes(plan(joint, MinCut(), True))
+
+
+def test_between_two_prices_that_save_the_same_none_is_tried() -> None:
+    joint, tried = joint_of(unrolled, W, X), list[float]()
+
+    def of(price: float):
+        tried.append(price)
+        return plan(joint, MinCut(price, price), True)
+
+    prices = [math.inf, *(2.0**-k for k in range(60)), 0.0]
+    found = _at_prices(of, prices)
+    assert found == [plan(joint, MinCut(p, p), True) for p in prices]
+    assert 1 < len(set(found)) < 8
+    assert len(set(tried)) < len(prices) / 2
+    assert _at_prices(of, [0.5]) == [of(0.5)]

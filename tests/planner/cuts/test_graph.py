@@ -140,3 +140,16 @@ def test_gradients_are_the_same(policy) -> None:
             ours = jax.jit(xform.grad(loss, (0, 1), policy=policy))(x, w)
             same = jax.jit(jax.grad(loss, (0, 1)))(x, w)
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-9), ours, same)
+
+
+def test_a_cut_is_made_once_for_equal_prices_and_sizes(monkeypatch) -> None:
+    joint = joint_of(FUNCTIONS["dots"])
+    graph, none = Graph(joint, {}), dict.fromkeys(joint.inputs, 0.0)
+    of = lambda flop: [price(e, flop) for e in graph.equations]
+    first, dear = graph.cheapest(of(0.1), none), graph.cheapest(of(math.inf), none)
+    assert first != dear
+    assert [joint.forward[i] for i in graph.places] == list(graph.equations)
+    monkeypatch.setattr("xform.planner.cuts.graph.min_cut", None)
+    assert graph.cheapest(of(0.1), none) == first
+    with pytest.raises(TypeError):  # sizes differ
+        graph.cheapest(of(0.1), dict.fromkeys(joint.inputs, 1.0))

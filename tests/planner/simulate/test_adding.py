@@ -1,11 +1,15 @@
 """Steps as they are added: each once, and those that nobody needs never."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
+from xform.fingerprint import operation
 from xform.ir import Program, trace
-from xform.planner.simulate.adding import Adding
+from xform.planner.simulate.adding import Adding, Operation
 from xform.planner.simulate.profiles import CPU, GPU, Profile
 from xform.planner.simulate.steps import Flat
 
@@ -16,7 +20,7 @@ class Plainly(Adding):
     """Each equation is a step, as it stands."""
 
     def results(self, eqn, reads):
-        return self.step(eqn.primitive, (tuple(reads), self.text(eqn)), eqn, reads)
+        return self.step(eqn.primitive, (tuple(reads), self.operation(eqn)), eqn, reads)
 
 
 def added(f, *args, by: Profile = CPU, n_seeds: int = 0) -> tuple[Plainly, Flat]:
@@ -38,6 +42,40 @@ def test_what_is_equal_is_done_once() -> None:
     assert names(flat) == ["reduce_sum"] * 2
     _, flat = added(lambda x: [(x @ x.T) @ (x @ x.T)], X)
     assert names(flat).count("dot_general") == 2
+
+
+def test_operations_are_equal_as_their_texts_are_and_said_only_if_compared(monkeypatch) -> None:
+    def f(x):
+        scan = lambda by: lax.scan(lambda c, _: (c * by, None), x, None, length=3)[0]
+        return [
+            scan(2.0),
+            scan(2.0),
+            scan(3.0),
+            lax.slice(x, (0, 1), (2, 3)),
+            x[:2, 1:3],
+            x[:2, :2],
+        ]
+
+    equations = trace(f, X).equations
+    of = [Operation(e) for e in equations]
+    for (a, x), (b, y) in itertools.product(zip(of, equations, strict=True), repeat=2):
+        assert (a == b) == (operation(x) == operation(y))
+        assert a != b or hash(a) == hash(b)
+    assert len(set(of)) == len(set(map(operation, equations))) < len(of)
+    assert of[0] != operation(equations[0])
+
+    asked: list[str] = []
+    module = "xform.planner.simulate.adding.operation"
+    monkeypatch.setattr(module, lambda e: asked.append(e.primitive.name) or operation(e))
+    _, flat = added(lambda x: [jnp.sum(jnp.sin(x), 0), jnp.cos(x)], X)
+    assert (names(flat), asked) == (["sin", "reduce_sum", "cos"], [])
+
+
+def test_a_parameter_that_was_not_given_makes_no_difference() -> None:
+    (eqn,) = trace(lambda x: [jnp.sin(x)], X).equations
+    bare = eqn.replace(params={k: v for k, v in eqn.params.items() if v is not None})
+    assert len(bare.params) < len(eqn.params)
+    assert (Operation(bare), hash(Operation(bare))) == (Operation(eqn), hash(Operation(eqn)))
 
 
 def test_what_no_output_needs_is_left_out_but_for_effects() -> None:

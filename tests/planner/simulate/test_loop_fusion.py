@@ -120,6 +120,42 @@ def test_a_long_chain_of_which_all_is_returned_takes_linear_work() -> None:
     assert work(2_000) < 6 * work(400)
 
 
+def test_one_loop_that_reads_ever_more_takes_linear_work() -> None:
+    def work(n: int) -> int:
+        def f(*xs):
+            y = xs[0]
+            for x in xs[1:]:
+                y = (y + x) * 2
+            return y
+
+        done, fusion = counted(lambda: of(f, *[X] * n))
+        (group,) = fusion.groups
+        assert len(group.reads) == len(group.replaceable()) == n
+        return done
+
+    work(10)
+    assert work(1_200) < 6 * work(300)
+
+
+def test_a_loop_reads_what_it_takes_in_by_the_steps_that_do_and_in_their_order() -> None:
+    def f(x, y):
+        more = x + 1
+        return jnp.exp(more * y.T) - more * y, square(more)
+
+    flat = flatten(trace(lambda *xs: jax.tree.leaves(f(*xs)), X, X), CPU)
+    by_result = {g.root.makes[0]: g for g in LoopFusion(flat, CPU).groups}
+    group = by_result[flat.outputs[0]]
+    a, b = flat.inputs
+    assert list(group.reads) == [a, b]
+    # Two steps of the loop take in the sum, which is in it once; `y` is read in two orders.
+    assert [[s.does.name for s in group.reads[c]] for c in (a, b)] == [
+        ["add"],
+        ["transpose", "mul"],
+    ]
+    assert group.spoiled == {b}
+    assert group.replaceable() == {a}
+
+
 def test_what_other_compilers_fuse_needs_no_library() -> None:
     f = lambda x: jnp.sum(jnp.arctan(x), 1)  # which no version of the library knows
     assert (written(of(f, X)), written(of(f, X, by=GPU))) == ([X.size * 4], [])

@@ -30,6 +30,9 @@ _MANY, _SMALL = tuple(i / 32 for i in range(1, 32)), 400
 _LOOPED = tuple(i / 8 for i in range(1, 8))
 _FEW, _LARGE = (1 / 4, 1 / 2), 1_500
 _WAYS_OF_LARGE = 3
+# In how many branches each is looked for: of the eight models of `experiments/planner/zoo.py` none
+# gets another plan in twenty times as many, in which equal layers take seconds.
+_BRANCHES = 100
 # Of a program with remat regions that save nothing else: the ways in which those are decided too.
 _WAYS_OF_REGIONS = 2
 # How many distances between prices.
@@ -82,11 +85,25 @@ def _priced(make: Callable[[MinCut], Plan], written: float, apart: int, free: bo
             ) -> Iterator[Plan]:  # fmt: skip
     """Minimum cuts at prices of work, and between each two."""
     of = lambda price, then, at: make(MinCut(price, then, at, written, apart, free))
-    corners = {kept_bytes(p): (price, p) for price in _PRICES if (p := of(price, price, 1.0))}
+    plans = _at_prices(lambda price: of(price, price, 1.0), _PRICES)
+    corners = {kept_bytes(p): (price, p) for price, p in zip(_PRICES, plans, strict=True)}
     chosen = _spaced(sorted(corners))
     yield from (corners[n][1] for n in chosen)
     for low, high in itertools.pairwise(corners[n][0] for n in chosen):
         yield from (of(low, high, at) for at in _CHANGES)
+
+
+def _at_prices(of: Callable[[float], Plan], prices: Sequence[float]) -> list[Plan]:
+    """The plan at each of some falling prices. If those at both ends are one, so are all between.
+
+    What a cheapest cut saves shrinks as the price falls: Gallo, Grigoriadis and Tarjan, "A fast
+    parametric maximum flow algorithm and applications", 1989, section 2.
+    """
+    first, last = of(prices[0]), of(prices[-1])
+    if first is last or len(prices) < 3:
+        return [first] * (len(prices) - 1) + [last]
+    middle = len(prices) // 2
+    return _at_prices(of, prices[: middle + 1])[:-1] + _at_prices(of, prices[middle:])
 
 
 def _exact(problem: Problem, sizes: Sequence[int]) -> Iterator[Choice]:
@@ -95,7 +112,7 @@ def _exact(problem: Problem, sizes: Sequence[int]) -> Iterator[Choice]:
     for most in sorted(sizes, reverse=True):
         if saved <= most:  # what solved the last, solves this
             continue
-        if (point := problem.at(most)) is not None:
+        if (point := problem.at(most, branches=_BRANCHES)) is not None:
             saved = point.bytes
             yield point.choice
 

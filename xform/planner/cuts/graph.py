@@ -7,7 +7,8 @@ again; and what is run again needs its inputs. The values on cut edges are saved
 and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being fusion aware",
 MLSys 2023; a price of work as in project selection (Picard, "Maximal closure of a graph", 1976).
 
-A planner cuts one program at a hundred prices. Its graph is made once; a price changes capacities.
+A planner cuts one program at a hundred prices. Its graph is made once; a price changes capacities,
+and where it changes none the cut is the one that was found before.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from xform._jax import JaxprEqn, Var, name_p
 from xform.cost import aval_bytes
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node
+from xform.naming import digest
 from xform.passes.dce import live
 from xform.planner.costs.recompute import fusible
 from xform.planner.cuts.mincut import min_cut
+from xform.recent import Recent
 
 _SOURCE, _SINK = 0, 1
 
@@ -32,8 +35,8 @@ _SOURCE, _SINK = 0, 1
 class Graph:
     """What the backward part of a Joint could read, and what that is made from.
 
-    `inner` says what loops and calls read. `equations` are those that might be run again: a price
-    for each of them is what a cut takes.
+    `inner` says what loops and calls read. `equations` are those that might be run again, `places`
+    where they stand in the forward part: a price for each of them is what a cut takes.
     """
 
     def __init__(self, joint: Joint, inner: dict[Node, tuple[Plan, ...]]):
@@ -43,11 +46,15 @@ class Graph:
         wanted = {joint.named.get(v, v) for v in wanted if v in inputs or v in joint.producer}
         self.joint = joint
         self.equations: tuple[JaxprEqn, ...] = tuple(live(joint.forward, wanted, effects=False))
+        place = {id(eqn): i for i, eqn in enumerate(joint.forward)}
+        self.places = np.asarray([place[id(eqn)] for eqn in self.equations], np.int64)
         values_made = [v for eqn in self.equations for v in eqn.outvars]
         values = (*joint.inputs, *values_made)
         first = 2 + len(self.equations)
         self._at: dict[Var, int] = {v: first + i for i, v in enumerate(values)}
         self._made = {v: i for i, v in enumerate(values_made)}
+        self._values = values_made
+        self._cuts: Recent[str, frozenset[Var]] = Recent(16)
         self._size = first + len(values)
         ends: list[tuple[int, int]] = []
         for i, eqn in enumerate(self.equations):
@@ -93,10 +100,18 @@ class Graph:
                 size[self._made[v]] = n
         size *= 1 + written * self._fused
         read = [(self._at[v], sizes[v]) for v in self.joint.inputs if sizes.get(v)]
-        inputs = np.asarray([i for i, _ in read], np.int64)
         if not len(self._needs):
             return frozenset()
         price = np.asarray(prices, np.float64)
+        key = digest([price.tobytes(), size.tobytes(), repr(read)])
+        if key not in self._cuts:
+            self._cuts[key] = self._cheapest(price, size, read)
+        return self._cuts[key]
+
+    def _cheapest(self, price: np.ndarray, size: np.ndarray, read: Sequence[tuple[int, float]]
+                  ) -> frozenset[Var]:  # fmt: skip
+        """The same, with bytes for each value that is made, and for those inputs that cost some."""
+        inputs = np.asarray([i for i, _ in read], np.int64)
         run = np.flatnonzero(price)
         vertices = np.arange(len(size)) + 2 + len(self.equations) + len(self.joint.inputs)
         needs = self._needs
@@ -112,4 +127,4 @@ class Graph:
             _SINK,
         )  # fmt: skip
         crossed = ~cut[self._makers] & cut[vertices]
-        return frozenset(v for v, on in zip(self._made, crossed, strict=True) if on)
+        return frozenset(self._values[i] for i in np.flatnonzero(crossed))

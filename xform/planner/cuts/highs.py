@@ -19,7 +19,7 @@ from xform.errors import NotSolved
 # A solution is good enough whose cost is this near to the bound: exact in a small program, where
 # that costs nothing.
 _GAP, _SMALL, _LARGE_GAP = 1e-6, 1_000, 1e-2
-_BRANCHES = 2_000
+BRANCHES = 2_000
 # `scipy.optimize.milp` says of a program that it was solved, or that it has no solution.
 _SOLVED, _NONE = 0, 2
 _WAIT = 0.1  # seconds between two looks for Ctrl-C
@@ -61,16 +61,16 @@ class Model:
         self.terms += terms
         self.count += 1
 
-    def solve(self, budget: float, cost: Sequence[float], seconds: float, sure: bool = False
-              ) -> np.ndarray | None:  # fmt: skip
+    def solve(self, budget: float, cost: Sequence[float], seconds: float, sure: bool = False,
+              branches: int = BRANCHES) -> np.ndarray | None:  # fmt: skip
         """The columns of the least `cost` that fit in bytes and on the link; None if none do.
 
-        It is near enough, or the best of many branches. `sure`: it is the least, or `NotSolved`.
+        It is near enough, or the best of so many branches. `sure`: it is the least, or `NotSolved`.
         """
         if not cost:
             return np.zeros(0)
         gap = _GAP if sure or len(cost) < _SMALL else _LARGE_GAP
-        limit = {} if sure else {"node_limit": _BRANCHES}
+        limit = {} if sure else {"node_limit": branches}
         solution = self._run(budget, cost, seconds, 1, {"mip_rel_gap": gap, **limit})
         if sure and solution.status not in (_SOLVED, _NONE):
             raise NotSolved(

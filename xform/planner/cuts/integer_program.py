@@ -29,7 +29,7 @@ from xform.planner.costs.held import token as held_by
 from xform.planner.costs.link import HOST, Link
 from xform.planner.costs.recompute import fusible, price
 from xform.planner.costs.window import Room, room
-from xform.planner.cuts.highs import Model
+from xform.planner.cuts.highs import BRANCHES, Model
 from xform.planner.plan.choice import Choice
 
 # More equations than this are left to blocks and to prices.
@@ -99,9 +99,12 @@ class Problem:
         """Whether there are branches: what those save is added up here, but shares memory."""
         return any(part.branches for part in self.parts.values())
 
-    def at(self, budget: float, sure: bool = False) -> Point | None:
-        """The least work within a budget; None if none was found. `sure`: it is, or `NotSolved`."""
-        return self._solved(budget, self.model.cost, sure)
+    def at(self, budget: float, sure: bool = False, branches: int = BRANCHES) -> Point | None:
+        """The least work within a budget, near enough or the best of so many branches, or None.
+
+        `sure`: it is the least, or `NotSolved`.
+        """
+        return self._solved(budget, self.model.cost, sure, branches)
 
     def at_price(self, flop: float) -> Point | None:
         """The fewest bytes, where a FLOP run again has a price in bytes: 0 for the least of all."""
@@ -116,8 +119,9 @@ class Problem:
         """
         return self.model.bound(budget - self.fixed, self.seconds)
 
-    def _solved(self, budget: float, cost: Sequence[float], sure: bool = False) -> Point | None:
-        x = self.model.solve(budget - self.fixed, cost, self.seconds, sure)
+    def _solved(self, budget: float, cost: Sequence[float], sure: bool = False,
+                branches: int = BRANCHES) -> Point | None:  # fmt: skip
+        x = self.model.solve(budget - self.fixed, cost, self.seconds, sure, branches)
         if x is None:
             return None
         on = np.where(self.model.whole, x > 0.5, x)

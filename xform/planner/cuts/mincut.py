@@ -37,16 +37,18 @@ def min_cut(n: int, tails: Integers, heads: Integers, capacities: Sequence[float
     whole = np.full(caps.shape, never, np.int64)
     whole[finite] = scaled
     csr_array, flows = scipy.sparse.csr_array, scipy.sparse.csgraph
-    graph = csr_array((whole, (np.asarray(tails), np.asarray(heads))), shape=(n, n))
-    graph.sum_duplicates()
+    # With the way back of each edge, which has no capacity, as SciPy's flow has it.
+    there, back = np.asarray(tails, np.int32), np.asarray(heads, np.int32)
+    ends = np.concatenate([there, back]), np.concatenate([back, there])
+    graph = csr_array((np.concatenate([whole, np.zeros_like(whole)]), ends), shape=(n, n))
     graph.data = np.minimum(graph.data, never).astype(np.int32)
-    flow = flows.maximum_flow(csr_array(graph), source, sink, method="dinic")
-    left = csr_array(graph - flow.flow)
-    left.eliminate_zeros()
+    flow = flows.maximum_flow(graph, source, sink, method="dinic")
+    left = csr_array((graph.data - flow.flow.data, graph.indices, graph.indptr), shape=(n, n))
+    backwards = left.T.tocsr()
+    backwards.eliminate_zeros()
     reach = np.zeros(n, bool)
-    from_sink = flows.breadth_first_order(csr_array(left.T), sink, return_predecessors=False)
-    reach[from_sink] = True
-    tail, head = graph.tocoo().coords
-    cut = int(graph.data[~reach[tail] & reach[head]].sum(dtype=np.int64))
+    reach[flows.breadth_first_order(backwards, sink, return_predecessors=False)] = True
+    tail = np.repeat(np.arange(n), np.diff(graph.indptr))
+    cut = int(graph.data[~reach[tail] & reach[graph.indices]].sum(dtype=np.int64))
     assert cut == flow.flow_value < never, "the cut is not the flow"
     return reach

@@ -21,6 +21,36 @@ from xform.traits import Traits
 T = TypeVar("T")
 
 
+class Operation:
+    """What an equation does, whatever it reads: equal for equal operations.
+
+    It is put in words only when it is compared, as when two equations read the same values: what a
+    loop does is long to say.
+    """
+
+    __slots__ = ("_eqn", "_hash", "_text")
+
+    def __init__(self, eqn: JaxprEqn):
+        self._eqn, self._text = eqn, ""
+        plain = ((k, _plain(x)) for k, x in eqn.params.items() if x is not None)
+        self._hash = hash((eqn.primitive.name, frozenset(plain)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Operation) and self._said() == other._said())
+
+    def _said(self) -> str:
+        self._text = self._text or operation(self._eqn)
+        return self._text
+
+
+def _plain(x: Any) -> Any:
+    """A parameter, as far as it is of numbers that have equal texts only if they are equal."""
+    return tuple(map(_plain, x)) if type(x) is tuple else x if type(x) is int else 0
+
+
 class Adding(abc.ABC):
     """The steps so far. What is equal to one that was taken is that one."""
 
@@ -99,9 +129,9 @@ class Adding(abc.ABC):
             return env[v]
         return self.constant(self.known(v, "literal", lambda: literal(v)), shape(v.aval))
 
-    def text(self, eqn: JaxprEqn) -> str:
+    def operation(self, eqn: JaxprEqn) -> Operation:
         """What an equation does, equal for equal operations."""
-        return self.known(eqn, "text", lambda: operation(eqn))
+        return self.known(eqn, "operation", lambda: Operation(eqn))
 
     def known(self, of: JaxprEqn | Literal, what: Any, make: Callable[[], T]) -> T:
         """What is the same whenever an equation is met, whatever it reads: made once."""

@@ -119,26 +119,26 @@ class Flattening(Adding):
             return [self._repeated(eqn, reads[0])]
         if prim is lax.split_p:
             return [
-                self.step(lax.slice_p, (reads[0], i, self.text(eqn)), eqn, reads, [v.aval])[0]
+                self.step(lax.slice_p, (reads[0], i, self.operation(eqn)), eqn, reads, [v.aval])[0]
                 for i, v in enumerate(eqn.outvars)
             ]
         if prim is lax.transpose_p:
             return [self._transposed(eqn, reads[0])]
         if prim is dot_general_p and self.known(eqn, "outer", lambda: outer(eqn)):
             reads = [self._repeated(eqn, x) for x in reads]
-            return self.step(lax.mul_p, (tuple(reads), self.text(eqn)), eqn, reads)
+            return self.step(lax.mul_p, (tuple(reads), self.operation(eqn)), eqn, reads)
         if prim in (dot_general_p, conv_general_dilated_p):
             return self._product(eqn, reads)
         if prim is store_p:
             prim, reads = lax.dynamic_update_slice_p, reads[:2]
         if prim in (scan_p, while_p):
             return self._loop(eqn, reads)
-        return self.step(prim, (tuple(reads), self.text(eqn)), eqn, reads)
+        return self.step(prim, (tuple(reads), self.operation(eqn)), eqn, reads)
 
     def _loop(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
         """A loop. What it stacks is zeros first, which are there as early as can be."""
         consts, carried = counts(eqn)
-        key = tuple(reads), self.text(eqn)
+        key = tuple(reads), self.operation(eqn)
         stacks = [
             self.step(repeat_p, (key, i), eqn, [], [v.aval])[0]
             for i, v in enumerate(eqn.outvars[carried:])
@@ -166,7 +166,7 @@ class Flattening(Adding):
             size = tuple(size[a] for a in channels_last(eqn))
         wide = self.profile.widens and eqn.primitive is dot_general_p and narrow(aval)
         value = Cell((1 + wide) * self.bytes(aval), "made", size)
-        key = tuple(read), by_rows, self.text(eqn)
+        key = tuple(read), by_rows, self.operation(eqn)
         product = self.step(eqn.primitive, key, eqn, list(read), [value])[0]
         if product.maker is not None:
             product.maker.by_rows, product.maker.right_by_rows = by_rows
@@ -247,7 +247,7 @@ class Flattening(Adding):
             return x
         ones = [self.scalar.get(c, c) for c in reads]
         if not any(c.shape for c in ones):  # of scalars alone: repeated in the end
-            key, size = (tuple(ones), self.text(eqn)), self.bytes(aval)
+            key, size = (tuple(ones), self.operation(eqn)), self.bytes(aval)
             if all(c.kind == "constant" for c in ones):
                 one = self.constant(key, ())
             else:
@@ -268,7 +268,7 @@ class Flattening(Adding):
             return self._power(reads[0], 2, eqn)
         if prim is lax.integer_pow_p and eqn.params["y"] > 1:
             return self._power(reads[0], eqn.params["y"], eqn)
-        return self.step(prim, (tuple(reads), self.text(eqn)), eqn, reads)[0]
+        return self.step(prim, (tuple(reads), self.operation(eqn)), eqn, reads)[0]
 
     def _reciprocal(self, eqn: JaxprEqn, x: Cell) -> Cell | None:
         """By what a value is multiplied that is divided by a smaller, repeated one: one over that.
@@ -285,7 +285,7 @@ class Flattening(Adding):
         one = self.step(lax.div_p, ("one over", small), eqn, [small], [value])[0]
         if repeat is None:
             return one
-        key = (one,), self.text(repeat.eqn)
+        key = (one,), self.operation(repeat.eqn)
         return self.step(broadcast_in_dim_p, key, repeat.eqn, [one])[0]
 
     def _scattered(self, reads: Sequence[Cell]) -> Cell | None:
