@@ -85,8 +85,8 @@ class Graph:
         makers = [2 + i for i, eqn in enumerate(self.equations) for _ in eqn.outvars]
         return np.asarray(makers, np.int64)
 
-    def cheapest(self, prices: Sequence[float], sizes: Mapping[Var, float], written: float = 0.0
-                 ) -> frozenset[Var]:  # fmt: skip
+    def cheapest(self, prices: Sequence[float] | np.ndarray, sizes: Mapping[Var, float],
+                 written: float = 0.0) -> frozenset[Var]:  # fmt: skip
         """The values to save, where running each of the `equations` again has a price in bytes.
 
         A price is infinite where an equation must not be run again. `sizes` are bytes of values
