@@ -15,7 +15,7 @@ FILES = {
 }
 LAYERS = """
     quiet, errors, text, files, callables, devices, recent, packages, modules, mutable < _jax <
-    source < equation, place, traits, arithmetic, naming < references < ir < fingerprint < table
+    source < equation, place, reach, traits, arithmetic, naming < references < ir < fingerprint < table
     < words, passes < cost < interpret < rules < budgets < min_cut <
     regions < policies < planner < memory <
     transforms < adjoints, curvature, diagnosis, jacobians, sparse <

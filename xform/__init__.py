@@ -36,6 +36,7 @@ __all__ = [
     "jacobian",
     "jacrev",
     "jvp",
+    "laplacian",
     "linear_transpose",
     "linearize",
     "max_batch",
@@ -49,6 +50,9 @@ __all__ = [
     "remat",
     "residuals",
     "rules",
+    "sparse_hessian",
+    "sparse_jacobian",
+    "sparsity",
     "uninstall",
     "value_and_grad",
     "vjp",
@@ -63,12 +67,16 @@ _LATER = {
     "compare": "xform.transforms.compare",
     "fits": "xform.memory.questions",
     "graph": "xform.adjoints.graph",
+    "laplacian": "xform.sparse.laplacian",
     "max_batch": "xform.memory.questions",
     "memory_analysis": "xform.memory.analysis",
     "name": "xform.adjoints.name",
     "partials": "xform.adjoints.partials",
     "pareto": "xform.transforms.pareto",
     "plan": "xform.transforms.plan",
+    "sparse_hessian": "xform.sparse.matrix",
+    "sparse_jacobian": "xform.sparse.matrix",
+    "sparsity": "xform.sparse.sparsity",
     "why_oom": "xform.memory.questions",
 }
 
@@ -80,6 +88,9 @@ if TYPE_CHECKING:
     from xform.adjoints.partials import partials
     from xform.memory.analysis import memory_analysis
     from xform.memory.questions import fits, max_batch, why_oom
+    from xform.sparse.laplacian import laplacian
+    from xform.sparse.matrix import sparse_hessian, sparse_jacobian
+    from xform.sparse.sparsity import sparsity
     from xform.transforms.compare import compare
     from xform.transforms.pareto import pareto
     from xform.transforms.plan import plan

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from xform._jax import JaxprEqn
+from xform.reach import EACH, MOVED, Reach
 
 Count = Callable[[JaxprEqn], float]
 
@@ -44,6 +45,8 @@ class Traits:
         a reduction, none where it is a movement.
       bytes: counts the bytes passed over when it is run again; None: those of the results, of the
         operands where it is a reduction.
+      reach: on which elements of the operands an element of the result depends; None: nothing is
+        known but what the derivative says.
     """
 
     fusion: Literal["elementwise", "movement", "reduction", ""] = ""
@@ -59,6 +62,7 @@ class Traits:
     calls: Literal["", "custom", "region", "mark"] = ""
     flops: Count | None = dataclasses.field(default=None, compare=False)
     bytes: Count | None = dataclasses.field(default=None, compare=False)
+    reach: Reach | None = dataclasses.field(default=None, compare=False)
 
     @property
     def folds(self) -> bool:
@@ -86,6 +90,8 @@ class Traits:
                 continue
             if isinstance(value, str):
                 words.append(f"{field.name}={value}")
+            elif field.name == "reach":
+                words.append(f"reach={type(value).__name__.lower()}")
             elif isinstance(value, bool):
                 words.append(field.name if value else f"not {field.name}")
             else:
@@ -95,13 +101,15 @@ class Traits:
 
 UNKNOWN = Traits(foldable=False)
 PLAIN = Traits()
-ELEMENTWISE = Traits("elementwise")
-DEAR = Traits("elementwise", dear=True)
-MOVEMENT = Traits("movement")
-VIEW = Traits("movement", view=True)
+ELEMENTWISE = Traits("elementwise", reach=EACH)
+DEAR = Traits("elementwise", dear=True, reach=EACH)
+MOVEMENT = Traits("movement", reach=MOVED)
+VIEW = Traits("movement", view=True, reach=MOVED)
+# Moved nowhere: a conversion.
+CONVERSION = Traits("movement", reach=EACH)
 REDUCTION = Traits("reduction")
 # Neither FLOPs nor a loop over elements.
-MARK = Traits(identity=True, flops=none)
+MARK = Traits(identity=True, flops=none, reach=EACH)
 UNFUSED = Traits(flops=none)
 RANDOM = Traits(random=True)
 COLLECTIVE = Traits(collective=True)

@@ -23,6 +23,7 @@ from jax.dtypes import prng_key
 from xform._jax import JaxprEqn, Primitive, ShapedArray, ad, batching, mlir
 from xform.arithmetic import Value, differentiable
 from xform.ir import Mask
+from xform.reach import EACH
 from xform.table import declare
 from xform.traits import Traits
 from xform.words import Linear
@@ -145,4 +146,5 @@ class _Barrier(Linear):
         return [*cts, *[None] * (len(xs) - len(cts))]
 
 
-declare(_Barrier, barrier_p, "linear", (), Traits("movement", pure=False), known=("n", "where"))
+declare(_Barrier, barrier_p, "linear", (), Traits("movement", pure=False, reach=EACH),
+        known=("n", "where"))  # fmt: skip

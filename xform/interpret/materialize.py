@@ -18,6 +18,7 @@ from jax import lax
 from xform._jax import Primitive, ad, batching, mlir
 from xform.arithmetic import Value
 from xform.interpret.barrier import lowered_plainly, opaque_true
+from xform.reach import EACH
 from xform.traits import Traits
 from xform.words import linear
 
@@ -49,4 +50,5 @@ def _jvp(primals: Any, tangents: Any) -> Any:
 
 ad.primitive_jvps[materialize_p] = _jvp
 ad.primitive_transposes[materialize_p] = lambda ct, x: [ct]
-linear(materialize_p, lambda ct, x: ct, traits=Traits("movement", identity=True))
+linear(materialize_p, lambda ct, x: ct, traits=Traits(
+    "movement", identity=True, reach=EACH))  # fmt: skip

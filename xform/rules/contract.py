@@ -18,8 +18,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from xform import cost
 from xform._jax import JaxprEqn
 from xform.arithmetic import Value, add, cotangent_sharding
+from xform.cost import shape
 from xform.errors import UnsupportedParam
 from xform.ir import Mask, apply
+from xform.reach import Along, Linked, Links, Values, nonzeros, places, window
 from xform.table import declare
 from xform.traits import Traits
 from xform.words import Bilinear, bilinear
@@ -94,7 +96,29 @@ def _product(v: Any, axes: Axes) -> int:
     return math.prod(cost.shape(v)[i] for i in axes)
 
 
-bilinear("dot_general", _dot_lhs, _dot_rhs, Traits(flops=_dot_flops))
+def _dot_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
+    """Of each operand its own axes and the batch.
+
+    Also what the zeros of the other one leave, where that is a matrix that is known.
+    """  # fmt: skip
+    (a_sum, b_sum), (a_batch, b_batch) = eqn.params["dimension_numbers"]
+    shapes = list(map(shape, eqn.invars))
+    owns = [rest(len(s), *taken) for s, taken in zip(
+        shapes, ((a_sum, a_batch), (b_sum, b_batch)), strict=True)]  # fmt: skip
+    ways: list[list[Links]] = []
+    for i, (batch, summed) in enumerate(((a_batch, a_sum), (b_batch, b_sum))):
+        mine, others = [Along(axis) for axis in owns[i]], [None] * len(owns[1 - i])
+        known = values[1 - i]
+        if known is not None and known.ndim == 2 and not batch and len(summed) == 1:
+            across = known if owns[1 - i] == [0] else known.T
+            others = [Along(summed[0], nonzeros(across))]
+        both = (mine, others) if i == 0 else (others, mine)
+        ways.append([(*map(Along, batch), *both[0], *both[1])])
+    return ways
+
+
+bilinear("dot_general", _dot_lhs, _dot_rhs, Traits(
+    flops=_dot_flops, reach=Linked(_dot_reach, reads=(0, 2))))  # fmt: skip
 
 
 # ragged_dot_general: the operands' groups are told apart by a third input, the group sizes.
@@ -298,4 +322,49 @@ def _taps(n_in: int, n_window: int, n_out: int, stride: int, dilation: int, spre
     return int(np.sum((at >= 0) & (at <= (n_in - 1) * dilation) & (at % dilation == 0)))
 
 
-bilinear("conv_general_dilated", _conv_lhs, _conv_rhs, Traits(flops=_conv_flops))
+def _conv_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
+    """Of the input what stands in the window, of the kernel the output's own features.
+
+    Of a kernel that is known, each place of the window is a way by itself, with what its zeros
+    leave.
+    """
+    p = eqn.params
+    x_spec, w_spec, y_spec = p["dimension_numbers"]
+    x, w, y = map(shape, (*eqn.invars, *eqn.outvars))
+    groups, batches = p["feature_group_count"], p["batch_group_count"]
+    windows = [
+        window(x[i], y[k], w[j], stride, low, base, spread)
+        for i, j, k, stride, (low, _), base, spread in zip(
+            x_spec[2:], w_spec[2:], y_spec[2:], p["window_strides"], p["padding"],
+            p["lhs_dilation"], p["rhs_dilation"], strict=True)
+    ]  # fmt: skip
+    kernel = values[1]
+    if kernel is None:
+        kernel = np.ones([n if axis in w_spec[:2] else 1 for axis, n in enumerate(w)])
+        taps = [(windows, kernel.transpose(w_spec).reshape(w[w_spec[0]], w[w_spec[1]]))]
+    else:
+        kernel = kernel.transpose(w_spec)
+        taps = [([at[:, t : t + 1] for at, t in zip(windows, tap, strict=True)],
+                 kernel[(..., *tap)])
+                for tap in np.ndindex(kernel.shape[2:])]  # fmt: skip
+    seen: list[Links] = []
+    for at, features in taps:
+        if not np.any(features != 0):
+            continue
+        links = dict(zip(y_spec[2:], map(Along, x_spec[2:], map(places, at)), strict=True))
+        # Output feature o of group g sees the input features of g.
+        own = np.arange(y[y_spec[1]]) * groups // max(y[y_spec[1]], 1)
+        across = np.zeros((y[y_spec[1]], x[x_spec[1]]), bool)
+        n = w[w_spec[1]]
+        for o, g in enumerate(own):
+            across[o, g * n : (g + 1) * n] = features[o] != 0
+        links[y_spec[1]] = Along(x_spec[1], nonzeros(across))
+        if batches == 1:
+            links[y_spec[0]] = Along(x_spec[0])
+        seen.append(tuple(links.get(axis) for axis in range(len(y))))
+    return [seen, [tuple(Along(w_spec[0]) if axis == y_spec[1] else None
+                         for axis in range(len(y)))]]  # fmt: skip
+
+
+bilinear("conv_general_dilated", _conv_lhs, _conv_rhs, Traits(
+    flops=_conv_flops, reach=Linked(_conv_reach, reads=(1, 2))))  # fmt: skip

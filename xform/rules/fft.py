@@ -10,6 +10,8 @@ from jax import lax
 
 from xform import cost
 from xform._jax import JaxprEqn
+from xform.cost import shape
+from xform.reach import Along, Links, linked
 from xform.traits import Traits
 from xform.words import linear
 
@@ -40,4 +42,9 @@ def _flops(eqn: JaxprEqn) -> float:
     return (2.5 if real else 5) * cost.size(signal) * math.log2(n) if n else 0
 
 
-linear("fft", _transpose, traits=Traits(flops=_flops))
+def _reach(eqn: JaxprEqn) -> list[list[Links]]:
+    batch = len(shape(eqn.invars[0])) - len(eqn.params["fft_lengths"])
+    return [[(*map(Along, range(batch)), *[None] * len(eqn.params["fft_lengths"]))]]
+
+
+linear("fft", _transpose, traits=Traits(flops=_flops, reach=linked(_reach)))

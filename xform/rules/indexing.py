@@ -22,8 +22,9 @@ from xform import cost
 from xform._jax import JaxprEqn, zeros
 from xform.arithmetic import Value, constant_like
 from xform.errors import NotDifferentiable
+from xform.rules import indices as where
 from xform.table import declare
-from xform.traits import MOVEMENT, Traits, none
+from xform.traits import none
 from xform.words import Linear, composite, linear
 
 Numbers = lax.ScatterDimensionNumbers
@@ -45,8 +46,8 @@ def _dynamic_update_slice(ct: Value, x: Value, update: Value, *start: Value):
     return [rest, lax.dynamic_slice(ct, start, np.shape(update)), *[None] * len(start)]
 
 
-linear("dynamic_slice", _dynamic_slice, over=(0,), traits=MOVEMENT)
-linear("dynamic_update_slice", _dynamic_update_slice, over=(0, 1), traits=MOVEMENT)
+linear("dynamic_slice", _dynamic_slice, over=(0,), traits=where.DYNAMIC_SLICE)
+linear("dynamic_update_slice", _dynamic_update_slice, over=(0, 1), traits=where.DYNAMIC_UPDATE)
 
 # Gather.
 
@@ -77,7 +78,7 @@ def _gather(ct: Value, x: Value, indices: Value, *, dimension_numbers: Any, slic
                            indices_are_sorted=indices_are_sorted, mode=mode)  # fmt: skip
 
 
-declare(_Gather, "gather", "linear", [_gather], MOVEMENT, over=(0,))
+declare(_Gather, "gather", "linear", [_gather], where.GATHER, over=(0,))
 
 
 # Scatters.
@@ -138,7 +139,7 @@ def linear_scatter(name: str, transpose: Callable[[Places, Value], tuple[Value, 
         ct_x, ct_updates = transpose(at, ct)
         return [ct_x, None, ct_updates]
 
-    linear(name, formula, over=(0, 2), traits=Traits(flops=_updates))
+    linear(name, formula, over=(0, 2), traits=where.scatter_traits(_updates))
 
 
 def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], applies: bool) -> None:
@@ -165,7 +166,8 @@ def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], applies:
         y, dy = jvp(at, x, updates, dx, dupdates)
         return None if y is None else [y], [dy]
 
-    composite(name, formula, Traits(flops=_updates if applies else none))
+    traits = where.scatter_traits(_updates if applies else none, replaces=not applies)
+    composite(name, formula, traits)
 
 
 def _scatter(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):

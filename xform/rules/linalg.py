@@ -15,8 +15,10 @@ from jax import lax
 from xform import cost
 from xform._jax import JaxprEqn, jax_primitives, zeros
 from xform.arithmetic import Value, instantiate
+from xform.cost import shape
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, apply, trace
+from xform.reach import Along, Links, linked
 from xform.table import Rule, declare
 from xform.traits import Traits
 
@@ -191,9 +193,19 @@ def _substitutions(eqn: JaxprEqn) -> int:
     return cost.size(eqn.invars[1]) * cost.shape(eqn.invars[0])[-1]
 
 
+def _solve_reach(eqn: JaxprEqn) -> list[list[Links]]:
+    """All of a matrix, and the column (or row, where they are solved from the right) it is for."""
+    ndim = len(shape(eqn.outvars[0]))
+    batch = tuple(map(Along, range(ndim - 2)))
+    own = (None, Along(ndim - 1)) if eqn.params.get("left_side", True) else (Along(ndim - 2), None)
+    whole: Links = (*batch, None, None)
+    return [*[[whole] for _ in eqn.invars[1:]], [(*batch, *own)]]
+
+
 declare(Solve, "triangular_solve", "solve", [_triangular_apply, _triangular_transpose],
-        Traits(flops=_substitutions))  # fmt: skip
-declare(Solve, "tridiagonal_solve", "solve", [_tridiagonal_apply, _tridiagonal_transpose])
+        Traits(flops=_substitutions, reach=linked(_solve_reach)))  # fmt: skip
+declare(Solve, "tridiagonal_solve", "solve", [_tridiagonal_apply, _tridiagonal_transpose],
+        Traits(reach=linked(_solve_reach)))  # fmt: skip
 
 
 def solve_left(a: Any, b: Any, **kind: bool) -> Any:

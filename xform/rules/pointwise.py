@@ -11,6 +11,7 @@ Special functions: M. Abramowitz and I. Stegun, Handbook of Mathematical Functio
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -23,8 +24,9 @@ from xform._jax import JaxprEqn, primitives, weak_as, zeros
 from xform.arithmetic import Over, Value, constant_like, reduce_like
 from xform.equation import apply
 from xform.errors import NotDifferentiable
+from xform.reach import EACH, Moved
 from xform.table import declare
-from xform.traits import DEAR, ELEMENTWISE, MOVEMENT, PLAIN, Traits
+from xform.traits import CONVERSION, DEAR, ELEMENTWISE, MOVEMENT, PLAIN, Traits
 from xform.words import Linear, bilinear, composite, constant, linear, pointwise
 
 C = constant_like
@@ -304,7 +306,13 @@ def _select_n(ct: Value, which: Value, *cases: Value) -> list[Any]:
     return [None, *(lax.select_n(on, none, ct) for on in chosen)]
 
 
-declare(_Select, "select_n", "linear", [_select_n], ELEMENTWISE)
+def _choose(params: dict[str, Any], which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    which = np.broadcast_to(which.astype(int), cases[0].shape)
+    return np.take_along_axis(np.stack(cases), which[None], 0)[0]
+
+
+declare(_Select, "select_n", "linear", [_select_n], dataclasses.replace(
+    ELEMENTWISE, reach=Moved(_choose, reads=(0, 1), otherwise=EACH)))  # fmt: skip
 
 # Complex numbers: real-linear maps.
 
@@ -329,13 +337,14 @@ def _sign(primals: Sequence[Value], tangents: Sequence[Any]):
 
 
 composite("abs", _abs, traits=ELEMENTWISE)
-composite("sign", _sign, traits=ELEMENTWISE)
-linear("real", lambda ct, x: lax.complex(ct, C(ct, 0)), traits=MOVEMENT)
-linear("imag", lambda ct, x: lax.complex(C(ct, 0), lax.neg(ct)), traits=MOVEMENT)
+# Of a real number it has no derivative, which the formula knows.
+composite("sign", _sign, traits=dataclasses.replace(ELEMENTWISE, reach=None))
+linear("real", lambda ct, x: lax.complex(ct, C(ct, 0)), traits=CONVERSION)
+linear("imag", lambda ct, x: lax.complex(C(ct, 0), lax.neg(ct)), traits=CONVERSION)
 linear(
     "complex",
     lambda ct, a, b: [reduce_like(lax.real(ct), a), reduce_like(lax.neg(lax.imag(ct)), b)],
-    traits=MOVEMENT,
+    traits=CONVERSION,
 )
 linear(
     "conj",
@@ -352,7 +361,7 @@ def _convert(ct: Value, x: Value, *, new_dtype: Any, weak_type: bool, sharding: 
     return weak_as(lax.convert_element_type(ct, x.dtype), jax.typeof(x))
 
 
-linear("convert_element_type", _convert, traits=MOVEMENT)
+linear("convert_element_type", _convert, traits=CONVERSION)
 linear(
     "reduce_precision",
     lambda ct, x, *, exponent_bits, mantissa_bits: lax.reduce_precision(

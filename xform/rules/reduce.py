@@ -8,6 +8,7 @@ extremum is NaN has derivative NaN.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -20,13 +21,28 @@ from jax import lax
 from xform import cost
 from xform._jax import JaxprEqn, jax_primitives, zeros
 from xform.arithmetic import cotangent_sharding
+from xform.cost import shape
 from xform.interpret.jvp import jvp
 from xform.ir import evaluate, program, trace
+from xform.reach import Along, Links, kept, linked
 from xform.traits import REDUCTION, Traits
 from xform.words import composite, constant, linear
 
+
+def _reduced(eqn: JaxprEqn) -> list[list[Links]]:
+    return [[kept(len(shape(v)), eqn.params["axes"])] for v in eqn.invars]
+
+
+def _accumulated(eqn: JaxprEqn) -> list[list[Links]]:
+    axis, way = eqn.params["axis"], -1 if eqn.params["reverse"] else 1
+    axes = range(len(shape(eqn.invars[0])))
+    return [[tuple(Along(i, cumulative=way if i == axis else 0) for i in axes)]]
+
+
 # A kernel that looks at each element of its operand once.
 EACH_INPUT = Traits(flops=cost.operand_size)
+CUMULATIVE = dataclasses.replace(EACH_INPUT, reach=linked(_accumulated))
+SUM = dataclasses.replace(REDUCTION, reach=linked(_reduced))
 
 # From the parts of two slices to those of their combination.
 Combine = Callable[[list[Any], list[Any]], list[Any]]
@@ -114,9 +130,9 @@ def _reduce(*operands: Any, jaxpr: Any, dimensions: tuple[int, ...], computation
 linear(
     "reduce_sum",
     lambda ct, x, *, axes, out_sharding: spread_over(ct, x, axes, cotangent_sharding(x)),
-    traits=REDUCTION,
+    traits=SUM,
 )
-composite("reduce_prod", defined_by(_product), REDUCTION)
+composite("reduce_prod", defined_by(_product), SUM)
 composite("reduce", defined_by(_reduce), Traits(
     flops=lambda e: cost.operand_size(e) * cost.flops(program(e.params["jaxpr"]))))  # fmt: skip
 
@@ -144,7 +160,7 @@ def _extremum(name: str):
 
 
 for _name in ("reduce_max", "reduce_min"):
-    composite(_name, _extremum(_name), REDUCTION)
+    composite(_name, _extremum(_name), SUM)
 constant("argmax", "argmin", known=("axes", "index_dtype"), traits=REDUCTION)
 constant("reduce_and", "reduce_or", "reduce_xor", known=("axes", "out_sharding"), traits=REDUCTION)
 
@@ -184,12 +200,12 @@ def _cumulative(combine: Callable[[Any, Any], Any]):
 linear(
     "cumsum",
     lambda ct, x, *, axis, reverse: lax.cumsum(ct, axis, not reverse),
-    traits=EACH_INPUT,
+    traits=CUMULATIVE,
 )
-composite("cumprod", _cumulative(lax.mul), EACH_INPUT)
-composite("cummax", _cumulative(lax.max), EACH_INPUT)
-composite("cummin", _cumulative(lax.min), EACH_INPUT)
-composite("cumlogsumexp", _cumlogsumexp, EACH_INPUT)
+composite("cumprod", _cumulative(lax.mul), CUMULATIVE)
+composite("cummax", _cumulative(lax.max), CUMULATIVE)
+composite("cummin", _cumulative(lax.min), CUMULATIVE)
+composite("cumlogsumexp", _cumlogsumexp, CUMULATIVE)
 
 
 # Sorting: tangents are taken along, from where the primals came from.

@@ -5,6 +5,7 @@ A cotangent gets the shape and, on a mesh of explicit axes, the sharding of the 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +17,19 @@ from jax.experimental.layout import with_layout_constraint
 
 from xform._jax import primitives
 from xform.arithmetic import Value, cotangent_sharding, differentiable, reduce_like
-from xform.traits import MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
+from xform.reach import EACH, Moved, Moves
+from xform.traits import CONVERSION, MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
 from xform.words import constant, linear, pointwise
 
 
 def back(ct: Value, x: Value) -> Value:
     """`ct` in the shape of `x`, and where its cotangent lies."""
     return lax.reshape(ct, np.shape(x), out_sharding=cotangent_sharding(x))
+
+
+def moved(traits: Traits, move: Moves) -> Traits:
+    """The traits of a movement of data that NumPy does as well."""
+    return dataclasses.replace(traits, reach=Moved(move))
 
 
 # Views.
@@ -46,16 +53,30 @@ def _broadcast_to(ct: Value, x: Value, *, shape: Sequence[int]):
     return reduce_like(lax.reduce_sum(ct, range(len(shape) - np.ndim(x))), x)
 
 
-linear("broadcast_in_dim", _broadcast_in_dim, traits=VIEW)
-linear("broadcast_to", _broadcast_to, traits=VIEW)
-linear("reshape", _reshape, traits=VIEW)
-linear("squeeze", lambda ct, x, *, dimensions: back(ct, x), traits=VIEW)
+def _move_broadcast(p: dict[str, Any], x: np.ndarray, *_: Any) -> np.ndarray:
+    sizes = dict(zip(p["broadcast_dimensions"], x.shape, strict=True))
+    aligned = x.reshape([sizes.get(axis, 1) for axis in range(len(p["shape"]))])
+    return np.broadcast_to(aligned, p["shape"])
+
+
+def _move_reshape(p: dict[str, Any], x: np.ndarray, *_: Any) -> np.ndarray:
+    x = x if p["dimensions"] is None else x.transpose(p["dimensions"])
+    return x.reshape(p["new_sizes"])
+
+
+linear("broadcast_in_dim", _broadcast_in_dim, traits=moved(VIEW, _move_broadcast))
+linear("broadcast_to", _broadcast_to, traits=moved(VIEW, lambda p, x: np.broadcast_to(
+    x, p["shape"])))  # fmt: skip
+linear("reshape", _reshape, traits=moved(VIEW, _move_reshape))
+linear("squeeze", lambda ct, x, *, dimensions: back(ct, x), traits=moved(
+    VIEW, lambda p, x: x.squeeze(p["dimensions"])))  # fmt: skip
 linear(
     "transpose",
     lambda ct, x, *, permutation: lax.transpose(ct, np.argsort(permutation)),
-    traits=MOVEMENT,
+    traits=moved(MOVEMENT, lambda p, x: x.transpose(p["permutation"])),
 )
-linear("rev", lambda ct, x, *, dimensions: lax.rev(ct, dimensions), traits=MOVEMENT)
+linear("rev", lambda ct, x, *, dimensions: lax.rev(ct, dimensions), traits=moved(
+    MOVEMENT, lambda p, x: np.flip(x, p["dimensions"])))  # fmt: skip
 
 # Pieces.
 
@@ -90,17 +111,48 @@ def _tile(ct: Value, x: Value, *, reps: Sequence[int]):
     return lax.reduce_sum(ct, range(0, len(shape), 2))
 
 
-linear("pad", _pad, traits=MOVEMENT)
-linear("slice", _slice, traits=MOVEMENT)
-linear("tile", _tile, traits=MOVEMENT)
+def _move_pad(p: dict[str, Any], x: np.ndarray, value: np.ndarray) -> np.ndarray:
+    low, high, inside = np.asarray(p["padding_config"], int).reshape(-1, 3).T
+    extent = np.maximum(0, np.array(x.shape, int) + (np.array(x.shape, int) - 1) * inside)
+    out = np.full(low + extent + high, value)
+    to, of = [], []
+    for n, lo, size, step in zip(x.shape, low, out.shape, inside + 1, strict=True):
+        first = -(min(lo, 0) // step)  # the first element that is not cropped
+        last = min(n, -(-(size - lo) // step))
+        to.append(slice(lo + first * step, max(0, lo + (last - 1) * step + 1), step))
+        of.append(slice(first, last) if last > first else slice(0, 0))
+        to[-1] = to[-1] if last > first else slice(0, 0)
+    out[tuple(to)] = x[tuple(of)]
+    return out
+
+
+def _move_slice(p: dict[str, Any], x: np.ndarray) -> np.ndarray:
+    steps = p["strides"] or (1,) * x.ndim
+    return x[tuple(map(slice, p["start_indices"], p["limit_indices"], steps))]
+
+
+def _move_split(p: dict[str, Any], x: np.ndarray) -> list[np.ndarray]:
+    return np.split(x, np.cumsum(p["sizes"])[:-1], p["axis"])
+
+
+def _move_unstack(p: dict[str, Any], x: np.ndarray) -> list[np.ndarray]:
+    return list(np.moveaxis(x, p["axis"], 0))
+
+
+linear("pad", _pad, traits=moved(MOVEMENT, _move_pad))
+linear("slice", _slice, traits=moved(MOVEMENT, _move_slice))
+linear("tile", _tile, traits=moved(MOVEMENT, lambda p, x: np.tile(x, p["reps"])))
 linear(
     "concatenate",
     lambda ct, *xs, dimension: lax.split(ct, [np.shape(x)[dimension] for x in xs], dimension),
-    traits=MOVEMENT,
+    traits=moved(MOVEMENT, lambda p, *xs: np.concatenate(xs, p["dimension"])),
 )
-linear("split", lambda cts, x, *, sizes, axis: lax.concatenate(cts, axis), traits=MOVEMENT)
-linear("stack", lambda ct, *xs, axis: lax.unstack(ct, axis), traits=MOVEMENT)
-linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis), traits=MOVEMENT)
+linear("split", lambda cts, x, *, sizes, axis: lax.concatenate(cts, axis), traits=moved(
+    MOVEMENT, _move_split))  # fmt: skip
+linear("stack", lambda ct, *xs, axis: lax.unstack(ct, axis), traits=moved(
+    MOVEMENT, lambda p, *xs: np.stack(xs, p["axis"])))  # fmt: skip
+linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis), traits=moved(
+    MOVEMENT, _move_unstack))  # fmt: skip
 
 # Copies, names and placements. A tangent keeps a name, a cotangent does not.
 
@@ -147,22 +199,27 @@ def _space(ct: Value, x: Value, *, memory_space: Any):
     return jax.device_put(ct, jax.typeof(x).memory_space)
 
 
+# Each element stays where it is.
+ELSEWHERE = dataclasses.replace(UNFUSED, reach=EACH)
+
 linear("to_edtype", lambda ct, x, *, edtype: _as_dtype_of(ct, x), traits=UNFUSED)
 linear("from_edtype", lambda ct, x, *, dtype: _as_dtype_of(ct, x), traits=UNFUSED)
-linear("copy", lambda ct, x: ct, traits=MOVEMENT)
-linear("stage", lambda ct, x: ct, traits=MOVEMENT)
-linear("tie", lambda ct, x, y: ct, over=(1,), traits=MOVEMENT)  # `y`, once there is an `x`
-linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=MOVEMENT)
-linear("with_memory_space_constraint", _space, traits=UNFUSED)
+linear("copy", lambda ct, x: ct, traits=CONVERSION)
+linear("stage", lambda ct, x: ct, traits=CONVERSION)
+# `y`, once there is an `x`.
+linear("tie", lambda ct, x, y: ct, over=(1,), traits=moved(MOVEMENT, lambda p, x, y: y))
+linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=CONVERSION)
+linear("with_memory_space_constraint", _space, traits=ELSEWHERE)
 # Tangents and cotangents bear no name, by which a policy would keep them.
 pointwise("name", lambda y, x, *, name: 1, traits=NAME)
-linear("optimization_barrier", _optimization_barrier, traits=Traits(pure=False, flops=none))
-linear("device_put", _device_put, traits=Traits(foreign=True, flops=none))
+linear("optimization_barrier", _optimization_barrier, traits=Traits(
+    pure=False, flops=none, reach=EACH))  # fmt: skip
+linear("device_put", _device_put, traits=Traits(foreign=True, flops=none, reach=EACH))
 linear("sharding_constraint", _sharding_constraint, traits=MARK)
 linear(
     "layout_constraint", lambda ct, x, *, layout: with_layout_constraint(ct, layout), traits=MARK
 )
-linear("reshard", _reshard, traits=UNFUSED)
+linear("reshard", _reshard, traits=ELSEWHERE)
 linear("host_local_array_to_global_array", _to_local, traits=UNFUSED)
 linear("global_array_to_host_local_array", _to_global, traits=UNFUSED)
 

@@ -7,6 +7,7 @@ window, axis by axis: in reverse mode too, where JAX has no rule.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +18,11 @@ from jax import lax
 
 from xform import cost
 from xform._jax import JaxprEqn, jax_primitives, zeros
+from xform.cost import shape
 from xform.interpret.pullback import pullback
 from xform.ir import program, trace
+from xform.reach import Along, Links, linked, nonzeros, window
+from xform.reach import places as rows_of
 from xform.rules.reduce import Combine, defined_by, elementwise
 from xform.traits import Traits
 from xform.words import composite, linear
@@ -32,7 +36,25 @@ def _flops(eqn: JaxprEqn) -> int:
     return elements * math.prod(eqn.params["window_dimensions"]) * inside
 
 
-WINDOW = Traits(flops=_flops)
+def _reach(eqn: JaxprEqn) -> list[list[Links]]:
+    """Of each operand with axes what stands in the windows; an initial value is seen by all."""
+    p, ys = eqn.params, shape(eqn.outvars[0])
+    ones = (1,) * len(ys)
+    ways: list[list[Links]] = []
+    for xs in map(shape, eqn.invars):
+        if len(xs) != len(ys):
+            ways.append([(None,) * len(ys)])
+            continue
+        sizes = zip(xs, ys, p["window_dimensions"], p["window_strides"], p["padding"],
+                    p.get("base_dilation", ones), p.get("window_dilation", ones),
+                    strict=True)  # fmt: skip
+        windows = [window(n, m, size, stride, low, base, spread)
+                   for n, m, size, stride, (low, _), base, spread in sizes]  # fmt: skip
+        ways.append([tuple(Along(i, rows_of(at)) for i, at in enumerate(windows))])
+    return ways
+
+
+WINDOW = Traits(flops=_flops, reach=linked(_reach))
 
 
 def _extent(size: int, dilation: int) -> int:
@@ -228,4 +250,21 @@ def _scatter_transpose(ct: Any, source: Any, x: Any, *, select_prim: Any, window
 
 
 linear("select_and_gather_add", _gather_transpose, over=(0,), traits=WINDOW)
-linear("select_and_scatter_add", _scatter_transpose, over=(0,), traits=WINDOW)
+
+
+def _reach_back(eqn: JaxprEqn) -> list[list[Links]]:
+    """Of each element of the source what stands in its window may get it."""
+    p, (source, xs) = eqn.params, map(shape, eqn.invars)
+    sizes = zip(xs, source, p["window_dimensions"], p["window_strides"], p["padding"], strict=True)
+    links: list[Along] = []
+    for i, (n, m, size, stride, (low, _)) in enumerate(sizes):
+        at = window(n, m, size, stride, low)
+        seen = np.zeros((n, m), bool)
+        windows = np.broadcast_to(np.arange(m)[:, None], at.shape)
+        seen[at[at >= 0], windows[at >= 0]] = True
+        links.append(Along(i, nonzeros(seen)))
+    return [[tuple(links)], []]
+
+
+linear("select_and_scatter_add", _scatter_transpose, over=(0,), traits=dataclasses.replace(
+    WINDOW, reach=linked(_reach_back)))  # fmt: skip

@@ -1,0 +1,68 @@
+"""Every rule: the pattern of each case holds all that differs from zero in JAX's dense Jacobian."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import xform
+from tests.rules.test_rules import CASES, heavy, marks
+from xform.arithmetic import differentiable
+from xform.table import Rule, every_rule
+from xform.testing import Case, cast
+
+
+def dense(case: Case, args: tuple, on: list[int]) -> np.ndarray:
+    """Where the Jacobian is not zero, by JAX, column by column.
+
+    Rows are the elements of the outputs, columns those of the inputs at `on`; a complex input is
+    moved along both axes.
+    """
+    active = [args[i] for i in on]
+    sizes = [x.size for x in active]
+    ad = jax if case.jax else xform
+
+    def f(*active):
+        full = list(args)
+        for i, x in zip(on, active, strict=True):
+            full[i] = x
+        leaves = jax.tree.leaves(case.fun(*full))
+        return [y if differentiable(jax.typeof(y)) else jnp.zeros(jnp.shape(y)) for y in leaves]
+
+    def nonzero(active, v, unit):
+        parts = jnp.split(v, np.cumsum(sizes)[:-1])
+        dxs = [(unit if jnp.iscomplexobj(x) else 1) * p.reshape(x.shape).astype(x.dtype)
+               for p, x in zip(parts, active, strict=True)]  # fmt: skip
+        dys = ad.jvp(f, tuple(active), tuple(dxs))[1]
+        return jnp.concatenate([jnp.ravel(dy != 0) for dy in dys] or [jnp.zeros(0, bool)])
+
+    def column(active, v):
+        real = nonzero(active, v, 1)
+        moves = any(map(jnp.iscomplexobj, active))
+        return real | nonzero(active, v, 1j) if moves else real
+
+    # The point is an argument: XLA aborts on some of these programs when it folds constants.
+    columns = jax.jit(lambda active, basis: lax.map(lambda v: column(active, v), basis))
+    return np.asarray(columns(active, jnp.eye(sum(sizes)))).T
+
+
+def exact(rule: Rule) -> bool:
+    """Whether an operation works element by element, or moves data, by a formula or linearly."""
+    moves = rule.traits.fusion in ("elementwise", "movement") and rule.word != "composite"
+    return rule.word == "pointwise" or moves
+
+
+@pytest.mark.usefixtures("x64", "quick_compilation")
+@pytest.mark.parametrize("case", [pytest.param(c, marks=marks[heavy(c)], id=c.id) for c in CASES])
+def test_the_pattern_holds_the_truth(case: Case) -> None:
+    args = tuple(cast(x, "float64", i) for i, x in enumerate(case.args))
+    on = [i for i, x in enumerate(args) if differentiable(jax.typeof(x))]
+    truth = dense(case, args, on)
+    everywhere = xform.sparsity(case.fun, *args, argnums=on).todense()
+    here = xform.sparsity(case.fun, *args, argnums=on, at=[args[i] for i in on]).todense()
+    assert everywhere.shape == here.shape == truth.shape
+    assert not (truth & ~here).any()
+    assert not (here & ~everywhere).any()
+    if exact(every_rule()[case.primitive]):
+        np.testing.assert_array_equal(here, truth)

@@ -1,0 +1,1 @@
+"""Derivatives that are mostly zero: where they are not, and how to compute only that."""

@@ -1,0 +1,239 @@
+"""Which products with a sparse matrix to compute, and where its elements are in them.
+
+Columns of one colour are pushed together, rows of one colour pulled together. An element is read
+from the product of its column's colour where no other column of that colour has an element in the
+row, or from that of its row's colour likewise. Of a symmetric matrix, an element may be read from
+either of its places.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from xform.errors import WrongArgument
+from xform.sparse import greedy, symmetric
+from xform.sparse.forest import Forest, forest
+from xform.sparse.pattern import Pattern
+
+JACOBIAN = ("auto", "column", "row", "bidirectional")
+HESSIAN = ("auto", "star", "acyclic", "column")
+ORDERS = ("best", "natural", "largest_first", "smallest_last")
+# Bounds on the elements of a line that are tried, beyond which it is dense.
+_BOUNDS = 12
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Coloring:
+    """Colours of the columns and rows of a sparse matrix.
+
+    Attributes:
+      kind: "column", "row", "bidirectional", "star" or "acyclic".
+      columns: the colour of each column, int, `[n]`; -1 for those that are in no product.
+      rows: the colour of each row, likewise, `[m]`.
+      pushes: the number of products with vectors from the right: colours of columns.
+      pulls: the number of products from the left: colours of rows.
+      places: where each element of the pattern is in all products together, flat, the pushed ones
+        first.
+      trees: of an acyclic colouring, from which the elements off the diagonal are computed.
+    """
+
+    kind: str
+    columns: np.ndarray
+    rows: np.ndarray
+    pushes: int
+    pulls: int
+    places: np.ndarray = dataclasses.field(repr=False)
+    trees: Forest | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def evaluations(self) -> int:
+        """The number of products."""
+        return self.pushes + self.pulls
+
+    def entries(self, pattern: Pattern) -> np.ndarray:
+        """The number of the product that each element of the pattern is read from, `[nonzeros]`.
+
+        Raises:
+          WrongArgument: the pattern is another one.
+        """
+        m, n = len(self.rows), len(self.columns)
+        if pattern.shape != (m, n) or pattern.nonzeros != len(self.places):
+            raise WrongArgument(
+                f"colours of a {pattern.shape[0]} x {pattern.shape[1]} pattern",
+                f"they are of another, {m} x {n} with {len(self.places)} nonzeros",
+                "",
+                "take the pattern and the colours of one preparation",
+            )
+        first = self.pushes * m
+        pushed, pulled = self.places // max(m, 1), (self.places - first) // max(n, 1)
+        return np.where(self.places < first, pushed, self.pushes + pulled)
+
+    def __str__(self) -> str:
+        pushes = f"{self.pushes} push{'es' * (self.pushes != 1)}"
+        return f"{self.kind} colouring: {pushes}, {self.pulls} pull{'s' * (self.pulls != 1)}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+def color_jacobian(pattern: Pattern, coloring: str, order: str, forward: bool = True) -> Coloring:
+    """Colours of a Jacobian's pattern; `forward`: whether columns can be pushed at all."""
+    if coloring == "column":
+        return _by_columns(pattern, order)
+    if coloring == "row" or not forward:
+        return _by_rows(pattern, order)
+    if coloring == "bidirectional":
+        return _bidirectional(pattern, order)
+    # In some row, or column, all elements have different colours.
+    least = int(pattern.row_counts.max(initial=0)), int(pattern.col_counts.max(initial=0))
+    mean = pattern.nonzeros / max(*pattern.shape, 1)
+    found: list[Coloring] = []
+    if min(least) > 3 * mean + 2:
+        found.append(_bidirectional(pattern, order))
+    ways = sorted(zip(least, (_by_columns, _by_rows), strict=True), key=lambda way: way[0])
+    for bound, color in ways:
+        # Of a large pattern the other side is tried only if it promises more.
+        more = pattern.nonzeros <= greedy.LARGE or bound < least[0]
+        if not found or (bound < min(c.evaluations for c in found) and more):
+            found.append(color(pattern, order))
+    # Of equally many products those that are pushed, which take less.
+    return min(found, key=lambda c: (c.evaluations, c.pulls))
+
+
+def color_hessian(pattern: Pattern, coloring: str, order: str) -> Coloring:
+    """Colours of a symmetric pattern."""
+    if coloring == "column":
+        return _by_columns(pattern, order)
+    off = pattern.rows != pattern.cols
+    graph = _graph(pattern.rows[off], pattern.cols[off], pattern.shape[0])
+    kind = "acyclic" if coloring == "acyclic" else "star"
+    color = symmetric.acyclic if kind == "acyclic" else symmetric.star
+    colors = np.array(
+        greedy.best(greedy.orders(graph, order), order, lambda v: color(graph, v), 3), int
+    )
+    if kind == "acyclic":
+        return _acyclic(pattern, colors)
+    twice = _twice(graph, colors)
+    rows, cols = pattern.rows, pattern.cols
+    own, other = ~twice(rows, colors[cols]), ~twice(cols, colors[rows]) & (rows != cols)
+    by_own = _choose(colors[cols], own, colors[rows], other)
+    read, at = np.where(by_own, colors[cols], colors[rows]), np.where(by_own, rows, cols)
+    used, number = _numbered(read, colors)
+    places = number[read] * len(colors) + at
+    none = np.full(len(colors), -1)
+    return Coloring("star", np.where(used[colors], number[colors], -1), none, int(used.sum()), 0,
+                    places)  # fmt: skip
+
+
+def _by_columns(pattern: Pattern, order: str) -> Coloring:
+    colors = np.array(greedy.best_columns(pattern.scipy(), order), int)
+    colors[pattern.col_counts == 0] = -1
+    places = colors[pattern.cols] * pattern.shape[0] + pattern.rows
+    none = np.full(pattern.shape[0], -1)
+    return Coloring("column", colors, none, _count(colors), 0, places)
+
+
+def _by_rows(pattern: Pattern, order: str) -> Coloring:
+    turned = sparse.csr_array(pattern.scipy().T)
+    colors = np.array(greedy.best_columns(turned, order), int)
+    colors[pattern.row_counts == 0] = -1
+    places = colors[pattern.rows] * pattern.shape[1] + pattern.cols
+    return Coloring("row", np.full(pattern.shape[1], -1), colors, 0, _count(colors), places)
+
+
+def _bidirectional(pattern: Pattern, order: str) -> Coloring:
+    """Some rows by pulls and all others by pushes, or columns the other way round: the best found.
+
+    Rows that are pulled do not keep columns apart, nor the others rows. Those with the most
+    elements are pulled, more than so many; several bounds are tried.
+
+    Source: Coleman and Verma, "The Efficient Computation of Sparse Jacobian Matrices Using
+    Automatic Differentiation", SIAM Journal on Scientific Computing 19 (1998), section 3.
+    """
+    matrix = pattern.scipy()
+    ways: list[tuple[int, bool, np.ndarray]] = []
+    for turned in (False, True):
+        lines = sparse.csr_array(matrix.T) if turned else matrix
+        counts = np.diff(lines.indptr)
+        bounds = np.unique(np.append(counts, 0))
+        for bound in bounds[np.unique(np.linspace(0, len(bounds) - 1, _BOUNDS).astype(int))]:
+            # Of one line that is left, and across those that are not, all colours differ.
+            most = np.bincount(lines[counts > bound].indices, minlength=1).max()
+            ways.append((int(bound + most), turned, counts > bound))
+    found: list[Coloring] = []
+    for least, turned, heavy in sorted(ways, key=lambda way: way[0]):
+        if not found or least < min(c.evaluations for c in found):
+            lines = sparse.csr_array(matrix.T) if turned else matrix
+            found.append(_covered(pattern, lines, heavy, turned, order))
+    return min(found, key=lambda c: (c.evaluations, c.pulls))
+
+
+def _covered(pattern: Pattern, lines: Any, dense: np.ndarray, turned: bool, order: str) -> Coloring:
+    """The lines that are dense by products of their own, the others by those of the rest."""
+    m, n = pattern.shape
+    rest = sparse.csr_array(sparse.diags_array(~dense, dtype=np.int8) @ lines)
+    rest.eliminate_zeros()
+    across = np.array(greedy.best_columns(rest, order), int)
+    across[np.diff(sparse.csr_array(rest.T).indptr) == 0] = -1
+    own = np.full(len(dense), -1)
+    own[dense] = greedy.best_columns(sparse.csr_array(lines[dense].T), order)
+    columns, rows = (own, across) if turned else (across, own)
+    read_own = dense[pattern.cols if turned else pattern.rows]
+    pushed = read_own if turned else ~read_own
+    pushes = _count(columns)
+    places = np.where(pushed, columns[pattern.cols] * m + pattern.rows,
+                      pushes * m + rows[pattern.rows] * n + pattern.cols)  # fmt: skip
+    return Coloring("bidirectional", columns, rows, pushes, _count(rows), places)
+
+
+def _acyclic(pattern: Pattern, colors: np.ndarray) -> Coloring:
+    used, number = _numbered(np.concatenate([colors[pattern.cols], colors[pattern.rows]]), colors)
+    colors = np.where(used[colors], number[colors], -1)
+    trees = forest(pattern, colors)
+    places = colors[pattern.cols] * len(colors) + pattern.rows
+    none = np.full(len(colors), -1)
+    return Coloring("acyclic", colors, none, _count(colors), 0, places, trees)
+
+
+def _graph(rows: np.ndarray, cols: np.ndarray, n: int) -> Any:
+    return sparse.csr_array((np.ones(len(rows), np.int32), (rows, cols)), shape=(n, n))
+
+
+def _count(colors: np.ndarray) -> int:
+    return int(colors.max(initial=-1)) + 1
+
+
+def _twice(graph: Any, colors: np.ndarray):
+    """Whether a vertex has several neighbours of a colour."""
+    n, k = len(colors), max(_count(colors), 1)
+    each = sparse.csr_array((np.ones(n, np.int32), colors, np.arange(n + 1)), shape=(n, k))
+    counts = sparse.csr_array(graph @ each)
+    counts.sort_indices()
+    keys = np.repeat(np.arange(n), np.diff(counts.indptr)) * k + counts.indices
+    several = keys[counts.data > 1]
+    return lambda at, color: np.isin(at * k + color, several)
+
+
+def _choose(a: np.ndarray, can_a: np.ndarray, b: np.ndarray, can_b: np.ndarray) -> np.ndarray:
+    """Whether each element is read from its colour `a`, or else from `b`: few colours together."""
+    assert (can_a | can_b).all()
+    k = int(max(a.max(initial=-1), b.max(initial=-1))) + 1
+    used = np.zeros(k + 1, bool)
+    used[a[can_a & ~can_b]] = used[b[can_b & ~can_a]] = True
+    left = can_a & can_b & ~used[a] & ~used[b]
+    while left.any():
+        counts = np.bincount(a[left], minlength=k) + np.bincount(b[left], minlength=k)
+        used[counts.argmax()] = True
+        left &= ~used[a] & ~used[b]
+    return can_a & (used[a] | ~can_b)
+
+
+def _numbered(read: np.ndarray, colors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which colours are read, and their numbers without the others."""
+    used = np.zeros(int(max(read.max(initial=-1), colors.max(initial=-1))) + 1, bool)
+    used[read] = True
+    return used, np.cumsum(used) - 1

@@ -1,0 +1,135 @@
+"""Greedy colourings of graphs: each vertex in turn gets the first colour that it may have.
+
+Sets of colours are the bits of an integer, so that a vertex costs one operation for each neighbour,
+however many colours there are. Graphs are sparse rows of neighbours.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+Colors = list[int]
+# Beyond so many pairs of columns that share a row, and elements, fewer orders are tried.
+_PAIRS = LARGE = 2**18
+
+
+def neighbours(graph: Any) -> list[list[int]]:
+    """For each row of a sparse matrix the columns of its nonzeros."""
+    places, begins = graph.indices.tolist(), graph.indptr.tolist()
+    return [places[a:b] for a, b in itertools.pairwise(begins)]
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The numbers of the bits of an integer."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def first_free(forbidden: int) -> int:
+    """The lowest bit that is not set, as an integer that has only that."""
+    return ~forbidden & (forbidden + 1)
+
+
+def columns(matrix: Any, order: Sequence[int]) -> Colors:
+    """Colours such that no two columns of one colour share a row: a partial distance-2 colouring.
+
+    Source: Gebremedhin, Manne and Pothen, "What color is your Jacobian?", SIAM Review 47 (2005),
+    section 3.
+    """
+    rows_of = neighbours(sparse.csr_array(matrix.T))
+    used = [0] * matrix.shape[0]
+    colors = [0] * matrix.shape[1]
+    for v in order:
+        forbidden = 0
+        for row in rows_of[v]:
+            forbidden |= used[row]
+        color = first_free(forbidden)
+        colors[v] = color.bit_length() - 1
+        for row in rows_of[v]:
+            used[row] |= color
+    return colors
+
+
+def best_columns(matrix: Any, order: str) -> Colors:
+    """The best of `columns` in some order, or in several until no fewer colours can be had."""
+    least = int(np.diff(matrix.indptr).max(initial=0))  # of one row, all columns differ
+    most = int((np.diff(matrix.indptr).astype(np.int64) ** 2).sum())
+
+    def graph() -> Any:
+        counts = matrix.astype(np.int32)
+        return sparse.csr_array(counts.T @ counts)
+
+    def degrees() -> np.ndarray:
+        return matrix.T.astype(np.int64) @ np.diff(matrix.indptr)
+
+    ways: dict[str, Callable[[], Sequence[int]]] = {
+        "natural": lambda: range(matrix.shape[1]),
+        "largest_first": lambda: np.argsort(-degrees(), kind="stable").tolist(),
+    }
+    if most <= _PAIRS or order == "smallest_last":
+        ways["smallest_last"] = lambda: smallest_last(graph())
+    return best(ways, order, lambda vertices: columns(matrix, vertices), least)
+
+
+def best(ways: dict[str, Callable[[], Sequence[int]]], order: str,
+         color: Callable[[Sequence[int]], Colors], least: int) -> Colors:  # fmt: skip
+    """The colouring with the fewest colours, of those in some orders of the vertices."""
+    found: Colors | None = None
+    for name, vertices in ways.items():
+        if order in ("best", name):
+            colors = color(vertices())
+            if found is None or max(colors, default=0) < max(found, default=0):
+                found = colors
+            if max(found, default=-1) < least:
+                break
+    assert found is not None, order
+    return found
+
+
+def orders(graph: Any, order: str = "best") -> dict[str, Callable[[], Sequence[int]]]:
+    """The orders in which the vertices of a graph are coloured."""
+    ways: dict[str, Callable[[], Sequence[int]]] = {
+        "natural": lambda: range(graph.shape[0]),
+        "largest_first": lambda: np.argsort(-np.diff(graph.indptr), kind="stable").tolist(),
+        "smallest_last": lambda: smallest_last(graph),
+    }
+    if graph.nnz > LARGE and order == "best":
+        del ways["smallest_last"]
+    return ways
+
+
+def smallest_last(graph: Any) -> list[int]:
+    """Vertices such that each has the fewest neighbours among those before it that it can.
+
+    Source: Matula and Beck, "Smallest-last ordering and clustering and graph coloring algorithms",
+    Journal of the ACM 30 (1983).
+    """
+    near = neighbours(graph)
+    degree = [len(vs) for vs in near]
+    buckets: list[list[int]] = [[] for _ in range(max(degree, default=0) + 1)]
+    for v in range(len(near) - 1, -1, -1):
+        buckets[degree[v]].append(v)
+    gone = [False] * len(near)
+    last: list[int] = []
+    low = 0
+    while len(last) < len(near):
+        while not buckets[low]:
+            low += 1
+        v = buckets[low].pop()
+        if gone[v] or degree[v] != low:
+            continue
+        gone[v] = True
+        last.append(v)
+        for w in near[v]:
+            if not gone[w]:
+                degree[w] -= 1
+                buckets[degree[w]].append(w)
+        low = max(low - 1, 0)
+    return last[::-1]

@@ -1,0 +1,196 @@
+"""What is known of a program's values at every point: constants, and what follows from them.
+
+All that is asked of a program is computed at once, by what it takes of the program alone. At a
+given point everything is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from xform._jax import JaxprEqn, Literal, Tracer, Var, has_effects
+from xform.arithmetic import differentiable, scale
+from xform.cost import shape
+from xform.errors import NotDifferentiable
+from xform.ir import Atom, Mask, Program, apply, bind, environment, gather, read, spread
+from xform.reach import Each, Linked, Moved, Paired
+from xform.source import name_stack
+from xform.table import Rule, rule_of, traits
+from xform.words import Bilinear, Pointwise
+
+Values = Sequence[Any]
+
+
+def reach_of(rule: Rule) -> Each | Moved | Linked | Paired | None:
+    """How a rule says that elements depend on elements; a partial derivative says it too."""
+    found = rule.traits.reach
+    return Each() if found is None and isinstance(rule, Pointwise) else found
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What is known of an equation's operands.
+
+    Attributes:
+      values: those that are known and asked for.
+      slopes: where the derivative in an operand may differ from zero; None: anywhere.
+    """
+
+    values: list[Any]
+    slopes: list[np.ndarray | None]
+
+
+class Known:
+    """The values of a program that are known, given those of its inputs (None: unknown)."""
+
+    def __init__(self, prog: Program, inputs: Values):
+        self._prog = prog
+        self._given = {v: x for v, x in zip(prog.inputs, inputs, strict=True) if x is not None}
+        self._given |= {v: x for v, x in prog.consts if not isinstance(x, Tracer)}
+        self._variables: set[Any] = set(self._given)
+        for eqn in prog.equations:
+            if all(map(self.has, eqn.invars)) and _repeatable(eqn):
+                self._variables.update(eqn.outvars)
+
+    def has(self, v: Atom) -> bool:
+        """Whether a variable or literal is known."""
+        return isinstance(v, Literal) or v in self._variables
+
+    def ask(self, active: Sequence[tuple[JaxprEqn, Mask]], outputs: bool
+            ) -> tuple[dict[int, Facts], list[Any]]:  # fmt: skip
+        """What the equations with `active` operands want to know, by `id`; and the outputs."""
+        read = {id(eqn): self._read(eqn) for eqn, _ in active}
+        ends = [v for v in self._prog.outputs if outputs and self.has(v)]
+        wanted = dict.fromkeys(v for vs in (*read.values(), ends) for v in vs if isinstance(v, Var))
+        sloped = [(eqn, i) for eqn, on in active for i in self._sloped(eqn, on)]
+        found, slopes = self._evaluated(list(wanted), sloped)
+        value = lambda v: v.val if isinstance(v, Literal) else found.get(v)
+        facts: dict[int, Facts] = {}
+        for eqn, _ in active:
+            here = set(map(id, read[id(eqn)]))
+            values = [value(v) if id(v) in here else None for v in eqn.invars]
+            known = [slopes.get((id(eqn), i)) for i in range(len(eqn.invars))]
+            facts[id(eqn)] = Facts(values, known)
+        return facts, [value(v) if outputs and self.has(v) else None for v in self._prog.outputs]
+
+    def _read(self, eqn: JaxprEqn) -> list[Atom]:
+        """The operands whose values are of use, and known."""
+        rule = rule_of(eqn.primitive)
+        reach = None if rule is None else reach_of(rule)
+        if isinstance(reach, Each):
+            return []
+        asked = eqn.invars if reach is None else eqn.invars[slice(*reach.reads)]
+        return [v for v in asked if self.has(v)]
+
+    def _sloped(self, eqn: JaxprEqn, active: Mask) -> Iterator[int]:
+        """The active operands in which the partial derivatives are known numbers."""
+        rule = rule_of(eqn.primitive)
+        if len(eqn.outvars) != 1 or rule is None or not isinstance(reach_of(rule), Each):
+            return
+        known = list(map(self.has, eqn.invars))
+        for i, on in enumerate(active):
+            if not on:
+                continue
+            if isinstance(rule, Bilinear) and known[1 - i]:
+                other = eqn.invars[1 - i]
+                if not (isinstance(other, Literal) and np.all(other.val != 0)):
+                    yield i
+            elif isinstance(rule, Pointwise) and all(known):
+                yield i
+
+    def _evaluated(self, wanted: Sequence[Var], sloped: Sequence[tuple[JaxprEqn, int]]
+                   ) -> tuple[dict[Var, Any], dict[tuple[int, int], np.ndarray]]:  # fmt: skip
+        if not wanted and not sloped:
+            return {}, {}
+        given = {v: self._given[v] for v in wanted if v in self._given}
+        computed = [v for v in wanted if v not in given]
+        needed: set[Any] = {*computed}
+        for eqn, _ in sloped:
+            needed |= {v for v in (*eqn.invars, *eqn.outvars) if isinstance(v, Var) and self.has(v)}
+        slice_ = [e for e in self._prog.equations if all(map(self.has, e.outvars)) and e.outvars]
+        kept: list[JaxprEqn] = []
+        for eqn in reversed(slice_):
+            if any(v in needed for v in eqn.outvars):
+                kept.append(eqn)
+                needed |= {v for v in eqn.invars if isinstance(v, Var)}
+        inputs = [v for v in self._given if v in needed]
+        args = [self._given[v] for v in inputs]
+        values, slopes = self._run(args, inputs, kept[::-1], computed, sloped)(args)
+        found = zip(computed, map(_plain, values), strict=True)
+        pairs = zip(sloped, slopes, strict=True)
+        return {**given, **dict(found)}, {
+            (id(eqn), i): np.asarray(slope) for (eqn, i), slope in pairs if slope is not None
+        }
+
+    def _run(self, args: list[Any], inputs: Sequence[Var], equations: Sequence[JaxprEqn],
+             wanted: Sequence[Var], sloped: Sequence[tuple[JaxprEqn, int]]
+             ) -> Callable[..., Any]:  # fmt: skip
+        """Compiled once for a program and what is asked: steps of a loop ask the same.
+
+        It may be called, and gives numbers, while something else is traced.
+        """
+        key = ("known", tuple(inputs), tuple(wanted), tuple((id(e), i) for e, i in sloped))
+        if key not in self._prog.cache:
+            prog = Program(tuple(inputs), (), tuple(equations), tuple(wanted))
+
+            def run(args: list[Any]) -> tuple[list[Any], list[Any]]:
+                env, outer = environment(prog, args), name_stack()
+                for eqn in equations:
+                    values = bind(eqn, [read(env, v) for v in eqn.invars], outer)
+                    env.update(zip(eqn.outvars, values, strict=True))
+                slopes = [_slope(eqn, i, env) for eqn, i in sloped]
+                return [env[v] for v in wanted], slopes
+
+            self._prog.cache[key] = jax.jit(run).lower(args).compile()
+        return self._prog.cache[key]
+
+
+def _plain(x: Any) -> Any:
+    """An array of NumPy's, if its elements are numbers."""
+    return np.asarray(x) if isinstance(x.dtype, np.dtype) else x
+
+
+def _repeatable(eqn: JaxprEqn) -> bool:
+    return not has_effects(eqn) and not traits(eqn.primitive).foreign
+
+
+def _dtype(v: Any) -> Any:
+    return v.aval.dtype
+
+
+def _slope(eqn: JaxprEqn, i: int, env: dict[Var, Any]) -> Any:
+    """Where the partial derivative in an operand is not zero; None if it has no formula."""
+    rule: Any = rule_of(eqn.primitive)
+    (out,), of = eqn.outvars, eqn.invars[i]
+    one = lax.full(shape(of), 1, _dtype(of))
+    if isinstance(rule, Bilinear):
+        xs: list[Any] = spread([read(env, eqn.invars[1 - i])], (i == 1, i == 0))
+        xs[i] = one
+        (slope,) = apply(eqn, xs)
+    else:
+        xs = [read(env, v) for v in eqn.invars]
+        try:
+            partial = rule.call(rule.formulas[i], eqn, env[out], *xs)
+        except NotDifferentiable:
+            return None
+        slope = scale(lax.full(shape(out), 1, _dtype(out)), partial)
+    return lax.ne(slope, lax.full_like(slope, 0))
+
+
+def active_equations(prog: Program, active: Mask) -> list[tuple[JaxprEqn, Mask]]:
+    """The equations that an active input reaches, with their active operands."""
+    live: set[Any] = set(gather(prog.inputs, active))
+    found: list[tuple[JaxprEqn, Mask]] = []
+    for eqn in prog.equations:
+        on = tuple(isinstance(v, Var) and v in live for v in eqn.invars)
+        rule = rule_of(eqn.primitive)
+        if any(on) and not (rule is not None and rule.word == "constant"):
+            found.append((eqn, on))
+            live.update(v for v in eqn.outvars if differentiable(v.aval))
+    return found

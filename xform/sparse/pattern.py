@@ -1,0 +1,146 @@
+"""`Pattern`: which elements of a Jacobian or Hessian may differ from zero."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from xform.errors import WrongArgument
+from xform.sparse.picture import dots, draw
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pattern:
+    """The places of a matrix that may differ from zero, in the order of its rows.
+
+    Rows are the elements of the output, columns those of the input, leaf by leaf, each in the order
+    of `ravel`. `print` shows a picture in characters and the counts.
+
+    Attributes:
+      rows: the row of each place, int, of shape `[nonzeros]`.
+      cols: its column, likewise.
+      shape: of the matrix.
+      name: what the matrix is.
+
+    >>> pattern = xform.sparsity(lambda x: x[1:] * x[:-1], jnp.ones(4))
+    >>> pattern.rows.tolist(), pattern.cols.tolist()
+    ([0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 2, 3])
+    >>> print(pattern)
+    Jacobian of <lambda>: 3 x 4, 6 nonzeros (50%), at most 2 in a row, 2 in a column
+      # # . .
+      . # # .
+      . . # #
+    """
+
+    rows: np.ndarray
+    cols: np.ndarray
+    shape: tuple[int, int]
+    name: str = "matrix"
+
+    @property
+    def nonzeros(self) -> int:
+        """How many places may differ from zero."""
+        return len(self.rows)
+
+    @property
+    def density(self) -> float:
+        """Their share of all places; 0 of a matrix without places."""
+        places = self.shape[0] * self.shape[1]
+        return self.nonzeros / places if places else 0.0
+
+    @functools.cached_property
+    def row_counts(self) -> np.ndarray:
+        """The nonzeros of each row."""
+        return np.bincount(self.rows, minlength=self.shape[0])
+
+    @functools.cached_property
+    def col_counts(self) -> np.ndarray:
+        """The nonzeros of each column."""
+        return np.bincount(self.cols, minlength=self.shape[1])
+
+    def todense(self) -> np.ndarray:
+        """The pattern as a matrix of booleans."""
+        dense = np.zeros(self.shape, bool)
+        dense[self.rows, self.cols] = True
+        return dense
+
+    def scipy(self) -> Any:
+        """The pattern as a `scipy.sparse.csr_array` of booleans."""
+        ones = np.ones(self.nonzeros, bool)
+        return sparse.csr_array((ones, (self.rows, self.cols)), shape=self.shape)
+
+    def contains(self, other: Any) -> bool:
+        """Whether every nonzero of a matrix is one of these.
+
+        Args:
+          other: a matrix of this shape, in any form that `xform.sparse_jacobian` takes a pattern.
+        """
+        inner = pattern_of(other, "contains")
+        if inner.shape != self.shape:
+            return False
+        mine, theirs = (p.rows * p.shape[1] + p.cols for p in (self, inner))
+        return bool(np.isin(theirs, mine).all())
+
+    def plot(self, path: str | os.PathLike[str], colors: Any = None) -> None:
+        """Draw the pattern to a file, by matplotlib.
+
+        Args:
+          path: of the picture, which ends in .png, .svg or .pdf.
+          colors: a `Coloring`, as `xform.sparse_jacobian(f).prepare(x).coloring`: each place is
+            drawn in the colour of the product that it is read from. None: in one colour.
+
+        Raises:
+          MissingExtra: matplotlib is not installed.
+          WrongArgument: the file has another suffix, or the colours are of another pattern.
+        """
+        of = None if colors is None else colors.entries(self)
+        draw(path, self.rows, self.cols, self.shape, str(self).splitlines()[0], of)
+
+    def __str__(self) -> str:
+        m, n = self.shape
+        most = [int(counts.max(initial=0)) for counts in (self.row_counts, self.col_counts)]
+        head = (
+            f"{self.name}: {m} x {n}, {self.nonzeros} nonzeros ({100 * self.density:.3g}%), "
+            f"at most {most[0]} in a row, {most[1]} in a column"
+        )
+        return "\n".join([head, *("  " + line for line in dots(self.rows, self.cols, self.shape))])
+
+    def __repr__(self) -> str:
+        return f"<{str(self).splitlines()[0]}>"
+
+
+def pattern_from(matrix: Any, name: str) -> Pattern:
+    """The pattern of a SciPy sparse array: the places that it holds."""
+    held = sparse.coo_array(sparse.csr_array(matrix))
+    order = np.lexsort((held.col, held.row))
+    m, n = held.shape
+    return Pattern(held.row[order], held.col[order], (m, n), name)
+
+
+def pattern_of(matrix: Any, asked: str) -> Pattern:
+    """A pattern of any form: a Pattern, a sparse array of SciPy's or JAX's, or a dense matrix."""
+    if isinstance(matrix, Pattern):
+        return matrix
+    if hasattr(matrix, "indices") and hasattr(matrix, "todense") and not sparse.issparse(matrix):
+        at = np.asarray(matrix.indices)
+        inside = (at < np.array(matrix.shape)).all(-1)
+        rows, cols = at[inside].T
+        ones = np.ones(len(rows), bool)
+        return pattern_from(sparse.csr_array((ones, (rows, cols)), shape=matrix.shape), "pattern")
+    if sparse.issparse(matrix):
+        return pattern_from(matrix != 0, "pattern")
+    dense = np.asarray(matrix)
+    if dense.ndim != 2 or dense.dtype.kind not in "biufc":
+        raise WrongArgument(
+            f"{asked} with a pattern of type {type(matrix).__name__}",
+            "it is no matrix",
+            "",
+            "give a Pattern (xform.sparsity), a sparse array of SciPy's or JAX's, or a matrix of "
+            "booleans",
+        )
+    return pattern_from(sparse.csr_array(dense != 0), "pattern")

@@ -1,0 +1,41 @@
+"""Patterns as pictures: in characters, and by matplotlib."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from xform.planner.report.picture import BLUE, save, sheet
+
+# The most rows and columns that are shown one by one; of larger matrices, blocks are.
+_ROWS, _COLS = 24, 48
+
+
+def dots(rows: np.ndarray, cols: np.ndarray, shape: Sequence[int]) -> list[str]:
+    """Lines of `#` and `.`; of a large matrix, of blocks with and without nonzeros."""
+    m, n = (min(size, most) for size, most in zip(shape, (_ROWS, _COLS), strict=True))
+    there = np.zeros((m, n), bool)
+    if len(rows):
+        there[rows * m // shape[0], cols * n // shape[1]] = True
+    return [" ".join("#" if on else "." for on in line) for line in there]
+
+
+def draw(path: str | os.PathLike[str], rows: np.ndarray, cols: np.ndarray, shape: Sequence[int],
+         title: str, colors: np.ndarray | None) -> None:  # fmt: skip
+    """A picture of the places of a matrix, each in the colour of its number."""
+    m, n = shape
+    long = max(m, n, 1)
+    width, height = 1.4 + 4.6 * n / long, 1.2 + 4.6 * m / long
+    figure = sheet("plot", max(width, 4.2), max(height, 2.4))
+    ax = figure.add_subplot()
+    size = (3.2 * 72 / long) ** 2
+    kind = {"c": BLUE} if colors is None else {"c": colors % 20, "cmap": "tab20", "vmin": 0,
+                                               "vmax": 19}  # fmt: skip
+    ax.scatter(cols, rows, s=min(max(size, 0.15), 120), marker="s", linewidths=0, **kind)
+    ax.set(xlim=(-0.5, n - 0.5), ylim=(m - 0.5, -0.5), aspect="equal")
+    ax.set_xlabel("input")
+    ax.set_ylabel("output")
+    ax.set_title(title.replace(", at most", ",\nat most"), fontsize=8)
+    save(figure, "plot", path)

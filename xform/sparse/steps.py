@@ -1,0 +1,110 @@
+"""One equation: the sets of its results from those of its operands, by its rule's reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xform._jax import JaxprEqn
+from xform.arithmetic import differentiable
+from xform.cost import shape
+from xform.reach import Along, Each, Linked, Links, Moved, Paired
+from xform.sparse import sets as S
+from xform.sparse.known import Facts
+from xform.sparse.sets import Sets
+
+Some = Sequence[Sets | None]
+
+
+def step(eqn: JaxprEqn, reach: Each | Moved | Linked | Paired, sets: Some, facts: Facts
+         ) -> list[Sets | None]:  # fmt: skip
+    """The sets of the results; None for those that depend on no input."""
+    if isinstance(reach, Each):
+        return _each(eqn, sets, facts.slopes)
+    if isinstance(reach, Linked):
+        return _linked(eqn, reach, sets, facts.values)
+    values = facts.values[slice(*reach.reads)]
+    if any(v is None for v in values):
+        otherwise = reach.otherwise
+        return dense(eqn, sets) if otherwise is None else step(eqn, otherwise, sets, facts)
+    if isinstance(reach, Paired):
+        out = shape(eqn.outvars[0])
+        pairs = zip(reach.pairs(eqn, values), sets, strict=True)
+        seen = [S.paired(x, rows, out) for rows, x in pairs if rows is not None and x is not None]
+        return [S.either(seen) if seen else None]
+    return _moved(eqn, reach, sets, facts.values)
+
+
+def dense(eqn: JaxprEqn, sets: Some) -> list[Sets | None]:
+    """Of an equation of which nothing is known: all elements depend on all."""
+    parts = [S.over(x, range(x.ids.ndim)) for x in sets if x is not None]
+    whole = S.either(parts)
+    return [whole.at(np.broadcast_to(whole.ids, shape(v))) if differentiable(v.aval) else None
+            for v in eqn.outvars]  # fmt: skip
+
+
+def _each(eqn: JaxprEqn, sets: Some, slopes: Sequence[np.ndarray | None]) -> list[Sets | None]:
+    if len(eqn.outvars) > 1:
+        return list(sets[: len(eqn.outvars)])
+    out = shape(eqn.outvars[0])
+    parts: list[Sets] = []
+    for x, slope in zip(sets, slopes, strict=True):
+        if x is not None:
+            ids = np.broadcast_to(x.ids, out)
+            parts.append(x.at(ids if slope is None else np.where(slope, ids, S.EMPTY)))
+    return [S.either(parts)]
+
+
+def _moved(eqn: JaxprEqn, reach: Moved, sets: Some, values: Sequence[Any]) -> list[Sets | None]:
+    """Of an operand that depends on nothing, every element has the empty set."""
+    ids, table = S.together([x for x in sets if x is not None])
+    numbers = iter(ids)
+    where = range(len(sets))[slice(*reach.reads)]
+    operands = [
+        values[i] if i in where
+        else np.zeros(shape(v), int) if x is None
+        else next(numbers)
+        for i, (v, x) in enumerate(zip(eqn.invars, sets, strict=True))
+    ]  # fmt: skip
+    if reach.move is not None:
+        out = reach.move(eqn.params, *operands)
+    else:
+        numbered = [np.asarray(x, np.int32) for x in operands]
+        prim, params = eqn.primitive, eqn.primitive.get_bind_params(eqn.params)
+        # Compiled apart: something else may be traced now.
+        out = jax.jit(lambda *xs: prim.bind(*xs, **params)).lower(*numbered).compile()(*numbered)
+    results = list(map(np.asarray, out if eqn.primitive.multiple_results else [out]))
+    return [Sets(y.astype(int), table) for y in results]
+
+
+def _linked(eqn: JaxprEqn, reach: Linked, sets: Some, values: Sequence[Any]) -> list[Sets | None]:
+    seen: list[list[Sets]] = [[] for _ in eqn.outvars]
+    for x, ways in zip(sets, reach.links(eqn, values), strict=True):
+        for links in ways if x is not None else ():
+            assert x is not None
+            for found, v in zip(seen, eqn.outvars, strict=True):
+                found.append(_follow(x, links, shape(v)))
+    return [S.either(found) if found else None for found in seen]
+
+
+def _follow(x: Sets, links: Links, out: Sequence[int]) -> Sets:
+    followed = [link for link in links if link is not None]
+    axes = [link.axis for link in followed]
+    x = S.over(x, [i for i in range(x.ids.ndim) if i not in axes])
+    order = np.argsort(np.argsort(axes))  # where each of them is among those that are left
+    for link, axis in zip(followed, order, strict=True):
+        x = _axis(x, link, int(axis))
+    x = x.at(x.ids.transpose(order))
+    places = [i for i, link in enumerate(links) if link is not None]
+    ids = x.ids[tuple(slice(out[i]) for i in places)]
+    wide = ids.reshape([out[i] if i in places else 1 for i in range(len(out))])
+    return x.at(np.broadcast_to(wide, out))
+
+
+def _axis(x: Sets, link: Along, axis: int) -> Sets:
+    if link.cumulative:
+        return S.accumulated(x, axis, link.cumulative)
+    return x if link.sees is None else S.along(x, axis, link.sees)
