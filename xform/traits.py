@@ -86,12 +86,10 @@ class Traits:
         words: list[str] = [self.fusion] if self.fusion else []
         for field in dataclasses.fields(self)[1:]:
             value = getattr(self, field.name)
-            if value == getattr(usual, field.name):
+            if value == getattr(usual, field.name) or field.name == "reach":
                 continue
             if isinstance(value, str):
                 words.append(f"{field.name}={value}")
-            elif field.name == "reach":
-                words.append(f"reach={type(value).__name__.lower()}")
             elif isinstance(value, bool):
                 words.append(field.name if value else f"not {field.name}")
             else:
