@@ -1,6 +1,7 @@
 """The public surface: a short list, and every part of it says what it does, by example."""
 
 import inspect
+import re
 import subprocess
 import sys
 
@@ -58,6 +59,14 @@ def test_every_parameter_is_documented(name: str) -> None:
         return
     for parameter in inspect.signature(f).parameters:
         assert f"{parameter}:" in doc, f"{name} does not document {parameter}"
+
+
+@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - {"install", "installed", "uninstall"}))
+def test_every_public_function_says_what_it_returns_and_raises(name: str) -> None:
+    doc = inspect.getdoc(getattr(xform, name)) or ""
+    assert "Raises:\n" in doc
+    assert "Returns:\n" in doc or re.search(r"of the result|gradient has the structure", doc)
+    assert re.search(r"shape|array|scalar|pytree|bytes|context", doc)
 
 
 @pytest.mark.parametrize("name", SAME_AS_JAX)

@@ -67,8 +67,13 @@ def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Memo
       target: a device whose capacity is known, such as `"tpu:v5e:1x1"` or `"gpu:h100"`.
       **options: of `memory_analysis`.
 
+    Returns:
+      A `MemoryReport` of the bytes of each device; `fits` is True or False, and `head_room_bytes`
+      says by how many.
+
     Raises:
       WrongArgument: the target is not known, or its capacity is not.
+      MissingExtra: what compiling for the target needs is not installed.
 
     Cost: one compilation; nothing is run.
 
@@ -161,6 +166,13 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees.
       target: where it does not fit.
       **options: of `memory_analysis`.
+
+    Returns:
+      What prints the verdict, a report of what is live at the peak, and what would help.
+
+    Raises:
+      WrongArgument: the target is not known, or its capacity is not.
+      MissingExtra: what compiling for the target needs is not installed.
 
     Cost: one compilation, and at most three where that is refused; nothing is run.
 

@@ -49,6 +49,9 @@ def checkpoint(
     Returns:
       A function with the arguments and value of `f`.
 
+    Raises:
+      WrongArgument: `policy` is no policy, or a budget of the peak.
+
     Cost: under reverse mode, about one more evaluation of `f`, less what the policy saves.
     Source: Griewank, "Achieving logarithmic growth of temporal and spatial complexity in reverse
     automatic differentiation", Optimization Methods and Software 1 (1992).

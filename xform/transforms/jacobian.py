@@ -44,6 +44,11 @@ def jacfwd(
       A function with the arguments of `f`; its value has the tree of the output, each leaf of shape
       `[*output, *input]` in the tree of the input.
 
+    Raises:
+      WrongDtype: an input that is not real, or with `holomorphic` one that is not complex.
+      WrongArgument: `argnums` names no argument, or one that there is not.
+      MissingRule: a primitive in `f` has no rule.
+
     Cost: as many pushes as the input has elements, in one batch: best for tall Jacobians.
 
     >>> jacobian = xform.jacfwd(lambda x: x * x)(jnp.arange(2.0))
@@ -104,8 +109,11 @@ def jacrev(
 ) -> Callable[..., Any]:
     """The Jacobian of `f`, row by row, by reverse mode.
 
-    Arguments and result are those of `jacfwd`; integer inputs are taken with `allow_int` and get
-    float0 columns.
+    Arguments, errors and the shapes of the result, `[*output, *input]`, are those of `jacfwd`;
+    integer inputs are taken with `allow_int` and get float0 columns.
+
+    Raises:
+      WrongDtype: an integer input without `allow_int`, or an output that is not real.
 
     Cost: as many pullbacks as the output has elements, in one batch: best for wide Jacobians.
 
@@ -150,6 +158,11 @@ def hessian(
       A function with the arguments of `f`; its value has, for each leaf of the output and each pair
       of leaves of the input, an array of shape `[*output, *input, *input]`.
 
+    Raises:
+      WrongDtype: an input or an output that is not real, without `holomorphic`.
+      WrongArgument: `argnums` names no argument, or one that there is not.
+      MissingRule: a primitive in `f` has no rule.
+
     Cost: one gradient and one push through it for each element of the input, in one batch. `hvp`
     gives a product with the Hessian without forming it.
 
@@ -170,6 +183,11 @@ def hvp(f: Callable[..., Any], primals: Sequence[Tree], tangents: Sequence[Tree]
 
     Returns:
       The product, like `primals`: one tree if there is one primal, else a tuple.
+
+    Raises:
+      NotScalar: `f` returned something other than a scalar.
+      WrongTangent: `tangents` do not match `primals` in structure, shape or dtype.
+      MissingRule: a primitive in `f` has no rule.
 
     Cost: about twice a gradient, in time and memory; the Hessian is never formed.
     Source: Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994).

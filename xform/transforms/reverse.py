@@ -151,8 +151,14 @@ def grad(
 ) -> Callable[..., Any]:
     """A function that returns the gradient of a scalar function.
 
-    Arguments, errors and cost are those of `value_and_grad`; with `has_aux` the result is a pair
+    Arguments, errors and cost are those of `value_and_grad`. The gradient has the structure, shapes
+    and dtypes of the arguments at `argnums`; with `has_aux` the result is a pair
     `(gradient, auxiliary)`.
+
+    Raises:
+      NotScalar: `f` returned something other than a scalar.
+      WrongDtype: an integer input without `allow_int`, or an output that is not real.
+      MissingRule: a primitive in `f` has no rule.
 
     >>> float(xform.grad(jnp.sin)(0.0))
     1.0
@@ -212,6 +218,11 @@ def fwd_and_bwd(
 
     Returns:
       `fwd(*args) -> (y, residuals)` (and the auxiliary output), `bwd(residuals, ct) -> cotangents`.
+
+    Raises:
+      WrongArgument: `argnums` or `policy` is unusable.
+      MissingRule: a primitive in `f` has no rule; when `fwd` is called.
+      WrongCotangent: `bwd` was given something unlike `y`.
 
     >>> fwd, bwd = xform.fwd_and_bwd(jnp.sin, argnums=0)
     >>> y, residuals = fwd(0.0)
