@@ -159,7 +159,7 @@ def everything(params: dict[str, Any], x: Any, n: Any, grown: Any = grown) -> An
 
 
 ARGS = ({"w": np.array([[0.3, -0.2], [0.5, 0.9]]), "b": np.array([0.1, -0.3])},
-        np.array([[0.2, 0.8], [-0.4, 0.6]]), 3)  # fmt: skip
+        np.array([[0.2, 0.8], [-0.4, 0.6]]), np.array(3))  # fmt: skip
 
 
 @functools.cache
@@ -230,6 +230,22 @@ def test_argnums_and_what_is_held() -> None:
     assert float(xform.graph(f, 0.5, "sin", 2.0, z=3.0)["y"].adjoint) == pytest.approx(
         3 * np.sin(0.5)
     )
+
+
+def test_integers_of_python_are_held() -> None:
+    f = jax.jit(lambda x, n, on: sum(x**i for i in range(n)) if on else x, static_argnums=(1, 2))
+    g = xform.graph(f, 0.5, 3, True)
+    assert float(g["x"].adjoint) == 2.0
+    assert [v.label for v in g.values if v.label] == ["x"]
+
+
+def test_an_equinox_module() -> None:
+    eqx = pytest.importorskip("equinox")
+    mlp = eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(0))
+    loss = lambda m, x: jnp.sum(jax.vmap(m)(x) ** 2)
+    g = xform.graph(loss, mlp, np.ones((4, 2)))
+    want = eqx.filter_grad(loss)(mlp, np.ones((4, 2)))
+    close(g["m.layers[0].weight"].adjoint, want.layers[0].weight, 1e-6)
 
 
 def test_an_output_that_is_an_input_or_a_constant() -> None:

@@ -323,6 +323,40 @@ def test_what_is_no_array_is_held_and_the_auxiliary_output_passed() -> None:
     close(xform.partials(f, "h", has_aux=True, via=0)(X, "sin")[0], 2 * np.sin(X))
 
 
+def test_arguments_may_be_anything() -> None:
+    f = jax.jit(
+        lambda x, n, how: jnp.sum(xform.name(getattr(jnp, how)(x), "h") ** n), static_argnums=(1, 2)
+    )
+    close(xform.partials(f, "h")(X, 3, "sin"), 3 * np.sin(X) ** 2)
+    close(jax.jit(xform.partials(f, "h"), static_argnums=(1, 2))(X, 3, "sin"), 3 * np.sin(X) ** 2)
+
+
+def test_a_module_of_flax_that_writes_its_state() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    parts = nnx.split(norm)
+
+    def loss(state: Any, x: Any) -> Any:
+        return jnp.sum(xform.name(nnx.merge(parts[0], state)(x), "h") ** 2)
+
+    x = np.stack([X, 2 * X, -X]).astype(np.float32)
+    want = 2 * nnx.merge(*parts)(x)
+    close(xform.partials(loss, "h")(parts[1], x), want, 1e-5)
+    close(jax.jit(xform.partials(loss, "h"))(parts[1], x), want, 1e-5)
+
+
+def test_where_the_function_differentiates_itself() -> None:
+    """The value is read twice where it is kept. Where it is made again it is two: one is dead."""
+    inner = lambda x: jnp.sum(xform.name(jnp.sin(x), "h") ** 3)
+    want = 6 * np.sin(X) * np.cos(X)
+    keeps = xform.policies.save_only_these_names("h")
+    for grad in (jax.grad(inner), xform.grad(inner, policy=keeps)):
+        close(xform.partials(lambda x, grad=grad: jnp.sum(grad(x)), "h")(X), want)
+    again = xform.grad(inner, policy=xform.policies.save_nothing)
+    said = error(lambda: xform.partials(lambda x: jnp.sum(again(x)), "h")(X), NotDifferentiable)
+    assert "no path" in said
+
+
 def test_second_derivatives() -> None:
     """The gradient at a name is a function like any other, for xform's transforms and JAX's."""
     f = functools.partial(plain, xform.name)

@@ -20,9 +20,10 @@ from xform.adjoints.walk import Recorder
 from xform.arithmetic import differentiable
 from xform.callables import argument_names, check_callable, function_name
 from xform.errors import WrongArgument
-from xform.modules import holding
+from xform.ir import gather
+from xform.modules import shaped
 from xform.transforms.check import check_output, check_scalar
-from xform.transforms.function import call, function, partial, positions
+from xform.transforms.function import call, function, positions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +156,7 @@ def graph(
 
     Args:
       f: pure function that returns a real scalar. It is traced, as under `jit`.
-      *args: arrays and numbers in pytrees; what is no array is held as it is.
+      *args: arrays and floats in pytrees; all else, Python's integers too, is held as it is.
       argnums: position or positions of the arguments that are active; None: all floats.
       expand: calls, loops and branches are opened that run at most so many equations, trips
         counted; others are one operation. None: all are opened.
@@ -189,10 +190,15 @@ def graph(
     """
     check_callable(f, "graph")
     asked = f"graph of {function_name(f)}"
-    g, kept, values = holding(f, args, kwargs)
-    at = range(len(kept)) if argnums is None else positions(argnums, len(kept), "graph")
-    held, primals = partial(g, tuple(at), kept, dict(values))
-    bound = dataclasses.replace(call(held, primals, asked), name=function_name(f))
+    paths, tree = jax.tree.flatten_with_path(args)
+    traced = [shaped(x) or isinstance(x, float | complex) for _, x in paths]
+
+    def run(*arrays: Any) -> Any:
+        rest = iter(arrays)
+        leaves = [next(rest) if t else x for (_, x), t in zip(paths, traced, strict=True)]
+        return f(*tree.unflatten(leaves), **kwargs)
+
+    bound = call(run, [x for _, x in gather(paths, traced)], asked)
     fun, flat = function(bound)
     if any(isinstance(x, Tracer) for x in flat):
         raise WrongArgument(
@@ -202,15 +208,15 @@ def graph(
             "call it outside jit, vmap and grad; of names inside a jitted function ask partials",
         )
     out = jax.tree.unflatten(fun.signature.out_tree, fun.signature.out_avals)
-    check_scalar("graph", fun.signature.name, out)
+    check_scalar("graph", function_name(f), out)
     called = argument_names(f, len(args))
-    paths = jax.tree.flatten_with_path(jax.tree.unflatten(bound.in_tree, bound.args))[0]
-    labels = [called[at[path[0].idx]] + keystr(path[1:]) for path, _ in paths]
+    at = range(len(args)) if argnums is None else positions(argnums, len(args), "graph")
     record = Recorder(expand)
-    inputs = [
-        record.given(x, label, "active" if differentiable(jax.typeof(x)) and label else "constant")
-        for x, label in zip(flat, [*[""] * fun.n_consts, *labels], strict=True)
-    ]
+    inputs = [record.given(x, "", "constant") for x in flat[: fun.n_consts]]
+    for (path, _), x in zip(gather(paths, traced), flat[fun.n_consts :], strict=True):
+        active = path[0].idx in at and differentiable(jax.typeof(x))
+        label = called[path[0].idx] + keystr(path[1:])
+        inputs.append(record.given(x, label, "active" if active else "constant"))
     output = record.run(fun.program, inputs)[0]
     check_output("graph", record.values[output].array, holomorphic=False)
     return _adjoints(function_name(f), record, output)

@@ -19,10 +19,10 @@ from xform.callables import check_callable, function_name
 from xform.errors import NotDifferentiable, WrongArgument
 from xform.interpret.activity import path
 from xform.ir import seldom_collected, trace
-from xform.modules import holding
 from xform.policies import check, min_cut, save_everything
 from xform.transforms.check import check_output, check_scalar
 from xform.transforms.function import Function, Tree, call, function
+from xform.transforms.inspect import Arguments
 from xform.transforms.linear_map import Pullback
 from xform.transforms.reverse import Policy, planned_vjp
 
@@ -44,11 +44,12 @@ def partials(
 
     Names are found in jitted functions, loops of known length (`scan`), branches, remat regions,
     `vmap`, and in functions with a derivative of their own, where the gradient is that of the
-    function's body, and what comes from outside is the user's rule.
+    function's body, and what comes from outside is the user's rule. Where `f` itself differentiates
+    a function, a named value may be made again for the backward pass: that is one more value.
 
     Args:
-      f: pure function that returns a real scalar. It is traced, as under `jit`; arguments that are
-        no arrays are held as they are.
+      f: pure function that returns a real scalar. Its arguments may be any Python objects: arrays
+        among them are traced, as under `jit`, and all else is held as it is.
       names: a name, or a pytree of names: `"h"`, `["h", "g"]`.
       via: one edge only. A name: along all paths that pass through a value of that name, the next
         one, where a loop makes several. A number: along the use of that number, of the equations
@@ -104,8 +105,13 @@ def partials(
 
     @functools.wraps(f, updated=())
     def gradients(*args: Any, **kwargs: Any) -> Any:
-        g, kept, values = holding(f, args, kwargs)
-        at = call(lambda *xs: g(*xs, **values), kept, asked, has_aux)
+        arguments = Arguments((args, kwargs))
+
+        def of_arrays(*arrays: Value) -> Any:
+            positional, named = arguments.filled(arrays)[1]
+            return f(*positional, **named)
+
+        at = call(of_arrays, arguments.arrays(), asked, has_aux)
         with seldom_collected(staging()):
             fun, flat = function(dataclasses.replace(at, name=function_name(f)))
             out = jax.tree.unflatten(fun.signature.out_tree, fun.signature.out_avals)
