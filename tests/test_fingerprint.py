@@ -305,13 +305,23 @@ def test_constants_count_by_content() -> None:
 
 
 def test_the_context_of_an_equation_counts() -> None:
-    def f(x):
-        return jnp.sin(x)
-
     with jax.set_mesh(mesh()):
-        (there,) = traced(f, X).equations
-    (here,) = traced(f, X).equations
-    assert parameters(there) != parameters(here)
+        (there,) = traced(jnp.sin, X).equations
+    (here,) = traced(jnp.sin, X).equations
+    assert operation(there) != operation(here)
+    with jax.threefry_partitionable(False):
+        (elsewhere,) = traced(jnp.sin, X).equations
+    assert parameters(elsewhere) != parameters(here)
+
+
+def test_a_mesh_that_types_name_is_not_asked_of_the_context_too() -> None:
+    """Of a function that JAX had traced before, equations have the context of that trace."""
+    with jax.set_mesh(mesh()):
+        (there,) = traced(jnp.sin, X).equations
+    (here,) = traced(jnp.sin, X).equations
+    assert operation(there) == operation(there.replace(ctx=here.ctx))
+    # Where no type says so, the context does.
+    assert parameters(here) != parameters(here.replace(ctx=there.ctx))
 
 
 def test_none_is_absent_for_jax_and_not_for_others() -> None:

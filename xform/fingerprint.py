@@ -125,11 +125,24 @@ def parameters(eqn: JaxprEqn) -> str:
     params = sorted(eqn.params.items())
     texts = [f"{k}={text_of(v)}" for k, v in params if v is not None or not sparse]
     where = once(eqn.ctx, _context)
+    if where and _on_its_mesh(eqn):
+        where = _context(eqn.ctx, mesh=False)
     return ", ".join([*texts, where] if where else texts)
 
 
-def _context(ctx: Any) -> str:
-    return f"in {_pairs(unusual, ())}" if (unusual := context(ctx)) else ""
+def _on_its_mesh(eqn: JaxprEqn) -> bool:
+    """Whether a type says in which mesh the equation is: the context may say so too, or not.
+
+    Which it does depends on who traced a function of JAX first, as JAX keeps what it traced.
+    """
+    mesh = getattr(eqn.ctx, "cur_abstract_mesh", None)
+    types = (v.aval for v in (*eqn.outvars, *eqn.invars))
+    return any(getattr(getattr(t, "sharding", None), "mesh", None) == mesh for t in types)
+
+
+def _context(ctx: Any, mesh: bool = True) -> str:
+    unusual = {k: v for k, v in context(ctx).items() if mesh or k != "cur_abstract_mesh"}
+    return f"in {_pairs(unusual, ())}" if unusual else ""
 
 
 def typed(aval: Any) -> str:
