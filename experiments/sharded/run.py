@@ -1,4 +1,4 @@
-"""Losses on meshes of devices and processes, and bytes of large models on TPUs not here."""
+"""Losses on meshes of devices and processes; bytes of large models on chips that are not here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 import xform
 from experiments.report import keep, known, write_table
-from experiments.sharded.weigh import GIB, Weighed, weigh
+from experiments.sharded.weigh import GIB, Case, Weighed, largest_batch, weigh
 from models.train.log import read_records
 
 HERE = Path(__file__).parent
@@ -33,12 +33,15 @@ MESHES = [
     (2, 2, "fsdp=2,tensor=2"),
     (4, 2, "data=2,fsdp=2,tensor=2"),
 ]
-TARGET = "tpu:v5e:4x4"
-# Sequences and tokens of each in a step, and the mesh.
-MODELS = {
-    "gpt2-1.5b": (64, 1024, "fsdp=16"),
-    "llama2-7b": (16, 4096, "fsdp=16"),
-}
+# Sequences and tokens of each in a step, over so many devices.
+CASES = [
+    *(
+        Case(preset, batch, context, f"fsdp={devices}", target)
+        for preset, batch, context in (("gpt2-1.5b", 64, 1024), ("llama2-7b", 16, 4096))
+        for devices, target in ((16, "tpu:v5e:4x4"), (16, "tpu:v5p:2x2x4"), (8, "gpu:h100:8"))
+    ),
+    Case("llama2-70b", 512, 4096, "fsdp=64,tensor=8", "tpu:v5p:8x8x8"),
+]
 POLICIES = ("default", "save_nothing", "auto", "budget:14GiB", "budget:12GiB")
 
 
@@ -100,50 +103,89 @@ def losses() -> None:
     plot(found)
 
 
-def row(preset: str, policy: str, found: Weighed) -> list[str]:
+def row(case: Case, policy: str, found: Weighed) -> list[str]:
     """Cells of the table of bytes."""
-    batch, context, mesh = MODELS[preset]
     held = f"{found.bytes / GIB:.2f}" if found.bytes else "none fits"
     if found.floor:
         held += f": at least {found.floor / GIB:.2f}"
     again = "" if found.again is None else f"{found.again:.2f}"
-    cells = [preset, f"{batch} x {context}", mesh, policy, held, "yes" if found.fits else "no"]
-    return [*cells, again, f"{found.seconds:.0f}"]
+    sent = "" if found.collective is None else f"{found.collective / GIB:.1f}"
+    step = "" if found.step is None else f"{found.step:.2f}"
+    size = f"{case.batch} x {case.context}"
+    fits = "yes" if found.fits else "no"
+    return [case.preset, size, case.target, case.mesh, policy, held, fits, again, sent, step]
 
 
 def weights(only: list[str]) -> None:
     """Weigh each model under each policy, or those named; write the table of all so far."""
-    for preset, (batch, context, mesh) in MODELS.items():
+    for case in CASES:
         for policy in POLICIES:
-            if not only or f"{preset}:{policy}" in only:
+            name = f"{case.name}:{policy}"
+            if not only or name in only:
                 asked = None if policy == "default" else xform.policies.parse(policy, "a policy")
-                found = weigh(preset, batch, context, mesh, TARGET, asked)
-                print(preset, policy, found, flush=True)
+                found = weigh(case, asked)
+                print(name, found, flush=True)
                 weighed = known(RESULTS).get("bytes", {})
-                keep(RESULTS, "bytes", weighed | {f"{preset}:{policy}": dataclasses.asdict(found)})
-    table()
+                keep(RESULTS, "bytes", weighed | {name: dataclasses.asdict(found)})
+                table()
 
 
 def table() -> None:
     """Write the table of what was weighed so far."""
-    head = ["model", "sequences x tokens", "mesh", "policy", "GiB on each device", "fits 15.75",
-            "run again, of the forward pass", "seconds"]  # fmt: skip
+    head = ["model", "sequences x tokens", "devices", "mesh", "policy", "GiB on each", "fits",
+            "run again, of the forward pass", "GiB sent, of each", "step, s, roofline"]  # fmt: skip
     weighed = known(RESULTS).get("bytes", {})
     rows = [
-        row(preset, policy, Weighed(**weighed[f"{preset}:{policy}"]))
-        for preset in MODELS
+        row(case, policy, Weighed(**weighed[name]))
+        for case in CASES
         for policy in POLICIES
-        if f"{preset}:{policy}" in weighed
+        if (name := f"{case.name}:{policy}") in weighed
     ]
-    write_table(HERE, head, rows, "bytes", TARGET)
+    write_table(HERE, head, rows, "bytes", "devices that are not here")
+
+
+def largest(only: list[str]) -> None:
+    """The largest batch of each model on each mesh, by default and running all again."""
+    for case in CASES:
+        for policy in ("default", "save_nothing"):
+            name = f"{case.name}:{policy}"
+            if not only or name in only:
+                asked = None if policy == "default" else xform.policies.save_nothing
+                found = largest_batch(case, asked)
+                print(found, flush=True)
+                sizes = known(RESULTS).get("largest", {})
+                value = {"batch": found.size, "bytes": found.fits.total_bytes,
+                         "proven": bool(found.over), "compilations": found.compiles}  # fmt: skip
+                keep(RESULTS, "largest", sizes | {name: value})
+                largest_table()
+
+
+def largest_table() -> None:
+    """Write the table of the largest batches so far."""
+    head = ["model", "tokens", "devices", "mesh", "policy", "largest batch", "GiB on each",
+            "the next does not fit"]  # fmt: skip
+    found = known(RESULTS).get("largest", {})
+    rows = [
+        [case.preset, str(case.context), case.target, case.mesh, policy, str(one["batch"]),
+         f"{one['bytes'] / GIB:.2f}", "yes" if one["proven"] else "not tried"]
+        for case in CASES
+        for policy in POLICIES
+        if (one := found.get(f"{case.name}:{policy}"))
+    ]  # fmt: skip
+    write_table(HERE, head, rows, "largest", "devices that are not here")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", default=["losses", "bytes"])
-    parser.add_argument("--only", default="", help="of bytes: llama2-7b:auto,gpt2-1.5b:default")
+    parser.add_argument(
+        "--only", default="", help="of bytes and largest: gpt2-1.5b@gpu:h100:8:default,..."
+    )
     given = parser.parse_args()
+    named = [name for name in given.only.split(",") if name]
     if "losses" in given.parts:
         losses()
     if "bytes" in given.parts:
-        weights([name for name in given.only.split(",") if name])
+        weights(named)
+    if "largest" in given.parts:
+        largest(named)

@@ -1,9 +1,9 @@
-"""Bytes on each device of a training step on a mesh of TPUs that are not here, by shapes alone."""
+"""Bytes of a training step on each of many devices that are not here, by shapes alone."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
+import math
 import time
 from typing import Any
 
@@ -11,15 +11,41 @@ import jax
 import jax.numpy as jnp
 
 import xform
+from models.nets.axes import BATCH
 from models.nets.presets import TRAINED
-from models.train.config import RunConfig
-from models.train.fit import bytes_around
+from models.train.config import OptimConfig
 from models.train.mesh import abstract_mesh, batch_sharding
-from models.train.state import abstract_state
-from models.train.step import make_loss, train_step
+from models.train.state import TrainState, abstract_state
+from models.train.step import make_step
 from xform.errors import BudgetInfeasible
+from xform.memory.questions import Batch
+from xform.memory.report import MemoryReport
 
 GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, its batch, and the devices that share it.
+
+    Attributes:
+      preset: of `models.nets.presets`.
+      batch: sequences of a step, over all devices.
+      context: tokens of a sequence.
+      mesh: of the devices, as `--mesh` takes it.
+      target: what compiles the step.
+    """
+
+    preset: str
+    batch: int
+    context: int
+    mesh: str
+    target: str
+
+    @property
+    def name(self) -> str:
+        """The key of its results."""
+        return f"{self.preset}@{self.target}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +58,8 @@ class Weighed:
       again: FLOPs run again, in parts of the forward pass's; None where no plan was made.
       seconds: to plan and to compile.
       floor: the lowest peak that was found, where no plan fits.
+      collective: bytes of the results of collectives on each device, in a step.
+      step: seconds of a step by the roofline, without communication.
     """
 
     bytes: int | None
@@ -39,44 +67,60 @@ class Weighed:
     again: float | None
     seconds: float
     floor: int | None = None
+    collective: int | None = None
+    step: float | None = None
 
 
-def weigh(preset: str, batch: int, context: int, mesh: str, target: str, policy: Any) -> Weighed:
-    """Plan the gradient of a model in bfloat16 for a target, and compile a step by it.
-
-    A budget is of the whole step: what is around the gradient, the optimizer's state, is taken off.
-    """
-    start, devices = time.perf_counter(), abstract_mesh(mesh)
-    config: Any = dataclasses.replace(TRAINED[preset], context=context, dtype="bfloat16")
+def step_of(case: Case) -> tuple[Any, TrainState, jax.ShapeDtypeStruct]:
+    """The step in bfloat16, with AdamW, that takes its policy; and types of its state and batch."""
+    devices, optim = abstract_mesh(case.mesh), OptimConfig()
+    config: Any = dataclasses.replace(TRAINED[case.preset], context=case.context, dtype="bfloat16")
     if hasattr(config, "dropout"):
         config = dataclasses.replace(config, dropout=0.0)
-    run = RunConfig(model=config, batch=batch)
-    state = abstract_state(config, run.optim, devices)
-    tokens = jax.ShapeDtypeStruct((1, batch, context + 1), jnp.uint8)
-    tokens = tokens.update(sharding=batch_sharding(devices, batch, axis=1))
-    again = None
+    tokens = jax.ShapeDtypeStruct((1, case.batch, case.context + 1), jnp.int32)
+    tokens = tokens.update(sharding=batch_sharding(devices, case.batch, axis=1))
+
+    def step(state: TrainState, tokens: jax.Array, policy: Any = None) -> Any:
+        return make_step(config, optim, policy, mesh=devices)(state, tokens)
+
+    return step, abstract_state(config, optim, devices), tokens
+
+
+def compiled(case: Case, policy: Any) -> MemoryReport:
+    """What the target's compiler says of the step under a policy."""
+    step, state, tokens = step_of(case)
+    return xform.fits(step, state, tokens, policy=policy, target=case.target, donate_argnums=0)
+
+
+def weigh(case: Case, policy: Any) -> Weighed:
+    """Plan the step as a whole where the policy is a budget, and compile it."""
+    start, again = time.perf_counter(), None
     if isinstance(policy, xform.policies.Budget | xform.policies.Fit):
-        around = bytes_around(run, state)
-        if isinstance(policy, xform.policies.Fit):
-            policy = xform.policies.fit(reserve=around)
-        else:
-            policy = xform.policies.budget(policy.bytes - around)
-        slice_ = jax.ShapeDtypeStruct(tokens.shape[1:], jnp.uint8)
-        slice_ = slice_.update(sharding=batch_sharding(devices, batch, axis=0))
-        loss = make_loss(config, mesh=devices)
+        step, state, tokens = step_of(case)
         try:
-            # As within a step that is compiled for a mesh that is not here.
-            with jax.sharding.use_abstract_mesh(devices):
-                policy = xform.plan(loss, state.params, slice_, policy=policy, target=target)
+            policy = xform.plan(
+                step, state, tokens, policy=policy, target=case.target, donate_argnums=0
+            )
         except BudgetInfeasible as error:
-            return Weighed(None, False, None, time.perf_counter() - start,
-                           error.floor_bytes + around)  # fmt: skip
+            seconds = time.perf_counter() - start
+            return Weighed(None, False, None, seconds, error.floor_bytes)
         again = policy.recompute_flops / policy.forward_flops
-    one = xform.fits(train_step, config, state, tokens, policy=policy, target=target)
-    return Weighed(one.total_bytes, bool(one.fits), again, time.perf_counter() - start)
+    one = compiled(case, policy)
+    sent = sum(c.bytes for c in one.collectives) if one.fits else None
+    seconds = time.perf_counter() - start
+    return Weighed(one.total_bytes, bool(one.fits), again, seconds, None, sent, one.seconds)
 
 
-if __name__ == "__main__":
-    preset, batch, context, mesh, target, text = sys.argv[1:]
-    asked = None if text == "default" else xform.policies.parse(text, "policy")
-    print(weigh(preset, int(batch), int(context), mesh, target, asked))
+def largest_batch(case: Case, policy: Any) -> Batch:
+    """The largest batch whose step fits each device, a multiple of what shares it."""
+    groups = math.prod(abstract_mesh(case.mesh).shape[axis] for axis in BATCH)
+
+    def step(state: TrainState, tokens: jax.Array) -> Any:
+        return step_of(case)[0](state, tokens, policy)
+
+    def inputs(batch: int) -> tuple[TrainState, jax.ShapeDtypeStruct]:
+        return step_of(dataclasses.replace(case, batch=batch))[1:]
+
+    return xform.max_batch(
+        step, inputs=inputs, target=case.target, multiple_of=groups, donate_argnums=0
+    )
