@@ -49,3 +49,12 @@ def test_what_is_drawn_are_the_points(tmp_path, monkeypatch: pytest.MonkeyPatch)
     assert [t.get_text() for t in ax.texts] == ["nothing_saveable"]
     assert "simulated" in ax.get_xlabel()
     assert "compiled" in empty.get_xlabel()
+
+
+def test_labels_that_would_cover_each_other_are_one(tmp_path, monkeypatch) -> None:
+    figures = []
+    monkeypatch.setattr(pareto, "save", lambda figure, asked, path: figures.append(figure))
+    points = [Point(name, True, size * MIB, 0, 0, 0.0, 1.0)
+              for name, size in (("a", 100), ("b", 101), ("c", 300))]  # fmt: skip
+    Pareto("loss", "cpu", True, tuple(points)).plot(tmp_path / "curve.png")
+    assert [t.get_text() for t in figures[0].axes[0].texts] == ["a\nb", "c"]

@@ -10,6 +10,9 @@ from typing import Any
 from xform.planner.report.picture import BLUE, ORANGE, axes, save
 from xform.text import columns, human_bytes, human_flops, human_seconds
 
+# Labels of points that are nearer than this part of an axis would cover each other.
+_NEAR = 0.03
+
 
 @dataclasses.dataclass(frozen=True)
 class Point:
@@ -68,16 +71,10 @@ class Pareto:
             points = [p for p in self.points if p.stock == stock]
             mib = [p.peak_bytes / 2**20 for p in points]
             ax.plot(mib, [p.recompute_flops / 1e9 for p in points], style, color=color, label=label)
-        for p in self.points:
-            if p.stock:
-                ax.annotate(
-                    p.name,
-                    (p.peak_bytes / 2**20, p.recompute_flops / 1e9),
-                    xytext=(5, 5),
-                    textcoords="offset points",
-                    fontsize=8,
-                    color=ORANGE,
-                )
+        for together in self._stock_by_place():
+            at = (together[0].peak_bytes / 2**20, together[0].recompute_flops / 1e9)
+            ax.annotate("\n".join(p.name for p in together), at, xytext=(5, 5),
+                        textcoords="offset points", fontsize=8, color=ORANGE)  # fmt: skip
         kind = "compiled" if self.compiled else "simulated"
         ax.set_title(f"{self.function} on {self.target}", loc="left")
         ax.set_xlabel(f"peak, MiB ({kind})")
@@ -85,6 +82,17 @@ class Pareto:
         ax.set_xlim(left=0)
         ax.legend(frameon=False)
         save(figure, "Pareto.plot", path)
+
+    def _stock_by_place(self) -> list[list[Point]]:
+        """The stock policies; those that are drawn too near for two labels together."""
+        bytes_ = max((p.peak_bytes for p in self.points), default=0) or 1
+        flops = max((p.recompute_flops for p in self.points), default=0) or 1
+        places: dict[tuple[int, int], list[Point]] = {}
+        for p in self.points:
+            near = (round(p.peak_bytes / bytes_ / _NEAR), round(p.recompute_flops / flops / _NEAR))
+            if p.stock:
+                places.setdefault(near, []).append(p)
+        return list(places.values())
 
     def __str__(self) -> str:
         head = ["policy", "peak", "run again", "at least", "estimated time", "planned in"]
