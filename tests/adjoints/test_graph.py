@@ -189,6 +189,25 @@ def test_nested_programs_opened_and_not(expand: int | None) -> None:
         assert {"scan", "while", "cond", "jit"} <= closed
 
 
+PUBLISHED: dict[str, Callable[[Any], Any]] = {
+    "Rosenbrock": lambda x: jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2),
+    "Ackley": lambda x: (
+        -20 * jnp.exp(-0.2 * jnp.sqrt(jnp.mean(x**2))) - jnp.exp(jnp.mean(jnp.cos(2 * jnp.pi * x)))
+    ),
+    "Beale": lambda x: sum(
+        (c - x[0] + x[0] * x[1] ** i) ** 2 for i, c in enumerate((1.5, 2.25, 2.625), 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_test_functions(name: str) -> None:
+    x = np.array([0.6, -0.4, 1.2])
+    g = xform.graph(PUBLISHED[name], x)
+    orders_agree(g)
+    close(g["x"].adjoint, jax.grad(PUBLISHED[name])(x), 1e-10)
+
+
 def test_trips_of_a_loop_backwards() -> None:
     """A loop that runs from its end has its last trip first."""
     g = xform.graph(everything, *ARGS, expand=None)

@@ -178,6 +178,20 @@ def test_a_loop_in_a_loop_stacks_both() -> None:
     close(ours, jax.grad(added)(jnp.zeros((2, 4, 3))))
 
 
+def test_a_region_with_a_policy_in_a_loop() -> None:
+    """A name that a region's policy saves, in a loop: the gradient is that of the loop."""
+
+    def f(x: Any) -> Any:
+        keeps = jax.checkpoint_policies.save_only_these_names("h")
+        layer = lambda x, _: (jnp.cos(xform.name(jnp.sin(x), "h") ** 2), None)
+        return jnp.sum(lax.scan(jax.checkpoint(layer, policy=keeps), x, None, 3)[0])
+
+    def added(es: Any) -> Any:
+        return jnp.sum(lax.scan(lambda x, e: (jnp.cos((jnp.sin(x) + e) ** 2), None), X, es)[0])
+
+    close(jax.jit(xform.partials(f, "h"))(X), jax.grad(added)(jnp.zeros((3, 3))))
+
+
 def test_a_body_with_a_rule_of_its_own() -> None:
     """Inside it is the body's derivative; what comes from outside, and passes it, is the rule's."""
 
