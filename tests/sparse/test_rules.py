@@ -67,7 +67,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.usefixtures("x64", "quick_compilation")
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", list(cases()))
 def test_the_pattern_holds_the_truth(case: Case) -> None:
     args = tuple(cast(x, "float64", i) for i, x in enumerate(case.args))
     on = [i for i, x in enumerate(args) if differentiable(jax.typeof(x))]

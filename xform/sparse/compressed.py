@@ -148,11 +148,18 @@ class Sparse:
     def _runner(self, prepared: Prepared, call: Call) -> Callable[..., Any]:
         """Values and indices. What is known of them goes in as arguments, not into the code."""
         pattern, coloring = prepared.pattern, prepared.coloring
-        colors = coloring.columns.astype(np.int32), coloring.rows.astype(np.int32)
-        indices = np.stack([pattern.rows, pattern.cols], 1).astype(np.int32)
-        known = (indices, coloring.places, *colors)
+        indices = np.stack([pattern.rows, pattern.cols], 1)
+        x, y = jax.eval_shape(lambda moving: self._ends(call, moving), call.moving)
+        with jax.ensure_compile_time_eval():  # on the device once, though something is traced now
+            indices, places = (jnp.asarray(a.astype(np.int32)) for a in (indices, coloring.places))
+            known = (places, _seeds(coloring.columns, coloring.pushes, x.dtype),
+                     _seeds(coloring.rows, coloring.pulls, y.dtype))  # fmt: skip
         run = jax.jit(lambda known, moving: self._values(prepared, known, call, moving))
-        return lambda moving: run(known, moving)
+        return lambda moving: (run(known, moving), indices)
+
+    def _ends(self, call: Call, moving: list[Any]) -> tuple[Any, Any]:
+        g, x, _ = self._flattened(call, moving)
+        return x, g(x)
 
     def _flattened(self, call: Call, moving: list[Any]):
         """What is differentiated as a function of one vector to one, the vector, and its tree."""
@@ -164,26 +171,30 @@ class Sparse:
         return lambda x: _flat(f(*_shaped(x, primals))), _flat(primals), primals
 
     def _values(self, prepared: Prepared, known: Any, call: Call, moving: list[Any]) -> Any:
-        """The elements of the pattern, in its order, and the indices."""
-        indices, places, columns, rows = known
+        """The elements of the pattern, in its order."""
+        places, columns, rows = known
         coloring, (g, x, _) = prepared.coloring, self._flattened(call, moving)
         products = [jnp.zeros(0, jax.eval_shape(g, x).dtype)]
         if coloring.pushes:
-            push = lambda v: jvp(g, (x,), (v,))[1]
-            products.append(self._products(push, columns, coloring.pushes, x.dtype))
+            products.append(self._products(lambda v: jvp(g, (x,), (v,))[1], columns))
         if coloring.pulls:
-            y, pull = vjp(g, x)
-            products.append(self._products(lambda v: pull(v)[0], rows, coloring.pulls, y.dtype))
+            pull = vjp(g, x)[1]
+            products.append(self._products(lambda v: pull(v)[0], rows))
         flat = jnp.concatenate([jnp.ravel(p) for p in products])
         if coloring.trees is not None:
-            return solved(coloring.trees, flat, places), indices
-        return jnp.take(flat, places) if flat.size else flat, indices
+            return solved(coloring.trees, flat, places)
+        return flat.at[places].get(mode="promise_in_bounds") if flat.size else flat
 
-    def _products(self, of: Callable[[Any], Any], colors: Any, count: int, dtype: Any) -> Any:
-        """Products with the sum of each colour's basis vectors, so many at once."""
-        seed = lambda color: (colors == color).astype(dtype)
-        product = lambda color: of(seed(color))
-        return jax.lax.map(product, jnp.arange(count), batch_size=self._chunk or count)
+    def _products(self, of: Callable[[Any], Any], seeds: Any) -> Any:
+        """Products with the seeds, so many at once."""
+        if self._chunk is None or self._chunk >= len(seeds):
+            return jax.vmap(of)(seeds)
+        return jax.lax.map(of, seeds, batch_size=self._chunk)
+
+
+def _seeds(colors: np.ndarray, count: int, dtype: Any) -> Any:
+    """For each colour the sum of its basis vectors, `[colours, n]`."""
+    return jnp.asarray(colors == np.arange(count)[:, None], dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
