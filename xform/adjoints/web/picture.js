@@ -162,7 +162,8 @@ function makePicture(place, graph, changed) {
         v.adjoint.textContent = got.length ? clipped(`adjoint ${got.map((o) => state.adjoints.get(o.id)).join(", ")}`, 22) : "";
       }
     }
-    for (const key of keys) if (drawn.spots.has(key)) reveal(drawn.spots.get(key));
+    const acting = step?.kind === "pulled" ? [...keys].reverse() : [...keys]; // is seen, where both are not
+    for (const key of acting) if (drawn.spots.has(key)) reveal(drawn.spots.get(key));
     for (const e of drawn.edges) {
       const back = step && step.edge !== undefined && e.edges.some((one) => one.id === step.edge);
       const ahead = step && step.kind === "forward" && e.edges.some((one) => one.target === step.operation);
