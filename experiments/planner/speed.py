@@ -6,11 +6,15 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import jax.numpy as jnp
 import scipy.optimize
 
 from experiments.bench_step.run import transformer
+from experiments.planner.size import body, chain, count
 from experiments.report import write_table
 from xform.cost import flops
 from xform.errors import BudgetInfeasible
@@ -22,14 +26,17 @@ from xform.policies import Budget, min_cut
 from xform.transforms.inspect import At, point
 
 HERE = Path(__file__).parent
-TIMES = 3
 HEAD = ["program", "equations", "budget, of the default", "CPU seconds: default", "budget",
         "work again, of forward's"]  # fmt: skip
-CASES = {
+# Parts of the default; the last ones of a loop's body and of the chain are refused.
+PARTS = {"a loop body of 10,000 operations": (0.8, 0.1), "a chain of 100,000 equations": (0.8,)}
+CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     "8 transformer layers, unrolled": lambda: transformer(False, None, depth=8),
     "24 transformer layers, unrolled": lambda: transformer(False, None, depth=24),
     "48 transformer layers, unrolled": lambda: transformer(False, None, depth=48),
     "8 transformer layers, scanned": lambda: transformer(True, None, depth=8),
+    "a loop body of 10,000 operations": lambda: (body(10_000), (jnp.ones(4096),)),
+    "a chain of 100,000 equations": lambda: (chain(40_000), (jnp.ones(4096),)),
 }
 
 
@@ -46,18 +53,18 @@ def measured(name: str, part: float) -> list[str]:
         made = within_peak(*at.ends, Budget(int(part * most)))
         work = f"{recompute_flops(made.plan) / flops(at.function.program):.2f}"
     except BudgetInfeasible:
-        work = "no plan takes so little"
+        work = "refused: no plan takes so little"
     end = time.process_time()
-    return [name, f"{len(joint.forward) + len(joint.backward):,}", f"{part:.0%}",
+    return [name, f"{count(joint):,}", f"{part:.0%}",
             f"{planned - start:.1f}", f"{end - planned:.1f}", work]  # fmt: skip
 
 
-def best(name: str, part: float) -> list[str]:
+def best(name: str, part: float, times: int) -> list[str]:
     """The row of the least time of some, each in a process of its own, which keeps nothing."""
     command = [sys.executable, "-m", "experiments.planner.speed", name, "--part", str(part)]
     rows = [
         subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-        for _ in range(TIMES)
+        for _ in range(times)
     ]
     return min((row.split("|") for row in rows), key=lambda row: float(row[4]))
 
@@ -67,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=list(CASES))
     parser.add_argument("--part", type=float, help="of one case: this alone, once")
+    parser.add_argument("--times", type=int, default=3, help="of which the best is taken")
     options = parser.parse_args()
     if options.part:
         scipy.optimize.milp([1.0])  # imported once in a process
@@ -74,8 +82,8 @@ def main() -> None:
         return
     rows: list[list[str]] = []
     for name in options.names:
-        for part in (0.8, 0.6):
-            rows.append(best(name, part))
+        for part in PARTS.get(name, (0.8, 0.6)):
+            rows.append(best(name, part, options.times))
             print(rows[-1], flush=True)
     write_table(HERE, HEAD, rows, "speed")
 

@@ -1,0 +1,114 @@
+"""What all compilers' fusion has in common: the order of operations, what is read how, views."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from xform.interpret.barrier import barrier
+from xform.ir import trace
+from xform.planner.simulate.flat import flatten
+from xform.planner.simulate.fusion import pointwise, post_order, spoiled, spoiled_operands
+from xform.planner.simulate.gain import GainFusion
+from xform.planner.simulate.loop_fusion import LoopFusion
+from xform.planner.simulate.profiles import CPU, GPU
+from xform.planner.simulate.steps import Flat, Step
+
+X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+
+
+def flat_of(f, *args, by=CPU) -> Flat:
+    return flatten(trace(lambda *xs: jax.tree.leaves(f(*xs)), *args), by)
+
+
+def recursive(step: Step, done: dict[Step, None]) -> dict[Step, None]:
+    """A walk in post order, as it is defined."""
+    if step not in done:
+        for c in step.reads:
+            if c.maker:
+                recursive(c.maker, done)
+        done[step] = None
+    return done
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_operands_come_first_in_their_order(seed: int) -> None:
+    random = np.random.default_rng(seed)
+
+    def f(x):
+        values = [x]
+        for _ in range(20):
+            a, b = (values[int(i)] for i in random.integers(0, len(values), 2))
+            values.append(a @ b if random.integers(2) else jnp.sin(a) - b)
+        return values[-3:]
+
+    flat = flat_of(f, X)
+    ends = [c.maker for c in flat.outputs if c.maker]
+    expected: dict[Step, None] = {}
+    for end in ends:
+        recursive(end, expected)
+    assert [*post_order(ends, lambda s: s.reads)] == [*expected]
+
+
+def test_a_deep_program_needs_no_recursion() -> None:
+    def f(x):
+        for _ in range(3_000):
+            x = lax.sin(x)
+        return x
+
+    flat = flat_of(f, X)
+    assert len([*post_order([flat.steps[-1]], lambda s: s.reads)]) == 3_000
+
+
+# Of one operation: which of its operands are not read element by element, as its last step.
+READ = {
+    "a sum": (lambda x, y: x + y, []),
+    "another type": (lambda x, y: x.astype(jnp.bfloat16), []),
+    "another order": (lambda x, y: x.T, [0]),
+    "a reduction": (lambda x, y: jnp.sum(x, 0), [0]),
+    "a product": (lambda x, y: x @ y, [0, 1]),
+    "an update": (lambda x, y: lax.dynamic_update_slice(x, y[:1], (3, 0)), [1]),
+    "what waits": (lambda x, y: barrier([x], [y], "everywhere")[0], [1]),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_not_read_element_by_element(name: str) -> None:
+    f, places = READ[name]
+    last = flat_of(f, X, X).steps[-1]
+    assert [*spoiled_operands(last, True)] == [last.reads[i] for i in places]
+    assert pointwise(last) == (not places or name == "what waits")
+
+
+def test_an_update_in_a_loop_of_others_reads_all_of_its_operands() -> None:
+    f = lambda x, y: lax.dynamic_update_slice(x, y[:1], (3, 0))
+    update = flat_of(f, X, X).steps[-1]
+    assert [*spoiled_operands(update, False)] == update.reads
+
+
+def test_in_a_group_all_is_lost_that_is_behind_what_is() -> None:
+    steps = flat_of(lambda x, y: jnp.sin(x + 1).T * y, X, X).steps
+    x, y = (next(c for s in steps for c in s.reads if not c.maker and s.does.name == name)
+            for name in ("add", "mul"))  # fmt: skip
+    lost = spoiled(steps[::-1])
+    assert x in lost
+    assert y not in lost
+
+
+@pytest.mark.parametrize(("fusion", "by"), [(LoopFusion, CPU), (GainFusion, GPU)])
+def test_a_view_is_what_it_is_a_view_of(fusion, by) -> None:
+    flat = flat_of(lambda x, y: ((x @ y).reshape(32, 128).reshape(-1), x.reshape(-1)), X, X, by=by)
+    base = fusion(flat, by).base
+    product, given = flat.outputs
+    assert base[product].maker.does.name == "dot_general"
+    assert base[given] is flat.inputs[0]
+
+
+def test_every_step_is_written_or_behind_what_is() -> None:
+    flat = flat_of(lambda x, y: (jnp.sin(x) @ y, jnp.sum(jnp.cos(x) * y, 0)), X, X)
+    for fusion in (LoopFusion(flat, CPU), GainFusion(flat, GPU)):
+        assert fusion.place.keys() == {*flat.steps}
+        written = {c for g in fusion.groups for c in g.root.makes}
+        assert {c for c in flat.outputs if c.maker} <= written
+        assert all(c in written or not c.maker for g in fusion.groups for c in g.reads)

@@ -1,0 +1,85 @@
+"""Products as a GPU runs them: which are merged, and which are cut in parts."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+
+from xform.ir import trace
+from xform.planner.simulate.flat import flatten
+from xform.planner.simulate.gemms import as_run
+from xform.planner.simulate.profiles import CPU, GPU
+from xform.planner.simulate.steps import Flat
+
+
+def of(f, *args, by=GPU) -> tuple[Flat, Flat]:
+    flat = flatten(trace(lambda *xs: jax.tree.leaves(f(*xs)), *args), by)
+    before = Flat(flat.inputs, flat.steps, flat.outputs)
+    return before, as_run(flat, by)
+
+
+def products(flat: Flat) -> list[tuple[int, ...]]:
+    return [s.makes[0].shape for s in flat.steps if s.does.name == "dot_general"]
+
+
+def ordered(flat: Flat) -> bool:
+    """Whether each step follows what makes its operands, and readers are those that read."""
+    place = {s: i for i, s in enumerate(flat.steps)}
+    makers = all(place[c.maker] < place[s] for s in flat.steps for c in s.reads if c.maker)
+    cells = [*flat.inputs, *itertools.chain(*(s.makes for s in flat.steps))]
+    return makers and all({*c.readers} == {s for s in flat.steps if c in s.reads} for c in cells)
+
+
+def square(n: int = 256):
+    return jax.ShapeDtypeStruct((n, n), jnp.float32)
+
+
+def test_products_that_share_an_operand_are_one_and_its_slices() -> None:
+    before, after = of(lambda x, v, w: (x @ v, x @ w), *[square()] * 3)
+    assert len(products(before)) == 2
+    (product,) = products(after)
+    assert product[-1] == 2 * 256 * 256
+    assert [s.does.name for s in after.steps].count("slice") == 2
+    assert [c.bytes for c in after.outputs] == [4 * 256**2] * 2
+    assert ordered(after)
+
+
+def test_one_that_waits_for_another_is_not_merged_with_it() -> None:
+    _, after = of(lambda x, v: (x @ v) @ v, *[square()] * 2)
+    assert len(products(after)) == 2
+    chain = lambda x, v, w: (x @ v, x @ (x @ v), x @ w)
+    _, after = of(chain, *[square()] * 3)
+    # The second waits for the first; the third goes with the first.
+    assert len(products(after)) == 2
+    assert ordered(after)
+
+
+def test_large_ones_are_not_merged() -> None:
+    _, after = of(lambda x, v, w: (x @ v, x @ w), *[square(4096)] * 3)
+    assert len(products(after)) == 2
+
+
+def test_few_rows_and_columns_that_sum_much_are_cut_and_added_up() -> None:
+    a = jax.ShapeDtypeStruct((32, 2**17), jnp.float32)
+    _, after = of(lambda a, b: a @ b.T, a, a)
+    ((parts, *rest),) = products(after)
+    assert parts > 1
+    assert rest == [32, 32]
+    product, total = after.steps[-2:]
+    assert total.does.name == "reduce_sum"
+    assert (total.reads, product.makes[0].bytes) == (product.makes, 4 * parts * 32 * 32)
+    assert after.outputs[0].bytes == 4 * 32 * 32
+    assert ordered(after)
+
+
+def test_what_fills_the_processor_is_not_cut() -> None:
+    _, after = of(lambda a, b: a @ b, square(4096), square(4096))
+    assert products(after) == [(4096, 4096)]
+
+
+def test_empty_products_and_other_backends_are_left_alone() -> None:
+    empty = jax.ShapeDtypeStruct((0, 16), jnp.float32)
+    _, after = of(lambda a, b: (a @ b, a @ b.T), empty, square(16))
+    assert len(products(after)) == 2
+    flat = flatten(trace(lambda x, v, w: [x @ v, x @ w], *[square()] * 3), CPU)
+    assert as_run(flat, CPU) is flat

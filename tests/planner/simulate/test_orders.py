@@ -1,0 +1,107 @@
+"""Orders that take little memory: valid, of the peak that they say, the best of those tried."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.calls import counted
+from xform.ir import trace
+from xform.planner.simulate.flat import flatten
+from xform.planner.simulate.gain import GainFusion
+from xform.planner.simulate.orders import _Orders, least_memory
+from xform.planner.simulate.profiles import GPU
+
+
+def groups_of(f, *args):
+    flat = flatten(trace(lambda *xs: jax.tree.leaves(f(*xs)), *args), GPU)
+    fusion = GainFusion(flat, GPU)
+    return fusion.groups, fusion.base, flat.outputs
+
+
+def program(seed: int):
+    """Products of values made before, of several sizes; what nothing reads is returned."""
+    random = np.random.default_rng(seed)
+
+    def f(*xs):
+        values = list(xs)
+        for _ in range(6):
+            a, b = (values[int(i)] for i in random.integers(0, len(values), 2))
+            n = int(random.integers(1, 4))
+            values.append((a @ b.T)[:, : 16 * n] @ jnp.ones((min(16 * n, a.shape[0]), 64)))
+        return values[-2:]
+
+    return f, [jnp.ones((64, 64)) for _ in range(2)]
+
+
+def peak(order, base, outputs) -> int:
+    """The most bytes at once: of each group what it makes, and all before that is still read."""
+    made = [[c for c in g.root.makes if c not in base] for g in order]
+    reads = [{base.get(c, c) for c in g.reads} for g in order]
+    stay = {base.get(c, c) for c in outputs}
+    most = 0
+    for i in range(len(order)):
+        live = [c for cells in made[:i] for c in cells
+                if c in stay or any(c in later for later in reads[i:])]  # fmt: skip
+        most = max(most, sum(c.bytes for c in (*live, *made[i])))
+    return most
+
+
+def valid(order) -> bool:
+    there: set = set()
+    makers = {c for g in order for c in g.root.makes}
+    for g in order:
+        if not {c for c in g.reads if c in makers} <= there:
+            return False
+        there.update(g.root.makes)
+    return True
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_order_is_valid_and_the_best_of_three(seed: int) -> None:
+    f, args = program(seed)
+    groups, base, outputs = groups_of(f, *args)
+    work = _Orders(groups, base, outputs, lambda g: 0)
+    ways = [work.by_freed(), work.backwards(weighed=True), work.backwards(weighed=False)]
+    for way in ways:
+        assert sorted(way) == list(range(len(groups)))
+        order = [groups[i] for i in way]
+        assert valid(order)
+        assert work.peak(way) == peak(order, base, outputs)
+    chosen = least_memory(groups, base, outputs, lambda g: 0)
+    assert valid(chosen)
+    assert peak(chosen, base, outputs) == min(map(work.peak, ways))
+
+
+def test_it_is_as_low_as_the_best_of_all_orders_where_those_are_few() -> None:
+    def f(x):
+        large = [(x * k) @ x.T for k in (1.0, 2.0)]
+        return [(a @ a)[:, :1] for a in large]
+
+    groups, base, outputs = groups_of(f, jnp.ones((64, 64)))
+    assert len(groups) < 10
+    every = (p for p in itertools.permutations(groups) if valid(p))
+    least = min(peak(order, base, outputs) for order in itertools.islice(every, 3_000))
+    assert peak(least_memory(groups, base, outputs, lambda g: 0), base, outputs) <= least
+
+
+def test_what_runs_inside_a_group_counts() -> None:
+    f, args = program(0)
+    groups, base, outputs = groups_of(f, *args)
+    work = _Orders(groups, base, outputs, lambda g: 10**9 if g is groups[0] else 0)
+    assert work.peak(work.by_freed()) > 10**9
+
+
+def test_it_is_near_linear() -> None:
+    def work(n: int) -> int:
+        def f(x):
+            for _ in range(n):
+                x = jnp.sin(x @ x)
+            return x
+
+        groups, base, outputs = groups_of(f, jnp.ones((8, 8)))
+        return counted(lambda: least_memory(groups, base, outputs, lambda g: 0))[0]
+
+    assert work(400) < 6 * work(100)
