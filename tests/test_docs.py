@@ -49,9 +49,9 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_lines_of_a_rule_and_its_test_are_those_of_the_files() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    rule, case = re.findall(r"^    ((?:linear|of)\(.*)$", text, re.MULTILINE)
-    assert rule in (ROOT / "xform/rules/shape.py").read_text()
-    assert case in (ROOT / "tests/rules/cases/shape.py").read_text()
+    rule, case = re.findall(r"^    ((?:pointwise|unary)\(.*)$", text, re.MULTILINE)
+    assert rule in (ROOT / "xform/rules/pointwise.py").read_text()
+    assert case in (ROOT / "tests/rules/cases/pointwise.py").read_text()
 
 
 def test_the_version_is_that_of_the_project() -> None:
