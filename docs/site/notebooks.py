@@ -54,15 +54,16 @@ def run(path: Path, folder: Path) -> list[str]:
     client = NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=resources)
     manager = client.create_kernel_manager()
     manager.transport, manager.ip = "ipc", str(folder / "kernel")  # sockets: no port, no network
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "JAX_PLATFORMS": "cpu",
-        "COLUMNS": "100",
-    }
-    env |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"}
-    client.execute(env=env)
+    client.execute(env=_environment())
     return [_printed(cell.outputs, folder) for cell in cells]
+
+
+def _environment() -> dict[str, str]:
+    """That of this process, with this checkout and Python first, and nothing said to JAX."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    paths = {"PYTHONPATH": str(ROOT), "PATH": str(Path(sys.executable).parent)}
+    first = {k: os.pathsep.join([v, *filter(None, [env.get(k)])]) for k, v in paths.items()}
+    return env | first | {"JAX_PLATFORMS": "cpu", "COLUMNS": "100"}
 
 
 def _printed(outputs: list[dict], folder: Path) -> str:
