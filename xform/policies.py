@@ -32,6 +32,23 @@ from xform.min_cut import MinCut, min_cut
 from xform.regions import open_regions, opening
 from xform.source import frame
 
+__all__ = [
+    "budget",
+    "fit",
+    "min_cut",
+    "offload_dots_with_no_batch_dims",
+    "open_regions",
+    "parse",
+    "save_and_offload_only_these_names",
+    "save_any_names_but_these",
+    "save_dots",
+    "save_dots_with_no_batch_dims",
+    "save_everything",
+    "save_from_both_policies",
+    "save_nothing",
+    "save_only_these_names",
+]
+
 Answer = bool | Offloadable
 # What the names of `Tagged` start with.
 TAG = "xform saves "
@@ -138,9 +155,13 @@ class Either:
 
 
 save_everything = Constantly("save_everything", True)
+"""Everything that the backward pass reads is saved."""
 save_nothing = Constantly("save_nothing", False)
+"""Nothing but the arguments is saved; on a whole function, loops keep their carries."""
 save_dots = Dots("save_dots")
+"""Results of matrix products and convolutions are saved."""
 save_dots_with_no_batch_dims = Dots("save_dots_with_no_batch_dims", batch=False)
+"""Results of matrix products without batch dimensions are saved."""
 
 # Those that need no arguments, by their names: so a command line calls them too.
 NAMED: dict[str, Policy] = {

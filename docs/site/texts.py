@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import re
 from pathlib import Path
 
 import xform
+from xform import commands
 
 ROOT = Path(__file__).parent.parent.parent
 # What a page shows that is another folder's, by its place on the site.
@@ -27,7 +30,8 @@ def elsewhere() -> dict[str, Path]:
     for readme in sorted(ROOT.glob("experiments/*/README.md")):
         name = readme.parent.name
         found[f"experiments/{name}/index.md"] = readme
-        found |= {f"experiments/{name}/{p.name}": p for p in readme.parent.glob("*.png")}
+        beside = [*readme.parent.glob("*.png"), *readme.parent.glob("*.py")]
+        found |= {f"experiments/{name}/{p.name}": p for p in beside}
     for readme in sorted(ROOT.glob("models/*/README.md")):
         found[f"project/{readme.parent.name}.md"] = readme
     return found
@@ -47,8 +51,9 @@ def page(path: str) -> str:
 
 def made() -> dict[str, str]:
     """Pages that are no file, by their place on the site."""
-    pages = {f"reference/{name}.md": f"::: xform.{name}\n" for name in names()}
+    pages = {f"reference/{name}.md": _reference(name) for name in names()}
     pages["reference/index.md"] = _names_table()
+    pages["reference/command_line.md"] = _command_line()
     pages["experiments/index.md"] = _experiments_table()
     return pages
 
@@ -58,8 +63,10 @@ def names() -> list[str]:
     return sorted({*xform.__all__, *DOORS}, key=str.lower)
 
 
-def reference_nav() -> list[str]:
-    return ["reference/index.md", *(f"reference/{name}.md" for name in names())]
+def reference_nav() -> list[str | dict[str, str]]:
+    """Names as they are written, which a title would not be."""
+    pages = [{name: f"reference/{name}.md"} for name in names()]
+    return ["reference/index.md", *pages, "reference/command_line.md"]
 
 
 def experiments_nav() -> list[str]:
@@ -70,12 +77,30 @@ def project_nav() -> list[str]:
     return [uri for uri in elsewhere() if uri.startswith("project/")]
 
 
+def _reference(name: str) -> str:
+    value = getattr(xform, name)
+    if inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value):
+        return f"::: xform.{name}\n"
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"  # what can be called, and more
+    return f"# xform.{name}\n\n::: {kind}\n    options: {{heading_level: 2}}\n"
+
+
 def _names_table() -> str:
     lines = ["# Reference", "", "Every public name of `xform`.", "", "| name | |", "| --- | --- |"]
     for name in names():
         doc = inspect.getdoc(getattr(xform, name)) or ""
         lines.append(f"| [`{name}`]({name}.md) | {doc.partition(chr(10))[0]} |")
     return "\n".join(lines) + "\n"
+
+
+def _command_line() -> str:
+    text = "# The command line\n\nWhat `python -m xform COMMAND --help` prints.\n"
+    for name in commands.COMMANDS:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+            commands.run([name, "--help"])
+        text += f"\n## {name}\n\n```text\n{said.getvalue()}```\n"
+    return text
 
 
 def _experiments_table() -> str:
