@@ -13,11 +13,11 @@ from tests import versions
 
 PUBLIC = {
     "Plan", "checkpoint", "compare", "errors", "extend", "fits", "fwd_and_bwd", "grad", "graph",
-    "hessian", "hvp", "install", "installed", "jacfwd", "jacobian", "jacrev", "jvp", "laplacian",
-    "linear_transpose", "linearize", "max_batch", "memory_analysis", "name", "pareto", "partials",
-    "passes", "plan", "policies", "remat", "residuals", "rules", "sparse_hessian",
-    "sparse_jacobian", "sparsity", "uninstall", "value_and_grad", "vjp", "while_checkpoints",
-    "why_oom",
+    "health", "hessian", "hvp", "install", "installed", "jacfwd", "jacobian", "jacrev", "jvp",
+    "laplacian", "linear_transpose", "linearize", "max_batch", "memory_analysis", "name",
+    "pareto", "partials", "passes", "plan", "policies", "remat", "residuals", "rules",
+    "sparse_hessian", "sparse_jacobian", "sparsity", "uninstall", "value_and_grad", "vjp",
+    "while_checkpoints", "why_oom",
 }  # fmt: skip
 EXTEND = {
     "RULES", "Node", "Structured", "Traits", "add_rule", "bilinear", "composite", "constant",

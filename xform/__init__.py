@@ -28,6 +28,7 @@ __all__ = [
     "fwd_and_bwd",
     "grad",
     "graph",
+    "health",
     "hessian",
     "hvp",
     "install",
@@ -62,12 +63,13 @@ __all__ = [
 
 __version__ = packages.own_version()
 
-# What asks compilers is imported when it is first used, as it takes a third of the whole.
+# What asks compilers, or layers, is imported when it is first used: it takes a third of the whole.
 _LATER = {
     "compare": "xform.transforms.compare",
     "fits": "xform.memory.questions",
     "graph": "xform.adjoints.graph",
     "laplacian": "xform.sparse.laplacian",
+    "health": "xform.diagnosis.health",
     "max_batch": "xform.memory.questions",
     "memory_analysis": "xform.memory.analysis",
     "name": "xform.adjoints.name",
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
     from xform.adjoints.graph import graph
     from xform.adjoints.name import name
     from xform.adjoints.partials import partials
+    from xform.diagnosis.health import health
     from xform.memory.analysis import memory_analysis
     from xform.memory.questions import fits, max_batch, why_oom
     from xform.sparse.laplacian import laplacian

@@ -70,6 +70,13 @@ class RunConfig:
     tensorboard: bool = setting(
         False, "Write the numbers of the log as TensorBoard's events too.", change="free"
     )
+    health: int = setting(
+        0,
+        "Updates between looks at the health of each layer, in health.jsonl; none if 0. Such a step"
+        " keeps what the default policy does.",
+        least=0,
+        change="free",
+    )
     profile: str = setting(
         "", "Steps to trace for a profiler, such as 10:13 for 10, 11 and 12.", change="free"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from models.errors import InputError
 
 CHECKPOINTS, CONFIG, LOG, PLAN = "checkpoints", "config.toml", "log.jsonl", "plan.json"
-DATA, TOKENIZER = "data", "tokenizer.json"
+DATA, TOKENIZER, HEALTH = "data", "tokenizer.json", "health.jsonl"
 LOCK, BOARD, PROFILE = "lock", "tensorboard", "profile"
 
 

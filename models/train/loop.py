@@ -21,6 +21,7 @@ from models.train.board import Board, check_writer
 from models.train.checksum import checksum_of
 from models.train.config import RunConfig, read_config
 from models.train.display import Display
+from models.train.health import Health
 from models.train.log import Log
 from models.train.mesh import any_process, batch_sharding, make_mesh, on_devices, sizes
 from models.train.planned import PlannedStep, load_plan, plan_step, policy_of
@@ -88,13 +89,15 @@ def train(
         log = Log(run.out / folder.LOG if first else None, after=after)
         if first and run.tensorboard:
             log.also(Board(run.out / folder.BOARD, after=after))
-        with contextlib.closing(log), display, Stop(display.say) as stop:
+        seen = Log(run.out / folder.HEALTH if first and run.health else None, after=after)
+        with contextlib.closing(log), contextlib.closing(seen), display, Stop(display.say) as stop:
             if origin is not None:
                 log.write(step=0, **{"from": origin.name})
             if start.changes:
                 log.write(step=start.step, override=start.changes)
+            health = Health(run, mesh, seen, log, display)
             out_of_time = lambda: time.perf_counter() - started > run.max_seconds
-            loop = _Loop(run, corpus, start, planned, store, log, display, mesh)
+            loop = _Loop(run, corpus, start, planned, store, log, display, mesh, health)
             stopped = lambda: stop.signal is not None or display.failure is not None
             loop.go(lambda: any_process(stopped()), lambda: any_process(out_of_time()))
         if display.failure is not None:
@@ -133,9 +136,10 @@ class _Loop:
     """A run on its way: `state` after `step` steps."""
 
     def __init__(self, run: RunConfig, corpus: Corpus, start: Start, planned: PlannedStep,
-                 store: Store, log: Log, display: Display, mesh: Mesh | None) -> None:  # fmt: skip
+                 store: Store, log: Log, display: Display, mesh: Mesh | None,
+                 health: Health) -> None:  # fmt: skip
         self.state, self.step = start.state, start.step
-        self._run, self._planned = run, planned
+        self._run, self._planned, self._health = run, planned, health
         self._store, self._log, self._display = store, log, display
         self._fresh = start.meta is None
         self._batches = _Batches(run, corpus, mesh, start.meta and start.meta["data_state"])
@@ -153,9 +157,16 @@ class _Loop:
             self._judge()
         while self.step < run.optim.steps and not stopped() and not late:
             with self._profiler.step(self.step + 1):
-                self.state, metrics = self._planned.step(self.state, self._batches.next())
+                due = self._health.due(self.step + 1)
+                take = self._health.step if due else self._planned.step
+                self.state, metrics = take(self.state, self._batches.next())
             self.step += 1
+            read = metrics.pop("health", None)
             self._reporter.push(self.step, metrics)
+            if due:
+                self._reporter.flush()
+                self._health.write(self.step, float(metrics["loss"]), read)
+                self._reporter.restart_clock()
             self._profiler.done(self.step, self.state)
             late = out_of_time()
             last = self.step == run.optim.steps or late

@@ -24,8 +24,9 @@ from models.train.mesh import abstract_mesh, batch_sharding, placed
 from models.train.optim import OptimConfig, averaged, optimizer, schedule
 from models.train.precision import rounded
 from models.train.state import TrainState, abstract_state, device_bytes, shardings_of
+from xform.diagnosis import Diagnosis
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Any]
 Step = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
 Loss = Callable[..., jax.Array]
 # What the memory of a step is analyzed with: the number of steps decides no bytes.
@@ -76,7 +77,8 @@ def dropout_key(model: DecoderConfig, seed: int, step: jax.Array) -> jax.Array |
 
 
 def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed: int = 0,
-              mesh: AbstractMesh | None = None) -> Step:  # fmt: skip
+              mesh: AbstractMesh | None = None, health: Diagnosis | None = None
+              ) -> Step:  # fmt: skip
     """The pure function of one update, of which `policy` says what the backward pass keeps.
 
     It maps a state and integer tokens `[accumulate, batch, window + 1]` to the next state and the
@@ -85,9 +87,10 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
     neither parameters nor the optimizer. Gradients of the `accumulate` slices are summed one after
     another, so that only one slice's activations are held. `seed` is that of dropout. On a
     `mesh` the new state lies as the old one. Gradients are of the rounded parameters, summed and
-    applied in float32. In float16 the loss is scaled, and `loss_scale` is a metric.
+    applied in float32. In float16 the loss is scaled, and `loss_scale` is a metric. A diagnosis of
+    the loss (`models.train.health`) reads its layers on the way: then `health` is a metric.
     """
-    gradient = xform.value_and_grad(make_loss(model, mesh=mesh), policy=policy)
+    gradient = _gradient(make_loss(model, mesh=mesh), policy, health)
     state_places = None if mesh is None else shardings_of(abstract_state(model, optim, mesh))
     transform = optimizer(optim)
 
@@ -95,16 +98,16 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
         key, params = dropout_key(model, seed, state.step), rounded(state.params, optim)
         scale = state.loss_scale and state.loss_scale.value
         if tokens.shape[0] == 1:
-            summed = gradient(params, tokens[0], key, scale)
+            *summed, read = gradient(params, tokens[0], key, scale)
         else:
-            zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+            zero = [jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)]
 
-            def add(total: Any, slice_: Any) -> tuple[Any, None]:
-                more = gradient(params, *slice_, scale)
-                return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, more), None
+            def add(total: Any, slice_: Any) -> tuple[Any, Any]:
+                *more, read = gradient(params, *slice_, scale)
+                return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, more), read
 
             keys = None if key is None else jax.random.split(key, tokens.shape[0])
-            summed, _ = jax.lax.scan(add, zero, (tokens, keys))
+            summed, read = jax.lax.scan(add, zero, (tokens, keys))
         parts = tokens.shape[0] if scale is None else tokens.shape[0] * scale
         loss, grads = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) / parts, summed)
         norm = optax.tree.norm(grads)
@@ -132,6 +135,9 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
         }
         if state.loss_scale is not None:
             metrics["loss_scale"] = state.loss_scale.value
+        if health is not None:
+            read = jax.tree.map(lambda x: jnp.mean(x, 0), read) if tokens.shape[0] > 1 else read
+            metrics["health"] = health.updated(read, state.params, params, scale)
         scaled = state.loss_scale and state.loss_scale.after(finite, optim.loss_scale_steps)
         after = TrainState(
             params, opt_state, state.step + 1, skipped, in_row, usual, scaled, average
@@ -141,6 +147,15 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
         return after, metrics
 
     return step
+
+
+def _gradient(loss: Loss, policy: Any, health: Diagnosis | None) -> Callable[..., Any]:
+    """A function that returns the loss, its gradient, and what is read of its layers, or ()."""
+    if health is not None:
+        key = jax.random.key(0)
+        return lambda params, *rest: health.value_and_grad(params, rest, key)
+    plain = xform.value_and_grad(loss, policy=policy)
+    return lambda *args: (*plain(*args), ())
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="policy", donate_argnums=1)
@@ -178,12 +193,12 @@ def make_evaluate(model: DecoderConfig, mesh: AbstractMesh | None = None
 
 
 def compile_step(model: DecoderConfig, optim: OptimConfig, tokens: jax.ShapeDtypeStruct,
-                 policy: Any = None, seed: int = 0, mesh: Mesh | None = None
-                 ) -> jax.stages.Compiled:  # fmt: skip
+                 policy: Any = None, seed: int = 0, mesh: Mesh | None = None,
+                 health: Diagnosis | None = None) -> jax.stages.Compiled:  # fmt: skip
     """Compile the step for tokens of a type, with its state donated."""
     state = abstract_state(model, optim, mesh)
     around = None if mesh is None else mesh.abstract_mesh
-    step = jax.jit(make_step(model, optim, policy, seed, around), donate_argnums=0)
+    step = jax.jit(make_step(model, optim, policy, seed, around, health), donate_argnums=0)
     compiled = step.lower(state, tokens).compile()
     check_donation(compiled, state)
     return compiled

@@ -82,19 +82,19 @@ def assembled(title: str, template: str, style: str, scripts: Sequence[str], dat
     return string.Template(template).substitute(
         title=html.escape(title),
         policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; "
-        f"style-src '{_digest(style)}'; script-src '{_digest(script)}'",
+        f"style-src '{digest(style)}'; script-src '{digest(script)}'",
         style=style,
         script=script,
         data=text,
     )
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
     """How a page says that this text, and no other, may run in it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _source(where: str) -> str:
+def source_line(where: str) -> str:
     """What stands in the user's file at a place; empty if the file is not there."""
     place = _PLACE.match(where)
     line = linecache.getline(os.path.abspath(place["file"]), int(place["line"])) if place else ""
@@ -118,7 +118,7 @@ def _packed(report: dict[str, Any], label: str) -> dict[str, Any]:
             text(b["scope"]),
             text(category(b["category"]).name),
             text(b["why"]),
-            text(_source(b["where"])),
+            text(source_line(b["where"])),
             b["born"],
             b["dies"],
             int(b["at_peak"]),

@@ -1,0 +1,144 @@
+"""What healthy models reach, and what faults do: the table from which thresholds are read off.
+
+Seeds are others than those that `run` judges.
+
+    python -m experiments.health.calibrate
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.health import healthy
+from experiments.health.networks import NETWORKS
+from experiments.health.planted import plant
+from experiments.health.presets import PRESETS
+from experiments.report import keep, known, write_table
+from xform.diagnosis import thresholds as at
+from xform.diagnosis.row import LayerHealth
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "calibration.json"
+SEEDS = 5
+FIRST = 1000
+
+Rows = list[LayerHealth]
+
+
+def dead(rows: Rows) -> Iterator[float]:
+    """Shares of dead units."""
+    return (r.dead for r in rows if r.dead is not None and r.input != 0)
+
+
+def flat(rows: Rows) -> Iterator[float]:
+    """Shares of flat elements."""
+    return (r.saturated for r in rows if r.saturated is not None and r.input != 0)
+
+
+def scale(rows: Rows, name: str = "kin", cousins: bool = False) -> Iterator[float]:
+    """How far gains are from the median of their siblings, up or down."""
+    groups: dict[str, list[float]] = {}
+    kin: dict[str, int] = {}
+    for r in rows:
+        if r.gain:
+            groups.setdefault(getattr(r, name), []).append(r.gain)
+            kin[r.kin] = kin.get(r.kin, 0) + 1
+    for r in rows:
+        if r.gain and len(group := groups[getattr(r, name)]) >= at.SIBLINGS:
+            if cousins and kin[r.kin] >= at.SIBLINGS:
+                continue
+            off = r.gain / statistics.median(group)
+            yield max(off, 1 / off)
+
+
+def cousins(rows: Rows) -> Iterator[float]:
+    """The same beside layers of the same operation, for those with few siblings."""
+    return scale(rows, "operation", True)
+
+
+def drift(rows: Rows) -> Iterator[float]:
+    """The norm of gradients to that at the last layer, up or down."""
+    norms = [r.gradient * math.sqrt(r.size) for r in rows if r.kind == "layer" and r.gradient > 0]
+    return (max(n / norms[-1], norms[-1] / n) for n in norms)
+
+
+def cosine(rows: Rows) -> Iterator[float]:
+    """That of noise to the cosine of neighbours, where that at the last layer says something."""
+    layers = [r for r in rows if r.kind == "layer"]
+    known = [r for r in layers if r.correlation is not None and r.gradient]
+    if known and (known[-1].correlation or 0) >= at.TOGETHER:
+        yield from (
+            r.noise / max(r.correlation, 1e-9)
+            for r in known
+            if r.correlation and r.noise and r.noise <= at.CHANCE
+        )
+
+
+MEASURES: dict[str, tuple[Callable[[Rows], Iterator[float]], str, str, float]] = {
+    "DEAD": (dead, "share of units dead", "dead", at.DEAD),
+    "SATURATED": (flat, "share of elements flat", "flat", at.SATURATED),
+    "SCALE": (scale, "gain from the siblings' median, times", "up", at.SCALE),
+    "SCALE_COUSINS": (cousins, "gain from the operation's median, times", "", at.SCALE_COUSINS),
+    "VANISHED, EXPLODED": (drift, "gradient from the last layer's, times", "", at.EXPLODED),
+    "SHATTERED": (cosine, "cosine of noise to that of neighbours", "", 1 / at.SHATTERED),
+}
+
+
+def most(rows: Rows) -> dict[str, float]:
+    """The furthest that any row goes, for each measure."""
+    return {name: max(of(rows), default=math.nan) for name, (of, *_) in MEASURES.items()}
+
+
+def planted(name: str) -> dict[str, float]:
+    """For each measure the least that the layer of its fault reaches."""
+    found: dict[str, list[float]] = {}
+    for measure, (of, _, fault, _) in MEASURES.items():
+        if fault not in NETWORKS[name].faults:
+            continue
+        for seed in range(FIRST, FIRST + SEEDS):
+            rows, _ = plant(name, fault, seed)
+            found.setdefault(measure, []).append(max(of(rows), default=math.nan))
+    return {measure: min(values) for measure, values in found.items()}
+
+
+def show(results: dict[str, Any]) -> None:
+    """The table."""
+    table: list[list[str]] = []
+    for name, (_, what, fault, value) in MEASURES.items():
+        reached = [
+            r[name] for key in PRESETS if (r := results.get(key)) and not math.isnan(r[name])
+        ]
+        faults = [
+            r[name] for key in NETWORKS if (r := results.get(f"faults of {key}")) and name in r
+        ]
+        faults = [x for x in faults if not math.isnan(x)]
+        cell = lambda values, of: f"{of(values):.3g}" if values else ""
+        table.append(
+            [name, what, f"{value:g}", cell(reached, max), cell(faults, min) if fault else ""]
+        )
+    head = ["threshold", "measure", "value", "most in healthy models", "least at a fault"]
+    write_table(HERE, head, table, "thresholds")
+
+
+def main() -> None:
+    """Measure what is named, or all; the table shows all so far."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=[*PRESETS, *NETWORKS])
+    for name in parser.parse_args().names:
+        if name in PRESETS:
+            of = healthy.train(name, FIRST)
+            both = [most(of.before), most(of.after)]
+            keep(RESULTS, name, {k: max(b[k] for b in both) for k in MEASURES})
+        if name in NETWORKS:
+            keep(RESULTS, f"faults of {name}", planted(name))
+        print(name, known(RESULTS), flush=True)
+    show(known(RESULTS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Every so many steps, the health of each layer: a step of its own, a file, and a line of log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from models.train.config import RunConfig
+from models.train.display import Display
+from models.train.log import Log
+from models.train.mesh import batch_sharding
+from models.train.state import abstract_state
+from models.train.step import compile_step, dropout_key, make_loss
+from xform.diagnosis import Diagnosis
+
+
+def diagnosis(run: RunConfig, mesh: Mesh | None = None) -> Diagnosis:
+    """The layers of a run's loss, of one of the batches that a step sums up."""
+    around = None if mesh is None else mesh.abstract_mesh
+    of, state = make_loss(run.model, mesh=around), abstract_state(run.model, run.optim, mesh)
+    tokens = run.tokens_type()
+    tokens = tokens.update(shape=tokens.shape[1:])
+    if mesh is not None:
+        tokens = tokens.update(sharding=batch_sharding(mesh, run.batch, axis=0))
+    key = jax.eval_shape(lambda: dropout_key(run.model, run.seed, jnp.zeros((), jnp.int32)))
+    scale = state.loss_scale and state.loss_scale.value
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        return of(params, *batch)
+
+    return Diagnosis(loss, state.params, (tokens, key, scale))
+
+
+class Health:
+    """The step that is taken when health is due, and where its readings go.
+
+    Every step updates the parameters as usual: one that reads layers is another compiled program,
+    and without `--health` there is none.
+    """
+
+    def __init__(self, run: RunConfig, mesh: Mesh | None, file: Log, log: Log, display: Display
+                 ) -> None:  # fmt: skip
+        self._every, self._file, self._log, self._display = run.health, file, log, display
+        if not self._every:
+            return
+        self._of, tokens = diagnosis(run, mesh), run.tokens_type()
+        if mesh is not None:
+            tokens = tokens.update(sharding=batch_sharding(mesh, run.batch, axis=1))
+        self._step = compile_step(run.model, run.optim, tokens, None, run.seed, mesh, self._of)
+
+    def due(self, step: int) -> bool:
+        """Whether a step is one that reads layers."""
+        return self._every > 0 and step % self._every == 0
+
+    def step(self, state: Any, tokens: Any) -> Any:
+        """Such a step."""
+        return self._step(state, tokens)
+
+    def write(self, step: int, loss: float, read: Any) -> None:
+        """Write what a step read: all layers to the file, those at fault to log and display."""
+        report = self._of.report([loss], read)
+        self._file.write(step=step, loss=loss, rows=report.to_dict()["rows"])
+        faults = [{"layer": row.title, "verdict": row.verdict} for row in report.findings]
+        self._log.write(step=step, health=faults)
+        self._display.say(f"step {step}: health of the {report.summary()}")

@@ -1,0 +1,66 @@
+"""Health of layers while a model trains: of no cost when off, and a file of them when on."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from models.errors import InputError
+from models.settings import replaced
+from models.train.display import Output
+from models.train.health import diagnosis
+from models.train.log import read_records
+from models.train.loop import train
+from models.train.state import abstract_state, init_state
+from models.train.step import make_step
+from tests.models.micro import MODEL, OPTIM, losses, run
+
+
+def test_off_the_compiled_program_is_the_same(tmp_path: Path) -> None:
+    """As text of StableHLO; and a run without health has one program, and no file."""
+    one = run(tmp_path)
+    args = abstract_state(MODEL, OPTIM), one.tokens_type()
+    plain = jax.jit(make_step(MODEL, OPTIM)).lower(*args).as_text()
+    off = jax.jit(make_step(MODEL, OPTIM, health=None)).lower(*args).as_text()
+    on = jax.jit(make_step(MODEL, OPTIM, health=diagnosis(one))).lower(*args).as_text()
+    assert plain == off
+    assert plain != on
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_that_reads_layers_updates_as_any_other(tmp_path: Path, accumulate: int) -> None:
+    one = run(tmp_path, accumulate=accumulate)
+    tokens = np.random.default_rng(0).integers(0, 99, one.tokens_type().shape).astype(np.uint8)
+    state = init_state(MODEL, OPTIM, 0)
+    plain, metrics = jax.jit(make_step(MODEL, OPTIM))(state, tokens)
+    of = diagnosis(one)
+    same, more = jax.jit(make_step(MODEL, OPTIM, health=of))(state, tokens)
+    read = more.pop("health")
+    for a, b in zip(jax.tree.leaves((plain, metrics)), jax.tree.leaves((same, more)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
+    rows = of.judged(jax.device_get(read))
+    assert {row.verdict for row in rows} == {"fine"}
+    assert sum(row.kind == "layer" for row in rows) == 2 + 6 * MODEL.depth
+
+
+def test_a_run_writes_its_health(tmp_path: Path) -> None:
+    one = run(tmp_path, health=5)
+    console = Output(quiet=True)
+    train(dataclasses.replace(one, optim=dataclasses.replace(OPTIM, steps=6)), console)
+    records = read_records(one.out / "health.jsonl")
+    assert [r["step"] for r in records] == [5]
+    row = records[0]["rows"][0]
+    assert (row["name"], row["verdict"]) == ("embed.embedding", "fine")
+    assert row["update_to_weight"] > 0
+    logged = [r for r in read_records(one.out / "log.jsonl") if "health" in r]
+    assert [(r["step"], r["health"]) for r in logged] == [(5, [])]
+    assert len([r for r in losses(one.out) if r[1] is not None]) == 6
+    assert json.loads((one.out / "health.jsonl").read_text().splitlines()[0])["step"] == 5
+
+
+def test_how_often_is_no_negative_number(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--health is -1"):
+        replaced(run(tmp_path), {"health": -1}, by_flag=True)

@@ -1,0 +1,135 @@
+"""The page of a diagnosis: one file that opens from disk, with nothing to fetch and no script."""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+import string
+from collections.abc import Callable, Sequence
+
+from xform.diagnosis.row import LayerHealth
+from xform.files import whole
+from xform.memory.page import digest, source_line
+from xform.text import near
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: light-dark(#1a202c, #e8eaf0);
+  --card: light-dark(#fff, #17191e); --line: light-dark(#e1e4ea, #2b2f38);
+  --muted: light-dark(#5a6472, #9aa3b2);
+  --bad: light-dark(#b3261e, #ff8a7a); --wash: light-dark(#fdecea, #3a1d1b);
+  --one: light-dark(#2b6cb0, #7ab0ff); --two: light-dark(#b7560f, #f6ad55); }
+body { margin: 0 auto; padding: 20px; max-width: 1300px; color: var(--ink); background: var(--card);
+  font: 14px/1.5 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
+h1 { font-size: 22px; margin: 0; } h2 { font-size: 16px; margin: 22px 0 6px; }
+.muted { color: var(--muted); } .bad { color: var(--bad); font-weight: 600; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; }
+th, td { padding: 3px 9px; border-bottom: 1px solid var(--line); text-align: right; }
+td { white-space: nowrap; }
+th { position: sticky; top: 0; background: var(--card); }
+th:first-child, td:first-child, .text { text-align: left; }
+tr.fault td { background: var(--wash); }
+svg { width: 100%; height: 190px; } svg text { fill: var(--muted); font-size: 11px; }
+.one { fill: var(--one); } .two { fill: var(--two); } .band { fill: var(--bad); opacity: 0.15; }
+.grid { stroke: var(--line); }
+"""
+_PAGE = string.Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; base-uri 'none'; \
+form-action 'none'; style-src '$digest'">
+<title>Health of $function</title><style>$style</style></head><body>
+<h1>Health of $function</h1>
+<p class="muted">loss $losses, $count rows, in the order in which they run</p>
+<h2>$headline</h2>
+<ul>$said</ul>
+<h2>Root mean squares</h2>
+<p class="muted">Of results (blue) and of the loss's gradient in them (orange), on a logarithmic
+axis. Rows at fault are marked.</p>
+$curves
+<h2>Layers</h2>
+<div class="scroll"><table><thead><tr>$head</tr></thead><tbody>$rows</tbody></table></div>
+</body></html>
+""")
+_COLUMNS: tuple[tuple[str, Callable[[LayerHealth], float | None]], ...] = (
+    ("activation", lambda r: r.activation),
+    ("gradient", lambda r: r.gradient),
+    ("weight", lambda r: r.weight),
+    ("gradient / weight", lambda r: r.gradient_to_weight),
+    ("update / weight", lambda r: r.update_to_weight),
+    ("gain", lambda r: r.gain),
+    ("singular value", lambda r: r.sigma),
+    ("dead", lambda r: r.dead),
+    ("saturated", lambda r: r.saturated),
+    ("cosine", lambda r: r.correlation),
+)
+
+
+def write(path: str | os.PathLike[str], function: str, losses: str, said: Sequence[str],
+          rows: Sequence[LayerHealth]) -> None:  # fmt: skip
+    """Write the page; it appears whole, or not at all."""
+    faults = sum(row.verdict != "fine" for row in rows)
+    text = _PAGE.substitute(
+        digest=digest(_STYLE),
+        style=_STYLE,
+        function=html.escape(function),
+        losses=html.escape(losses),
+        count=len(rows),
+        headline=f"{faults} at fault"
+        if faults
+        else "Every layer is fine"
+        if not said
+        else "Not finite",
+        said="".join(f"<li>{html.escape(line)}</li>" for line in said),
+        curves=_curves(rows),
+        head="".join(_cells("th", ["layer", *(name for name, _ in _COLUMNS), "verdict", "where"])),
+        rows="".join(map(_row, rows)),
+    )
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _cells(tag: str, cells: Sequence[str]) -> list[str]:
+    last = len(cells) - 2
+    return [
+        f"<{tag}{' class=text' if i >= last else ''}>{html.escape(cell)}</{tag}>"
+        for i, cell in enumerate(cells)
+    ]
+
+
+def _row(row: LayerHealth) -> str:
+    number = lambda x: "" if x is None else f"{x:.3g}"
+    verdict = f"fine, but for {row.because}" if row.because else row.verdict
+    cells = [row.title, *(number(of(row)) for _, of in _COLUMNS), verdict, near(row.where)]
+    fault = ' class="fault"' if row.verdict != "fine" else ""
+    title = html.escape(row.reason or source_line(row.where))
+    return f'<tr{fault} title="{title}">{"".join(_cells("td", cells))}</tr>'
+
+
+def _curves(rows: Sequence[LayerHealth]) -> str:
+    """Activations and gradients as dots on a logarithmic axis."""
+    wide, high, left = 1000.0, 180.0, 46.0
+    log = lambda x: math.log10(x) if 0 < x < math.inf else None
+    points = [(log(row.activation), log(row.gradient)) for row in rows]
+    known = [y for pair in points for y in pair if y is not None] or [0.0]
+    low, top = math.floor(min(known)), math.ceil(max(known) + 1e-9)
+    step = (wide - left) / max(len(rows), 1)
+    x = lambda i: left + (i + 0.5) * step
+    y = lambda v: 8 + (high - 24) * (top - v) / max(top - low, 1)
+    parts = [f'<svg viewBox="0 0 {wide:g} {high:g}" preserveAspectRatio="none" role="img" '
+             'aria-label="root mean squares of activations and gradients">']  # fmt: skip
+    for power in range(low, top + 1, max(1, (top - low) // 4)):
+        at = f"{y(power):.1f}"
+        parts.append(f'<line class="grid" x1="{left}" x2="{wide}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text x="2" y="{at}">1e{power}</text>')
+    for i, (row, pair) in enumerate(zip(rows, points, strict=True)):
+        if row.verdict != "fine":
+            place = f'x="{x(i) - step / 2:.1f}" width="{max(step, 2):.1f}"'
+            parts.append(f'<rect class="band" {place} y="0" height="{high}"/>')
+        for kind, value in zip(("one", "two"), pair, strict=True):
+            if value is not None:
+                title = f"<title>{html.escape(row.title)}: 1e{value:.2f}</title>"
+                place = f'cx="{x(i):.1f}" cy="{y(value):.1f}"'
+                parts.append(f'<circle class="{kind}" {place} r="3">{title}</circle>')
+    return "".join([*parts, "</svg>"])
