@@ -28,6 +28,8 @@ class MinCut:
         nothing.
       regions: "marked" where remat regions are what their authors made them, "open" where they are
         dissolved first, see `open_regions`.
+      rounds: whether the compiler rounds what products read, and keeps half the bits where nothing
+        else reads it: then a value that products alone read is priced by half its bytes.
     """
 
     price: float = math.inf
@@ -37,6 +39,7 @@ class MinCut:
     apart: int = 0
     free: bool = False
     regions: Regions = "marked"
+    rounds: bool = False
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> bool:
         """Whether a primitive is one that is costly to run again."""

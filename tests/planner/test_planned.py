@@ -1,8 +1,10 @@
 """Where every policy comes in: the least work within a budget, of all saved sets that there are."""
 
+import collections
 import itertools
 import math
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -138,3 +140,33 @@ def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
     for g, has in ((PROGRAMS["one"], "the program none"), (f(23), "one of 23")):
         with pytest.raises(errors.OtherProgram, match=has):
             planned(*ends(g), made)
+
+
+def test_the_default_on_a_tpu_saves_products_and_what_products_read() -> None:
+    """What is fused with a product would be there beside it; what products read is rounded."""
+
+    def f(w, x):
+        scores = (x @ w + 1.0) @ (x @ w[::-1] + 2.0).T
+        return jnp.sum(jax.nn.logsumexp(scores, -1))
+
+    saved = {}
+    for name in ("cpu", "tpu"):
+        with planned_for(name):
+            how = planned(*ends(f, W, jnp.ones((2048, 16))), min_cut).plan
+            of = collections.Counter(how.joint.producer[v].primitive.name for v in how.kept)
+            saved[name] = of
+    assert saved["cpu"]["exp"] == 1
+    products = {"exp": 0, "dot_general": 1, "add": 1, "transpose": 1}
+    assert {name: saved["tpu"][name] for name in products} == products
+
+
+def test_what_a_loop_stacks_is_the_same_on_each_backend() -> None:
+    """It is written as it is: nothing is there beside it, and nothing is rounded."""
+    f = lambda w, x: jnp.sum(lax.scan(lambda x, w: (jnp.tanh(x @ w + 1) @ w, None), x, w)[0])
+    stacked = []
+    for name in ("cpu", "tpu"):
+        with planned_for(name):
+            how = planned(*ends(f, jnp.ones((3, 16, 16)), X), min_cut).plan
+            ((inner,),) = how.inner.values()
+            stacked.append([inner.joint.producer[v].primitive.name for v in inner.kept])
+    assert stacked[0] == stacked[1] == ["tanh"]

@@ -28,7 +28,12 @@ from xform.table import declare
 from xform.traits import Traits
 from xform.words import Linear
 
-Where = Literal["everywhere", "cpu", "accelerators"]
+Where = Literal["everywhere", "cpu and tpu", "accelerators"]
+_BACKENDS: dict[Where, tuple[str, ...]] = {
+    "everywhere": ("cpu", "gpu", "tpu"),
+    "cpu and tpu": ("cpu", "tpu"),
+    "accelerators": ("gpu", "tpu"),
+}
 
 barrier_p = Primitive("xform_barrier")
 barrier_p.multiple_results = True
@@ -36,9 +41,9 @@ barrier_p.def_impl(lambda *args, n, where: list(args[:n]))
 barrier_p.def_abstract_eval(lambda *avals, n, where: list(avals[:n]))
 
 
-def holds(where: Where, cpu: bool) -> bool:
-    """Whether a barrier is one on CPU, or on other backends."""
-    return where in ("everywhere", "cpu" if cpu else "accelerators")
+def holds(where: Where, backend: str) -> bool:
+    """Whether a barrier is one on "cpu", "gpu" or "tpu"."""
+    return backend in _BACKENDS[where]
 
 
 def holdable(aval: Any) -> bool:
@@ -74,14 +79,14 @@ def opaque_true(x: Value) -> Value:
 
 
 def _select(*args: Value, n: int, where: Where) -> list[Value]:
-    if not holds(where, cpu=True):
+    if not holds(where, "cpu"):
         return list(args[:n])
     true = functools.reduce(lax.bitwise_and, [opaque_true(x) for x in args[n:]])
     return [lax.select(lax.broadcast(true, x.shape), x, lax.full_like(x, 0)) for x in args[:n]]
 
 
-def _barrier(*args: Value, n: int, where: Where) -> Any:
-    return lax.optimization_barrier(args)[:n] if holds(where, cpu=False) else list(args[:n])
+def _barrier(backend: str, *args: Value, n: int, where: Where) -> Any:
+    return lax.optimization_barrier(args)[:n] if holds(where, backend) else list(args[:n])
 
 
 def _jvp(primals: Sequence[Value], tangents: Sequence[Value], *, n: int, where: Where):
@@ -116,7 +121,9 @@ def lowered_plainly(f: Any, several: bool = True) -> Any:
 
 
 mlir.register_lowering(barrier_p, lowered_plainly(_select), platform="cpu")
-mlir.register_lowering(barrier_p, lowered_plainly(_barrier))
+for _backend, _platform in (("gpu", None), ("tpu", "tpu")):
+    _lowered = lowered_plainly(functools.partial(_barrier, _backend))
+    mlir.register_lowering(barrier_p, _lowered, platform=_platform)
 batching.primitive_batchers[barrier_p] = _batch
 ad.primitive_jvps[barrier_p] = _jvp
 ad.primitive_transposes[barrier_p] = lambda cts, *args, n, where: [

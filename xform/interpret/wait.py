@@ -37,9 +37,10 @@ def waits(plan: Plan, whole: bool) -> Waits:
     for the last of them that is in memory, lest a barrier put there what would be fused.
 
     Before the first work of the backward part a cotangent may be there before the forward part has
-    ended, and what is made again is read at once. There only work waits, and on CPU what takes long
-    for each element, which XLA would not repeat; all else is fused with what reads it. Little of
-    what is run again may be merged with its first run on CPU, where a barrier costs time.
+    ended, and what is made again is read at once. There only work waits, and on CPU and TPU what
+    takes long for each element, which XLA would not repeat: of logits it keeps what a loss makes of
+    them, beside them. All else is fused with what reads it. Little of what is run again may be
+    merged with its first run on CPU, where a barrier costs time.
     """
     if ("waits", whole) not in plan.cache:
         plan.cache["waits", whole] = _each(plan) if whole else _once(plan)
@@ -74,7 +75,7 @@ def _each(plan: Plan) -> Waits:
             if not work:
                 sizes[start] = sum(aval_bytes(v.aval) for e in run for v in e.outvars)
         elif saved:
-            early[start] = Wait(saved, tuple(cts), "cpu")
+            early[start] = Wait(saved, tuple(cts), "cpu and tpu")
             dear = dear or any(map(_dear, run))
         run = []
     by_start |= early if dear else {}

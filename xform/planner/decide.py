@@ -22,11 +22,13 @@ import numpy as np
 
 from xform._jax import Var, has_effects, while_p
 from xform.cost import aval_bytes
-from xform.interpret.joint import Joint, Plan
+from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.ir import Mask, seldom_collected
+from xform.passes.dce import live
 from xform.planner.costs.held import held_bytes, token
-from xform.planner.costs.recompute import Prices
+from xform.planner.costs.recompute import Prices, fusible
+from xform.planner.costs.rounded import rounded
 from xform.planner.cuts.bottleneck import bottlenecks
 from xform.planner.cuts.fit import Proposals, fit
 from xform.planner.cuts.graph import Graph
@@ -35,6 +37,7 @@ from xform.planner.plan.choice import Choice
 from xform.planner.plan.plan import Plan as Decided
 from xform.planner.schedule import Asked, Cut, scheduled
 from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
+from xform.recent import Recent
 from xform.regions import of_region
 from xform.source import frame
 
@@ -74,6 +77,11 @@ def _planned(joint: Joint, policy: Any, place: _Place) -> Plan:
     if isinstance(policy, Budget):
         of_region(policy)
         return _best(joint, fit(policy), place)
+    decided = _decided(joint, policy, place)
+    return _thinned(decided, place) if place.top else decided
+
+
+def _decided(joint: Joint, policy: Any, place: _Place) -> Plan:
     if isinstance(policy, Decided):
         policy = policy.decide(joint)
     if isinstance(policy, MinCut):
@@ -129,7 +137,10 @@ def _keeps(plans: tuple[Plan, ...]) -> bool:
 
 def _of_cut(joint: Joint, policy: MinCut, place: _Place) -> Plan:
     """The Plan of a minimum cut; a loop or call that it runs again keeps nothing of its own."""
-    inner = _inner(joint, policy, place.top)
+    return _cheapest(joint, policy, _inner(joint, policy, place.top), place)
+
+
+def _cheapest(joint: Joint, policy: MinCut, inner: Inner, place: _Place) -> Plan:
     graph, prices = _graph(joint, inner), _prices(joint, policy, place.top)
     sizes = _sizes(joint, policy, inner, place.at_hand)
     saved = graph.cheapest(prices[graph.places], sizes, policy.written)
@@ -137,6 +148,36 @@ def _of_cut(joint: Joint, policy: MinCut, place: _Place) -> Plan:
         if eqn.outvars[-1] not in saved and prices[i] < math.inf:
             inner[eqn.params["node"]] = _as_it_is(eqn.params["node"])
     return _cut(joint, Cut(saved, {}), inner, place)
+
+
+def _thinned(plan: Plan, place: _Place) -> Plan:
+    """A Plan of a whole function that keeps nothing, but for what loops keep, runs all again first.
+
+    Of what it makes then, all that the backward part reads would be there at once, as if nothing
+    were run again. So it keeps of that what `min_cut` says; what XLA fuses runs a third time.
+    """
+    joint, kept = plan.joint, set(plan.kept)
+    loops = {n: plan.inner[n] for e, n in _nodes(joint) if n.loop and not n.region
+             and not kept.isdisjoint(e.outvars)}  # fmt: skip
+    others = any(joint.producer[v].params.get("node") not in loops for v in kept)
+    if others or all(fusible(e) for e in plan.order if id(e) in plan.recomputed):
+        return plan
+    cut = _cheapest(joint, min_cut, _inner(joint, min_cut, True) | loops, place)
+    again = live(joint.forward, (v for v in cut.kept if v not in kept), kept, effects=False)
+    if any(has_effects(e) or e.params.get("node") in loops for e in again):
+        return plan
+    ids = {id(e) for e in again if not joint.free.issuperset(e.outvars)}
+    reads = {v for e in (*again, *cut.order) for v in reads_of(e, cut.inner)}
+    held = tuple(v for v in plan.kept if v in reads or v in cut.kept)
+    return dataclasses.replace(
+        cut,
+        kept=held,
+        why={v: plan.why[v] for v in held},
+        order=(*again, *cut.order),
+        recomputed=cut.recomputed | ids,
+        reads=tuple(on or v in reads for on, v in zip(cut.reads, joint.inputs, strict=True)),
+        cache=Recent(),
+    )
 
 
 def _cut(joint: Joint, cut: Cut, inner: Inner, place: _Place) -> Plan:
@@ -162,6 +203,8 @@ def _of_node(node: Node, policy: Any, top: bool) -> tuple[Plan, ...]:
     opened = isinstance(policy, MinCut) and policy.free and free_region(node.eqn)
     if node.region and not opened:
         policy = of_region(check(node.policy), frame(node.eqn))
+    if isinstance(policy, MinCut) and policy.rounds and node.loop:
+        policy = dataclasses.replace(policy, written=0.0, rounds=False)  # it stacks what is saved
     if isinstance(policy, MinCut | Choice):
         if node.eqn.primitive is while_p:
             return _as_it_is(node)  # what a step of it keeps lasts one step
@@ -197,6 +240,8 @@ def _sizes(joint: Joint, policy: MinCut, inner: Inner, at_hand: Mask | None) -> 
     if policy.apart:
         narrow = bottlenecks(joint)[policy.apart - 1 :: policy.apart]
         sizes |= dict.fromkeys(frozenset[Var]().union(*narrow), 0)
+    if policy.rounds:
+        sizes |= {v: n // 2 for v in rounded(joint) if (n := sizes.get(v, aval_bytes(v.aval)))}
     tokens = {eqn.outvars[-1]: token(node, inner[node]) for eqn, node in _nodes(joint)}
     return sizes | {v: held_bytes(values) for v, values in tokens.items()}
 

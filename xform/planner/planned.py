@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -30,7 +31,7 @@ from xform.source import frame
 
 def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
     """The Plan of a whole program, under a policy, for the backend that is planned for."""
-    policy = in_bytes(check(policy))
+    policy = _here(in_bytes(check(policy)))
     prog = with_regions(opening(policy), prog)
     shapes = _recorded(policy, prog) if isinstance(policy, Decided) else {}
     joint = analyze(reshaped(prog, shapes), active, wanted)
@@ -41,6 +42,16 @@ def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
         within = within_peak if policy.of == "peak" else _saved
         joint.program.cache[key] = within(prog, active, wanted, policy)
     return joint.program.cache[key]
+
+
+def _here(policy: Policy) -> Policy:
+    """A policy, but that the default is what it is on the backend that is planned for."""
+    if isinstance(policy, MinCut) and policy == dataclasses.replace(
+        min_cut, regions=policy.regions
+    ):
+        by = profile(backend())
+        return dataclasses.replace(policy, written=by.written, rounds=by.rounds)
+    return policy
 
 
 def with_regions(regions: Regions, prog: Program) -> Program:
@@ -72,7 +83,7 @@ def within_peak(prog: Program, active: Mask, wanted: Mask, budget: Budget, besid
     wished = most - math.ceil(profile(backend()).margin * budget.bytes)
     # A plan is not simulated of which what it keeps alone is too much.
     fits = lambda w: least_bytes(w.plan, backend()) <= wished and plans.peak(w.plan) <= wished
-    default = Whole(plan(joint, min_cut, top=True), {})
+    default = Whole(plan(joint, _here(min_cut), top=True), {})
     chosen = default if fits(default) else None
     if chosen is None or may_save_more(budget, chosen):
         less = plans.first(fits)

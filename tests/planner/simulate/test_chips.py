@@ -63,6 +63,26 @@ def test_a_fact_holds(fact: str) -> None:
     assert abs(said.total_bytes - seen.total_bytes) <= said.total_bytes // 32
 
 
+@pytest.mark.slow
+def test_logits_are_there_once_on_a_tpu() -> None:
+    """Of them the compiler keeps what a loss makes of them, beside them, unless they are saved."""
+    if absent := missing(parse_target(TPU)):
+        pytest.skip(f"needs {', '.join(absent)}")
+
+    def loss(w, b, x, labels):
+        weights = jnp.where(labels > 0, 1.0, 0.0)
+        right = jnp.where(labels[..., None] == jnp.arange(8192), 1.0, 0.0)
+        losses = -jnp.sum(right * jax.nn.log_softmax(jnp.tanh(x) @ w + b), -1)
+        return jnp.sum(losses * weights) / jnp.sum(weights)
+
+    shapes = (256, 8192), (8192,), (16, 256, 256)
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    labels = jax.ShapeDtypeStruct((16, 256), jnp.int32)
+    step = xform.grad(loss, argnums=(0, 1, 2))
+    temp = xform.memory_analysis(step, *args, labels, target=TPU).temp_bytes
+    assert temp <= 1.05 * 4 * 16 * 256 * 8192
+
+
 def test_tiles() -> None:
     assert [tiled(s) for s in ((), (3,), (5, 3), (1000, 3), (0, 3), (2, 8, 128))] == [
         128, 128, 512, 4096, 0, 2048]  # fmt: skip

@@ -12,7 +12,7 @@ from tests.kernels import kernels
 from xform.interpret.barrier import barrier
 from xform.ir import trace
 from xform.planner.simulate.flat import counts, flatten, flatten_trip
-from xform.planner.simulate.profiles import CPU, GPU
+from xform.planner.simulate.profiles import CPU, GPU, TPU
 from xform.planner.simulate.steps import Flat
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -83,11 +83,11 @@ def test_products_of_narrow_numbers_are_wide_where_the_compiler_widens_them() ->
 
 def test_a_barrier_is_nothing_where_it_is_none() -> None:
     steps = {
-        "everywhere": {CPU: 1, GPU: 1},
-        "cpu": {CPU: 1, GPU: 0},
-        "accelerators": {CPU: 0, GPU: 1},
+        "everywhere": {CPU: 1, GPU: 1, TPU: 1},
+        "cpu and tpu": {CPU: 1, GPU: 0, TPU: 1},
+        "accelerators": {CPU: 0, GPU: 1, TPU: 1},
     }
-    for where, by in itertools.product(steps, (CPU, GPU)):
+    for where, by in itertools.product(steps, (CPU, GPU, TPU)):
         f = lambda x, ct, where=where: barrier([x], [ct], where)[0] * 2
         found = names(of(f, X, X, by=by))
         assert len(found) - sum(n in ("mul", "repeat") for n in found) == steps[where][by]

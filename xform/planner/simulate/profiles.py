@@ -40,6 +40,9 @@ class Profile:
       margin: of a budget that the simulation alone decides, the part that is left, if it can be, to
         what is not simulated. Source: `experiments/planner`, the budgets by simulation alone.
       tiles: values lie in tiles of 8 rows and 128 columns, filled up where axes are smaller.
+      written: the default's price of saving what is made from a product and fused with what reads
+        that, see `MinCut`: the product is there beside it.
+      rounds: operands of products of 32 bits are rounded to 16 where they are made, see `MinCut`.
     """
 
     name: str
@@ -55,6 +58,8 @@ class Profile:
     on_chip: int = 0
     margin: float = 0.05
     tiles: bool = False
+    written: float = 0.0
+    rounds: bool = False
 
     def bytes(self, aval: object) -> int:
         """Bytes of a value in memory."""
@@ -92,7 +97,7 @@ CPU = Profile(
 # Of an H100: a kernel starts in a microsecond. Other GPUs are taken to be alike.
 GPU = Profile("gpu", kernel=3_350_000, merges=32 * 2**20, processors=132)
 # Of a TPU v5e, whose compiler leaves 112 of 128 MiB to values. Its fusion is like the GPU's.
-TPU = Profile("tpu", kernel=819_000, on_chip=112 * 2**20, tiles=True)
+TPU = Profile("tpu", kernel=819_000, on_chip=112 * 2**20, tiles=True, written=1 / 128, rounds=True)
 
 
 def profile(backend: str) -> Profile:
