@@ -124,7 +124,7 @@ def orders_agree(g: Graph) -> None:
             close(sum(flows_here[1:], flows_here[0]), v.adjoint, 1e-12)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_random_graphs(seed: int, shape: tuple[int, ...]) -> None:
     f = random_program(seed, shape)
@@ -170,7 +170,7 @@ def by_jax() -> Any:
     )
 
 
-@pytest.mark.parametrize("expand", [0, 64, None])
+@pytest.mark.parametrize("expand", [0, None])
 def test_nested_programs_opened_and_not(expand: int | None) -> None:
     g = xform.graph(everything, *ARGS, expand=expand)
     orders_agree(g)
