@@ -5,11 +5,11 @@ the backend runs them, and their bytes added up from where they are made to wher
 read. Buffers of outputs serve others before they are written, the largest first; an elementwise
 result takes the place of an operand that ends there; a loop's result the place of what it starts
 from, and its stacks are there as soon as anything is. A trip of a loop needs what it makes at its
-worst, beside what it carries, reads and stacks.
+worst, beside what it carries, reads and stacks. All else lies in a heap, which leaves gaps
+(`heap`).
 
 XLA:CPU runs operations breadth first, as soon as their operands are there. Other backends try a few
-orders and take the one with the lowest peak (`orders`). What stays on the chip is not counted, and
-neither is what lies unused between buffers.
+orders and take the one with the lowest peak (`orders`). What stays on the chip is not counted.
 Source: XLA's `buffer_assignment.cc`, `heap_simulator.cc` and `hlo_memory_scheduler.cc`.
 """
 
@@ -32,16 +32,13 @@ from xform.planner.simulate.flat import counts, flatten, flatten_trip
 from xform.planner.simulate.flat_plan import flatten_plan
 from xform.planner.simulate.gain import GainFusion
 from xform.planner.simulate.gemms import as_run
+from xform.planner.simulate.heap import Value, heap_bytes
 from xform.planner.simulate.loop_fusion import LoopFusion
 from xform.planner.simulate.orders import least_memory
 from xform.planner.simulate.profiles import Profile, profile
 from xform.planner.simulate.steps import Cell, Flat, Step
 from xform.recent import Recent
 
-# Buffers smaller than this are not worth a search for another's place.
-_SMALL = 1024
-# How many outputs' buffers are looked at for one value.
-_TRIES = 64
 # The peaks of bodies of loops: equal ones are met in many plans of one program.
 _TRIPS: Recent[tuple[str, int, int, str], int] = Recent(4_096)
 
@@ -51,25 +48,22 @@ class Liveness:
     """Live bytes on each device, over a program's steps.
 
     Attributes:
-      argument_bytes, output_bytes: of the program's inputs and outputs.
+      argument_bytes, output_bytes: of the program's inputs and outputs, with a table of several.
       live: temporary bytes while each step runs, what it makes included.
       saved: those of them that were made before the first step that depends on a seed, and
         are read after it.
+      temp_bytes: of the block in which temporary values lie: the most that is live, and the gaps.
     """
 
     argument_bytes: int
     output_bytes: int
     live: tuple[int, ...]
     saved: tuple[int, ...]
-
-    @property
-    def temp_bytes(self) -> int:
-        """The peak of temporary bytes."""
-        return max(self.live, default=0)
+    temp_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        """Arguments, outputs and the peak of what is between: the headline of a `MemoryReport`."""
+        """Arguments, outputs and what is between: the headline of a `MemoryReport`."""
         return self.argument_bytes + self.output_bytes + self.temp_bytes
 
 
@@ -110,9 +104,11 @@ def _simulated(flat: Flat, inputs: Sequence[Atom], outputs: Sequence[Atom], by: 
     size = lambda atoms: sum(by.bytes(v.aval) for v in atoms)
     return Liveness(
         size(inputs),
-        size(v for v, donated in zip(outputs, over, strict=True) if not donated),
+        size(v for v, donated in zip(outputs, over, strict=True) if not donated)
+        + by.table_bytes(len(outputs)),
         tuple(line.live()),
         tuple(line.waiting(line.backward_from(seeds))),
+        line.heap(),
     )
 
 
@@ -142,6 +138,8 @@ class _Line:
         self.born = {c: i for i, s in enumerate(self.steps) for c in s.makes}
         self.last = {c: i for i, cells in enumerate(self.reads) for c in cells}
         self.bytes = {c: c.bytes for c in self.born if c not in self.outside}
+        # When XLA comes to a step; of a trip of a loop that makes no difference.
+        self.place = {s: i for i, s in enumerate(self.steps)}
         self.rooms = self._rooms()
         for new, old in carried.items():
             cell, first = base.get(new, new), base.get(old, old)
@@ -182,31 +180,47 @@ class _Line:
     def lend_outputs(self, over: frozenset[Cell]) -> None:
         """Let values live in the buffers of outputs that are not yet written.
 
-        Not in those that are `over` arguments, which are read until then.
+        Not in those that are `over` arguments, which are read until then. The largest values come
+        first, and take the buffer in which an operand is, or else the smallest that is free.
         """
         arguments = {self.base.get(c, c) for c in over}
-        rooms = sorted((c for c in self.rooms if c.bytes >= _SMALL and c not in arguments),
-                       key=lambda c: (-c.bytes, self.rooms[c]))  # fmt: skip
-        taken: dict[Cell, list[tuple[int, int]]] = {c: [] for c in rooms}
-        sizes = [-c.bytes for c in rooms]
-        places = self.fusion.fused_place()
-        place = {c: places[s] for s in self.steps for c in s.makes}
+        self.place = self.fusion.fused_place()
+        place = {c: self.place[s] for s in self.steps for c in s.makes}
+        rooms = sorted(self.rooms.keys() - arguments, key=lambda c: (-c.bytes, place[c]))
+        sizes, written = [-c.bytes for c in rooms], np.array([self.rooms[c] for c in rooms])
+        taken = {c: [(self.rooms[c], len(self.steps), c)] for c in rooms}
+        lies = {c: c for c in rooms}
         families = self._families()
         for cell in sorted(families, key=lambda c: (-c.bytes, place[c])):
-            if cell.bytes < _SMALL:
-                break
-            family = families[cell]
-            start, end = self.born[cell], max(self.last.get(c, self.born[c]) for c in family)
-            large = rooms[: bisect.bisect_right(sizes, -cell.bytes)]
-            for room in large[-_TRIES:]:
-                before = end < self.rooms[room] or (
-                    end == self.born[room] == self.rooms[room]
-                    and not self._replaceable(end).isdisjoint(family)
-                )
-                if before and all(end < a or b < start for a, b in taken[room]):
-                    taken[room].append((start, end))
+            family, start = families[cell], self.born[cell]
+            last = max(family, key=lambda c: self.last.get(c, start))
+            end = self.last.get(last, start)
+            near = [lies[c] for c in self.reads[start] if c in lies]
+            if len(near) > 1:
+                near = [lies[c] for c in self._operands(start) if c in lies]
+            free = np.flatnonzero(written[: bisect.bisect_right(sizes, -cell.bytes)] >= end)
+            for room in (*near, *(rooms[i] for i in free[::-1].tolist())):
+                if cell.bytes <= room.bytes and self._admits(taken[room], start, end, last):
+                    taken[room].append((start, end, last))
                     self.bytes.update(dict.fromkeys(family, 0))
+                    lies.update(dict.fromkeys(family, room))
                     break
+
+    def _admits(self, others: Sequence[tuple[int, int, Cell]], start: int, end: int, last: Cell
+                ) -> bool:  # fmt: skip
+        """Whether a buffer is free from a step to another, or given over by what is in it then.
+
+        `others` are in it, from when to when, and the last value of each; `last` of what is to be.
+        """
+        for a, b, old in others:
+            if not (
+                end < a
+                or b < start
+                or (end == a and last in self._replaceable(a))
+                or (b == start and old in self._replaceable(start))
+            ):
+                return False
+        return True
 
     def _families(self) -> dict[Cell, list[Cell]]:
         """Values that lie in one place, by the first: a loop's results where they start from."""
@@ -228,13 +242,14 @@ class _Line:
         ends = len(self.steps) - 1
         home: dict[Cell, int] = {}
         self.starts, self.ends, self.sizes = list[int](), list[int](), list[int]()
+        self.values = list[Value]()
         for i, step in enumerate(self.steps):
             free = self._replaceable(i).intersection(home)
             for j, c in enumerate(step.makes):
                 if not self.bytes.get(c):
                     continue
                 end = ends if c in self.outputs else self.last.get(c, i)
-                others = [self._start(step, j)] if step.starts else self.reads[i]
+                others = [self._start(step, j)] if step.starts else free and self._operands(i)
                 taken = next((x for x in others if x in free and x.bytes == c.bytes), None)
                 if taken is not None:
                     free.remove(taken)
@@ -242,8 +257,9 @@ class _Line:
                     self.ends[home[c]] = end
                 else:
                     home[c] = self._storage(i, end, self.bytes[c])
+                self.values.append(Value(home[c], i, end, self.place[step]))
             if n := self._inside(step):
-                self._storage(i, i, n)
+                self.values.append(Value(self._storage(i, i, n), i, i, self.place[step]))
         if self.by.on_chip:
             self._keep_on_chip()
 
@@ -269,12 +285,22 @@ class _Line:
         np.add.at(change, np.asarray(self.ends, np.int64) + 1, -np.asarray(self.sizes, np.int64))
         return change.cumsum()[:-1].tolist()
 
+    def heap(self) -> int:
+        """Bytes of the heap in which values live, with what lies unused between them."""
+        return heap_bytes(self.sizes, self.values, max(self.live(), default=0))
+
     def _replaceable(self, i: int) -> set[Cell]:
         """The operands that end here and whose places results may take."""
         step = self.steps[i]
         cells = step.starts or self.groups[i].replaceable()
         bases = {self.base.get(c, c) for c in cells}
         return {c for c in bases if self.last.get(c) == i and c not in self.outputs}
+
+    def _operands(self, i: int) -> list[Cell]:
+        """The values that a step reads, in the order in which XLA lists them, if that is known."""
+        if not self.by.breadth_first:
+            return self.reads[i]
+        return [self.base.get(c, c) for c in self.groups[i].operands(self.fusion.place)]
 
     def _start(self, step: Step, j: int) -> Cell | None:
         """The value that a result of a loop starts from."""

@@ -3,7 +3,8 @@
 From the last operation to the first, each takes in what makes its operands, if that is an operation
 on elements, a movement or a reduction. A cheap one is repeated in all its readers, and then written
 for those that are no loops only; a dear one goes into its only reader; one that reads more than it
-makes is repeated nowhere, unless all paths to its readers fuse.
+makes is repeated nowhere, unless all paths to its readers fuse; one that branches is repeated in
+loops that do nothing else.
 
 Each step is looked at once: all groups that read what it makes take it in, or none of them, but for
 those that are no loops. So what a group reads follows from what its steps read: of a step in one
@@ -39,6 +40,10 @@ _MOST_REDUCTIONS = 6
 _WINDOW = 4096
 # What reads an element of an operand for several elements of its result.
 _REUSES = (*REPEATS, lax.gather_p)
+# What branches within a loop. What is computed before is not known after it, so that a loop of
+# several operations takes it in for one reader only. Source: XLA's
+# `fusion_node_indexing_evaluation.cc`.
+_BRANCHES = (lax.concatenate_p, lax.pad_p, lax.dynamic_update_slice_p)
 
 
 class LoopFusion(Fusion):
@@ -85,6 +90,8 @@ class LoopFusion(Fusion):
         written = cell in self.outputs or len(takers) < len(users) or not takers
         if cell in self._dear and (written or not self._goes_once(step, takers, home)):
             takers, written = [], True
+        if step.does in _BRANCHES and not self._branches_once(cell, takers):
+            takers, written = [], True
         self._home[step] = step if not takers else None if written else home
         if takers:
             self._taken.add(cell)
@@ -96,11 +103,23 @@ class LoopFusion(Fusion):
                 self._reused.add(step)
         return written
 
+    def _branches_once(self, cell: Cell, takers: Sequence[Step]) -> bool:
+        """Whether what branches goes into all readers: loops of one step, or the only one left."""
+        left = len(self.users.get(cell, ())) + (cell in self.outputs)
+        for u in sorted(takers, key=self.place.__getitem__, reverse=True):
+            alone = self._home[u] is u and self.by_root[u].alone
+            if not alone and (left > 1 or self._home[u] is None):
+                return False
+            left -= 1
+        return True
+
     def _goes_once(self, step: Step, takers: Sequence[Step], home: Step | None) -> bool:
         """Whether a dear step goes into the group in which all its readers are."""
         if home is None or any(u.does in _REUSES or u in self._reused for u in takers):
             return False
         if _reduces(step):
+            if len(takers) > 1:  # it branches
+                return False
             if not self.by_root[home].alone and self._sums[home] >= _MOST_REDUCTIONS:
                 return False
             self._sums[home] += 1

@@ -66,6 +66,12 @@ class Profile:
         size, dims = aval_bytes(aval), getattr(aval, "shape", ())
         return size * tiled(dims) // max(1, math.prod(dims)) if self.tiles else size
 
+    def table_bytes(self, n: int) -> int:
+        """Bytes of the table that says where `n` results are; a single one needs none."""
+        if n == 1:
+            return 0
+        return 4 * _up(n, 128) if self.tiles else 8 * n
+
 
 def tiled(dims: tuple[int, ...]) -> int:
     """Elements of a value in tiles of 8 rows and 128 columns; of fewer rows where it has fewer.

@@ -1,0 +1,104 @@
+"""The heap: as XLA:CPU's, whose assignment is read, and by hand."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from xform.ir import trace
+from xform.memory import buffers
+from xform.memory.compilation import compile_for
+from xform.memory.proto import Message
+from xform.planner.simulate.heap import Value, heap_bytes
+from xform.planner.simulate.liveness import simulate
+
+W = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+X = jax.ShapeDtypeStruct((64, 256), jnp.float32)
+# Of these each leaves something unused between its values.
+SEEDS = [4, 14, 22, 24, 27]
+ALLOC, FREE, SHARE = range(3)
+
+
+def chain(seed: int):
+    """A chain of products of many sizes, of which some are read late."""
+    rng = random.Random(seed)
+    sizes = [64 * rng.randint(1, 8) for _ in range(4)]
+    steps = [(rng.random(), rng.random(), rng.choice(sizes), rng.random()) for _ in range(24)]
+
+    def f(w, x):
+        pool = [x]
+        for first, second, n, adds in steps:
+            a, b = (pool[-6:][int(r * len(pool[-6:]))] for r in (first, second))
+            y = jnp.tanh(w[:n, : a.shape[0]] @ a)
+            pool.append(y + b if adds < 0.4 and b.shape == y.shape else y)
+        return [jnp.sum(p) for p in pool[-3:]]
+
+    return f
+
+
+def compiled(f) -> bytes:
+    module = compile_for(jax.jit(f), (W, X)).module
+    assert module is not None
+    return module
+
+
+def heap_of(module: bytes) -> tuple[list[int], list[Value]]:
+    """The storages of a compiled program, and its values: steps are the events of XLA's heap."""
+    assignment = Message(module).message(3)
+    size = {b.number(1): b.number(2) for b in assignment.messages(1)}
+    (trace,) = assignment.messages(4)
+    storage, born, dies = dict[int, int](), dict[int, int](), dict[int, int]()
+    sizes = list[int]()
+    for i, event in enumerate(trace.messages(1)):
+        kind, buffer = event.number(1), event.number(2)
+        if kind == FREE:
+            dies[buffer] = i
+            continue
+        if kind == ALLOC:
+            sizes.append(size[buffer])
+        storage[buffer] = storage[event.number(5)] if kind == SHARE else len(sizes) - 1
+        born[buffer] = i
+    return sizes, [Value(storage[b], born[b], dies[b], b) for b in born]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_heap_and_all_that_is_put_in_it_are_the_compilers(seed: int) -> None:
+    f = chain(seed)
+    module = compiled(f)
+    seen = buffers.read(module)
+    live = max(seen.live) - seen.argument_bytes - seen.output_bytes
+    assert live < seen.temp_bytes
+    assert heap_bytes(*heap_of(module), live) == seen.temp_bytes
+    ours = simulate(trace(f, W, X), "cpu")
+    assert max(ours.live) == live
+    assert (ours.temp_bytes, ours.total_bytes) == (seen.temp_bytes, seen.total_bytes)
+
+
+def test_nothing_lies_unused_where_all_values_live_at_once() -> None:
+    values = [Value(i, i, 9, i) for i in range(4)]
+    assert heap_bytes([64, 256, 128, 64], values, 512) == 512
+    assert heap_bytes([], [], 0) == 0
+
+
+def test_what_lies_unused_is_counted() -> None:
+    """The large ones lie at 0, one after the other; of the small ones each is above another."""
+    values = [Value(0, 1, 2, 0), Value(1, 3, 5, 1), Value(2, 2, 5, 2), Value(3, 0, 1, 3)]
+    assert heap_bytes([64, 256, 64, 256], values, 320) == 384
+
+
+def test_of_two_orders_that_which_takes_less_is_kept() -> None:
+    """By falling size 448 bytes; by falling lifetime the two that live first are at the bottom."""
+    values = [Value(0, 3, 5, 0), Value(1, 0, 3, 1), Value(2, 4, 5, 2), Value(3, 0, 3, 3)]
+    assert heap_bytes([128, 128, 192, 128], values, 384) == 384
+
+
+def test_values_of_one_storage_are_placed_once() -> None:
+    values = [Value(0, 0, 2, 0), Value(0, 2, 5, 1), Value(1, 3, 4, 2)]
+    assert heap_bytes([512, 128], values, 640) == 640
+
+
+def test_what_is_small_beside_the_peak_is_only_counted() -> None:
+    sizes = [2**20, *[64] * 50]
+    values = [Value(0, 0, 60, 0), *(Value(i, i, i + 1, i) for i in range(1, 51))]
+    assert heap_bytes(sizes, values, 2**20 + 128) == 2**20 + 128
