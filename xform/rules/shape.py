@@ -75,8 +75,8 @@ linear(
     lambda ct, x, *, permutation: lax.transpose(ct, np.argsort(permutation)),
     traits=moved(MOVEMENT, lambda p, x: x.transpose(p["permutation"])),
 )
-linear("rev", lambda ct, x, *, dimensions: lax.rev(ct, dimensions), traits=moved(
-    MOVEMENT, lambda p, x: np.flip(x, p["dimensions"])))  # fmt: skip
+REVERSED = moved(MOVEMENT, lambda p, x: np.flip(x, p["dimensions"]))
+linear("rev", lambda ct, x, *, dimensions: lax.rev(ct, dimensions), traits=REVERSED)
 
 # Pieces.
 
