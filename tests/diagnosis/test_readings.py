@@ -76,8 +76,8 @@ def test_each_trip_of_a_scan_is_a_row_as_in_the_same_program_unrolled() -> None:
     rows = xform.health(scanned, ws, x, iterations=0).rows
     apart = xform.health(unrolled, list(ws), x, iterations=0).rows
     assert [row.trip for row in rows] == [(i,) for i in range(4) for _ in range(2)]
-    # Of the first layer alone what is added is no layer's: it is of that one's row.
-    for a, b in zip(rows[2:], apart[1:], strict=True):
+    # What the first layer's is added to is no layer's result, and behind the last the loss follows.
+    for a, b in zip(rows[2:6], apart[1:5], strict=True):
         for name in ("activation", "gradient", "gain", "least", "correlation", "weight",
                      "gradient_to_weight", "saturated"):  # fmt: skip
             mine, theirs = getattr(a, name), getattr(b, name)
