@@ -12,9 +12,10 @@ import xform
 from tests import versions
 
 PUBLIC = {
-    "Plan", "checkpoint", "compare", "errors", "extend", "fits", "fwd_and_bwd", "grad", "graph",
-    "health", "hessian", "hvp", "install", "installed", "jacfwd", "jacobian", "jacrev", "jvp",
-    "laplacian", "linear_transpose", "linearize", "max_batch", "memory_analysis", "name",
+    "Plan", "checkpoint", "compare", "errors", "extend", "fisher_vp", "fits", "fwd_and_bwd",
+    "ggnvp", "grad", "graph", "health", "hessian", "hessian_spectrum", "hutchinson", "hvp",
+    "install", "installed", "jacfwd", "jacobian", "jacrev", "jvp", "laplacian", "linear_transpose",
+    "linearize", "max_batch", "memory_analysis", "name", "natural_gradient_step", "newton_step",
     "pareto", "partials", "passes", "plan", "policies", "remat", "residuals", "rules",
     "sparse_hessian", "sparse_jacobian", "sparsity", "uninstall", "value_and_grad", "vjp",
     "while_checkpoints", "why_oom",

@@ -24,12 +24,16 @@ __all__ = [
     "compare",
     "errors",
     "extend",
+    "fisher_vp",
     "fits",
     "fwd_and_bwd",
+    "ggnvp",
     "grad",
     "graph",
     "health",
     "hessian",
+    "hessian_spectrum",
+    "hutchinson",
     "hvp",
     "install",
     "installed",
@@ -43,6 +47,8 @@ __all__ = [
     "max_batch",
     "memory_analysis",
     "name",
+    "natural_gradient_step",
+    "newton_step",
     "pareto",
     "partials",
     "passes",
@@ -66,15 +72,21 @@ __version__ = packages.own_version()
 # What asks compilers, or layers, is imported when it is first used: it takes a third of the whole.
 _LATER = {
     "compare": "xform.transforms.compare",
+    "fisher_vp": "xform.curvature.products",
     "fits": "xform.memory.questions",
+    "ggnvp": "xform.curvature.products",
     "graph": "xform.adjoints.graph",
     "laplacian": "xform.sparse.laplacian",
     "health": "xform.diagnosis.health",
+    "hessian_spectrum": "xform.curvature.spectrum",
+    "hutchinson": "xform.curvature.hutchinson",
     "max_batch": "xform.memory.questions",
     "memory_analysis": "xform.memory.analysis",
     "name": "xform.adjoints.name",
-    "partials": "xform.adjoints.partials",
+    "natural_gradient_step": "xform.curvature.newton",
+    "newton_step": "xform.curvature.newton",
     "pareto": "xform.transforms.pareto",
+    "partials": "xform.adjoints.partials",
     "plan": "xform.transforms.plan",
     "sparse_hessian": "xform.sparse.matrix",
     "sparse_jacobian": "xform.sparse.matrix",
@@ -83,12 +95,17 @@ _LATER = {
 }
 
 if TYPE_CHECKING:
+    from xform import curvature as curvature
     from xform import equinox as equinox
     from xform import flax as flax
     from xform.adjoints.graph import graph
     from xform.adjoints.name import name
     from xform.adjoints.partials import partials
     from xform.diagnosis.health import health
+    from xform.curvature.hutchinson import hutchinson
+    from xform.curvature.newton import natural_gradient_step, newton_step
+    from xform.curvature.products import fisher_vp, ggnvp
+    from xform.curvature.spectrum import hessian_spectrum
     from xform.memory.analysis import memory_analysis
     from xform.memory.questions import fits, max_batch, why_oom
     from xform.sparse.laplacian import laplacian
@@ -104,7 +121,7 @@ else:
         if name in _LATER:
             globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
             return globals()[name]
-        if name in ("equinox", "flax", "testing"):
+        if name in ("curvature", "equinox", "flax", "testing"):
             return importlib.import_module(f"xform.{name}")
         raise AttributeError(f"module 'xform' has no attribute {name!r}")
 

@@ -143,6 +143,12 @@ def kept(x: Value, y: Value) -> tuple[int, ...]:
     return tuple(range(y.ndim)) if x.ndim == y.ndim else ()
 
 
+def common_dtype(dtypes: Iterable[Any]) -> Any:
+    """The dtype that holds what others do, also where JAX promotes none by itself."""
+    with jax.numpy_dtype_promotion("standard"):
+        return functools.reduce(jnp.promote_types, dtypes)
+
+
 def reduce_like(ct: Value, x: Value) -> Value:
     """Transpose of the broadcast that an elementwise primitive does to a scalar operand."""
     shape = getattr(x, "shape", ())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import Var, cotangent_aval, tangent_aval, weak_as
-from xform.arithmetic import Value
+from xform.arithmetic import Value, common_dtype
 from xform.ir import environment, read
 from xform.jacobians.chain import Order, Product, Sweep
 from xform.jacobians.segments import Chain, Segment
@@ -134,6 +133,6 @@ def _joined(matrices: Sequence[Value], axis: int) -> Value:
 
 
 def _alike(arrays: Sequence[Value]) -> list[Value]:
-    """Arrays in the dtype that holds them all, also where promotion is not implicit."""
-    dtype = functools.reduce(jnp.promote_types, [x.dtype for x in arrays])
+    """Arrays in the dtype that holds them all."""
+    dtype = common_dtype(x.dtype for x in arrays)
     return [x.astype(dtype) for x in arrays]

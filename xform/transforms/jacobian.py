@@ -24,6 +24,7 @@ from xform.transforms.function import (
     positions,
 )
 from xform.transforms.reverse import grad, vjp
+from xform.transforms.within import run_within
 
 
 def jacfwd(
@@ -173,13 +174,17 @@ def hessian(
     return jacfwd(inner, argnums, has_aux=has_aux, holomorphic=holomorphic)
 
 
-def hvp(f: Callable[..., Any], primals: Sequence[Tree], tangents: Sequence[Tree]) -> Any:
+def hvp(
+    f: Callable[..., Any], primals: Sequence[Tree], tangents: Sequence[Tree], *, policy: Any = None
+) -> Any:
     """The product of the Hessian of a scalar function with a vector.
 
     Args:
       f: pure function of pytrees of arrays that returns a scalar.
       primals: the point, a tuple or list of arguments.
       tangents: the vector, like `primals`.
+      policy: what reverse mode keeps, as for `grad`; `xform.policies.budget(bytes)` bounds the peak
+        of the product, as compiled.
 
     Returns:
       The product, like `primals`: one tree if there is one primal, else a tuple.
@@ -188,6 +193,7 @@ def hvp(f: Callable[..., Any], primals: Sequence[Tree], tangents: Sequence[Tree]
       NotScalar: `f` returned something other than a scalar.
       WrongTangent: `tangents` do not match `primals` in structure, shape or dtype.
       MissingRule: a primitive in `f` has no rule.
+      BudgetInfeasible: nothing that was tried fits the budget.
 
     Cost: about twice a gradient, in time and memory; the Hessian is never formed.
     Source: Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994).
@@ -196,7 +202,12 @@ def hvp(f: Callable[..., Any], primals: Sequence[Tree], tangents: Sequence[Tree]
     12.0
     """
     argnums = 0 if len(primals) == 1 else tuple(range(len(primals)))
-    return jvp(grad(f, argnums), primals, tangents)[1]
+    product = lambda way, at, v: jvp(grad(f, argnums, policy=way), at, v)[1]
+    if policy is None:
+        return product(None, primals, tangents)
+    leaves, tree = jax.tree.flatten((primals, tangents))
+    run = lambda way: lambda *flat: product(way, *tree.unflatten(flat))
+    return run_within(policy, run, leaves)
 
 
 def _basis(tree: Tree) -> Tree:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
 
+from xform._jax import staging
 from xform.budgets import Budget
 from xform.errors import BudgetInfeasible
+from xform.ir import evaluate, lifted, trace
+from xform.planner.backend import in_bytes
+from xform.policies import check, min_cut, save_nothing
 from xform.text import human_bytes
 
 Way = TypeVar("Way")
@@ -63,3 +68,35 @@ def first_within(budget: Budget, ladders: Iterable[Sequence[Way]],
         remedy,
         int(floor) if known else 0,
     )
+
+
+def ways(budget: Budget) -> Iterator[Any]:
+    """What reverse mode may keep under a budget of the peak, by rising work."""
+    yield None
+    yield min_cut
+    for share in (2, 4):
+        yield dataclasses.replace(budget, bytes=budget.bytes // share)
+    yield save_nothing
+
+
+def run_within(policy: Any, run: Callable[[Any], Any], args: Sequence[Any]) -> Any:
+    """`run(policy)` at flat `args`; of a budget of the peak, `run` of the first way that fits it.
+
+    What `run(way)` returns is a function of `args`; it is compiled if it is to fit a budget, for
+    operation by operation it would not.
+    """
+    policy = None if policy is None else in_bytes(check(policy))
+    if not isinstance(policy, Budget) or policy.of != "peak":
+        return run(policy)(*args)
+
+    def bytes_of(way: Any) -> float:
+        flat = lambda *xs: jax.tree.leaves(run(way)(*xs))
+        try:
+            prog, _ = lifted(trace(flat, *args))
+        except BudgetInfeasible:  # of a smaller budget, for a part of it
+            return math.inf
+        return compiled_bytes(lambda *xs: evaluate(prog, xs), prog.in_types)
+
+    remedy = "raise the budget, make the batch smaller, or mark with xform.remat what holds most"
+    chosen = run(first_within(policy, ([way] for way in ways(policy)), bytes_of, remedy))
+    return (chosen if staging() else jax.jit(chosen))(*args)
