@@ -13,9 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import xform
+from experiments.jacobians.problems import PROBLEMS
 from experiments.report import write_table
 from experiments.timing import paired
+from xform.jacobians import elimination
 from xform.jacobians.chain import Link, best, dense, forward, reverse
+from xform.jacobians.scalars import graph_of
 
 HERE = Path(__file__).parent
 HOURGLASS = (10, 512, 8, 512, 10)
@@ -101,6 +104,27 @@ def time() -> None:
     write_table(HERE, head, rows, "time")
 
 
+def eliminations() -> None:
+    """The table of multiplications of vertex elimination."""
+    rows: list[list[str]] = []
+    with jax.enable_x64(True):
+        for name, (f, point) in PROBLEMS.items():
+            x = jnp.array(point)
+            got = jax.jit(xform.jacobian(f, elimination="markowitz"))(x)
+            np.testing.assert_allclose(got, jax.jacobian(f)(x), rtol=1e-10, atol=1e-10)
+            graph = graph_of(f, x)
+            orders = [o(graph) for o in (elimination.forward, elimination.reverse,
+                                         elimination.markowitz, elimination.fewest)]  # fmt: skip
+            counts = [o.multiplications for o in orders]
+            most = "yes" if counts[-1] <= min(counts[:2]) else "NO"
+            size = f"{len(x)} x {np.size(got) // len(x)}"
+            rows.append([name, size, str(len(graph.edges)), *map(str, counts), most])
+    head = ["program", "inputs x outputs", "edges", "forward", "reverse", "Markowitz", "taken",
+            "no more than the better pure mode"]  # fmt: skip
+    write_table(HERE, head, rows, "eliminations")
+
+
 if __name__ == "__main__":
     products()
+    eliminations()
     time()

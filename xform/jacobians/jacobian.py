@@ -18,7 +18,9 @@ from xform.ir import seldom_collected
 from xform.jacobians.accumulate import Leaves, swept
 from xform.jacobians.choice import choose
 from xform.jacobians.explain import Explanation, explained
+from xform.jacobians.scalars import eliminated
 from xform.jacobians.units import vary
+from xform.passes.inline import Inline
 from xform.policies import check
 from xform.transforms.check import check_input, check_output_types
 from xform.transforms.forward import linearize
@@ -49,6 +51,8 @@ class Jacobian:
       policy: what reverse mode keeps, as for `vjp`; `xform.policies.budget(bytes)` bounds the peak:
         arguments, Jacobian and all that is between, as compiled. The cheapest way that fits is
         taken, in chunks if need be; with `of="saved"` the mode is reverse mode.
+      elimination: "markowitz" for small programs: scalar by scalar, the vertices of the graph are
+        eliminated in Markowitz' order, or in that of forward or reverse mode if it multiplies less.
 
     Returns:
       A function with the arguments of `f`; its value has the tree of the output, each leaf of shape
@@ -64,7 +68,8 @@ class Jacobian:
     cannot be traced: its mode is reverse mode. So it is for complex inputs of a function that is
     not holomorphic, and for integer inputs.
     Source: Griewank and Naumann, "Accumulating Jacobians as chained sparse matrix products",
-    Mathematical Programming 95 (2003); Naumann, "Matrix-free Jacobian chaining", arXiv:2406.11862.
+    Mathematical Programming 95 (2003); Naumann, "Matrix-free Jacobian chaining", arXiv:2406.11862;
+    of eliminations Griewank and Walther, "Evaluating Derivatives", 2nd edition, chapter 9.
 
     >>> x = jnp.arange(2.0)
     >>> xform.jacobian(lambda x: x * x)(x).tolist()
@@ -82,23 +87,30 @@ class Jacobian:
         mode: Mode = "auto",
         chunk: int | None = None,
         policy: Any = None,
+        elimination: Literal["markowitz"] | None = None,
     ) -> Callable[..., Any]:
         """See the class."""
         _check_options(f, argnums, mode, chunk, policy)
+        _check_elimination(elimination, mode, chunk, policy)
 
         @functools.wraps(f, updated=())
         def jacobian_of(*args: Any, **kwargs: Any) -> Any:
             at = _At(f, argnums, args, kwargs, mode, holomorphic, allow_int)
             budget = isinstance(policy, Budget | Fit)
             traced = at.traced(has_aux) if mode == "auto" or budget else None
-            if traced is None:
+            if elimination is not None:
+                y, aux, jacobian = at.eliminated(traced)
+            elif traced is None:
                 way = "reverse" if mode == "auto" else mode
                 y, aux, jacobian = at.swept(way, has_aux, chunk, policy)
             else:
                 fun, inputs = traced
                 at.check_output(fun.signature.out_avals)
                 with seldom_collected(staging()):
-                    ys, jacobian = choose(fun, mode, holomorphic, chunk, policy).run(inputs)
+                    run = choose(fun, mode, holomorphic, chunk, policy).run
+                    # Operation by operation it would not fit a budget.
+                    run = jax.jit(run) if budget and not staging() else run
+                    ys, jacobian = run(inputs)
                 y, aux = fun.outputs(ys)
             out = at.assembled(y, jacobian)
             return (out, aux) if has_aux else out
@@ -182,6 +194,21 @@ def _check_options(f: Any, argnums: Any, mode: Any, chunk: Any, policy: Any) -> 
         )
 
 
+def _check_elimination(elimination: Any, mode: str, chunk: Any, policy: Any) -> None:
+    if elimination not in (None, "markowitz"):
+        raise WrongArgument(
+            f"jacobian with elimination={elimination!r}", "there is no such order", "",
+            'give "markowitz", or None',
+        )  # fmt: skip
+    if elimination is not None and (mode != "auto" or chunk is not None or policy is not None):
+        raise WrongArgument(
+            'jacobian with elimination="markowitz"',
+            "the elimination is the whole evaluation: it has no mode, no chunks and no policy",
+            "",
+            "drop mode, chunk and policy, or elimination",
+        )
+
+
 class _At:
     """A function at a point, as a function of the arguments that are differentiated."""
 
@@ -209,6 +236,23 @@ class _At:
             if staging():
                 raise
             return None  # run operation by operation, it works, or says what is wrong
+
+    def eliminated(self, traced: Any) -> Any:
+        """Output, auxiliary output and Jacobian, by vertex elimination."""
+        if traced is None:
+            raise WrongArgument(
+                'jacobian with elimination="markowitz"',
+                f"{self.held.__name__} looks at values in Python, and has no graph before they are "
+                "known",
+                "",
+                "drop elimination, or choose by jnp.where or lax.cond",
+            )
+        fun, inputs = traced
+        self.check_output(fun.signature.out_avals)
+        prog = Inline().program(fun.program)
+        ends = fun.active(), fun.differentiable()
+        ys, jacobian, _ = eliminated(prog, *ends, inputs, self.holomorphic)
+        return *fun.outputs(ys), jacobian
 
     def swept(self, mode: str, has_aux: bool, chunk: int | None, policy: Any) -> Any:
         """Output, auxiliary output and Jacobian, by one mode."""
