@@ -101,11 +101,11 @@ if TYPE_CHECKING:
     from xform.adjoints.graph import graph
     from xform.adjoints.name import name
     from xform.adjoints.partials import partials
-    from xform.diagnosis.health import health
     from xform.curvature.hutchinson import hutchinson
     from xform.curvature.newton import natural_gradient_step, newton_step
     from xform.curvature.products import fisher_vp, ggnvp
     from xform.curvature.spectrum import hessian_spectrum
+    from xform.diagnosis.health import health
     from xform.memory.analysis import memory_analysis
     from xform.memory.questions import fits, max_batch, why_oom
     from xform.sparse.laplacian import laplacian
