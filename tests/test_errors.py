@@ -137,7 +137,7 @@ Plan.plot
         ValueError,
         """\
 policy=budget('3 B')
-  problem: the lowest peak found takes 32 B (simulated): arguments 16 B, outputs 16 B, saved 0 B, \
+  problem: the lowest peak found takes 48 B (simulated): arguments 16 B, outputs 16 B, saved 0 B, \
 the rest in work
   remedy:  raise the budget, donate arguments that are not read later, make the batch or the \
 sequence smaller, shard the largest arguments, or offload what is saved""",

@@ -26,6 +26,7 @@ from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.ir import Mask, seldom_collected
 from xform.passes.dce import live
+from xform.planner.backend import backend
 from xform.planner.costs.held import held_bytes, token
 from xform.planner.costs.recompute import Prices, fusible
 from xform.planner.costs.rounded import rounded
@@ -36,6 +37,7 @@ from xform.planner.loops import free_region
 from xform.planner.plan.choice import Choice
 from xform.planner.plan.plan import Plan as Decided
 from xform.planner.schedule import Asked, Cut, scheduled
+from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
 from xform.recent import Recent
 from xform.regions import of_region
@@ -65,11 +67,16 @@ def plan(joint: Joint, policy: Any = None, top: bool = False, at_hand: Mask | No
     what is saved: that of the peak is of a whole program, see `planned.py`. Linear in equations,
     near linear under `min_cut`.
     """
+    place = _Place(top, at_hand)
+    return _whole(_plan(joint, policy, place), place)
+
+
+def _plan(joint: Joint, policy: Any, place: _Place) -> Plan:
     policy = policy if isinstance(policy, Choice) else check(policy)
-    key: Any = policy, top, at_hand
+    key: Any = policy, place.top, place.at_hand
     if key not in joint.plans:
         with seldom_collected():
-            joint.plans[key] = _planned(joint, policy, _Place(top, at_hand))
+            joint.plans[key] = _planned(joint, policy, place)
     return joint.plans[key]
 
 
@@ -77,8 +84,7 @@ def _planned(joint: Joint, policy: Any, place: _Place) -> Plan:
     if isinstance(policy, Budget):
         of_region(policy)
         return _best(joint, fit(policy), place)
-    decided = _decided(joint, policy, place)
-    return _thinned(decided, place) if place.top else decided
+    return _decided(joint, policy, place)
 
 
 def _decided(joint: Joint, policy: Any, place: _Place) -> Plan:
@@ -101,7 +107,7 @@ def _best(joint: Joint, proposals: Proposals, place: _Place) -> Plan:
     try:
         decisions = next(proposals)
         while True:
-            decisions = proposals.send(_planned(joint, decisions, place))
+            decisions = proposals.send(_whole(_planned(joint, decisions, place), place))
     except StopIteration as end:
         return end.value
 
@@ -150,34 +156,42 @@ def _cheapest(joint: Joint, policy: MinCut, inner: Inner, place: _Place) -> Plan
     return _cut(joint, Cut(saved, {}), inner, place)
 
 
-def _thinned(plan: Plan, place: _Place) -> Plan:
-    """A Plan of a whole function that keeps nothing, but for what loops keep, runs all again first.
+def _whole(plan: Plan, place: _Place) -> Plan:
+    """A Plan of a whole function that keeps nothing runs the forward part again, all of it first.
 
     Of what it makes then, all that the backward part reads would be there at once, as if nothing
-    were run again. So it keeps of that what `min_cut` says; what XLA fuses runs a third time.
+    were run again. So it keeps of that what `min_cut` says, and what XLA fuses runs a third time,
+    where fewer bytes are live for it by simulation. Not where loops or calls keep values of their
+    own: a `Choice` says once what each of them keeps.
     """
-    joint, kept = plan.joint, set(plan.kept)
-    loops = {n: plan.inner[n] for e, n in _nodes(joint) if n.loop and not n.region
-             and not kept.isdisjoint(e.outvars)}  # fmt: skip
-    others = any(joint.producer[v].params.get("node") not in loops for v in kept)
-    if others or all(fusible(e) for e in plan.order if id(e) in plan.recomputed):
+    heavy = (e for e in plan.order if id(e) in plan.recomputed and not fusible(e))
+    if not place.top or plan.kept or plan.joint.forks or not any(heavy):
         return plan
-    cut = _cheapest(joint, min_cut, _inner(joint, min_cut, True) | loops, place)
-    again = live(joint.forward, (v for v in cut.kept if v not in kept), kept, effects=False)
-    if any(has_effects(e) or e.params.get("node") in loops for e in again):
+    key = "thinned", backend()
+    if key not in plan.cache:
+        plan.cache[key] = _thinned(plan, place)
+    return plan.cache[key]
+
+
+def _thinned(plan: Plan, place: _Place) -> Plan:
+    joint = plan.joint
+    cut = _cheapest(joint, min_cut, _inner(joint, min_cut, True), place)
+    again = live(joint.forward, cut.kept, set(), effects=False)
+    if any(map(has_effects, again)):
         return plan
     ids = {id(e) for e in again if not joint.free.issuperset(e.outvars)}
     reads = {v for e in (*again, *cut.order) for v in reads_of(e, cut.inner)}
-    held = tuple(v for v in plan.kept if v in reads or v in cut.kept)
-    return dataclasses.replace(
+    thinned = dataclasses.replace(
         cut,
-        kept=held,
-        why={v: plan.why[v] for v in held},
+        kept=(),
+        why={},
         order=(*again, *cut.order),
         recomputed=cut.recomputed | ids,
         reads=tuple(on or v in reads for on, v in zip(cut.reads, joint.inputs, strict=True)),
         cache=Recent(),
     )
+    fewer = liveness(thinned, backend()).total_bytes < liveness(plan, backend()).total_bytes
+    return thinned if fewer else plan
 
 
 def _cut(joint: Joint, cut: Cut, inner: Inner, place: _Place) -> Plan:
@@ -210,7 +224,8 @@ def _of_node(node: Node, policy: Any, top: bool) -> tuple[Plan, ...]:
             return _as_it_is(node)  # what a step of it keeps lasts one step
         at_hand = inputs_at_hand(node) if isinstance(policy, MinCut) else None
         return tuple(plan(j, policy, False, at_hand) for j in node.joints)
-    return tuple(plan(j, policy, top and not node.region) for j in node.joints)
+    within = _Place(top and not node.region, None)
+    return tuple(_plan(j, policy, within) for j in node.joints)
 
 
 def _as_it_is(node: Node) -> tuple[Plan, ...]:

@@ -77,7 +77,7 @@ def in_while(w, x):
 PROGRAMS = {f.__name__: f for f in (in_loop, in_branch, in_region, in_region_in_loop, in_call,
                                     in_while)}  # fmt: skip
 # Of the floor of the loops as they are, at most.
-SHARES = {"in_loop": 0.7, "in_branch": 0.85, "in_region": 0.6, "in_region_in_loop": 0.6,
+SHARES = {"in_loop": 0.7, "in_branch": 0.85, "in_region": 0.62, "in_region_in_loop": 0.6,
           "in_while": 0.7}  # fmt: skip
 
 
