@@ -1,0 +1,1 @@
+"""What texts claim of the cost, memory and stability of derivatives, measured."""
