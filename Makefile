@@ -18,7 +18,7 @@ PY := $(BIN)/python
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types slow docs guides fuzz format clean
+.PHONY: help demo test check lint types slow docs guides fuzz claims format clean
 
 help: ## this text
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -53,6 +53,9 @@ guides: $(VENV)/.docs ## run the guides, and put what they print into them
 N ?= 20000
 fuzz: $(VENV)/.installed ## N=20000 random programs, by xform and by JAX; goes on where it stopped
 	@$(PY) -m experiments.fuzz.run --programs $(N)
+
+claims: $(VENV)/.installed ## what texts claim of derivatives, measured; QUICK=1 in a few minutes, nothing kept
+	@$(PY) -m experiments.claims.run $(if $(QUICK),--quick)
 
 format: $(VENV)/.installed ## format, and fix what ruff can fix
 	@$(BIN)/ruff check --quiet --fix-only .
