@@ -30,8 +30,8 @@ def elsewhere() -> dict[str, Path]:
     for readme in sorted(ROOT.glob("experiments/*/README.md")):
         name = readme.parent.name
         found[f"experiments/{name}/index.md"] = readme
-        beside = [*readme.parent.glob("*.png"), *readme.parent.glob("*.py")]
-        found |= {f"experiments/{name}/{p.name}": p for p in beside}
+        beside = [*readme.parent.rglob("*.png"), *readme.parent.glob("*.py")]
+        found |= {f"experiments/{name}/{p.relative_to(readme.parent)}": p for p in beside}
     for readme in sorted(ROOT.glob("models/*/README.md")):
         found[f"project/{readme.parent.name}.md"] = readme
     return found
