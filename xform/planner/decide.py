@@ -174,9 +174,10 @@ def _whole(plan: Plan, place: _Place) -> Plan:
 
 
 def _thinned(plan: Plan, place: _Place) -> Plan:
+    """The Plan that runs the forward part again, and keeps of it what `min_cut` says; if lower."""
     joint = plan.joint
-    cut = _cheapest(joint, min_cut, _inner(joint, min_cut, True), place)
-    again = live(joint.forward, cut.kept, set(), effects=False)
+    cut = _cheapest(joint, min_cut, {}, place)  # it holds no other programs
+    again = live(joint.forward, cut.kept, effects=False)
     if any(map(has_effects, again)):
         return plan
     ids = {id(e) for e in again if not joint.free.issuperset(e.outvars)}
