@@ -1,7 +1,10 @@
 """Is the layer that is at fault found, and are models that train left in peace?
 
-python -m experiments.health.run            # all; or parts: "MLP-50" "RNN-200" healthy
-python -m experiments.health.run --runs 10  # fewer seeds
+Each cell of the tables is kept as soon as it is measured, and a cell that is known is not measured
+again.
+
+python -m experiments.health.run                   # what is not known; of parts: "RNN-200" healthy
+python -m experiments.health.run --again "MLP-50"  # all of it, known or not
 """
 
 from __future__ import annotations
@@ -21,21 +24,21 @@ from experiments.report import keep, known, write_table
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 RUNS = 60
-HEALTHY = "healthy"
+HEALTHY, NONE = "healthy", "none"
 
 
-def planted(name: str, runs: int) -> dict[str, Any]:
-    """For each fault in which runs it was found at its layer and nowhere else."""
-    network, results = NETWORKS[name], dict[str, Any]()
-    sound = [seed for seed in range(runs) if _fine(name, seed)]
-    results["none"] = [seed in sound for seed in range(runs)]
-    for fault in network.faults:
-        results[fault] = []
-        for seed in range(runs):
-            judged, at = plant(name, fault, seed)
-            results[fault].append(found(name, judged, at))
-        print(name, fault, f"{sum(results[fault])} of {runs}", flush=True)
-    return results
+def cells(part: str) -> list[str]:
+    """What is measured of a network, or of the models without a fault."""
+    return list(PRESETS) if part == HEALTHY else [NONE, *NETWORKS[part].faults]
+
+
+def measured(part: str, cell: str) -> Any:
+    """For a preset how it trained; for a fault in which runs it was found, and nothing else."""
+    if part == HEALTHY:
+        return trained(cell, cells(part).index(cell))
+    if cell == NONE:
+        return [_fine(part, seed) for seed in range(RUNS)]
+    return [found(part, *plant(part, cell, seed)) for seed in range(RUNS)]
 
 
 def _fine(name: str, seed: int) -> bool:
@@ -49,7 +52,6 @@ def trained(name: str, seed: int) -> dict[str, Any]:
     """Whether a preset trains, and whether a diagnosis has nothing to say of it."""
     of = healthy.train(name, seed)
     faults = [row.title for row in (*of.before, *of.after) if row.verdict != "fine"]
-    print(name, of.first, of.last, faults, flush=True)
     return {"first": of.first, "last": of.last, "trains": of.trains, "rows": len(of.before),
             "faults": faults}  # fmt: skip
 
@@ -58,33 +60,36 @@ def show(results: dict[str, Any]) -> None:
     """Both tables."""
     names = [name for name in NETWORKS if name in results]
     head = ["fault", *names]
-    cells = lambda fault, of: f"{sum(of[fault])} / {len(of[fault])}" if fault in of else ""
-    table = [[SAID[fault], *(cells(fault, results[name]) for name in names)] for fault in FAULTS]
-    table.append(["none: fine everywhere", *(cells("none", results[name]) for name in names)])
+    said = SAID | {NONE: "none: fine everywhere"}
+    share = lambda fault, of: f"{sum(of[fault])} / {len(of[fault])}" if fault in of else ""
+    table = [
+        [said[fault], *(share(fault, results[name]) for name in names)] for fault in (*FAULTS, NONE)
+    ]
     write_table(HERE, head, table, "planted")
     if HEALTHY in results:
         head = ["model", "loss before", "after 150 steps", "rows", "trains", "at fault"]
         table = [
             [name, f"{r['first']:.3g}", f"{r['last']:.3g}", str(r["rows"]),
              "yes" if r["trains"] else "NO", ", ".join(r["faults"][:3]) or "none"]
-            for name, r in results[HEALTHY].items()
+            for name in PRESETS
+            if (r := results[HEALTHY].get(name))
         ]  # fmt: skip
         write_table(HERE, head, table, HEALTHY)
 
 
 def main() -> None:
-    """Measure the parts that are named, or all; tables show all so far."""
+    """Measure the parts that are named, or all, cell by cell; tables show all so far."""
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", default=[*NETWORKS, HEALTHY])
-    parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--again", action="store_true", help="what is known too")
     given = parser.parse_args()
     for part in given.parts:
-        if part != HEALTHY:
-            keep(RESULTS, part, planted(part, given.runs))
-            continue
-        for i, name in enumerate(PRESETS):
-            so_far = known(RESULTS).get(HEALTHY, {})
-            keep(RESULTS, HEALTHY, so_far | {name: trained(name, i)})
+        for cell in cells(part):
+            so_far = known(RESULTS).get(part, {})
+            if given.again or cell not in so_far:
+                found_ = measured(part, cell)
+                keep(RESULTS, part, so_far | {cell: found_})
+                print(part, cell, found_, flush=True)
     show(known(RESULTS))
 
 

@@ -144,6 +144,18 @@ def test_a_path_around_a_layer() -> None:
     assert around == [False, True, False, True]
 
 
+def test_the_batch_goes_around_the_first_layer_but_not_to_the_loss() -> None:
+    def loss(ws: Any, x: Any) -> Any:
+        h = x + jnp.tanh(x @ ws[0])
+        h = jnp.tanh(h @ ws[1])
+        h = h + jnp.tanh(h @ ws[2])
+        return jnp.mean((h @ ws[3] - x) ** 2)
+
+    layers = [row.layer for row in Diagnosis(loss, weights(4), batch()).rows]
+    around = [layer.bypassed for layer in layers if layer.kind == "layer"]
+    assert around == [True, False, True, False]
+
+
 @pytest.mark.parametrize(
     ("loss", "error", "words"),
     [

@@ -9,6 +9,7 @@ import pytest
 
 import xform
 from tests.diagnosis.networks import EXAMPLES, batch, plain, scanned, weights
+from xform.diagnosis import readings
 from xform.diagnosis.diagnosis import Diagnosis
 
 
@@ -126,3 +127,22 @@ def test_trips_of_unknown_number_are_taken_together() -> None:
     for _ in range(EXAMPLES - 5):
         states.append(jnp.tanh(states[-1] @ weights(1)[0]))
     np.testing.assert_allclose(row.activation, np.mean(list(map(rms, states[1:]))), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_squares_neither_overflow_nor_vanish(size: float) -> None:
+    rows = batch() * size
+    of = rms(np.asarray(rows, np.float64))
+    np.testing.assert_allclose(readings.rms(rows), of, rtol=1e-6)
+    np.testing.assert_allclose(readings.norm(rows), of * rows.size**0.5, rtol=1e-6)
+    alike = jnp.stack([rows[0], 2e-3 * rows[0]])
+    sink = jnp.zeros(len(readings.NAMES))
+    probed = lambda x, sink: jnp.sum(readings.probe(x, sink, sink[: len(readings.FORWARD)], 2) * x)
+    read = dict(zip(readings.NAMES, jax.grad(probed, 1)(alike, sink).tolist(), strict=True))
+    assert read["correlation"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("size", [0.0, np.inf, np.nan])
+def test_norms_of_what_is_zero_or_not_finite(size: float) -> None:
+    np.testing.assert_equal(float(readings.rms(jnp.full((2, 2), size))), size)
+    assert float(readings.rms(jnp.zeros((0, 2)))) == 0.0

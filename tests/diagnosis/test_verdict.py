@@ -84,6 +84,12 @@ def test_gradients_that_are_lost_over_many_layers() -> None:
     assert set(verdicts(rows)[:3]) == {"exploding"}
 
 
+def test_gradients_that_explode_and_shatter_are_said_to_explode() -> None:
+    alike = lambda i: 0.05 if i < 7 else 0.9
+    rows = [row(i, gradient=10.0 ** (9 - 2 * i), correlation=alike(i)) for i in range(9)]
+    assert verdicts(rows) == ["exploding"] * 6 + ["shattered", FINE, FINE]
+
+
 def test_a_layer_without_a_path_around_it_among_those_that_have_one() -> None:
     rows = [row(i, bypassed=0 < i < 8 and i not in (3, 4)) for i in range(9)]
     assert [i for i, v in enumerate(verdicts(rows)) if v != FINE] == [4]  # where the sum should be

@@ -129,7 +129,7 @@ class Flow:
         return found
 
     def bypassed(self, eqn: JaxprEqn) -> bool:
-        """Whether a path from the first layers to the result goes around what an equation makes."""
+        """Whether a path from what the first layers read to the result avoids an equation."""
         _, around = self._paths
         return around.get(id(eqn), True)
 
@@ -141,6 +141,7 @@ class Flow:
         for eqn in self.program.equations:
             read = [v for v in eqn.invars if isinstance(v, Var) and v in ahead and _moves(v)]
             count = sum(ahead[v] for v in read) or int(any(self.of(v).data for v in eqn.outvars))
+            count += self._joining(eqn) if read else 0
             through[id(eqn)] = count
             ahead.update((v, count % _PRIME) for v in eqn.outvars if self.of(v).data and _moves(v))
         behind: dict[Var, int] = dict.fromkeys(self.outputs, 1)
@@ -153,6 +154,23 @@ class Flow:
         total = sum(ahead.get(v, 0) for v in self.outputs) % _PRIME
         avoid = {key: through[key] * after[key] % _PRIME != total for key in through}
         return total, avoid
+
+    def _joining(self, eqn: JaxprEqn) -> int:
+        """How often data of the batch itself, which a layer reads too, joins what layers made.
+
+        Not behind the last layers: there the loss may compare their results with that data.
+        """
+        region_ = self.of(eqn.outvars[0]).region
+        if region_ < 0 or not self._followed[region_]:
+            return 0
+        return sum(isinstance(v, Var) and v in self._first for v in eqn.invars)
+
+    @cached_property
+    def _first(self) -> frozenset[Var]:
+        """What layers read of the batch alone."""
+        starts = [self.program.equations[r.equations[0]] for r in self.regions if r.kind == "layer"]
+        read = [v for eqn in starts for v in eqn.invars if isinstance(v, Var) and _moves(v)]
+        return frozenset(v for v in read if self.of(v).batch and not self.of(v).data)
 
     def _enters(self, v: Var) -> bool:
         return v in self.program.inputs and _moves(v)

@@ -27,8 +27,6 @@ FORWARD = ("runs", "nonfinite", "activation", "input", "product", "dead", "satur
            "least")  # fmt: skip
 BACKWARD = ("gradient", "gradient_nonfinite", "correlation")
 NAMES = (*FORWARD, *BACKWARD)
-# The unit of gradients: from 1e-31 to 1e6 their squares are numbers of float32.
-SMALL = 2.0**-40
 
 
 def probe(x: Value, sink: Value, forward: Value, batch: int) -> Value:
@@ -52,17 +50,22 @@ _probe: Any = jax.custom_vjp(_run, nondiff_argnums=(0,))
 _probe.defvjp(_forward, _backward)
 
 
-def rms(x: Value, unit: float = 1.0) -> Value:
-    """The root of the mean square, in float32; squares are taken in some unit, a power of two."""
-    if not x.size:
-        return jnp.zeros((), jnp.float32)
-    return unit * jnp.sqrt(jnp.mean(jnp.square(jnp.abs(x).astype(jnp.float32) / unit)))
+def rms(x: Value) -> Value:
+    """The root of the mean square, in float32."""
+    return norm(x) / math.sqrt(max(x.size, 1))
 
 
 def norm(x: Value, axes: int = 0) -> Value:
     """The norm over all axes but the first few, in float32."""
     size = jnp.abs(x).astype(jnp.float32).reshape(*x.shape[:axes], math.prod(x.shape[axes:]))
-    return SMALL * jnp.sqrt(jnp.sum(jnp.square(size / SMALL), -1))
+    unit = _largest(size)
+    return unit[..., 0] * jnp.sqrt(jnp.sum(jnp.square(size / unit), -1))
+
+
+def _largest(size: Value) -> Value:
+    """The largest in each row: in that unit squares neither overflow nor vanish. Or 1."""
+    top = jnp.max(size, -1, keepdims=True, initial=0)
+    return jnp.where((top > 0) & jnp.isfinite(top), top, 1)
 
 
 def forward(layer: Layer, env: Read, key: Value, iterations: int) -> Value:
@@ -122,7 +125,7 @@ def _bends(layer: Layer, held: Read) -> dict[str, Value]:
 def _of_cotangent(ct: Value, batch: int) -> Value:
     """What is read of a cotangent, as BACKWARD names it."""
     read = {
-        "gradient": rms(ct, SMALL),
+        "gradient": rms(ct),
         "gradient_nonfinite": jnp.sum(~jnp.isfinite(ct), dtype=jnp.float32),
     }
     if neighbours(ct.shape, batch):
@@ -139,7 +142,8 @@ def _correlation(rows: Value) -> Value:
     """The mean size of the cosine between the rows of neighbours."""
     if jnp.iscomplexobj(rows):
         rows = jnp.concatenate([jnp.real(rows), jnp.imag(rows)], -1)
-    rows = rows.astype(jnp.float32) / SMALL
+    rows = rows.astype(jnp.float32)
+    rows = rows / _largest(jnp.abs(rows))
     length = jnp.sqrt(jnp.sum(rows * rows, -1))
     both = length[1:] * length[:-1]
     dots = jnp.abs(jnp.sum(rows[1:] * rows[:-1], -1))

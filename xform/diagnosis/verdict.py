@@ -28,11 +28,11 @@ _SMOOTHER = "lead a path around each block, scaled down with depth, or draw orth
 def judged(rows: Sequence[LayerHealth]) -> list[LayerHealth]:
     """The rows, in the order in which they run, with verdicts."""
     faults: dict[int, tuple[str, str, str]] = {}
-    for find in (_nonfinite, _units, _scales, _paths, _zeroed, _shattered, _drifts):
-        for i, *words in find(rows, faults):
-            faults.setdefault(i, (words[0], words[1], words[2]))
-        if find is _nonfinite and faults:
+    for group in ((_nonfinite,), (_units, _scales, _paths, _zeroed), (_drifts, _shattered)):
+        if faults:  # they change the numbers that the next would judge, in other layers too
             break
+        for i, *words in (fault for find in group for fault in find(rows)):
+            faults.setdefault(i, (words[0], words[1], words[2]))
     return [_with(rows, i, faults) for i in range(len(rows))]
 
 
@@ -63,7 +63,7 @@ def _because(rows: Sequence[LayerHealth], i: int, faults: Faults) -> int | None:
     return None
 
 
-def _nonfinite(rows: Sequence[LayerHealth], _: Faults) -> Iterator[Fault]:
+def _nonfinite(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     forward = next((i for i, r in enumerate(rows) if r.nonfinite), None)
     backward = next((i for i in reversed(range(len(rows))) if rows[i].gradient_nonfinite), None)
     if forward is not None:
@@ -74,7 +74,7 @@ def _nonfinite(rows: Sequence[LayerHealth], _: Faults) -> Iterator[Fault]:
         yield backward, "nonfinite", f"{few} are NaN or Inf, and none of later layers", _GUARD
 
 
-def _units(rows: Sequence[LayerHealth], _: Faults) -> Iterator[Fault]:
+def _units(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     for i, row in enumerate(rows):
         if row.input == 0:  # then what it makes is no fault of its own
             continue
@@ -84,7 +84,7 @@ def _units(rows: Sequence[LayerHealth], _: Faults) -> Iterator[Fault]:
             yield i, "saturated", f"{row.saturated:.0%} of its activations are flat", _SMALLER
 
 
-def _scales(rows: Sequence[LayerHealth], _: Faults) -> Iterator[Fault]:
+def _scales(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     for i, gain, usual, limit in _gains(rows):
         words = f"its result is {gain:.2g} times what it reads"
         beside = "" if math.isnan(usual) else f", {usual:.2g} in layers like it"
@@ -118,7 +118,7 @@ def _grouped(rows: Sequence[LayerHealth], name: str) -> dict[str, list[float]]:
     return groups
 
 
-def _paths(rows: Sequence[LayerHealth], _: Faults) -> Iterator[Fault]:
+def _paths(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     """Layers around which no path leads, as it does around most like them."""
     layers = [i for i, r in enumerate(rows) if r.kind == "layer"]
     around = [i for i in layers if rows[i].bypassed]
@@ -138,7 +138,7 @@ def _paths(rows: Sequence[LayerHealth], _: Faults) -> Iterator[Fault]:
             yield i, "vanishing", reason, _PATH
 
 
-def _zeroed(rows: Sequence[LayerHealth], _: Faults) -> Iterator[Fault]:
+def _zeroed(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     """Sums of which one operand is as good as zero, as it is not in those like them."""
     groups: dict[str, list[float]] = {}
     for row in rows:
@@ -167,9 +167,7 @@ def _starts(rows: Sequence[LayerHealth], i: int) -> bool:
     return bool(rows[i].trip) and all(rows[j].place != rows[i].place for j in range(i))
 
 
-def _shattered(rows: Sequence[LayerHealth], faults: Faults) -> Iterator[Fault]:
-    if faults:  # they change how alike gradients are in other layers too
-        return
+def _shattered(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     layers = [r for r in rows if r.kind == "layer"]
     known = [r for r in layers if r.correlation is not None and r.gradient]
     if not known or (top := known[-1].correlation or 0.0) < at.TOGETHER:
@@ -182,10 +180,8 @@ def _shattered(rows: Sequence[LayerHealth], faults: Faults) -> Iterator[Fault]:
             yield i, "shattered", f"gradients of neighbours have {noise}", _SMOOTHER
 
 
-def _drifts(rows: Sequence[LayerHealth], faults: Faults) -> Iterator[Fault]:
+def _drifts(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     """Gradients that are lost, or grow, over many layers of which none is at fault alone."""
-    if faults:
-        return
     norms = [r.gradient * math.sqrt(r.size) for r in rows]
     known = [i for i, n in enumerate(norms) if n > 0 and rows[i].kind == "layer"]
     if not known:
