@@ -72,6 +72,22 @@ class Page:
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
 
 
+def opened(browser: webdriver.Chrome, path: Path) -> Page:
+    """A page from disk, in a wide window and the light theme."""
+    page = Page(browser)
+    page.size(1280)
+    page.prefer("light")
+    browser.get(path.as_uri())
+    return page
+
+
+def check_silence(browser: webdriver.Chrome) -> None:
+    """Nothing may stand on the browser's console, and nothing may have been fetched."""
+    assert browser.get_log("browser") == []
+    fetched = "return performance.getEntriesByType('resource').map(e => e.name)"
+    assert browser.execute_script(fetched) == []
+
+
 def started(profile: Path) -> webdriver.Chrome:
     """A browser with a folder of its own, which writes down what pages say on its console."""
     options = webdriver.ChromeOptions()

@@ -14,7 +14,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 import xform
 from tests.adjoints.test_page import ARGS, HARM, harmful, looped
-from tests.browser import NEEDS_A_BROWSER, Page, started
+from tests.browser import NEEDS_A_BROWSER, Page, check_silence, opened, started
 
 pytestmark = NEEDS_A_BROWSER
 Open = Callable[..., Page]
@@ -36,19 +36,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 def shown(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[Open]:
     """Opens the page of a graph; after the test, nothing may stand on the browser's console."""
 
-    def opened(graph: Any = None) -> Page:
+    def page_of(graph: Any = None) -> Page:
         graph = xform.graph(worked, 3.3, 1.1, 2.3) if graph is None else graph
         graph.save_html(tmp_path / "page.html")
-        page = Page(browser)
-        page.size(1280)
-        page.prefer("light")
-        browser.get((tmp_path / "page.html").as_uri())
-        return page
+        return opened(browser, tmp_path / "page.html")
 
-    yield opened
-    assert browser.get_log("browser") == []
-    fetched = "return performance.getEntriesByType('resource').map(e => e.name)"
-    assert browser.execute_script(fetched) == []
+    yield page_of
+    check_silence(browser)
 
 
 def vertex(page: Page, name: str) -> list[str]:

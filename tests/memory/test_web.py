@@ -13,7 +13,7 @@ from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser import NEEDS_A_BROWSER, Page, started
+from tests.browser import NEEDS_A_BROWSER, Page, check_silence, opened, started
 from tests.memory.samples import HARM, harmful, transformer
 from xform.memory.page import write
 from xform.text import human_bytes
@@ -34,18 +34,12 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 def shown(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[Open]:
     """Opens a page of reports; after the test, nothing may stand on the browser's console."""
 
-    def opened(*reports: dict[str, Any], labels: tuple[str, ...] = ()) -> Page:
+    def page_of(*reports: dict[str, Any], labels: tuple[str, ...] = ()) -> Page:
         write(reports or (SMALL,), tmp_path / "page.html", labels)
-        page = Page(browser)
-        page.size(1280)
-        page.prefer("light")
-        browser.get((tmp_path / "page.html").as_uri())
-        return page
+        return opened(browser, tmp_path / "page.html")
 
-    yield opened
-    assert browser.get_log("browser") == []
-    fetched = "return performance.getEntriesByType('resource').map(e => e.name)"
-    assert browser.execute_script(fetched) == []
+    yield page_of
+    check_silence(browser)
 
 
 def test_advice_is_a_list_or_is_not_there(shown: Open) -> None:

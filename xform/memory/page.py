@@ -70,8 +70,8 @@ def part(name: str, package: str = "xform.memory") -> str:
     return (importlib.resources.files(package) / "web" / name).read_text(encoding="utf-8")
 
 
-def assembled(title: str, template: str, style: str, scripts: Sequence[str], data: Any) -> str:
-    """One page of its parts: a template of `string.Template`, with `data` as JSON in it.
+def assembled(title: str, body: str, style: str, scripts: Sequence[str], data: Any) -> str:
+    """One page of its parts, with `data` as JSON in it.
 
     Its own rules let this style and these scripts run, and nothing be fetched.
     """
@@ -79,8 +79,9 @@ def assembled(title: str, template: str, style: str, scripts: Sequence[str], dat
     script = "\n".join(['"use strict"; (() => {', *scripts, "})();\n"])
     # `<` as an escape of JSON: no text in the data can end its element, or begin another.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return string.Template(template).substitute(
+    return string.Template(part("frame.html")).substitute(
         title=html.escape(title),
+        body=body,
         policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src '{digest(style)}'; script-src '{digest(script)}'",
         style=style,
