@@ -46,7 +46,10 @@ def test_chains_by_hand() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["gradient_cost", "jacobian_cost", "every_k", "hand_written"])
+@pytest.mark.parametrize(
+    "name",
+    ["gradient_cost", "jacobian_cost", "every_k", "hand_written", "worked_graphs", "remedies"],
+)
 def test_claims_that_theory_proves_hold(name: str) -> None:
     first, *_ = measured(name, quick=True).claims
     assert first.verdict.startswith(HOLDS), first

@@ -20,10 +20,10 @@ HERE = Path(__file__).parent
 RESULTS, PLOTS = HERE / "results.json", HERE / "plots"
 # In the order of the table.
 MODULES = (
-    "gradient_cost", "jacobian_cost", "chains", "stability", "hessian_products", "kinks",
-    "hand_written", "training_memory", "activations", "scaling", "resnet", "relu", "every_k",
-    "placement", "batch_and_time", "offload", "back_in_time", "ode_adjoints", "depth",
-    "define_by_run", "compositions",
+    "gradient_cost", "jacobian_cost", "chains", "stability", "hessian_products", "worked_graphs",
+    "kinks", "hand_written", "training_memory", "activations", "scaling", "resnet", "relu",
+    "every_k", "placement", "batch_and_time", "offload", "back_in_time", "ode_adjoints", "depth",
+    "remedies", "define_by_run", "compositions",
 )  # fmt: skip
 
 
