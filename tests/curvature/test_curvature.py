@@ -213,6 +213,22 @@ def test_a_newton_step_solves_the_equations() -> None:
     assert xform.newton_step(f, (np.zeros(30),), iterations=2).reason == "iterations"
 
 
+def test_a_newton_step_by_a_solver_of_lineax() -> None:
+    lineax = pytest.importorskip("lineax")  # the extra `twins` brings it
+    a, b, f = quadratic(0, 0.1)
+
+    def by(product: Any, rhs: Any) -> Any:
+        like = jax.eval_shape(lambda: rhs)
+        matrix = lineax.FunctionLinearOperator(product, like, lineax.positive_semidefinite_tag)
+        return lineax.linear_solve(matrix, rhs, lineax.CG(rtol=1e-12, atol=1e-12)).value
+
+    step = jax.jit(lambda x: xform.newton_step(f, (x,), solver=by))(np.zeros(30))
+    close(step.step, -np.linalg.solve(a, b), 1e-8)
+    halves = lambda x, y: f(jnp.concatenate([x, y]))
+    both = xform.newton_step(halves, (np.zeros(10), np.zeros(20)), damping=2.0, solver=by).step
+    close(np.concatenate(both), -np.linalg.solve(a + 2 * np.eye(30), b), 1e-8)
+
+
 @pytest.mark.parametrize("radius", [1e-3, 0.5, 2.0, 1e3])
 @pytest.mark.parametrize("low", [-1.0, 0.1])
 def test_steps_in_a_trust_region(low: float, radius: float) -> None:
