@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 import xform
 from tests.reference import close, grads_agree
@@ -120,3 +121,30 @@ def test_scan_with_everything_stacked_and_nothing_carried() -> None:
 
 def test_associative_scan() -> None:
     grads_agree(lambda x: jnp.sum(lax.associative_scan(jnp.multiply, bend(x)) ** 2), X)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_is_alike_in_each_trip_waits_elsewhere_and_is_read_here(reverse: bool) -> None:
+    """The forward part reads it in the memory where it was made, not where it is sent."""
+    sent = xform.policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["same", "each"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def loss(ws, x, s):
+        def step(h, w):
+            same = checkpoint_name(jnp.sin(s), "same")
+            each = checkpoint_name(jnp.tanh(h @ w), "each")
+            return jnp.sin(same * each), jnp.cos(each) * same
+
+        h, ys = lax.scan(step, x, ws, reverse=reverse)
+        return jnp.sum(h**2) + jnp.sum(ys)
+
+    args = jnp.cos(jnp.arange(27.0)).reshape(3, 3, 3), X, 1 + X
+    grads = xform.grad(loss, argnums=(0, 1, 2), policy=sent)
+    close(jax.jit(grads)(*args), jax.grad(loss, argnums=(0, 1, 2))(*args))
+    moved = str(jax.make_jaxpr(grads)(*args))
+    assert moved.count("<host>[3]") > 0  # the one that is alike
+    assert moved.count("<host>[3,3]") > 0  # one for each trip

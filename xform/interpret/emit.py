@@ -247,6 +247,5 @@ def _reasons(plan: Plan) -> dict[Var, str]:
 
 
 def once(plan: Plan, wanted: Sequence[Var], env: dict[Var, Value]) -> dict[Var, Value]:
-    """Some forward values by variable, moved to where they wait."""
-    pairs = zip(wanted, values(plan, wanted, env, effects=False), strict=True)
-    return {v: send(plan, v, x) for v, x in pairs}
+    """Some forward values by variable, where they were made."""
+    return dict(zip(wanted, values(plan, wanted, env, effects=False), strict=True))

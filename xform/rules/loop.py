@@ -200,7 +200,8 @@ class _ScanNode(Node):
         stack = dict(zip(slots, stacks, strict=True))
         last = spread(final, carried)
         outs = [x if u else None for x, u in zip(last, used[:nk], strict=True)]
-        token = [once[v] for v in gather(plan.kept, on)], [stack[k] for k in keys[len(ys) :]]
+        hoisted = [emit.send(plan, v, x) for v, x in once.items()]
+        token = hoisted, [stack[k] for k in keys[len(ys) :]]
         return [*outs, *spread([stack[k] for k in keys[: len(ys)]], used[nk:])], token
 
     def live_carry(self, used: Mask, wanted: Sequence[Atom], once: dict[Var, Value]) -> Mask:
