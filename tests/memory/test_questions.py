@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import xform
-from xform.errors import WrongArgument
+from xform.errors import BudgetInfeasible, WrongArgument
 from xform.memory import questions
 from xform.memory.compilation import Compilation
 from xform.memory.report import MemoryReport
@@ -84,6 +84,37 @@ def test_where_bytes_jump_the_largest_is_not_claimed() -> None:
         assert "known to fit" in str(found)
     else:
         assert not found.over.fits
+
+
+@pytest.mark.parametrize("start", [4, 1024])
+def test_a_batch_without_a_plan_is_too_large(start: int) -> None:
+    """Each number by a budget that is asked of that batch alone."""
+
+    def deep(w: Any, x: Any) -> Any:
+        for _ in range(8):
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x**2)
+
+    planned = xform.grad(deep, policy=xform.policies.budget("300 KiB"))
+    found = xform.max_batch(planned, f32(64, 64), f32(start, 64), target="cpu", capacity="1 GiB")
+    assert found.compiles <= 8
+    assert found.size > 32
+    for size, said in found.tried.items():
+        lower = lambda n: jax.jit(planned).lower(f32(64, 64), f32(n, 64))
+        if size <= found.size:
+            lower(size)
+            assert said is not None
+        else:
+            with pytest.raises(BudgetInfeasible):
+                lower(size)
+            assert said is None
+    assert found.over is None or isinstance(found.over, BudgetInfeasible)
+
+
+def test_no_batch_has_a_plan() -> None:
+    planned = xform.grad(loss, policy=xform.policies.budget("10 KiB"))
+    with pytest.raises(BudgetInfeasible):
+        xform.max_batch(planned, f32(64, 64), f32(1, 64), target="cpu", capacity="1 GiB")
 
 
 def test_not_even_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from xform.callables import argument_names
-from xform.errors import WrongArgument
+from xform.errors import BudgetInfeasible, WrongArgument
 from xform.memory.lowering import is_jitted, jitted
 from xform.modules import compilable, holding
 
@@ -60,7 +61,8 @@ def _by_trial(f: Callable[..., Any], args: Sequence[Any], axis: int) -> Resizer:
     for places in (alike, {last}):
         resizer = _resizer(f, args, places, axis, start)
         try:
-            _trace(f, resizer.at(2 * start))
+            with contextlib.suppress(BudgetInfeasible):  # its loss was traced before it was planned
+                _trace(f, resizer.at(2 * start))
         except Exception as problem:  # of the function: it does not take this batch
             error = problem
         else:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from xform.callables import check_callable
-from xform.errors import WrongArgument
+from xform.errors import BudgetInfeasible, WrongArgument
 from xform.memory.analysis import memory_analysis
 from xform.memory.batch import Argnums, by_axis, by_inputs
 from xform.memory.report import MemoryReport
@@ -29,22 +29,23 @@ class Batch:
     Attributes:
       size: the largest batch that fits.
       fits: its report.
-      over: the report of the next larger one, which does not fit; None if the largest that was
-        asked about fits, or eight compilations were not enough to meet at one size.
-      tried: total bytes of every batch that was compiled; None of one that the compiler refused
-        without saying them.
+      over: the report of the next larger one, which does not fit, or the error that says that no
+        plan keeps its budget; None if the largest that was asked about fits, or eight compilations
+        were not enough to meet at one size.
+      tried: total bytes of every batch that was asked about; None of one that the compiler refused
+        without saying them, or that has no plan.
       of: what the batch is, in words.
     """
 
     size: int
     fits: MemoryReport
-    over: MemoryReport | None
+    over: MemoryReport | BudgetInfeasible | None
     tried: Mapping[int, int | None]
     of: str = ""
 
     @property
     def compiles(self) -> int:
-        """How many batches were compiled."""
+        """How many batches were asked about."""
         return len(self.tried)
 
     def __str__(self) -> str:
@@ -98,7 +99,8 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     """The largest batch with which a function fits a target, by compiling alone.
 
     Args:
-      f: as for `memory_analysis`; it must take any size of the batch.
+      f: as for `memory_analysis`; it must take any size of the batch. Where it plans for a budget,
+        a batch that has no plan is too large.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees, with some batch.
       target: a device whose capacity is known.
       batch_axis: which axis of the leaves of those arguments is the batch.
@@ -117,6 +119,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     Raises:
       WrongArgument: not even the smallest batch fits, the arguments have no such axis, or no batch
         is a multiple of `multiple_of` and at most `most`.
+      BudgetInfeasible: the smallest batch has no plan for the budget in `f`.
 
     Cost: at most eight compilations. Bytes grow nearly linearly with the batch, so a line through
     the nearest to the capacity and another far from it says where to look next.
@@ -130,21 +133,28 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     _check_sizes(multiple_of, most)
     resizer = by_inputs(inputs) if inputs else by_axis(f, args, batch_argnums, batch_axis)
     tried: dict[int, MemoryReport] = {}
+    without: dict[int, BudgetInfeasible] = {}
 
-    def at(units: int) -> MemoryReport:
-        if units not in tried:
+    def has_room(units: int) -> bool:
+        try:
             resized = resizer.at(units * multiple_of)
             tried[units] = fits(f, *resized, target=target, **options)
-        return tried[units]
+        except BudgetInfeasible as error:
+            without[units] = error
+            return False
+        return bool(tried[units].fits)
 
     start = max(1, resizer.start // multiple_of)
     low, high = 0, most // multiple_of + 1
     guess = min(start, high - 1)
-    while high - low > 1 and len(tried) < _COMPILES:
-        low, high = (guess, high) if at(guess).fits else (low, guess)
-        guess = _next(tried, low, high)
+    while high - low > 1 and len(tried) + len(without) < _COMPILES:
+        low, high = (guess, high) if has_room(guess) else (low, guess)
+        guess = _next(tried, low, high, high in tried or high in without)
     sizes = {n * multiple_of: r.total_bytes for n, r in tried.items()}
+    sizes |= {n * multiple_of: None for n in without}
     if not low:
+        if high in without:
+            raise without[high]
         smallest = tried[high]
         raise WrongArgument(
             f"max_batch on target={target!r}",
@@ -152,7 +162,8 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
             "",
             "give grad a policy that saves less, shard over more devices, or name a larger device",
         )
-    return Batch(low * multiple_of, tried[low], tried.get(low + 1), sizes, resizer.of)
+    over = tried.get(low + 1) or without.get(low + 1)
+    return Batch(low * multiple_of, tried[low], over, sizes, resizer.of)
 
 
 def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Reason:
@@ -225,12 +236,13 @@ def _roomier(report: MemoryReport) -> Iterator[str]:
     yield from (name for name in others if not missing(parse_target(name)))
 
 
-def _next(tried: Mapping[int, MemoryReport], low: int, high: int) -> int:
+def _next(tried: Mapping[int, MemoryReport], low: int, high: int, over: bool) -> int:
     """Where bytes should meet the capacity, by a line through the nearest batch and the farthest.
 
     Near the capacity bytes do not rise evenly, so two batches there say nothing of the slope. Of a
     refused program the compiler says a rounded sum, which counts where there is nothing better, or
-    no sum at all, which does not.
+    no sum at all, which does not. `over`: whether `high` is known not to fit; where that is all that
+    is known, it is by which factor that counts.
     """
     exact = {n for n, r in tried.items() if not r.compilation.refused}
     sizes = {n: r.total_bytes for n, r in tried.items() if len(exact) < 2 or n in exact}
@@ -244,7 +256,7 @@ def _next(tried: Mapping[int, MemoryReport], low: int, high: int) -> int:
         guess = near + math.floor(room[near] / slope) if slope > 0 else high
     if guess < high:
         return max(guess, low + 1)
-    return (low + high) // 2 if high in tried else high - 1
+    return max(math.isqrt(low * high), low + 1) if over else high - 1
 
 
 def _check_sizes(multiple_of: int, most: int) -> None:
