@@ -16,7 +16,7 @@ import numpy as np
 
 import xform
 from experiments.report import keep, known, write_table
-from experiments.sharded.weigh import GIB, Case, Weighed, largest_batch, weigh
+from experiments.sharded.weigh import GIB, Case, Weighed, most_of, weigh
 from models.train.log import read_records
 
 HERE = Path(__file__).parent
@@ -33,16 +33,16 @@ MESHES = [
     (2, 2, "fsdp=2,tensor=2"),
     (4, 2, "data=2,fsdp=2,tensor=2"),
 ]
-# Sequences and tokens of each in a step, over so many devices.
+# Sequences and tokens of each in a step, over so many devices; and budgets of each device.
 CASES = [
-    *(
-        Case(preset, batch, context, f"fsdp={devices}", target)
-        for preset, batch, context in (("gpt2-1.5b", 64, 1024), ("llama2-7b", 16, 4096))
-        for devices, target in ((16, "tpu:v5e:4x4"), (16, "tpu:v5p:2x2x4"), (8, "gpu:h100:8"))
-    ),
-    Case("llama2-70b", 512, 4096, "fsdp=64,tensor=8", "tpu:v5p:8x8x8"),
+    Case("gpt2-1.5b", 64, 1024, "fsdp=16", "tpu:v5e:4x4", ("7GiB", "6GiB")),
+    Case("gpt2-1.5b", 64, 1024, "fsdp=16", "tpu:v5p:2x2x4", ("7GiB", "6GiB")),
+    Case("gpt2-1.5b", 64, 1024, "fsdp=8", "gpu:h100:8", ("14GiB", "12GiB")),
+    Case("llama2-7b", 16, 4096, "fsdp=16", "tpu:v5e:4x4", ("14GiB", "12GiB")),
+    Case("llama2-7b", 16, 4096, "fsdp=16", "tpu:v5p:2x2x4", ("14GiB", "12GiB")),
+    Case("llama2-7b", 16, 4096, "fsdp=8", "gpu:h100:8", ("24GiB", "18GiB", "14GiB", "12GiB")),
+    Case("llama2-70b", 512, 4096, "fsdp=64,tensor=8", "tpu:v5p:8x8x8", ("90GiB", "60GiB")),
 ]
-POLICIES = ("default", "save_nothing", "auto", "budget:14GiB", "budget:12GiB")
 
 
 def trained(processes: int, devices: int, mesh: str, folder: Path) -> list[float]:
@@ -119,7 +119,7 @@ def row(case: Case, policy: str, found: Weighed) -> list[str]:
 def weights(only: list[str]) -> None:
     """Weigh each model under each policy, or those named; write the table of all so far."""
     for case in CASES:
-        for policy in POLICIES:
+        for policy in case.policies:
             name = f"{case.name}:{policy}"
             if not only or name in only:
                 asked = None if policy == "default" else xform.policies.parse(policy, "a policy")
@@ -138,24 +138,28 @@ def table() -> None:
     rows = [
         row(case, policy, Weighed(**weighed[name]))
         for case in CASES
-        for policy in POLICIES
+        for policy in case.policies
         if (name := f"{case.name}:{policy}") in weighed
     ]
     write_table(HERE, head, rows, "bytes", "devices that are not here")
 
 
 def largest(only: list[str]) -> None:
-    """The largest batch of each model on each mesh, by default and running all again."""
+    """The largest batch of each model on each mesh, or of those named, under each policy."""
     for case in CASES:
-        for policy in ("default", "save_nothing"):
+        for policy in case.policies:
             name = f"{case.name}:{policy}"
             if not only or name in only:
-                asked = None if policy == "default" else xform.policies.save_nothing
-                found = largest_batch(case, asked)
+                asked = None if policy == "default" else xform.policies.parse(policy, "a policy")
+                found = most_of(case, asked)
                 print(found, flush=True)
                 sizes = known(RESULTS).get("largest", {})
-                value = {"batch": found.size, "bytes": found.fits.total_bytes,
-                         "proven": bool(found.over), "compilations": found.compiles}  # fmt: skip
+                value = found and {
+                    "batch": found.size,
+                    "bytes": found.fits.total_bytes,
+                    "proven": bool(found.over),
+                    "compilations": found.compiles,
+                }
                 keep(RESULTS, "largest", sizes | {name: value})
                 largest_table()
 
@@ -169,7 +173,7 @@ def largest_table() -> None:
         [case.preset, str(case.context), case.target, case.mesh, policy, str(one["batch"]),
          f"{one['bytes'] / GIB:.2f}", "yes" if one["proven"] else "not tried"]
         for case in CASES
-        for policy in POLICIES
+        for policy in case.policies
         if (one := found.get(f"{case.name}:{policy}"))
     ]  # fmt: skip
     write_table(HERE, head, rows, "largest", "devices that are not here")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from typing import Any
 
@@ -11,10 +10,11 @@ import jax
 import jax.numpy as jnp
 
 import xform
-from models.nets.axes import BATCH
 from models.nets.presets import TRAINED
 from models.train.config import OptimConfig
-from models.train.mesh import abstract_mesh, batch_sharding
+from models.train.fit import largest_batch
+from models.train.mesh import abstract_mesh, batch_sharding, shares, sizes
+from models.train.planned import bounds_peak
 from models.train.state import TrainState, abstract_state
 from models.train.step import make_step
 from xform.errors import BudgetInfeasible
@@ -34,6 +34,7 @@ class Case:
       context: tokens of a sequence.
       mesh: of the devices, as `--mesh` takes it.
       target: what compiles the step.
+      budgets: of the bytes of each device.
     """
 
     preset: str
@@ -41,6 +42,12 @@ class Case:
     context: int
     mesh: str
     target: str
+    budgets: tuple[str, ...] = ()
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """What `--policy` may be."""
+        return ("default", "save_nothing", "auto", *(f"budget:{size}" for size in self.budgets))
 
     @property
     def name(self) -> str:
@@ -95,7 +102,7 @@ def compiled(case: Case, policy: Any) -> MemoryReport:
 def weigh(case: Case, policy: Any) -> Weighed:
     """Plan the step as a whole where the policy is a budget, and compile it."""
     start, again = time.perf_counter(), None
-    if isinstance(policy, xform.policies.Budget | xform.policies.Fit):
+    if bounds_peak(policy) or isinstance(policy, xform.policies.Fit):
         step, state, tokens = step_of(case)
         try:
             policy = xform.plan(
@@ -111,16 +118,14 @@ def weigh(case: Case, policy: Any) -> Weighed:
     return Weighed(one.total_bytes, bool(one.fits), again, seconds, None, sent, one.seconds)
 
 
-def largest_batch(case: Case, policy: Any) -> Batch:
-    """The largest batch whose step fits each device, a multiple of what shares it."""
-    groups = math.prod(abstract_mesh(case.mesh).shape[axis] for axis in BATCH)
+def most_of(case: Case, policy: Any) -> Batch | None:
+    """The largest batch whose step fits each device, a multiple of what shares it; or None."""
 
-    def step(state: TrainState, tokens: jax.Array) -> Any:
-        return step_of(case)[0](state, tokens, policy)
+    def inputs(batch: int) -> Any:
+        _, *types = step_of(dataclasses.replace(case, batch=batch))
+        return types
 
-    def inputs(batch: int) -> tuple[TrainState, jax.ShapeDtypeStruct]:
-        return step_of(dataclasses.replace(case, batch=batch))[1:]
-
-    return xform.max_batch(
-        step, inputs=inputs, target=case.target, multiple_of=groups, donate_argnums=0
-    )
+    step, *_ = step_of(case)
+    capacity = policy.bytes if bounds_peak(policy) else None
+    groups = shares(sizes(case.mesh))
+    return largest_batch(step, inputs, policy, case.target, capacity, groups)

@@ -161,6 +161,14 @@ def open_prepared(folder: Path) -> Prepared:
     )
 
 
+def vocabulary(folder: Path) -> int | None:
+    """How many tokens the tokenizer of a prepared folder has; None for bytes. No shard is read."""
+    with readable():
+        said = _manifest(folder)
+        (token_bytes,) = _arrays(folder, said["token_bytes"])
+    return len(token_bytes) if "words" in said else None
+
+
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:

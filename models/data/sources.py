@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from models.data import shards
+from models.data import tokenizer as tokenizers
 from models.data.files import readable
 from models.data.prepare import prepare, training_documents
 from models.data.shards import Prepared, is_prepared, open_prepared
@@ -34,6 +36,22 @@ def weighted(given: str) -> tuple[Path, float]:
     if not 0 < weight < math.inf:
         raise InputError(f"--data {given}: a weight is a number above 0")
     return Path(name), weight
+
+
+def vocabulary(data: Sequence[str], tokenizer: str | None) -> int | None:
+    """How many tokens texts are in, which are not read; None where they are bytes.
+
+    Args:
+      data: paths with weights, of which prepared folders have a tokenizer of their own.
+      tokenizer: as for `tokenizer_of`.
+
+    Raises:
+      InputError: there is no such tokenizer, or a folder is damaged.
+    """
+    if tokenizer is not None:
+        return tokenizers.vocabulary(tokenizer)
+    folders = [path for path, _ in map(weighted, data) if is_prepared(path)]
+    return max((n for n in map(shards.vocabulary, folders) if n), default=None)
 
 
 def prepared(

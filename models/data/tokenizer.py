@@ -239,10 +239,34 @@ def tokenizer_of(wanted: str, some: Iterable[Document]) -> Tokenizer:
     """
     if wanted == "bytes":
         return Bytes()
-    if wanted.startswith("bpe:"):
-        if not re.fullmatch(r"[0-9]{1,9}", size := wanted[4:]):
-            raise InputError(f"{wanted!r} names no size of a vocabulary: give bpe:8192, say")
-        return train_bpe(int(size), some)
+    if size := _size(wanted):
+        return train_bpe(size, some)
+    return _loaded(wanted)
+
+
+def vocabulary(wanted: str) -> int | None:
+    """How many tokens the tokenizer that a text names has; None for bytes.
+
+    One that is to be trained has as many as it is asked for.
+
+    Raises:
+      InputError: it names none.
+    """
+    if wanted == "bytes":
+        return None
+    return _size(wanted) or _loaded(wanted).vocab
+
+
+def _size(wanted: str) -> int | None:
+    """Of "bpe:8192", 8192; None of others."""
+    if not wanted.startswith("bpe:"):
+        return None
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", size := wanted[4:]):
+        raise InputError(f"{wanted!r} names no size of a vocabulary: give bpe:8192, say")
+    return int(size)
+
+
+def _loaded(wanted: str) -> Words:
     with readable():
         there = wanted and Path(wanted).exists()
     if not there:

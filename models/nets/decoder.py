@@ -30,7 +30,9 @@ class DecoderConfig:
     `chunk` is explained in `attention.py`, `scan` and `remat` in `layers.py`.
     """
 
-    vocab: int = setting(256, "Tokens that there are.", **SIZE)
+    vocab: int = setting(
+        256, "Tokens that there are; without it, as many as the tokenizer has.", **SIZE
+    )
     context: int = setting(128, "Tokens in a window.", **SIZE)
     width: int = setting(128, "Of the residual stream.", **SIZE)
     depth: int = setting(4, "Layers.", **SIZE)

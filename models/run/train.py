@@ -15,17 +15,16 @@ from models.nets.decoder import DecoderConfig
 from models.nets.huggingface import load
 from models.nets.presets import abstract, parameter_count
 from models.run.flags import Parser
-from models.settings import replaced
+from models.settings import parse_toml, replaced
 from models.train.config import RunConfig, every_setting, of_model, of_preset, read_config
+from models.train.device import room
 from models.train.display import Output
 from models.train.fit import largest
 from models.train.folder import CONFIG
 from models.train.loop import train
-from models.train.mesh import batch_sharding, begin_processes, check_batch, mesh_or_none
-from models.train.planned import one_line, policy_of
+from models.train.mesh import begin_processes, check_batch, mesh_or_none
+from models.train.planned import bounds_peak, one_line, plan_of, policy_of, whole_step
 from models.train.start import Origin, Resume
-from models.train.state import abstract_state
-from models.train.step import make_step
 
 ABOUT = """Train a decoder on the bytes of text through xform's own reverse mode.
 
@@ -64,7 +63,11 @@ def parser() -> Parser:
 def configured(
     given: dict[str, Any], resuming: bool, origin: DecoderConfig | None = None
 ) -> RunConfig:
-    """The settings of a run: by its folder, model or preset, then the file, then the flags."""
+    """The settings of a run: by its folder, model or preset, then the file, then the flags.
+
+    The vocabulary of a preset, if none of them says it, is that of the tokenizer.
+    """
+    said = resuming or origin is not None or "vocab" in given
     base = of_preset(given.get("preset", "tiny"))
     if origin is not None:
         base = of_model(origin)
@@ -74,8 +77,11 @@ def configured(
             raise InputError(f"no run to resume in {out}: it has no {CONFIG}")
         base = read_config(_text(out / CONFIG), str(out / CONFIG))
     if file := given.pop("config"):
-        base = read_config(_text(Path(file)), file, base)
-    return replaced(base, given, by_flag=True)
+        text = _text(Path(file))
+        said |= "vocab" in parse_toml(text, file).get("model", {})
+        base = read_config(text, file, base)
+    run = replaced(base, given, by_flag=True)
+    return run if said else run.with_words()
 
 
 def _text(path: Path) -> str:
@@ -134,13 +140,13 @@ def print_largest(run: RunConfig, target: str | None, memory: str | None, consol
 
 def step_memory(run: RunConfig, target: str | None, memory: str | None) -> Any:
     """The compiler's account of one step, from shapes alone."""
-    policy = policy_of(run.policy)
-    mesh = mesh_or_none(run.mesh)
-    state, tokens = abstract_state(run.model, run.optim, mesh), run.tokens_type()
-    if mesh is not None:
-        tokens = tokens.update(sharding=batch_sharding(mesh, run.batch, axis=1))
-    step = make_step(run.model, run.optim, policy, run.seed, mesh)
+    policy, mesh = policy_of(run.policy), mesh_or_none(run.mesh)
+    step, *types = whole_step(run, mesh)
     with one_line():
+        if isinstance(policy, xform.policies.Fit):
+            policy = policy.within(room(target, memory), target or "this device")
+        if bounds_peak(policy):
+            policy = plan_of(run, policy, mesh, target)
         return xform.memory_analysis(
-            step, state, tokens, target=target, capacity=memory, donate_argnums=0
+            step, *types, policy, target=target, capacity=memory, donate_argnums=0
         )

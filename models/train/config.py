@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from models.data.corpus import rows_dtype
+from models.data.sources import vocabulary
 from models.errors import InputError
 from models.nets.decoder import DecoderConfig
 from models.nets.presets import TRAINED
@@ -38,6 +39,14 @@ class RunConfig:
     )
     tokenizer: str | None = setting(
         None, "bytes, bpe:8192 to train one, or a tokenizer.json; bytes without.", change="never"
+    )
+    vocab_multiple: int = setting(
+        1,
+        "What a vocabulary that is as large as the tokenizer's is rounded up to a multiple of, such"
+        " as 128.",
+        least=1,
+        most=2**20,
+        change="free",
     )
     column: str = setting("text", "Where tables and JSON have the text.", change="never")
     policy: str = setting(
@@ -84,6 +93,18 @@ class RunConfig:
     cache: Path | None = setting(
         None, "Folder that keeps what was compiled, for the next command.", change="free"
     )
+
+    def with_words(self) -> RunConfig:
+        """The run whose model has as many tokens as its tokenizer; the same where text is bytes.
+
+        Raises:
+          InputError: there is no such tokenizer.
+        """
+        size = vocabulary(self.data, self.tokenizer)
+        if size is None:
+            return self
+        size += -size % self.vocab_multiple
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, vocab=size))
 
     def tokens_type(self) -> jax.ShapeDtypeStruct:
         """Of what a step reads, on all devices: `[accumulate, batch, window + 1]`.

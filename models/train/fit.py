@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 import xform
 from models.train.config import RunConfig
-from models.train.device import capacity
-from models.train.mesh import batch_sharding, mesh_or_none
-from models.train.planned import mebibytes, one_line
-from models.train.state import TrainState, abstract_state, device_bytes
-from models.train.step import Metrics, make_step
-from xform.errors import BudgetInfeasible, WrongArgument
+from models.train.device import room
+from models.train.mesh import mesh_or_none, shares, sizes
+from models.train.planned import bounds_peak, mebibytes, one_line, whole_step
+from xform.errors import BudgetInfeasible
+
+# Of a batch, as `inputs(batch=n)`.
+Inputs = Callable[..., Sequence[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Largest:
     Attributes:
       context: tokens in a window.
       batch: sequences; 0 if there is room for none.
-      total_bytes: of the step with them, on each device.
+      total_bytes: of the step with them, on each device; of a budget, its lowest peak.
       proven: whether the next larger batch was seen not to fit.
     """
 
@@ -65,50 +67,95 @@ def largest(
         yield _largest(dataclasses.replace(run, model=model), policy, target, memory)
 
 
-def bytes_around(run: RunConfig, state: TrainState) -> int:
-    """What a step holds on each device besides its gradient, and the parameters that this is of.
+def largest_batch(
+    step: Callable[..., Any],
+    inputs: Inputs,
+    policy: Any,
+    target: str,
+    capacity: int | None = None,
+    multiple_of: int = 1,
+) -> Any:
+    """The largest batch whose whole step has room on each device; None if there is none.
 
-    The masters of rounded parameters, the optimizer, a sum of gradients.
+    Bytes of a step that follows a budget are nearly those of the budget, whatever its batch; so
+    where the policy is one, those of its lowest peak, which rise with the batch, are compared.
+
+    Args:
+      step: a function of a state, tokens and a policy; the state is donated.
+      inputs: the types of state and tokens, as `inputs(batch=n)`.
+      policy: of the backward pass; a budget of the peak, and "auto", are within `capacity`.
+      target: a device as `xform.memory_analysis` takes it.
+      capacity: bytes of the device; None for what is known of it.
+      multiple_of: sizes that are asked for.
+
+    Returns:
+      What `xform.max_batch` does, or None.
+
+    Raises:
+      WrongArgument: there is no such device, or its memory is not known.
     """
-    params, masters = device_bytes(state.params), run.optim.weights != "float32"
-    return device_bytes(state) + params * (int(run.accumulate > 1) - int(not masters))
+    options: dict[str, Any] = {"target": target, "capacity": capacity, "donate_argnums": 0}
+    if isinstance(policy, xform.policies.Fit):
+        policy = policy.within(0, "")
+
+    def fits(given: Inputs, batch: int) -> bool:
+        try:
+            return bool(xform.fits(step, *given(batch=batch), **options).fits)
+        except BudgetInfeasible:
+            return False
+
+    def search(given: Inputs) -> Any:
+        if not fits(given, multiple_of):
+            return None
+        return xform.max_batch(step, inputs=given, multiple_of=multiple_of, **options)
+
+    def lowest(verify: bool) -> Inputs:
+        @functools.cache
+        def given(batch: int) -> Sequence[Any]:
+            types = inputs(batch=batch)
+            return *types, _lowest(step, types, policy, target, verify)
+
+        return given
+
+    if not bounds_peak(policy):
+        return search(lambda batch: (*inputs(batch=batch), policy))
+    # A plan as the simulation says takes one compilation, one as the compiler says several.
+    found, verified = search(lowest(verify=False)), lowest(verify=True)
+    size = 0 if found is None else found.size
+    if (found is None or found.over) and fits(verified, size + multiple_of):
+        return search(verified)
+    return found
+
+
+def _lowest(step: Callable[..., Any], types: Sequence[Any], budget: xform.policies.Budget,
+            target: str, verify: bool) -> xform.Plan:  # fmt: skip
+    """The plan of a step with the lowest peak: as simulated, or of some as the compiler says."""
+
+    def within(size: int) -> xform.Plan:
+        return xform.plan(step, *types, policy=dataclasses.replace(budget, bytes=size),
+                          target=target, donate_argnums=0, verify=verify)  # fmt: skip
+
+    try:
+        return within(0)
+    except BudgetInfeasible as error:
+        return within(error.floor_bytes)
 
 
 def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None) -> Largest:
     mesh = mesh_or_none(run.mesh)
-    state = abstract_state(run.model, run.optim, mesh)
-    around = bytes_around(run, state)
-    room: Any = memory or (None if target else capacity())
-    if isinstance(policy, xform.policies.Budget) and policy.of == "peak":
-        room, policy = (
-            policy.bytes,
-            dataclasses.replace(policy, bytes=max(0, policy.bytes - around)),
-        )
-    elif isinstance(policy, xform.policies.Fit):
-        policy = dataclasses.replace(policy, reserve=around)
 
-    def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
-        try:
-            return make_step(run.model, run.optim, policy, run.seed, mesh)(state, tokens)
-        except BudgetInfeasible:
-            # Larger than what has room: its bytes say in which direction to look.
-            all_saved = xform.policies.save_everything
-            return make_step(run.model, run.optim, all_saved, run.seed, mesh)(state, tokens)
+    def inputs(batch: int) -> Sequence[Any]:
+        _, *types = whole_step(dataclasses.replace(run, batch=batch), mesh)
+        return types
 
-    def inputs(batch: int) -> tuple[TrainState, jax.ShapeDtypeStruct]:
-        tokens = dataclasses.replace(run, batch=batch).tokens_type()
-        if mesh is not None:
-            tokens = tokens.update(sharding=batch_sharding(mesh, batch, axis=1))
-        return state, tokens
-
-    options: dict[str, Any] = {"target": target or jax.default_backend(), "donate_argnums": 0}
-    options |= {"capacity": room} if room else {}
     with one_line():
-        try:
-            found = xform.max_batch(step, inputs=inputs, **options)
-        except WrongArgument:
-            one = xform.fits(step, *inputs(1), **options)
-            if one.fits:
-                raise
-            return Largest(run.model.context, 0, one.total_bytes or 0, True)
-    return Largest(run.model.context, found.size, found.fits.total_bytes or 0, bool(found.over))
+        most = room(target, memory)
+        if bounds_peak(policy):
+            most = min(most, policy.bytes)
+        step, *_ = whole_step(run, mesh)
+        found = largest_batch(step, inputs, policy, target or jax.default_backend(), most,
+                              shares(sizes(run.mesh)))  # fmt: skip
+    context = run.model.context
+    if found is None:
+        return Largest(context, 0, 0, True)
+    return Largest(context, found.size, found.fits.total_bytes or 0, bool(found.over))

@@ -90,15 +90,15 @@ def placed(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     return jax.tree.map(place, tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
-def _shares(axes: Mapping[str, int]) -> int:
+def shares(axes: Mapping[str, int]) -> int:
     """How many groups of devices have sequences of their own."""
     return math.prod(axes[name] for name in BATCH)
 
 
 def batch_sharding(mesh: Mesh | AbstractMesh, size: int, axis: int) -> NamedSharding:
     """How an array with sequences along `axis`, so many, lies: parted where they can be shared."""
-    shares = _shares(mesh.shape)
-    return NamedSharding(mesh, P(*[None] * axis, BATCH) if size % shares == 0 else P())
+    parted = size % shares(mesh.shape) == 0
+    return NamedSharding(mesh, P(*[None] * axis, BATCH) if parted else P())
 
 
 def check_batch(text: str, batch: int) -> None:
@@ -107,10 +107,10 @@ def check_batch(text: str, batch: int) -> None:
     Raises:
       InputError: it is no multiple of their number.
     """
-    shares = _shares(sizes(text))
-    if batch % shares:
+    groups = shares(sizes(text))
+    if batch % groups:
         raise InputError(
-            f"--batch {batch} cannot be shared by {shares} groups of devices (--mesh {text}): give"
+            f"--batch {batch} cannot be shared by {groups} groups of devices (--mesh {text}): give"
             " a multiple"
         )
 

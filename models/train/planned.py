@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 import xform
 from models.errors import InputError
@@ -98,6 +98,47 @@ def one_line() -> Iterator[None]:
         raise InputError(" ".join(parts.split())) from None
 
 
+def whole_step(
+    run: RunConfig, mesh: Mesh | AbstractMesh | None = None
+) -> tuple[Callable[..., Any], TrainState, jax.ShapeDtypeStruct]:
+    """The step of a run, which takes what its backward pass keeps, and types of its arguments."""
+    around = None if mesh is None else mesh.abstract_mesh
+    tokens = run.tokens_type()
+    if mesh is not None:
+        tokens = tokens.update(sharding=batch_sharding(mesh, run.batch, axis=1))
+
+    def step(state: TrainState, tokens: jax.Array, policy: Any = None) -> Any:
+        return make_step(run.model, run.optim, policy, run.seed, around)(state, tokens)
+
+    return step, abstract_state(run.model, run.optim, mesh), tokens
+
+
+def bounds_peak(policy: Any) -> bool:
+    """Whether a policy is a bound of the whole step, which its compiler has to keep."""
+    return isinstance(policy, xform.policies.Budget) and policy.of == "peak"
+
+
+def plan_of(run: RunConfig, policy: Any, mesh: Mesh | AbstractMesh | None = None,
+            target: str | None = None) -> xform.Plan:  # fmt: skip
+    """Plan the gradient in a step of training; nothing is allocated.
+
+    A budget of the peak bounds the whole step on each device, as the compiler says.
+
+    Raises:
+      InputError: no plan fits.
+    """
+    step, *types = whole_step(run, mesh)
+    with one_line():
+        try:
+            return xform.plan(step, *types, policy=policy, target=target, donate_argnums=0,
+                              verify=bounds_peak(policy))  # fmt: skip
+        except BudgetInfeasible as error:
+            raise InputError(
+                f"--policy {run.policy}: the lowest peak of a step that was found is"
+                f" {mebibytes(error.floor_bytes)}: raise the budget, or lower --batch or --context"
+            ) from None
+
+
 def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedStep:
     """Plan the gradient in a step of training, and compile the step by it.
 
@@ -106,33 +147,14 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
     Raises:
       InputError: no plan fits, or the step is over the memory of the device.
     """
-    state = abstract_state(run.model, run.optim, mesh)
-    tokens = run.tokens_type()
-    around = None if mesh is None else mesh.abstract_mesh
-    if mesh is not None:
-        tokens = tokens.update(sharding=batch_sharding(mesh, run.batch, axis=1))
+    _, state, tokens = whole_step(run, mesh)
     most = capacity()
     if (least := device_bytes((state, tokens))) > most:
         raise _too_large(least, "parameters, optimizer and one batch alone")
     if isinstance(policy, xform.policies.Fit):
         policy = policy.within(most, "this device")
-
-    def step(state: TrainState, tokens: jax.Array, policy: Any = None) -> Any:
-        return make_step(run.model, run.optim, policy, run.seed, around)(state, tokens)
-
+    plan = policy if isinstance(policy, xform.Plan) else plan_of(run, policy, mesh)
     with one_line():
-        plan = policy
-        if not isinstance(plan, xform.Plan):
-            bounds = isinstance(policy, xform.policies.Budget) and policy.of == "peak"
-            try:
-                plan = xform.plan(step, state, tokens, policy=policy, donate_argnums=0,
-                                  verify=bounds)  # fmt: skip
-            except BudgetInfeasible as error:
-                raise InputError(
-                    f"--policy {run.policy}: the lowest peak of a step that was found is"
-                    f" {mebibytes(error.floor_bytes)}: raise the budget, or lower --batch or"
-                    " --context"
-                ) from None
         try:
             compiled = compile_step(run.model, run.optim, tokens, plan, run.seed, mesh)
         except OtherProgram:

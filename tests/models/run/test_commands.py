@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from models.__main__ import main
+from models.data.prepare import prepare
 from models.errors import InputError
 from models.nets.presets import TRAINED
+from models.run.train import configured
 from models.settings import from_toml, leaves, parse_toml, to_toml
 from models.train.config import RunConfig, every_setting, of_preset, read_config
 from models.train.log import read_records
@@ -60,7 +63,11 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--data", "text", "--tokenizer", "bpe:x"], "names no size of a vocabulary"),
         (["--data", "text", "--tokenizer", "words"], "'words' is no tokenizer"),
         (["--data", "text", "--tokenizer", "text"], "text is no tokenizer of the package"),
-        (["--data", "text", "--tokenizer", "bpe:280"], "tokens, and the model 256: give --vocab"),
+        (
+            ["--data", "text", "--tokenizer", "bpe:280", "--vocab", "256"],
+            "tokens, and the model 256: give --vocab",
+        ),
+        (["--tokenizer", "none.json"], "'none.json' is no tokenizer"),
         (["--data", "text", "--out", "short"], "cannot write to short"),
         (["--data", "text", "--out", "new", "--resume"], "no run to resume in new"),
         (["--data", "text", "--preset", "tiny-llama", "--kv-heads", "3"], "does not divide"),
@@ -149,6 +156,34 @@ def test_names_of_settings_are_unique() -> None:
         assert isinstance(run, RunConfig)
 
 
+@pytest.mark.parametrize(
+    ("given", "vocab"),
+    [
+        ({}, 256),
+        ({"tokenizer": "bytes"}, 256),
+        ({"preset": "gpt2-124m"}, 50_257),
+        ({"tokenizer": "bpe:300"}, 300),
+        ({"preset": "gpt2-124m", "tokenizer": "bpe:300", "vocab_multiple": 128}, 384),
+        ({"tokenizer": "bpe:300", "vocab": 1000, "vocab_multiple": 128}, 1000),
+        ({"tokenizer": "bpe:300", "config": "said.toml"}, 2000),
+        ({"tokenizer": "bpe:300", "config": "silent.toml"}, 300),
+        ({"tokenizer": "tokens"}, 290),
+        ({"tokenizer": "tokens/tokenizer.json"}, 290),
+        ({"data": ["tokens"]}, 290),
+        ({"data": ["bytes", "tokens=2"]}, 290),
+        ({"data": ["bytes"]}, 256),
+    ],
+)
+def test_a_vocabulary_is_the_tokenizers_where_none_is_given(
+    text: Path, given: dict[str, Any], vocab: int
+) -> None:
+    Path("said.toml").write_text("[model]\nvocab = 2000\n")
+    Path("silent.toml").write_text("[model]\nwidth = 64\n")
+    prepare(text, Path("tokens"), tokenizer="bpe:290")
+    prepare(text, Path("bytes"))
+    assert configured({"config": None, **given}, resuming=False).model.vocab == vocab
+
+
 def test_a_seven_billion_model_is_weighed_without_being_made(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -196,8 +231,9 @@ def test_train_resume_and_sample(text: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_train_and_sample_by_words(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--data", "text", "--tokenizer", "bpe:280", "--vocab", 280, "--steps", 1]
+    flags = ["--data", "text", "--tokenizer", "bpe:280", "--steps", 1, "--vocab-multiple", 128]
     assert train(*flags, "--out", "run") == 0
+    assert read_config(Path("run/config.toml").read_text(), "run").model.vocab == 384
     capsys.readouterr()
     assert main(["sample", "--out", "run", "--length", "20", "--temperature", "0"]) == 0
     assert capsys.readouterr().out.startswith("def ")
