@@ -241,8 +241,8 @@ def _next(tried: Mapping[int, MemoryReport], low: int, high: int, over: bool) ->
 
     Near the capacity bytes do not rise evenly, so two batches there say nothing of the slope. Of a
     refused program the compiler says a rounded sum, which counts where there is nothing better, or
-    no sum at all, which does not. `over`: whether `high` is known not to fit; where that is all that
-    is known, it is by which factor that counts.
+    no sum at all, which does not. `over`: whether `high` is known not to fit; where nothing else is
+    known, sizes are halved by their ratio.
     """
     exact = {n for n, r in tried.items() if not r.compilation.refused}
     sizes = {n: r.total_bytes for n, r in tried.items() if len(exact) < 2 or n in exact}
