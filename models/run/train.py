@@ -112,9 +112,9 @@ def main(arguments: list[str]) -> int:
     count = parameter_count(abstract(run.model))
     tokens = f"{run.batch * run.accumulate} x {run.model.context} tokens per step"
     console.print(f"{run.preset}: {count:,} parameters, {tokens}")
-    check_batch(run.mesh, run.batch)
     if fit:
         return print_largest(run, target, memory, console)
+    check_batch(run.mesh, run.batch)
     if dry:
         console.print(str(step_memory(run, target, memory)))
         return 0

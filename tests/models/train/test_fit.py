@@ -3,18 +3,71 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import xform
 from models.errors import InputError
 from models.run.train import step_memory
 from models.train.config import RunConfig
-from models.train.fit import Largest, largest
+from models.train.fit import Largest, largest, largest_batch
 from models.train.planned import plan_step, policy_of
 from tests.models.micro import MODEL, run
+from xform.errors import BudgetInfeasible
 
 MIB = 2**20
+
+
+def deep(w: jax.Array, x: jax.Array) -> jax.Array:
+    for _ in range(8):
+        x = jnp.tanh(x @ w)
+    return jnp.sum(x**2)
+
+
+def step(w: jax.Array, x: jax.Array, policy: Any = None) -> jax.Array:
+    return w - 0.1 * xform.grad(deep, policy=policy)(w, x)
+
+
+def inputs(batch: int) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct((n, 64), jnp.float32) for n in (64, batch)]
+
+
+def bytes_of(policy: Any, batch: int) -> int:
+    compiled = jax.jit(functools.partial(step, policy=policy), donate_argnums=0)
+    memory: Any = compiled.lower(*inputs(batch)).compile().memory_analysis()
+    total = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    return total + memory.temp_size_in_bytes - memory.alias_size_in_bytes
+
+
+@pytest.mark.parametrize("multiple", [1, 16])
+def test_a_policy_without_a_bound(multiple: int) -> None:
+    found = largest_batch(step, inputs, None, "cpu", 400_000, multiple)
+    assert found.size % multiple == 0
+    assert found.over
+    assert bytes_of(None, found.size) <= 400_000 < bytes_of(None, found.size + multiple)
+
+
+@pytest.mark.parametrize("policy", [xform.policies.budget(400_000), xform.policies.fit()])
+def test_a_bound_is_of_the_lowest_peak(policy: Any) -> None:
+    found = largest_batch(step, inputs, policy, "cpu", 400_000, 16)
+    usual = largest_batch(step, inputs, None, "cpu", 400_000, 16)
+    assert found.size > usual.size
+    bound = xform.policies.budget(400_000)
+    plan = functools.partial(xform.plan, step, policy=bound, target="cpu", donate_argnums=0)
+    assert bytes_of(plan(*inputs(found.size)), found.size) <= 400_000
+    assert found.over
+    with pytest.raises(BudgetInfeasible):
+        plan(*inputs(found.size + 16))
+
+
+@pytest.mark.parametrize("policy", [None, xform.policies.budget(10_000), xform.policies.fit()])
+def test_none_has_room(policy: Any) -> None:
+    assert largest_batch(step, inputs, policy, "cpu", 10_000) is None
 
 
 def narrow(folder: Path, **changes: object) -> RunConfig:
@@ -27,7 +80,8 @@ def found(config: RunConfig, memory: str | None = None) -> Largest:
     return one
 
 
-def test_by_the_compiler_alone(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_run_begins_by_the_compiler_alone(tmp_path: Path) -> None:
     config = narrow(tmp_path)
     one = found(config, "2MiB")
     assert one.proven
@@ -63,6 +117,7 @@ def test_auto_is_a_budget_of_all_memory(tmp_path: Path) -> None:
     assert dataclasses.astuple(whole) == dataclasses.astuple(given)
 
 
+@pytest.mark.slow
 def test_devices_share_it(tmp_path: Path) -> None:
     config = narrow(tmp_path, mesh="data=4,fsdp=2")
     (one,) = largest(config, policy_of("default"), "cpu:8", "1MiB")
