@@ -49,9 +49,12 @@ def test_fits_needs_a_capacity() -> None:
 @pytest.mark.parametrize("capacity", [300_000, 1_000_000, 4_000_000])
 @pytest.mark.parametrize("multiple_of", [1, 8])
 def test_the_next_batch_does_not_fit(capacity: int, multiple_of: int) -> None:
+    seen: list[tuple[int, str]] = []
+    saw = lambda *at: seen.append(at)
     found = xform.max_batch(step, f32(64, 64), f32(4, 64), target="cpu", capacity=capacity,
-                            multiple_of=multiple_of)  # fmt: skip
+                            multiple_of=multiple_of, progress=saw)  # fmt: skip
     assert found.compiles <= 8
+    assert sorted(seen) == [(n, "cpu") for n in sorted(found.tried)]
     assert found.size % multiple_of == 0
     assert found.fits.total_bytes <= capacity
     for size, fits in ((found.size, True), (found.size + multiple_of, False)):

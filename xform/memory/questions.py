@@ -17,7 +17,7 @@ from xform.memory.report import MemoryReport
 from xform.memory.targets import missing, parse_target
 from xform.text import columns, human_bytes
 
-_COMPILES = 8
+MOST_COMPILES = 8
 # What a compiler that refuses a program may round off when it says how large it is.
 _ROUNDED = 2**30 // 100
 
@@ -95,6 +95,7 @@ def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Memo
 def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 0,
               batch_argnums: Argnums = "auto", multiple_of: int = 1, most: int = 2**20,
               inputs: Callable[..., Sequence[Any]] | None = None,
+              progress: Callable[[int, str], None] | None = None,
               **options: Any) -> Batch:  # fmt: skip
     """The largest batch with which a function fits a target, by compiling alone.
 
@@ -110,6 +111,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
       multiple_of: sizes that are asked for, such as the number of devices the batch is sharded on.
       most: the largest batch that is asked about.
       inputs: what returns the arguments, as `inputs(batch=n)`; then there are no `args`.
+      progress: is called with batch and target before each compilation.
       **options: of `memory_analysis`.
 
     Returns:
@@ -136,6 +138,8 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     without: dict[int, BudgetInfeasible] = {}
 
     def has_room(units: int) -> bool:
+        if progress is not None:
+            progress(units * multiple_of, target)
         try:
             resized = resizer.at(units * multiple_of)
             tried[units] = fits(f, *resized, target=target, **options)
@@ -147,7 +151,7 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     start = max(1, resizer.start // multiple_of)
     low, high = 0, most // multiple_of + 1
     guess = min(start, high - 1)
-    while high - low > 1 and len(tried) + len(without) < _COMPILES:
+    while high - low > 1 and len(tried) + len(without) < MOST_COMPILES:
         low, high = (guess, high) if has_room(guess) else (low, guess)
         guess = _next(tried, low, high, high in tried or high in without)
     sizes = {n * multiple_of: r.total_bytes for n, r in tried.items()}
