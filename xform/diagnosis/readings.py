@@ -27,6 +27,8 @@ FORWARD = ("runs", "nonfinite", "activation", "input", "product", "dead", "satur
            "least")  # fmt: skip
 BACKWARD = ("gradient", "gradient_nonfinite", "correlation")
 NAMES = (*FORWARD, *BACKWARD)
+# The unit in which squares are taken: of 1e-25 to 1e10 sums of millions are numbers of float32.
+UNIT = 2.0**-20
 
 
 def probe(x: Value, sink: Value, forward: Value, batch: int) -> Value:
@@ -57,15 +59,8 @@ def rms(x: Value) -> Value:
 
 def norm(x: Value, axes: int = 0) -> Value:
     """The norm over all axes but the first few, in float32."""
-    size = jnp.abs(x).astype(jnp.float32).reshape(*x.shape[:axes], math.prod(x.shape[axes:]))
-    unit = _largest(size)
-    return unit[..., 0] * jnp.sqrt(jnp.sum(jnp.square(size / unit), -1))
-
-
-def _largest(size: Value) -> Value:
-    """The largest in each row: in that unit squares neither overflow nor vanish. Or 1."""
-    top = jnp.max(size, -1, keepdims=True, initial=0)
-    return jnp.where((top > 0) & jnp.isfinite(top), top, 1)
+    square = jnp.square(jnp.abs(x).astype(jnp.float32) / UNIT)
+    return UNIT * jnp.sqrt(jnp.sum(square, range(axes, x.ndim)))
 
 
 def forward(layer: Layer, env: Read, key: Value, iterations: int) -> Value:
@@ -142,8 +137,7 @@ def _correlation(rows: Value) -> Value:
     """The mean size of the cosine between the rows of neighbours."""
     if jnp.iscomplexobj(rows):
         rows = jnp.concatenate([jnp.real(rows), jnp.imag(rows)], -1)
-    rows = rows.astype(jnp.float32)
-    rows = rows / _largest(jnp.abs(rows))
+    rows = rows.astype(jnp.float32) / UNIT
     length = jnp.sqrt(jnp.sum(rows * rows, -1))
     both = length[1:] * length[:-1]
     dots = jnp.abs(jnp.sum(rows[1:] * rows[:-1], -1))
