@@ -21,7 +21,7 @@ from xform.sparse.pattern import Pattern
 
 JACOBIAN = ("auto", "column", "row", "bidirectional")
 HESSIAN = ("auto", "star", "acyclic", "column")
-ORDERS = ("best", "natural", "largest_first", "smallest_last")
+ORDERS = ("best", "natural", "largest_first", "smallest_last", "saturation")
 # Bounds on the elements of a line that are tried, beyond which it is dense.
 _BOUNDS = 12
 

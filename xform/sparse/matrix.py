@@ -17,7 +17,7 @@ def sparse_jacobian(
     argnums: int | Sequence[int] = 0,
     pattern: Any = None,
     coloring: Literal["auto", "column", "row", "bidirectional"] = "auto",
-    order: Literal["best", "natural", "largest_first", "smallest_last"] = "best",
+    order: Literal["best", "natural", "largest_first", "smallest_last", "saturation"] = "best",
     chunk: int | None = None,
     format: Literal["bcoo", "scipy"] = "bcoo",
 ) -> Sparse:
@@ -69,7 +69,7 @@ def sparse_hessian(
     argnums: int | Sequence[int] = 0,
     pattern: Any = None,
     coloring: Literal["auto", "star", "acyclic", "column"] = "auto",
-    order: Literal["best", "natural", "largest_first", "smallest_last"] = "best",
+    order: Literal["best", "natural", "largest_first", "smallest_last", "saturation"] = "best",
     chunk: int | None = None,
     format: Literal["bcoo", "scipy"] = "bcoo",
 ) -> Sparse:
