@@ -16,7 +16,7 @@ from xform.planner.candidates.as_written import cuts, free_regions
 from xform.planner.candidates.whole import Shapes, Whole
 from xform.planner.costs.link import link_of
 from xform.planner.costs.outcome import least_bytes, waiting_bytes
-from xform.planner.cuts.fit import fit
+from xform.planner.cuts.fit import fit, least
 from xform.planner.decide import best, plan
 from xform.planner.front import Front
 from xform.planner.loops import loops, reshaped
@@ -110,9 +110,9 @@ def _saved(prog: Program, active: Mask, wanted: Mask, budget: Budget) -> Whole:
 
     def flat() -> list[Any]:
         try:
-            return [most, best(joint, fit(budget, link_of()))]
+            return [most, best(joint, fit(budget, link_of(), waiting_bytes))]
         except BudgetInfeasible:
-            return [most, plan(joint, MinCut(0.0, 0.0), top=True)]
+            return [most, best(joint, least(most, budget, link_of(), waiting_bytes))]
 
     here = Front((prog, active, wanted), flat, waiting_bytes)
     chosen = here.first(lambda whole: waiting_bytes(whole.plan) <= budget.bytes)

@@ -15,7 +15,7 @@ Plan, and takes the next.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from xform.interpret.joint import Plan
 from xform.planner.costs.link import Link
@@ -33,63 +33,59 @@ _HALVINGS = 24
 
 # What proposes decisions for a Joint, is sent the Plan of each, and returns the best of them.
 Proposals = Generator[MinCut | Choice, Plan, Plan]
+Size = Callable[[Plan], int]
 
 
-def fit(budget: Budget, link: Link | None = None) -> Proposals:
-    """The Plan of a Joint that keeps at most `budget.bytes`.
+def fit(budget: Budget, link: Link | None = None, size: Size = kept_bytes) -> Proposals:
+    """The Plan of a Joint of which the `size` is at most `budget.bytes`.
 
     Of the plans that are tried and fit, it is the one that runs the least work again. With a link,
     values may be sent to the host, in programs that are decided exactly. Raises `BudgetInfeasible`
-    if even the plan that keeps least keeps more.
+    if even the `least` takes more.
     """
     most = yield MinCut()
-    if kept_bytes(most) <= budget.bytes:
+    if size(most) <= budget.bytes:
         return most
-    sure = budget.solver == "exact"
-    best = yield from _lowest(most, sure, link)
-    if kept_bytes(best) > budget.bytes:
-        raise over_budget(best, budget, kept_bytes(best))
+    best = yield from least(most, budget, link, size)
+    if size(best) > budget.bytes:
+        raise over_budget(best, budget, size(best))
 
-    if choice := choose(most, budget.bytes, sure, link):
+    if choice := choose(most, budget.bytes, budget.solver == "exact", link):
         exact = yield choice
-        if kept_bytes(exact) <= budget.bytes:
+        if size(exact) <= budget.bytes:
             return min(best, exact, key=_work)
     if choice := blocks.choose(most, budget.bytes):
         of_blocks = yield choice
-        if kept_bytes(of_blocks) <= budget.bytes:
+        if size(of_blocks) <= budget.bytes:
             best = min(best, of_blocks, key=_work)
-    return (yield from by_prices(best, budget.bytes))
+    return (yield from by_prices(best, budget.bytes, size))
 
 
-def _lowest(most: Plan, sure: bool, link: Link | None) -> Proposals:
-    """The plan that keeps the fewest bytes."""
+def least(most: Plan, budget: Budget, link: Link | None, size: Size) -> Proposals:
+    """The plan of the fewest bytes, which is the same for all budgets; `most` keeps the most."""
     cut = yield MinCut(0.0, 0.0)
-    choice = choose(most, None, sure, link) if link else None
+    choice = choose(most, None, budget.solver == "exact", link) if link else None
     if choice is None:
         return cut
-    return min(cut, (yield choice), key=kept_bytes)
+    return min(cut, (yield choice), key=size)
 
 
-def by_prices(best: Plan, most: int) -> Proposals:
+def by_prices(best: Plan, most: int, size: Size = kept_bytes) -> Proposals:
     """The least work within so many bytes, of the plans at all prices, and of `best`."""
+    fits = lambda plan: size(plan) <= most
     below, above = _CHEAPEST, _DEAREST
     for _ in range(_HALVINGS):
         middle = math.sqrt(below * above)
         plan = yield MinCut(middle, middle)
-        best = _better(best, plan, most)
-        below, above = (middle, above) if kept_bytes(plan) <= most else (below, middle)
+        best = min(best, plan, key=_work) if fits(plan) else best
+        below, above = (middle, above) if fits(plan) else (below, middle)
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS // 2):
         middle = (low + high) / 2
         plan = yield MinCut(below, above, middle)
-        best = _better(best, plan, most)
-        low, high = (low, middle) if kept_bytes(plan) <= most else (middle, high)
+        best = min(best, plan, key=_work) if fits(plan) else best
+        low, high = (low, middle) if fits(plan) else (middle, high)
     return best
-
-
-def _better(best: Plan, plan: Plan, most: int) -> Plan:
-    """Of two plans the one of less work, if the second keeps no more than it may."""
-    return min(best, plan, key=_work) if kept_bytes(plan) <= most else best
 
 
 def _work(plan: Plan) -> tuple[int, int, int]:
