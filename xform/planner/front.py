@@ -85,7 +85,10 @@ class Front:
         return None
 
     def before(self, last: Whole, nearly: Fits) -> Iterator[Whole]:
-        """The steps of less work than one that `nearly` fit, from the last to the first."""
+        """The steps before one, of no more work, that `nearly` fit, from the last to the first.
+
+        One of the same work may be the smaller by the compiler.
+        """
         places, lowest, end = list[int](), math.inf, self.peak(last.plan)
         for i, whole in enumerate(self._plans):
             if nearly(whole) and (size := self.peak(whole.plan)) < lowest:
@@ -96,7 +99,10 @@ class Front:
         for i in reversed(places):
             (whole,) = itertools.islice(self._plans, i, i + 1)
             steps = [*self._finer_to(i), whole]
-            yield from (w for w in reversed(steps) if w.work < last.work and nearly(w))
+            earlier = (
+                w for w in reversed(steps) if w.work <= last.work and w.plan is not last.plan
+            )
+            yield from filter(nearly, earlier)
 
     def lowest(self) -> list[Whole]:
         """The plans of the fewest bytes, by rising bytes: the last few steps.
