@@ -24,6 +24,7 @@ from xform.ir import program, trace
 from xform.reach import Along, Links, linked, nonzeros, window
 from xform.reach import places as rows_of
 from xform.rules.reduce import Combine, defined_by, elementwise
+from xform.rules.unpool import gather, unpool, unpool_p
 from xform.traits import Traits
 from xform.words import composite, linear
 
@@ -189,8 +190,7 @@ def _window_extremum(name: str, select_prim: Any):
         y = getattr(jax_primitives, name + "_p").bind(x, **windows)
         if dx is None:
             return [y], [None]
-        gather_p = jax_primitives.select_and_gather_add_p
-        return [y], [gather_p.bind(dx, x, select_prim=select_prim, **windows)]
+        return [y], [gather(dx, x, select_prim=select_prim, **windows)]
 
     return push
 
@@ -200,7 +200,7 @@ composite("reduce_window_min", _window_extremum("reduce_window_min", lax.le_p), 
 
 
 # select_and_gather_add takes from each window the element of `t` where `x` is largest (smallest);
-# select_and_scatter_add adds it there.
+# select_and_scatter_add and `unpool` add it there.
 
 
 def _gather_transpose(ct: Any, t: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes,
@@ -213,17 +213,17 @@ def _gather_transpose(ct: Any, t: Any, x: Any, *, select_prim: Any, window_dimen
             first = select_prim.bind(a[0], b[0])
             return [lax.select(first, u, v) for u, v in zip(a, b, strict=True)]
 
-        def gather(t: Any) -> list[Any]:
+        def gathered(t: Any) -> list[Any]:
             inits = [worst, np.zeros((), t.dtype)]
             return fold_windows(combine, [x, t], inits, window_dimensions, window_strides, padding,
                                 base_dilation, window_dilation)[1:]  # fmt: skip
 
         # It is linear: where it is pulled back makes no difference, and `t` may be a type alone.
         at = zeros(jax.typeof(t))
-        return pullback(trace(gather, at), (True,), (True,), [at], linear=True)[1]([ct])[0]
+        return pullback(trace(gathered, at), (True,), (True,), [at], linear=True)[1]([ct])[0]
     holes = tuple((0, 0, d - 1) for d in base_dilation)
     dilated = any(d != 1 for d in base_dilation)
-    out = jax_primitives.select_and_scatter_add_p.bind(
+    out = unpool(
         ct,
         lax.pad(x, worst, holes) if dilated else x,
         select_prim=select_prim,
@@ -236,17 +236,8 @@ def _gather_transpose(ct: Any, t: Any, x: Any, *, select_prim: Any, window_dimen
 
 def _scatter_transpose(ct: Any, source: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes,
                        window_strides: Sizes, padding: Any):  # fmt: skip
-    ones = (1,) * ct.ndim
-    return jax_primitives.select_and_gather_add_p.bind(
-        ct,
-        x,
-        select_prim=select_prim,
-        window_dimensions=window_dimensions,
-        window_strides=window_strides,
-        padding=padding,
-        base_dilation=ones,
-        window_dilation=ones,
-    )
+    return gather(ct, x, select_prim=select_prim, window_dimensions=window_dimensions,
+                  window_strides=window_strides, padding=padding)  # fmt: skip
 
 
 linear("select_and_gather_add", _gather_transpose, over=(0,), traits=WINDOW)
@@ -266,5 +257,6 @@ def _reach_back(eqn: JaxprEqn) -> list[list[Links]]:
     return [[tuple(links)], []]
 
 
-linear("select_and_scatter_add", _scatter_transpose, over=(0,), traits=dataclasses.replace(
-    WINDOW, reach=linked(_reach_back)))  # fmt: skip
+for _prim in (unpool_p, "select_and_scatter_add"):
+    linear(_prim, _scatter_transpose, over=(0,), traits=dataclasses.replace(
+        WINDOW, reach=linked(_reach_back)))  # fmt: skip

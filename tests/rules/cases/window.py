@@ -4,6 +4,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import jax_primitives
+from xform.rules.unpool import unpool
 from xform.testing import Case
 
 RNG = np.random.default_rng(11)
@@ -72,6 +73,13 @@ def scatter(t, x):
     )  # fmt: skip
 
 
+def unpooled(t, x):
+    return unpool(
+        t, x, select_prim=lax.le_p, window_dimensions=(2, 3),
+        window_strides=(1, 1), padding=((0, 0), (0, 0)),
+    )  # fmt: skip
+
+
 BASE, DILATION = (2, 1), (1, 2)
 
 CASES = [
@@ -90,6 +98,7 @@ CASES = [
     Case("select_and_gather_add", gather, (X, Y)),
     Case("select_and_gather_add", gather_dilated, (X, Y), label="dilation", jax=False),
     Case("select_and_scatter_add", scatter, (X[:4, :4], Y)),
+    Case("xform_unpool", unpooled, (X[:4, :4], Y)),
     # In reverse mode JAX has no rule for these.
     Case("reduce_window", product(*STRIDED), (Y,), jax=False),
     Case("reduce_window", product(*CROPPED, BASE, DILATION), (Y,), label="dilations", jax=False),
