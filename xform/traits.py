@@ -31,6 +31,7 @@ class Traits:
       view: its result is the elements of its operand in another shape, or repeated: nobody needs to
         save it beside the operand.
       identity: its result is its operand, which only bears a name, a place or a mark from there on.
+      pools: takes what stands in each of many windows to one element.
       dear: takes so long for each element that XLA does not repeat it in every reader.
       pure: one like it may stand for it. Not so of what keeps values apart for the compiler.
       foldable: may be run while a program is made; without a word, what is no call.
@@ -52,6 +53,7 @@ class Traits:
     fusion: Literal["elementwise", "movement", "reduction", ""] = ""
     view: bool = False
     identity: bool = False
+    pools: bool = False
     dear: bool = False
     pure: bool = True
     foldable: bool = True

@@ -7,7 +7,7 @@ program apart. What makes a value that is saved is in a scope that says why it i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,7 +15,7 @@ import jax
 
 from xform._jax import JaxprEqn, Var, name_p, staging
 from xform.arithmetic import Value
-from xform.interpret.barrier import barrier
+from xform.interpret.barrier import Where, barrier
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.materialize import materialize
 from xform.interpret.node import Node, fork_p, gather, join_p, spread
@@ -35,12 +35,12 @@ def values(
     env: dict[Var, Value],
     effects: bool = True,
     sent: dict[Var, Value] | None = None,
-    materialized: frozenset[Var] = frozenset(),
+    materialized: Mapping[Var, Where] | None = None,
 ) -> list[Value]:
     """Forward values of a Joint, from those in `env` (its inputs, and any others known).
 
     What the plan offloads is put into `sent`, moved as soon as it is made; what is `materialized`
-    is written to memory.
+    is written to memory, on the backends that are said.
     """
     equations = live(plan.joint.forward, wanted, env, effects)
     env = {**dict(plan.joint.program.consts), **env}
@@ -60,7 +60,7 @@ def forward(plan: Plan, args: Sequence[Value], used: Mask | None = None):
     outputs = gather(joint.outputs, used)
     sent: dict[Var, Value] = {}
     inputs = dict(zip(joint.inputs, args, strict=True))
-    materialized = written(plan) if staging() else frozenset[Var]()
+    materialized = written(plan) if staging() else {}
     out = values(plan, [*outputs, *plan.kept], inputs, sent=sent, materialized=materialized)
     kept = [sent.get(v, x) for v, x in zip(plan.kept, out[len(outputs) :], strict=True)]
     return spread(out[: len(outputs)], used), kept
@@ -82,7 +82,8 @@ def backward(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seeds: Se
     write(env, joint.seeds, seeds)
     places = waits(plan, whole) if together or whole else {}
     with jax.named_scope(TANGENT if joint.push else BACKWARD):
-        run = _BackwardRun(plan, env, plan.inner if together else ())
+        again = written(plan) if places and staging() else {}
+        run = _BackwardRun(plan, env, plan.inner if together else (), again)
         run.all(plan.order, joint.backward_outputs, places)
     return [read(env, v) for v in joint.backward_outputs]
 
@@ -123,10 +124,10 @@ class _Run:
         plan: Plan,
         env: dict[Var, Value],
         sent: dict[Var, Value] | None = None,
-        materialized: frozenset[Var] = frozenset(),
+        materialized: Mapping[Var, Where] | None = None,
     ) -> None:
         self.plan, self.env, self.sent = plan, env, sent
-        self.materialized = materialized
+        self.materialized = materialized or {}
         self.scope = name_stack()
         self.forked: set[Node] = set()  # the nodes whose forward part is in this computation
         self.needed: set[Var] = set()
@@ -146,9 +147,10 @@ class _Run:
                 held = barrier(saved, self.read(places[i].seeds), places[i].where)
                 write(self.env, places[i].saved, held)
             write(self.env, eqn.outvars, self.one(eqn))
-            for v in self.materialized.intersection(eqn.outvars):
-                with source(eqn, self.scope_of(eqn)):
-                    self.env[v] = materialize(self.env[v])
+            for v in eqn.outvars:
+                if v in self.materialized:
+                    with source(eqn, self.scope_of(eqn)):
+                        self.env[v] = materialize(self.env[v], self.materialized[v])
             if self.sent is not None:
                 moved = [v for v in eqn.outvars if v in self.plan.offloaded]
                 self.sent.update((v, send(self.plan, v, self.env[v])) for v in moved)
@@ -205,8 +207,9 @@ class _BackwardRun(_Run):
     `forked` are the nodes of which the forward part is in this computation.
     """
 
-    def __init__(self, plan: Plan, env: dict[Var, Value], forked: Iterable[Node]) -> None:
-        super().__init__(plan, env)
+    def __init__(self, plan: Plan, env: dict[Var, Value], forked: Iterable[Node],
+                 materialized: Mapping[Var, Where]) -> None:  # fmt: skip
+        super().__init__(plan, env, materialized=materialized)
         self.forked.update(forked)
         with recompute():
             self.recompute_scope = name_stack()

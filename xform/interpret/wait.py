@@ -69,7 +69,7 @@ def _each(plan: Plan) -> Waits:
         cts = [v for v in reads_of(eqn, plan.inner) if v in anchors]
         saved = cover(run, plan) if cts else ()
         last, at = max((anchors[v] for v in cts), key=lambda anchor: anchor[1], default=(None, 0))
-        work = any(map(_work, run))
+        work = any(map(is_work, run))
         if saved and last is not None and (work or at >= 0):
             by_start[start] = Wait(saved, (last,))
             if not work:
@@ -94,14 +94,14 @@ def _anchors(plan: Plan) -> dict[Var, tuple[Var, int]]:
     And the place in `plan.order` of what makes that. In memory is what work reads or makes; before
     the first work, the cotangents, and what of them takes no more or is a sum.
     """
-    reads = {v for eqn in plan.order if _work(eqn) for v in reads_of(eqn, plan.inner)}
+    reads = {v for eqn in plan.order if is_work(eqn) for v in reads_of(eqn, plan.inner)}
     anchors = {v: (v, -1) for v in plan.joint.seeds}
     for i, eqn in enumerate(plan.order):
         cts = [anchors[v] for v in reads_of(eqn, plan.inner) if v in anchors]
         if not cts:
             continue
         last, at = max(cts, key=lambda anchor: anchor[1])
-        work, sums = _work(eqn), traits(eqn.primitive).fusion == "reduction"
+        work, sums = is_work(eqn), traits(eqn.primitive).fusion == "reduction"
         for v in eqn.outvars:
             if work or v in reads:
                 anchors[v] = v, i
@@ -111,10 +111,10 @@ def _anchors(plan: Plan) -> dict[Var, tuple[Var, int]]:
     return anchors
 
 
-def _work(eqn: JaxprEqn) -> bool:
+def is_work(eqn: JaxprEqn) -> bool:
     """Whether it is more than what a compiler fuses: its results are in memory."""
     of = traits(eqn.primitive)
-    return any(map(_work, body(eqn).equations)) if of.call else not of.fusible
+    return any(map(is_work, body(eqn).equations)) if of.call else not of.fusible
 
 
 def _dear(eqn: JaxprEqn) -> bool:

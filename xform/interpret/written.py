@@ -1,7 +1,13 @@
-"""Which saved values have to be written, lest a compiler keep what they are made from."""
+"""Which values have to be written: saved ones, lest a compiler keep what they are made from.
+
+And what is pooled, on a CPU. Its compiler gives pooling to a library, with what makes its operand,
+unless somebody else reads that; the library is given the constants in it as whole arrays, where the
+backward part has the same constants. Each would be as large as the one value.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +15,9 @@ import numpy as np
 
 from xform._jax import JaxprEqn, Literal, Var
 from xform.cost import aval_bytes
+from xform.interpret.barrier import Where
 from xform.interpret.joint import Plan
+from xform.interpret.wait import is_work
 from xform.table import traits
 
 # A value is written if what a compiler would keep in its place takes so many times its bytes.
@@ -18,19 +26,31 @@ _LARGER = 3
 _REPEATED = ("elementwise", "movement")
 
 
-def written(plan: Plan) -> frozenset[Var]:
+def written(plan: Plan) -> Mapping[Var, Where]:
     """The saved values that are much smaller than what a compiler would make them from again.
 
-    Of a forward part that is compiled with its backward part, outside loops: what a loop stacks is
-    written anyway. Inputs, and what else is saved, are there in any case, and cost nothing.
+    With what is pooled and not saved; and on which backends. Of a forward part that is compiled
+    with its backward part, outside loops: what a loop stacks is written anyway. Inputs, and what
+    else is saved, are there in any case, and cost nothing.
     """
     if "written" not in plan.cache:
         there = {plan.joint.named.get(v, v) for v in plan.kept}
         there |= {*plan.joint.inputs, *(v for v, _ in plan.joint.program.consts)}
-        plan.cache["written"] = frozenset(
-            v for v in plan.kept if v not in plan.offloaded and _from_larger(plan, v, there)
-        )
+        smaller = [v for v in plan.kept if v not in plan.offloaded and _from_larger(plan, v, there)]
+        pooled = [v for v in _pooled(plan) if v not in there]
+        where: dict[Var, Where] = {v: "cpu" for v in pooled}
+        where.update((v, "everywhere") for v in smaller)
+        plan.cache["written"] = where
     return plan.cache["written"]
+
+
+def _pooled(plan: Plan) -> Iterator[Var]:
+    """What is pooled and made by what XLA fuses."""
+    for eqn in plan.joint.forward:
+        if traits(eqn.primitive).pools and isinstance(v := eqn.invars[0], Var):
+            maker = plan.joint.producer.get(v)
+            if maker is not None and not is_work(maker) and _plain(v):
+                yield v
 
 
 def _from_larger(plan: Plan, v: Var, there: set[Var]) -> bool:

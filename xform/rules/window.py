@@ -56,6 +56,7 @@ def _reach(eqn: JaxprEqn) -> list[list[Links]]:
 
 
 WINDOW = Traits(flops=_flops, reach=linked(_reach))
+_POOL = dataclasses.replace(WINDOW, pools=True)
 
 
 def _extent(size: int, dilation: int) -> int:
@@ -173,7 +174,7 @@ def _sum_transpose(ct: Any, x: Any, *, window_dimensions: Sizes, window_strides:
     )
 
 
-linear("reduce_window_sum", _sum_transpose, traits=WINDOW)
+linear("reduce_window_sum", _sum_transpose, traits=_POOL)
 
 
 def _window_extremum(name: str, select_prim: Any):
@@ -195,8 +196,8 @@ def _window_extremum(name: str, select_prim: Any):
     return push
 
 
-composite("reduce_window_max", _window_extremum("reduce_window_max", lax.ge_p), WINDOW)
-composite("reduce_window_min", _window_extremum("reduce_window_min", lax.le_p), WINDOW)
+composite("reduce_window_max", _window_extremum("reduce_window_max", lax.ge_p), _POOL)
+composite("reduce_window_min", _window_extremum("reduce_window_min", lax.le_p), _POOL)
 
 
 # select_and_gather_add takes from each window the element of `t` where `x` is largest (smallest);

@@ -15,7 +15,7 @@ import jax
 
 from xform._jax import JaxprEqn, Var
 from xform.fingerprint import typed
-from xform.interpret.barrier import barrier
+from xform.interpret.barrier import barrier, holds
 from xform.interpret.emit import send
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p, spread
@@ -88,7 +88,7 @@ class _Part:
         `places` are barriers.
         """
         plan, env, sent = self.plan, self.env, dict[Var, Cell]()
-        stays = written(plan) if places is None else frozenset[Var]()
+        stays = written(plan)
         need = {v for v in wanted if isinstance(v, Var)}  # of the results of nodes, which are used
         for eqn in equations if plan.inner else ():
             need.update(reads_of(eqn, plan.inner))
@@ -102,8 +102,9 @@ class _Part:
             else:
                 values = self.work.results(eqn, [self.work.read(env, v) for v in eqn.invars])
             env.update(zip(eqn.outvars, values, strict=False))
-            for v in stays.intersection(eqn.outvars):
-                env[v] = self.work.written(eqn, env[v])
+            for v in eqn.outvars:
+                if v in stays and holds(stays[v], self.work.profile.name):
+                    env[v] = self.work.written(eqn, env[v])
             if places is None and plan.offloaded:
                 moved = [v for v in eqn.outvars if v in plan.offloaded]
                 sent |= {v: _sent(plan, self.work, v, env[v], False) for v in moved}
