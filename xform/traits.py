@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from xform._jax import JaxprEqn
 from xform.reach import EACH, MOVED, Reach
@@ -46,6 +46,8 @@ class Traits:
         a reduction, none where it is a movement.
       bytes: counts the bytes passed over when it is run again; None: those of the results, of the
         operands where it is a reduction.
+      lowered: makes the `Program` that compilers for CPUs and GPUs are given in its place; None: it
+        is one of their operations, or they do not see into it.
       reach: on which elements of the operands an element of the result depends; None: nothing is
         known but what the derivative says.
     """
@@ -64,6 +66,7 @@ class Traits:
     calls: Literal["", "custom", "region", "mark"] = ""
     flops: Count | None = dataclasses.field(default=None, compare=False)
     bytes: Count | None = dataclasses.field(default=None, compare=False)
+    lowered: Callable[[JaxprEqn], Any] | None = dataclasses.field(default=None, compare=False)
     reach: Reach | None = dataclasses.field(default=None, compare=False)
 
     @property

@@ -17,9 +17,10 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform._jax import Primitive, ad, batching, jax_primitives, mlir
+from xform._jax import JaxprEqn, Primitive, ad, batching, jax_primitives, mlir
 from xform.interpret.barrier import lowered_plainly
 from xform.interpret.materialize import materialize
+from xform.ir import Program, trace
 
 Sizes = Sequence[int]
 
@@ -65,11 +66,16 @@ def _unpool(ct: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes, wind
     return functools.reduce(lax.add, terms)
 
 
+def lowered(eqn: JaxprEqn) -> Program:
+    """What compilers for CPUs and GPUs are given."""
+    return trace(lambda ct, x: [_unpool(ct, x, **eqn.params)], *(v.aval for v in eqn.invars))
+
+
 def _which(x: Any, windows: Sizes, select_prim: Any, sizes: Sizes, strides: Sizes, padding: Any
            ) -> Any:  # fmt: skip
     """The place in its window of the largest (smallest) element, counted row by row; int8."""
     worst = np.asarray(-np.inf if select_prim is lax.ge_p else np.inf, x.dtype)
-    filled = lax.pad(x, worst, [(low, high, 0) for low, high in padding])
+    filled = _padded(x, worst, padding)
 
     def at(place: Sizes) -> Any:
         ends = zip(place, windows, strides, strict=True)
@@ -97,7 +103,7 @@ def _back(ct: Any, which: Any, shape: Sizes, before: Sizes, sizes: Sizes, stride
                 y = lax.broadcast_in_dim(y, rows, [a for a in range(len(rows)) if a != axis + 1])
                 y = lax.collapse(y, axis, axis + 2)
         ends = zip(starts, y.shape, shape, strict=True)
-        return lax.pad(y, np.asarray(fill, y.dtype), [(a, n - a - m, 0) for a, m, n in ends])
+        return _padded(y, np.asarray(fill, y.dtype), [(a, n - a - m) for a, m, n in ends])
 
     place = lax.full(shape, 0, np.int32)
     for axis, (n, size, stride, start) in enumerate(
@@ -110,6 +116,12 @@ def _back(ct: Any, which: Any, shape: Sizes, before: Sizes, sizes: Sizes, stride
             place = lax.add(place, row)
     mine = lax.eq(lax.convert_element_type(spread(which, -1), np.int32), place)
     return lax.select(mine, spread(ct, 0), lax.full(shape, 0, ct.dtype))
+
+
+def _padded(x: Any, value: np.ndarray, padding: Sequence[tuple[int, int]]) -> Any:
+    if not np.any(padding):
+        return x
+    return lax.pad(x, value, [(low, high, 0) for low, high in padding])
 
 
 def _batched(args: Sequence[Any], dims: Sequence[Any], **windows: Any):

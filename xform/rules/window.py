@@ -24,7 +24,7 @@ from xform.ir import program, trace
 from xform.reach import Along, Links, linked, nonzeros, window
 from xform.reach import places as rows_of
 from xform.rules.reduce import Combine, defined_by, elementwise
-from xform.rules.unpool import gather, unpool, unpool_p
+from xform.rules.unpool import gather, lowered, unpool, unpool_p
 from xform.traits import Traits
 from xform.words import composite, linear
 
@@ -258,6 +258,6 @@ def _reach_back(eqn: JaxprEqn) -> list[list[Links]]:
     return [[tuple(links)], []]
 
 
-for _prim in (unpool_p, "select_and_scatter_add"):
-    linear(_prim, _scatter_transpose, over=(0,), traits=dataclasses.replace(
-        WINDOW, reach=linked(_reach_back)))  # fmt: skip
+_BACK = dataclasses.replace(WINDOW, reach=linked(_reach_back))
+linear("select_and_scatter_add", _scatter_transpose, over=(0,), traits=_BACK)
+linear(unpool_p, _scatter_transpose, over=(0,), traits=dataclasses.replace(_BACK, lowered=lowered))

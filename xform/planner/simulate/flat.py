@@ -8,6 +8,7 @@ looked into.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -103,6 +104,8 @@ class Flattening(Adding):
         prim, of = eqn.primitive, self.traits(eqn.primitive)
         if of.call:
             return self.run(body(eqn), reads)
+        if of.lowered and self.profile.lowers:
+            return self.run(self.known(eqn, "lowered", functools.partial(of.lowered, eqn)), reads)
         if prim is barrier_p:
             return self._held_back(eqn, reads)
         if prim is materialize_p:

@@ -39,6 +39,7 @@ class Profile:
       on_chip: bytes of a memory beside the processor, in which values stay while they live.
       margin: of a budget that the simulation alone decides, the part that is left, if it can be, to
         what is not simulated. Source: `experiments/planner`, the budgets by simulation alone.
+      lowers: it is given what `Traits.lowered` makes of an operation.
       tiles: values lie in tiles of 8 rows and 128 columns, filled up where axes are smaller.
       written: the default's price of saving what is made from a product and fused with what reads
         that, see `MinCut`: the product is there beside it.
@@ -57,6 +58,7 @@ class Profile:
     processors: int = 0
     on_chip: int = 0
     margin: float = 0.05
+    lowers: bool = True
     tiles: bool = False
     written: float = 0.0
     rounds: bool = False
@@ -103,7 +105,15 @@ CPU = Profile(
 # Of an H100: a kernel starts in a microsecond. Other GPUs are taken to be alike.
 GPU = Profile("gpu", kernel=3_350_000, merges=32 * 2**20, processors=132)
 # Of a TPU v5e, whose compiler leaves 112 of 128 MiB to values. Its fusion is like the GPU's.
-TPU = Profile("tpu", kernel=819_000, on_chip=112 * 2**20, tiles=True, written=1 / 128, rounds=True)
+TPU = Profile(
+    "tpu",
+    kernel=819_000,
+    on_chip=112 * 2**20,
+    lowers=False,
+    tiles=True,
+    written=1 / 128,
+    rounds=True,
+)
 
 
 def profile(backend: str) -> Profile:
