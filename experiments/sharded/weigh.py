@@ -118,8 +118,11 @@ def weigh(case: Case, policy: Any) -> Weighed:
     return Weighed(one.total_bytes, bool(one.fits), again, seconds, None, sent, one.seconds)
 
 
-def most_of(case: Case, policy: Any) -> Batch | None:
-    """The largest batch whose step fits each device, a multiple of what shares it; or None."""
+def most_of(case: Case, policy: Any) -> tuple[Batch, Any] | None:
+    """The largest batch whose step fits each device, a multiple of what shares it; or None.
+
+    With it comes the policy of its step: a plan, where one is bound.
+    """
 
     def inputs(batch: int) -> Any:
         _, *types = step_of(dataclasses.replace(case, batch=batch))

@@ -29,12 +29,14 @@ class Largest:
       batch: sequences; 0 if there is room for none.
       total_bytes: of the step with them, on each device; of a budget, its lowest peak.
       proven: whether the next larger batch was seen not to fit.
+      again: FLOPs run again with it, in parts of the forward pass's; None where no budget is kept.
     """
 
     context: int
     batch: int
     total_bytes: int
     proven: bool
+    again: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -44,7 +46,9 @@ class Largest:
     def __str__(self) -> str:
         least = "" if self.proven else " or more"
         size = f", {mebibytes(self.total_bytes)}" if self.batch else ""
-        return f"context {self.context}: batch {self.batch}{least}, {self.tokens:,} tokens{size}"
+        again = "" if self.again is None else f", {self.again:.2f} of the forward pass again"
+        counts = f"batch {self.batch}{least}, {self.tokens:,} tokens"
+        return f"context {self.context}: {counts}{size}{again}"
 
 
 def largest(
@@ -74,7 +78,7 @@ def largest_batch(
     target: str,
     capacity: int | None = None,
     multiple_of: int = 1,
-) -> Any:
+) -> tuple[Any, Any] | None:
     """The largest batch whose whole step has room on each device; None if there is none.
 
     Bytes of a step that follows a budget are nearly those of the budget, whatever its batch; so
@@ -89,7 +93,8 @@ def largest_batch(
       multiple_of: sizes that are asked for.
 
     Returns:
-      What `xform.max_batch` does, or None.
+      What `xform.max_batch` does, and the policy of the step with that batch: where a bound is
+      given, the plan of its lowest peak, which may run much again.
 
     Raises:
       WrongArgument: there is no such device, or its memory is not known.
@@ -104,10 +109,11 @@ def largest_batch(
         except BudgetInfeasible:
             return False
 
-    def search(given: Inputs) -> Any:
+    def search(given: Inputs) -> tuple[Any, Any] | None:
         if not fits(given, multiple_of):
             return None
-        return xform.max_batch(step, inputs=given, multiple_of=multiple_of, **options)
+        found = xform.max_batch(step, inputs=given, multiple_of=multiple_of, **options)
+        return found, given(batch=found.size)[-1]
 
     def lowest(verify: bool) -> Inputs:
         @functools.cache
@@ -121,8 +127,8 @@ def largest_batch(
         return search(lambda batch: (*inputs(batch=batch), policy))
     # A plan as the simulation says takes one compilation, one as the compiler says several.
     found, verified = search(lowest(verify=False)), lowest(verify=True)
-    size = 0 if found is None else found.size
-    if (found is None or found.over) and fits(verified, size + multiple_of):
+    size, over = (found[0].size, found[0].over) if found else (0, True)
+    if over and fits(verified, size + multiple_of):
         return search(verified)
     return found
 
@@ -158,4 +164,6 @@ def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None
     context = run.model.context
     if found is None:
         return Largest(context, 0, 0, True)
-    return Largest(context, found.size, found.fits.total_bytes or 0, bool(found.over))
+    batch, plan = found
+    again = plan.recompute_flops / plan.forward_flops if isinstance(plan, xform.Plan) else None
+    return Largest(context, batch.size, batch.fits.total_bytes or 0, bool(batch.over), again)

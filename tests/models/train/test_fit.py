@@ -46,7 +46,9 @@ def bytes_of(policy: Any, batch: int) -> int:
 
 @pytest.mark.parametrize("multiple", [1, 16])
 def test_a_policy_without_a_bound(multiple: int) -> None:
-    found = largest_batch(step, inputs, None, "cpu", 400_000, multiple)
+    found, policy = largest_batch(step, inputs, None, "cpu", 400_000, multiple) or (None, None)
+    assert policy is None
+    assert found is not None
     assert found.size % multiple == 0
     assert found.over
     assert bytes_of(None, found.size) <= 400_000 < bytes_of(None, found.size + multiple)
@@ -54,9 +56,14 @@ def test_a_policy_without_a_bound(multiple: int) -> None:
 
 @pytest.mark.parametrize("policy", [xform.policies.budget(400_000), xform.policies.fit()])
 def test_a_bound_is_of_the_lowest_peak(policy: Any) -> None:
-    found = largest_batch(step, inputs, policy, "cpu", 400_000, 16)
+    bounded = largest_batch(step, inputs, policy, "cpu", 400_000, 16)
     usual = largest_batch(step, inputs, None, "cpu", 400_000, 16)
-    assert found.size > usual.size
+    assert bounded
+    assert usual
+    found, lowest = bounded
+    assert found.size > usual[0].size
+    assert lowest.recompute_flops > 0
+    assert bytes_of(lowest, found.size) <= 400_000
     bound = xform.policies.budget(400_000)
     plan = functools.partial(xform.plan, step, policy=bound, target="cpu", donate_argnums=0)
     assert bytes_of(plan(*inputs(found.size)), found.size) <= 400_000
