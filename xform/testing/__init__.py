@@ -44,6 +44,7 @@ class Case:
       differences: whether central differences have a meaning here: False only at kinks.
       second: whether to check derivatives of derivatives.
       jax: whether JAX's own derivative is there, and right, to compare with.
+      vmap: whether JAX can batch the primitive.
     """
 
     primitive: str
@@ -55,6 +56,7 @@ class Case:
     differences: bool = True
     second: bool = True
     jax: bool = True
+    vmap: bool = True
 
     @property
     def id(self) -> str:
@@ -223,7 +225,8 @@ def _check_compiled(case: Case, f: Fun, xs: Any, d: Any, first: Any, modes: Coll
         "scan": lambda *xs: _first(xform, in_scan, _twice(xs, 1.0), _twice(d)),
         "second": lambda *xs: _second(xform, f, xs),
     }
-    wanted = [m for m in work if m in modes and (m != "second" or case.second)]
+    has = {"second": case.second, "vmap": case.vmap}
+    wanted = [m for m in work if m in modes and has.get(m, True)]
 
     def everything(*xs: Any) -> dict[str, Any]:
         results = {m: work[m](*xs) for m in wanted}
