@@ -88,6 +88,29 @@ def test_sharding(name: str) -> None:
         np.testing.assert_allclose(ct_x, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"feature_group_count": 2}], ids=["plain", "groups"])
+def test_sharding_of_kernels(options: dict[str, int]) -> None:
+    """The cotangent of a kernel is summed over images that lie on several devices."""
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+    axes = ("NHWC", "HWIO", "NHWC")
+    images, kernel = jnp.sin(jnp.arange(160.0)), jnp.cos(jnp.arange(72.0))
+    features = 2 // options.get("feature_group_count", 1)
+
+    def loss(x, w):
+        y = lax.conv_general_dilated(x, w, (2, 1), "SAME", dimension_numbers=axes, **options)
+        return jnp.sum(lax.reduce_window(y**2, -np.inf, lax.max, (1, 2, 2, 1), (1,) * 4, "SAME"))
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(images.reshape(4, 4, 5, 2), P("x"))
+        w = jax.device_put(kernel[: 36 * features].reshape(3, 3, features, 4), P())
+        expected = jax.grad(loss, (0, 1))(x, w)
+        for transform in (jax.jit, lambda g: g):
+            found = transform(xform.grad(loss, (0, 1)))(x, w)
+            for a, b, like in zip(found, expected, (x, w), strict=True):
+                assert jax.typeof(a).sharding == jax.typeof(like).sharding
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("way", ["host_local_array_to_global_array",
                                  "global_array_to_host_local_array"])  # fmt: skip
 def test_arrays_of_several_hosts(way: str) -> None:

@@ -256,6 +256,7 @@ def _conv_lhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
         feature_group_count=groups,
         precision=precision,
         preferred_element_type=preferred_element_type,
+        out_sharding=sharded(x, range(x.ndim)),
     )
     return of_type(regroup(out, batch_group_count, x_spec[1], x_spec[0]), x)
 
@@ -287,6 +288,7 @@ def _conv_rhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
         batch_group_count=feature_group_count,
         precision=precision,
         preferred_element_type=preferred_element_type,
+        out_sharding=sharded(w, range(w.ndim)),
     )
     return of_type(out, w)
 
