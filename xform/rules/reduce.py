@@ -141,11 +141,11 @@ composite("reduce", defined_by(_reduce), Traits(
 
 
 def _extremum(name: str):
-    reduce_p = getattr(jax_primitives, name + "_p")
+    reduced = getattr(lax, name)
 
     def push(xs: Any, dxs: Any, *, axes: tuple[int, ...], out_sharding: Any = None):
         (x,), (dx,), kwargs = xs, dxs, sharding_option(out_sharding)
-        y = reduce_p.bind(x, axes=axes, **kwargs)
+        y = reduced(x, axes, **kwargs)
         if dx is None:
             return [y], [None]
         # Nothing equals NaN: there all locations are chosen, and each has a share of NaN.
