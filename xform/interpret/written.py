@@ -37,7 +37,7 @@ def written(plan: Plan) -> Mapping[Var, Where]:
         there = {plan.joint.named.get(v, v) for v in plan.kept}
         there |= {*plan.joint.inputs, *(v for v, _ in plan.joint.program.consts)}
         smaller = [v for v in plan.kept if v not in plan.offloaded and _from_larger(plan, v, there)]
-        pooled = [v for v in _pooled(plan) if v not in there]
+        pooled = [v for v in _pooled(plan) if v not in there and _of_constants(plan, v, there)]
         where: dict[Var, Where] = {v: "cpu" for v in pooled}
         where.update((v, "everywhere") for v in smaller)
         plan.cache["written"] = where
@@ -45,12 +45,25 @@ def written(plan: Plan) -> Mapping[Var, Where]:
 
 
 def _pooled(plan: Plan) -> Iterator[Var]:
-    """What is pooled and made by what XLA fuses."""
+    """What is pooled."""
     for eqn in plan.joint.forward:
-        if traits(eqn.primitive).pools and isinstance(v := eqn.invars[0], Var):
-            maker = plan.joint.producer.get(v)
-            if maker is not None and not is_work(maker) and _plain(v):
-                yield v
+        if traits(eqn.primitive).pools and isinstance(v := eqn.invars[0], Var) and _plain(v):
+            yield v
+
+
+def _of_constants(plan: Plan, v: Var, there: set[Var]) -> bool:
+    """Whether what XLA fuses to make a value has constants in it."""
+    todo, seen = [v], {v}
+    for x in todo:
+        maker = plan.joint.producer.get(x)
+        if maker is None or is_work(maker):
+            continue
+        if traits(maker.primitive).call or any(isinstance(y, Literal) for y in maker.invars):
+            return True
+        more = [y for y in maker.invars if isinstance(y, Var) and y not in there | seen]
+        seen.update(more)
+        todo += more
+    return False
 
 
 def _from_larger(plan: Plan, v: Var, there: set[Var]) -> bool:
