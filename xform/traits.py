@@ -46,8 +46,8 @@ class Traits:
         a reduction, none where it is a movement.
       bytes: counts the bytes passed over when it is run again; None: those of the results, of the
         operands where it is a reduction.
-      lowered: makes the `Program` that compilers for CPUs and GPUs are given in its place; None: it
-        is one of their operations, or they do not see into it.
+      lowered: makes the `Program` that compilers for CPUs and GPUs are given in its place, or None
+        where it is not known; None: it is one of their operations, or they do not see into it.
       reach: on which elements of the operands an element of the result depends; None: nothing is
         known but what the derivative says.
     """

@@ -111,6 +111,7 @@ def test_sharding_of_kernels(options: dict[str, int]) -> None:
             for a, b, like in zip(found, expected, (x, w), strict=True):
                 assert jax.typeof(a).sharding == jax.typeof(like).sharding
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+        assert xform.plan(loss, x, w).compiled_bytes > 0
 
 
 @pytest.mark.parametrize("way", ["host_local_array_to_global_array",

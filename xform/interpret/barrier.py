@@ -103,6 +103,16 @@ def _batch(args: Sequence[Value], dims: Sequence[Any], **params: Any):
     return barrier_p.bind(*args, **params), dims[: params["n"]]
 
 
+def plain(avals: Sequence[Any]) -> list[ShapedArray]:
+    """Types without what they say of a mesh."""
+    return [ShapedArray(a.shape, a.dtype) for a in avals]
+
+
+def no_mesh() -> Any:
+    """Within it, there is no mesh."""
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+
+
 def lowered_plainly(f: Any, several: bool = True) -> Any:
     """Lower `f` on plain types: what it does to a corner element has no sharding to speak of.
 
@@ -110,12 +120,9 @@ def lowered_plainly(f: Any, several: bool = True) -> Any:
     """
     lower = mlir.lower_fun(f, multiple_results=several)
 
-    def plain(avals: Sequence[Any]) -> list[ShapedArray]:
-        return [ShapedArray(a.shape, a.dtype) for a in avals]
-
     def rule(ctx: Any, *args: Any, **params: Any) -> Any:
         ctx = ctx.replace(avals_in=plain(ctx.avals_in), avals_out=plain(ctx.avals_out))
-        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        with no_mesh():
             return lower(ctx, *args, **params)
 
     return rule

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, Primitive, ad, batching, jax_primitives, mlir
-from xform.interpret.barrier import lowered_plainly
+from xform.interpret.barrier import lowered_plainly, no_mesh, plain
 from xform.interpret.materialize import materialize
 from xform.ir import Program, trace
 
@@ -66,9 +66,14 @@ def _unpool(ct: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes, wind
     return functools.reduce(lax.add, terms)
 
 
-def lowered(eqn: JaxprEqn) -> Program:
-    """What compilers for CPUs and GPUs are given."""
-    return trace(lambda ct, x: [_unpool(ct, x, **eqn.params)], *(v.aval for v in eqn.invars))
+def lowered(eqn: JaxprEqn) -> Program | None:
+    """What compilers for CPUs and GPUs are given; not where types say how it lies on a mesh."""
+    types: list[Any] = [v.aval for v in eqn.invars]
+    if any(axis is not None for t in types for axis in t.sharding.spec):
+        return None
+    with no_mesh():
+        types = plain(types)
+        return trace(lambda ct, x: [_unpool(ct, x, **eqn.params)], *types)
 
 
 def _which(x: Any, windows: Sizes, select_prim: Any, sizes: Sizes, strides: Sizes, padding: Any

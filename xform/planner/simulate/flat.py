@@ -105,7 +105,9 @@ class Flattening(Adding):
         if of.call:
             return self.run(body(eqn), reads)
         if of.lowered and self.profile.lowers:
-            return self.run(self.known(eqn, "lowered", functools.partial(of.lowered, eqn)), reads)
+            given = self.known(eqn, "lowered", functools.partial(of.lowered, eqn))
+            if given is not None:
+                return self.run(given, reads)
         if prim is barrier_p:
             return self._held_back(eqn, reads)
         if prim is materialize_p:
