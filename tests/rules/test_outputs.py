@@ -36,8 +36,9 @@ def derivatives(f: Fun, xs: tuple[Any, ...]) -> dict[str, Fun]:
 
 def tangent(x: Any) -> Any:
     aval = jax.typeof(x)
-    dtype = aval.dtype if differentiable(aval) else jax.dtypes.float0
-    return np.ones(aval.shape, dtype)
+    if differentiable(aval):
+        return jnp.ones(aval.shape, aval.dtype)
+    return np.ones(aval.shape, jax.dtypes.float0)
 
 
 def text(f: Fun, xs: tuple[Any, ...]) -> tuple[str, list[Any]]:

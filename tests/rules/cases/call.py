@@ -43,8 +43,8 @@ tagged = lambda x: set_xla_metadata(jnp.sin(x), key="value")
 CASES = [
     # JAX has no reverse mode for this.
     Case("custom_vmap_call", product, (X, Y), complex=True, jax=False),
-    Case("linear_call", lambda x: divided(x, 2.0), (X,)),
-    Case("linear_call", divided, (X, Y), label="held", jax=False),
+    Case("linear_call", lambda x: divided(x, 2.0), (X,), vmap=False),
+    Case("linear_call", divided, (X, Y), label="held", jax=False, vmap=False),
     Case("compute_on", elsewhere, (X, Y)),
     Case("xla_metadata_call", grouped, (X, Y)),
     Case("xla_metadata_value", tagged, (X,)),
