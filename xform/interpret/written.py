@@ -60,7 +60,8 @@ def _of_constants(plan: Plan, v: Var, there: set[Var]) -> bool:
             continue
         if traits(maker.primitive).call or any(isinstance(y, Literal) for y in maker.invars):
             return True
-        more = [y for y in maker.invars if isinstance(y, Var) and y not in there | seen]
+        read = (y for y in maker.invars if isinstance(y, Var))
+        more = [y for y in read if y not in there and y not in seen]
         seen.update(more)
         todo += more
     return False

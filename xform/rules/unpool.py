@@ -24,8 +24,9 @@ from xform.ir import Program, trace
 
 Sizes = Sequence[int]
 
-# Of larger windows a program would be long. Source: `experiments/pooling`.
+# Of windows of more places a program would be long; `experiments/pooling` measures up to 49.
 _LARGEST = 64
+# In the place of an element that stands in no such window: added to others it stays below 0.
 _NOWHERE = -(2**10)
 
 unpool_p = Primitive("xform_unpool")
@@ -54,15 +55,12 @@ def gather(t: Any, x: Any, *, base_dilation: Sizes = (), window_dilation: Sizes 
 
 def _unpool(ct: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes, window_strides: Sizes,
             padding: Any) -> Any:  # fmt: skip
-    windows = window_dimensions, window_strides, padding
-    which = materialize(_which(x, ct.shape, select_prim, *windows))
+    sizes, strides = window_dimensions, window_strides
+    which = materialize(_which(x, ct.shape, select_prim, sizes, strides, padding))
     lows = [low for low, _ in padding]
     # An element is in the window that begins at its stride, and in some that begin before it.
-    strides = zip(window_dimensions, window_strides, strict=True)
-    terms = [
-        _back(ct, which, x.shape, before, window_dimensions, window_strides, lows)
-        for before in np.ndindex(*(-(-size // stride) for size, stride in strides))
-    ]
+    counts = (-(-size // stride) for size, stride in zip(sizes, strides, strict=True))
+    terms = [_back(ct, which, x.shape, q, sizes, strides, lows) for q in np.ndindex(*counts)]
     return functools.reduce(lax.add, terms)
 
 
