@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +15,8 @@ from models.errors import InputError
 from models.train.folder import set_aside, write_whole
 
 Record = dict[str, Any]
+# How many bytes a log had, and their CRC-32.
+Seal = list[int]
 
 
 def read_records(path: Path) -> list[Record]:
@@ -50,18 +54,40 @@ class Log:
 
     Floats are written so that reading them gives the same bits; what is not finite is null. A log
     that a new run finds is set aside. Without a path nothing is written: another process does.
+
+    Raises:
+      InputError: it cannot be written, or does not begin as it was `sealed`.
     """
 
-    def __init__(self, path: Path | None, *, after: int | None) -> None:
+    def __init__(self, path: Path | None, *, after: int | None, sealed: Seal | None = None) -> None:
         self.path, self._file, self._others = path, None, list[Sink]()
+        self._size = self._crc = 0
         if path is None:
             return
         with self._writing():
             if after is None and path.exists():
                 set_aside(path)
+            if sealed is not None and path.exists() and _sealed(path, sealed[0]) != sealed:
+                raise InputError(
+                    f"{path} is not what was logged until step {after} was saved: move it away, and"
+                    " the run goes on without it"
+                )
             kept = [] if after is None else [r for r in read_records(path) if r["step"] <= after]
-            write_whole(path, "".join(map(_line, kept)))
+            text = "".join(map(_line, kept))
+            write_whole(path, text)
+            self._count(text)
             self._file = path.open("a")
+
+    def seal(self) -> Seal:
+        """What the log is sealed with as it is now; then it is on disk so far."""
+        if self._file is not None:
+            with self._writing():
+                os.fsync(self._file.fileno())
+        return [self._size, self._crc]
+
+    def _count(self, text: str) -> None:
+        data = text.encode()
+        self._size, self._crc = self._size + len(data), zlib.crc32(data, self._crc)
 
     def also(self, other: Sink) -> None:
         """Give each record to another writer too."""
@@ -78,8 +104,10 @@ class Log:
         """Append one record; it is in the file when this returns."""
         if self._file is not None:
             with self._writing():
-                self._file.write(_line(record))
+                line = _line(record)
+                self._file.write(line)
                 self._file.flush()
+                self._count(line)
                 for other in self._others:
                     other.write(record)
 
@@ -90,6 +118,11 @@ class Log:
                 self._file.close()
                 for other in self._others:
                     other.close()
+
+
+def _sealed(path: Path, size: int) -> Seal:
+    data = path.read_bytes()[:size]
+    return [len(data), zlib.crc32(data)]
 
 
 def _line(record: Record) -> str:

@@ -86,7 +86,8 @@ def train(
             if corpus.words is not None:
                 folder.write_whole(run.out / folder.TOKENIZER, corpus.words.decode())
         after = None if start.meta is None else start.step
-        log = Log(run.out / folder.LOG if first else None, after=after)
+        sealed = None if start.meta is None else start.meta.get("log")
+        log = Log(run.out / folder.LOG if first else None, after=after, sealed=sealed)
         if first and run.tensorboard:
             log.also(Board(run.out / folder.BOARD, after=after))
         seen = Log(run.out / folder.HEALTH if first and run.health else None, after=after)
@@ -192,7 +193,7 @@ class _Loop:
 
     def _save(self) -> None:
         self._reporter.flush()
-        meta = {**self._said, "data_state": self._batches.state()}
+        meta = {**self._said, "data_state": self._batches.state(), "log": self._log.seal()}
         bits = self._judged[1] if self._judged and self._judged[0] == self.step else None
         self._store.save(self.step, self.state, meta, bits)
         self._reporter.restart_clock()

@@ -133,10 +133,18 @@ def plan_of(run: RunConfig, policy: Any, mesh: Mesh | AbstractMesh | None = None
             return xform.plan(step, *types, policy=policy, target=target, donate_argnums=0,
                               verify=bounds_peak(policy))  # fmt: skip
         except BudgetInfeasible as error:
-            raise InputError(
-                f"--policy {run.policy}: the lowest peak of a step that was found is"
-                f" {mebibytes(error.floor_bytes)}: raise the budget, or lower --batch or --context"
-            ) from None
+            raise InputError(f"--policy {run.policy}: {_floor(run, policy, error)}") from None
+
+
+def _floor(run: RunConfig, policy: Any, error: BudgetInfeasible) -> str:
+    """How few bytes can be had, and what to do; a budget of as many is kept."""
+    kind, what = "saved", "the fewest bytes that wait in a step"
+    if bounds_peak(policy):
+        kind, what = "budget", "the lowest peak of a step"
+    enough = f"{-(-error.floor_bytes // 2**10)}KiB"  # rounded up
+    more = "" if run.policy == "auto" else f"give --policy {kind}:{enough}, or "
+    size = mebibytes(error.floor_bytes)
+    return f"{what} that was found is {size}: {more}lower --batch or --context"
 
 
 def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedStep:

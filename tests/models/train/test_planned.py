@@ -32,9 +32,19 @@ def test_a_budget_that_the_default_keeps_has_the_default(tmp_path: Path) -> None
     assert ample.plan.record == usual.plan.record
 
 
-def test_a_budget_that_nothing_keeps_names_the_lowest_peak(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--policy budget:1KiB: the lowest peak of a step"):
-        planned(tmp_path, "budget:1KiB")
+@pytest.mark.parametrize(
+    ("kind", "what"), [("budget", "the lowest peak"), ("saved", "the fewest bytes that wait")]
+)
+def test_a_bound_that_nothing_keeps_names_one_that_is_kept(
+    tmp_path: Path, kind: str, what: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        planned(tmp_path, f"{kind}:1KiB")
+    said = str(raised.value)
+    assert said.startswith(f"--policy {kind}:1KiB: {what}")
+    enough = said.partition("give --policy ")[2].partition(",")[0]
+    assert enough.startswith(f"{kind}:")
+    assert planned(tmp_path, enough).total_bytes > 0
 
 
 def test_the_memory_of_the_device_is_a_budget(tmp_path: Path) -> None:

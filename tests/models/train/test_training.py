@@ -192,6 +192,15 @@ def test_other_text_is_refused(copied: Path) -> None:
         resumed(config)
 
 
+def test_a_log_that_was_changed_is_refused(copied: Path) -> None:
+    log = copied / "run" / "log.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"step": 9', b'"step": 8'))
+    with pytest.raises(InputError, match="not what was logged until step 12 was saved"):
+        resumed(run(copied))
+    log.unlink()
+    resumed(run(copied))
+
+
 def truncate(file: Path) -> None:
     os.truncate(file, 1000)
 

@@ -97,6 +97,26 @@ def test_a_log_that_is_none_is_left_alone(tmp_path: Path) -> None:
     assert read_records(path) == [{"step": 1}, {"step": 2}]
 
 
+def test_a_log_goes_on_only_as_it_was_when_it_was_sealed(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with contextlib.closing(Log(path, after=None)) as log:
+        log.write(step=1, loss=2.5)
+        sealed = log.seal()
+        log.write(step=2, loss=2.25)
+    before = path.read_bytes()
+    for changed in (before.replace(b"2.5", b"2.7"), before[:10], b""):
+        path.write_bytes(changed)
+        with pytest.raises(InputError, match=r"not what was logged until step 1 .* move it away"):
+            Log(path, after=1, sealed=sealed)
+        assert path.read_bytes() == changed
+    path.write_bytes(before)
+    with contextlib.closing(Log(path, after=1, sealed=sealed)) as log:
+        assert log.seal() == sealed
+    assert read_records(path) == [{"step": 1, "loss": 2.5}]
+    path.unlink()
+    Log(path, after=1, sealed=sealed).close()
+
+
 def test_checksums_are_of_each_bit_in_its_place_wherever_arrays_lie() -> None:
     x = np.asarray(jax.random.normal(jax.random.key(0), (8, 6)))
     sums = {checksums({"x": jnp.asarray(x)})["x"]}
