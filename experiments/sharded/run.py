@@ -37,8 +37,8 @@ MESHES = [
 ]
 # Sequences and tokens of each in a step, over so many devices; and budgets of each device.
 CASES = [
-    Case("gpt2-1.5b", 64, 1024, "fsdp=16", "tpu:v5e:4x4", ("7GiB", "6GiB")),
-    Case("gpt2-1.5b", 64, 1024, "fsdp=16", "tpu:v5p:2x2x4", ("7GiB", "6GiB")),
+    Case("gpt2-1.5b", 64, 1024, "fsdp=16", "tpu:v5e:4x4", ("7GiB", "4.5GiB")),
+    Case("gpt2-1.5b", 64, 1024, "fsdp=16", "tpu:v5p:2x2x4", ("6GiB", "4.5GiB")),
     Case("gpt2-1.5b", 64, 1024, "fsdp=8", "gpu:h100:8", ("14GiB", "12GiB")),
     Case("llama2-7b", 16, 4096, "fsdp=16", "tpu:v5e:4x4", ("14GiB", "12GiB")),
     Case("llama2-7b", 16, 4096, "fsdp=16", "tpu:v5p:2x2x4", ("14GiB", "12GiB")),
