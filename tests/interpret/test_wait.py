@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import xform
+from xform.memory.targets import missing, parse_target
 
 LAYERS = 12
 
@@ -78,3 +79,46 @@ def test_the_loss_takes_no_more_than_under_jax(policy) -> None:
         for g in (step, jax.value_and_grad(likelihood, argnums=(0, 1)))
     )
     assert ours <= theirs * 1.01
+
+
+def decoder(v, w, x):
+    """A loss of two layers, whose last product a backward pass that keeps nothing runs again."""
+    return jnp.mean(jax.nn.log_sigmoid(jax.nn.relu(x @ v) @ w))
+
+
+STEP = xform.value_and_grad(decoder, argnums=(0, 1), policy=xform.policies.save_nothing)
+DECODER = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(64, 512), (512, 784), (4096, 64)]]
+
+
+def test_what_early_products_share_waits_on_gpus() -> None:
+    """A compiler for GPUs makes one of two products of the same weights, if they are small."""
+    held = [e for e in jax.make_jaxpr(STEP)(*DECODER).eqns if e.primitive.name == "xform_barrier"]
+    everywhere, gpu, *_ = held
+    assert [everywhere.params["where"], gpu.params["where"]] == ["everywhere", "gpu"]
+    shapes = [v.aval.shape for e in (everywhere, gpu) for v in e.outvars]
+    assert sorted(shapes) == sorted(x.shape for x in DECODER)
+
+
+def test_nothing_more_waits_in_a_loop() -> None:
+    """The first run of what a loop runs again is in another loop."""
+
+    def scanned(ws, x):
+        h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)
+        return jnp.sum(h)
+
+    step = xform.value_and_grad(scanned, policy=xform.policies.save_nothing)
+    made = str(jax.make_jaxpr(step)(jnp.ones((3, 8, 8)), jnp.ones((4, 8))))
+    assert "xform_barrier" in made
+    assert "where=gpu" not in made
+
+
+@pytest.mark.slow
+def test_the_compiler_for_gpus_merges_no_product_with_its_second_run() -> None:
+    """Else all results of the last one would be there twice at once."""
+    if absent := missing(parse_target("gpu:h100")):
+        pytest.skip(f"needs {', '.join(absent)}")
+    every = xform.value_and_grad(decoder, argnums=(0, 1), policy=xform.policies.save_everything)
+    nothing, most = (
+        xform.memory_analysis(f, *DECODER, target="gpu:h100").temp_bytes for f in (STEP, every)
+    )
+    assert nothing <= most

@@ -80,7 +80,7 @@ def backward(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seeds: Se
     env.update(joint.program.consts)
     write(env, joint.inputs, args)
     write(env, joint.seeds, seeds)
-    places = waits(plan, whole) if together or whole else {}
+    places = waits(plan, whole, together) if together or whole else {}
     with jax.named_scope(TANGENT if joint.push else BACKWARD):
         again = written(plan) if places and staging() else {}
         run = _BackwardRun(plan, env, plan.inner if together else (), again)
@@ -142,10 +142,9 @@ class _Run:
         self.needed.update(v for eqn in equations for v in reads_of(eqn, self.plan.inner))
         drop = {} if staging() else _last_reads(equations, self.plan, outputs, places)
         for i, eqn in enumerate(equations):
-            if i in places:
-                saved = self.read(places[i].saved)
-                held = barrier(saved, self.read(places[i].seeds), places[i].where)
-                write(self.env, places[i].saved, held)
+            for wait in places.get(i, ()):
+                held = barrier(self.read(wait.saved), self.read(wait.seeds), wait.where)
+                write(self.env, wait.saved, held)
             write(self.env, eqn.outvars, self.one(eqn))
             for v in eqn.outvars:
                 if v in self.materialized:
@@ -226,8 +225,7 @@ def _last_reads(equations: Sequence[JaxprEqn], plan: Plan, outputs: Iterable[Val
     seen.update(named[v] for v in seen & named.keys())
     drop: dict[int, list[Var]] = {}
     for i, eqn in reversed([*enumerate(equations)]):
-        at = places.get(i)
-        waiting = () if at is None else (*at.seeds, *at.saved)
+        waiting = [v for wait in places.get(i, ()) for v in (*wait.seeds, *wait.saved)]
         for v in (*eqn.outvars, *reads_of(eqn, plan.inner), *waiting):
             for x in (v, named.get(v, v)):
                 if x not in seen:

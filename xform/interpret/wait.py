@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
@@ -26,11 +26,13 @@ class Wait:
     where: Where = "everywhere"
 
 
-Waits = dict[int, Wait]
+Waits = Mapping[int, Sequence[Wait]]
 
 
-def waits(plan: Plan, whole: bool) -> Waits:
+def waits(plan: Plan, whole: bool, together: bool) -> Waits:
     """What waits, by its place in `plan.order`.
+
+    `together` says that the forward part is in the same computation.
 
     In a region there is one place, its start. In a `whole` function, or the body of a loop, each
     run of recomputed equations waits for the cotangents of the equation that it is run again for:
@@ -39,26 +41,30 @@ def waits(plan: Plan, whole: bool) -> Waits:
     Before the first work of the backward part a cotangent may be there before the forward part has
     ended, and what is made again is read at once. There only work waits, and on CPU and TPU what
     takes long for each element, which XLA would not repeat: of logits it keeps what a loss makes of
-    them, beside them. All else is fused with what reads it. Little of what is run again may be
-    merged with its first run on CPU, where a barrier costs time.
+    them, beside them. All else is fused with what reads it. The compiler for GPUs makes one product
+    of two small ones that read the same and of which none needs the other: there all that such work
+    reads waits. Little of what is run again may be merged with its first run on CPU, where a
+    barrier costs time.
     """
-    if ("waits", whole) not in plan.cache:
-        plan.cache["waits", whole] = _each(plan) if whole else _once(plan)
-    return plan.cache["waits", whole]
+    key = "waits", whole, together
+    if key not in plan.cache:
+        plan.cache[key] = _each(plan, together) if whole else _once(plan)
+    return plan.cache[key]
 
 
 def _once(plan: Plan) -> Waits:
     forward = {id(e) for e in plan.joint.forward}
     saved = cover([e for e in plan.order if id(e) in forward], plan)
-    return {0: Wait(saved, plan.joint.seeds)} if saved else {}
+    return {0: [Wait(saved, plan.joint.seeds)]} if saved else {}
 
 
-def _each(plan: Plan) -> Waits:
+def _each(plan: Plan, together: bool) -> Waits:
     anchors = _anchors(plan)
     forward = {id(e) for e in plan.joint.forward}
-    by_start: Waits = {}
+    by_start: dict[int, Wait] = {}
     sizes: dict[int, int] = {}
-    early: Waits = {}
+    early: dict[int, Wait] = {}
+    shared: dict[int, Wait] = {}
     run: list[JaxprEqn] = []
     start, dear = 0, False
     for i, eqn in enumerate(plan.order):
@@ -72,6 +78,8 @@ def _each(plan: Plan) -> Waits:
         work = any(map(is_work, run))
         if saved and last is not None and (work or at >= 0):
             by_start[start] = Wait(saved, (last,))
+            if work and at < 0 and together and (others := _operands(run, plan, saved)):
+                shared[start] = Wait(others, (last,), "gpu")
             if not work:
                 sizes[start] = sum(aval_bytes(v.aval) for e in run for v in e.outvars)
         elif saved:
@@ -85,7 +93,7 @@ def _each(plan: Plan) -> Waits:
         if left < 0:
             break
         by_start[i] = dataclasses.replace(by_start[i], where="accelerators")
-    return by_start
+    return {i: [wait, *((shared[i],) if i in shared else ())] for i, wait in by_start.items()}
 
 
 def _anchors(plan: Plan) -> dict[Var, tuple[Var, int]]:
@@ -109,6 +117,13 @@ def _anchors(plan: Plan) -> dict[Var, tuple[Var, int]]:
                 small = sums or aval_bytes(v.aval) <= aval_bytes(last.aval)
                 anchors[v] = (v if at < 0 and small else last), at
     return anchors
+
+
+def _operands(run: Sequence[JaxprEqn], plan: Plan, saved: Sequence[Var]) -> tuple[Var, ...]:
+    """What work in a run reads that the run does not make, and that is not held back yet."""
+    made = {*saved, *(v for e in run for v in e.outvars)}
+    read = dict.fromkeys(v for e in run if is_work(e) for v in reads_of(e, plan.inner))
+    return tuple(v for v in read if v not in made and holdable(v.aval))
 
 
 def is_work(eqn: JaxprEqn) -> bool:

@@ -19,7 +19,7 @@ from xform.interpret.barrier import barrier, holds
 from xform.interpret.emit import send
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p, spread
-from xform.interpret.wait import Wait, waits
+from xform.interpret.wait import Wait, Waits, waits
 from xform.interpret.written import written
 from xform.ir import Mask, Program, trace
 from xform.passes.dce import live
@@ -45,7 +45,7 @@ def flatten_plan(plan: Plan, profile: Profile) -> Flat:
     backward = _Part(plan, work, _Kept(plan, work, kept))
     backward.env |= {**at_hand, **dict(zip(joint.seeds, seeds, strict=True))}
     with work.reading(joint.program):
-        backward.run(plan.order, joint.backward_outputs, waits(plan, whole=True))
+        backward.run(plan.order, joint.backward_outputs, waits(plan, True, True))
     results = [work.read(backward.env, v) for v in joint.backward_outputs]
     return work.flat((*inputs, *seeds), (*outputs, *results))
 
@@ -82,7 +82,7 @@ class _Part:
         self.plan, self.work, self.env = plan, work, env
 
     def run(self, equations: Sequence[JaxprEqn], wanted: Sequence[Any],
-            places: Mapping[int, Wait] | None = None) -> dict[Var, Cell]:  # fmt: skip
+            places: Waits | None = None) -> dict[Var, Cell]:  # fmt: skip
         """Add the steps of some equations; what is sent to wait elsewhere.
 
         `places` are barriers.
@@ -93,8 +93,8 @@ class _Part:
         for eqn in equations if plan.inner else ():
             need.update(reads_of(eqn, plan.inner))
         for i, eqn in enumerate(equations):
-            if places and i in places:
-                self._barrier(places[i])
+            for wait in places.get(i, ()) if places else ():
+                self._barrier(wait)
             if eqn.primitive is fork_p:
                 values = self._fork(eqn, tuple(v in need for v in eqn.outvars))
             elif eqn.primitive is join_p:
