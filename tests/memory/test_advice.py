@@ -70,7 +70,9 @@ def test_the_cheapest_step_that_is_enough_comes_first() -> None:
     args = *STATE, f32(512, 256)
     free = advised(train, *args)
     assert not any("may be enough" in text for text in free)
-    assert "wait for the backward pass" in free[0]  # most bytes
+    spared = [re.search(r"([\d.]+) MiB (?:less|wait)", text) for text in free]
+    assert [float(m[1]) for m in spared if m] == sorted(float(m[1]) for m in spared if m)[::-1]
+    assert "wait for the backward pass" in free[1]  # only a batch in slices spares more
     over = advised(train, *args, over=1000)
     assert over[0].startswith("donate w, m")
     assert "that may be enough, it is over by 1000 B" in over[0]
@@ -87,6 +89,38 @@ def test_half_a_batch_spares_what_it_says() -> None:
     said = float(re.search(r"takes ([\d.]+) MiB less", text)[1]) * 2**20
     assert abs(said - (sizes[0] - sizes[1])) < 0.1 * said
     assert "512 for 1024" in text
+
+
+def test_a_batch_in_slices_spares_what_it_says() -> None:
+    def summed(w: Any, m: Any, x: Any) -> Any:
+        def add(total: Any, few: Any) -> Any:
+            value, g = xform.value_and_grad(loss)(w, few)
+            return (total[0] + value, total[1] + g), None
+
+        zero = jnp.zeros(()), jnp.zeros_like(w)
+        (value, g), _ = jax.lax.scan(add, zero, x.reshape(4, -1, x.shape[1]))
+        return value / 4, w - g / 4, m + g / 4
+
+    args = *STATE, f32(1024, 256)
+    whole, parts = (xform.memory_analysis(f, *args) for f in (train, summed))
+    (text,) = (text for text in whole.advice if "in 4 slices" in text)
+    said = float(re.search(r"takes ([\d.]+) MiB less", text)[1]) * 2**20
+    assert abs(said - (whole.total_bytes - parts.total_bytes)) < 0.15 * said
+    assert "256 of 1024 at a time" in text
+    inference = xform.memory_analysis(loss, f32(256, 256), args[-1])
+    assert not any("slices" in text for text in inference.advice)
+
+
+def test_a_batch_is_none_of_what_is_differentiated() -> None:
+    """Else half of twelve layers would be half a batch."""
+
+    def deep(ws: Any, x: Any) -> Any:
+        step = lambda h, w: (jnp.tanh(h @ w), None)
+        return jnp.sum(jax.lax.scan(step, x, ws)[0])
+
+    said = advised(xform.grad(deep), f32(12, 64, 64), f32(512, 64))
+    assert any("256 for 512" in text for text in said)
+    assert not any("6 for 12" in text for text in said)
 
 
 def test_donation_spares_what_it_says() -> None:

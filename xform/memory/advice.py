@@ -7,19 +7,22 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from xform.memory.attribute import Row
+from xform.memory.updates import waiting
 from xform.text import human_bytes
 
 # What is a smaller part of the whole is not worth a line.
 _PART = 0.02
 _MOST = 3
 # What grows with the batch, and what does not.
-_OF_BATCH = ("argument", "activation", "recompute", "temporary", "output")
+_MADE = ("activation", "recompute", "temporary")
+_OF_BATCH = ("argument", *_MADE, "output")
+_ARGUMENTS = ("argument", "parameter", "optimizer state")
 _STATE = ("parameter", "optimizer state", "gradient")
 # A matrix with so many more rows than columns, or the other way, has a row for each class: so many
 # of them at least.
 _TALL, _CLASSES = 4, 512
-# In how many parts a loss is thought of.
-_PARTS = 8
+# In how many parts a loss is thought of, and a batch whose gradients are added up.
+_PARTS, _SLICES = 8, 4
 # Over how many devices a state is thought of.
 _DEVICES = (2, 4, 8, 16, 32)
 
@@ -43,7 +46,8 @@ def advice(report: Any) -> list[str]:
     the cheapest for the user first: donation, sharding, batch, dtype, policy. Otherwise what spares
     most comes first.
     """
-    kinds = (_donations, _whole, _spread, _batch, _copies, _logits, _wide, _activations, _constants)
+    kinds = (_donations, _whole, _spread, _batch, _slices, _applied, _copies, _logits, _wide,
+             _activations, _constants)  # fmt: skip
     steps = [step for kind in kinds for step in kind(report)]
     steps = [s for s in steps if s.bytes and s.bytes >= _PART * report.total_bytes]
     over = report.compilation.over_bytes or 0
@@ -55,13 +59,12 @@ def advice(report: Any) -> list[str]:
 
 def _donations(report: Any) -> Iterator[Step]:
     """Arguments whose memory an output of their type could take."""
-    kinds = ("argument", "parameter", "optimizer state")
     outputs = collections.Counter(
         (r.dtype, r.shape) for r in report.peak if r.category in ("output", "gradient") and r.output
     )
     spared, names = 0, list[str]()
     for row in report.peak:
-        if row.category in kinds and not row.output and outputs[row.dtype, row.shape]:
+        if row.category in _ARGUMENTS and not row.output and outputs[row.dtype, row.shape]:
             outputs[row.dtype, row.shape] -= 1
             spared += row.bytes
             names.append(row.name)
@@ -91,7 +94,7 @@ def _logits(report: Any) -> Iterator[Step]:
         return
     rows = [
         r for r in report.peak
-        if r.category in ("activation", "recompute", "temporary")
+        if r.category in _MADE
         and r.shape[-1:] == (classes,) and tuple(sorted(r.shape)) not in matrices
     ]  # fmt: skip
     size = sum(r.bytes for r in rows)
@@ -118,9 +121,7 @@ def _wide(report: Any) -> Iterator[Step]:
 
 def _batch(report: Any) -> Iterator[Step]:
     """What has the batch in its shape, if the batch can be halved."""
-    inputs = [r for r in report.peak if r.category == "argument" and len(r.shape)]
-    sizes = (n for r in inputs for n in r.shape[:-1] if n > 1)
-    n = next(sizes, 0)
+    n = _batch_size(report)
     if n > 1 and n % 2 == 0:
         rows = [r for r in report.peak if r.category in _OF_BATCH and n in r.shape]
         size = sum(r.bytes for r in rows) // 2
@@ -131,12 +132,58 @@ def _batch(report: Any) -> Iterator[Step]:
         )
 
 
+def _slices(report: Any) -> Iterator[Step]:
+    """The same batch in slices, one after another, of which the gradients are added up."""
+    n, derived = _batch_size(report), _derived(report)
+    if n < _SLICES or n % _SLICES or not derived:
+        return
+    made = [r for r in report.peak if r.category in _MADE and n in r.shape]
+    size = sum(r.bytes for r in made)
+    total = sum(r.bytes for r in report.peak if r.category in _ARGUMENTS and r.shape in derived)
+    there = sum(r.bytes for r in report.peak if r.category == "gradient")
+    beside = max(0, total - there)
+    less = size - size // _SLICES - beside
+    yield Step(
+        less,
+        f"the batch in {_SLICES} slices, in a jax.lax.scan that adds up their gradients, takes "
+        f"{human_bytes(less)} less, where the loss is a mean over it: {human_bytes(size)} are then "
+        f"made for {n // _SLICES} of {n} at a time",
+    )
+
+
+def _applied(report: Any) -> Iterator[Step]:
+    """Gradients that wait for each other before they are applied."""
+    if found := waiting(report):
+        size, at = sum(r.bytes for r in found.rows), f", at {found.where}" if found.where else ""
+        yield Step(
+            found.spared,
+            f"{human_bytes(size)} of gradients wait for a number that is made of all of them (a "
+            f"norm, or whether they are finite){at}: with one for each, as of "
+            "optax.clip_by_block_rms, a gradient is applied when it is made, and "
+            f"{human_bytes(found.spared)} less are there at once",
+            sure=False,
+        )
+
+
+def _batch_size(report: Any) -> int:
+    """The first size of the first argument with several that no derivative is taken of; or 0."""
+    inputs = [r for r in report.peak if r.category == "argument" and r.shape]
+    derived = _derived(report)
+    sizes = (n for r in inputs if r.shape not in derived for n in r.shape[:-1] if n > 1)
+    return next(sizes, 0)
+
+
+def _derived(report: Any) -> set[tuple[int, ...]]:
+    """The shapes of gradients."""
+    return {r.shape for r in report.buffers if r.category == "gradient"}
+
+
 def _whole(report: Any) -> Iterator[Step]:
     """Arguments that every device has all of."""
     if report.compilation.devices == 1:
         return
     rows = [r for r in report.peak if (r.dtype, r.shape) in report.shapes
-            and r.category in ("argument", "parameter", "optimizer state")]  # fmt: skip
+            and r.category in _ARGUMENTS]  # fmt: skip
     if rows:
         size = sum(r.bytes for r in rows)
         n = report.compilation.devices

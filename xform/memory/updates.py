@@ -1,0 +1,72 @@
+"""Gradients that wait for each other before they are applied, and what that takes."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from xform.memory.attribute import Row
+from xform.memory.hlo import Instruction, Module
+
+
+class Waiting(NamedTuple):
+    """Gradients that are live at the peak, since a number is made of all of them.
+
+    Attributes:
+      rows: their buffers.
+      where: `file:line (function)` of what makes the number, or empty.
+      spared: the bytes at the peak that would not be live, had each been applied when it was made.
+    """
+
+    rows: Sequence[Row]
+    where: str
+    spared: int
+
+
+def waiting(report: Any) -> Waiting | None:
+    """The gradients of a step that wait for each other, of its `MemoryReport`; None if none do.
+
+    An update of a parameter reads its own gradient, so it could follow at once. It cannot where it
+    reads a number too that is made of all gradients: their norm, or whether they are finite.
+    Gradients that a loop stacks come together in any case, and are left out. Linear in
+    instructions.
+    """
+    rows = [r for r in report.peak if r.category == "gradient" and not r.output]
+    if len(rows) < 2:
+        return None
+    module: Module = report.assignment.module
+    number, read = _number_of_most(module, rows)
+    if number is None:
+        return None
+    spared = report.live[report.peak_step] - _peak_without(report.live, read)
+    return Waiting(read, module.where(number), spared)
+
+
+def _number_of_most(module: Module, rows: Sequence[Row]) -> tuple[Instruction | None, list[Row]]:
+    """The first number that depends on most of the rows, by bytes; and these."""
+    own: dict[str, int] = {}
+    for i, row in enumerate(rows):
+        own[row.name] = own.get(row.name, 0) | 1 << i
+    depends: dict[int, int] = {}
+    most, best, number = 0, 0, None
+    for one in module.computations[module.entry].instructions:
+        bits = functools.reduce(operator.or_, (depends.get(i, 0) for i in one.operands), 0)
+        if one.opcode == "get-tuple-element":
+            bits |= own.get(f"{module.instructions[one.operands[0]].name}{{{one.number}}}", 0)
+        depends[one.id] = bits | own.get(one.name, 0)
+        if not one.shape.dims and not one.shape.elements and bits.bit_count() > 1:
+            size = sum(r.bytes for i, r in enumerate(rows) if bits >> i & 1)
+            if size > most:
+                most, best, number = size, bits, one
+    return number, [r for i, r in enumerate(rows) if best >> i & 1]
+
+
+def _peak_without(live: Sequence[int], rows: Sequence[Row]) -> int:
+    """The most that is live at once, had each of these rows gone as soon as it was made."""
+    left = [*live]
+    for row in rows:
+        for step in range(row.born + 1, row.dies + 1):
+            left[step] -= row.bytes
+    return max(left)
