@@ -47,7 +47,7 @@ class Demo:
     """What may be chosen."""
 
     out: Path = setting(Path("experiments/demo"), "Folder for plots.")
-    steps: int = setting(800, "Updates to train for.", least=1)
+    steps: int = setting(500, "Updates to train for.", least=1)
     policy: str = setting("budget:100MiB", "What the backward pass keeps.")
     max_seconds: float = setting(360.0, "Stop training after this time.", least=1)
 

@@ -23,7 +23,14 @@ from models.train.config import RunConfig, read_config
 from models.train.display import Display
 from models.train.health import Health
 from models.train.log import Log
-from models.train.mesh import any_process, batch_sharding, make_mesh, on_devices, sizes
+from models.train.mesh import (
+    any_process,
+    batch_sharding,
+    ended_with_others,
+    make_mesh,
+    on_devices,
+    sizes,
+)
 from models.train.planned import PlannedStep, load_plan, plan_step, policy_of
 from models.train.profile import Profiler, steps_of
 from models.train.report import Reporter
@@ -69,8 +76,7 @@ def train(
     )  # fmt: skip
     if wish is not None and not (run.out / folder.CHECKPOINTS).is_dir():
         raise InputError(f"no checkpoint to resume from in {run.out}")
-    held = folder.locked(run.out) if first else contextlib.nullcontext()
-    with held, _store(run) as store:
+    with _held(run), _store(run) as store:
         if wish is None:
             refuse_another(run, store)
             planned = plan_step(run, policy_of(run.policy), mesh)
@@ -100,13 +106,24 @@ def train(
             out_of_time = lambda: time.perf_counter() - started > run.max_seconds
             loop = _Loop(run, corpus, start, planned, store, log, display, mesh, health)
             stopped = lambda: stop.signal is not None or display.failure is not None
-            loop.go(lambda: any_process(stopped()), lambda: any_process(out_of_time()))
+            with ended_with_others():
+                loop.go(lambda: any_process(stopped()), lambda: any_process(out_of_time()))
         if display.failure is not None:
             raise InputError(
                 f"cannot write to standard output: {display.failure}; saved step {loop.step} in"
                 f" {run.out}"
             )
         return Outcome(loop.state, loop.step, stop.signal)
+
+
+@contextlib.contextmanager
+def _held(run: RunConfig) -> Iterator[None]:
+    """The folder of the run is held, by the first process."""
+    with contextlib.ExitStack() as stack:
+        if jax.process_index() == 0:
+            with ended_with_others():
+                stack.enter_context(folder.locked(run.out))
+        yield
 
 
 @contextlib.contextmanager

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping
+import re
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -18,6 +20,9 @@ from jax.sharding import PartitionSpec as P
 from models.errors import InputError
 from models.nets.axes import BATCH, MESH_AXES, spec
 from models.settings import nearest
+
+# How messages of JAX's runtime begin, of which collectives that fail are.
+_OF_RUNTIME = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
 
 
 def sizes(text: str) -> dict[str, int]:
@@ -169,3 +174,23 @@ def begin_processes(coordinator: str | None, processes: int | None, process: int
         jax.distributed.initialize(**options)
     except (RuntimeError, ValueError) as error:
         raise InputError(f"the processes did not find each other: {error}") from None
+
+
+@contextlib.contextmanager
+def ended_with_others() -> Iterator[None]:
+    """Within, one of several processes that cannot go on, or lost another, ends: one line, code 2.
+
+    At once: the others may wait for it, and to close anything in order it would wait for them. What
+    was saved is whole, and the lock goes with the process.
+    """
+    try:
+        yield
+    except (InputError, ValueError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        lost = bool(_OF_RUNTIME.match(said))
+        if jax.process_count() == 1 or not (lost or isinstance(error, InputError)):
+            raise
+        if lost:
+            said = f"lost another process of the run, go on with --resume: {said}"
+        print("error:", said, file=sys.stderr, flush=True)
+        os._exit(2)

@@ -96,6 +96,24 @@ def test_a_checkpoint_goes_on_in_other_numbers_of_processes(folder: Path) -> Non
     np.testing.assert_allclose(*trained, atol=1e-5, rtol=0)
 
 
+def test_a_process_that_is_lost_ends_the_others(text: Path) -> None:
+    out = text / "run"
+    flags = ["--steps", "100000", "--save-every", "5", "--out", "run", "--mesh", "fsdp=2"]
+    with begun(2, 1, *flags) as started:
+        while not (out / "log.jsonl").exists() or len(losses(out)) < 15:
+            assert not [p.communicate() for p in started if p.poll() is not None]
+            time.sleep(0.05)
+        started[1].kill()
+        _, said = started[0].communicate(timeout=60)
+    assert started[0].returncode == 2
+    # In a step or in a save, whichever it was in.
+    assert said.startswith(("error: lost another process of the run", "error: saving to "))
+    assert said.count("\n") == 1
+    again = ["--resume", "--mesh", "fsdp=1", "--steps", "60", "--override", "steps"]
+    together(1, 1, "--out", "run", *again)
+    assert [step for step, loss, _ in losses(out) if loss is not None] == [*range(1, 61)]
+
+
 @pytest.mark.parametrize("told", [0, 1])
 def test_a_signal_to_one_process_stops_all_after_the_same_step(text: Path, told: int) -> None:
     flags = ["--steps", "100000", "--out", "run", "--mesh", "fsdp=2"]
