@@ -39,6 +39,7 @@ from models.train.step import make_loss, make_step
 from models.train.store import METRIC
 
 MODEL = dataclasses.replace(TRAINED["tiny"], vocab=2048)
+OPTIM = OptimConfig(optimizer="muon", learning_rate=1e-2, warmup=30)
 BATCH = 16
 
 
@@ -47,7 +48,7 @@ class Demo:
     """What may be chosen."""
 
     out: Path = setting(Path("experiments/demo"), "Folder for plots.")
-    steps: int = setting(500, "Updates to train for.", least=1)
+    steps: int = setting(300, "Updates to train for.", least=1)
     policy: str = setting("budget:100MiB", "What the backward pass keeps.")
     max_seconds: float = setting(360.0, "Stop training after this time.", least=1)
 
@@ -85,7 +86,7 @@ def main(arguments: list[str]) -> int:
         run = RunConfig(
             model=MODEL,
             tokenizer=f"bpe:{MODEL.vocab}",
-            optim=OptimConfig(steps=demo.steps),
+            optim=dataclasses.replace(OPTIM, steps=demo.steps),
             out=Path(folder),
             policy=demo.policy,
             batch=BATCH,
