@@ -31,6 +31,11 @@ def doubled(x: jax.Array) -> jax.Array:
     return jax.lax.while_loop(lambda x: jnp.sum(x) < 1e3, lambda x: jnp.sin(x) @ x + x, x)
 
 
+def counted_down(n: jax.Array, x: jax.Array) -> jax.Array:
+    more, less = lambda s: s[0] > -1, lambda s: (s[0] - 1, jnp.sin(s[1]) @ s[1])
+    return jax.lax.while_loop(more, less, (n, x))[1]
+
+
 def update(p: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     value, ct = xform.value_and_grad(scanned)(p, x)
     return p - 0.1 * ct, value
@@ -51,6 +56,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] 
     "scan, JAX": (jax.value_and_grad(scanned), (ones(*WS), ones(*X)), {}),
     "recompute": (xform.grad(unrolled, policy=nothing), ({"w": ones(64, 64)}, ones(*X)), {}),
     "while": (doubled, (ones(64, 64),), {}),
+    "down": (counted_down, (jnp.int32(3), ones(64, 64)), {}),
     "donated": (update, (ones(*WS), ones(*X)), {"donate_argnums": 0}),
     "odd": (odd, (ones(8, 8), ones(0, 3), ones()), {}),
 }

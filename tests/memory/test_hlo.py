@@ -27,6 +27,13 @@ def test_types() -> None:
     assert root.shape.at((1,)).bytes == 4 * 64 * 64 * 4
 
 
+@pytest.mark.parametrize(("name", "trips"), [("scan", {4}), ("while", {1}), ("down", {1})])
+def test_how_often_a_loop_runs_where_that_can_be_read(name: str, trips: set[int]) -> None:
+    m = module(name)
+    loops = [i for i in m.instructions.values() if i.opcode == "while"]
+    assert {m.trips(loop) for loop in loops} == trips
+
+
 @pytest.mark.parametrize(
     ("dtype", "dims", "size"),
     [

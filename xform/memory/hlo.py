@@ -209,11 +209,14 @@ class Module:
             yield instruction
 
     def trips(self, loop: Instruction) -> int:
-        """How often a loop runs: as XLA notes it, else the one constant of its condition; or 1."""
+        """How often a loop runs: as XLA notes it, else the one constant of its condition; or 1.
+
+        No constant below 1 is such a number: it is part of a bound that the loop is given.
+        """
         if loop._trips:
             return loop._trips
         inside = [i for c in loop.called for i in self._with_fusions(c) if c != loop.called[0]]
-        bounds = {i.value for i in inside if i.value}
+        bounds = {i.value for i in inside if i.value and i.value > 0}
         return bounds.pop() if len(bounds) == 1 else 1
 
     def named(self, instruction: Instruction) -> str:
