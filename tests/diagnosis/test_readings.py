@@ -11,6 +11,7 @@ import xform
 from tests.diagnosis.networks import EXAMPLES, batch, plain, scanned, weights
 from xform.diagnosis import readings
 from xform.diagnosis.diagnosis import Diagnosis
+from xform.errors import WrongArgument
 
 
 def rms(x: Any) -> float:
@@ -146,3 +147,29 @@ def test_squares_neither_overflow_nor_vanish(size: float) -> None:
 def test_norms_of_what_is_zero_or_not_finite(size: float) -> None:
     np.testing.assert_equal(float(readings.rms(jnp.full((2, 2), size))), size)
     assert float(readings.rms(jnp.zeros((0, 2)))) == 0.0
+
+
+def test_what_a_loss_makes_besides_is_passed_through_and_read_over() -> None:
+    """Statistics, as of a batch norm, are no result of a layer."""
+
+    def normed(ws: Any, x: Any) -> Any:
+        means = []
+        for w in ws:
+            y = x @ w
+            means.append(jnp.mean(y, 0))
+            x = jnp.tanh(y - means[-1])
+        return jnp.mean(x**2), {"means": means}
+
+    ws, x, key = weights(3), batch(), jax.random.key(0)
+    plain_loss = lambda ws, x: normed(ws, x)[0]
+    of, alone = Diagnosis(normed, ws, x, has_aux=True), Diagnosis(plain_loss, ws, x)
+    (value, aux), grads, read = jax.jit(of.value_and_grad)(ws, x, key)
+    expected = jax.jit(alone.value_and_grad)(ws, x, key)
+    found = jax.tree.leaves((value, grads, read))
+    for a, b in zip(found, jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
+    for a, b in zip(aux["means"], jax.jit(normed)(ws, x)[1]["means"], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+    assert len(of.judged(jax.device_get(read))) == 3
+    with pytest.raises(WrongArgument, match="not a pair"):
+        Diagnosis(plain_loss, ws, x, has_aux=True)

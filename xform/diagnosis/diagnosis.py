@@ -28,7 +28,7 @@ from xform.diagnosis.verdict import judged
 from xform.errors import WrongArgument
 from xform.ir import lifted, trace
 from xform.transforms.check import check_input, check_output, check_scalar
-from xform.transforms.function import Tree, as_array
+from xform.transforms.function import Call, Tree, as_array
 from xform.transforms.reverse import value_and_grad
 
 ASKED = "health"
@@ -57,11 +57,13 @@ class Diagnosis:
     """A loss with its layers, found once for the types of its arguments. Nothing is run.
 
     Args:
-      loss: `loss(params, batch)`, a pure function that returns a scalar.
+      loss: `loss(params, batch)`, a pure function that returns a scalar, or with `has_aux` a pair
+        of it and of what else it makes.
       params: pytree of floats, or their types; all of it is differentiated.
       batch: pytree of what the loss reads besides; arrays or their types. The first axis of its
         first array is that of the examples.
       iterations: of the power iteration for each layer's largest singular value; 0 leaves it out.
+      has_aux: whether the loss returns a pair, of which the second is passed through.
 
     Raises:
       NotScalar: the loss returns something other than a scalar.
@@ -70,21 +72,23 @@ class Diagnosis:
     """
 
     def __init__(self, loss: Callable[[Tree, Tree], Value], params: Tree, batch: Tree,
-                 iterations: int = 0) -> None:  # fmt: skip
-        self.name, self.iterations = function_name(loss), iterations
+                 iterations: int = 0, has_aux: bool = False) -> None:  # fmt: skip
+        self.name, self.iterations, self._has_aux = function_name(loss), iterations, has_aux
         paths, self._params = jax.tree.flatten_with_path(params)
         called = argument_names(loss, 2)[0]
         self.paths = [_named(keystr(path, simple=True, separator="."), called) for path, _ in paths]
         leaves, self._batch = jax.tree.flatten(batch)
         for _, x in paths:
             check_input(ASKED, jnp.zeros((), x.dtype) if hasattr(x, "dtype") else x, False, False)
-        n = len(paths)
+        n, whole = len(paths), jax.tree.structure((params, batch))
+        self._aux: Any = None
 
         def flat(*args: Value) -> list[Value]:
-            y = loss(self._params.unflatten(args[:n]), self._batch.unflatten(args[n:]))
+            y, aux = Call(ASKED, self.name, loss, has_aux, [], [], whole).run(args)
             check_scalar(ASKED, self.name, y)
             check_output(ASKED, y, False)
-            return [y]
+            others, self._aux = jax.tree.flatten(aux)
+            return [y, *map(jnp.asarray, others)]
 
         args = [_typed(x) for x in (*(x for _, x in paths), *leaves)]
         self._program, self._closed = lifted(trace(flat, *args))
@@ -109,21 +113,27 @@ class Diagnosis:
         return sorted({w for row in self.rows for w in row.layer.weights})
 
     def value_and_grad(self, params: Tree, batch: Tree, key: Value, policy: Any = None
-                       ) -> tuple[Value, Tree, Readings]:  # fmt: skip
-        """The loss, its gradient in `params`, and what was read. May be jitted."""
+                       ) -> tuple[Any, Tree, Readings]:  # fmt: skip
+        """The loss, its gradient in `params`, and what was read. May be jitted.
+
+        With `has_aux` the first is a pair: the loss, and what else was made.
+        """
         leaves, others = self._params.flatten_up_to(params), self._batch.flatten_up_to(batch)
 
-        def loss(leaves: list[Value], into: list[Value]) -> Value:
-            return run(self._level, [*self._closed, *leaves, *others], into, probe)[0]
+        def loss(leaves: list[Value], into: list[Value]) -> tuple[Value, list[Value]]:
+            y, *aux = run(self._level, [*self._closed, *leaves, *others], into, probe)
+            return y, aux
 
         def probe(layer: Layer, env: Callable[[Var], Value], sink: Value) -> Value:
             read = readings.forward(layer, env, key, self.iterations)
             return readings.probe(env(layer.out), sink, read, self.batch_size)
 
         into = sinks(self.rows, len(readings.NAMES))
-        value, (grads, read) = value_and_grad(loss, (0, 1), policy=policy)(leaves, into)
+        gradient = value_and_grad(loss, (0, 1), has_aux=True, policy=policy)
+        (value, aux), (grads, read) = gradient(leaves, into)
         found = Readings(read, self.norms(leaves), self.norms(grads), [])
-        return value, self._params.unflatten(grads), found
+        out = (value, self._aux.unflatten(aux)) if self._has_aux else value
+        return out, self._params.unflatten(grads), found
 
     def norms(self, leaves: Sequence[Value]) -> list[Value]:
         """The norm of each parameter that a layer owns."""

@@ -61,10 +61,15 @@ class Region:
 
 @dataclasses.dataclass(eq=False)
 class Flow:
-    """A program, with what its values depend on, its regions, and the same of programs inside."""
+    """A program, with what its values depend on, its regions, and the same of programs inside.
+
+    `results` is how many of its outputs are what it is for; the others only leave, and that they do
+    makes nothing the result of a layer. None is for all.
+    """
 
     program: Program
     marks: dict[Var, Mark]
+    results: int | None = None
     regions: list[Region] = dataclasses.field(default_factory=list[Region])
     inner: dict[int, tuple[Flow, ...]] = dataclasses.field(default_factory=lambda: {})
 
@@ -89,8 +94,8 @@ class Flow:
 
     @cached_property
     def outputs(self) -> frozenset[Var]:
-        """What the program returns."""
-        return frozenset(v for v in self.program.outputs if isinstance(v, Var))
+        """What the program is for."""
+        return frozenset(v for v in self.program.outputs[: self.results] if isinstance(v, Var))
 
     @cached_property
     def readers(self) -> dict[Var, list[int]]:
@@ -183,14 +188,14 @@ def _moves(v: Any) -> bool:
     return differentiable(v.aval)
 
 
-def flow(prog: Program, marks: Sequence[Mark]) -> Flow:
+def flow(prog: Program, marks: Sequence[Mark], results: int | None = None) -> Flow:
     """Follow parameters and batch through a program.
 
     Raises:
       NotDifferentiable: it has effects.
     """
     prog = calls_opened(prog)
-    of = Flow(prog, dict(zip(prog.inputs, marks, strict=True)))
+    of = Flow(prog, dict(zip(prog.inputs, marks, strict=True)), results)
     for i, eqn in enumerate(prog.equations):
         _refuse_effects(eqn)
         read = [of.of(v) for v in eqn.invars]

@@ -114,9 +114,12 @@ class Row:
         return (*key, self.place)
 
 
-def level(prog: Program, marks: Sequence[Mark], top: bool = True) -> Level:
-    """The layers of a program, whose inputs are of parameters, of the batch, or of both."""
-    return _level(flow(prog, marks), top)
+def level(prog: Program, marks: Sequence[Mark]) -> Level:
+    """The layers of a program, whose inputs are of parameters, of the batch, or of both.
+
+    Its first output is the loss.
+    """
+    return _level(flow(prog, marks, results=1), top=True)
 
 
 def _level(of: Flow, top: bool) -> Level:
