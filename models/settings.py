@@ -51,11 +51,15 @@ def setting(default: Any, help: str, **about: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A setting in a tree: its name, in which sections it is, and what it holds."""
+    """A setting in a tree: its name, in which sections it is, and what it holds.
+
+    `kind` is the type of its value; of a tuple, `item` is that of each element.
+    """
 
     name: str
     sections: tuple[str, ...]
     kind: type
+    item: type
     optional: bool
     about: About
     value: Any
@@ -67,9 +71,16 @@ class Leaf:
 
     def checked(self, given: Any, called: str) -> Any:
         """A value of the right type and within the bounds, or an `InputError`."""
+        if self.kind is tuple and self.item is int:
+            return self._numbers(given, called)
         if self.kind is tuple:
             return self._texts(given, called)
-        value, about = self._typed(given, called), self.about
+        value = self._typed(given, called)
+        self._bounded(value, called)
+        return value
+
+    def _bounded(self, value: Any, called: str) -> None:
+        about = self.about
         if about.choices and value not in about.choices:
             near = nearest(str(value), about.choices)
             raise InputError(f"{called} is {value!r}: give one of {', '.join(about.choices)}{near}")
@@ -78,7 +89,22 @@ class Leaf:
         for words, bound, holds in bounds:
             if bound is not None and not holds(value, bound):
                 raise InputError(f"{called} is {value}, and must be {words} {bound}")
-        return value
+
+    def _numbers(self, given: Any, called: str) -> tuple[int, ...]:
+        parts = [
+            part
+            for one in (given if isinstance(given, list | tuple) else [given])
+            for part in (one.split(",") if isinstance(one, str) else [one])
+        ]
+        try:
+            numbers = tuple(int(part) if isinstance(part, str) else part for part in parts)
+        except ValueError:
+            numbers = ("",)
+        if not all(type(n) is int for n in numbers):
+            raise InputError(f"{called} is {given!r}, and must be whole numbers: 16,32")
+        for n in numbers:
+            self._bounded(n, called)
+        return numbers
 
     def _texts(self, given: Any, called: str) -> tuple[str, ...]:
         given = [given] if isinstance(given, str) else given
@@ -117,10 +143,10 @@ def leaves(tree: Any, sections: tuple[str, ...] = ()) -> Iterator[Leaf]:
             inner.append((field.name, value))
             continue
         hint = hints[field.name]
-        args = () if typing.get_origin(hint) is tuple else typing.get_args(hint)
-        kinds = [k for k in args if k is not types.NoneType] or [typing.get_origin(hint) or hint]
-        about = field.metadata["about"]
-        yield Leaf(field.name, sections, kinds[0], types.NoneType in args, about, value)
+        args, several = typing.get_args(hint), typing.get_origin(hint) is tuple
+        kinds = [k for k in args if k is not types.NoneType] or [hint]
+        kind, about = tuple if several else kinds[0], field.metadata["about"]
+        yield Leaf(field.name, sections, kind, kinds[0], types.NoneType in args, about, value)
     for name, value in inner:
         yield from leaves(value, (*sections, name))
 

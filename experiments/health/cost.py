@@ -16,8 +16,8 @@ from experiments.report import write_table
 from experiments.timing import paired
 from models.nets.gpt2 import GPT2Config
 from models.nets.llama import LlamaConfig
-from models.train.config import of_model
 from models.train.health import diagnosis
+from models.train.kinds import of_model
 from models.train.optim import OptimConfig
 from models.train.state import init_state
 from models.train.step import make_step
@@ -36,7 +36,7 @@ def measure(model: Any) -> tuple[float, float, float]:
     """The median ratio of a step that reads its layers to one that does not, and quartiles."""
     run = dataclasses.replace(of_model(model), batch=BATCH, optim=OptimConfig())
     state = init_state(run.model, run.optim, 0)
-    tokens = np.random.default_rng(0).integers(0, 255, run.tokens_type().shape).astype(np.uint8)
+    tokens = np.random.default_rng(0).integers(0, 255, run.batch_type().shape).astype(np.uint8)
     with_health = jax.jit(make_step(run.model, run.optim, health=diagnosis(run)))
     without = jax.jit(make_step(run.model, run.optim))
     return paired(with_health, without, (state, tokens), PAIRS)

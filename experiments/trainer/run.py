@@ -20,7 +20,8 @@ from experiments.trainer.plain import compile_plain
 from models.data.corpus import load_corpus
 from models.errors import InputError
 from models.nets.gpt2 import GPT2Config
-from models.train.config import RunConfig, of_model
+from models.train.config import RunConfig
+from models.train.kinds import of_model
 from models.train.optim import OptimConfig
 from models.train.planned import plan_step, policy_of
 from models.train.state import init_state

@@ -1,34 +1,36 @@
-"""Pictures with labels: folders of classes, arrays, and CIFAR's files."""
+"""Pictures with labels: folders of classes, arrays, CIFAR's files, or made by a seed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import grain
 import numpy as np
 
 from models.data.arrays import halves, mapped
 from models.data.batches import Source
+from models.data.examples import Examples
 from models.data.extras import needed
 from models.data.files import files_of, readable
+from models.data.picture import Picture
+from models.data.synthetic import SyntheticMasks, SyntheticPictures
 from models.errors import InputError
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp")
 VALIDATION = ("validation", "val", "test")
 _CIFAR = (32, 32, 3)
-
-
-class Picture(TypedDict):
-    """A picture, uint8 `[height, width, channels]`, and its class, or the class of each pixel."""
-
-    image: np.ndarray
-    label: np.ndarray
+_MODES = {1: "L", 3: "RGB"}
 
 
 class Arrays:
-    """Pictures `[N, height, width]` or with channels behind, and labels `[N]` or of each pixel."""
+    """Pictures `[N, height, width]` or with channels behind, and labels `[N]` or of each pixel.
+
+    Attributes:
+      classes: one more than the largest label.
+    """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, name: str) -> None:
         if images.ndim not in (3, 4) or images.dtype != np.uint8:
@@ -44,7 +46,14 @@ class Arrays:
                 f"labels of {name} are {labels.dtype} {labels.shape}, and must be whole"
                 f" numbers {images.shape[:1]}, or {images.shape[:3]}"
             )
+        if labels.size and labels.min() < 0:
+            raise InputError(f"labels of {name} go down to {labels.min()}, and must be from 0")
         self._images, self._labels = images, labels
+        self.classes = int(labels.max(initial=0)) + 1
+
+    def content(self) -> Iterator[np.ndarray | str]:
+        """All arrays."""
+        yield from (self._images, self._labels)
 
     def __len__(self) -> int:
         return len(self._images)
@@ -59,18 +68,23 @@ class Files:
     """Files of pictures, of which each is in the folder of its class; read when they are asked for.
 
     Attributes:
-      classes: the names of the classes, in the order of their numbers.
+      names: of the classes, in the order of their numbers.
+      classes: how many there are.
     """
 
     def __init__(self, folder: Path, size: tuple[int, int] | None, channels: int = 3) -> None:
         with readable():
             folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
-        self.classes = [path.name for path in folders if not path.name.startswith(".")]
+        self.names = [path.name for path in folders if not path.name.startswith(".")]
+        self.classes = len(self.names)
         self._library: Any = needed("PIL.Image", str(folder))
-        self._mode = {1: "L", 3: "RGB"}[channels]
+        if channels not in _MODES:
+            raise InputError(f"pictures of {channels} channels are asked of {folder}, whose files"
+                             " have 1 or 3")  # fmt: skip
+        self._mode = _MODES[channels]
         self._found = [
             (file, number)
-            for number, name in enumerate(self.classes)
+            for number, name in enumerate(self.names)
             for file in files_of(folder / name)
             if file.suffix.lower() in PICTURES
         ]
@@ -79,6 +93,13 @@ class Files:
         self._to = size
         height, width, _ = self._read(self._found[0][0]).shape
         self._size = width, height
+
+    def content(self) -> Iterator[np.ndarray | str]:
+        """The classes, and the names and sizes of their files; not what is in these."""
+        yield from self.names
+        with readable():
+            for file, number in self._found:
+                yield f"{number} {file.name} {file.stat().st_size}"
 
     def __len__(self) -> int:
         return len(self._found)
@@ -104,8 +125,8 @@ class Files:
 
 def load_images(
     path: Path, *, size: tuple[int, int] | None = None, channels: int = 3, held: float = 0.05
-) -> dict[str, Source]:
-    """The parts "train" and "validation" of the pictures in a folder: elements are `Picture`s.
+) -> Examples:
+    """The pictures in a folder, in two parts: elements are `Picture`s.
 
     A folder may hold `images.npy` and `labels.npy`; or CIFAR's binary files; or a folder of
     pictures for each class. Where it holds folders `train` and `validation`, `val` or `test`, those
@@ -118,24 +139,45 @@ def load_images(
       held: share for validation, where the folder has no parts.
 
     Raises:
-      InputError: there are no pictures, or they cannot be read, or are of different sizes.
+      InputError: there are no pictures, or they cannot be read, are of different sizes, or of
+        other classes in one part than in the other.
     """
     with readable():
         names = {entry.name for entry in path.iterdir()}
     apart = [name for name in VALIDATION if name in names]
     if "train" in names and apart:
-        sources = [_source(path / name, size, channels) for name in ("train", apart[0])]
-        return dict(zip(("train", "validation"), sources, strict=True))
+        folders = [path / name for name in ("train", apart[0])]
+        return _apart(path, [_source(folder, size, channels) for folder in folders])
     if "data_batch_1" in names:
         raise InputError(f"{path} holds pickles, which may run any program when they are read: take"
                          " the binary version of CIFAR")  # fmt: skip
     if train := sorted(n for n in names if n.startswith(("data_batch_", "train.")) and _is_bin(n)):
         test = sorted(n for n in names if n.startswith("test") and _is_bin(n))
-        return {"train": _cifar(path, train), "validation": _cifar(path, test)}
-    return halves(_source(path, size, channels), held)
+        return _apart(path, [_cifar(path, train), _cifar(path, test)])
+    whole = _source(path, size, channels)
+    return Examples(str(path), halves(whole, held), whole.content, whole.classes)
 
 
-def _source(path: Path, size: tuple[int, int] | None, channels: int) -> Source:
+def made_images(whole: SyntheticPictures | SyntheticMasks, held: float) -> Examples:
+    """Pictures that are made, of which a share `held` is for validation."""
+    content = lambda: [repr(whole)]
+    return Examples("pictures that are made", halves(whole, held), content, whole.classes)
+
+
+def _apart(path: Path, sources: Sequence[Arrays | Files]) -> Examples:
+    """Parts that were apart before; where classes have names, both have the same."""
+    names = [source.names for source in sources if isinstance(source, Files)]
+    if len(names) == 2 and names[0] != names[1]:
+        odd = sorted({*names[0]} ^ {*names[1]})[0]
+        raise InputError(
+            f"{path} has pictures of {odd!r} in one of its parts alone: give both the same classes"
+        )
+    parts: dict[str, Source] = dict(zip(("train", "validation"), sources, strict=True))
+    content = lambda: itertools.chain.from_iterable(source.content() for source in sources)
+    return Examples(str(path), parts, content, max(source.classes for source in sources))
+
+
+def _source(path: Path, size: tuple[int, int] | None, channels: int) -> Arrays | Files:
     if (path / "images.npy").exists():
         return Arrays(mapped(path / "images.npy"), mapped(path / "labels.npy"), str(path))
     return Files(path, size, channels)

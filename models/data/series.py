@@ -8,6 +8,8 @@ import numpy as np
 
 from models.data.arrays import halves, mapped
 from models.data.batches import Source
+from models.data.examples import Examples
+from models.data.synthetic import SyntheticSeries
 from models.errors import InputError
 
 
@@ -37,8 +39,8 @@ class SeriesWindows:
 
 
 def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
-                ) -> dict[str, Source]:  # fmt: skip
-    """The parts "train" and "validation" of the series in a `.npy` file.
+                ) -> Examples:  # fmt: skip
+    """The series in a `.npy` file, in windows and in two parts.
 
     Of one series the end is for validation; of several some, drawn by a seed. All are scaled by the
     mean and the deviation of each feature in `train`.
@@ -75,4 +77,12 @@ def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
     if not np.isfinite([mean, scale]).all():
         raise InputError(f"{path} has numbers that are not finite, or too large to average")
     scale = np.where(scale > 0, scale, 1.0)  # a feature that never changes is 0
-    return {part: SeriesWindows(some, window, mean, scale) for part, some in parts.items()}
+    windows: dict[str, Source] = {
+        part: SeriesWindows(some, window, mean, scale) for part, some in parts.items()
+    }
+    return Examples(str(path), windows, lambda: [array])
+
+
+def made_series(whole: SyntheticSeries, held: float) -> Examples:
+    """Series that are made, each of them a window, of which a share `held` is for validation."""
+    return Examples("series that are made", halves(whole, held), lambda: [repr(whole)])

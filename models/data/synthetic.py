@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import cached_property
+
 import numpy as np
 
-from models.data.images import Picture
+from models.data.picture import Picture
 
 
+@dataclasses.dataclass(frozen=True)
 class SyntheticPictures:
-    """Pictures uint8 `[size, size, channels]` of noise, and of waves that are those of a class."""
+    """Pictures uint8 `[height, width, channels]` of noise, and of waves that are those of a class.
 
-    def __init__(self, seed: int, count: int, size: int, classes: int, channels: int = 3) -> None:
-        self._seed, self._count, self._classes = seed, count, classes
-        rng = np.random.default_rng(seed)
-        places = np.linspace(0, 2 * np.pi, size, endpoint=False)
-        turns = rng.integers(1, 4, (classes, channels, 2, 1, 1))
-        phases = rng.uniform(0, 2 * np.pi, (classes, channels, 1, 1))
-        waves = np.sin(turns[:, :, 0] * places[:, None] + turns[:, :, 1] * places + phases)
-        self._waves = waves.transpose(0, 2, 3, 1)
+    Attributes:
+      seed, count: of what they are a function, and how many there are.
+      height, width, channels, classes: their form.
+    """
+
+    seed: int
+    count: int
+    height: int
+    width: int
+    classes: int
+    channels: int = 3
+
+    @cached_property
+    def _waves(self) -> np.ndarray:
+        rng = np.random.default_rng(self.seed)
+        y, x = (
+            np.linspace(0, 2 * np.pi, side, endpoint=False) for side in (self.height, self.width)
+        )
+        turns = rng.integers(1, 4, (self.classes, self.channels, 2, 1, 1))
+        phases = rng.uniform(0, 2 * np.pi, (self.classes, self.channels, 1, 1))
+        waves = np.sin(turns[:, :, 0] * y[:, None] + turns[:, :, 1] * x + phases)
+        return waves.transpose(0, 2, 3, 1)
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __getitem__(self, index: int) -> Picture:
-        rng = np.random.default_rng([self._seed, index])
-        label = rng.integers(self._classes)
+        rng = np.random.default_rng([self.seed, index])
+        label = rng.integers(self.classes)
         noisy = 128 + 50 * self._waves[label] + rng.normal(0, 40, self._waves.shape[1:])
         return {
             "image": noisy.clip(0, 255).astype(np.uint8),
@@ -32,18 +50,47 @@ class SyntheticPictures:
         }
 
 
-class SyntheticSeries:
-    """Series float32 `[length, features]`: of each feature two waves of random speed and phase."""
+@dataclasses.dataclass(frozen=True)
+class SyntheticMasks(SyntheticPictures):
+    """Pictures of noise with a disc of each class but the first, and the class of each pixel.
 
-    def __init__(self, seed: int, count: int, length: int, features: int) -> None:
-        self._seed, self._count, self._shape = seed, count, (length, features)
+    A class has its waves; a disc that is made later covers the earlier ones.
+    """
+
+    def __getitem__(self, index: int) -> Picture:
+        rng = np.random.default_rng([self.seed, index])
+        label = np.zeros((self.height, self.width), np.int32)
+        y, x = np.ogrid[: self.height, : self.width]
+        for number in range(1, self.classes):
+            middle = rng.uniform(0, (self.height, self.width))
+            radius = rng.uniform(1 / 8, 3 / 8) * min(self.height, self.width)
+            label[(y - middle[0]) ** 2 + (x - middle[1]) ** 2 <= radius**2] = number
+        rows, columns = np.indices(label.shape)
+        noisy = 128 + 50 * self._waves[label, rows, columns]
+        noisy += rng.normal(0, 40, noisy.shape)
+        return {"image": noisy.clip(0, 255).astype(np.uint8), "label": label}
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticSeries:
+    """Series float32 `[length, features]`: of each feature two waves of random speed and phase.
+
+    Attributes:
+      seed, count: of what they are a function, and how many there are.
+      length, features: their form.
+    """
+
+    seed: int
+    count: int
+    length: int
+    features: int
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __getitem__(self, index: int) -> np.ndarray:
-        length, features = self._shape
-        rng = np.random.default_rng([self._seed, index])
+        length, features = self.length, self.features
+        rng = np.random.default_rng([self.seed, index])
         speeds = rng.uniform(0.02, 0.3, (2, features))
         phases = rng.uniform(0, 2 * np.pi, (2, features))
         moments = np.arange(length)[:, None, None]

@@ -79,6 +79,14 @@ def constrained(x: jax.Array, *names: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*places))
 
 
+def by_example(x: jax.Array) -> jax.Array:
+    """Examples `[B, ...]` that a layer reads: each device has some, and the whole of these.
+
+    Of layers that do not say so XLA has made wrong gradients: see the limits in `README.md`.
+    """
+    return constrained(x, "batch", *[None] * (x.ndim - 1))
+
+
 def shardings(
     state: nnx.State, mesh: Mesh | AbstractMesh, rules: Mapping[str, str | None] = RULES
 ) -> nnx.State:

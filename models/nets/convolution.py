@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from models.nets.axes import named
+from models.nets.axes import by_example, named
 from models.nets.norms import batch_norm
 
 KERNEL = named("height", "width", "channels_in", "channels")
@@ -43,4 +43,4 @@ class NormedConvolution(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map `[B, height, width, inputs]` to `[B, height / stride, width / stride, outputs]`."""
-        return self.norm(self.convolution(x))
+        return self.norm(self.convolution(by_example(x)))

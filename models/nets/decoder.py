@@ -17,10 +17,8 @@ from models.nets.loss import cross_entropy, scores
 from models.nets.mixture import Routing
 from models.nets.policies import POLICIES
 from models.nets.self_attention import Context
+from models.nets.sizes import SIZE, dtype_setting
 from models.settings import setting
-
-SIZE: dict[str, Any] = {"least": 1, "most": 2**31 - 1, "change": "never"}
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +42,7 @@ class DecoderConfig:
         None, "What a remat region around each layer saves; none without.", choices=tuple(POLICIES)
     )
     z_loss: float = setting(0.0, "What squares of logits' sums add to a loss.", least=0)
-    dtype: str = setting("float32", "Of the computation.", choices=DTYPES)
+    dtype: str = dtype_setting()
 
     def __post_init__(self) -> None:
         if self.width % self.heads:

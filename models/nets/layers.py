@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.nets.axes import constrained
+from models.nets.axes import by_example
 from models.nets.policies import with_policy
 
 
@@ -46,7 +46,7 @@ class Layers(nnx.Module):
         def run(graphdef: nnx.GraphDef[Any]) -> Callable[..., Any]:
             # Pure, so that a policy sees the parameters among the inputs, which are kept anyway.
             def layer(params: nnx.State, x: jax.Array, own: Any, shared: Any) -> Any:
-                x = constrained(x, "batch", *[None] * (x.ndim - 1))
+                x = by_example(x)
                 return nnx.merge(graphdef, params)(x, own, shared)
 
             return with_policy(layer, self.remat)

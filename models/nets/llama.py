@@ -13,7 +13,7 @@ import jax
 from flax import nnx
 
 from models.nets.cache import Cache
-from models.nets.decoder import SIZE, Decoder, DecoderConfig
+from models.nets.decoder import Decoder, DecoderConfig
 from models.nets.dense import NORMAL, dense, embedding, looked_up
 from models.nets.layers import Layers
 from models.nets.mixture import Mixture
@@ -21,6 +21,7 @@ from models.nets.norms import rms_norm
 from models.nets.perceptron import GatedPerceptron
 from models.nets.rotary import Rotary, Stretch
 from models.nets.self_attention import Context, SelfAttention
+from models.nets.sizes import SIZE
 from models.settings import setting
 
 ANY: dict[str, Any] = {"above": 0, "change": "never"}

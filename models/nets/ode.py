@@ -14,18 +14,21 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from models.nets.axes import by_example
 from models.nets.dense import dense
+from models.nets.sizes import SIZE, dtype_setting
+from models.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
 class ODEConfig:
     """Sizes of the field, and how it is followed."""
 
-    width: int
-    hidden: int
-    steps: int
-    time: float = 1.0
-    dtype: str = "float32"
+    width: int = setting(64, "Of the state; without it, as many as the data has features.", **SIZE)
+    hidden: int = setting(256, "Of the field's perceptron.", **SIZE)
+    flow_steps: int = setting(200, "Steps by which the field is followed.", **SIZE)
+    time: float = setting(1.0, "For how long it is followed.", above=0, change="never")
+    dtype: str = dtype_setting()
 
 
 def flow(field: Callable[[Any, Any], Any], x: Any, time: float, steps: int) -> Any:
@@ -55,12 +58,13 @@ class NeuralODE(nnx.Module):
         self.out = dense({"mlp": c.hidden}, {"embed": c.width}, bias=True, dtype=c.dtype, rngs=rngs)
 
     def field(self, t: Any, x: jax.Array) -> jax.Array:
-        """Where the state `[B, D]` goes at a time."""
+        """Where states `[..., D]` go at a time."""
         times = jnp.broadcast_to(jnp.asarray(t, x.dtype), (*x.shape[:-1], 1))
-        return self.out(jnp.tanh(self.enter(jnp.concatenate([x, times], axis=-1))))
+        read = by_example(jnp.concatenate([x, times], axis=-1))
+        return self.out(by_example(jnp.tanh(self.enter(read))))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map a state `[B, D]` to what it is after the time."""
+        """Map states `[..., D]` to what they are after the time."""
         graphdef, params = nnx.split(self)
         field = lambda t, x: nnx.merge(graphdef, params).field(t, x)
-        return flow(field, x, self.config.time, self.config.steps)
+        return flow(field, x, self.config.time, self.config.flow_steps)

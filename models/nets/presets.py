@@ -8,10 +8,10 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh
 
-from models.nets.decoder import DecoderConfig
 from models.nets.gpt2 import GPT2, GPT2Config
 from models.nets.llama import Llama, LlamaConfig
 from models.nets.mlp import MLP, MLPConfig
+from models.nets.objectives import OBJECTIVES
 from models.nets.ode import NeuralODE, ODEConfig
 from models.nets.recurrent import Recurrent, RecurrentConfig
 from models.nets.resnet import ResNet, ResNetConfig
@@ -43,7 +43,7 @@ def _llama(
 _LLAMA3 = {"kv_heads": 8, "rope_base": 500_000.0}
 _LLAMA31 = {**_LLAMA3, "rope_factor": 8.0}
 PRESETS: dict[str, Any] = {
-    # The first four are for text in bytes, on a laptop.
+    # The first four are for text in bytes, on a laptop; `tiny-vit` and `tiny-unet` for pictures.
     "tiny": GPT2Config(dropout=0.0),
     "tiny-llama": LlamaConfig(tied=True),
     "tiny-mixtral": LlamaConfig(tied=True, experts=4),
@@ -72,17 +72,19 @@ PRESETS: dict[str, Any] = {
     ),
     "resnet20": ResNetConfig(16, (16, 32, 64), (3, 3, 3), 10, bottleneck=False, small=True),
     "resnet50": ResNetConfig(64, (256, 512, 1024, 2048), (3, 4, 6, 3), 1000, bottleneck=True),
+    "tiny-vit": ViTConfig(),
     "vit-s": ViTConfig(224, 16, 384, 12, 6, 1536, 1000, epsilon=1e-6),
+    "tiny-unet": UNetConfig(),
     "unet": UNetConfig(1, (64, 128, 256, 512, 1024), 2),
-    "lstm": RecurrentConfig("lstm", 64, 128),
-    "gru": RecurrentConfig("gru", 64, 128),
+    "lstm": RecurrentConfig("lstm", 64, 128, head=True),
+    "gru": RecurrentConfig("gru", 64, 128, head=True),
     "ode": ODEConfig(64, 256, 200),
     "mlp": MLPConfig(),
 }
 
 
-# What `models/train` trains: models of language.
-TRAINED = {name: config for name, config in PRESETS.items() if isinstance(config, DecoderConfig)}
+# What `models/train` trains.
+TRAINED = {name: config for name, config in PRESETS.items() if type(config) in OBJECTIVES}
 
 
 def build(config: Any, seed: int = 0) -> Any:

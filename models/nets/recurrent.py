@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from models.nets.axes import by_example
 from models.nets.dense import dense
+from models.nets.sizes import SIZE, dtype_setting
+from models.settings import setting
 
 State = tuple[jax.Array, ...]
 
@@ -18,11 +21,14 @@ State = tuple[jax.Array, ...]
 class RecurrentConfig:
     """Sizes of a stack of such layers."""
 
-    kind: str  # "lstm" or "gru"
-    inputs: int
-    width: int
-    depth: int = 1
-    dtype: str = "float32"
+    kind: str = setting("lstm", "What carries the state.", choices=("lstm", "gru"), change="never")
+    inputs: int = setting(64, "Features; without it, as many as the data has.", **SIZE)
+    width: int = setting(128, "Of the state.", **SIZE)
+    depth: int = setting(1, "Layers.", **SIZE)
+    dtype: str = dtype_setting()
+    head: bool = setting(
+        False, "Say as many features of each state as come in, by a linear map.", change="never"
+    )
 
 
 class LSTM(nnx.Module):
@@ -77,17 +83,22 @@ class Recurrent(nnx.Module):
         widths = [c.inputs, *[c.width] * (c.depth - 1)]
         kind = KINDS[c.kind]
         self.layers = nnx.List([kind(n, c.width, dtype=c.dtype, rngs=rngs) for n in widths])
+        sides = {"embed": c.width}, {"classes": c.inputs}
+        self.head = dense(*sides, bias=True, dtype=c.dtype, rngs=rngs) if c.head else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map series `[B, T, inputs]` to the last layer's states `[B, T, width]`."""
+        """Map series `[B, T, inputs]` to the last layer's states `[B, T, width]`.
+
+        With a head, to `[B, T, inputs]`, each a linear function of a state.
+        """
         for layer in self.layers:
             graphdef, params = nnx.split(layer)
 
             def step(state: State, seen: jax.Array, graphdef=graphdef, params=params) -> Any:
-                state = nnx.merge(graphdef, params).step(state, seen)
+                state = nnx.merge(graphdef, params).step(tuple(map(by_example, state)), seen)
                 return state, state[0]
 
-            seen = jnp.moveaxis(layer.input(x), 1, 0)  # for all moments at once
+            seen = jnp.moveaxis(layer.input(by_example(x)), 1, 0)  # for all moments at once
             start = layer.start((x.shape[0], self.config.width), seen.dtype)
             x = jnp.moveaxis(jax.lax.scan(step, start, seen)[1], 0, 1)
-        return x
+        return x if self.head is None else self.head(by_example(x))

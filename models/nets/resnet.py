@@ -13,24 +13,37 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from models.nets.axes import by_example
 from models.nets.convolution import NormedConvolution
 from models.nets.dense import dense
+from models.nets.sizes import SIZE, dtype_setting
+from models.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
 class ResNetConfig:
     """Sizes: a stage has a width, and so many blocks."""
 
-    stem: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    classes: int
-    bottleneck: bool
-    small: bool = (
-        False  # images: the stem keeps their size, and no block changes it with parameters
+    stem: int = setting(16, "Channels of the first convolution.", **SIZE)
+    widths: tuple[int, ...] = setting((16, 32, 64), "Channels of each stage.", **SIZE)
+    depths: tuple[int, ...] = setting((3, 3, 3), "Blocks of each stage.", **SIZE)
+    classes: int = setting(10, "Classes; without it, as many as the data has.", **SIZE)
+    bottleneck: bool = setting(
+        False, "Blocks of three convolutions, the middle one narrow.", change="never"
     )
-    channels: int = 3
-    dtype: str = "float32"
+    small: bool = setting(
+        False,
+        "For small pictures: the stem keeps their size, and no block changes it with parameters.",
+        change="never",
+    )
+    channels: int = setting(3, "Of a picture; without it, as many as the data has.", **SIZE)
+    dtype: str = dtype_setting()
+
+    def __post_init__(self) -> None:
+        if not self.widths or len(self.widths) != len(self.depths):
+            raise ValueError(f"widths {self.widths} and depths {self.depths} are not one of each")
+        if self.bottleneck and any(width % 4 for width in self.widths):
+            raise ValueError(f"widths {self.widths} of bottlenecks are no multiples of 4")
 
 
 class Block(nnx.Module):
@@ -96,4 +109,4 @@ class ResNet(nnx.Module):
         for stage in self.stages:
             for block in stage:
                 x = block(x)
-        return self.head(x.mean((1, 2))).astype(jnp.float32)
+        return self.head(by_example(x.mean((1, 2)))).astype(jnp.float32)

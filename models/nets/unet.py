@@ -13,18 +13,24 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.nets.axes import named
+from models.nets.axes import by_example, named
 from models.nets.convolution import KERNEL, NormedConvolution
+from models.nets.sizes import SIZE, dtype_setting
+from models.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
 class UNetConfig:
     """Sizes; each level has half the side of the one before."""
 
-    channels: int
-    widths: tuple[int, ...]
-    classes: int
-    dtype: str = "float32"
+    channels: int = setting(3, "Of a picture; without it, as many as the data has.", **SIZE)
+    widths: tuple[int, ...] = setting((16, 32, 64), "Channels of each level.", **SIZE)
+    classes: int = setting(2, "Classes; without it, as many as the data has.", **SIZE)
+    dtype: str = dtype_setting()
+
+    def __post_init__(self) -> None:
+        if not self.widths:
+            raise ValueError("widths () are of no level")
 
 
 class Pair(nnx.Module):
@@ -63,5 +69,5 @@ class UNet(nnx.Module):
             x = pair(nnx.max_pool(x, (2, 2), strides=(2, 2)) if i else x)
             seen.append(x)
         for enlarge, pair, skip in zip(self.enlarge, self.up, seen[-2::-1], strict=True):
-            x = pair(jnp.concatenate([skip, enlarge(x)], axis=-1))
-        return self.head(x).astype(jnp.float32)
+            x = pair(jnp.concatenate([skip, enlarge(by_example(x))], axis=-1))
+        return self.head(by_example(x)).astype(jnp.float32)

@@ -13,33 +13,44 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.nets.axes import named
+from models.nets.axes import by_example, named
 from models.nets.block import Block
 from models.nets.dense import NORMAL, dense
 from models.nets.dropout import dropout
 from models.nets.layers import Layers
 from models.nets.norms import layer_norm
+from models.nets.policies import POLICIES
 from models.nets.self_attention import Context
+from models.nets.sizes import SIZE, dtype_setting
+from models.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
 class ViTConfig:
     """Sizes, and how to compute."""
 
-    image: int
-    patch: int
-    width: int
-    depth: int
-    heads: int
-    hidden: int
-    classes: int
-    channels: int = 3
-    epsilon: float = 1e-12
-    dropout: float = 0.0
-    chunk: int = 256
-    scan: bool = True
-    remat: str | None = None
-    dtype: str = "float32"
+    image: int = setting(32, "Pixels of a side; without it, as the data has.", **SIZE)
+    patch: int = setting(4, "Pixels of a side of a patch.", **SIZE)
+    width: int = setting(128, "Of the residual stream.", **SIZE)
+    depth: int = setting(4, "Layers.", **SIZE)
+    heads: int = setting(4, "Heads of queries.", **SIZE)
+    hidden: int = setting(512, "Of the perceptrons.", **SIZE)
+    classes: int = setting(10, "Classes; without it, as many as the data has.", **SIZE)
+    channels: int = setting(3, "Of a picture; without it, as many as the data has.", **SIZE)
+    epsilon: float = setting(1e-12, "What norms add to a variance.", above=0, change="never")
+    dropout: float = setting(0.0, "Share of vectors' elements zeroed in training.", least=0, most=1)
+    chunk: int = setting(256, "Queries whose scores are in memory at once.", least=1)
+    scan: bool = setting(True, "Loop over stacked layers, or write them out.", change="never")
+    remat: str | None = setting(
+        None, "What a remat region around each layer saves; none without.", choices=tuple(POLICIES)
+    )
+    dtype: str = dtype_setting()
+
+    def __post_init__(self) -> None:
+        if self.image % self.patch:
+            raise ValueError(f"patch {self.patch} does not divide image {self.image}")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is no multiple of {self.heads} heads")
 
 
 class ViT(nnx.Module):
@@ -83,11 +94,11 @@ class ViT(nnx.Module):
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         """Map images `[B, height, width, channels]` to float32 logits `[B, classes]`."""
         c = self.config
-        x = self.patches(images)
+        x = self.patches(by_example(images))
         x = x.reshape(x.shape[0], -1, c.width)
         first = jnp.broadcast_to(self.first[...], (x.shape[0], 1, c.width)).astype(x.dtype)
         x = jnp.concatenate([first, x], axis=1) + self.positions[...].astype(x.dtype)
         outer, key = (None, None) if key is None else jax.random.split(key)
         keys = None if key is None else jax.random.split(key, c.depth)
         x, _ = self.layers(dropout(x, c.dropout, outer), (keys, None), Context())
-        return self.head(self.norm(x[:, 0])).astype(jnp.float32)
+        return self.head(by_example(self.norm(x[:, 0]))).astype(jnp.float32)

@@ -27,7 +27,6 @@ from models.run.memory_table import measure, table
 from models.run.plots import plot_losses, plot_memory, plot_peaks
 from models.run.sample import Sampling, texts
 from models.settings import replaced, setting
-from models.train.config import RunConfig
 from models.train.display import Output
 from models.train.folder import LOG, PLAN, TOKENIZER
 from models.train.log import read_records
@@ -36,9 +35,9 @@ from models.train.optim import OptimConfig, optimizer
 from models.train.planned import load_plan, mebibytes
 from models.train.state import TrainState, abstract_state
 from models.train.step import make_loss, make_step
-from models.train.store import METRIC
+from models.train.text import TextRun
 
-MODEL = dataclasses.replace(TRAINED["tiny"], vocab=2048)
+MODEL: Any = dataclasses.replace(TRAINED["tiny"], vocab=2048)
 OPTIM = OptimConfig(optimizer="muon", learning_rate=1e-2, warmup=30)
 BATCH = 16
 
@@ -53,18 +52,18 @@ class Demo:
     max_seconds: float = setting(360.0, "Stop training after this time.", least=1)
 
 
-def peaks(run: RunConfig, plan: xform.Plan) -> dict[str, Any]:
+def peaks(run: TextRun, plan: xform.Plan) -> dict[str, Any]:
     """The memory of a step by `jax.grad`, and of the step by a plan; both reuse their state."""
-    gradient = jax.value_and_grad(make_loss(run.model))
+    gradient = jax.value_and_grad(make_loss(run.model), has_aux=True)
 
     def usual(state: TrainState, tokens: jax.Array) -> tuple[TrainState, jax.Array]:
-        loss, grads = gradient(state.params, tokens[0])
+        (loss, _), grads = gradient(state.params, state.statistics, tokens[0])
         updates, opt_state = optimizer(run.optim).update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         return dataclasses.replace(state, params=params, opt_state=opt_state), loss
 
     steps = {"jax.grad": usual, run.policy: make_step(run.model, run.optim, plan)}
-    args = abstract_state(run.model, run.optim), run.tokens_type()
+    args = abstract_state(run.model, run.optim), run.batch_type()
     return {
         name: xform.memory_analysis(step, *args, donate_argnums=0) for name, step in steps.items()
     }
@@ -83,7 +82,7 @@ def main(arguments: list[str]) -> int:
     console.print(table(rows, f"Memory of one gradient: {shape}"))
 
     with tempfile.TemporaryDirectory() as folder:
-        run = RunConfig(
+        run = TextRun(
             model=MODEL,
             tokenizer=f"bpe:{MODEL.vocab}",
             optim=dataclasses.replace(OPTIM, steps=demo.steps),
@@ -103,7 +102,8 @@ def main(arguments: list[str]) -> int:
 
     out = demo.out
     out.mkdir(parents=True, exist_ok=True)
-    judged = [r[METRIC] for r in records if METRIC in r]
+    metric = TextRun.metric
+    judged = [r[metric] for r in records if metric in r]
     console.print(
         f"Validation: {judged[0]:.2f} bits per byte before training, {judged[-1]:.2f} after"
         f" {outcome.step} steps ({judged[-1] / judged[0]:.0%})."

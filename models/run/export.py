@@ -11,7 +11,7 @@ from models.data.extras import needed
 from models.errors import InputError
 from models.nets import exported, huggingface
 from models.run.flags import Parser
-from models.run.trained import trained
+from models.run.trained import trained, trained_text
 from models.settings import replaced, setting
 
 
@@ -41,9 +41,11 @@ def main(arguments: list[str]) -> int:
         if asked.format == "jax":
             needed("flatbuffers", "--format jax", "train")
             dtype = jnp.dtype(asked.dtype)
-            exported.save(trained(asked.out), asked.to, dtype, asked.platform)
+            run, model = trained(asked.out)
+            exported.save(model, asked.to, dtype, asked.platform, run.reads())
         else:
-            huggingface.save(trained(asked.out), asked.to, jnp.dtype(asked.dtype))
+            model = trained_text(asked.out, "--format huggingface")
+            huggingface.save(model, asked.to, jnp.dtype(asked.dtype))
     except OSError as error:
         raise InputError(f"cannot write {asked.to}: {error.strerror}") from None
     print(f"wrote {asked.to}")

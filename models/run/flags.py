@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
             if leaf.kind is bool:
                 options["action"] = argparse.BooleanOptionalAction
             elif leaf.kind is tuple:
-                options |= {"action": "append", "metavar": "TEXT"}
+                options |= {"action": "append", "metavar": "N,N" if leaf.item is int else "TEXT"}
             else:
                 # A path stays a text: what `Path("")` was is no longer known.
                 options["type"] = leaf.kind if leaf.kind in (int, float) else str

@@ -72,7 +72,7 @@ def _report(config: DecoderConfig, batch: int, transform: Callable[..., Any]) ->
     params, loss = nnx.state(abstract(config)), make_loss(config)
 
     def gradient(params: nnx.State, tokens: jax.Array) -> nnx.State:
-        return transform(loss)(params, tokens)
+        return transform(loss, has_aux=True)(params, nnx.State({}), tokens)[0]
 
     tokens = jax.ShapeDtypeStruct((batch, config.context + 1), np.uint8)
     return xform.memory_analysis(gradient, params, tokens).to_dict()

@@ -10,7 +10,7 @@ from models.data.tokenizer import Bytes, Tokenizer, load_words
 from models.errors import InputError
 from models.nets.generate import Draw, generate
 from models.run.flags import Parser
-from models.run.trained import trained
+from models.run.trained import trained_text
 from models.settings import replaced, setting
 from models.train.config import LARGEST_SEED
 from models.train.folder import TOKENIZER
@@ -49,10 +49,6 @@ def main(arguments: list[str]) -> int:
     asked = replaced(Sampling(), parser.parse(arguments), by_flag=True)
     if not asked.prompt:
         raise InputError("--prompt needs at least one character")
-    words = asked.out / TOKENIZER
-    print(
-        "\n\n".join(
-            texts(trained(asked.out), asked, load_words(words) if words.exists() else BYTES)
-        )
-    )
+    words, model = asked.out / TOKENIZER, trained_text(asked.out, "sample")
+    print("\n\n".join(texts(model, asked, load_words(words) if words.exists() else BYTES)))
     return 0

@@ -1,4 +1,4 @@
-"""Train a transformer on bytes: `python -m models train --help`."""
+"""Train a model: `python -m models train --help`."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from rich.console import Console
 
 import xform
 from models.errors import InputError
-from models.nets.decoder import DecoderConfig
 from models.nets.huggingface import load
 from models.nets.presets import abstract, parameter_count
 from models.run.flags import Parser
 from models.settings import parse_toml, replaced
-from models.train.config import RunConfig, every_setting, of_model, of_preset, read_config
+from models.train.config import RunConfig
 from models.train.device import room
 from models.train.display import Output
 from models.train.fit import largest
 from models.train.folder import CONFIG
+from models.train.kinds import every_setting, of_model, of_preset, read_config, refuse_others
 from models.train.loop import train
 from models.train.mesh import begin_processes, check_batch, mesh_or_none
 from models.train.planned import bounds_peak, one_line, plan_of, policy_of, whole_step
 from models.train.start import Origin, Resume
 
-ABOUT = """Train a decoder on the bytes of text through xform's own reverse mode.
+ABOUT = """Train a model on text, pictures or series through xform's own reverse mode.
 
-Settings come from --config, a TOML file, and from flags, which win; a run that goes on has those
-that are in its folder. All of them are written to config.toml in the folder of the run.
+The preset says which model, and so on what it is trained. Settings come from --config, a TOML file,
+and from flags, which win; a run that goes on has those that are in its folder. All of them are
+written to config.toml in the folder of the run.
 """
 SIGNALLED = 128
 
@@ -60,14 +61,12 @@ def parser() -> Parser:
     return flags
 
 
-def configured(
-    given: dict[str, Any], resuming: bool, origin: DecoderConfig | None = None
-) -> RunConfig:
+def configured(given: dict[str, Any], resuming: bool, origin: Any = None) -> RunConfig:
     """The settings of a run: by its folder, model or preset, then the file, then the flags.
 
-    The vocabulary of a preset, if none of them says it, is that of the tokenizer.
+    Sizes that none of them says, but a preset, are those of the data: see `RunConfig.fitted`.
     """
-    said = resuming or origin is not None or "vocab" in given
+    said = {*given} if origin is None else {"vocab", *given}
     base = of_preset(given.get("preset", "tiny"))
     if origin is not None:
         base = of_model(origin)
@@ -78,10 +77,12 @@ def configured(
         base = read_config(_text(out / CONFIG), str(out / CONFIG))
     if file := given.pop("config"):
         text = _text(Path(file))
-        said |= "vocab" in parse_toml(text, file).get("model", {})
+        document = parse_toml(text, file)
+        said |= {*document, *document.get("model", {})}
         base = read_config(text, file, base)
+    refuse_others(base, given)
     run = replaced(base, given, by_flag=True)
-    return run if said else run.with_words()
+    return run if resuming else run.fitted(said)
 
 
 def _text(path: Path) -> str:
@@ -110,8 +111,7 @@ def main(arguments: list[str]) -> int:
     if run.cache is not None:
         jax.config.update("jax_compilation_cache_dir", str(run.cache))
     count = parameter_count(abstract(run.model))
-    tokens = f"{run.batch * run.accumulate} x {run.model.context} tokens per step"
-    console.print(f"{run.preset}: {count:,} parameters, {tokens}")
+    console.print(f"{run.preset}: {count:,} parameters, {run.amount()} per step")
     if fit:
         return print_largest(run, target, memory, console)
     check_batch(run.mesh, run.batch)
@@ -126,15 +126,16 @@ def main(arguments: list[str]) -> int:
 
 
 def print_largest(run: RunConfig, target: str | None, memory: str | None, console: Console) -> int:
-    """Print the largest batches as they are found, and which has most tokens."""
+    """Print the largest batches as they are found, and which has most units."""
     found = []
     for one in largest(run, policy_of(run.policy), target, memory):
         console.print(str(one))
         found.append(one)
-    most = max(found, key=lambda one: one.tokens)
+    most = max(found, key=lambda one: one.units)
     if not most.batch:
-        raise InputError("there is no room for one window: give --policy auto, or a smaller model")
-    console.print(f"most tokens: --batch {most.batch} --context {most.context}")
+        what = "one window" if most.named else "one of them"
+        raise InputError(f"there is no room for {what}: give --policy auto, or a smaller model")
+    console.print(f"most {most.unit}: {most.flags}")
     return 0
 
 

@@ -10,14 +10,16 @@ from flax import nnx
 
 from models.errors import InputError
 from models.nets.presets import abstract
-from models.train.config import read_config
+from models.train.config import RunConfig
 from models.train.folder import CHECKPOINTS
+from models.train.kinds import read_config
 from models.train.state import abstract_state
 from models.train.store import Damaged, Store
+from models.train.text import TextRun
 
 
-def trained(out: Path) -> Any:
-    """The model of the run in a folder.
+def trained(out: Path) -> tuple[RunConfig, Any]:
+    """The run in a folder, and its model.
 
     Raises:
       InputError: there is no checkpoint, or it is damaged.
@@ -30,7 +32,23 @@ def trained(out: Path) -> Any:
             raise InputError(f"no checkpoints in {out}")
         try:
             run = read_config(store.meta(steps[-1])["config"], "the checkpoint")
-            params = store.restore(steps[-1], abstract_state(run.model, run.optim)).result
+            result = store.restore(steps[-1], abstract_state(run.model, run.optim)).result
         except Damaged as error:
             raise InputError(f"checkpoint {steps[-1]} in {out} is damaged ({error})") from None
-    return nnx.merge(nnx.graphdef(abstract(run.model)), params)
+    return run, nnx.merge(nnx.graphdef(abstract(run.model)), result)
+
+
+def trained_text(out: Path, asked: str) -> Any:
+    """The model of a run on text.
+
+    Args:
+      out: the folder of the run.
+      asked: for what, in an error.
+
+    Raises:
+      InputError: as of `trained`, or the run is of another kind.
+    """
+    run, model = trained(out)
+    if not isinstance(run, TextRun):
+        raise InputError(f"{asked} is of models of text, and that in {out} is trained on {run.on}")
+    return model

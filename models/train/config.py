@@ -2,30 +2,57 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import grain
 import jax
+from jax.sharding import Sharding
 
-from models.data.corpus import rows_dtype
-from models.data.sources import vocabulary
-from models.errors import InputError
-from models.nets.decoder import DecoderConfig
+from models.data.batches import Share
 from models.nets.presets import TRAINED
-from models.settings import from_toml, nearest, parse_toml, setting
+from models.settings import setting
 from models.train.optim import OptimConfig
 
 LARGEST_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """A training run. `batch` sequences are held at once, `accumulate` times in each step."""
+class Judgement:
+    """What a validation found.
 
-    model: DecoderConfig
+    Attributes:
+      numbers: by their names in the log.
+      said: the same, for people.
+    """
+
+    numbers: dict[str, float]
+    said: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(abc.ABC):
+    """A training run: how it trains. What it trains is said by the classes for each kind of data.
+
+    `batch` examples are held at once, `accumulate` times in each step.
+
+    Attributes:
+      on: what the model is trained on.
+      unit: what an example is made of, and what is counted by the second.
+      length_name: the setting that says of how many; "" if an example is one.
+      metric: what a validation is known by in the log; the lowest is the best.
+    """
+
+    on: ClassVar[str]
+    unit: ClassVar[str]
+    length_name: ClassVar[str] = ""
+    metric: ClassVar[str] = "validation_loss"
+
+    model: Any
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     preset: str = setting(
         "tiny", "The model to start from.", choices=tuple(TRAINED), change="never"
@@ -34,21 +61,10 @@ class RunConfig:
     data: tuple[str, ...] = setting(
         (),
         "Text, JSON lines, Parquet, Arrow, or a folder of them or of `python -m models data`; =0.7"
-        " behind it is its share among several. Without it, Python's own standard library.",
+        " behind it is its share among several. Pictures: a folder of them. Series: a .npy file."
+        " Without it, Python's own standard library, or what the seed makes.",
         change="free",
     )
-    tokenizer: str | None = setting(
-        None, "bytes, bpe:8192 to train one, or a tokenizer.json; bytes without.", change="never"
-    )
-    vocab_multiple: int = setting(
-        1,
-        "What a vocabulary that is as large as the tokenizer's is rounded up to a multiple of, such"
-        " as 128.",
-        least=1,
-        most=2**20,
-        change="free",
-    )
-    column: str = setting("text", "Where tables and JSON have the text.", change="never")
     policy: str = setting(
         "default",
         "What the backward pass keeps: default, save_dots, save_nothing, auto (what the device"
@@ -60,13 +76,15 @@ class RunConfig:
         " as data=4,fsdp=2. One device without.",
         change="free",
     )
-    batch: int = setting(16, "Sequences held at once.", least=1, change="never")
+    batch: int = setting(
+        16, "Examples held at once: sequences, pictures or series.", least=1, change="never"
+    )
     accumulate: int = setting(1, "Batches summed into one update.", least=1, change="never")
     seed: int = setting(
         0, "Of initial values and data order.", least=0, most=LARGEST_SEED, change="never"
     )
     eval_every: int = setting(100, "Updates between validations.", least=1, change="free")
-    eval_windows: int = setting(64, "Windows in one validation.", least=1, change="free")
+    eval_windows: int = setting(64, "Examples in one validation.", least=1, change="free")
     save_every: int = setting(100, "Updates between checkpoints.", least=1, change="free")
     keep: int = setting(3, "Newest checkpoints to keep.", least=1, change="free")
     keep_best: int = setting(
@@ -94,48 +112,71 @@ class RunConfig:
         None, "Folder that keeps what was compiled, for the next command.", change="free"
     )
 
-    def with_words(self) -> RunConfig:
-        """The run whose model has as many tokens as its tokenizer; the same where text is bytes.
+    @property
+    def length(self) -> int:
+        """Units in an example."""
+        return getattr(self.model, self.length_name) if self.length_name else 1
+
+    def with_length(self, length: int) -> RunConfig:
+        """The same with examples of so many units."""
+        return dataclasses.replace(
+            self, model=dataclasses.replace(self.model, **{self.length_name: length})
+        )
+
+    def amount(self) -> str:
+        """What a step reads."""
+        examples = f"{self.batch * self.accumulate}"
+        return (
+            f"{examples} x {self.length} {self.unit}"
+            if self.length_name
+            else (f"{examples} {self.unit}")
+        )
+
+    def smaller(self) -> str:
+        """The flags that make a batch smaller."""
+        return "--batch" + (f" or --{self.length_name}" if self.length_name else "")
+
+    @abc.abstractmethod
+    def fitted(self, said: Collection[str]) -> RunConfig:
+        """The run whose model has the sizes that its data has, but for those that are `said`.
 
         Raises:
-          InputError: there is no such tokenizer.
+          InputError: the data cannot be read.
         """
-        size = vocabulary(self.data, self.tokenizer)
-        if size is None:
-            return self
-        size += -size % self.vocab_multiple
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, vocab=size))
 
-    def tokens_type(self) -> jax.ShapeDtypeStruct:
-        """Of what a step reads, on all devices: `[accumulate, batch, window + 1]`.
+    @abc.abstractmethod
+    def batch_type(self) -> Any:
+        """Types of what a step reads, on all devices: arrays `[accumulate, batch, ...]`."""
 
-        Their type is uint8, or int32 where documents are marked.
+    @abc.abstractmethod
+    def reads(self) -> jax.ShapeDtypeStruct:
+        """The type of what the model is told of an example."""
+
+    @abc.abstractmethod
+    def load(self) -> Any:
+        """The data: what `batches` and `validation` take, with a `fingerprint`.
+
+        Raises:
+          InputError: it cannot be read, or is not what the model takes.
         """
-        shape = (self.accumulate, self.batch, self.model.context + 1)
-        return jax.ShapeDtypeStruct(shape, rows_dtype(self.data, self.tokenizer, self.out))
 
+    def beside(self, data: Any) -> dict[str, str]:
+        """Files of the run that say what its data is to the model, by name: their text."""
+        return {}
 
-def of_preset(name: Any) -> RunConfig:
-    """A run of a preset, with the defaults of all else."""
-    if name not in TRAINED:
-        raise InputError(f"there is no preset {name!r}{nearest(str(name), TRAINED)}")
-    return RunConfig(model=TRAINED[name], preset=name)
+    @abc.abstractmethod
+    def batches(self, data: Any, share: Share, sharding: Sharding) -> grain.DatasetIterator[Any]:
+        """Iterate for ever over batches of a step, from a state that can be saved."""
 
+    @abc.abstractmethod
+    def validation(self, data: Any) -> list[Any]:
+        """The batches by which the model is judged: arrays `[<= batch, ...]`."""
 
-def of_model(model: DecoderConfig) -> RunConfig:
-    """A run of a model of any size; its preset is the smallest of its kind."""
-    kinds = {type(config): name for name, config in reversed(TRAINED.items())}
-    return RunConfig(model=model, preset=kinds[type(model)])
+    @abc.abstractmethod
+    def judgement(self, data: Any, found: Sequence[dict[str, float]], batches: Sequence[Any]
+                  ) -> Judgement:  # fmt: skip
+        """What was found in each batch of a validation, together."""
 
-
-def every_setting() -> list[RunConfig]:
-    """A run of each kind of model: among them they have all settings that there are."""
-    return [of_preset(name) for name in ("tiny", "tiny-llama")]
-
-
-def read_config(text: str, where: str, base: RunConfig | None = None) -> RunConfig:
-    """A run as a TOML document says, on `base`, or on the preset that it names."""
-    data: Mapping[str, Any] = parse_toml(text, where)
-    if base is None or "preset" in data:
-        base = of_preset(data.get("preset", "tiny"))
-    return from_toml(base, data, where)
+    @abc.abstractmethod
+    def said(self, metrics: dict[str, float]) -> str:
+        """The metrics of a step, for people."""

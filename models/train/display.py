@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -53,13 +52,10 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self._try(self._bar.stop)
 
-    def update(self, step: int, loss: float, seconds: float, tokens_per_second: float,
-               mfu: float | None = None) -> None:  # fmt: skip
-        """Show step number `step`: loss in nats per token, seconds per step, and speed."""
-        numbers = (
-            f"loss {loss:.3f} ({loss / math.log(2):.2f} bits)  "
-            f"{tokens_per_second:,.0f} tokens/s  {seconds * 1e3:.0f} ms/step"
-        )
+    def update(self, step: int, said: str, seconds: float, rate: str, mfu: float | None = None
+               ) -> None:  # fmt: skip
+        """Show step number `step`: what is said of its loss, seconds per step, and speed."""
+        numbers = f"{said}  {rate}  {seconds * 1e3:.0f} ms/step"
         numbers += "" if mfu is None else f"  MFU {mfu:.1%}"
         self._try(lambda: self._bar.update(self._task, completed=step, numbers=numbers))
         if not self.console.is_terminal and (step % self.every == 0 or step == self.total):

@@ -22,39 +22,49 @@ Inputs = Callable[..., Sequence[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Largest:
-    """The largest batch of windows of one length.
+    """The largest batch of examples of one length.
 
     Attributes:
-      context: tokens in a window.
-      batch: sequences; 0 if there is room for none.
+      length: units in an example.
+      named: what that is called; "" where an example is one.
+      unit: what is counted, such as "tokens".
+      batch: examples; 0 if there is room for none.
       total_bytes: of the step with them, on each device; of a budget, its lowest peak.
       proven: whether the next larger batch was seen not to fit.
       again: FLOPs run again with it, in parts of the forward pass's; None where no budget is kept.
     """
 
-    context: int
+    length: int
+    named: str
+    unit: str
     batch: int
     total_bytes: int
     proven: bool
     again: float | None = None
 
     @property
-    def tokens(self) -> int:
-        """Tokens of a batch."""
-        return self.batch * self.context
+    def units(self) -> int:
+        """Units of a batch."""
+        return self.batch * self.length
+
+    @property
+    def flags(self) -> str:
+        """What asks for it."""
+        return f"--batch {self.batch}" + (f" --{self.named} {self.length}" if self.named else "")
 
     def __str__(self) -> str:
         least = "" if self.proven else " or more"
         size = f", {mebibytes(self.total_bytes)}" if self.batch else ""
         again = "" if self.again is None else f", {self.again:.2f} of the forward pass again"
-        counts = f"batch {self.batch}{least}, {self.tokens:,} tokens"
-        return f"context {self.context}: {counts}{size}{again}"
+        counts = f"batch {self.batch}{least}, {self.units:,} {self.unit}"
+        length = f"{self.named} {self.length}: " if self.named else ""
+        return f"{length}{counts}{size}{again}"
 
 
 def largest(
     run: RunConfig, policy: Any, target: str | None, memory: str | None
 ) -> Iterator[Largest]:
-    """The largest batch of the run's context, then of its half and its quarter, as they are found.
+    """The largest batch of the run's length, then of its half and its quarter, as they are found.
 
     Args:
       run: all but its batch.
@@ -65,10 +75,10 @@ def largest(
     Raises:
       InputError: there is no such device, or its memory is not known.
     """
-    contexts = [max(1, run.model.context // n) for n in (1, 2, 4)]
-    for context in dict.fromkeys(contexts):
-        model = dataclasses.replace(run.model, context=context)
-        yield _largest(dataclasses.replace(run, model=model), policy, target, memory)
+    lengths = [max(1, run.length // n) for n in (1, 2, 4)]
+    for length in dict.fromkeys(lengths):
+        one = run if length == run.length else run.with_length(length)
+        yield _largest(one, policy, target, memory)
 
 
 def largest_batch(
@@ -85,8 +95,8 @@ def largest_batch(
     where the policy is one, those of its lowest peak, which rise with the batch, are compared.
 
     Args:
-      step: a function of a state, tokens and a policy; the state is donated.
-      inputs: the types of state and tokens, as `inputs(batch=n)`.
+      step: a function of a state, a batch and a policy; the state is donated.
+      inputs: the types of state and batch, as `inputs(batch=n)`.
       policy: of the backward pass; a budget of the peak, and "auto", are within `capacity`.
       target: a device as `xform.memory_analysis` takes it.
       capacity: bytes of the device; None for what is known of it.
@@ -161,9 +171,9 @@ def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None
         step, *_ = whole_step(run, mesh)
         found = largest_batch(step, inputs, policy, target or jax.default_backend(), most,
                               shares(sizes(run.mesh)))  # fmt: skip
-    context = run.model.context
+    of = run.length, run.length_name, run.unit
     if found is None:
-        return Largest(context, 0, 0, True)
+        return Largest(*of, 0, 0, True)
     batch, plan = found
     again = plan.recompute_flops / plan.forward_flops if isinstance(plan, xform.Plan) else None
-    return Largest(context, batch.size, batch.fits.total_bytes or 0, bool(batch.over), again)
+    return Largest(*of, batch.size, batch.fits.total_bytes or 0, bool(batch.over), again)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from models.train.config import RunConfig
 from models.train.display import Display
 from models.train.log import Log
-from models.train.mesh import batch_sharding
+from models.train.mesh import types_on
 from models.train.state import abstract_state
 from models.train.step import compile_step, dropout_key, make_loss
 from xform.diagnosis import Diagnosis
@@ -21,17 +21,16 @@ def diagnosis(run: RunConfig, mesh: Mesh | None = None) -> Diagnosis:
     """The layers of a run's loss, of one of the batches that a step sums up."""
     around = None if mesh is None else mesh.abstract_mesh
     of, state = make_loss(run.model, mesh=around), abstract_state(run.model, run.optim, mesh)
-    tokens = run.tokens_type()
-    tokens = tokens.update(shape=tokens.shape[1:])
-    if mesh is not None:
-        tokens = tokens.update(sharding=batch_sharding(mesh, run.batch, axis=0))
+    slice_ = jax.tree.map(lambda x: x.update(shape=x.shape[1:]), run.batch_type())
     key = jax.eval_shape(lambda: dropout_key(run.model, run.seed, jnp.zeros((), jnp.int32)))
     scale = state.loss_scale and state.loss_scale.value
 
-    def loss(params: Any, batch: Any) -> jax.Array:
-        return of(params, *batch)
+    def loss(params: Any, given: Any) -> Any:
+        batch, statistics, key, scale = given
+        return of(params, statistics, batch, key, scale)
 
-    return Diagnosis(loss, state.params, (tokens, key, scale))
+    given = types_on(slice_, mesh, axis=0), state.statistics, key, scale
+    return Diagnosis(loss, state.params, given, has_aux=True)
 
 
 class Health:
@@ -46,18 +45,16 @@ class Health:
         self._every, self._file, self._log, self._display = run.health, file, log, display
         if not self._every:
             return
-        self._of, tokens = diagnosis(run, mesh), run.tokens_type()
-        if mesh is not None:
-            tokens = tokens.update(sharding=batch_sharding(mesh, run.batch, axis=1))
-        self._step = compile_step(run.model, run.optim, tokens, None, run.seed, mesh, self._of)
+        self._of, batch = diagnosis(run, mesh), types_on(run.batch_type(), mesh, axis=1)
+        self._step = compile_step(run.model, run.optim, batch, None, run.seed, mesh, self._of)
 
     def due(self, step: int) -> bool:
         """Whether a step is one that reads layers."""
         return self._every > 0 and step % self._every == 0
 
-    def step(self, state: Any, tokens: Any) -> Any:
+    def step(self, state: Any, batch: Any) -> Any:
         """Such a step."""
-        return self._step(state, tokens)
+        return self._step(state, batch)
 
     def write(self, step: int, loss: float, read: Any) -> None:
         """Write what a step read: all layers to the file, those at fault to log and display."""

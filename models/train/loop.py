@@ -13,15 +13,15 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from rich.console import Console
 
 from models.data.batches import share_of
-from models.data.corpus import Corpus, load_corpus
 from models.errors import InputError
 from models.settings import to_toml
 from models.train import folder
 from models.train.board import Board, check_writer
 from models.train.checksum import checksum_of
-from models.train.config import RunConfig, read_config
+from models.train.config import Judgement, RunConfig
 from models.train.display import Display
 from models.train.health import Health
+from models.train.kinds import read_config
 from models.train.log import Log
 from models.train.mesh import (
     any_process,
@@ -38,7 +38,7 @@ from models.train.start import Origin, Resume, Start, begin, refuse_another, res
 from models.train.state import TrainState
 from models.train.step import make_evaluate
 from models.train.stop import Stop
-from models.train.store import METRIC, Store
+from models.train.store import Store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +70,7 @@ def train(
         check_writer()
     steps_of(run.profile)  # a mistake in it is said before anything is made
     mesh, first = make_mesh(run.mesh), jax.process_index() == 0
-    corpus = load_corpus(
-        run.data, run.model.context, vocab=run.model.vocab, tokenizer=run.tokenizer,
-        column=run.column, work=run.out / folder.DATA, without=run.out,
-    )  # fmt: skip
+    data = run.load()
     if wish is not None and not (run.out / folder.CHECKPOINTS).is_dir():
         raise InputError(f"no checkpoint to resume from in {run.out}")
     with _held(run), _store(run) as store:
@@ -82,15 +79,15 @@ def train(
             planned = plan_step(run, policy_of(run.policy), mesh)
             start = begin(run, origin, mesh)
         else:
-            start = resume(run, wish, corpus, store, console, mesh)
+            start = resume(run, wish, data.fingerprint, store, console, mesh)
             planned = plan_step(run, _policy(run, wish, start), mesh)
         display = Display(console, first=start.step, total=run.optim.steps, every=run.log_every)
         display.say(str(planned))
         if first:
             folder.write_whole(run.out / folder.CONFIG, to_toml(run))
             planned.save(run.out / folder.PLAN)
-            if corpus.words is not None:
-                folder.write_whole(run.out / folder.TOKENIZER, corpus.words.decode())
+            for name, text in run.beside(data).items():
+                folder.write_whole(run.out / name, text)
         after = None if start.meta is None else start.step
         sealed = None if start.meta is None else start.meta.get("log")
         log = Log(run.out / folder.LOG if first else None, after=after, sealed=sealed)
@@ -104,7 +101,7 @@ def train(
                 log.write(step=start.step, override=start.changes)
             health = Health(run, mesh, seen, log, display)
             out_of_time = lambda: time.perf_counter() - started > run.max_seconds
-            loop = _Loop(run, corpus, start, planned, store, log, display, mesh, health)
+            loop = _Loop(run, data, start, planned, store, log, display, mesh, health)
             stopped = lambda: stop.signal is not None or display.failure is not None
             with ended_with_others():
                 loop.go(lambda: any_process(stopped()), lambda: any_process(out_of_time()))
@@ -129,7 +126,7 @@ def _held(run: RunConfig) -> Iterator[None]:
 @contextlib.contextmanager
 def _store(run: RunConfig) -> Iterator[Store]:
     store = Store(run.out / folder.CHECKPOINTS, keep=run.keep, keep_best=run.keep_best,
-                  background=run.background_saves)  # fmt: skip
+                  background=run.background_saves, metric=run.metric)  # fmt: skip
     with contextlib.closing(store):
         yield store
 
@@ -153,17 +150,17 @@ def _policy(run: RunConfig, wish: Resume, start: Start) -> Any:
 class _Loop:
     """A run on its way: `state` after `step` steps."""
 
-    def __init__(self, run: RunConfig, corpus: Corpus, start: Start, planned: PlannedStep,
+    def __init__(self, run: RunConfig, data: Any, start: Start, planned: PlannedStep,
                  store: Store, log: Log, display: Display, mesh: Mesh | None,
                  health: Health) -> None:  # fmt: skip
         self.state, self.step = start.state, start.step
         self._run, self._planned, self._health = run, planned, health
         self._store, self._log, self._display = store, log, display
         self._fresh = start.meta is None
-        self._batches = _Batches(run, corpus, mesh, start.meta and start.meta["data_state"])
-        self._evaluate = _evaluation(run, corpus, mesh)
+        self._batches = _Batches(run, data, mesh, start.meta and start.meta["data_state"])
+        self._evaluate = _evaluation(run, data, mesh)
         self._reporter = Reporter(run, planned, log, display)
-        self._said = {"config": to_toml(run), "data": corpus.fingerprint,
+        self._said = {"config": to_toml(run), "data": data.fingerprint,
                       "plan": checksum_of(planned.plan.to_dict())}  # fmt: skip
         self._profiler = Profiler(steps_of(run.profile), run.out / folder.PROFILE)
         self._judged: tuple[int, float] | None = None
@@ -200,37 +197,28 @@ class _Loop:
 
     def _judge(self) -> None:
         self._reporter.flush()
-        bits, perplexity = self._evaluate(self.state)
-        self._judged = self.step, bits
-        self._log.write(step=self.step, **{METRIC: bits}, validation_perplexity=perplexity)
-        self._display.say(
-            f"step {self.step}: validation {bits:.3f} bits per byte, perplexity {perplexity:.4g}"
-        )
+        found = self._evaluate(self.state)
+        self._judged = self.step, found.numbers[self._run.metric]
+        self._log.write(step=self.step, **found.numbers)
+        self._display.say(f"step {self.step}: validation {found.said}")
         self._reporter.restart_clock()
 
     def _save(self) -> None:
         self._reporter.flush()
         meta = {**self._said, "data_state": self._batches.state(), "log": self._log.seal()}
-        bits = self._judged[1] if self._judged and self._judged[0] == self.step else None
-        self._store.save(self.step, self.state, meta, bits)
+        judged = self._judged[1] if self._judged and self._judged[0] == self.step else None
+        self._store.save(self.step, self.state, meta, judged)
         self._reporter.restart_clock()
 
 
 class _Batches:
     """Batches in the shape of a step, and the state that `--resume` needs to go on from there."""
 
-    def __init__(self, run: RunConfig, corpus: Corpus, mesh: Mesh | None,
+    def __init__(self, run: RunConfig, data: Any, mesh: Mesh | None,
                  state: dict[str, Any] | None) -> None:  # fmt: skip
         here = SingleDeviceSharding(jax.devices()[0])
         sharding = here if mesh is None else batch_sharding(mesh, run.batch, axis=1)
-        self._iterator = corpus.batches(
-            window=run.model.context,
-            batch=run.batch,
-            slices=run.accumulate,
-            seed=run.seed,
-            share=share_of(sharding, run.batch),
-            sharding=sharding,
-        )
+        self._iterator = run.batches(data, share_of(sharding, run.batch), sharding)
         if state is not None:
             self._iterator.set_state(state)
 
@@ -241,16 +229,15 @@ class _Batches:
         return self._iterator.get_state()
 
 
-def _evaluation(
-    run: RunConfig, corpus: Corpus, mesh: Mesh | None
-) -> Callable[[TrainState], tuple[float, float]]:
-    """What judges a state: bits per byte, and the perplexity of a token."""
-    batches = corpus.validation(window=run.model.context, batch=run.batch, windows=run.eval_windows)
+def _evaluation(run: RunConfig, data: Any, mesh: Mesh | None) -> Callable[[TrainState], Judgement]:
+    """What judges a state, by the part of the data that is held back."""
+    batches = run.validation(data)
     there = [on_devices(batch, mesh, axis=0) for batch in batches]
     evaluate = make_evaluate(run.model, None if mesh is None else mesh.abstract_mesh)
 
-    def judge(state: TrainState) -> tuple[float, float]:
-        losses = [float(evaluate(state.result, batch)) for batch in there]
-        return corpus.bits_per_byte(losses, batches), corpus.perplexity(losses, batches)
+    def judge(state: TrainState) -> Judgement:
+        found = [evaluate(state.result, batch) for batch in there]
+        numbers = [{name: float(value) for name, value in one.items()} for one in found]
+        return run.judgement(data, numbers, batches)
 
     return judge

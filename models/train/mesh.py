@@ -96,12 +96,12 @@ def placed(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def shares(axes: Mapping[str, int]) -> int:
-    """How many groups of devices have sequences of their own."""
+    """How many groups of devices have examples of their own."""
     return math.prod(axes[name] for name in BATCH)
 
 
 def batch_sharding(mesh: Mesh | AbstractMesh, size: int, axis: int) -> NamedSharding:
-    """How an array with sequences along `axis`, so many, lies: parted where they can be shared."""
+    """How an array with examples along `axis`, so many, lies: parted where they can be shared."""
     parted = size % shares(mesh.shape) == 0
     return NamedSharding(mesh, P(*[None] * axis, BATCH) if parted else P())
 
@@ -120,10 +120,20 @@ def check_batch(text: str, batch: int) -> None:
         )
 
 
-def on_devices(batch: np.ndarray, mesh: Mesh | None, axis: int) -> Any:
-    """A batch with sequences along `axis`, to whose devices this process gives their rows."""
+def on_devices(batch: Any, mesh: Mesh | None, axis: int) -> Any:
+    """A batch with examples along `axis` of each array; this process gives its devices theirs."""
+    return batch if mesh is None else jax.tree.map(lambda x: _parted(x, mesh, axis), batch)
+
+
+def types_on(batch: Any, mesh: Mesh | AbstractMesh | None, axis: int) -> Any:
+    """Types of such a batch, with their shardings."""
     if mesh is None:
         return batch
+    lies = lambda x: x.update(sharding=batch_sharding(mesh, x.shape[axis], axis))
+    return jax.tree.map(lies, batch)
+
+
+def _parted(batch: np.ndarray, mesh: Mesh, axis: int) -> jax.Array:
     sharding = batch_sharding(mesh, batch.shape[axis], axis)
     indices = sharding.addressable_devices_indices_map(batch.shape)
     own = [

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
-from models.nets.decoder import DTYPES
+from models.nets.sizes import DTYPES
 from models.settings import setting
 
 
@@ -135,6 +135,8 @@ def _hidden_matrices(params: Any) -> Any:
         if "layers" not in path or not ("kernel" in path or "mixture" in path):
             return None
         last = leaf.ndim - 1
+        if "input" in path or "recur" in path:  # of a recurrent layer: each gate has a matrix
+            return MuonDimensionNumbers(0, last)
         if "attention" in path:  # heads, and what is in each, are one axis
             heads = (last - 2, last - 1) if "out" in path else (last - 1, last)
             return (

@@ -15,7 +15,7 @@ import xform
 from models.errors import InputError
 from models.train.config import RunConfig
 from models.train.device import capacity
-from models.train.mesh import batch_sharding
+from models.train.mesh import types_on
 from models.train.state import TrainState, abstract_state, device_bytes
 from models.train.step import compile_step, make_step
 from xform.errors import BudgetInfeasible, OtherProgram, XformError
@@ -100,17 +100,15 @@ def one_line() -> Iterator[None]:
 
 def whole_step(
     run: RunConfig, mesh: Mesh | AbstractMesh | None = None
-) -> tuple[Callable[..., Any], TrainState, jax.ShapeDtypeStruct]:
+) -> tuple[Callable[..., Any], TrainState, Any]:
     """The step of a run, which takes what its backward pass keeps, and types of its arguments."""
     around = None if mesh is None else mesh.abstract_mesh
-    tokens = run.tokens_type()
-    if mesh is not None:
-        tokens = tokens.update(sharding=batch_sharding(mesh, run.batch, axis=1))
 
-    def step(state: TrainState, tokens: jax.Array, policy: Any = None) -> Any:
-        return make_step(run.model, run.optim, policy, run.seed, around)(state, tokens)
+    def step(state: TrainState, batch: Any, policy: Any = None) -> Any:
+        return make_step(run.model, run.optim, policy, run.seed, around)(state, batch)
 
-    return step, abstract_state(run.model, run.optim, mesh), tokens
+    state = abstract_state(run.model, run.optim, mesh)
+    return step, state, types_on(run.batch_type(), mesh, axis=1)
 
 
 def bounds_peak(policy: Any) -> bool:
@@ -144,7 +142,7 @@ def _floor(run: RunConfig, policy: Any, error: BudgetInfeasible) -> str:
     enough = f"{-(-error.floor_bytes // 2**10)}KiB"  # rounded up
     more = "" if run.policy == "auto" else f"give --policy {kind}:{enough}, or "
     size = mebibytes(error.floor_bytes)
-    return f"{what} that was found is {size}: {more}lower --batch or --context"
+    return f"{what} that was found is {size}: {more}lower {run.smaller()}"
 
 
 def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedStep:
@@ -155,16 +153,16 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
     Raises:
       InputError: no plan fits, or the step is over the memory of the device.
     """
-    _, state, tokens = whole_step(run, mesh)
+    _, state, batch = whole_step(run, mesh)
     most = capacity()
-    if (least := device_bytes((state, tokens))) > most:
-        raise _too_large(least, "parameters, optimizer and one batch alone")
+    if (least := device_bytes((state, batch))) > most:
+        raise _too_large(run, least, "parameters, optimizer and one batch alone")
     if isinstance(policy, xform.policies.Fit):
         policy = policy.within(most, "this device")
     plan = policy if isinstance(policy, xform.Plan) else plan_of(run, policy, mesh)
     with one_line():
         try:
-            compiled = compile_step(run.model, run.optim, tokens, plan, run.seed, mesh)
+            compiled = compile_step(run.model, run.optim, batch, plan, run.seed, mesh)
         except OtherProgram:
             raise InputError(
                 f"{plan!r} is of another model, batch or version of JAX: give another --policy"
@@ -173,12 +171,12 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes
     total += memory.temp_size_in_bytes - memory.alias_size_in_bytes
     if total > most:
-        raise _too_large(total, "the step")
+        raise _too_large(run, total, "the step")
     return PlannedStep(plan, compiled, None if mesh else plan.predicted_bytes, total)
 
 
-def _too_large(n: int, what: str) -> InputError:
+def _too_large(run: RunConfig, n: int, what: str) -> InputError:
     return InputError(
-        f"{what} takes {mebibytes(n)}, and the device has {mebibytes(capacity())}: lower --batch or"
-        " --context (--fit finds the largest), or give --policy auto"
+        f"{what} takes {mebibytes(n)}, and the device has {mebibytes(capacity())}: lower"
+        f" {run.smaller()} (--fit finds the largest), or give --policy auto"
     )

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from models.nets.decoder import DecoderConfig
 from models.train.optim import OptimConfig
 
 
@@ -39,7 +38,7 @@ class LossScale:
         return LossScale(value, jnp.where(grown, 0, good))
 
 
-def first_scale(model: DecoderConfig, optim: OptimConfig) -> LossScale | None:
+def first_scale(model: Any, optim: OptimConfig) -> LossScale | None:
     """The scale before the first step; None where nothing is in float16."""
     if "float16" not in (model.dtype, optim.weights):
         return None

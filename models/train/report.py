@@ -26,7 +26,7 @@ class Reporter:
 
     def __init__(self, run: RunConfig, planned: PlannedStep, log: Log, display: Display) -> None:
         self._run = run
-        self._tokens = run.batch * run.accumulate * run.model.context
+        self._units = run.batch * run.accumulate * run.length
         self._flops = PASSES * planned.plan.forward_flops * run.accumulate
         self._speed = speed()
         self._predicted = planned.predicted_bytes or planned.total_bytes
@@ -62,13 +62,14 @@ class Reporter:
         # A moving average over about ten steps: a single one jumps with the machine's load.
         before = elapsed if self._seconds is None else self._seconds
         self._seconds = 0.9 * before + 0.1 * elapsed
-        speed = {"tokens_per_second": self._tokens / elapsed}
+        speed = {f"{self._run.unit}_per_second": self._units / elapsed}
         mfu = None
         if self._speed is not None:
             mfu = self._flops / self._seconds / self._speed
             speed["mfu"] = self._flops / elapsed / self._speed
         self._log.write(step=step, **values, seconds=elapsed, **speed, **self._memory())
-        self._display.update(step, values["loss"], self._seconds, self._tokens / self._seconds, mfu)
+        rate = f"{self._units / self._seconds:,.0f} {self._run.unit}/s"
+        self._display.update(step, self._run.said(values), self._seconds, rate, mfu)
         self._count(step, values)
 
     def _memory(self) -> dict[str, float]:

@@ -12,11 +12,11 @@ from flax import nnx
 from jax.sharding import Mesh
 from rich.console import Console
 
-from models.data.corpus import Corpus
 from models.errors import InputError
 from models.settings import leaves, nearest
 from models.train.checksum import named
-from models.train.config import RunConfig, read_config
+from models.train.config import RunConfig
+from models.train.kinds import read_config
 from models.train.state import TrainState, abstract_state, init_state
 from models.train.store import Damaged, Meta, Store
 
@@ -82,13 +82,15 @@ def begin(run: RunConfig, origin: Origin | None = None, mesh: Mesh | None = None
         raise InputError(f"the flags make another model than that in {origin.name}")
     where = jax.tree.map(lambda x: x.sharding, state.params)
     params = jax.device_put(origin.params, where)
-    average = state.average and jax.tree.map(jnp.copy, params)
+    average = state.average and jax.tree.map(jnp.copy, nnx.merge_state(params, state.statistics))
     return Start(dataclasses.replace(state, params=params, average=average))
 
 
-def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: Console,
+def resume(run: RunConfig, wish: Resume, fingerprint: str, store: Store, console: Console,
            mesh: Mesh | None = None) -> Start:  # fmt: skip
     """The saved state to go on from, onto a mesh that may be another than before.
+
+    `fingerprint` is that of the data.
 
     Raises:
       InputError: there is none, it is damaged, or of another run, or a setting has changed that
@@ -103,7 +105,7 @@ def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: 
     like = abstract_state(run.model, run.optim, mesh)
     try:
         meta = store.meta(step)
-        changes = changed(run, wish, corpus, meta, like)
+        changes = changed(run, wish, fingerprint, meta, like)
         state = store.restore(step, like)
     except Damaged as error:
         intact = next((s for s in reversed(steps) if s < step and _intact(store, s, like)), None)
@@ -118,7 +120,8 @@ def resume(run: RunConfig, wish: Resume, corpus: Corpus, store: Store, console: 
     return Start(state, meta, changes)
 
 
-def changed(run: RunConfig, wish: Resume, corpus: Corpus, meta: Meta, like: TrainState) -> Changes:
+def changed(run: RunConfig, wish: Resume, fingerprint: str, meta: Meta, like: TrainState
+            ) -> Changes:  # fmt: skip
     """The settings that differ from those of a checkpoint, if all of them may.
 
     A run with these has a state `like` this, and has to find all of it in the checkpoint.
@@ -139,8 +142,8 @@ def changed(run: RunConfig, wish: Resume, corpus: Corpus, meta: Meta, like: Trai
         for leaf in differing
         if leaf.about.change == "never"
     ]
-    if meta["data"] != corpus.fingerprint:
-        others.append(f"data {meta['data']} is now {corpus.fingerprint}")
+    if meta["data"] != fingerprint:
+        others.append(f"data {meta['data']} is now {fingerprint}")
     if others:
         raise InputError(f"the checkpoint in {run.out} is of another run: {', '.join(others)}")
     silent = [leaf for leaf in differing if leaf.name not in wish.override]

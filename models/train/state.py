@@ -13,7 +13,6 @@ import optax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
-from models.nets.decoder import DecoderConfig
 from models.nets.presets import build
 from models.train.mesh import placed
 from models.train.optim import OptimConfig, optimizer
@@ -33,6 +32,7 @@ Tree = TypeVar("Tree")
         "usual_norm",
         "loss_scale",
         "average",
+        "statistics",
     ],
     meta_fields=[],
 )
@@ -47,7 +47,9 @@ class TrainState:
         these were the last.
       usual_norm: a moving mean of the gradient's norm; infinite before the first update.
       loss_scale: what the loss is multiplied by; None where nothing is in float16.
-      average: a moving mean of the parameters; None without `--ema`.
+      average: a moving mean of the parameters and the statistics; None without `--ema`.
+      statistics: what the model gathers of the batches that it sees, as batch norms do; empty where
+        there are none.
     """
 
     params: nnx.State
@@ -58,16 +60,17 @@ class TrainState:
     usual_norm: jax.Array
     loss_scale: LossScale | None
     average: nnx.State | None
+    statistics: nnx.State
 
     @property
     def result(self) -> nnx.State:
-        """The parameters that are judged, sampled and exported."""
-        return self.params if self.average is None else self.average
+        """The parameters and statistics that are judged, sampled and exported."""
+        if self.average is not None:
+            return self.average
+        return nnx.merge_state(self.params, self.statistics)
 
 
-def init_state(
-    model: DecoderConfig, optim: OptimConfig, seed: int, mesh: Mesh | None = None
-) -> TrainState:
+def init_state(model: Any, optim: OptimConfig, seed: int, mesh: Mesh | None = None) -> TrainState:
     """The state before the first update; of a mesh each device makes its part of the same."""
     if mesh is None:
         return _first(model, optim, seed)
@@ -77,8 +80,8 @@ def init_state(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _first(model: DecoderConfig, optim: OptimConfig, seed: int) -> TrainState:
-    params = nnx.state(build(model, seed), nnx.Param)
+def _first(model: Any, optim: OptimConfig, seed: int) -> TrainState:
+    _, params, statistics = nnx.split(build(model, seed), nnx.Param, nnx.BatchStat)
     none = jnp.zeros((), jnp.int32)
     no_norm = jnp.array(jnp.inf, jnp.float32)
     opt_state = optimizer(optim).init(params)
@@ -90,12 +93,13 @@ def _first(model: DecoderConfig, optim: OptimConfig, seed: int) -> TrainState:
         none,
         no_norm,
         first_scale(model, optim),
-        jax.tree.map(jnp.copy, params) if optim.ema else None,
+        jax.tree.map(jnp.copy, nnx.merge_state(params, statistics)) if optim.ema else None,
+        statistics,
     )
 
 
 def abstract_state(
-    model: DecoderConfig, optim: OptimConfig, mesh: Mesh | AbstractMesh | None = None
+    model: Any, optim: OptimConfig, mesh: Mesh | AbstractMesh | None = None
 ) -> TrainState:
     """The state as shapes and dtypes alone, and on a mesh with shardings."""
     state = jax.eval_shape(lambda: init_state(model, optim, 0))

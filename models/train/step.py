@@ -14,12 +14,10 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
-from jax.typing import ArrayLike
 
 import xform
-from models.nets.decoder import DecoderConfig
+from models.nets.objectives import OBJECTIVES
 from models.nets.presets import TRAINED, abstract
-from models.nets.segments import unpacked
 from models.train.mesh import abstract_mesh, batch_sharding, placed
 from models.train.optim import OptimConfig, averaged, optimizer, schedule
 from models.train.precision import rounded
@@ -27,39 +25,41 @@ from models.train.state import TrainState, abstract_state, device_bytes, shardin
 from xform.diagnosis import Diagnosis
 
 Metrics = dict[str, Any]
-Step = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
-Loss = Callable[..., jax.Array]
+Step = Callable[[TrainState, Any], tuple[TrainState, Metrics]]
+Loss = Callable[..., tuple[jax.Array, tuple[nnx.State, Metrics]]]
 # What the memory of a step is analyzed with: the number of steps decides no bytes.
 _OPTIM = OptimConfig()
 # How much of the usual norm of a gradient is that of the last one.
 _LAST = 0.02
 
 
-def make_loss(
-    model: DecoderConfig, training: bool = True, mesh: AbstractMesh | None = None
-) -> Loss:
-    """The mean loss, nats per token, of parameters and integer tokens `[batch, window + 1]`.
+def make_loss(model: Any, training: bool = True, mesh: AbstractMesh | None = None) -> Loss:
+    """The mean loss of parameters, statistics and a batch, as the model's objective has it.
 
-    In tokens of a signed type documents are marked, and none sees another: see `unpacked`. It is
-    what a policy plans for: a pure function, the same in a step and in `xform.plan`. In training a
-    third argument is the key of dropout, None where a model has none, and the imbalance of experts
-    and the size of logits count. A fourth one is what the loss is multiplied by. `mesh` is that on
-    which the arguments lie; the gradient then lies as the parameters do.
+    It is what a policy plans for: a pure function, the same in a step and in `xform.plan`. It
+    returns the loss, and beside it the statistics after the batch and the objective's measures. In
+    training a fourth argument is the key of dropout, None where a model has none; a fifth one is
+    what the loss is multiplied by. Without it a model is judged: statistics are read, and stay.
+    `mesh` is that on which the arguments lie; the gradient then lies as the parameters do, and a
+    batch is one batch, of which each device has a part: so are the statistics.
     """
-    graphdef, types = nnx.split(abstract(model))
+    whole = abstract(model)
+    if not training:
+        whole.eval()
+    graphdef, types, _ = nnx.split(whole, nnx.Param, nnx.BatchStat)
     places = None if mesh is None else shardings_of(placed(types, mesh))
-    more = {"balance": getattr(model, "balance", 0.0), "z": model.z_loss} if training else {}
+    objective = OBJECTIVES[type(model)].loss
 
-    def loss(params: nnx.State, tokens: jax.Array, key: jax.Array | None = None,
-             scale: jax.Array | None = None) -> jax.Array:  # fmt: skip
+    def loss(params: nnx.State, statistics: nnx.State, batch: Any, key: jax.Array | None = None,
+             scale: jax.Array | None = None) -> Any:  # fmt: skip
         if places is not None:  # so is their gradient, whatever reads it
             params = jax.lax.with_sharding_constraint(params, places)
         # A copy, since NNX takes no variables that were made outside the loop over slices.
-        merged = nnx.merge(graphdef, params, copy=True)
-        tokens, packed = unpacked(tokens)
+        merged = nnx.merge(graphdef, params, statistics, copy=True)
         with on(mesh), jax.named_scope("forward"):
-            value = merged.loss(tokens, key=key, **more, **packed)
-        return value if scale is None else value * scale
+            value, measures = objective(merged, batch, key, training)
+        after = nnx.state(merged, nnx.BatchStat)
+        return value if scale is None else value * scale, (after, measures)
 
     return loss
 
@@ -69,49 +69,61 @@ def on(mesh: AbstractMesh | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
 
 
-def dropout_key(model: DecoderConfig, seed: int, step: jax.Array) -> jax.Array | None:
+def dropout_key(model: Any, seed: int, step: jax.Array) -> jax.Array | None:
     """The key of a step's dropout: a function of seed and step; None where nothing is dropped."""
     if not getattr(model, "dropout", 0.0):
         return None
     return jax.random.fold_in(jax.random.key(seed), step)
 
 
-def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed: int = 0,
+def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
               mesh: AbstractMesh | None = None, health: Diagnosis | None = None
               ) -> Step:  # fmt: skip
     """The pure function of one update, of which `policy` says what the backward pass keeps.
 
-    It maps a state and integer tokens `[accumulate, batch, window + 1]` to the next state and the
-    metrics `loss` (nats per token, before the update), `grad_norm`, `learning_rate`, and `skipped`:
-    1.0 where loss or gradient are not finite, or the gradient is a spike, and the step changes
-    neither parameters nor the optimizer. Gradients of the `accumulate` slices are summed one after
-    another, so that only one slice's activations are held. `seed` is that of dropout. On a
-    `mesh` the new state lies as the old one. Gradients are of the rounded parameters, summed and
-    applied in float32. In float16 the loss is scaled, and `loss_scale` is a metric. A diagnosis of
-    the loss (`models.train.health`) reads its layers on the way: then `health` is a metric.
+    It maps a state and a tree of arrays `[accumulate, batch, ...]` to the next state and the
+    metrics `loss` (before the update), what the objective measures, `grad_norm`, `learning_rate`,
+    and `skipped`: 1.0 where loss, gradient or statistics are not finite, or the gradient is a
+    spike, and the step changes neither parameters, statistics nor the optimizer. Gradients of the
+    `accumulate` slices are summed one after another, so that only one slice's activations are held;
+    a batch norm normalizes each slice by itself, and its statistics move with each. `seed` is that
+    of dropout. On a `mesh` the new state lies as the old one. Gradients are of the rounded
+    parameters, summed and applied in float32. In float16 the loss is scaled, and `loss_scale` is a
+    metric. A diagnosis of the loss (`models.train.health`) reads its layers on the way: then
+    `health` is a metric.
     """
     gradient = _gradient(make_loss(model, mesh=mesh), policy, health)
     state_places = None if mesh is None else shardings_of(abstract_state(model, optim, mesh))
     transform = optimizer(optim)
 
-    def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         key, params = dropout_key(model, seed, state.step), rounded(state.params, optim)
         scale = state.loss_scale and state.loss_scale.value
-        if tokens.shape[0] == 1:
-            *summed, read = gradient(params, tokens[0], key, scale)
+        slices = jax.tree.leaves(batch)[0].shape[0]
+        if slices == 1:
+            only = jax.tree.map(lambda x: x[0], batch)
+            summed, statistics, seen = gradient(params, state.statistics, only, key, scale)
         else:
             zero = [jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)]
 
-            def add(total: Any, slice_: Any) -> tuple[Any, Any]:
-                *more, read = gradient(params, *slice_, scale)
-                return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, more), read
+            def add(carry: Any, slice_: Any) -> tuple[Any, Any]:
+                total, statistics = carry
+                more, statistics, seen = gradient(params, statistics, *slice_, scale)
+                total = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, more)
+                return (total, statistics), seen
 
-            keys = None if key is None else jax.random.split(key, tokens.shape[0])
-            summed, read = jax.lax.scan(add, zero, (tokens, keys))
-        parts = tokens.shape[0] if scale is None else tokens.shape[0] * scale
+            keys = None if key is None else jax.random.split(key, slices)
+            before = (zero, state.statistics)
+            (summed, statistics), seen = jax.lax.scan(add, before, (batch, keys))
+            seen = jax.tree.map(lambda x: jnp.mean(x, 0), seen)
+        measures, read = seen
+        parts = slices if scale is None else slices * scale
         loss, grads = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) / parts, summed)
         norm = optax.tree.norm(grads)
-        finite = good = jnp.isfinite(loss) & jnp.isfinite(norm)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        for leaf in jax.tree.leaves(statistics):
+            finite &= jnp.all(jnp.isfinite(leaf))
+        good = finite
         if optim.spike < math.inf:
             good &= norm <= optim.spike * state.usual_norm
         with jax.named_scope("update"):
@@ -120,15 +132,18 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
         first = jnp.isinf(state.usual_norm)
         usual = jnp.where(first, norm, (1 - _LAST) * state.usual_norm + _LAST * norm)
         done = state.step - state.skipped
-        average = state.average and averaged(optim, state.average, params, done)
-        new = (params, opt_state, state.skipped, jnp.zeros_like(state.skipped), usual, average)
+        result = nnx.merge_state(params, statistics)
+        average = state.average and averaged(optim, state.average, result, done)
+        new = (params, opt_state, state.skipped, jnp.zeros_like(state.skipped), usual, average,
+               statistics)  # fmt: skip
         old = (state.params, state.opt_state, state.skipped + 1, state.skipped_in_row + 1,
-               state.usual_norm, state.average)  # fmt: skip
-        params, opt_state, skipped, in_row, usual, average = jax.tree.map(
+               state.usual_norm, state.average, state.statistics)  # fmt: skip
+        params, opt_state, skipped, in_row, usual, average, statistics = jax.tree.map(
             functools.partial(jnp.where, good), new, old
         )
         metrics = {
             "loss": loss,
+            **measures,
             "grad_norm": norm,
             "learning_rate": jnp.asarray(schedule(optim)(done), jnp.float32),
             "skipped": 1.0 - good,
@@ -136,11 +151,10 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
         if state.loss_scale is not None:
             metrics["loss_scale"] = state.loss_scale.value
         if health is not None:
-            read = jax.tree.map(lambda x: jnp.mean(x, 0), read) if tokens.shape[0] > 1 else read
             metrics["health"] = health.updated(read, state.params, params, scale)
         scaled = state.loss_scale and state.loss_scale.after(finite, optim.loss_scale_steps)
         after = TrainState(
-            params, opt_state, state.step + 1, skipped, in_row, usual, scaled, average
+            params, opt_state, state.step + 1, skipped, in_row, usual, scaled, average, statistics
         )
         if state_places is not None:
             after = jax.lax.with_sharding_constraint(after, state_places)
@@ -150,16 +164,27 @@ def make_step(model: DecoderConfig, optim: OptimConfig, policy: Any = None, seed
 
 
 def _gradient(loss: Loss, policy: Any, health: Diagnosis | None) -> Callable[..., Any]:
-    """A function that returns the loss, its gradient, and what is read of its layers, or ()."""
-    if health is not None:
-        key = jax.random.key(0)
-        return lambda params, *rest: health.value_and_grad(params, rest, key)
-    plain = xform.value_and_grad(loss, policy=policy)
-    return lambda *args: (*plain(*args), ())
+    """A function of the arguments of a loss: what slices sum up, statistics, and what is read.
+
+    The sum is of losses and gradients; read are the objective's measures and, by a diagnosis, the
+    layers.
+    """
+    plain = xform.value_and_grad(loss, has_aux=True, policy=policy)
+
+    def gradient(params: nnx.State, statistics: nnx.State, batch: Any, *rest: Any) -> Any:
+        if health is None:
+            (value, (after, measures)), grads = plain(params, statistics, batch, *rest)
+            read = ()
+        else:
+            others, key = (batch, statistics, *rest), jax.random.key(0)
+            (value, (after, measures)), grads, read = health.value_and_grad(params, others, key)
+        return [value, grads], after, (measures, read)
+
+    return gradient
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="policy", donate_argnums=1)
-def train_step(model: DecoderConfig, state: TrainState, tokens: jax.Array, *,
+def train_step(model: Any, state: TrainState, tokens: jax.Array, *,
                policy: Any = None) -> tuple[TrainState, Metrics]:  # fmt: skip
     """One update with the usual optimizer, as `python -m xform memory` takes it."""
     mesh = jax.sharding.get_abstract_mesh()
@@ -168,13 +193,13 @@ def train_step(model: DecoderConfig, state: TrainState, tokens: jax.Array, *,
 
 def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None,
            dtype: str = "bfloat16", scan: bool = True, mesh: str = ""
-           ) -> tuple[DecoderConfig, TrainState, jax.ShapeDtypeStruct]:  # fmt: skip
-    """Arguments of `train_step` as types: nothing is allocated.
+           ) -> tuple[Any, TrainState, jax.ShapeDtypeStruct]:  # fmt: skip
+    """Arguments of `train_step` for a model of text, as types: nothing is allocated.
 
     On a mesh, such as `fsdp=4,tensor=4`, they have the shardings of a run, and the model's layers
     have those that the arguments imply.
     """
-    base = TRAINED[preset]
+    base: Any = TRAINED[preset]
     config = dataclasses.replace(base, context=context or base.context, dtype=dtype, scan=scan)
     devices = abstract_mesh(mesh)
     tokens = jax.ShapeDtypeStruct((1, batch, config.context + 1), jnp.uint8)
@@ -185,21 +210,30 @@ def inputs(preset: str = "tiny", batch: int = 8, context: int | None = None,
 
 
 @functools.cache
-def make_evaluate(model: DecoderConfig, mesh: AbstractMesh | None = None
-                  ) -> Callable[[nnx.State, ArrayLike], jax.Array]:  # fmt: skip
-    """The jitted mean loss, nats per token, of integer tokens `[batch, window + 1]`."""
+def make_evaluate(model: Any, mesh: AbstractMesh | None = None
+                  ) -> Callable[[nnx.State, Any], Metrics]:  # fmt: skip
+    """The jitted mean `loss`, and the objective's measures, of a batch `[batch, ...]`.
+
+    It takes the parameters and statistics of a model as one state: `TrainState.result`.
+    """
     loss = make_loss(model, training=False, mesh=mesh)
-    return jax.jit(lambda params, tokens: loss(params, jnp.asarray(tokens)))
+
+    def judged(result: nnx.State, batch: Any) -> Metrics:
+        params, statistics = nnx.split_state(result, nnx.Param, nnx.BatchStat)
+        value, (_, measures) = loss(params, statistics, jax.tree.map(jnp.asarray, batch))
+        return {"loss": value, **measures}
+
+    return jax.jit(judged)
 
 
-def compile_step(model: DecoderConfig, optim: OptimConfig, tokens: jax.ShapeDtypeStruct,
-                 policy: Any = None, seed: int = 0, mesh: Mesh | None = None,
-                 health: Diagnosis | None = None) -> jax.stages.Compiled:  # fmt: skip
-    """Compile the step for tokens of a type, with its state donated."""
+def compile_step(model: Any, optim: OptimConfig, batch: Any, policy: Any = None, seed: int = 0,
+                 mesh: Mesh | None = None, health: Diagnosis | None = None
+                 ) -> jax.stages.Compiled:  # fmt: skip
+    """Compile the step for a batch of these types, with its state donated."""
     state = abstract_state(model, optim, mesh)
     around = None if mesh is None else mesh.abstract_mesh
     step = jax.jit(make_step(model, optim, policy, seed, around, health), donate_argnums=0)
-    compiled = step.lower(state, tokens).compile()
+    compiled = step.lower(state, batch).compile()
     check_donation(compiled, state)
     return compiled
 

@@ -21,7 +21,6 @@ from models.train.folder import set_aside
 from models.train.state import TrainState
 
 Meta = dict[str, Any]
-METRIC = "validation_bits_per_byte"
 
 
 class Damaged(Exception):
@@ -32,17 +31,17 @@ class Store:
     """The last few states of one run, each in a folder that appears only when it is complete.
 
     With a state goes a JSON dictionary, `meta`: what the state belongs to and where the data was.
-    Besides the newest `keep`, those of the `keep_best` lowest validations stay.
+    Besides the newest `keep`, those of the `keep_best` lowest validations, by `metric`, stay.
     """
 
     def __init__(
         self, folder: Path, *, keep: int = 3, keep_best: int = 1, background: bool = True,
-        read_only: bool = False,
+        read_only: bool = False, metric: str = "validation_loss",
     ) -> None:  # fmt: skip
-        self.folder = folder.resolve()
+        self.folder, self._metric = folder.resolve(), metric
         self._restore_hook = _say_errors_once()
         best = BestN(
-            get_metric_fn=lambda metrics: metrics[METRIC],
+            get_metric_fn=lambda metrics: metrics[metric],
             reverse=True,
             n=keep_best,
             keep_checkpoints_without_metrics=False,
@@ -62,16 +61,16 @@ class Store:
         """The saved steps, oldest first."""
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, state: TrainState, meta: Meta, bits: float | None = None) -> None:
+    def save(self, step: int, state: TrainState, meta: Meta, judged: float | None = None) -> None:
         """Write a state; with `background` the writing goes on after the return.
 
-        `bits` is its validation, in bits per byte, if it was judged.
+        `judged` is its validation, if there was one.
 
         Raises:
           InputError: the state is not finite, or this write, or the one before it, did not succeed
             (a full disk, say).
         """
-        if not all_finite((state.params, state.average)):
+        if not all_finite((state.params, state.statistics, state.average)):
             raise InputError(
                 f"the parameters after step {step} are not finite, and were not saved;"
                 f" {self._intact()}: lower --learning-rate"
@@ -85,7 +84,7 @@ class Store:
             state=ocp.args.PyTreeSave(leaves),
             meta=ocp.args.JsonSave({"meta": meta, "checksum": checksum_of(meta)}),
         )
-        metrics = None if bits is None else {METRIC: bits}
+        metrics = None if judged is None else {self._metric: judged}
         self._write(lambda: self._manager.save(step, args=args, metrics=metrics))
 
     def wait(self) -> None:

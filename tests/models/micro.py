@@ -5,23 +5,23 @@ from pathlib import Path
 from typing import Any
 
 from models.nets.presets import TRAINED
-from models.train.config import RunConfig
 from models.train.log import read_records
 from models.train.optim import OptimConfig
+from models.train.text import TextRun
 
 TEXT = b"def square(x):\n    return x * x\n\n\nfor i in range(10):\n    print(square(i))\n" * 60
 SIZES = {"context": 16, "width": 32, "depth": 2, "heads": 4}
 SETTINGS = {**SIZES, "batch": 4, "eval-windows": 8, "warmup": 4}
 OPTIM = OptimConfig(steps=12, warmup=4)
 FLAGS = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
-MODEL = dataclasses.replace(TRAINED["tiny"], **SIZES)
+MODEL: Any = dataclasses.replace(TRAINED["tiny"], **SIZES)
 
 
-def run(folder: Path, **changes: Any) -> RunConfig:
+def run(folder: Path, **changes: Any) -> TextRun:
     """A run of 12 steps in `folder`, on a text that is written there."""
     text = folder / "text"
     text.write_bytes(TEXT)
-    base = RunConfig(
+    base = TextRun(
         model=MODEL,
         optim=OPTIM,
         out=folder / "run",

@@ -43,7 +43,7 @@ def files(folder: Path, numbers: Any = range(40)) -> Path:
 
 @pytest.mark.parametrize("form", [arrays, files])
 def test_pictures_are_split_once(form: Any, tmp_path: Path) -> None:
-    one, two = (load_images(form(tmp_path / name), held=0.2) for name in "ab")
+    one, two = (load_images(form(tmp_path / name), held=0.2).parts for name in "ab")
     assert elements(one["train"]) == elements(two["train"])
     assert len(one["validation"]) == 8
     assert sorted(elements(one["train"]) + elements(one["validation"])) == EXPECTED
@@ -53,7 +53,7 @@ def test_pictures_are_split_once(form: Any, tmp_path: Path) -> None:
 def test_parts_that_are_there_are_kept(name: str, tmp_path: Path) -> None:
     files(tmp_path / "train", range(30))
     files(tmp_path / name, range(30, 40))
-    parts = load_images(tmp_path)
+    parts = load_images(tmp_path).parts
     assert [len(parts[part]) for part in ("train", "validation")] == [30, 10]
 
 
@@ -78,7 +78,7 @@ def cifar(folder: Path, names: dict[str, int], labels: int) -> np.ndarray:
 )  # fmt: skip
 def test_cifar(names: dict[str, int], labels: int, tmp_path: Path) -> None:
     pixels = cifar(tmp_path, names, labels)
-    parts = load_images(tmp_path)
+    parts = load_images(tmp_path).parts
     for part, expected in (("train", pixels[:7]), ("validation", pixels[7:])):
         assert len(parts[part]) == len(expected)
         for i, x in enumerate(expected):
@@ -92,22 +92,22 @@ def test_cifar(names: dict[str, int], labels: int, tmp_path: Path) -> None:
 
 def test_grey_pictures_and_a_class_for_each_pixel(tmp_path: Path) -> None:
     masks = RNG.integers(0, 2, PIXELS.shape[:3])
-    parts = load_images(arrays(tmp_path, PIXELS[..., 0], masks))
+    parts = load_images(arrays(tmp_path, PIXELS[..., 0], masks)).parts
     element = parts["train"][0]
     assert element["image"].shape == (6, 5, 1)
     assert element["label"].shape == (6, 5)
-    grey = load_images(files(tmp_path / "files"), channels=1)["train"][0]["image"]
+    grey = load_images(files(tmp_path / "files"), channels=1).parts["train"][0]["image"]
     assert grey.shape == (6, 5, 1)
 
 
 def test_pictures_are_brought_to_a_size(tmp_path: Path) -> None:
     folder = files(tmp_path)
     Image.new("RGB", (9, 9)).save(folder / "class 0" / "z.png")
-    sized = load_images(folder, size=(4, 8))
+    sized = load_images(folder, size=(4, 8)).parts
     assert {sized[part][i]["image"].shape for part in sized for i in range(len(sized[part]))} == {
         (8, 4, 3)
     }
-    parts = load_images(folder)
+    parts = load_images(folder).parts
     with pytest.raises(InputError, match=r"z.png has \(9, 9\) pixels, and others \(5, 6\): give"):
         [elements(parts[part]) for part in parts]
 

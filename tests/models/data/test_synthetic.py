@@ -7,8 +7,8 @@ from models.data.synthetic import SyntheticPictures, SyntheticSeries
 
 
 def test_pictures_are_those_of_their_class() -> None:
-    source = SyntheticPictures(3, 400, 8, classes=5)
-    again = SyntheticPictures(3, 9, 8, classes=5)
+    source = SyntheticPictures(3, 400, 8, 8, classes=5)
+    again = SyntheticPictures(3, 9, 8, 8, classes=5)
     np.testing.assert_array_equal(source[7]["image"], again[7]["image"])
     assert source[7]["image"].shape == (8, 8, 3)
     some = [source[i] for i in range(400)]
@@ -18,7 +18,7 @@ def test_pictures_are_those_of_their_class() -> None:
     means = np.stack([images[:300][labels[:300] == k].mean(0) for k in range(5)])
     distances = ((images[300:, None] - means) ** 2).sum((2, 3, 4))
     assert (distances.argmin(1) == labels[300:]).mean() > 0.95
-    other = SyntheticPictures(4, 9, 8, classes=5)
+    other = SyntheticPictures(4, 9, 8, 8, classes=5)
     assert not np.array_equal(source[7]["image"], other[7]["image"])
 
 
@@ -36,7 +36,7 @@ def test_the_next_moment_of_a_series_follows_from_those_before() -> None:
 
 
 def test_they_are_batched_as_all_sources_are() -> None:
-    iterator = batches(mixed([SyntheticPictures(0, 20, 4, 3)], [1], seed=0), batch=6, slices=2)
+    iterator = batches(mixed([SyntheticPictures(0, 20, 4, 4, 3)], [1], seed=0), batch=6, slices=2)
     tree = next(iterator)
     assert tree["image"].shape == (2, 6, 4, 4, 3)
     assert tree["label"].shape == (2, 6)

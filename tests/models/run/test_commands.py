@@ -18,7 +18,8 @@ from models.errors import InputError
 from models.nets.presets import TRAINED
 from models.run.train import configured
 from models.settings import from_toml, leaves, parse_toml, to_toml
-from models.train.config import RunConfig, every_setting, of_preset, read_config
+from models.train.config import RunConfig
+from models.train.kinds import every_setting, of_preset, read_config
 from models.train.log import read_records
 from tests.models.micro import FLAGS, TEXT, losses
 

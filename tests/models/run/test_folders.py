@@ -32,8 +32,9 @@ def test_a_folder_is_trained_and_written_back(kind: str) -> None:
     assert main(["train", "--from", "theirs", "--steps", "1", "--max-seconds", "0", *flags]) == 0
     assert main(["export", "--out", "run", "--to", "ours"]) == 0
     back = load("ours")
-    assert back.config == trained(Path("run")).config
-    chex.assert_trees_all_equal(nnx.state(back), nnx.state(trained(Path("run"))))
+    _, model_of_run = trained(Path("run"))
+    assert back.config == model_of_run.config
+    chex.assert_trees_all_equal(nnx.state(back), nnx.state(model_of_run))
     assert not np.array_equal(back(tokens()), model(tokens()))
     first = read_records(Path("run/log.jsonl"))[0]
     assert first["from"] == "theirs"
@@ -46,7 +47,7 @@ def test_a_run_is_written_for_jax_alone(capsys: pytest.CaptureFixture[str]) -> N
     given = ["export", "--out", "run", "--to", "ours", "--format", "jax"]
     assert main(given) == 0
     rows = np.zeros((3, 16), np.int32)
-    model = trained(Path("run"))
+    _, model = trained(Path("run"))
     expected = jax.jit(lambda tokens: model(tokens))(rows)
     np.testing.assert_array_equal(exported.load(Path("ours"))(rows), expected)
     capsys.readouterr()

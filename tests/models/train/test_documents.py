@@ -97,7 +97,8 @@ def test_a_list_in_toml(whole: Path) -> None:
 def test_a_row_of_two_documents_has_the_loss_of_both() -> None:
     """By the loss of plain rows, which hold one document each."""
     params = nnx.state(build(MODEL))
-    loss = jax.jit(make_loss(MODEL, training=False))
+    judge = make_loss(MODEL, training=False)
+    loss = jax.jit(lambda params, rows: judge(params, nnx.State({}), rows)[0])
     rows = np.random.default_rng(0).integers(0, 256, (2, 8), dtype=np.uint8)
     packed = rows.reshape(1, 16).astype(np.int32)
     packed[:, 8] = ~packed[:, 8]

@@ -22,7 +22,7 @@ from tests.models.micro import MODEL, OPTIM, losses, run
 def test_off_the_compiled_program_is_the_same(tmp_path: Path) -> None:
     """As text of StableHLO; and a run without health has one program, and no file."""
     one = run(tmp_path)
-    args = abstract_state(MODEL, OPTIM), one.tokens_type()
+    args = abstract_state(MODEL, OPTIM), one.batch_type()
     plain = jax.jit(make_step(MODEL, OPTIM)).lower(*args).as_text()
     off = jax.jit(make_step(MODEL, OPTIM, health=None)).lower(*args).as_text()
     on = jax.jit(make_step(MODEL, OPTIM, health=diagnosis(one))).lower(*args).as_text()
@@ -33,7 +33,7 @@ def test_off_the_compiled_program_is_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_step_that_reads_layers_updates_as_any_other(tmp_path: Path, accumulate: int) -> None:
     one = run(tmp_path, accumulate=accumulate)
-    tokens = np.random.default_rng(0).integers(0, 99, one.tokens_type().shape).astype(np.uint8)
+    tokens = np.random.default_rng(0).integers(0, 99, one.batch_type().shape).astype(np.uint8)
     state = init_state(MODEL, OPTIM, 0)
     plain, metrics = jax.jit(make_step(MODEL, OPTIM))(state, tokens)
     of = diagnosis(one)

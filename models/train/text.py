@@ -1,0 +1,103 @@
+"""Runs on text: models of language, judged by bits of each byte."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+import grain
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+
+from models.data.batches import Share
+from models.data.corpus import Corpus, load_corpus, rows_dtype
+from models.data.sources import vocabulary
+from models.settings import setting
+from models.train.config import Judgement, RunConfig
+from models.train.folder import DATA, TOKENIZER
+
+
+@dataclasses.dataclass(frozen=True)
+class TextRun(RunConfig):
+    """A run of a decoder."""
+
+    on: ClassVar[str] = "text"
+    unit: ClassVar[str] = "tokens"
+    length_name: ClassVar[str] = "context"
+    metric: ClassVar[str] = "validation_bits_per_byte"
+
+    tokenizer: str | None = setting(
+        None, "bytes, bpe:8192 to train one, or a tokenizer.json; bytes without.", change="never"
+    )
+    vocab_multiple: int = setting(
+        1,
+        "What a vocabulary that is as large as the tokenizer's is rounded up to a multiple of, such"
+        " as 128.",
+        least=1,
+        most=2**20,
+        change="free",
+    )
+    column: str = setting("text", "Where tables and JSON have the text.", change="never")
+
+    def fitted(self, said: Collection[str]) -> RunConfig:
+        """The run whose model has as many tokens as its tokenizer; the same where text is bytes."""
+        size = None if "vocab" in said else vocabulary(self.data, self.tokenizer)
+        if size is None:
+            return self
+        size += -size % self.vocab_multiple
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, vocab=size))
+
+    def batch_type(self) -> jax.ShapeDtypeStruct:
+        """Tokens `[accumulate, batch, context + 1]`: uint8, or int32 where documents are marked."""
+        shape = (self.accumulate, self.batch, self.model.context + 1)
+        return jax.ShapeDtypeStruct(shape, rows_dtype(self.data, self.tokenizer, self.out))
+
+    def reads(self) -> jax.ShapeDtypeStruct:
+        """Tokens `[context]`."""
+        return jax.ShapeDtypeStruct((self.model.context,), jnp.int32)
+
+    def load(self) -> Corpus:
+        """The text, in tokens."""
+        return load_corpus(
+            self.data, self.model.context, vocab=self.model.vocab, tokenizer=self.tokenizer,
+            column=self.column, work=self.out / DATA, without=self.out,
+        )  # fmt: skip
+
+    def beside(self, data: Corpus) -> dict[str, str]:
+        """The tokenizer, if there is one."""
+        return {} if data.words is None else {TOKENIZER: data.words.decode()}
+
+    def batches(self, data: Corpus, share: Share, sharding: Sharding
+                ) -> grain.DatasetIterator[Any]:  # fmt: skip
+        """Windows of tokens in a shuffled order."""
+        return data.batches(
+            window=self.model.context,
+            batch=self.batch,
+            slices=self.accumulate,
+            seed=self.seed,
+            share=share,
+            sharding=sharding,
+        )
+
+    def validation(self, data: Corpus) -> list[Any]:
+        """Windows of what is held back, `[<= batch, context + 1]`."""
+        return data.validation(
+            window=self.model.context, batch=self.batch, windows=self.eval_windows
+        )
+
+    def judgement(self, data: Corpus, found: Sequence[dict[str, float]], batches: Sequence[Any]
+                  ) -> Judgement:  # fmt: skip
+        """Bits of each byte, and the perplexity of a token."""
+        losses = [one["loss"] for one in found]
+        bits, perplexity = data.bits_per_byte(losses, batches), data.perplexity(losses, batches)
+        return Judgement(
+            {self.metric: bits, "validation_perplexity": perplexity},
+            f"{bits:.3f} bits per byte, perplexity {perplexity:.4g}",
+        )
+
+    def said(self, metrics: dict[str, float]) -> str:
+        """The loss, in nats and in bits per token."""
+        return f"loss {metrics['loss']:.3f} ({metrics['loss'] / math.log(2):.2f} bits)"

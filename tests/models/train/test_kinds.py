@@ -1,0 +1,161 @@
+"""Runs on text, pictures and series: their settings, sizes that are the data's, and learning."""
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from models.errors import InputError
+from models.nets.presets import TRAINED
+from models.settings import replaced, to_toml
+from models.train.config import RunConfig
+from models.train.fit import largest
+from models.train.kinds import every_setting, of_model, of_preset, read_config
+from models.train.log import read_records
+from models.train.loop import train
+from models.train.planned import plan_step, policy_of
+from models.train.start import Resume
+from tests.models.examples import CLASSES, FEATURES, MODELS, OPTIM, SIDE, WINDOW, quiet, run
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet",
+        "lstm",
+        *[pytest.param(name, marks=SLOW) for name in ("vit", "unet", "gru", "ode")],
+    ],
+)
+def test_a_model_learns_and_its_run_goes_on(name: str, tmp_path: Path) -> None:
+    optim = dataclasses.replace(OPTIM, steps=16)
+    config = run(tmp_path, MODELS[name], optim=optim, eval_every=100, save_every=100)
+    shown = io.StringIO()
+    train(dataclasses.replace(config, max_seconds=0), Console(file=shown))
+    assert quiet(config, Resume()).step == 16
+    records = read_records(config.out / "log.jsonl")
+    found = [r["loss"] for r in records if "loss" in r]
+    assert np.mean(found[-4:]) < 0.9 * np.mean(found[:4])
+    assert f"{config.unit}_per_second" in records[1]
+    assert ("validation_accuracy" in records[0]) == ("image" in str(config.batch_type()))
+    assert "step 0: validation loss" in shown.getvalue()
+    assert read_config((config.out / "config.toml").read_text(), "it").model == config.model
+
+
+def test_there_is_a_run_of_each_preset() -> None:
+    assert {run_.on for run_ in every_setting()} == {"text", "pictures", "series"}
+    for preset in TRAINED:
+        one: Any = of_preset(preset)
+        assert read_config(to_toml(one), "it") == one
+        assert type(of_model(one.model)) is type(one)
+
+
+def fitted(folder: Path, model: str, preset: str, **given: Any) -> Any:
+    path = run(folder, MODELS[model]).data
+    base = replaced(of_preset(preset), {"data": path, "out": str(folder / "run"), **given})
+    return base.fitted({"data", "out", *given})
+
+
+def test_sizes_are_those_of_the_data(tmp_path: Path) -> None:
+    resnet = fitted(tmp_path, "resnet", "resnet20")
+    assert (resnet.model.classes, resnet.model.channels, resnet.size) == (CLASSES, 3, (SIDE, SIDE))
+    assert fitted(tmp_path, "resnet", "resnet20", classes=7).model.classes == 7
+    vit = fitted(tmp_path, "resnet", "tiny-vit")
+    assert (vit.model.image, vit.model.patch, vit.size) == (SIDE, 4, (SIDE, SIDE))
+    assert fitted(tmp_path, "unet", "tiny-unet").model.classes == CLASSES
+    assert fitted(tmp_path, "lstm", "lstm", window=WINDOW).model.inputs == FEATURES
+    assert fitted(tmp_path, "lstm", "ode", window=WINDOW).model.width == FEATURES
+    made = replaced(of_preset("tiny-vit"), {"size": "16,16"}).fitted({"size"})
+    assert (made.model.image, made.size) == (16, (16, 16))
+
+
+def widened(config: RunConfig, **changes: Any) -> RunConfig:
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
+
+
+REFUSED: dict[str, tuple[str, Any, str]] = {
+    "classes": (
+        "resnet", lambda c: widened(c, classes=2), "has 3 classes, and the model 2: give --classes",
+    ),
+    "side": (
+        "resnet", lambda c: dataclasses.replace(c, size=(4, 8)),
+        r"are uint8 \[8, 8, 3\] and int32 \[\], and the model takes uint8 \[4, 8, 3\]",
+    ),
+    "masks": (
+        "unet", lambda c: dataclasses.replace(c, model=MODELS["resnet"]),
+        r"int32 \[8, 8\], and the model takes .* int32 \[\]",
+    ),
+    "square": (
+        "vit", lambda c: dataclasses.replace(c, size=(4, 8)), "pictures are 4 x 8, and the model's",
+    ),
+    "levels": (
+        "unet", lambda c: widened(c, widths=(1,) * 5), "levels takes multiples of 16: give --size",
+    ),
+    "several": (
+        "lstm", lambda c: dataclasses.replace(c, data=("a", "b")), "2 times: series are of one",
+    ),
+    "inside": (
+        "resnet", lambda c: dataclasses.replace(c, out=Path(c.data[0]) / "x"), "lies in --data",
+    ),
+    "features": (
+        "gru", lambda c: widened(c, inputs=5),
+        r"series of .* are float32 \[13, 2\], and the model takes float32 \[13, 5\]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_data_of_another_form_is_one_line(case: str, tmp_path: Path) -> None:
+    name, change, complaint = REFUSED[case]
+    with pytest.raises(InputError, match=complaint) as raised:
+        change(run(tmp_path, MODELS[name])).load()
+    assert "\n" not in str(raised.value)
+
+
+def test_settings_that_cannot_be_are_one_line() -> None:
+    for preset, given, complaint in (
+        ("resnet20", {"size": "32"}, "is not a height and a width"),
+        ("resnet20", {"size": "32,x"}, "must be whole numbers"),
+        ("resnet20", {"size": "32,0"}, "must be at least 1"),
+        ("resnet20", {"widths": [16, 32]}, "are not one of each"),
+        ("tiny-unet", {"augment": True}, "augment moves pictures"),
+        ("tiny-vit", {"patch": 5}, "patch 5 does not divide image 32"),
+        ("lstm", {"head": False}, "give --head"),
+        ("resnet50", {"widths": "6,8,8,8"}, "no multiples of 4"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            replaced(of_preset(preset), given)
+
+
+def test_a_budget_is_of_any_step(tmp_path: Path) -> None:
+    config = run(tmp_path, MODELS["gru"], batch=64)
+    usual = plan_step(config, policy_of("default"))
+    planned = plan_step(config, policy_of(f"budget:{usual.total_bytes}"))
+    assert planned.plan.compiled_bytes == planned.total_bytes <= usual.total_bytes
+    with pytest.raises(InputError, match=r"or lower --batch or --window$"):
+        plan_step(config, policy_of("budget:1KiB"))
+
+
+@SLOW
+def test_the_largest_batch_is_of_pictures(tmp_path: Path) -> None:
+    config = run(tmp_path, batch=64)
+    usual = plan_step(config, policy_of("default"))
+    (one,) = largest(config, policy_of("default"), "cpu", str(usual.total_bytes))
+    assert one.batch >= 64
+    assert str(one).startswith(f"batch {one.batch}")
+    assert one.flags == f"--batch {one.batch}"
+
+
+def test_health_is_of_all_layers_of_a_network_with_norms(tmp_path: Path) -> None:
+    optim = dataclasses.replace(OPTIM, steps=1)
+    quiet(run(tmp_path, optim=optim, health=1, eval_every=100))
+    (record,) = read_records(tmp_path / "run" / "health.jsonl")
+    rows = [row for row in record["rows"] if row["kind"] == "layer"]
+    # The stem, two blocks of two convolutions, and the head.
+    assert len(rows) == 6
+    assert all(row["gradient"] > 0 and row["update_to_weight"] > 0 for row in rows)
