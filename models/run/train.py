@@ -77,9 +77,10 @@ def configured(given: dict[str, Any], resuming: bool, origin: Any = None) -> Run
         base = read_config(_text(out / CONFIG), str(out / CONFIG))
     if file := given.pop("config"):
         text = _text(Path(file))
-        document = parse_toml(text, file)
+        base, document = read_config(text, file, base), parse_toml(text, file)
         said |= {*document, *document.get("model", {})}
-        base = read_config(text, file, base)
+        if (preset := given.get("preset", base.preset)) != base.preset:
+            raise InputError(f"--preset {preset}, and {file} has {base.preset}: leave out one")
     refuse_others(base, given)
     run = replaced(base, given, by_flag=True)
     return run if resuming else run.fitted(said)

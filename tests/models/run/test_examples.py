@@ -46,9 +46,13 @@ def test_pictures_are_trained_and_written_for_jax(capsys: pytest.CaptureFixture[
 
 
 def test_what_is_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tiny.toml").write_text('preset = "tiny"\n')
+    Path("flat.toml").write_text("model = 3\n")
     for arguments, complaint in (
         (["--preset", "resnet20", "--tokenizer", "bytes"], "--tokenizer is of models that are"),
         (["--preset", "lstm", "--context", "8"], "trained on text, and lstm is trained on series"),
+        (["--preset", "gru", "--config", "tiny.toml"], "--preset gru, and tiny.toml has tiny"),
+        (["--config", "flat.toml"], "flat.toml has model, which is no setting"),
         (["--augment"], "trained on pictures, and tiny is trained on text"),
         (["--preset", "gru", "--data", "none.npy"], "no such file or folder: none.npy"),
         (["--preset", "vit-s", "--size", "30,30"], "patch 16 does not divide image 30"),
