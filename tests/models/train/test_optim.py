@@ -59,3 +59,14 @@ def test_the_schedule_rises_and_falls() -> None:
     assert rates[0] == pytest.approx(1 / 11)
     assert max(rates) == rates[10] == 1.0
     assert rates[100] == pytest.approx(0.1)
+
+
+def test_muon_takes_each_gate_of_a_recurrent_layer_as_a_matrix() -> None:
+    kernel = jax.random.normal(jax.random.key(0), (8, 4, 8))
+    params = {"layers": {"0": {"recur": {"kernel": kernel}}}}
+    transform = optimizer(OptimConfig(optimizer="muon", steps=10, warmup=0, weight_decay=0))
+    updates, _ = transform.update(params, transform.init(params), params)
+    (update,) = jax.tree.leaves(updates)
+    spread = lambda x: np.ptp(np.log(np.linalg.svd(np.moveaxis(x, 1, 0), compute_uv=False)), 1)
+    assert (spread(kernel) > 1.5).all()
+    assert (spread(update) < 0.75).all()
