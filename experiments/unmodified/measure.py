@@ -12,6 +12,10 @@ import xform
 from experiments.timing import paired
 from experiments.unmodified.ways import BUDGETS, JAX, XFORM, Loss, Way, budget, ours
 from xform.errors import BudgetInfeasible, CompilationFailed
+from xform.planner.candidates.whole import Whole
+from xform.planner.costs.outcome import kept_bytes
+from xform.planner.planned import planned
+from xform.transforms.planning import planning
 
 Size = dict[str, Any]
 
@@ -37,13 +41,25 @@ def sizes(
 
 
 def size(way: Way, loss: Loss, args: Sequence[Any], target: str) -> Size:
-    """What the target's compiler says of a gradient."""
+    """What the target's compiler says of a gradient; of ours, what a plan keeps too.
+
+    `live` are the bytes that wait for the backward pass at the peak, by the compiler.
+    """
     step = lambda *args: way(loss)(*args)
+    kept: list[int] = []
+
+    def watched(*asked: Any) -> Whole:
+        kept.append(kept_bytes((whole := planned(*asked)).plan))
+        return whole
+
     try:
-        report = xform.memory_analysis(step, *args, target=target)
+        with planning(watched):
+            report = xform.memory_analysis(step, *args, target=target)
     except CompilationFailed as refused:
         return {"refused": str(refused)}
-    return {"temp": report.temp_bytes, "total": report.total_bytes, "flops": report.flops}
+    live = sum(row.bytes for row in report.peak if row.category == "activation")
+    plan = {"kept": kept[-1], "live": live} if kept else {}
+    return {"temp": report.temp_bytes, "total": report.total_bytes, "flops": report.flops, **plan}
 
 
 def within(limit: int, loss: Loss, args: Sequence[Any], target: str) -> Size:

@@ -13,7 +13,8 @@ from experiments.unmodified.ways import HALF, LEAST, STOCK
 MIB = 2**20
 COMPILED = ["default", "save_dots", "save_nothing"]
 SIZES = ["program", "target", "jax.grad, MiB", *STOCK, *COMPILED, "default, FLOPs again",
-         f"budget, {LEAST}", "FLOPs again", f"budget, {HALF}", "FLOPs again"]  # fmt: skip
+         "default, live of kept", f"budget, {LEAST}", "FLOPs again", f"budget, {HALF}",
+         "FLOPs again"]  # fmt: skip
 STEPS = ["program", "loss differs by", "gradient differs by", "step time of jax.grad's",
          "quartiles"]  # fmt: skip
 
@@ -36,7 +37,7 @@ def sized(name: str, target: str, ways: Mapping[str, Any]) -> list[str]:
         return [name, target, "refused", *[""] * (len(SIZES) - 3)]
     row = [name, target, f"{base['temp'] / MIB:.0f}"]
     row += [part(ways.get(way), base) for way in (*STOCK, *COMPILED)]
-    row.append(again(ways.get("default"), base))
+    row += [again(ways.get("default"), base), live(ways.get("default", {}))]
     for way in (LEAST, HALF):
         row += [part(ways.get(way), base), again(ways.get(way), base)]
     return row
@@ -58,6 +59,11 @@ def again(size: Mapping[str, Any] | None, base: Mapping[str, Any]) -> str:
     if size is None or "flops" not in size:
         return ""
     return f"{size['flops'] / base['flops'] - 1:.1%}"
+
+
+def live(size: Mapping[str, Any]) -> str:
+    """What waits for the backward pass at the peak, of what the plan keeps."""
+    return f"{size['live'] / size['kept']:.2f}" if "live" in size else ""
 
 
 def timed(name: str, found: Mapping[str, Any]) -> list[str]:
