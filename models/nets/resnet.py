@@ -7,6 +7,7 @@ bottlenecks it is the middle convolution that strides, as in all later implement
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -44,6 +45,12 @@ class ResNetConfig:
             raise ValueError(f"widths {self.widths} and depths {self.depths} are not one of each")
         if self.bottleneck and any(width % 4 for width in self.widths):
             raise ValueError(f"widths {self.widths} of bottlenecks are no multiples of 4")
+        channels = (self.stem, *self.widths)
+        if self.small and any(b < a for a, b in itertools.pairwise(channels)):
+            raise ValueError(
+                f"stem {self.stem} and widths {self.widths}: in a network for small pictures no"
+                " stage is narrower than what it reads, whose channels it fills up with zeros"
+            )
 
 
 class Block(nnx.Module):

@@ -123,6 +123,16 @@ def test_a_batch_is_none_of_what_is_differentiated() -> None:
     assert not any("6 for 12" in text for text in said)
 
 
+def test_wide_layers_are_no_classes() -> None:
+    def wide(ws: Any, x: Any) -> Any:
+        for up, down in ws:
+            x = x + jnp.tanh(x @ up) @ down
+        return jnp.sum(x**2)
+
+    layers = [(f32(128, 512), f32(512, 128))] * 4
+    assert not any("classes" in text for text in advised(xform.grad(wide), layers, f32(256, 128)))
+
+
 def test_donation_spares_what_it_says() -> None:
     args = *STATE, f32(64, 256)
     (text,) = (text for text in advised(train, *args) if text.startswith("donate"))

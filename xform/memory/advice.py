@@ -19,8 +19,8 @@ _OF_BATCH = ("argument", *_MADE, "output")
 _ARGUMENTS = ("argument", "parameter", "optimizer state")
 _STATE = ("parameter", "optimizer state", "gradient")
 # A matrix with so many more rows than columns, or the other way, has a row for each class: so many
-# of them at least.
-_TALL, _CLASSES = 4, 512
+# of them at least. One is at each end of a network; more are of its layers.
+_TALL, _CLASSES, _ENDS = 4, 512, 2
 # In how many parts a loss is thought of, and a batch whose gradients are added up.
 _PARTS, _SLICES = 8, 4
 # Over how many devices a state is thought of.
@@ -88,8 +88,11 @@ def _copies(report: Any) -> Iterator[Step]:
 
 def _logits(report: Any) -> Iterator[Step]:
     """Values with a number for each class: a loss can make them for a few positions at a time."""
-    matrices = {tuple(sorted(shape)) for _, shape in report.shapes if len(shape) == 2}
-    tall = (n for k, n in matrices if n >= max(_TALL * k, _CLASSES))
+    kinds = ("argument", "parameter")
+    shapes = (r.shape for r in report.peak if r.category in kinds and len(r.shape) == 2)
+    matrices = collections.Counter(tuple(sorted(shape)) for shape in shapes)
+    tall = (n for (k, n), count in matrices.items()
+            if count <= _ENDS and n >= max(_TALL * k, _CLASSES))  # fmt: skip
     if not (classes := max(tall, default=0)):
         return
     rows = [

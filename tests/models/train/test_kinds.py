@@ -127,6 +127,7 @@ def test_settings_that_cannot_be_are_one_line() -> None:
         ("tiny-vit", {"patch": 5}, "patch 5 does not divide image 32"),
         ("lstm", {"head": False}, "give --head"),
         ("resnet50", {"widths": "6,8,8,8"}, "no multiples of 4"),
+        ("resnet20", {"widths": "8,16,32"}, "no stage is narrower than what it reads"),
     ):
         with pytest.raises(InputError, match=complaint):
             replaced(of_preset(preset), given)
