@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import xform
 from experiments.report import known
 from experiments.unmodified import picture, tables
 from experiments.unmodified.measure import agreement, size, sizes, within
@@ -63,6 +64,7 @@ def test_budgets(loss) -> None:
     assert budget(LEAST, of) == 60
     assert budget(HALF, of) == 95
     roomy = size(ours(None), loss, ARGS, "cpu")
+    assert roomy["kept"] == xform.residuals(loss, *ARGS).total_bytes
     assert within(2 * roomy["total"], loss, ARGS, "cpu")["temp"] == roomy["temp"]
 
 
@@ -85,7 +87,8 @@ def test_agreement_tells_a_difference(loss, monkeypatch: pytest.MonkeyPatch) -> 
 def test_results_tables_and_plot(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     add(path, "ours", "cpu", {"jax.grad": {"temp": 2**21, "total": 2**22, "flops": 100}})
-    add(path, "ours", "cpu", {"default": {"temp": 2**20, "total": 2**21, "flops": 103}})
+    add(path, "ours", "cpu", {"default": {"temp": 2**20, "total": 2**21, "flops": 103,
+                                              "live": 9, "kept": 10}})  # fmt: skip
     add(path, "ours", "cpu", {HALF: {"budget": 1, "floor": 3 * 2**20}})
     add(path, "ours", AGREEMENT, {"loss difference": 0.0, "gradient difference": 2e-7,
                                    "time": (0.9, 0.8, 1.1)})  # fmt: skip
@@ -93,7 +96,10 @@ def test_results_tables_and_plot(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("\n".join(f"<!-- {m} -->\n<!-- /{m} -->" for m in markers))
     tables.write(tmp_path, known(path))
     text = (tmp_path / "README.md").read_text()
-    assert "| ours | cpu | 2 |  |  |  | 0.50 |  |  | 3.0% |  |  | no plan below 0.50 |  |" in text
+    assert (
+        "| ours | cpu | 2 |  |  |  | 0.50 |  |  | 3.0% | 0.90 |  |  | no plan below 0.50 |  |"
+        in text
+    )
     assert "| ours | 0e+00 | 2e-07 | 0.90 | 0.80 to 1.10 |" in text
     picture.draw(tmp_path / "bytes.png", known(path))
     assert (tmp_path / "bytes.png").stat().st_size > 0
