@@ -64,7 +64,7 @@ def _each(plan: Plan, together: bool) -> Waits:
     by_start: dict[int, Wait] = {}
     sizes: dict[int, int] = {}
     early: dict[int, Wait] = {}
-    shared: dict[int, Wait] = {}
+    shared: dict[int, list[Wait]] = {}
     run: list[JaxprEqn] = []
     start, dear = 0, False
     for i, eqn in enumerate(plan.order):
@@ -79,7 +79,7 @@ def _each(plan: Plan, together: bool) -> Waits:
         if saved and last is not None and (work or at >= 0):
             by_start[start] = Wait(saved, (last,))
             if work and at < 0 and together and (others := _operands(run, plan, saved)):
-                shared[start] = Wait(others, (last,), "gpu")
+                shared[start] = [Wait(others, (last,), "gpu")]
             if not work:
                 sizes[start] = sum(aval_bytes(v.aval) for e in run for v in e.outvars)
         elif saved:
@@ -93,7 +93,7 @@ def _each(plan: Plan, together: bool) -> Waits:
         if left < 0:
             break
         by_start[i] = dataclasses.replace(by_start[i], where="accelerators")
-    return {i: [wait, *((shared[i],) if i in shared else ())] for i, wait in by_start.items()}
+    return {i: [wait, *shared.get(i, ())] for i, wait in by_start.items()}
 
 
 def _anchors(plan: Plan) -> dict[Var, tuple[Var, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -65,8 +66,8 @@ def _number_of_most(module: Module, rows: Sequence[Row]) -> tuple[Instruction | 
 
 def _peak_without(live: Sequence[int], rows: Sequence[Row]) -> int:
     """The most that is live at once, had each of these rows gone as soon as it was made."""
-    left = [*live]
+    gone = [0] * (len(live) + 1)
     for row in rows:
-        for step in range(row.born + 1, row.dies + 1):
-            left[step] -= row.bytes
-    return max(left)
+        gone[row.born + 1] += row.bytes
+        gone[row.dies + 1] -= row.bytes
+    return max(size - less for size, less in zip(live, itertools.accumulate(gone), strict=False))

@@ -45,7 +45,7 @@ def flatten_plan(plan: Plan, profile: Profile) -> Flat:
     backward = _Part(plan, work, _Kept(plan, work, kept))
     backward.env |= {**at_hand, **dict(zip(joint.seeds, seeds, strict=True))}
     with work.reading(joint.program):
-        backward.run(plan.order, joint.backward_outputs, waits(plan, True, True))
+        backward.run(plan.order, joint.backward_outputs, waits(plan, whole=True, together=True))
     results = [work.read(backward.env, v) for v in joint.backward_outputs]
     return work.flat((*inputs, *seeds), (*outputs, *results))
 
