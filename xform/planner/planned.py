@@ -59,9 +59,12 @@ def with_regions(regions: Regions, prog: Program) -> Program:
     return OpenRegions().program(prog) if regions == "open" else prog
 
 
-def front(prog: Program, active: Mask, wanted: Mask) -> Front:
-    """The plans from which a budget of the peak is chosen, on the backend that is planned for."""
-    here, link = backend(), link_of()
+def front(prog: Program, active: Mask, wanted: Mask, offload: bool = True) -> Front:
+    """The plans from which a budget of the peak is chosen, on the backend that is planned for.
+
+    Without `offload` it is as if that had no link to its host.
+    """
+    here, link = backend(), link_of() if offload else None
     joint = analyze(prog, active, wanted)
     key: Any = "front", here, link
     if key not in joint.program.cache:

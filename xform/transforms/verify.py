@@ -1,8 +1,9 @@
 """A budget of the peak, held against the compiler.
 
-The simulation, scaled by what the compiler says of the default, says which plans to compile. The
-answers are kept in the process, which saves time and changes no plan: a search goes by what it
-asked itself, as if it were the first.
+The simulation, scaled by what the compiler says of the default, says which plans to compile, and
+each that takes more than was expected is a lesson for the next. The answers are kept in the
+process, which saves time and changes no plan: a search goes by what it asked itself, as if it were
+the first.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from xform.interpret.joint import Joint, Plan
 from xform.naming import digest
 from xform.planner.backend import backend
 from xform.planner.candidates.whole import Whole
-from xform.planner.costs.outcome import least_bytes
-from xform.planner.front import Ends, Front
+from xform.planner.costs.outcome import least_bytes, sent_bytes
+from xform.planner.front import Ends, Fits
 from xform.planner.plan.choice import choice_of
 from xform.planner.plan.record import record
 from xform.planner.planned import front, may_save_more, planned
@@ -28,8 +29,10 @@ from xform.text import human_bytes
 # How many plans are compiled, at most, to find one for a budget, besides the default: until one is
 # within it, and in all.
 _FIRST, _COMPILES = 5, 6
-# Plans with less work than one that is within the budget are compiled too, if they are expected to
-# be over it by less than this factor: until so many in a row are over.
+# The last of the first is to leave so many times the room that those before show to be needed.
+_LAST = 1.5
+# Plans with less work than one that is within the budget are compiled too, if their simulation is
+# over it by less than this factor: until so many in a row are over.
 _NEAR, _OVER = 1.08, 2
 
 # Bytes of compiled plans, by program and plan.
@@ -73,21 +76,23 @@ def within(ends: Ends, budget: Budget, compiler: Compiler) -> Whole:
 
     The default is compiled, and scales the simulation of all others: what it cannot see (arguments
     that are sharded over `Auto` axes) is like in all of them. A budget that the default fits has
-    it, but where remat regions may save more. Else the plans are compiled by rising work until one
-    is within the budget, and then those before it on the staircase, as long as they are. What is
-    over one budget is over all smaller ones: so a smaller one gets no plan of less work.
+    it, but where remat regions may save more. Else the plan of the least work is compiled that is
+    expected to be within it; after one that is not, the next leaves room for what that one was off
+    by. When one is within the budget, those of less work are compiled, also such as were passed
+    over, as long as they are within it too. What is over one budget is over all smaller ones: so a
+    smaller one gets no plan of less work.
     """
-    default, plans = planned(*ends, min_cut), front(*ends)
+    default = planned(*ends, min_cut)
     fits = (size := compiler.bytes(default)) <= budget.bytes
     if fits and not may_save_more(budget, default):
         return default
-    stairs = _Stairs(plans, compiler, budget.bytes, default)
+    stairs = _Stairs(ends, compiler, budget.bytes, default)
     first = stairs.within(default if fits else None)
     if first is not None:
         return stairs.least_work(first)
     if fits:
         return default
-    floors = plans.lowest()
+    floors = front(*ends).lowest()
     for whole in reversed(floors):
         if compiler.bytes(whole) <= budget.bytes:
             return whole
@@ -101,56 +106,88 @@ def within(ends: Ends, budget: Budget, compiler: Compiler) -> Whole:
 
 
 class _Stairs:
-    """The staircase of a program's plans, walked for one budget of so many bytes."""
+    """The staircase of a program's plans, walked for one budget of so many bytes.
 
-    def __init__(self, plans: Front, compiler: Compiler, most: int, default: Whole):
-        self.plans, self.compiler, self.most = plans, compiler, most
-        self.scale, self.compiled = self._ratio(default), 0
+    What a compiler adds to plans that send values to the host (it may copy them into another
+    layout) it does not add to others: so these are learned from apart, and as soon as one of them
+    takes too much, the plans that there are without a host are looked at too.
+    """
+
+    def __init__(self, ends: Ends, compiler: Compiler, most: int, default: Whole):
+        self.ends, self.compiler, self.most = ends, compiler, most
+        self.stairs, self.asked = [front(*ends)], dict[str, float]()
+        size = compiler.bytes(default)
+        self.scale = size / max(compiler.peak(default.plan), 1) if size < math.inf else 1.0
+        # The most bytes that a plan took beyond its simulation, scaled: of those that send nothing,
+        # and of those that do.
+        self.beyond = [0.0, 0.0]
 
     def within(self, default: Whole | None) -> Whole | None:
         """The first plan that is expected to be within the budget, and is.
 
         None if there is none among the first few, or if it takes no less work than the default.
         """
-        over: list[Whole] = []
         for i in range(_FIRST):
-            if i == _FIRST - 1:  # as far off as the worst of those before
-                self.scale = max(map(self._ratio, over))
-            whole = self.plans.first(lambda w: w not in over and self._expected(w, self.most))
+            if i == _FIRST - 1:
+                self.beyond = [_LAST * beyond for beyond in self.beyond]
+            whole = self._first(lambda w: self._expected(w) <= self.most) or self._first(
+                lambda w: self._simulated(w) <= self.most and _key(w.plan) not in self.asked
+            )
             if whole is None or (default and whole.work >= default.work):
                 return None
             if self._bytes(whole) <= self.most:
                 return whole
-            over.append(whole)
+            self._learn(whole)
         return None
 
     def least_work(self, least: Whole) -> Whole:
-        """Of a plan within the budget and the steps before it, the first that is within it."""
+        """Of a plan within the budget and the steps before it, that of the least work within it."""
+        nearly = lambda w: self._simulated(w) <= _NEAR * self.most
+        before = [w for plans in self.stairs for w in plans.before(least, nearly)]
         over = 0
-        for whole in self.plans.before(least, lambda w: self._expected(w, _NEAR * self.most)):
-            if over == _OVER or self.compiled == _COMPILES:
+        for whole in sorted(before, key=self._expected):
+            if over == _OVER or len(self.asked) == _COMPILES:
                 break
+            if whole.work > least.work or _key(whole.plan) in self.asked:
+                continue
             over += 1
             if self._bytes(whole) <= self.most:
                 least, over = whole, 0
         return least
 
+    def _first(self, fits: Fits) -> Whole | None:
+        """The plan of the least work that fits; None if none does."""
+        found = (plans.first(fits) for plans in self.stairs)
+        return min(filter(None, found), key=lambda w: w.work, default=None)
+
     def _bytes(self, whole: Whole) -> float:
-        self.compiled += 1
-        return self.compiler.bytes(whole)
+        """Bytes of a plan by the compiler."""
+        return self.asked.setdefault(_key(whole.plan), self.compiler.bytes(whole))
 
-    def _ratio(self, whole: Whole) -> float:
-        """Bytes by the compiler, for each that is simulated."""
-        size = self.compiler.bytes(whole)
-        return size / max(self.compiler.peak(whole.plan), 1) if size < math.inf else 1.0
+    def _learn(self, over: Whole) -> None:
+        """Expect at least so many bytes more of all plans that send, or of all others, as of one.
 
-    def _expected(self, whole: Whole, most: float) -> bool:
-        """Whether a plan takes at most so many bytes by its simulation.
-
-        It is not simulated if what it keeps alone is too much.
+        So neither that one, nor one whose simulation has as many bytes, is expected to fit again.
         """
-        least = least_bytes(whole.plan, backend()) + self.compiler.beside
-        return self.scale * least <= most and self.scale * self.compiler.peak(whole.plan) <= most
+        sends = bool(sent_bytes(over.plan))
+        beyond = self._bytes(over) - self._simulated(over)
+        self.beyond[sends] = max(self.beyond[sends], beyond)
+        if sends and len(self.stairs) == 1:
+            self.stairs.append(front(*self.ends, offload=False))
+
+    def _expected(self, whole: Whole) -> float:
+        """Bytes of a plan by its simulation, and by what those before were beyond theirs."""
+        return self._simulated(whole) + self.beyond[bool(sent_bytes(whole.plan))]
+
+    def _simulated(self, whole: Whole) -> float:
+        """Bytes of a plan by its simulation, scaled.
+
+        If what it keeps alone is more than is asked about anywhere, by that.
+        """
+        least = self.scale * (least_bytes(whole.plan, backend()) + self.compiler.beside)
+        if least > _NEAR * self.most:
+            return least
+        return max(least, self.scale * self.compiler.peak(whole.plan))
 
 
 def _key(plan: Plan) -> str:
