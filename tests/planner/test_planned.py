@@ -115,6 +115,27 @@ def test_a_program_is_planned_once_for_each_backend() -> None:
     assert there is not front(*at)
 
 
+def test_without_offload_it_is_as_without_a_link() -> None:
+    def f(ws, x):
+        def body(x, w):
+            x = x + jnp.tanh(x @ w[0]) @ w[1]
+            return x + jnp.sin(jnp.tanh(x @ w[2]) @ w[3]), None
+
+        return jnp.sum(lax.scan(body, x, ws)[0] ** 2)
+
+    aval = lambda *shape: jax.ShapeDtypeStruct(shape, "bfloat16")
+    at = ends(f, aval(12, 4, 4096, 4096), aval(32768, 4096))
+    works = lambda **how: [w.work for w in front(*at, **how).lowest()]
+    sends = lambda **how: any(w.work[1] for w in front(*at, **how)._plans)
+    with planned_for("tpu", "TPU v5e"):
+        assert sends()
+        assert not sends(offload=False)
+        alone = works(offload=False)
+    with planned_for("tpu", "one without a link"):
+        assert front(*at) is front(*at, offload=False)
+        assert works() == alone
+
+
 @pytest.mark.parametrize("x", [jnp.ones((0, 3)), jnp.float32(2), jnp.ones(3, jnp.bfloat16)])
 def test_little_and_nothing_is_planned(x) -> None:
     f = lambda x: jnp.sum(jnp.sin(jnp.sin(x))).astype(jnp.float32)
