@@ -1,12 +1,14 @@
 """Compile for targets: the one that is here, several CPU devices, TPUs and GPUs that are not."""
 
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import xform
@@ -212,6 +214,37 @@ def test_without_the_device(one: str, four: str) -> None:
     assert spread.devices == 4
     assert spread.temp_bytes < 0.5 * kept
     assert b"all-reduce" in spread.module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("tpu:v5e:1x1", 0), ("tpu:v5e:2x2", 4), ("gpu:h100", 0), ("gpu:h100", 1), ("gpu:h100:4", 4)],
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_arguments_in_the_memory_of_the_host(name: str, mesh: int, alone: bool) -> None:
+    if absent := missing(parse_target(name)):
+        pytest.skip(f"needs {', '.join(absent)}")
+    here = jax.devices()[0]
+    there = AbstractMesh((mesh,), ("i",), axis_types=(AxisType.Auto,)) if mesh else None
+
+    def lies(kind: str) -> Any:
+        if there is None:
+            return SingleDeviceSharding(here, memory_kind=kind)
+        return NamedSharding(there, P("i"), memory_kind=kind)
+
+    def step(mean, *grads):
+        new = sum(grads, start=0.9 * jax.device_put(mean, jax.memory.Space.Device))
+        return jax.device_put(new, jax.memory.Space.Host)
+
+    n = 2**26
+    mean, grad = (jax.ShapeDtypeStruct((n,), np.float32, sharding=lies(kind))
+                  for kind in ("pinned_host", "device"))  # fmt: skip
+    given = (mean,) if alone else (mean, grad)
+    made = compile_for(step, given, target=name, donate_argnums=0)
+    assert made.argument_bytes == (0 if alone else 4 * n // (mesh or 1))
+    assert made.host_bytes == 4 * n // (mesh or 1)  # in place
+    assert made.bytes["host_alias"] == made.host_bytes
 
 
 @pytest.mark.slow

@@ -129,13 +129,15 @@ def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
             mesh: Mapping[str, int] | None, in_specs: Any) -> Arguments:  # fmt: skip
     """The arguments as types, on the mesh that is given or that their own shardings have.
 
-    Without `in_specs` the arguments keep those of their own shardings.
+    Without `in_specs` the arguments keep those of their own shardings. Each stays in its memory.
 
     Raises:
       WrongArgument: the mesh is none, or not of the target's size, there are two, or `in_specs` do
         not fit.
     """
     named = _mesh_of((args, kwargs)) if mesh is None else _mesh(mesh)
+    if named is None and any(map(_memory, jax.tree.leaves((args, kwargs)))):
+        named = _mesh({"device": 1})  # which says of each argument in which memory it is
     specs = [] if in_specs is None else [_broadcast(in_specs, tuple(args))]
     if specs and named is None:
         raise WrongArgument(
@@ -259,9 +261,15 @@ def _type(mesh: AbstractMesh | None, x: Any, spec: PartitionSpec | None = None) 
     if mesh is not None:
         spec = spec if spec is not None else own.spec if own else PartitionSpec()
         _check_spec(spec, x, mesh)
-        at = NamedSharding(mesh, spec, memory_kind=own.memory_kind if own else None)
+        at = NamedSharding(mesh, spec, memory_kind=_memory(x))
     weak = getattr(x, "weak_type", False)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at, weak_type=weak)
+
+
+def _memory(x: Any) -> str | None:
+    """The memory that an argument is in, if that is not the device's."""
+    kind = getattr(getattr(x, "sharding", None), "memory_kind", None)
+    return None if kind == "device" else kind
 
 
 def _callback(jaxpr: Any) -> str:

@@ -70,7 +70,7 @@ def lower(exported: export.Exported, request: dict[str, Any]) -> Any:
     sizes, names, kinds = zip(*axes, strict=True) if axes else ((1,), ("device",), ("Auto",))
     array = np.array(available[: exported.nr_devices]).reshape(sizes)
     mesh = Mesh(array, names, axis_types=tuple(getattr(AxisType, k) for k in kinds))
-    shardings = exported.in_shardings_jax(mesh) if axes else [None] * len(exported.in_avals)
+    shardings = _shardings(exported, mesh) if axes else [None] * len(exported.in_avals)
     everywhere = NamedSharding(mesh, PartitionSpec())
     kept = exported.module_kept_var_idx
     types = [jax.ShapeDtypeStruct(exported.in_avals[i].shape, exported.in_avals[i].dtype,
@@ -83,9 +83,22 @@ def lower(exported: export.Exported, request: dict[str, Any]) -> Any:
         return exported.call(*(by[i] if i in by else _unread(a) for i, a in avals))
 
     call.__name__ = exported.fun_name
-    # Of a program that reads no argument, the mesh alone says where it runs.
-    with contextlib.nullcontext() if types else jax.set_mesh(mesh):
+    # Of a program that reads no argument on a device, the mesh alone says where it runs.
+    here = any(type_.sharding.mesh is mesh for type_ in types)
+    with contextlib.nullcontext() if here else jax.set_mesh(mesh):
         return jax.jit(call, donate_argnums=donated).lower(*types)
+
+
+def _shardings(exported: export.Exported, mesh: Mesh) -> Sequence[Any]:
+    """Where each argument lies, and in which memory.
+
+    GPUs that are not here do not say which memories they have, and JAX then takes each argument for
+    one on the device; a mesh that names no devices keeps the memory.
+    """
+    there = exported.in_shardings_jax(mesh), exported.in_shardings_jax(mesh.abstract_mesh)
+    kind = lambda x: getattr(x, "memory_kind", None)
+    waits = lambda x: kind(x) not in (None, "device")
+    return [b if waits(b) and kind(a) != kind(b) else a for a, b in zip(*there, strict=True)]
 
 
 def _unread(aval: Any) -> Any:
