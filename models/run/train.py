@@ -142,7 +142,7 @@ def print_largest(run: RunConfig, target: str | None, memory: str | None, consol
 
 def step_memory(run: RunConfig, target: str | None, memory: str | None) -> Any:
     """The compiler's account of one step, from shapes alone."""
-    policy, mesh = policy_of(run.policy), mesh_or_none(run.mesh)
+    policy, mesh = policy_of(run.policy), mesh_or_none(run.mesh, run.optim.offload_optimizer)
     step, *types = whole_step(run, mesh)
     with one_line():
         if isinstance(policy, xform.policies.Fit):

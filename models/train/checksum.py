@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from models.train.host import read
+
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
@@ -33,6 +35,7 @@ def _checksums(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _checksum(x: jax.Array) -> jax.Array:
+    x = read(x)
     bits = jax.lax.bitcast_convert_type(x, _UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
     place = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):
@@ -55,7 +58,7 @@ def _mixed(x: jax.Array) -> jax.Array:
 @jax.jit
 def all_finite(tree: Any) -> jax.Array:
     """Whether each number of a tree is finite."""
-    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    floats = [x for x in jax.tree.leaves(read(tree)) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.stack([jnp.isfinite(x).all() for x in floats]).all()
 
 

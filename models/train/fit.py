@@ -158,7 +158,7 @@ def _lowest(step: Callable[..., Any], types: Sequence[Any], budget: xform.polici
 
 
 def _largest(run: RunConfig, policy: Any, target: str | None, memory: str | None) -> Largest:
-    mesh = mesh_or_none(run.mesh)
+    mesh = mesh_or_none(run.mesh, run.optim.offload_optimizer)
 
     def inputs(batch: int) -> Sequence[Any]:
         _, *types = whole_step(dataclasses.replace(run, batch=batch), mesh)

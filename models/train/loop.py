@@ -69,7 +69,7 @@ def train(
     if run.tensorboard:
         check_writer()
     steps_of(run.profile)  # a mistake in it is said before anything is made
-    mesh, first = make_mesh(run.mesh), jax.process_index() == 0
+    mesh, first = make_mesh(run.mesh, run.optim.offload_optimizer), jax.process_index() == 0
     data = run.load()
     if wish is not None and not (run.out / folder.CHECKPOINTS).is_dir():
         raise InputError(f"no checkpoint to resume from in {run.out}")
@@ -136,7 +136,8 @@ def _policy(run: RunConfig, wish: Resume, start: Start) -> Any:
     assert start.meta is not None
     before = read_config(start.meta["config"], "the checkpoint")
     decides = {"policy", "remat", "dtype", "weights", "chunk"} & {*wish.override, *start.changes}
-    if decides or sizes(before.mesh) != sizes(run.mesh):
+    elsewhere = before.optim.offload_optimizer != run.optim.offload_optimizer
+    if decides or elsewhere or sizes(before.mesh) != sizes(run.mesh):
         return policy_of(run.policy)
     path = run.out / folder.PLAN
     plan = load_plan(path)

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from models.errors import InputError
 from models.nets.axes import BATCH, MESH_AXES, spec
 from models.settings import nearest
+from models.train.host import check_host
 
 # How messages of JAX's runtime begin, of which collectives that fail are.
 _OF_RUNTIME = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
@@ -51,16 +52,19 @@ def abstract_mesh(text: str) -> AbstractMesh:
     return AbstractMesh((*axes.values(),), (*axes,), axis_types=(AxisType.Auto,) * len(axes))
 
 
-def mesh_or_none(text: str) -> AbstractMesh | None:
-    """The same, of several devices."""
-    return mesh if (mesh := abstract_mesh(text)).size > 1 else None
+def mesh_or_none(text: str, offload: bool = False) -> AbstractMesh | None:
+    """The same, of several devices, or of one that offloads: then it says which memory is meant."""
+    return mesh if (mesh := abstract_mesh(text)).size > 1 or offload else None
 
 
-def make_mesh(text: str) -> Mesh | None:
+def make_mesh(text: str, offload: bool = False) -> Mesh | None:
     """The mesh of the devices of all processes, or of the first ones; None for one device.
 
+    One that offloads has a mesh too, which says which memory is meant.
+
     Raises:
-      InputError: there are too few devices, or some process would have none to itself.
+      InputError: there are too few devices, some process would have none to itself, or they cannot
+        offload.
     """
     axes = sizes(text)
     needed, there = int(np.prod([*axes.values()])), jax.device_count()
@@ -69,7 +73,9 @@ def make_mesh(text: str) -> Mesh | None:
             f"--mesh {text or 'data=1'} is of {needed} devices, and {jax.process_count()} processes"
             f" have {there}"
         )
-    if needed == 1:
+    if offload:
+        check_host(jax.local_devices()[0])
+    elif needed == 1:
         return None
     return jax.make_mesh(
         (*axes.values(),),
@@ -79,10 +85,11 @@ def make_mesh(text: str) -> Mesh | None:
     )
 
 
-def placed(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
+def placed(tree: Any, mesh: Mesh | AbstractMesh, memory: str | None = None) -> Any:
     """Types of arrays with their shardings: those of variables by the names of their axes.
 
     What an optimizer keeps of a parameter lies as it does; what has no such axes is on each device.
+    `memory` is that in which variables lie, if it is not the devices' own.
     """
 
     def place(leaf: Any) -> Any:
@@ -90,7 +97,7 @@ def placed(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
             return leaf.update(sharding=NamedSharding(mesh, P()))
         names, array = leaf.get_metadata().get("out_sharding") or (), leaf.get_value()
         where = spec(names, array.shape, mesh) if len(names) == array.ndim else P()
-        return leaf.replace(array.update(sharding=NamedSharding(mesh, where)))
+        return leaf.replace(array.update(sharding=NamedSharding(mesh, where, memory_kind=memory)))
 
     return jax.tree.map(place, tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
 

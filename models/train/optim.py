@@ -90,6 +90,11 @@ class OptimConfig:
         least=0,
         most=1,
     )
+    offload_optimizer: bool = setting(
+        False,
+        "Keep the optimizer's state, and the mean of --ema, in the host's memory between steps.",
+        change="free",
+    )
     most_skips: int = setting(10, "Steps skipped in a row before the run stops.", least=0)
 
 

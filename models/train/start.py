@@ -82,7 +82,11 @@ def begin(run: RunConfig, origin: Origin | None = None, mesh: Mesh | None = None
         raise InputError(f"the flags make another model than that in {origin.name}")
     where = jax.tree.map(lambda x: x.sharding, state.params)
     params = jax.device_put(origin.params, where)
-    average = state.average and jax.tree.map(jnp.copy, nnx.merge_state(params, state.statistics))
+    average = state.average and jax.tree.map(
+        lambda new, old: jax.device_put(jnp.copy(new), old.sharding),
+        nnx.merge_state(params, state.statistics),
+        state.average,
+    )
     return Start(dataclasses.replace(state, params=params, average=average))
 
 

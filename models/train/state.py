@@ -14,6 +14,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
 from models.nets.presets import build
+from models.train.host import HOST, on_host
 from models.train.mesh import placed
 from models.train.optim import OptimConfig, optimizer
 from models.train.precision import LossScale, first_scale
@@ -101,9 +102,15 @@ def _first(model: Any, optim: OptimConfig, seed: int) -> TrainState:
 def abstract_state(
     model: Any, optim: OptimConfig, mesh: Mesh | AbstractMesh | None = None
 ) -> TrainState:
-    """The state as shapes and dtypes alone, and on a mesh with shardings."""
+    """The state as shapes and dtypes alone, and on a mesh with shardings, each of a memory."""
     state = jax.eval_shape(lambda: init_state(model, optim, 0))
-    return state if mesh is None else placed(state, mesh)
+    if mesh is None:
+        return state
+    state = placed(state, mesh)
+    if not optim.offload_optimizer:
+        return state
+    opt_state, average = placed((state.opt_state, state.average), mesh, HOST)
+    return dataclasses.replace(state, opt_state=opt_state, average=average)
 
 
 def shardings_of(types: Tree) -> Tree:
@@ -111,12 +118,12 @@ def shardings_of(types: Tree) -> Tree:
     return jax.tree.map(lambda x: x.sharding, types)
 
 
-def device_bytes(tree: Any) -> int:
-    """Bytes of arrays, or of types of arrays, on each device."""
+def device_bytes(tree: Any, waiting: bool = False) -> int:
+    """Bytes of arrays, or of types of arrays, on each device, or for each waiting on its host."""
 
     def size(leaf: Any) -> int:
         sharding = getattr(leaf, "sharding", None)
         shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
         return int(jnp.dtype(leaf.dtype).itemsize) * math.prod(shape)
 
-    return sum(map(size, jax.tree.leaves(tree)))
+    return sum(size(leaf) for leaf in jax.tree.leaves(tree) if on_host(leaf) == waiting)

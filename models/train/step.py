@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh, Mesh
 import xform
 from models.nets.objectives import OBJECTIVES
 from models.nets.presets import TRAINED, abstract
+from models.train.host import fetched, put, read
 from models.train.mesh import abstract_mesh, batch_sharding, placed
 from models.train.optim import OptimConfig, averaged, optimizer, schedule
 from models.train.precision import rounded
@@ -89,7 +90,8 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
     a batch norm normalizes each slice by itself, and its statistics move with each. `seed` is that
     of dropout. On a `mesh` the new state lies as the old one. Gradients are of the rounded
     parameters, summed and applied in float32. In float16 the loss is scaled, and `loss_scale` is a
-    metric. A diagnosis of the loss (`models.train.health`) reads its layers on the way: then
+    metric. What waits in the host's memory is fetched when the gradient is there, and put back. A
+    diagnosis of the loss (`models.train.health`) reads its layers on the way: then
     `health` is a metric.
     """
     gradient = _gradient(make_loss(model, mesh=mesh), policy, health)
@@ -120,6 +122,7 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
         parts = slices if scale is None else slices * scale
         loss, grads = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) / parts, summed)
         norm = optax.tree.norm(grads)
+        state = fetched(state, norm)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         for leaf in jax.tree.leaves(statistics):
             finite &= jnp.all(jnp.isfinite(leaf))
@@ -157,7 +160,7 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
             params, opt_state, state.step + 1, skipped, in_row, usual, scaled, average, statistics
         )
         if state_places is not None:
-            after = jax.lax.with_sharding_constraint(after, state_places)
+            after = put(after, state_places)
         return after, metrics
 
     return step
@@ -219,7 +222,7 @@ def make_evaluate(model: Any, mesh: AbstractMesh | None = None
     loss = make_loss(model, training=False, mesh=mesh)
 
     def judged(result: nnx.State, batch: Any) -> Metrics:
-        params, statistics = nnx.split_state(result, nnx.Param, nnx.BatchStat)
+        params, statistics = nnx.split_state(read(result), nnx.Param, nnx.BatchStat)
         value, (_, measures) = loss(params, statistics, jax.tree.map(jnp.asarray, batch))
         return {"loss": value, **measures}
 
@@ -244,8 +247,8 @@ def check_donation(compiled: jax.stages.Compiled, state: TrainState) -> None:
     Raises:
       RuntimeError: the aliased bytes are below the bytes of parameters and optimizer state.
     """
-    donated = device_bytes(state)
-    memory = compiled.memory_analysis()
-    aliased = 0 if memory is None else memory.alias_size_in_bytes
-    if aliased < donated:
+    donated = device_bytes(state) + device_bytes(state, waiting=True)
+    memory: Any = compiled.memory_analysis()
+    aliased = memory and memory.alias_size_in_bytes + memory.host_alias_size_in_bytes
+    if not aliased or aliased < donated:
         raise RuntimeError(f"the step reuses {aliased} bytes of the {donated} of its state")
