@@ -122,7 +122,17 @@ def averaged(config: OptimConfig, mean: Any, params: Any, updates: jax.Array) ->
 
 def optimizer(config: OptimConfig) -> optax.GradientTransformation:
     """The transformation of float32 gradients into float32 updates."""
-    return optax.chain(optax.clip_by_global_norm(config.clip), OPTIMIZERS[config.optimizer](config))
+    return optax.chain(clipping(config), rule(config))
+
+
+def clipping(config: OptimConfig) -> optax.GradientTransformation:
+    """What of that needs the gradient of all parameters."""
+    return optax.clip_by_global_norm(config.clip)
+
+
+def rule(config: OptimConfig) -> optax.GradientTransformation:
+    """What of that is done for each parameter by itself."""
+    return OPTIMIZERS[config.optimizer](config)
 
 
 _MATRICES = ("kernel", "embedding", "mixture")

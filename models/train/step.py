@@ -20,9 +20,10 @@ from models.nets.objectives import OBJECTIVES
 from models.nets.presets import TRAINED, abstract
 from models.train.host import fetched, put, read
 from models.train.mesh import abstract_mesh, batch_sharding, placed
-from models.train.optim import OptimConfig, averaged, optimizer, schedule
+from models.train.optim import OptimConfig, averaged, schedule
 from models.train.precision import rounded
 from models.train.state import TrainState, abstract_state, device_bytes, shardings_of
+from models.train.update import updated, updated_in_turn
 from xform.diagnosis import Diagnosis
 
 Metrics = dict[str, Any]
@@ -90,13 +91,14 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
     a batch norm normalizes each slice by itself, and its statistics move with each. `seed` is that
     of dropout. On a `mesh` the new state lies as the old one. Gradients are of the rounded
     parameters, summed and applied in float32. In float16 the loss is scaled, and `loss_scale` is a
-    metric. What waits in the host's memory is fetched when the gradient is there, and put back. A
-    diagnosis of the loss (`models.train.health`) reads its layers on the way: then
-    `health` is a metric.
+    metric. An optimizer state that waits in the host's memory is fetched when the gradient is
+    there, and put back. A diagnosis of the loss (`models.train.health`) reads its layers on the
+    way: then `health` is a metric.
     """
     gradient = _gradient(make_loss(model, mesh=mesh), policy, health)
     state_places = None if mesh is None else shardings_of(abstract_state(model, optim, mesh))
-    transform = optimizer(optim)
+    offloads = mesh is not None and optim.offload_optimizer
+    update = updated_in_turn if offloads else updated
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         key, params = dropout_key(model, seed, state.step), rounded(state.params, optim)
@@ -122,7 +124,6 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
         parts = slices if scale is None else slices * scale
         loss, grads = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) / parts, summed)
         norm = optax.tree.norm(grads)
-        state = fetched(state, norm)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         for leaf in jax.tree.leaves(statistics):
             finite &= jnp.all(jnp.isfinite(leaf))
@@ -130,18 +131,17 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
         if optim.spike < math.inf:
             good &= norm <= optim.spike * state.usual_norm
         with jax.named_scope("update"):
-            updates, opt_state = transform.update(grads, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
+            params, opt_state = update(optim, state, grads, good)
         first = jnp.isinf(state.usual_norm)
         usual = jnp.where(first, norm, (1 - _LAST) * state.usual_norm + _LAST * norm)
         done = state.step - state.skipped
         result = nnx.merge_state(params, statistics)
-        average = state.average and averaged(optim, state.average, result, done)
-        new = (params, opt_state, state.skipped, jnp.zeros_like(state.skipped), usual, average,
-               statistics)  # fmt: skip
-        old = (state.params, state.opt_state, state.skipped + 1, state.skipped_in_row + 1,
-               state.usual_norm, state.average, state.statistics)  # fmt: skip
-        params, opt_state, skipped, in_row, usual, average, statistics = jax.tree.map(
+        mean = fetched(state.average, jax.tree.leaves(params)[-1])
+        average = mean and averaged(optim, mean, result, done)
+        new = state.skipped, jnp.zeros_like(state.skipped), usual, average, statistics
+        old = (state.skipped + 1, state.skipped_in_row + 1, state.usual_norm, mean,
+               state.statistics)  # fmt: skip
+        skipped, in_row, usual, average, statistics = jax.tree.map(
             functools.partial(jnp.where, good), new, old
         )
         metrics = {
