@@ -17,7 +17,7 @@ import numpy as np
 
 import xform
 from experiments.report import keep, known, write_table
-from experiments.sharded.weigh import GIB, Case, Weighed, most_of, weigh
+from experiments.sharded.weigh import GIB, Case, Weighed, most_of, waiting, weigh
 from models.train.log import read_records
 from xform.memory.questions import Batch
 
@@ -44,6 +44,12 @@ CASES = [
     Case("llama2-7b", 16, 4096, "fsdp=16", "tpu:v5p:2x2x4", ("14GiB", "12GiB")),
     Case("llama2-7b", 16, 4096, "fsdp=8", "gpu:h100:8", ("24GiB", "18GiB", "14GiB", "12GiB")),
     Case("llama2-70b", 512, 4096, "fsdp=64,tensor=8", "tpu:v5p:8x8x8", ("90GiB", "60GiB")),
+]
+# The same, with the optimizer's state on the hosts.
+OFFLOADED = [
+    dataclasses.replace(case, budgets=(), offload=True)
+    for case in CASES
+    if case.target in ("tpu:v5e:4x4", "gpu:h100:8")
 ]
 
 
@@ -132,6 +138,39 @@ def weights(only: list[str]) -> None:
                 table()
 
 
+def offload(only: list[str]) -> None:
+    """Weigh steps whose optimizer's state waits on the host; write the table beside the others."""
+    for case in OFFLOADED:
+        for policy in case.policies:
+            name = f"{case.name}:{policy}"
+            if not only or name in only:
+                asked = None if policy == "default" else xform.policies.parse(policy, "a policy")
+                found = weigh(case, asked)
+                print(name, found, flush=True)
+                weighed = known(RESULTS).get("offload", {})
+                keep(RESULTS, "offload", weighed | {name: dataclasses.asdict(found)})
+                offload_table()
+
+
+def offload_table() -> None:
+    """Write the table of what waits on the host."""
+    head = ["model", "devices", "policy", "GiB on each, without", "with", "fits",
+            "GiB on the host, of each", "GiB to the host and back in a step"]  # fmt: skip
+    results = known(RESULTS)
+    rows: list[list[str]] = []
+    for case in OFFLOADED:
+        for policy in case.policies:
+            if (name := f"{case.name}:{policy}") not in results.get("offload", {}):
+                continue
+            before, after = (Weighed(**results[key][name]) for key in ("bytes", "offload"))
+            fits = "yes" if after.fits else "no"
+            moved = 2 * waiting(case) / GIB
+            host = "" if after.host is None else f"{after.host / GIB:.2f}"
+            held = [f"{(one.bytes or 0) / GIB:.2f}" for one in (before, after)]
+            rows.append([case.preset, case.target, policy, *held, fits, host, f"{moved:.2f}"])
+    write_table(HERE, head, rows, "offload", "devices that are not here")
+
+
 def table() -> None:
     """Write the table of what was weighed so far."""
     head = ["model", "sequences x tokens", "devices", "mesh", "policy", "GiB on each", "fits",
@@ -190,7 +229,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", default=["losses", "bytes"])
     parser.add_argument(
-        "--only", default="", help="of bytes and largest: gpt2-1.5b@gpu:h100:8:default,..."
+        "--only", default="", help="of bytes, offload and largest: gpt2-1.5b@gpu:h100:8:default,..."
     )
     given = parser.parse_args()
     named = [name for name in given.only.split(",") if name]
@@ -198,5 +237,7 @@ if __name__ == "__main__":
         losses()
     if "bytes" in given.parts:
         weights(named)
+    if "offload" in given.parts:
+        offload(named)
     if "largest" in given.parts:
         largest(named)

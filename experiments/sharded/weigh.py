@@ -15,7 +15,7 @@ from models.train.config import OptimConfig
 from models.train.fit import largest_batch
 from models.train.mesh import abstract_mesh, batch_sharding, shares, sizes
 from models.train.planned import bounds_peak
-from models.train.state import TrainState, abstract_state
+from models.train.state import TrainState, abstract_state, device_bytes
 from models.train.step import make_step
 from xform.errors import BudgetInfeasible
 from xform.memory.questions import Batch
@@ -35,6 +35,7 @@ class Case:
       mesh: of the devices, as `--mesh` takes it.
       target: what compiles the step.
       budgets: of the bytes of each device.
+      offload: whether the optimizer's state waits in the memory of the hosts.
     """
 
     preset: str
@@ -43,6 +44,7 @@ class Case:
     mesh: str
     target: str
     budgets: tuple[str, ...] = ()
+    offload: bool = False
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -67,6 +69,7 @@ class Weighed:
       floor: the lowest peak that was found, where no plan fits.
       collective: bytes of the results of collectives on each device, in a step.
       step: seconds of a step by the roofline, without communication.
+      host: bytes that wait in the memory of the host, of each device.
     """
 
     bytes: int | None
@@ -76,11 +79,12 @@ class Weighed:
     floor: int | None = None
     collective: int | None = None
     step: float | None = None
+    host: int | None = None
 
 
 def step_of(case: Case) -> tuple[Any, TrainState, jax.ShapeDtypeStruct]:
     """The step in bfloat16, with AdamW, that takes its policy; and types of its state and batch."""
-    devices, optim = abstract_mesh(case.mesh), OptimConfig()
+    devices, optim = abstract_mesh(case.mesh), OptimConfig(offload_optimizer=case.offload)
     config: Any = dataclasses.replace(TRAINED[case.preset], context=case.context, dtype="bfloat16")
     if hasattr(config, "dropout"):
         config = dataclasses.replace(config, dropout=0.0)
@@ -91,6 +95,12 @@ def step_of(case: Case) -> tuple[Any, TrainState, jax.ShapeDtypeStruct]:
         return make_step(config, optim, policy, mesh=devices)(state, tokens)
 
     return step, abstract_state(config, optim, devices), tokens
+
+
+def waiting(case: Case) -> int:
+    """Bytes of the state that wait on the host of each device, by their shapes."""
+    _, state, _ = step_of(case)
+    return device_bytes(state, waiting=True)
 
 
 def compiled(case: Case, policy: Any) -> MemoryReport:
@@ -115,7 +125,8 @@ def weigh(case: Case, policy: Any) -> Weighed:
     one = compiled(case, policy)
     sent = sum(c.bytes for c in one.collectives) if one.fits else None
     seconds = time.perf_counter() - start
-    return Weighed(one.total_bytes, bool(one.fits), again, seconds, None, sent, one.seconds)
+    return Weighed(one.total_bytes, bool(one.fits), again, seconds, None, sent, one.seconds,
+                   one.host_bytes)  # fmt: skip
 
 
 def most_of(case: Case, policy: Any) -> tuple[Batch, Any] | None:

@@ -34,12 +34,14 @@ class PlannedStep:
       predicted_bytes: of the whole step; None on a mesh, of which only a compiler knows what of
         it is where.
       total_bytes: the same, as the compiler says.
+      host_bytes: what of the state waits in the memory of the host, for each device.
     """
 
     plan: xform.Plan
     step: jax.stages.Compiled
     predicted_bytes: int | None
     total_bytes: int
+    host_bytes: int = 0
 
     def __str__(self) -> str:
         *table, peak, work = str(self.plan).splitlines()
@@ -53,6 +55,8 @@ class PlannedStep:
             error = self.predicted_bytes / self.total_bytes - 1
             predicted = f"{mebibytes(self.predicted_bytes)} predicted"
             step = f"the whole step: {predicted}, {step} ({error:+.1%})"
+        if self.host_bytes:
+            step += f", and {mebibytes(self.host_bytes)} of the optimizer's state on the host"
         return "\n".join([*shown, peak, work, step])
 
     def save(self, path: Path) -> None:
@@ -172,7 +176,8 @@ def plan_step(run: RunConfig, policy: Any, mesh: Mesh | None = None) -> PlannedS
     total += memory.temp_size_in_bytes - memory.alias_size_in_bytes
     if total > most:
         raise _too_large(run, total, "the step")
-    return PlannedStep(plan, compiled, None if mesh else plan.predicted_bytes, total)
+    predicted = None if mesh else plan.predicted_bytes
+    return PlannedStep(plan, compiled, predicted, total, device_bytes(state, waiting=True))
 
 
 def _too_large(run: RunConfig, n: int, what: str) -> InputError:

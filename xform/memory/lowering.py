@@ -190,10 +190,11 @@ def lower(f: Any, arguments: Arguments, target: Target) -> tuple[Lowered, Any]:
             "",
             "give mesh={axis: size}, or arguments that have a NamedSharding",
         )
+    none = lambda x: x is None
     flat = dataclasses.replace(
         exported,
-        in_tree=jax.tree.structure(((None,) * len(exported.in_avals), {}), is_leaf=_is_none),
-        out_tree=jax.tree.structure([None] * len(exported.out_avals), is_leaf=_is_none),
+        in_tree=jax.tree.structure(((None,) * len(exported.in_avals), {}), is_leaf=none),
+        out_tree=jax.tree.structure([None] * len(exported.out_avals), is_leaf=none),
     )
     names = argument_names(trace.jaxpr)
     donated = [i for i, a in enumerate(jax.tree.leaves(trace.args_info)) if a.donated]
@@ -397,7 +398,3 @@ def _spec(x: Any) -> PartitionSpec:
             "or None for what is on every device",
         )
     return PartitionSpec()
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
