@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.extend.core import jaxpr_as_fun
 
 import xform
 from xform.memory.targets import missing, parse_target
@@ -122,3 +123,53 @@ def test_the_compiler_for_gpus_merges_no_product_with_its_second_run() -> None:
         xform.memory_analysis(f, *DECODER, target="gpu:h100").temp_bytes for f in (STEP, every)
     )
     assert nothing <= most
+
+
+def enlarged(v, w, x):
+    """What is read by the second product is the same numbers four times over."""
+    y = jnp.tanh(x @ v)
+    return jnp.sum(jnp.tanh(jnp.concatenate([y, 2 * y, 3 * y, 4 * y], 1) @ w))
+
+
+@pytest.mark.parametrize(
+    ("f", "policy", "where"),
+    [
+        (chain, None, {"cpu and gpu"}),
+        (enlarged, None, {"cpu and gpu", "everywhere"}),
+        (chain, xform.policies.save_dots, {"everywhere"}),
+    ],
+)
+def test_what_a_compiler_for_tpus_fuses_waits_elsewhere(f, policy, where: set[str]) -> None:
+    """Where nobody asked for other bytes than it takes, and no product reads a larger array."""
+    v, w, x = (jnp.ones(s) for s in [(64, 64), (256, 64), (128, 64)])
+    args = (v, w, x) if f is enlarged else (v, x)
+    eqns = jax.make_jaxpr(xform.grad(f, tuple(range(len(args))), policy=policy))(*args).eqns
+    found = {e.params["where"] for e in eqns if e.primitive.name == "xform_barrier"}
+    assert found - {"cpu and tpu"} == where
+
+
+@pytest.mark.slow
+def test_the_default_takes_no_more_than_jax_on_tpus() -> None:
+    """There the compiler fuses what is run again, and keeps as little by itself."""
+    if absent := missing(parse_target("tpu:v5e:1x1")):
+        pytest.skip(f"needs {', '.join(absent)}")
+
+    def normalized(ws, x):
+        for w in ws:
+            y = x @ w
+            y = (y - jnp.mean(y, -1, keepdims=True)) * jax.lax.rsqrt(jnp.var(y, -1, keepdims=True))
+            x = jax.nn.relu(y + x)
+        return jnp.mean(x**2)
+
+    args = (
+        jax.ShapeDtypeStruct((6, 512, 512), jnp.float32),
+        jax.ShapeDtypeStruct((8192, 512), jnp.float32),
+    )
+    ours, theirs = (
+        xform.memory_analysis(g, *args, target="tpu:v5e:1x1").temp_bytes
+        for g in (
+            xform.value_and_grad(normalized),
+            jaxpr_as_fun(jax.make_jaxpr(jax.value_and_grad(normalized))(*args)),
+        )
+    )
+    assert ours <= theirs

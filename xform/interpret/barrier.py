@@ -28,12 +28,13 @@ from xform.table import declare
 from xform.traits import Traits
 from xform.words import Linear
 
-Where = Literal["everywhere", "cpu", "gpu", "cpu and tpu", "accelerators"]
+Where = Literal["everywhere", "cpu", "gpu", "cpu and tpu", "cpu and gpu", "accelerators"]
 _BACKENDS: dict[Where, tuple[str, ...]] = {
     "everywhere": ("cpu", "gpu", "tpu"),
     "cpu": ("cpu",),
     "gpu": ("gpu",),
     "cpu and tpu": ("cpu", "tpu"),
+    "cpu and gpu": ("cpu", "gpu"),
     "accelerators": ("gpu", "tpu"),
 }
 

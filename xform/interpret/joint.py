@@ -120,6 +120,7 @@ class Plan:
       snapshots: of a loop's body: how many states the loop stores on the way, from which it is run
         again, step by step; what is kept lasts for one step. None: what is kept is kept in every
         trip, and so is the state that is read.
+      asked: whether a policy was asked what to keep; else a cut says it.
     """
 
     joint: Joint
@@ -132,6 +133,7 @@ class Plan:
     why: dict[Var, str]
     alike: Callable[[Joint], Plan]
     snapshots: int | None = None
+    asked: bool = False
     cache: dict[Any, Any] = dataclasses.field(default_factory=Recent, repr=False)
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
@@ -45,6 +45,11 @@ def waits(plan: Plan, whole: bool, together: bool) -> Waits:
     of two small ones that read the same and of which none needs the other: there all that such work
     reads waits. Little of what is run again may be merged with its first run on CPU, where a
     barrier costs time.
+
+    The compiler for TPUs repeats what it can fuse in each of its readers, in both parts, and would
+    write what waits beside that. So nothing but work waits there, and what work reads that has more
+    elements than what it is made of, which would be kept large; unless a policy was asked: a value
+    that it does not save is not to be kept, whatever the compiler would take for the better.
     """
     key = "waits", whole, together
     if key not in plan.cache:
@@ -59,7 +64,8 @@ def _once(plan: Plan) -> Waits:
 
 
 def _each(plan: Plan, together: bool) -> Waits:
-    anchors = _anchors(plan)
+    written = {v for eqn in plan.order if is_work(eqn) for v in reads_of(eqn, plan.inner)}
+    anchors = _anchors(plan, written)
     forward = {id(e) for e in plan.joint.forward}
     by_start: dict[int, Wait] = {}
     sizes: dict[int, int] = {}
@@ -77,7 +83,8 @@ def _each(plan: Plan, together: bool) -> Waits:
         last, at = max((anchors[v] for v in cts), key=lambda anchor: anchor[1], default=(None, 0))
         work = any(map(is_work, run))
         if saved and last is not None and (work or at >= 0):
-            by_start[start] = Wait(saved, (last,))
+            fused = together and not (work or plan.asked or _grows(run, plan, written))
+            by_start[start] = Wait(saved, (last,), "cpu and gpu" if fused else "everywhere")
             if work and at < 0 and together and (others := _operands(run, plan, saved)):
                 shared[start] = [Wait(others, (last,), "gpu")]
             if not work:
@@ -92,17 +99,17 @@ def _each(plan: Plan, together: bool) -> Waits:
         left -= sizes[i]
         if left < 0:
             break
-        by_start[i] = dataclasses.replace(by_start[i], where="accelerators")
+        where = "gpu" if by_start[i].where == "cpu and gpu" else "accelerators"
+        by_start[i] = dataclasses.replace(by_start[i], where=where)
     return {i: [wait, *shared.get(i, ())] for i, wait in by_start.items()}
 
 
-def _anchors(plan: Plan) -> dict[Var, tuple[Var, int]]:
+def _anchors(plan: Plan, written: Set[Var]) -> dict[Var, tuple[Var, int]]:
     """For each value that depends on a cotangent, the last value in memory that it is made from.
 
-    And the place in `plan.order` of what makes that. In memory is what work reads or makes; before
-    the first work, the cotangents, and what of them takes no more or is a sum.
+    And the place in `plan.order` of what makes that. In memory is what work reads (`written`) or
+    makes; before the first work, the cotangents, and what of them takes no more or is a sum.
     """
-    reads = {v for eqn in plan.order if is_work(eqn) for v in reads_of(eqn, plan.inner)}
     anchors = {v: (v, -1) for v in plan.joint.seeds}
     for i, eqn in enumerate(plan.order):
         cts = [anchors[v] for v in reads_of(eqn, plan.inner) if v in anchors]
@@ -111,7 +118,7 @@ def _anchors(plan: Plan) -> dict[Var, tuple[Var, int]]:
         last, at = max(cts, key=lambda anchor: anchor[1])
         work, sums = is_work(eqn), traits(eqn.primitive).fusion == "reduction"
         for v in eqn.outvars:
-            if work or v in reads:
+            if work or v in written:
                 anchors[v] = v, i
             else:
                 small = sums or aval_bytes(v.aval) <= aval_bytes(last.aval)
@@ -130,6 +137,14 @@ def is_work(eqn: JaxprEqn) -> bool:
     """Whether it is more than what a compiler fuses: its results are in memory."""
     of = traits(eqn.primitive)
     return any(map(is_work, body(eqn).equations)) if of.call else not of.fusible
+
+
+def _grows(run: Sequence[JaxprEqn], plan: Plan, written: Set[Var]) -> bool:
+    """Whether what a run makes and is written has more elements than each value that it reads."""
+    made = [v for e in run for v in e.outvars]
+    read = {v for e in run for v in reads_of(e, plan.inner)}.difference(made)
+    most = max((_aval(v).size for v in made if v in written), default=0)
+    return most > max((_aval(v).size for v in read), default=0)
 
 
 def _dear(eqn: JaxprEqn) -> bool:

@@ -127,6 +127,7 @@ class _Walk:
             self.kept,
             alike,
             self.decided.snapshots,
+            isinstance(self.decided, Asked),
         )
 
     def _provide(self, wanted: Var) -> None:
