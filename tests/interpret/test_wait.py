@@ -149,27 +149,22 @@ def test_what_a_compiler_for_tpus_fuses_waits_elsewhere(f, policy, where: set[st
 
 
 @pytest.mark.slow
-def test_the_default_takes_no_more_than_jax_on_tpus() -> None:
-    """There the compiler fuses what is run again, and keeps as little by itself."""
+def test_nothing_that_a_compiler_for_tpus_fuses_is_written() -> None:
+    """What waits would be in memory beside what the compiler keeps by itself."""
     if absent := missing(parse_target("tpu:v5e:1x1")):
         pytest.skip(f"needs {', '.join(absent)}")
 
-    def normalized(ws, x):
+    def gated(ws, x):
         for w in ws:
-            y = x @ w
-            y = (y - jnp.mean(y, -1, keepdims=True)) * jax.lax.rsqrt(jnp.var(y, -1, keepdims=True))
-            x = jax.nn.relu(y + x)
+            x = x + jax.nn.gelu(x @ w) @ w
         return jnp.mean(x**2)
 
-    args = (
-        jax.ShapeDtypeStruct((6, 512, 512), jnp.float32),
-        jax.ShapeDtypeStruct((8192, 512), jnp.float32),
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [*[(512, 512)] * 4, (131072, 512)]]
+    step = lambda *a: xform.value_and_grad(gated)(a[:-1], a[-1])
+    theirs = jaxpr_as_fun(
+        jax.make_jaxpr(lambda *a: jax.value_and_grad(gated)(a[:-1], a[-1]))(*args)
     )
-    ours, theirs = (
-        xform.memory_analysis(g, *args, target="tpu:v5e:1x1").temp_bytes
-        for g in (
-            xform.value_and_grad(normalized),
-            jaxpr_as_fun(jax.make_jaxpr(jax.value_and_grad(normalized))(*args)),
-        )
+    ours, jaxs = (
+        xform.memory_analysis(f, *args, target="tpu:v5e:1x1").temp_bytes for f in (step, theirs)
     )
-    assert ours <= theirs
+    assert ours <= jaxs

@@ -137,7 +137,7 @@ _HIDDEN = frozenset(("num_consts", "num_carry", "cond_nconsts", "body_nconsts", 
 def _value(value: Any) -> str:
     if isinstance(value, np.dtype | type):
         return np.dtype(value).name
-    return str(value).replace(" ", "")
+    return value if isinstance(value, str) else str(value).replace(" ", "")
 
 
 def literal(atom: Any) -> str:

@@ -234,7 +234,7 @@ class Flattening(Adding):
     def _held_back(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
         """Values that wait for others: nothing, a select for each, or a barrier."""
         n = eqn.params["n"]
-        if not holds(eqn.params["where"], self.profile.name):
+        if not (self.profile.repeats or holds(eqn.params["where"], self.profile.name)):
             return reads[:n]
         if all(map(self.known_early, reads[n:])):
             return reads[:n]

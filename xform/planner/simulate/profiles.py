@@ -24,6 +24,8 @@ class Profile:
       breadth_first: operations run as soon as their operands are there, whatever memory that takes;
         else in the order that takes least of those that the compiler tries.
       host_is_device: the host's memory is the device's: what is sent there stays where it is.
+      repeats: what is run again and fuses is repeated in what reads it, and not merged with its
+        first run: as if it waited, also where it does not.
       selects_barriers: a barrier is a select for each value that it holds back.
       library: reductions of so many elements are library calls, which take in what is computed
         around them; 0: there is no such library.
@@ -49,6 +51,7 @@ class Profile:
     name: str
     breadth_first: bool = False
     host_is_device: bool = False
+    repeats: bool = False
     selects_barriers: bool = False
     library: int = 0
     sines: bool = False
@@ -107,6 +110,7 @@ GPU = Profile("gpu", kernel=3_350_000, merges=32 * 2**20, processors=132)
 # Of a TPU v5e, whose compiler leaves 112 of 128 MiB to values. Its fusion is like the GPU's.
 TPU = Profile(
     "tpu",
+    repeats=True,
     kernel=819_000,
     on_chip=112 * 2**20,
     lowers=False,
