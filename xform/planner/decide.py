@@ -94,7 +94,8 @@ def _decided(joint: Joint, policy: Any, place: _Place) -> Plan:
         return _of_cut(joint, policy, place)
     if isinstance(policy, Choice):
         inner = _inner(joint, policy, place.top)
-        return _cut(joint, Cut(policy.saved, policy.offloaded, policy.snapshots), inner, place)
+        cut = Cut(policy.saved, policy.offloaded, policy.snapshots, policy.asked)
+        return _cut(joint, cut, inner, place)
     return _of_answers(joint, policy, place)
 
 
@@ -189,6 +190,7 @@ def _thinned(plan: Plan, place: _Place) -> Plan:
         order=(*again, *cut.order),
         recomputed=cut.recomputed | ids,
         reads=tuple(on or v in reads for on, v in zip(cut.reads, joint.inputs, strict=True)),
+        asked=plan.asked,
         cache=Recent(),
     )
     fewer = liveness(thinned, backend()).total_bytes < liveness(plan, backend()).total_bytes
@@ -198,7 +200,7 @@ def _thinned(plan: Plan, place: _Place) -> Plan:
 def _cut(joint: Joint, cut: Cut, inner: Inner, place: _Place) -> Plan:
     """The Plan of what is decided for a whole Joint, made once for equal decisions."""
     sent, cache = frozenset(cut.sent.items()), joint.program.cache
-    key = "decided", cut.saved, sent, cut.snapshots, *inner.items(), place
+    key = "decided", cut.saved, sent, cut.snapshots, cut.asked, *inner.items(), place
     if key not in cache:
         alike = functools.partial(plan, policy=min_cut, top=place.top, at_hand=place.at_hand)
         cache[key] = scheduled(joint, cut, inner, alike)

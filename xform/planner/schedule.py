@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 from xform._jax import JaxprEqn, Offloadable, Var, has_effects, name_p
 from xform.interpret.joint import Joint, Plan, reads_of
@@ -24,11 +25,15 @@ _EFFECTS = "has effects: never run again"
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """What is decided for a whole Joint: the values that are saved, and those sent elsewhere."""
+    """What is decided for a whole Joint: the values that are saved, and those sent elsewhere.
+
+    Of a Plan under a policy (`Asked`) it may be what that came to.
+    """
 
     saved: frozenset[Var]
     sent: Mapping[Var, Offloadable]
     snapshots: int | None = None
+    asked: bool = False
 
     def answer(self, v: Var, chain: Sequence[JaxprEqn]) -> Answer:
         """Whether a value is kept that a chain of equations makes and names."""
@@ -58,6 +63,7 @@ class Asked:
     again: frozenset[Node]
     sent: Mapping[Var, Offloadable] = dataclasses.field(default_factory=dict)
     snapshots: int | None = None
+    asked: ClassVar[bool] = True
 
     def answer(self, v: Var, chain: Sequence[JaxprEqn]) -> Answer:
         """Whether a value is kept that a chain of equations makes and names."""
@@ -127,7 +133,7 @@ class _Walk:
             self.kept,
             alike,
             self.decided.snapshots,
-            isinstance(self.decided, Asked),
+            self.decided.asked,
         )
 
     def _provide(self, wanted: Var) -> None:

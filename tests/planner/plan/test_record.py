@@ -29,7 +29,7 @@ def same(a, b) -> bool:
     return (
         set(a.kept) == set(b.kept)
         and list(map(id, a.order)) == list(map(id, b.order))
-        and (a.recomputed, a.reads) == (b.recomputed, b.reads)
+        and (a.recomputed, a.reads, a.asked) == (b.recomputed, b.reads, b.asked)
         and a.inner.keys() == b.inner.keys()
         and all(same(p, q) for n in a.inner for p, q in zip(a.inner[n], b.inner[n], strict=True))
     )

@@ -15,20 +15,24 @@ class Choice:
     """What is kept of one Joint, and of the Joints of its nodes.
 
     A policy for `decide.plan` that decides for a whole Joint. A node whose token is not kept is
-    run again; one that is not among `inner` decides for itself. `snapshots` are those of a `Plan`.
+    run again; one that is not among `inner` decides for itself. `snapshots` and `asked` are those
+    of a `Plan`.
     """
 
     saved: frozenset[Var]
     inner: Mapping[Node, tuple[Choice, ...]]
     offloaded: Mapping[Var, Offloadable] = dataclasses.field(default_factory=dict)
     snapshots: int | None = None
+    asked: bool = False
 
 
 def choice_of(plan: Plan) -> Choice:
     """The decisions of a Plan; a Plan that several nodes share gives one Choice."""
     if "choice" not in plan.cache:
         inner = {node: tuple(map(choice_of, plans)) for node, plans in plan.inner.items()}
-        plan.cache["choice"] = Choice(frozenset(plan.kept), inner, plan.offloaded, plan.snapshots)
+        plan.cache["choice"] = Choice(
+            frozenset(plan.kept), inner, plan.offloaded, plan.snapshots, plan.asked
+        )
     return plan.cache["choice"]
 
 

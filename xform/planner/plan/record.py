@@ -31,7 +31,8 @@ class Record:
       programs: of each Joint, its equations as lines, its inputs and outputs.
       choices: of each Choice, its program, the numbers of the values that it saves, those that it
         offloads with their memories (inputs, which are states of a loop, after all others), the
-        choices of its nodes by the place of their equation, and how many states its loop stores.
+        choices of its nodes by the place of their equation, how many states its loop stores, and
+        whether a policy was asked.
         The last one is that of the whole function.
       loops: shapes of loops, by their place in the program, that are taken apart before all else.
       regions: "open" if the program is that without its remat regions.
@@ -91,6 +92,7 @@ class _Writing:
                 },
                 "nodes": nodes,
                 "snapshots": choice.snapshots,
+                "asked": choice.asked,
             }  # fmt: skip
             # The whole function's comes last, and so is never one of another.
             self._choices[key] = _place(self.choices, self._choices, row)
@@ -129,6 +131,7 @@ class _Reading:
             inner,
             {values[int(n)]: Offloadable(*where) for n, where in row["offloaded"].items()},
             row["snapshots"],
+            row.get("asked", False),
         )
         self._made[i, joint] = choice
         return choice

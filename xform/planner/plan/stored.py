@@ -31,6 +31,7 @@ class _Row:
     offloaded: dict[str, tuple[str, ...]]
     nodes: dict[str, tuple[int, ...]]
     snapshots: int | None
+    asked: bool = False
 
 
 def read(kind: Any, data: Any, at: str = "the plan") -> Any:
