@@ -78,17 +78,24 @@ def same(folder: Path, out: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processes", "mesh"), [(2, "fsdp=2,tensor=2"), (4, "data=2,fsdp=2,tensor=2")]
+    ("processes", "mesh", "more"),
+    [
+        (2, "fsdp=2,tensor=2", []),
+        (4, "data=2,fsdp=2,tensor=2", []),
+        (2, "fsdp=4", ["--offload-optimizer"]),
+    ],
 )
-def test_losses_are_those_of_one_device(folder: Path, processes: int, mesh: str) -> None:
-    together(processes, 2, *STEPS, "--out", "several", "--mesh", mesh)
+def test_losses_are_those_of_one_device(
+    folder: Path, processes: int, mesh: str, more: list[str]
+) -> None:
+    together(processes, 2, *STEPS, "--out", "several", "--mesh", mesh, *more)
     same(folder, "several")
 
 
 def test_a_checkpoint_goes_on_in_other_numbers_of_processes(folder: Path) -> None:
-    """Two processes, then four, then one."""
+    """Two processes, then four, then one; with the optimizer's state on the host at first."""
     stop = ["--max-seconds", "0", "--eval-every", "100"]
-    together(2, 2, *STEPS, *stop, "--out", "run", "--mesh", "fsdp=4")
+    together(2, 2, *STEPS, *stop, "--out", "run", "--mesh", "fsdp=4", "--offload-optimizer")
     resume = ["--out", "run", "--resume"]
     together(4, 2, *resume, *stop, "--mesh", "fsdp=4,tensor=2")
     together(1, 2, *resume, "--max-seconds", "inf", "--eval-every", "100", "--mesh", "data=2")
