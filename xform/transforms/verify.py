@@ -33,7 +33,7 @@ _FIRST, _COMPILES = 5, 6
 _LAST = 1.5
 # Plans with less work than one that is within the budget are compiled too, if their simulation is
 # over it by less than this factor: until so many in a row are over.
-_NEAR, _OVER = 1.08, 2
+_NEAR, _OVER = 1.08, 3
 
 # Bytes of compiled plans, by program and plan.
 _remembered: Recent[Hashable, dict[str, float]] = Recent(64)
@@ -80,7 +80,7 @@ def within(ends: Ends, budget: Budget, compiler: Compiler) -> Whole:
     expected to be within it; after one that is not, the next leaves room for what that one was off
     by. When one is within the budget, those of less work are compiled, also such as were passed
     over, as long as they are within it too. What is over one budget is over all smaller ones: so a
-    smaller one gets no plan of less work.
+    smaller one gets a plan of less work only where that one was not compiled for the larger.
     """
     default = planned(*ends, min_cut)
     fits = (size := compiler.bytes(default)) <= budget.bytes
