@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,32 +125,28 @@ def row(case: Case, policy: str, found: Weighed) -> list[str]:
     return [case.preset, size, case.target, case.mesh, policy, held, fits, again, sent, step]
 
 
-def weights(only: list[str]) -> None:
-    """Weigh each model under each policy, or those named; write the table of all so far."""
-    for case in CASES:
+def named(cases: Sequence[Case]) -> Iterator[tuple[str, Case, str]]:
+    """Each case under each of its policies, with the key of its results."""
+    for case in cases:
         for policy in case.policies:
-            name = f"{case.name}:{policy}"
-            if not only or name in only:
-                asked = None if policy == "default" else xform.policies.parse(policy, "a policy")
-                found = weigh(case, asked)
-                print(name, found, flush=True)
-                weighed = known(RESULTS).get("bytes", {})
-                keep(RESULTS, "bytes", weighed | {name: dataclasses.asdict(found)})
-                table()
+            yield f"{case.name}:{policy}", case, policy
 
 
-def offload(only: list[str]) -> None:
-    """Weigh steps whose optimizer's state waits on the host; write the table beside the others."""
-    for case in OFFLOADED:
-        for policy in case.policies:
-            name = f"{case.name}:{policy}"
-            if not only or name in only:
-                asked = None if policy == "default" else xform.policies.parse(policy, "a policy")
-                found = weigh(case, asked)
-                print(name, found, flush=True)
-                weighed = known(RESULTS).get("offload", {})
-                keep(RESULTS, "offload", weighed | {name: dataclasses.asdict(found)})
-                offload_table()
+def measure(part: str, only: list[str]) -> None:
+    """Measure each case of a part under each policy, or those named; write its table after each."""
+    cases, measured, table = PARTS[part]
+    for name, case, policy in named(cases):
+        if not only or name in only:
+            asked = None if policy == "default" else xform.policies.parse(policy, "a policy")
+            found = measured(case, asked)
+            print(name, found, flush=True)
+            keep(RESULTS, part, known(RESULTS).get(part, {}) | {name: found})
+            table()
+
+
+def weighed(case: Case, policy: Any) -> dict[str, Any]:
+    """What is kept of a step that was weighed."""
+    return dataclasses.asdict(weigh(case, policy))
 
 
 def offload_table() -> None:
@@ -158,46 +155,35 @@ def offload_table() -> None:
             "GiB on the host, of each", "GiB to the host and back in a step"]  # fmt: skip
     results = known(RESULTS)
     rows: list[list[str]] = []
-    for case in OFFLOADED:
-        for policy in case.policies:
-            if (name := f"{case.name}:{policy}") not in results.get("offload", {}):
-                continue
-            before, after = (Weighed(**results[key][name]) for key in ("bytes", "offload"))
-            fits = "yes" if after.fits else "no"
-            moved = 2 * waiting(case) / GIB
-            host = "" if after.host is None else f"{after.host / GIB:.2f}"
-            held = [f"{(one.bytes or 0) / GIB:.2f}" for one in (before, after)]
-            rows.append([case.preset, case.target, policy, *held, fits, host, f"{moved:.2f}"])
+    for name, case, policy in named(OFFLOADED):
+        if name not in results.get("offload", {}):
+            continue
+        before, after = (Weighed(**results[key][name]) for key in ("bytes", "offload"))
+        fits = "yes" if after.fits else "no"
+        moved = 2 * waiting(case) / GIB
+        host = "" if after.host is None else f"{after.host / GIB:.2f}"
+        held = [f"{(one.bytes or 0) / GIB:.2f}" for one in (before, after)]
+        rows.append([case.preset, case.target, policy, *held, fits, host, f"{moved:.2f}"])
     write_table(HERE, head, rows, "offload", "devices that are not here")
 
 
-def table() -> None:
+def bytes_table() -> None:
     """Write the table of what was weighed so far."""
     head = ["model", "sequences x tokens", "devices", "mesh", "policy", "GiB on each", "fits",
             "run again, of the forward pass", "GiB sent, of each", "step, s, roofline"]  # fmt: skip
-    weighed = known(RESULTS).get("bytes", {})
+    found = known(RESULTS).get("bytes", {})
     rows = [
-        row(case, policy, Weighed(**weighed[name]))
-        for case in CASES
-        for policy in case.policies
-        if (name := f"{case.name}:{policy}") in weighed
+        row(case, policy, Weighed(**found[name]))
+        for name, case, policy in named(CASES)
+        if name in found
     ]
     write_table(HERE, head, rows, "bytes", "devices that are not here")
 
 
-def largest(only: list[str]) -> None:
-    """The largest batch of each model on each mesh, or of those named, under each policy."""
-    for case in CASES:
-        for policy in case.policies:
-            name = f"{case.name}:{policy}"
-            if not only or name in only:
-                asked = None if policy == "default" else xform.policies.parse(policy, "a policy")
-                found = most_of(case, asked)
-                value = found and batch_of(*found)
-                print(name, value, flush=True)
-                sizes = known(RESULTS).get("largest", {})
-                keep(RESULTS, "largest", sizes | {name: value})
-                largest_table()
+def largest(case: Case, policy: Any) -> dict[str, Any] | None:
+    """What is kept of the largest batch of a case."""
+    found = most_of(case, policy)
+    return found and batch_of(*found)
 
 
 def batch_of(found: Batch, policy: Any) -> dict[str, Any]:
@@ -218,11 +204,18 @@ def largest_table() -> None:
         [case.preset, str(case.context), case.target, case.mesh, policy, str(one["batch"]),
          f"{one['bytes'] / GIB:.2f}", "yes" if one["proven"] else "not tried",
          f"{one['again']:.2f}" if "again" in one else ""]
-        for case in CASES
-        for policy in case.policies
-        if (one := found.get(f"{case.name}:{policy}"))
+        for name, case, policy in named(CASES)
+        if (one := found.get(name))
     ]  # fmt: skip
     write_table(HERE, head, rows, "largest", "devices that are not here")
+
+
+# What each part measures, of what, and what writes its table.
+PARTS: dict[str, tuple[Sequence[Case], Callable[[Case, Any], Any], Callable[[], None]]] = {
+    "bytes": (CASES, weighed, bytes_table),
+    "offload": (OFFLOADED, weighed, offload_table),
+    "largest": (CASES, largest, largest_table),
+}
 
 
 if __name__ == "__main__":
@@ -232,12 +225,9 @@ if __name__ == "__main__":
         "--only", default="", help="of bytes, offload and largest: gpt2-1.5b@gpu:h100:8:default,..."
     )
     given = parser.parse_args()
-    named = [name for name in given.only.split(",") if name]
+    only = [name for name in given.only.split(",") if name]
     if "losses" in given.parts:
         losses()
-    if "bytes" in given.parts:
-        weights(named)
-    if "offload" in given.parts:
-        offload(named)
-    if "largest" in given.parts:
-        largest(named)
+    for part in PARTS:
+        if part in given.parts:
+            measure(part, only)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.train.host import read
+from models.train.host import brought
 
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
@@ -35,7 +35,7 @@ def _checksums(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _checksum(x: jax.Array) -> jax.Array:
-    x = read(x)
+    x = brought(x)
     bits = jax.lax.bitcast_convert_type(x, _UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
     place = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):
@@ -58,7 +58,7 @@ def _mixed(x: jax.Array) -> jax.Array:
 @jax.jit
 def all_finite(tree: Any) -> jax.Array:
     """Whether each number of a tree is finite."""
-    floats = [x for x in jax.tree.leaves(read(tree)) if jnp.issubdtype(x.dtype, jnp.floating)]
+    floats = [x for x in jax.tree.leaves(brought(tree)) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.stack([jnp.isfinite(x).all() for x in floats]).all()
 
 

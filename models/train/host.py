@@ -39,15 +39,12 @@ def fetched(tree: Tree, after: jax.Array) -> Tree:
     """
 
     def fetch(x: jax.Array) -> jax.Array:
-        if not _waits(x):
-            return x
-        waiting, _ = jax.lax.optimization_barrier((x, after))
-        return jax.device_put(waiting, jax.memory.Space.Device)
+        return brought(jax.lax.optimization_barrier((x, after))[0]) if _waits(x) else x
 
     return jax.tree.map(fetch, tree)
 
 
-def read(tree: Tree) -> Tree:
+def brought(tree: Tree) -> Tree:
     """Arrays that lie on devices, within a function that JAX compiles: those that wait are read."""
     return jax.tree.map(
         lambda x: jax.device_put(x, jax.memory.Space.Device) if _waits(x) else x, tree

@@ -18,12 +18,12 @@ from jax.sharding import AbstractMesh, Mesh
 import xform
 from models.nets.objectives import OBJECTIVES
 from models.nets.presets import TRAINED, abstract
-from models.train.host import fetched, put, read
+from models.train.host import brought, fetched, put
 from models.train.mesh import abstract_mesh, batch_sharding, placed
 from models.train.optim import OptimConfig, averaged, schedule
 from models.train.precision import rounded
 from models.train.state import TrainState, abstract_state, device_bytes, shardings_of
-from models.train.update import updated, updated_in_turn
+from models.train.update import chosen, updated, updated_in_turn
 from xform.diagnosis import Diagnosis
 
 Metrics = dict[str, Any]
@@ -141,9 +141,7 @@ def make_step(model: Any, optim: OptimConfig, policy: Any = None, seed: int = 0,
         new = state.skipped, jnp.zeros_like(state.skipped), usual, average, statistics
         old = (state.skipped + 1, state.skipped_in_row + 1, state.usual_norm, mean,
                state.statistics)  # fmt: skip
-        skipped, in_row, usual, average, statistics = jax.tree.map(
-            functools.partial(jnp.where, good), new, old
-        )
+        skipped, in_row, usual, average, statistics = chosen(good, new, old)
         metrics = {
             "loss": loss,
             **measures,
@@ -222,7 +220,7 @@ def make_evaluate(model: Any, mesh: AbstractMesh | None = None
     loss = make_loss(model, training=False, mesh=mesh)
 
     def judged(result: nnx.State, batch: Any) -> Metrics:
-        params, statistics = nnx.split_state(read(result), nnx.Param, nnx.BatchStat)
+        params, statistics = nnx.split_state(brought(result), nnx.Param, nnx.BatchStat)
         value, (_, measures) = loss(params, statistics, jax.tree.map(jnp.asarray, batch))
         return {"loss": value, **measures}
 

@@ -18,7 +18,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 from models.errors import InputError
 from models.train.checksum import all_finite, checksum_of, checksums, named
 from models.train.folder import set_aside
-from models.train.host import read
+from models.train.host import brought
 from models.train.state import TrainState
 
 Meta = dict[str, Any]
@@ -170,7 +170,7 @@ class Store:
 
 @jax.jit
 def _copied(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    again = lambda x: jax.device_put(jnp.copy(read(x)), jax.typeof(x).memory_space)
+    again = lambda x: jax.device_put(jnp.copy(brought(x)), jax.typeof(x).memory_space)
     return jax.tree.map(again, leaves)
 
 

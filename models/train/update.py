@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,14 @@ from xform.passes import Cse, Inline, Pipeline
 # What does not depend on the parameter, such as Adam's correction of bias, is made once for all.
 _ONCE = Pipeline([Inline(), Cse()])
 Updated = tuple[nnx.State, optax.OptState]
+Tree = TypeVar("Tree")
 
 
 def updated(optim: OptimConfig, state: TrainState, grads: nnx.State, good: jax.Array) -> Updated:
     """Parameters and optimizer state after a step; both as they were if it is not `good`."""
     old = state.params, state.opt_state
     updates, opt_state = optimizer(optim).update(grads, state.opt_state, state.params)
-    return _chosen(good, (optax.apply_updates(state.params, updates), opt_state), old)
+    return chosen(good, (optax.apply_updates(state.params, updates), opt_state), old)
 
 
 def updated_in_turn(
@@ -51,13 +52,14 @@ def _in_turn(
         grad, own, param = (_only(tree, path) for tree in (clipped, kept, old))
         own = fetched(own, after)
         updates, new = rule(optim).update(grad, own, param)
-        done.append(_chosen(good, (optax.apply_updates(param, updates), new), (param, own)))
+        done.append(chosen(good, (optax.apply_updates(param, updates), new), (param, own)))
         (after,) = jax.tree.leaves(done[-1][0])
     params, kept = jax.tree.map(_together, *done, is_leaf=_is_state)
     return params, (empty, kept)
 
 
-def _chosen(good: jax.Array, new: Updated, old: Updated) -> Updated:
+def chosen(good: jax.Array, new: Tree, old: Tree) -> Tree:
+    """What is new if the step is `good`, else what was."""
     return jax.tree.map(functools.partial(jnp.where, good), new, old)
 
 

@@ -115,7 +115,7 @@ class _Stairs:
 
     def __init__(self, ends: Ends, compiler: Compiler, most: int, default: Whole):
         self.ends, self.compiler, self.most = ends, compiler, most
-        self.stairs, self.asked = [front(*ends)], dict[str, float]()
+        self.stairs, self.compiled = [front(*ends)], set[str]()
         size = compiler.bytes(default)
         self.scale = size / max(compiler.peak(default.plan), 1) if size < math.inf else 1.0
         # The most bytes that a plan took beyond its simulation, scaled: of those that send nothing,
@@ -131,7 +131,7 @@ class _Stairs:
             if i == _FIRST - 1:
                 self.beyond = [_LAST * beyond for beyond in self.beyond]
             whole = self._first(lambda w: self._expected(w) <= self.most) or self._first(
-                lambda w: self._simulated(w) <= self.most and _key(w.plan) not in self.asked
+                lambda w: self._simulated(w) <= self.most and _key(w.plan) not in self.compiled
             )
             if whole is None or (default and whole.work >= default.work):
                 return None
@@ -146,9 +146,9 @@ class _Stairs:
         before = [w for plans in self.stairs for w in plans.before(least, nearly)]
         over = 0
         for whole in sorted(before, key=self._expected):
-            if over == _OVER or len(self.asked) == _COMPILES:
+            if over == _OVER or len(self.compiled) == _COMPILES:
                 break
-            if whole.work > least.work or _key(whole.plan) in self.asked:
+            if whole.work > least.work or _key(whole.plan) in self.compiled:
                 continue
             over += 1
             if self._bytes(whole) <= self.most:
@@ -162,7 +162,8 @@ class _Stairs:
 
     def _bytes(self, whole: Whole) -> float:
         """Bytes of a plan by the compiler."""
-        return self.asked.setdefault(_key(whole.plan), self.compiler.bytes(whole))
+        self.compiled.add(_key(whole.plan))
+        return self.compiler.bytes(whole)
 
     def _learn(self, over: Whole) -> None:
         """Expect at least so many bytes more of all plans that send, or of all others, as of one.
