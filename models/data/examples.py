@@ -48,9 +48,6 @@ class Examples:
                 mark.update(np.ascontiguousarray(part[start : start + rows]).data)
         return mark.hexdigest()[:16]
 
-    @cached_property
-    def element(self) -> Any:
-        """The types of an element."""
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.parts["train"][0]
-        )
+    def element(self, part: str = "train") -> Any:
+        """The types of an element of a part."""
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.parts[part][0])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import grain
 import numpy as np
 
 from models.data.arrays import halves, mapped
@@ -30,10 +30,11 @@ class Arrays:
 
     Attributes:
       classes: one more than the largest label.
+      alike: whether all have the same label.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, name: str) -> None:
-        if images.ndim not in (3, 4) or images.dtype != np.uint8:
+        if images.ndim not in (3, 4) or images.dtype != np.uint8 or 0 in images.shape[1:]:
             raise InputError(
                 f"images of {name} are {images.dtype} {images.shape}, and must be uint8"
                 " [count, height, width, channels]"
@@ -46,10 +47,13 @@ class Arrays:
                 f"labels of {name} are {labels.dtype} {labels.shape}, and must be whole"
                 f" numbers {images.shape[:1]}, or {images.shape[:3]}"
             )
-        if labels.size and labels.min() < 0:
-            raise InputError(f"labels of {name} go down to {labels.min()}, and must be from 0")
+        if not labels.size:
+            raise InputError(f"{name} holds no pictures")
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0:
+            raise InputError(f"labels of {name} go down to {least}, and must be from 0")
         self._images, self._labels = images, labels
-        self.classes = int(labels.max(initial=0)) + 1
+        self.classes, self.alike = most + 1, least == most
 
     def content(self) -> Iterator[np.ndarray | str]:
         """All arrays."""
@@ -70,6 +74,7 @@ class Files:
     Attributes:
       names: of the classes, in the order of their numbers.
       classes: how many there are.
+      alike: whether all are of the same class.
     """
 
     def __init__(self, folder: Path, size: tuple[int, int] | None, channels: int = 3) -> None:
@@ -90,9 +95,16 @@ class Files:
         ]
         if not self._found:
             raise InputError(f"{folder} holds no pictures in folders of their classes")
+        for file, number in self._found:
+            if file.parent != folder / self.names[number]:
+                raise InputError(
+                    f"{file} is not in a folder of its class, but of {file.parent.parent}: parts"
+                    " are named train and validation, val or test"
+                )
+        self.alike = len({number for _, number in self._found}) == 1
         self._to = size
-        height, width, _ = self._read(self._found[0][0]).shape
-        self._size = width, height
+        if size is None:
+            self._check_sizes()
 
     def content(self) -> Iterator[np.ndarray | str]:
         """The classes, and the names and sizes of their files; not what is in these."""
@@ -106,21 +118,45 @@ class Files:
 
     def __getitem__(self, index: int) -> Picture:
         file, label = self._found[index]
-        pixels = self._read(file)
-        if pixels.shape[1::-1] != self._size:
-            raise InputError(f"{file} has {pixels.shape[1::-1]} pixels, and others {self._size}:"
-                             " give a size to bring all to")  # fmt: skip
+        with self._opened(file) as picture:
+            pixels = self._in_bytes(picture, file).convert(self._mode)
+            pixels = np.asarray(pixels if self._to is None else pixels.resize(self._to))
+        pixels = pixels if pixels.ndim == 3 else pixels[..., None]
         return {"image": pixels, "label": np.asarray(label, np.int32)}
 
-    def _read(self, file: Path) -> np.ndarray:
+    def _check_sizes(self) -> None:
+        """See that all have one size, as their heads say."""
+        first: tuple[int, int] | None = None
+        for file, _ in self._found:
+            with self._opened(file) as picture:
+                first = first or picture.size
+                if picture.size != first:
+                    raise InputError(f"{file} has {picture.size} pixels, and others {first}: give"
+                                     " --size to bring all to one")  # fmt: skip
+
+    def _in_bytes(self, picture: Any, file: Path) -> Any:
+        """A picture of 8 bits: those of 16 keep the upper ones, as Pillow does it in colour."""
+        if picture.has_transparency_data:
+            opaque, _ = picture.convert("RGBA").getchannel("A").getextrema()
+            if opaque < 255:
+                raise InputError(f"{file} is transparent in places: lay it on a background")
+        if picture.mode[0] not in "IF":
+            return picture
+        wide = np.asarray(picture)
+        if wide.dtype.kind == "f" or wide.min() < 0 or wide.max() >= 2**16:
+            raise InputError(f"{file} has numbers that are not of 8 or 16 bits")
+        return self._library.fromarray((wide >> 8).astype(np.uint8))
+
+    @contextlib.contextmanager
+    def _opened(self, file: Path) -> Iterator[Any]:
         try:
-            with self._library.open(file) as opened:
-                picture = opened.convert(self._mode)
+            with self._library.open(file) as picture:
+                yield picture
+        except InputError:
+            raise
         # Pillow raises OSError, ValueError, SyntaxError and its own for what it cannot read.
         except Exception as error:
             raise InputError(f"{file} is no picture: {error}") from None
-        pixels = np.asarray(picture if self._to is None else picture.resize(self._to))
-        return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
 def load_images(
@@ -139,8 +175,8 @@ def load_images(
       held: share for validation, where the folder has no parts.
 
     Raises:
-      InputError: there are no pictures, or they cannot be read, are of different sizes, or of
-        other classes in one part than in the other.
+      InputError: there are no pictures, or of one class alone, or they cannot be read, are of
+        different sizes, or of other classes in one part than in the other.
     """
     with readable():
         names = {entry.name for entry in path.iterdir()}
@@ -154,7 +190,7 @@ def load_images(
     if train := sorted(n for n in names if n.startswith(("data_batch_", "train.")) and _is_bin(n)):
         test = sorted(n for n in names if n.startswith("test") and _is_bin(n))
         return _apart(path, [_cifar(path, train), _cifar(path, test)])
-    whole = _source(path, size, channels)
+    whole = _several(path, _source(path, size, channels))
     return Examples(str(path), halves(whole, held), whole.content, whole.classes)
 
 
@@ -166,6 +202,7 @@ def made_images(whole: SyntheticPictures | SyntheticMasks, held: float) -> Examp
 
 def _apart(path: Path, sources: Sequence[Arrays | Files]) -> Examples:
     """Parts that were apart before; where classes have names, both have the same."""
+    _several(path, sources[0])
     names = [source.names for source in sources if isinstance(source, Files)]
     if len(names) == 2 and names[0] != names[1]:
         odd = sorted({*names[0]} ^ {*names[1]})[0]
@@ -175,6 +212,13 @@ def _apart(path: Path, sources: Sequence[Arrays | Files]) -> Examples:
     parts: dict[str, Source] = dict(zip(("train", "validation"), sources, strict=True))
     content = lambda: itertools.chain.from_iterable(source.content() for source in sources)
     return Examples(str(path), parts, content, max(source.classes for source in sources))
+
+
+def _several(path: Path, trained: Arrays | Files) -> Arrays | Files:
+    """What is trained on, if there is anything to tell apart in it."""
+    if trained.alike:
+        raise InputError(f"{path} has one class alone to train on: there is nothing to tell apart")
+    return trained
 
 
 def _source(path: Path, size: tuple[int, int] | None, channels: int) -> Arrays | Files:
@@ -204,22 +248,3 @@ def _cifar(path: Path, names: Sequence[str]) -> Arrays:
     height, width, channels = _CIFAR
     pixels = records[:, labels:].reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
     return Arrays(pixels, records[:, labels - 1].astype(np.int32), str(path))
-
-
-def augmented(pictures: grain.MapDataset[Picture], seed: int, pad: int = 4
-              ) -> grain.MapDataset[Picture]:  # fmt: skip
-    """Pictures moved by up to `pad` pixels and mirrored, by chance, as is usual for CIFAR.
-
-    Which way depends on the seed and the number of the element. Labels must be one for a picture.
-    """
-
-    def change(picture: Picture, rng: np.random.Generator) -> Picture:
-        image = picture["image"]
-        height, width, _ = image.shape
-        top, left = rng.integers(0, 2 * pad + 1, size=2)
-        image = np.pad(image, [(pad, pad), (pad, pad), (0, 0)])
-        image = image[top : top + height, left : left + width]
-        image = image[:, ::-1] if rng.integers(2) else image
-        return {"image": np.ascontiguousarray(image), "label": picture["label"]}
-
-    return pictures.seed(seed).random_map(change)

@@ -16,13 +16,14 @@ from models.errors import InputError
 class SeriesWindows:
     """Consecutive windows of series `[N, T, F]`; neighbours share one moment.
 
-    Elements are float32 `[window + 1, F]`, less `mean` and divided by `scale`.
+    Elements are float32 `[window + 1, F]`, less `mean` and divided by `scale`. `name` is
+    that of the data, in errors.
     """
 
     def __init__(
-        self, series: np.ndarray, window: int, mean: np.ndarray, scale: np.ndarray
+        self, series: np.ndarray, window: int, mean: np.ndarray, scale: np.ndarray, name: str
     ) -> None:
-        self._series, self._window = series, window
+        self._series, self._window, self._name = series, window, name
         self._mean, self._scale = mean, scale
         self._each = (series.shape[1] - 1) // window
 
@@ -33,9 +34,12 @@ class SeriesWindows:
         number, place = divmod(index, self._each)
         start = place * self._window
         some = self._series[number, start : start + self._window + 1]
-        if not np.isfinite(some).all():
-            raise InputError(f"series {number} has numbers from moment {start} that are not finite")
-        return ((some - self._mean) / self._scale).astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = ((some - self._mean) / self._scale).astype(np.float32)
+        if not np.isfinite(scaled).all():
+            raise InputError(f"{self._name}: series {number} has numbers from moment {start} that"
+                             " are not finite, or too large")  # fmt: skip
+        return scaled
 
 
 def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
@@ -54,12 +58,7 @@ def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
     Raises:
       InputError: it is no such array, too short, or not finite.
     """
-    array = mapped(path)
-    if array.dtype.kind != "f" or not 1 <= array.ndim <= 3 or not array.size:
-        raise InputError(
-            f"{path} holds {array.dtype} {array.shape}, and must hold floats [moments],"
-            " [moments, features], or [series, moments, features]"
-        )
+    array = _floats(path)
     if array.ndim < 3:
         one = array[None, :, None] if array.ndim == 1 else array[None]
         cut = one.shape[1] - max(window + 1, int(one.shape[1] * held))
@@ -71,16 +70,44 @@ def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
         if some.shape[1] < window + 1:
             raise InputError(f"{path} has {some.shape[1]} moments for {part}, and windows of"
                              f" {window} need at least {window + 1}")  # fmt: skip
-    axes = (0, 1)
-    mean = parts["train"].mean(axes, dtype=np.float64)
-    scale = parts["train"].std(axes, dtype=np.float64)
-    if not np.isfinite([mean, scale]).all():
-        raise InputError(f"{path} has numbers that are not finite, or too large to average")
-    scale = np.where(scale > 0, scale, 1.0)  # a feature that never changes is 0
+    mean, scale = _scales(parts["train"], path)
     windows: dict[str, Source] = {
-        part: SeriesWindows(some, window, mean, scale) for part, some in parts.items()
+        part: SeriesWindows(some, window, mean, scale, f"{path} for {part}")
+        for part, some in parts.items()
     }
     return Examples(str(path), windows, lambda: [array])
+
+
+def features(path: Path) -> int:
+    """How many features each moment of a file has; raises as `load_series` does."""
+    array = _floats(path)
+    return 1 if array.ndim == 1 else array.shape[-1]
+
+
+def _floats(path: Path) -> np.ndarray:
+    array = mapped(path)
+    if array.dtype.kind != "f" or not 1 <= array.ndim <= 3 or not array.size:
+        raise InputError(
+            f"{path} holds {array.dtype} {array.shape}, and must hold floats [moments],"
+            " [moments, features], or [series, moments, features]"
+        )
+    return array
+
+
+def _scales(some: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """What is taken from each feature, and what it is divided by, in float64."""
+    axes = (0, 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = some.mean(axes, dtype=np.float64)
+        scale = some.std(axes, dtype=np.float64)
+    if not np.isfinite([mean, scale]).all():
+        raise InputError(f"{path} has numbers that are not finite, or too large to average")
+    # A feature that never changes is 0: what rounding leaves of its deviation is no scale.
+    constant = some.min(axes) == some.max(axes)
+    mean, scale = np.where(constant, some[0, 0], mean), np.where(constant, 1.0, scale)
+    if not scale.all():
+        raise InputError(f"{path} has numbers that are too small to scale")
+    return mean, scale
 
 
 def made_series(whole: SyntheticSeries, held: float) -> Examples:

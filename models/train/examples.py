@@ -75,14 +75,16 @@ class ExamplesRun(RunConfig):
 
     def checked(self, data: Examples) -> Examples:
         """The data, if its elements are of the form that the model takes."""
-        there, wanted = data.element, self.element()
-        if there != wanted:
-            forms = lambda tree: " and ".join(
-                f"{x.dtype} {list(x.shape)}" for x in jax.tree.leaves(tree)
-            )
-            raise InputError(
-                f"{self.on} of {data.name} are {forms(there)}, and the model takes {forms(wanted)}"
-            )
+        wanted = self.element()
+        forms = lambda tree: " and ".join(
+            f"{x.dtype} {list(x.shape)}" for x in jax.tree.leaves(tree)
+        )
+        for part in data.parts:
+            if (there := data.element(part)) != wanted:
+                raise InputError(
+                    f"{self.on} of {data.name} for {part} are {forms(there)}, and the model takes"
+                    f" {forms(wanted)}"
+                )
         return data
 
 

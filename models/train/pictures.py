@@ -10,9 +10,10 @@ import grain
 import jax
 import jax.numpy as jnp
 
+from models.data.augment import augmented
 from models.data.batches import Source
 from models.data.examples import Examples
-from models.data.images import augmented, load_images, made_images
+from models.data.images import load_images, made_images
 from models.data.synthetic import SyntheticMasks, SyntheticPictures
 from models.errors import InputError
 from models.nets.unet import UNetConfig
@@ -41,14 +42,17 @@ class PictureRun(ExamplesRun):
         change="never",
     )
     augment: bool = setting(
-        False, "Move pictures by up to 4 pixels and mirror them, by chance.", change="never"
+        False,
+        "Move pictures by up to 4 pixels and mirror them, by chance; so, where each pixel has a"
+        " class, are these.",
+        change="never",
     )
 
     def __post_init__(self) -> None:
         if len(self.size) not in (0, 2):
             raise ValueError(f"size {self.size} is not a height and a width")
-        if self.augment and self._masks:
-            raise ValueError("augment moves pictures, and not the classes of their pixels")
+        if self.model.classes < 2:
+            raise ValueError(f"classes {self.model.classes}: there is nothing to tell apart")
 
     @property
     def _masks(self) -> bool:
@@ -64,13 +68,16 @@ class PictureRun(ExamplesRun):
     def fitted(self, said: Collection[str]) -> RunConfig:
         """The run whose model has the classes, channels and side of its pictures."""
         if self.path() is None:
-            sides, sizes = self.sides, {"image": self.sides[0]}
-        else:
-            wanted = self.sides if {"size", "image"} & {*said} else None
-            data = self._read(wanted, self.model.channels if "channels" in said else 3)
-            *sides, channels = data.element["image"].shape
-            sizes = {"classes": data.classes, "channels": channels, "image": sides[0]}
-        return resized(dataclasses.replace(self, size=tuple(sides)), sizes, said)
+            sized = dataclasses.replace(self, size=self.sides)
+            return resized(sized, {"image": self.sides[0]}, said)
+        wanted = self.sides if {"size", "image"} & {*said} else None
+        data = self._read(wanted, self.model.channels if "channels" in said else 3)
+        *sides, channels = data.element()["image"].shape
+        sizes = {"classes": data.classes, "channels": channels, "image": sides[0]}
+        size = self.size if "size" in said else tuple(sides)
+        fitted = resized(dataclasses.replace(self, size=size), sizes, said)
+        fitted.checked(data)
+        return fitted
 
     def element(self) -> dict[str, jax.ShapeDtypeStruct]:
         """A picture, and its class or that of each of its pixels."""
@@ -86,7 +93,11 @@ class PictureRun(ExamplesRun):
 
     def load(self) -> Examples:
         """The pictures of a folder, or those that the seed makes."""
-        data = self.checked(self._read(self.sides, self.model.channels))
+        return self.checked(self._read(self.sides, self.model.channels))
+
+    def checked(self, data: Examples) -> Examples:
+        """The data, if its elements and their classes are what the model takes."""
+        super().checked(data)
         if data.classes > self.model.classes:
             raise InputError(
                 f"{data.name} has {data.classes} classes, and the model {self.model.classes}: give"

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from models.data.examples import Examples
-from models.data.series import load_series, made_series
+from models.data.series import features, load_series, made_series
 from models.data.synthetic import SyntheticSeries
 from models.nets.ode import ODEConfig
 from models.settings import setting
@@ -48,11 +48,10 @@ class SeriesRun(ExamplesRun):
 
     def fitted(self, said: Collection[str]) -> RunConfig:
         """The run whose model has the features of its series."""
-        if self.path() is None:
+        if (path := self.path()) is None:
             return self
-        (features,) = self._read().element.shape[1:]
         of = "width" if isinstance(self.model, ODEConfig) else "inputs"
-        return resized(self, {of: features}, said)
+        return resized(self, {of: features(path)}, said)
 
     def element(self) -> jax.ShapeDtypeStruct:
         """A window, and the moment after it."""

@@ -1,6 +1,9 @@
 """Pictures of each form: what they are, which part they are in, and what is refused."""
 
+import io
 import pickle
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.data.images import augmented, load_images
+from models.data.augment import augmented
+from models.data.images import load_images
 from models.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -107,17 +111,119 @@ def test_pictures_are_brought_to_a_size(tmp_path: Path) -> None:
     assert {sized[part][i]["image"].shape for part in sized for i in range(len(sized[part]))} == {
         (8, 4, 3)
     }
-    parts = load_images(folder).parts
-    with pytest.raises(InputError, match=r"z.png has \(9, 9\) pixels, and others \(5, 6\): give"):
-        [elements(parts[part]) for part in parts]
+    # At once, and not when it is read in the middle of an epoch.
+    with pytest.raises(InputError, match=r"png has \(\d, \d\) pixels, and others .*: give --size"):
+        load_images(folder)
+
+
+RAMP = np.arange(30, dtype=np.uint8).reshape(6, 5) * 8
+COLOURS = np.stack([RAMP] * 3, axis=2)
+WIDE = 257 * RAMP.astype(np.uint16)  # the same of all that 16 bits can say
+
+
+def png_of_16_bits(pixels: np.ndarray) -> bytes:
+    """Red, green and blue of 16 bits, as the standard of PNG has them; Pillow writes none."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        crc = struct.pack(">I", zlib.crc32(name + data))
+        return struct.pack(">I", len(data)) + name + data + crc
+
+    height, width, _ = pixels.shape
+    head = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels.astype(">u2"))
+    chunks = chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def png(pixels: np.ndarray, mode: str = "", **options: Any) -> bytes:
+    picture, file = Image.fromarray(pixels), io.BytesIO()
+    (picture.convert(mode) if mode else picture).save(file, "png", **options)
+    return file.getvalue()
+
+
+def opacity(least: int) -> np.ndarray:
+    alpha = np.full_like(RAMP, 255)
+    alpha[-1, -1] = least
+    return np.concatenate([COLOURS, alpha[..., None]], axis=2)
+
+
+SAME = {
+    "grey": png(RAMP),
+    "grey of 16 bits": png(WIDE),
+    "16 bits": png_of_16_bits(np.stack([WIDE] * 3, axis=2)),
+    "palette": png(RAMP, "P"),
+    "opaque": png(opacity(255)),
+    "grey and opaque": png(opacity(255), "LA"),
+    "portable grey of 16 bits": b"P5 5 6 65535\n" + WIDE.astype(">u2").tobytes(),
+}
+
+
+@pytest.mark.parametrize("form", SAME)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_same_picture_in_each_form(form: str, channels: int, tmp_path: Path) -> None:
+    files(tmp_path)
+    (tmp_path / "class 0" / "same.png").write_bytes(SAME[form])
+    pictures = [x for part in load_images(tmp_path, channels=channels).parts.values() for x in part]
+    expected = COLOURS[..., :channels]
+    assert sum(np.array_equal(picture["image"], expected) for picture in pictures) == 1
+
+
+UNCLEAR = {
+    "transparent": (png(opacity(254)), "transparent in places: lay it on a background"),
+    "one colour of a palette": (png(RAMP, "P", transparency=8), "transparent in places"),
+    "floats": (b"Pf\n5 6\n-1\n" + RAMP.astype("<f4").tobytes(), "not of 8 or 16 bits"),
+    "cut": (png(COLOURS)[:-30], "is no picture"),
+    "another bit": (png(COLOURS).replace(b"IDAT", b"IDAU"), "is no picture"),
+}
+
+
+@pytest.mark.parametrize("form", UNCLEAR)
+def test_pictures_that_are_not_clear_are_one_line(form: str, tmp_path: Path) -> None:
+    files(tmp_path)
+    content, complaint = UNCLEAR[form]
+    (tmp_path / "class 0" / "odd.png").write_bytes(content)
+    with pytest.raises(InputError, match=f"odd.png .*{complaint}") as caught:
+        [picture for part in load_images(tmp_path).parts.values() for picture in part]
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_that_have_nothing_to_tell_apart(tmp_path: Path) -> None:
+    for name, kinds in (("one", ["a"]), ("other empty", ["a", "b"])):
+        for kind in kinds:
+            (tmp_path / name / kind).mkdir(parents=True)
+        for i in range(4):
+            Image.fromarray(PIXELS[i]).save(tmp_path / name / "a" / f"{i}.png")
+        with pytest.raises(InputError, match=f"{name} has one class alone to train on"):
+            load_images(tmp_path / name)
+    with pytest.raises(InputError, match="one class alone to train on"):
+        load_images(arrays(tmp_path / "sevens", labels=np.full(40, 7)))
+
+
+def test_parts_of_other_names_are_no_classes(tmp_path: Path) -> None:
+    for part in ("train", "valid"):
+        files(tmp_path / part)
+    with pytest.raises(InputError, match="parts are named train and validation, val or test"):
+        load_images(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_a_part_without_pictures_is_refused(part: str, tmp_path: Path) -> None:
+    for name in ("train", "validation"):
+        some = slice(0 if name == part else None)
+        arrays(tmp_path / name, PIXELS[some], LABELS[some])
+    with pytest.raises(InputError, match=f"{part} holds no pictures"):
+        load_images(tmp_path)
 
 
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "floats": (PIXELS / 255, LABELS, "images of .* are float64 .*, and must be uint8"),
+    "no side": (PIXELS[:, :0], LABELS, r"\(40, 0, 5, 3\), and must be uint8 \[count"),
+    "no channel": (PIXELS[..., :0], LABELS, r"\(40, 6, 5, 0\), and must be uint8 \[count"),
+    "none": (PIXELS[:0], LABELS[:0], "holds no pictures"),
     "flat": (PIXELS[:, 0, 0], LABELS, r"\(40, 3\), and must be uint8 \[count"),
     "counts": (PIXELS, LABELS[:-1], r"labels of .* are int64 \(39,\), and must be whole"),
     "fractions": (PIXELS, LABELS / 2, "labels of .* are float64"),
-    "one": (PIXELS[:1], LABELS[:1], "there must be two elements to split, and there are 1"),
+    "one": (PIXELS[:1], LABELS[:1], "one class alone to train on"),
     "objects": (np.array([{}, {}]), LABELS, r"images.npy is no array .*Python objects in dtype"),
 }
 
@@ -152,7 +258,7 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
 
 def test_augmented_pictures_are_moved_and_mirrored_by_the_seed() -> None:
     image = np.arange(1, 31, dtype=np.uint8).reshape(6, 5, 1)
-    same = grain.MapDataset.source([{"image": image, "label": 3}]).repeat(400)
+    same = grain.MapDataset.source([{"image": image, "label": np.asarray(3)}]).repeat(400)
     one, two, other = (augmented(same, seed, pad=2) for seed in (0, 0, 1))
     views = [one[i]["image"].tobytes() for i in range(400)]
     assert views == [two[i]["image"].tobytes() for i in range(400)]
@@ -164,3 +270,28 @@ def test_augmented_pictures_are_moved_and_mirrored_by_the_seed() -> None:
     }  # fmt: skip
     assert set(views) == all_views
     assert one[7]["label"] == 3
+
+
+def test_the_classes_of_pixels_are_moved_with_them() -> None:
+    """A class is told from the pixel that has it, so that no other reference is needed."""
+    image = np.random.default_rng(0).permutation(30).astype(np.uint8).reshape(6, 5, 1)
+    classes = lambda pixels: (pixels[..., 0] // 7).astype(np.int32)
+    same = grain.MapDataset.source([{"image": image, "label": classes(image)}]).repeat(400)
+    views = augmented(same, seed=0, pad=2)
+    around = np.pad(image, [(2, 2), (2, 2), (0, 0)], "symmetric")
+    expected = {
+        around[a : a + 6, b : b + 5][:, ::way].tobytes()
+        for a in range(5) for b in range(5) for way in (1, -1)
+    }  # fmt: skip
+    assert {view["image"].tobytes() for view in views} == expected
+    for view in views:
+        np.testing.assert_array_equal(view["label"], classes(view["image"]))
+        assert view["label"].dtype == np.int32
+
+
+def test_pictures_smaller_than_what_they_are_moved_by() -> None:
+    image = np.full((1, 2, 1), 3, np.uint8)
+    same = grain.MapDataset.source([{"image": image, "label": np.ones((1, 2), np.int32)}])
+    for view in augmented(same.repeat(40), seed=0):
+        assert (view["image"] == 3).all()
+        assert (view["label"] == 1).all()

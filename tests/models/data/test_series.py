@@ -53,11 +53,23 @@ def test_a_feature_that_never_changes_is_zero(tmp_path: Path) -> None:
     assert (joined(parts["train"])[:, 0] == 0).all()
 
 
+@pytest.mark.parametrize("value", [0.1, 1e9 / 3, 1e-200])
+def test_what_rounding_leaves_of_a_deviation_is_no_scale(value: float, tmp_path: Path) -> None:
+    array = np.stack([np.full(300, value), RNG.normal(size=300)], axis=1)
+    assert array[:270].std(0)[0] > 0 or value == 1e-200
+    for part in load_series(saved(tmp_path, array), 4).parts.values():
+        assert (joined(part)[:, 0] == 0).all()
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "whole numbers": (np.arange(100), r"holds int64 \(100,\), and must hold floats"),
     "four axes": (np.zeros((2, 2, 2, 2)), r"and must hold floats \[moments\]"),
     "nothing": (np.zeros(0), r"holds float64 \(0,\)"),
     "short": (np.zeros(20), "has 9 moments for train, and windows of 10 need at least 11"),
+    "of no feature": (np.zeros((100, 0)), r"holds float64 \(100, 0\)"),
+    "short ones": (np.zeros((20, 1, 2)), "has 1 moments for train, and windows of 10 need at"),
+    "huge": (1e200 * RNG.normal(size=100), "not finite, or too large to average"),
+    "tiny": (1e-200 * RNG.normal(size=100), "too small to scale"),
     "not finite": (np.full(100, np.nan), "has numbers that are not finite"),
 }
 
@@ -69,11 +81,14 @@ def test_other_arrays_are_refused(case: str, tmp_path: Path) -> None:
         load_series(saved(tmp_path, array), 10)
 
 
-def test_a_number_that_is_not_finite_is_found_where_it_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [np.inf, np.nan, 1e200])
+def test_a_number_that_is_not_finite_is_found_where_it_is_read(
+    tmp_path: Path, value: float
+) -> None:
     array = RNG.normal(size=(100, 1))
-    array[97] = np.inf
+    array[97] = value
     parts = load_series(saved(tmp_path, array), 4).parts
-    with pytest.raises(InputError, match="series 0 has numbers from moment 0 that are not finite"):
+    with pytest.raises(InputError, match=r"x\.npy for validation: series 0 has numbers from"):
         joined(parts["validation"])
 
 

@@ -74,6 +74,28 @@ def test_sizes_are_those_of_the_data(tmp_path: Path) -> None:
     assert (made.model.image, made.size) == (16, (16, 16))
 
 
+def test_sizes_that_are_said_are_not_those_of_other_data(tmp_path: Path) -> None:
+    """A size is asked for, and arrays have another: that is said before anything is weighed."""
+    with pytest.raises(InputError, match=r"for train are uint8 \[8, 8, 3\] .* \[4, 4, 3\]"):
+        fitted(tmp_path, "resnet", "resnet20", size="4,4")
+    with pytest.raises(InputError, match="pictures are 8 x 8, and the model's 4 x 4"):
+        fitted(tmp_path, "resnet", "tiny-vit", image=4)
+
+
+def test_each_part_is_of_the_form_that_the_model_takes(tmp_path: Path) -> None:
+    """A network of convolutions would take pictures of any size in silence."""
+    config = run(tmp_path)
+    (folder,) = map(Path, config.data)
+    for part, cut in (("train", 8), ("val", 6)):
+        (folder / part).mkdir()
+        for name in ("images", "labels"):
+            array = np.load(folder / f"{name}.npy")
+            array = array[:, :cut] if name == "images" else array
+            np.save(folder / part / f"{name}.npy", array)
+    with pytest.raises(InputError, match=r"for validation are uint8 \[6, 8, 3\]"):
+        config.load()
+
+
 def widened(config: RunConfig, **changes: Any) -> RunConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
 
@@ -123,7 +145,7 @@ def test_settings_that_cannot_be_are_one_line() -> None:
         ("resnet20", {"size": "32,x"}, "must be whole numbers"),
         ("resnet20", {"size": "32,0"}, "must be at least 1"),
         ("resnet20", {"widths": [16, 32]}, "are not one of each"),
-        ("tiny-unet", {"augment": True}, "augment moves pictures"),
+        ("resnet20", {"classes": 1}, "nothing to tell apart"),
         ("tiny-vit", {"patch": 5}, "patch 5 does not divide image 32"),
         ("lstm", {"head": False}, "give --head"),
         ("resnet50", {"widths": "6,8,8,8"}, "no multiples of 4"),
