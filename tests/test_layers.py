@@ -14,9 +14,9 @@ FILES = {
     for path in sorted((ROOT / "xform").rglob("*.py"))
 }
 LAYERS = """
-    quiet, errors, text, files, callables, devices, recent, packages, modules, mutable < _jax <
-    source < equation, place, reach, traits, arithmetic, naming < references < ir < fingerprint <
-    table < words, passes < cost < interpret < rules < budgets < min_cut <
+    quiet, errors, text, files, callables, devices, recent, packages, modules, meshes, mutable <
+    _jax < source < equation, place, reach, traits, arithmetic, naming < references < ir <
+    fingerprint < table < words, passes < cost < interpret < rules < budgets < min_cut <
     regions < policies < planner < memory <
     transforms < adjoints, curvature, diagnosis, jacobians, sparse <
     extend, equinox, flax, everywhere, testing, __init__ < commands < __main__ < experimental

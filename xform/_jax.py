@@ -56,6 +56,7 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.ref import AbstractRef
 from jaxlib import xla_client
 
+from xform.meshes import on_mesh_of
 from xform.mutable import argument_type, type_alone
 
 __all__ = [
@@ -206,10 +207,7 @@ def zeros(aval: Any) -> Any:
 
     What a `shard_map` closes over has the mesh outside in its type.
     """
-    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
-    if mesh is None or mesh == jax.sharding.get_abstract_mesh():
-        return ad.zeros_like_aval(aval)
-    with jax.sharding.use_abstract_mesh(mesh):
+    with on_mesh_of(aval):
         return ad.zeros_like_aval(aval)
 
 

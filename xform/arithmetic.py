@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType
 
 from xform._jax import (
     ShapedArray,
@@ -23,6 +22,7 @@ from xform._jax import (
     tangent_aval,
     zeros,
 )
+from xform.meshes import explicit, on_mesh_of
 
 Value = Any
 # As tuples: a union would be made at each question, and these are asked for every operation.
@@ -82,11 +82,11 @@ def cotangent_sharding(x: Value) -> Any:
     return cotangent_aval(jax.typeof(x)).sharding
 
 
-def laid(x: Value, sharding: Any) -> Value:
-    """A tangent or cotangent where explicit axes say that it lies."""
-    explicit = AxisType.Explicit in sharding.mesh.axis_types
-    known = not explicit or jax.typeof(x).sharding.spec == sharding.spec
-    return x if known else jax.sharding.reshard(x, sharding)
+def laid(x: Value, aval: Any) -> Value:
+    """A tangent or cotangent where those of its type, `aval`, lie, if types say it."""
+    if not explicit(aval) or jax.typeof(x).sharding.spec == aval.sharding.spec:
+        return x
+    return jax.sharding.reshard(x, aval.sharding)
 
 
 def float0_zeros(shape: tuple[int, ...]) -> Any:
@@ -130,13 +130,17 @@ def add(terms: Sequence[Value]) -> Value:
 
 
 def _plus(a: Value, b: Value) -> Value:
-    own = not isinstance(jax.typeof(a).dtype, np.dtype)
-    return ad.add_jaxvals(a, b) if own else lax.add(a, b)
+    """On the mesh of their own: a sum of cotangents belongs to no equation, which would say it."""
+    avals = jax.typeof(a), jax.typeof(b)
+    own = not isinstance(avals[0].dtype, np.dtype)
+    with on_mesh_of(*avals):
+        return ad.add_jaxvals(a, b) if own else lax.add(a, b)
 
 
 def like(dx: Value, y: Value) -> Value:
-    """`dx` in the shape of `y`: lax lets a scalar meet an array in elementwise operations."""
-    return dx if dx.shape == y.shape else lax.broadcast_in_dim(dx, y.shape, kept(dx, y))
+    """`dx` in the shape of `y`, and where it lies: elementwise operands may differ in both."""
+    full = dx if dx.shape == y.shape else lax.broadcast_in_dim(dx, y.shape, kept(dx, y))
+    return laid(full, jax.typeof(y))
 
 
 def kept(x: Value, y: Value) -> tuple[int, ...]:
@@ -150,10 +154,17 @@ def common_dtype(dtypes: Iterable[Any]) -> Any:
 
 
 def reduce_like(ct: Value, x: Value) -> Value:
-    """Transpose of the broadcast that an elementwise primitive does to a scalar operand."""
-    shape = getattr(x, "shape", ())
-    if ct.shape == shape:
-        return ct
+    """Transpose of what an elementwise primitive does to an operand: it lets it meet another.
+
+    A scalar is broadcast, and of explicit axes the other may lie along more.
+    """
+    aval = jax.typeof(x)
+    if ct.shape != aval.shape:
+        ct = _summed(ct, aval.shape)
+    return laid(ct, cotangent_aval(aval)) if explicit(aval) else ct
+
+
+def _summed(ct: Value, shape: tuple[int, ...]) -> Value:
     if len(shape) != ct.ndim:
         return lax.reduce_sum(ct, tuple(range(ct.ndim)))
     axes = tuple(i for i, (a, b) in enumerate(zip(ct.shape, shape, strict=True)) if a != b)

@@ -14,12 +14,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType
 
 from xform._jax import Var
 from xform.cost import size
 from xform.interpret.activity import path
 from xform.ir import Atom, Mask, Program
+from xform.meshes import explicit
 from xform.planner.costs.recompute import fusible
 
 # Segments of a chain at most: of more cuts, those of the smallest values are taken.
@@ -154,4 +154,4 @@ def _one_derivative(aval: Any, holomorphic: bool) -> bool:
     """Whether a value's derivative is a matrix of its own dtype, that may be multiplied freely."""
     kind = np.complexfloating if holomorphic else np.floating
     plain = isinstance(aval.dtype, np.dtype) and jnp.issubdtype(aval.dtype, kind)
-    return plain and AxisType.Explicit not in aval.sharding.mesh.axis_types
+    return plain and not explicit(aval)

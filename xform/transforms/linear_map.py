@@ -154,7 +154,7 @@ def _cotangent(ct: Value, aval: Any, name: str) -> Value:
         )
     if integer or is_number(ct):  # as in JAX, a user's rule is given a number of Python's as one
         return ct
-    return laid(as_array(ct, f"pullback of {name}"), cotangent_aval(aval).sharding)
+    return laid(as_array(ct, f"pullback of {name}"), cotangent_aval(aval))
 
 
 def _check_varying(dx_aval: Any, aval: Any, asked: str, name: str) -> None:
@@ -203,6 +203,6 @@ def check_tangents(
                 "np.zeros(shape, jax.dtypes.float0)",
             )
         _check_varying(dx_aval, aval, asked, name)
-        held = x if is_number(x) else laid(as_array(x, asked), aval.sharding)
+        held = x if is_number(x) else laid(as_array(x, asked), aval)
         out.append(held if active else None)
     return out

@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType
 
 from xform._jax import cotangent_aval
 from xform.budgets import Regions
@@ -26,6 +25,7 @@ from xform.interpret.node import gather
 from xform.ir import Mask, Program, program
 from xform.memory.compilation import Compilation, compile_for, trace_for
 from xform.memory.targets import Target
+from xform.meshes import explicit
 from xform.planner.front import Ends
 from xform.planner.planned import planned, with_regions
 from xform.planner.simulate.liveness import liveness, simulate
@@ -198,11 +198,8 @@ def _derivative(f: Any, argnums: Any, has_aux: bool, policy: Policy, at: At) -> 
 def _cotangent(at: At) -> Tree:
     signature = at.function.signature
     cts = [cotangent_aval(a) for a in signature.out_avals]
-    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_placed(a)) for a in cts]
+    types = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding if explicit(a) else None)
+        for a in cts
+    ]
     return jax.tree.unflatten(signature.out_tree, types)
-
-
-def _placed(aval: Any) -> Any:
-    """Where explicit axes say that a value lies: of others types say nothing."""
-    explicit = AxisType.Explicit in aval.sharding.mesh.axis_types
-    return aval.sharding if explicit else None

@@ -1,0 +1,100 @@
+"""Operands of explicit axes that lie differently; parts of a function with axes of another type."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import xform
+from tests.sharding import agree, mesh, placed, same, types
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@jax.custom_vjp
+def _square(x: Any) -> Any:
+    return x * x
+
+
+_square.defvjp(lambda x: (x * x, x), lambda x, ct: (2 * ct * x,))
+
+# Each reads what it is given more than once, so its cotangents are added up.
+PARTS: dict[str, Callable[[Any, Any], Any]] = {
+    "twice": lambda x, w: jnp.sum(x * jnp.tanh(x @ w)) + jnp.sum(w * w),
+    "loop": lambda x, w: lax.scan(lambda c, _: (jnp.tanh(c @ w), jnp.sum(c)), x, length=2)[1][1],
+    "custom": lambda x, w: jnp.sum(_square(x @ _square(w)) * jnp.sum(w)),
+    "remat": lambda x, w: jnp.sum(jax.checkpoint(lambda x: jnp.sin(x @ w) * x)(x)),
+    "branches": lambda x, w: jnp.sum(lax.cond(w[0, 0] > 0, jnp.sin, jnp.cos, x) @ w @ w),
+}
+CHANGES: dict[AxisType, Callable[..., Any]] = {
+    AxisType.Explicit: lambda f: jax.sharding.auto_axes(f, out_sharding=P()),
+    AxisType.Auto: lambda f: jax.sharding.explicit_axes(f, in_sharding=(P("i"), P())),
+}
+
+
+def _around(f: Callable[[Any, Any], Any], kind: AxisType) -> Callable[[Any, Any], Any]:
+    """What goes in is read outside too, and the part is there twice."""
+    part = CHANGES[kind](f)
+    return lambda x, w: part(x, w) * jnp.sum(x * x) + part(2 * x, w * w) + jnp.sum(w)
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("name", PARTS)
+def test_gradients_are_those_of_jax(name: str, kind: AxisType) -> None:
+    with jax.set_mesh(mesh(kind)):
+        agree(_around(PARTS[name], kind), *placed(kind))
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_other_transforms_are_those_of_jax(kind: AxisType) -> None:
+    f = _around(PARTS["twice"], kind)
+
+    def every(t: Any, x: Any, w: Any) -> Any:
+        again = t.grad(lambda w: jnp.sum(jnp.sin(t.grad(f, 1)(x, w))))(w)
+        return t.jvp(f, (x, w), (x * x, w)), t.linearize(f, x, w)[1](x, w), again
+
+    with jax.set_mesh(mesh(kind)):
+        x, w = placed(kind)
+        got, wanted = jax.jit(lambda x, w: (every(xform, x, w), every(jax, x, w)))(x, w)
+        assert types(got) == types(wanted)
+        same(got, wanted)
+        eager = xform.grad(f, (0, 1))(x, w)
+        same(eager, jax.grad(f, (0, 1))(x, w))
+
+
+# Elementwise operations of two operands, of which one lies along the axis and one does not.
+MEETING: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda x, w: x + w,
+    "atan2": jnp.arctan2,
+    "fmod": lambda x, w: jnp.fmod(x, w + 3),
+    "relu": lambda x, w: jax.nn.relu(x - w),
+    "softmax": lambda x, w: jax.nn.softmax(x * w),
+    "remat": lambda x, w: jax.checkpoint(lambda w: jnp.sin(x * w) + w)(w),
+    "cond": lambda x, w: lax.cond(jnp.sum(x) < 0, lambda: x * w, lambda: x),
+    "scan": lambda x, w: lax.scan(lambda c, _: (jnp.sin(c * w), None), x * w, None, length=2)[0],
+}
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_derivatives_lie_where_their_types_say(name: str) -> None:
+    """As in JAX: what is replicated has a gradient that is, and tangents lie as results do."""
+    f = MEETING[name]
+
+    def every(t: Any, x: Any, w: Any) -> Any:
+        for args, held in (((x, w), f), ((w,), lambda w: f(x, w)), ((x,), lambda x: f(x, w))):
+            scalar = lambda *args, held=held: jnp.sum(jnp.sin(held(*args)))
+            grad = t.grad(scalar, tuple(range(len(args))))
+            yield grad(*args), t.jvp(held, args, args), t.jvp(grad, args, args)
+            yield t.linearize(held, *args)[1](*args)
+
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        x, _ = placed(AxisType.Explicit)
+        w = jnp.linspace(0.1, 0.9, 32).reshape(8, 4)
+        got, wanted = jax.jit(lambda *args: tuple([*every(t, *args)] for t in (xform, jax)))(x, w)
+    assert types(got) == types(wanted)
+    same(got, wanted)
