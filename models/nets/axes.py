@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 # What a mesh may have; a batch's sequences are shared by those in BATCH.
 MESH_AXES = ("data", "fsdp", "expert", "tensor")
@@ -35,6 +35,13 @@ RULES: dict[str, str | None] = {
     "channels": "tensor",
     "classes": None,
 }
+
+
+EXPLICIT = (
+    "these models let the compiler place what they make, and the mesh around has Explicit axes:"
+    " call them within jax.sharding.auto_axes(f, out_sharding=...), or make the mesh with"
+    " axis_types=(jax.sharding.AxisType.Auto, ...)"
+)
 
 
 def named(*names: str) -> dict[str, Any]:
@@ -65,16 +72,24 @@ def constrained(x: jax.Array, *names: str | None) -> jax.Array:
     """What a layer makes, `x`, with its axes where the devices want them.
 
     "batch" lies as sequences do, None on each device alike, and others as by the rules. Without a
-    mesh around, as by `jax.sharding.use_abstract_mesh`, or on one device it stays as it is.
+    mesh around that has such axes and several devices it stays as it is; so it does over the axes
+    of a `jax.shard_map` around.
+
+    Raises:
+      ValueError: axes of the mesh are `Explicit`.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.size <= 1:
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if AxisType.Explicit in kinds.values():
+        raise ValueError(EXPLICIT)
+    there = {axis: mesh.shape[axis] for axis in MESH_AXES if kinds.get(axis) is AxisType.Auto}
+    if math.prod(there.values()) == 1:
         return x
     places: list[Any] = []
     for name, size in zip(names, x.shape, strict=True):
         shared = BATCH if name == "batch" else (RULES[name],) if name else ()
-        axes = tuple(axis for axis in shared if axis in mesh.shape)
-        parts = math.prod(mesh.shape[axis] for axis in axes)
+        axes = tuple(axis for axis in shared if axis in there)
+        parts = math.prod(there[axis] for axis in axes)
         places.append(axes if axes and size % parts == 0 else None)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*places))
 

@@ -1,13 +1,18 @@
 """Every parameter says what its axes are, and rules say where they lie."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+import xform
 from models.nets.axes import RULES, constrained, shardings, spec
-from models.nets.presets import PRESETS, abstract, parameter_count
+from models.nets.presets import PRESETS, abstract, build, parameter_count
 
 MESH = AbstractMesh(
     (2, 4, 8, 2), ("data", "fsdp", "tensor", "expert"), axis_types=(AxisType.Auto,) * 4
@@ -76,3 +81,48 @@ def test_what_layers_make_lies_by_the_rules_where_there_is_a_mesh() -> None:
         assert parted.sharding.shard_shape(x.shape) == (1, 3, 4)
         odd = jax.jit(lambda x: constrained(x, "heads", "batch", None))(x)
         assert odd.sharding.shard_shape(x.shape) == (2, 3, 8)
+
+
+def _step() -> tuple[Any, nnx.State, np.ndarray, Any]:
+    """The loss of a small GPT-2, its parameters, and tokens; and JAX's results on one device."""
+    graphdef, params = nnx.split(
+        build(dataclasses.replace(PRESETS["tiny"], width=16, depth=1, heads=2, vocab=64, context=8))
+    )
+    loss = lambda params, tokens: nnx.merge(graphdef, params).loss(tokens)
+    tokens = np.arange(4 * 9, dtype=np.int32).reshape(4, 9) % 50
+    return loss, params, tokens, jax.jit(jax.value_and_grad(loss))(params, tokens)
+
+
+def _close(got: Any, wanted: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), got, wanted)
+
+
+def test_a_model_within_shard_map_is_that_of_one_device() -> None:
+    loss, params, tokens, one = _step()
+
+    def step(params: nnx.State, tokens: jax.Array) -> Any:
+        mean = lambda params: jax.lax.pmean(loss(params, tokens), "data")
+        return xform.value_and_grad(mean)(params)
+
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))):
+        each = jax.shard_map(
+            step, in_specs=(PartitionSpec(), PartitionSpec("data")), out_specs=PartitionSpec()
+        )
+        got = jax.jit(each)(params, tokens)
+    _close(got, one)
+
+
+def test_models_are_called_with_auto_axes_on_an_explicit_mesh() -> None:
+    loss, params, tokens, one = _step()
+    names = ("data", "fsdp", "tensor")
+    mesh = jax.make_mesh((2, 2, 2), names, axis_types=(AxisType.Explicit,) * 3)
+    with jax.set_mesh(mesh):
+        params = jax.device_put(params, shardings(params, mesh))
+        tokens = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
+        with pytest.raises(ValueError, match=r"call them within jax\.sharding\.auto_axes"):
+            xform.grad(loss)(params, tokens)
+        placed = jax.sharding.auto_axes(loss, out_sharding=PartitionSpec())
+        got = jax.jit(xform.value_and_grad(placed))(params, tokens)
+    _close(got, one)
+    places = [[x.sharding for x in jax.tree.leaves(tree)] for tree in (got[1], params)]
+    assert places[0] == places[1]
