@@ -55,9 +55,11 @@ def put(tree: Tree, places: Any) -> Tree:
     """Arrays as their shardings say, each in its memory, within a step."""
 
     def one(x: jax.Array, place: Any) -> jax.Array:
-        if on_host(place):
-            return jax.device_put(x, place)
-        return jax.lax.with_sharding_constraint(x, place)
+        if not on_host(place):
+            return jax.lax.with_sharding_constraint(x, place)
+        # Of a move to another memory XLA reads that alone, and parts the array as it likes.
+        parted = jax.lax.with_sharding_constraint(x, place.with_memory_kind("device"))
+        return jax.device_put(parted, place)
 
     return jax.tree.map(one, tree, places)
 

@@ -16,13 +16,14 @@ from models.errors import InputError
 from models.run.train import step_memory
 from models.train.host import HOST, check_host, on_host
 from models.train.loop import train
-from models.train.mesh import abstract_mesh, make_mesh, on_devices
+from models.train.mesh import abstract_mesh, make_mesh, on_devices, types_on
 from models.train.optim import OPTIMIZERS, OptimConfig
 from models.train.planned import plan_step, policy_of, whole_step
 from models.train.start import Resume
 from models.train.state import abstract_state, device_bytes, init_state
 from models.train.step import compile_step
 from models.train.update import updated, updated_in_turn
+from tests.models import examples
 from tests.models.micro import MODEL, OPTIM, losses, run
 from xform.memory.targets import missing, parse_target
 
@@ -127,6 +128,19 @@ def test_what_waits_is_parted_as_its_parameter_is() -> None:
     assert device_bytes(plain, waiting=True) == 0
     for waits, lies in zip(*map(jax.tree.leaves, (state, plain)), strict=True):
         assert waits.sharding.spec == lies.sharding.spec
+
+
+@pytest.mark.parametrize("name", ["gru", "resnet", pytest.param("unet", marks=pytest.mark.slow)])
+def test_what_is_put_back_lies_as_it_did(tmp_path: Path, name: str) -> None:
+    """Of batch norms too: the mean of their statistics waits whole, parameters parted."""
+    model, mesh = examples.MODELS[name], make_mesh("fsdp=4,tensor=2")
+    optim = dataclasses.replace(OFFLOAD, ema=0.5)
+    batch = types_on(examples.run(tmp_path, model).batch_type(), mesh, axis=1)
+    after, _ = compile_step(model, optim, batch, mesh=mesh).output_shardings
+    state = abstract_state(model, optim, mesh)
+    for x, place in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
+        assert place.memory_kind == x.sharding.memory_kind
+        assert place.is_equivalent_to(x.sharding, x.ndim)
 
 
 @pytest.mark.slow
