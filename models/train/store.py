@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import logging
 import re
 import sys
@@ -40,7 +42,7 @@ class Store:
         read_only: bool = False, metric: str = "validation_loss",
     ) -> None:  # fmt: skip
         self.folder, self._metric = folder.resolve(), metric
-        self._restore_hook = _say_errors_once()
+        _say_errors_once()
         best = BestN(
             get_metric_fn=lambda metrics: metrics[metric],
             reverse=True,
@@ -165,7 +167,6 @@ class Store:
     def close(self) -> None:
         """Stop the background threads; what they did not finish is not saved."""
         _attempt(self._manager.close)
-        self._restore_hook()
 
 
 @jax.jit
@@ -193,22 +194,28 @@ def _line(error: BaseException) -> str:
     return text.splitlines()[0][:200]
 
 
-def _say_errors_once() -> Callable[[], None]:
-    """Silence what is said beside the exception that a failed write raises.
+def _say_errors_once() -> None:
+    """Silence what is said beside the exception that a failed write or read raises.
 
-    Orbax logs each error, and TensorStore reports those after the first to an event loop that
-    the first has closed, which reaches the interpreter as unraisable. Returns the way back.
+    Orbax logs each error, and what TensorStore was still about reaches the interpreter as
+    unraisable: at any later time, so this stays.
     """
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    before = sys.unraisablehook
+    if not isinstance(sys.unraisablehook, _OthersAlone):
+        sys.unraisablehook = _OthersAlone(sys.unraisablehook)
 
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            before(unraisable)
 
-    def restore() -> None:
-        sys.unraisablehook = before
+@dataclasses.dataclass(frozen=True)
+class _OthersAlone:
+    """A hook of unraisable exceptions that passes on those that are not TensorStore's.
 
-    sys.unraisablehook = hook
-    return restore
+    Those are of an event loop that the first error has closed, and of reads that were given up.
+    """
+
+    before: Callable[[Any], Any]
+
+    def __call__(self, unraisable: Any) -> None:
+        given_up = inspect.iscoroutine(unraisable.object)
+        if not given_up and str(unraisable.exc_value) != "Event loop is closed":
+            self.before(unraisable)

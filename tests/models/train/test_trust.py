@@ -2,9 +2,13 @@
 
 import contextlib
 import dataclasses
+import gc
 import io
 import json
+import random
+import sys
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
@@ -25,6 +29,7 @@ from models.train.loop import train
 from models.train.start import Resume
 from models.train.state import abstract_state, device_bytes, init_state
 from models.train.store import Damaged, Store
+from tests.models import examples
 from tests.models.micro import MODEL, OPTIM, TEXT, losses, run
 
 SHORT = dataclasses.replace(OPTIM, steps=2)
@@ -166,6 +171,55 @@ def test_what_a_checkpoint_says_of_itself_has_a_checksum(tmp_path: Path) -> None
         file.write_text(file.read_text().replace('"next_index": 8', '"next_index": 9'))
         with pytest.raises(Damaged, match="not what was saved"):
             store.meta(1)
+
+
+def cut(content: bytes, _: random.Random) -> bytes:
+    return content[: len(content) // 2]
+
+
+def flipped(content: bytes, rng: random.Random) -> bytes:
+    place, changed = rng.randrange(len(content)), bytearray(content)
+    changed[place] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("gru", "state/array_metadatas/*"),
+        *[pytest.param(name, "**/*", marks=pytest.mark.slow) for name in ("gru", "resnet")],
+    ],
+)
+@pytest.mark.timeout(900)
+def test_damage_in_any_file_changes_nothing(
+    tmp_path: Path, name: str, files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state is what was saved, or it is refused, and nothing is said beside that."""
+    beside: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", beside.append)
+    optim, rng = dataclasses.replace(OPTIM, ema=0.5), random.Random(0)
+    model, folder, refused = examples.MODELS[name], tmp_path / "checkpoints", 0
+    state, meta = init_state(model, optim, seed=0), {"data_state": {"next_index": 8}}
+    like = abstract_state(model, optim)
+    with contextlib.closing(Store(folder)) as store:
+        store.save(1, state, meta)
+    there = [path for path in (folder / "1").glob(files) if path.is_file() and path.stat().st_size]
+    assert there
+    for path in there:
+        for change in (cut, flipped, flipped):
+            content = path.read_bytes()
+            path.write_bytes(change(content, rng))
+            with contextlib.closing(Store(folder)) as store:
+                try:
+                    found = store.meta(1)["data_state"], store.restore(1, like)
+                except Damaged:
+                    refused += 1
+                else:
+                    chex.assert_trees_all_equal(found, (meta["data_state"], state))
+            path.write_bytes(content)
+    gc.collect()
+    assert refused
+    assert beside == []
 
 
 def test_the_best_checkpoint_is_kept_besides_the_newest(tmp_path: Path) -> None:
