@@ -37,6 +37,6 @@ def run(folder: Path, **changes: Any) -> TextRun:
 def losses(out: Path) -> list[tuple[int, float | None, float | None]]:
     """Step, loss and validation loss of every record of a run, to compare bit for bit."""
     return [
-        (r["step"], r.get("loss"), r.get("validation_bits_per_byte"))
+        (r["step"], r.get("loss"), r.get("validation_bits_per_byte", r.get("validation_loss")))
         for r in read_records(out / "log.jsonl")
     ]

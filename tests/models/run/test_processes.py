@@ -6,28 +6,37 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
-from tests.models.micro import FLAGS, TEXT, losses
+from experiments.resume.killed import arrays, records
+from tests.models.micro import losses
+from tests.models.run.kinds import EACH, written
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent.parent
-COMMAND = [sys.executable, "-m", "models", "train", *FLAGS, "--data", "text", "--cache", "cache"]
 KILLS = 12
 
 
-@pytest.fixture(autouse=True)
-def _text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Start(Protocol):
+    """A process that trains, with these flags."""
+
+    def __call__(self, *flags: str, **options: Any) -> subprocess.Popen[str]: ...
+
+
+@pytest.fixture(params=["text", "resnet", "gru"])
+def start(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    Path("text").write_bytes(TEXT)
+    written(tmp_path)
+    command = [sys.executable, "-m", "models", "train", *EACH[request.param], "--cache", "cache"]
 
+    def begin(*flags: str, **options: Any) -> subprocess.Popen[str]:
+        given = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
+        return subprocess.Popen([*command, *flags], **given)
 
-def start(*flags: str, **options: Any) -> subprocess.Popen[str]:
-    given = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
-    return subprocess.Popen([*COMMAND, *flags], **given)
+    return begin
 
 
 def until_trained(out: Path, steps: int, process: subprocess.Popen[str]) -> None:
@@ -45,7 +54,7 @@ def trained(out: Path) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_saves(number: signal.Signals) -> None:
+def test_a_signal_saves(start: Start, number: signal.Signals) -> None:
     out = Path("run")
     process = start("--out", "run", "--steps", "100000")
     until_trained(out, 30, process)
@@ -55,7 +64,7 @@ def test_a_signal_saves(number: signal.Signals) -> None:
     assert saved(out) == trained(out) > 20
 
 
-def test_a_second_command_changes_nothing() -> None:
+def test_a_second_command_changes_nothing(start: Start) -> None:
     out = Path("run")
     process = start("--out", "run", "--steps", "100000", "--save-every", "10")
     until_trained(out, 30, process)
@@ -68,7 +77,7 @@ def test_a_second_command_changes_nothing() -> None:
     assert steps == [*range(1, saved(out) + 1)]
 
 
-def test_a_closed_pipe_saves() -> None:
+def test_a_closed_pipe_saves(start: Start) -> None:
     process = start("--out", "run", "--steps", "100000", "--log-every", "1", stdout=subprocess.PIPE)
     until_trained(Path("run"), 30, process)
     assert process.stdout is not None
@@ -82,7 +91,7 @@ def test_a_closed_pipe_saves() -> None:
     assert saved(Path("run")) == trained(Path("run"))
 
 
-def test_an_output_that_is_full_is_one_line() -> None:
+def test_an_output_that_is_full_is_one_line(start: Start) -> None:
     with Path("/dev/full").open("w") as full:
         process = start("--out", "run", "--steps", "10", stdout=full)
         _, said = process.communicate(timeout=60)
@@ -91,7 +100,7 @@ def test_an_output_that_is_full_is_one_line() -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_kills_at_any_moment_change_no_loss() -> None:
+def test_kills_at_any_moment_change_nothing(start: Start) -> None:
     flags = ["--steps", "400", "--save-every", "5", "--eval-every", "50"]
     whole = start("--out", "whole", *flags)
     assert (whole.communicate()[1], whole.returncode) == ("", 0)
@@ -109,7 +118,8 @@ def test_kills_at_any_moment_change_no_loss() -> None:
     resume = ["--resume"] if _has_checkpoint(out) else flags
     last = start("--out", "killed", *resume)
     assert (last.communicate()[1], last.returncode) == ("", 0)
-    assert losses(out) == losses(Path("whole"))
+    assert records(out) == records(Path("whole"))
+    assert arrays(out) == arrays(Path("whole"))
     assert not [p for p in (out / "checkpoints").iterdir() if "tmp" in p.name]
 
 

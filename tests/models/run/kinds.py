@@ -1,0 +1,26 @@
+"""Small runs of each kind by the command line, for tests of processes."""
+
+from pathlib import Path
+
+from tests.models.examples import MODELS, data
+from tests.models.micro import FLAGS, TEXT
+
+COMMON = ["--batch", "8", "--held", "0.2", "--eval-windows", "8", "--warmup", "4"]
+# All that is a function of seed and step, or gathered on the way.
+RESNET20 = ["--preset", "resnet20", *COMMON, "--augment", "--ema", "0.5", "--data", "pictures"]
+EACH = {
+    "text": [*FLAGS, "--data", "text"],
+    "resnet20": RESNET20,
+    "resnet": [*RESNET20, "--stem", "4", "--widths", "4,8", "--depths", "1,1"],
+    "gru": [
+        *["--preset", "gru", *COMMON, "--window", "12", "--width", "8", "--ema", "0.5"],
+        *["--data", "series.npy"],
+    ],
+}
+
+
+def written(folder: Path) -> None:
+    """The data of all of them."""
+    (folder / "text").write_bytes(TEXT)
+    for model in ("resnet", "gru"):
+        data(folder, MODELS[model])
