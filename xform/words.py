@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 
 import jax
 
-from xform._jax import JaxprEqn, Primitive, zeros
+from xform._jax import JaxprEqn, Primitive, cotangent_aval, zeros
 from xform.arithmetic import Value, add, differentiable, instantiate, like, reduce_like, scale
 from xform.equation import apply
 from xform.ir import Mask
@@ -81,7 +81,8 @@ class Linear(Rule):
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
-        full = instantiate(cts, eqn.outvars, kind=lambda aval: aval)
+        kind = lambda aval: cotangent_aval(aval) if differentiable(aval) else aval
+        full = instantiate(cts, eqn.outvars, kind=kind)
         ct = full if eqn.primitive.multiple_results else full[0]
         out = self.call(self.formulas[0], eqn, ct, *xs)
         if not isinstance(out, list | tuple):

@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import xform
-from tests.sharding import agree, mesh, placed, same, types
+from tests.sharding import agree, inputs, mesh, placed, same, types
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -98,3 +98,51 @@ def test_derivatives_lie_where_their_types_say(name: str) -> None:
         got, wanted = jax.jit(lambda *args: tuple([*every(t, *args)] for t in (xform, jax)))(x, w)
     assert types(got) == types(wanted)
     same(got, wanted)
+
+
+def _alike(run: Callable[[Any], Any]) -> None:
+    """What xform's transforms make is what JAX's make, and lies so."""
+    got, wanted = jax.jit(lambda: (run(xform), run(jax)))()
+    assert types(got) == types(wanted)
+    whole = lambda tree: jax.tree.map(lambda x: jax.reshard(x, P()) if x.ndim else x, tree)
+    same(whole(got), whole(wanted))
+
+
+def test_a_part_reads_numbers_that_lie_nowhere() -> None:
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        part = lambda w: jax.sharding.auto_axes(lambda x: w * x, out_sharding=P())
+        f = lambda w, x: lax.scan(lambda x, _: (part(w)(x), None), x, None, length=3)[0]
+        grad = lambda t: jax.jit(t.grad(f, (0, 1)))(1.5, 2.0)
+        assert types(grad(xform)) == types(grad(jax))
+        same(grad(xform), grad(jax))
+
+
+def test_lanes_lie_where_they_lay() -> None:
+    with jax.set_mesh(mesh(AxisType.Explicit, i=2, j=4)):
+        x = jax.device_put(jnp.arange(16.0).reshape(2, 8), P("i"))
+        at = jax.device_put(jnp.arange(8).reshape(2, 4), P("i"))
+        taken = lambda x, at: jnp.sum(x.at[at].get(out_sharding=P("j")) ** 2)
+        _alike(lambda t: jax.vmap(t.grad(taken))(x, at))
+
+
+def test_copies_have_partial_sums_as_cotangents() -> None:
+    """Of a broadcast, of an unused half, of a branch that does not read them."""
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        row = jax.device_put(jnp.arange(4.0), P(reduced={"i"}))
+        wide = lambda row: lax.broadcast_in_dim(row, (8, 4), [1], out_sharding=P("i", None))
+        _alike(lambda t: t.grad(lambda row: jnp.sum(wide(row) ** 2))(row))
+
+        x = jax.device_put(inputs()[0], P("i"))
+        w = jax.device_put(jnp.arange(32.0).reshape(4, 8), P(reduced={"i"}))
+        half = lambda x, w: jnp.sum(jnp.sin(x @ jnp.split(w, 2, axis=1)[0]))
+        _alike(lambda t: t.grad(half, (0, 1))(x, w))
+
+        def chosen(new: Any, first: Any, x: Any) -> Any:
+            copied = lambda: jax.reshard(x, P(reduced={"i"}))
+            step = lambda _, carry: lax.cond(new, copied, lambda: carry)
+            last = lax.fori_loop(0, 3, step, first)
+            return jnp.sum(jax.reshard(last, P("i")) ** 2)
+
+        first = jax.device_put(jnp.ones(8), P(reduced={"i"}))
+        x = jax.device_put(jnp.arange(8.0), P("i"))
+        _alike(lambda t: t.grad(chosen, (1, 2))(jnp.asarray(True), first, x))

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, zeros
+from xform._jax import JaxprEqn, cotangent_aval, tangent_aval, zeros
 from xform.arithmetic import Value, instantiate
 from xform.cost import flops
 from xform.equation import switch
@@ -105,13 +105,14 @@ class _CondNode(Node):
         wide = self.seeded[1:] if self.push else self.seeded
         results = self.results if self.push else self.results[1:]
         of = self.eqn.outvars if self.push else self.eqn.invars[1:]
+        kind = tangent_aval if self.push else cotangent_aval
         full_seeds = spread(seeds, wide)
 
         def branch(plan: Plan, kept: Any) -> Callable[..., Any]:
             def run() -> list[Value]:
                 mine = gather(full_seeds, plan.joint.seeded)
                 out = emit.backward(plan, kept, ops, mine, False)
-                return instantiate(spread(out, plan.joint.results), of, results)
+                return instantiate(spread(out, plan.joint.results), of, results, kind)
 
             return run
 

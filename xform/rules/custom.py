@@ -19,6 +19,7 @@ from xform._jax import (
     Primitive,
     SymbolicZero,
     batching,
+    cotangent_aval,
     is_zero,
     mlir,
     pull_custom_vjp,
@@ -276,7 +277,7 @@ class LinearSolve(Structured):
             turned = eqn.replace(
                 params={**eqn.params, "const_lengths": lengths, "jaxprs": jaxprs.transpose()}
             )
-            full = instantiate(cts, eqn.outvars)
+            full = instantiate(cts, eqn.outvars, kind=cotangent_aval)
             forth, back, solve, transposed = parts
             ct_bs = apply(turned, [*back, *forth, *transposed, *solve, *full])
             ct_consts = pull_matvec(ct_bs)[: len(forth)]

@@ -15,7 +15,7 @@ from typing import Any
 
 from jax import lax
 
-from xform._jax import JaxprEqn, Var, has_effects, scan_counts
+from xform._jax import JaxprEqn, Var, cotangent_aval, has_effects, scan_counts
 from xform.arithmetic import Value, add, instantiate
 from xform.cost import flops
 from xform.equation import scan_options
@@ -270,15 +270,15 @@ class _ScanNode(Node):
         summed = self.body.parts(self.joint.results)[0]
         consts = self.body.parts(self.eqn.invars)[0]
         return (
-            instantiate(cts[:nk], self.eqn.outvars[:nk], self.carried),
-            instantiate([None] * len(consts), consts, summed),
+            instantiate(cts[:nk], self.eqn.outvars[:nk], self.carried, cotangent_aval),
+            instantiate([None] * len(consts), consts, summed, cotangent_aval),
             [ct for ct in cts[nk:] if ct is not None],
         )
 
     def next_cts(self, cts: Sequence[Value]) -> list[Value]:
         """The cotangents that a trip hands on to the one before it."""
         _, carry, _ = self.body.parts(self.body.prog.inputs)
-        return instantiate(cts, carry, self.carried)
+        return instantiate(cts, carry, self.carried, cotangent_aval)
 
     def _push(self, inside: Any, streams: Any, seeds: list[Value]) -> list[Value]:
         body, nk = self.body, self.body.n_carry

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform._jax import Var
+from xform._jax import Var, cotangent_aval
 from xform.arithmetic import Value, instantiate
 from xform.interpret import emit
 from xform.interpret.checkpoints import States, back, known, places
@@ -67,7 +67,7 @@ def backward(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
     cts, sums, ct_ys = node.starts(seeds)
     scanned = body.parts(node.eqn.invars)[2]
     n_sums = len(sums)
-    stacks = instantiate([None] * len(streams), scanned, streams)
+    stacks = instantiate([None] * len(streams), scanned, streams, cotangent_aval)
     if not length:
         return [*sums, *cts, *stacks]
 

@@ -15,11 +15,13 @@ from jax import lax
 from jax.experimental import multihost_utils
 from jax.experimental.layout import with_layout_constraint
 
-from xform._jax import primitives
+from xform._jax import JaxprEqn, primitives
 from xform.arithmetic import Value, cotangent_sharding, differentiable, reduce_like
+from xform.ir import Mask
 from xform.reach import EACH, Moved, Moves
+from xform.table import declare
 from xform.traits import CONVERSION, MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
-from xform.words import constant, linear, pointwise
+from xform.words import Linear, constant, linear, pointwise
 
 
 def back(ct: Value, x: Value) -> Value:
@@ -39,7 +41,11 @@ def _broadcast_in_dim(ct: Value, x: Value, *, shape: Sequence[int],
                       broadcast_dimensions: Sequence[int], sharding: Any = None):  # fmt: skip
     sizes = zip(np.shape(x), broadcast_dimensions, strict=True)
     kept = {axis for n, axis in sizes if n == shape[axis]}
-    return back(lax.reduce_sum(ct, [i for i in range(len(shape)) if i not in kept]), x)
+    axes = [i for i in range(len(shape)) if i not in kept]
+    place = cotangent_sharding(x)
+    if place.spec.unreduced and np.ndim(x) == len(kept):  # each device adds up its own
+        return lax.reduce_sum(ct, axes, out_sharding=place)
+    return back(lax.reduce_sum(ct, axes), x)
 
 
 def _reshape(ct: Value, x: Value, *, new_sizes: Any, dimensions: Any, sharding: Any = None):
@@ -179,10 +185,6 @@ def _sharding_constraint(ct: Value, x: Value, *, sharding: Any, layout: Any, con
     return constrain(ct, **params, unconstrained_dims=unconstrained_dims)
 
 
-def _reshard(ct: Value, x: Value, *, dst_sharding: Any, concrete_mesh: Any = None):
-    return jax.sharding.reshard(ct, cotangent_sharding(x))
-
-
 def _to_local(ct: Value, x: Value, *, global_mesh: Any, pspec: Any):
     return multihost_utils.global_array_to_host_local_array(ct, global_mesh, pspec)
 
@@ -219,7 +221,20 @@ linear("sharding_constraint", _sharding_constraint, traits=MARK)
 linear(
     "layout_constraint", lambda ct, x, *, layout: with_layout_constraint(ct, layout), traits=MARK
 )
-linear("reshard", _reshard, traits=ELSEWHERE)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Reshard(Linear):
+    """Bound although it may move nothing: a vmap around has axes of its own to lay."""
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        place = cotangent_sharding(xs[0])
+        with jax.sharding.use_abstract_mesh(place.mesh):
+            return [eqn.primitive.bind(*cts, **{**eqn.params, "dst_sharding": place})]
+
+
+declare(_Reshard, "reshard", "linear", (), ELSEWHERE, known=("dst_sharding", "concrete_mesh"))
 linear("host_local_array_to_global_array", _to_local, traits=UNFUSED)
 linear("global_array_to_host_local_array", _to_global, traits=UNFUSED)
 
