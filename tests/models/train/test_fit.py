@@ -16,9 +16,13 @@ from models.errors import InputError
 from models.run.train import step_memory
 from models.train.config import RunConfig
 from models.train.fit import Largest, largest, largest_batch
-from models.train.planned import plan_step, policy_of
+from models.train.mesh import make_mesh, mesh_or_none
+from models.train.optim import OptimConfig
+from models.train.planned import plan_step, policy_of, whole_step
+from tests.models import examples
 from tests.models.micro import MODEL, run
 from xform.errors import BudgetInfeasible
+from xform.memory.targets import missing, parse_target
 
 MIB = 2**20
 
@@ -38,8 +42,13 @@ def inputs(batch: int) -> list[jax.ShapeDtypeStruct]:
 
 
 def bytes_of(policy: Any, batch: int) -> int:
-    compiled = jax.jit(functools.partial(step, policy=policy), donate_argnums=0)
-    memory: Any = compiled.lower(*inputs(batch)).compile().memory_analysis()
+    return total_bytes(functools.partial(step, policy=policy), *inputs(batch))
+
+
+def total_bytes(step: Any, *types: Any) -> int:
+    """Of a compiled step whose state is donated, as JAX counts them."""
+    compiled = jax.jit(step, donate_argnums=0).lower(*types).compile()
+    memory: Any = compiled.memory_analysis()
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes
     return total + memory.temp_size_in_bytes - memory.alias_size_in_bytes
 
@@ -96,6 +105,62 @@ def test_a_run_begins_by_the_compiler_alone(tmp_path: Path) -> None:
         report = step_memory(dataclasses.replace(config, batch=batch), "cpu", "2MiB")
         assert report.fits is fits
         assert not fits or report.total_bytes == one.total_bytes
+
+
+OFFLOAD = dataclasses.replace(examples.OPTIM, offload_optimizer=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("kind", "memory", "mesh", "optim"),
+    [
+        ("resnet", MIB, "", examples.OPTIM),
+        ("gru", 200 * 2**10, "", examples.OPTIM),
+        ("gru", 200 * 2**10, "", OFFLOAD),
+        ("resnet", MIB // 2, "fsdp=2", OFFLOAD),
+    ],
+)
+def test_one_more_has_no_room(
+    tmp_path: Path, kind: str, memory: int, mesh: str, optim: OptimConfig
+) -> None:
+    """As JAX counts the compiled step of a run, and as xform does."""
+    short = {"window": 1} if kind == "gru" else {}
+    config = examples.run(tmp_path, examples.MODELS[kind], mesh=mesh, optim=optim, **short)
+    devices = make_mesh(mesh, optim.offload_optimizer)
+    target = f"cpu:{1 if devices is None else devices.size}"
+    (one,) = largest(config, policy_of("default"), target, str(memory))
+    assert one.proven
+    assert one.flags == f"--batch {one.batch}" + (" --window 1" if short else "")
+    more = 1 if devices is None else devices.size
+    for batch, has_room in ((one.batch, True), (one.batch + more, False)):
+        step, *types = whole_step(dataclasses.replace(config, batch=batch), devices)
+        assert (total_bytes(step, *types) <= memory) is has_room
+        abstract = whole_step(
+            dataclasses.replace(config, batch=batch), mesh_or_none(mesh, optim.offload_optimizer)
+        )
+        report = xform.fits(*abstract, target=target, capacity=memory, donate_argnums=0)
+        assert report.fits is has_room
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_waits_on_the_host_takes_no_room(tmp_path: Path) -> None:
+    """Of a GPU, whose compiler counts its host's memory apart, unlike that of a CPU."""
+    target = "gpu:h100"
+    if absent := missing(parse_target(target)):
+        pytest.skip(f"needs {', '.join(absent)}")
+    model = dataclasses.replace(examples.MODELS["gru"], width=128, depth=8)
+    plain = examples.run(tmp_path, model, window=1, batch=1)
+    waits = dataclasses.replace(plain, optim=OFFLOAD)
+    of_one = [step_memory(config, target, None).total_bytes for config in (plain, waits)]
+    assert of_one[1] < of_one[0]
+    memory = str(of_one[0] - 1)
+    (none,) = largest(plain, policy_of("default"), target, memory)
+    (some,) = largest(waits, policy_of("default"), target, memory)
+    assert none.batch == 0
+    assert some.batch >= 1
+    assert some.total_bytes < of_one[0]
 
 
 @pytest.mark.slow

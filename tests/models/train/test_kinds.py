@@ -5,15 +5,17 @@ import io
 from pathlib import Path
 from typing import Any
 
+import chex
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
 
+from models.data.batches import Share
 from models.errors import InputError
 from models.nets.presets import TRAINED
 from models.settings import replaced, to_toml
 from models.train.config import RunConfig
-from models.train.fit import largest
 from models.train.kinds import every_setting, of_model, of_preset, read_config
 from models.train.log import read_records
 from models.train.loop import train
@@ -164,14 +166,41 @@ def test_a_budget_is_of_any_step(tmp_path: Path) -> None:
         plan_step(config, policy_of("budget:1KiB"))
 
 
-@SLOW
-def test_the_largest_batch_is_of_pictures(tmp_path: Path) -> None:
-    config = run(tmp_path, batch=64)
-    usual = plan_step(config, policy_of("default"))
-    (one,) = largest(config, policy_of("default"), "cpu", str(usual.total_bytes))
-    assert one.batch >= 64
-    assert str(one).startswith(f"batch {one.batch}")
-    assert one.flags == f"--batch {one.batch}"
+AUGMENTED: dict[str, Any] = {name: {"augment": True} for name in ("resnet", "unet")}
+
+
+class Counted:
+    """A source that notes which elements are read."""
+
+    def __init__(self, source: Any) -> None:
+        self._source, self.read = source, list[int]()
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        return self._source[index]
+
+
+@pytest.mark.parametrize("name", ["resnet", "unet", "gru"])
+def test_a_process_reads_no_more_than_its_share(name: str, tmp_path: Path) -> None:
+    """Elements are read by number, so that what another process takes is never looked at."""
+    config = run(tmp_path, MODELS[name], accumulate=2, **AUGMENTED.get(name, {}))
+    data, steps, reads = config.load(), 5, []
+    for share in (Share(), Share(0, 2), Share(1, 2)):
+        counted = Counted(data.parts["train"])
+        own = dataclasses.replace(data, parts={**data.parts, "train": counted})
+        iterator = config.batches(own, share, None)
+        taken = [next(iterator) for _ in range(steps)]
+        count = steps * config.accumulate * config.batch // share.processes
+        reads.append((taken, counted.read[:count]))
+    (whole, every), *halves = reads
+    several = np.reshape(every, (steps, config.accumulate, 2, -1))
+    for number, (taken, read) in enumerate(halves):
+        np.testing.assert_array_equal(several[:, :, number].ravel(), read)
+        place = slice(number * config.batch // 2, (number + 1) * config.batch // 2)
+        chex.assert_trees_all_equal(taken, jax.tree.map(lambda x, at=place: x[:, at], whole))
 
 
 def test_health_is_of_all_layers_of_a_network_with_norms(tmp_path: Path) -> None:
