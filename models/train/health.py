@@ -25,12 +25,8 @@ def diagnosis(run: RunConfig, mesh: Mesh | None = None) -> Diagnosis:
     key = jax.eval_shape(lambda: dropout_key(run.model, run.seed, jnp.zeros((), jnp.int32)))
     scale = state.loss_scale and state.loss_scale.value
 
-    def loss(params: Any, given: Any) -> Any:
-        batch, statistics, key, scale = given
-        return of(params, statistics, batch, key, scale)
-
-    given = types_on(slice_, mesh, axis=0), state.statistics, key, scale
-    return Diagnosis(loss, state.params, given, has_aux=True)
+    given = state.statistics, types_on(slice_, mesh, axis=0), key, scale
+    return Diagnosis(lambda params, given: of(params, *given), state.params, given, has_aux=True)
 
 
 class Health:

@@ -172,13 +172,13 @@ def _gradient(loss: Loss, policy: Any, health: Diagnosis | None) -> Callable[...
     """
     plain = xform.value_and_grad(loss, has_aux=True, policy=policy)
 
-    def gradient(params: nnx.State, statistics: nnx.State, batch: Any, *rest: Any) -> Any:
-        if health is None:
-            (value, (after, measures)), grads = plain(params, statistics, batch, *rest)
-            read = ()
-        else:
-            others, key = (batch, statistics, *rest), jax.random.key(0)
-            (value, (after, measures)), grads, read = health.value_and_grad(params, others, key)
+    def gradient(params: nnx.State, *given: Any) -> Any:
+        found = (
+            (*plain(params, *given), ())
+            if health is None
+            else health.value_and_grad(params, given, jax.random.key(0))
+        )
+        (value, (after, measures)), grads, read = found
         return [value, grads], after, (measures, read)
 
     return gradient
