@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import chex
+import jax
 import pytest
 
+import xform
 from models.errors import InputError
-from models.train.planned import plan_step, policy_of
+from models.run.train import step_memory
+from models.train.planned import PlannedStep, plan_step, policy_of
+from models.train.state import init_state
+from tests.models import examples
 from tests.models.micro import run
 
 
@@ -45,6 +52,38 @@ def test_a_bound_that_nothing_keeps_names_one_that_is_kept(
     enough = said.partition("give --policy ")[2].partition(",")[0]
     assert enough.startswith(f"{kind}:")
     assert planned(tmp_path, enough).total_bytes > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", examples.MODELS)
+def test_a_policy_changes_no_number_of_any_kind(tmp_path: Path, name: str) -> None:
+    """Each step is weighed without being made as it is compiled, and a plan's file is that plan."""
+    usual = examples.run(tmp_path, examples.MODELS[name], batch=32, accumulate=2)
+    some = examples.batches(usual, 2)
+
+    def stepped(policy: str) -> tuple[PlannedStep, list[dict[str, Any]]]:
+        config = dataclasses.replace(usual, policy=policy)
+        made = plan_step(config, policy_of(policy))
+        assert step_memory(config, None, None).total_bytes == made.total_bytes
+        state, found = init_state(config.model, config.optim, 0), []
+        for batch in some:
+            state, metrics = made.step(state, batch)
+            found.append(jax.device_get(metrics))
+        return made, found
+
+    default, expected = stepped("default")
+    assert all(metrics["grad_norm"] > 0 for metrics in expected)
+    path = tmp_path / "plan.json"
+    stepped("save_nothing")[0].save(path)
+    bound = int(0.97 * default.total_bytes)
+    for policy in ("save_nothing", "auto", f"plan:{path}", f"budget:{bound}"):
+        made, found = stepped(policy)
+        chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
+        if policy.startswith("budget"):
+            assert made.total_bytes <= bound
+        if policy.startswith("plan"):
+            assert made.plan.record == xform.Plan.load(path).record
 
 
 def test_the_memory_of_the_device_is_a_budget(tmp_path: Path) -> None:
