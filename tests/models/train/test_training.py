@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from models.data.corpus import Corpus
+from experiments.resume.killed import arrays, records
 from models.errors import InputError
 from models.nets.decoder import DecoderConfig
 from models.train.checksum import all_finite
@@ -29,6 +29,7 @@ from models.train.start import Resume
 from models.train.state import TrainState, abstract_state, init_state
 from models.train.step import check_donation, compile_step, make_step
 from models.train.store import Store
+from tests.models import examples
 from tests.models.micro import MODEL, OPTIM, losses, run
 
 
@@ -46,11 +47,39 @@ def batch(accumulate: int, size: int) -> np.ndarray:
     return flat.reshape(accumulate, size, -1)
 
 
+# A run of each kind in a folder, with some settings changed.
+Run = Callable[..., RunConfig]
+
+
+def of_examples(name: str, **more: Any) -> Run:
+    """Runs of as many steps, in which more is a function of seed and step, or gathered."""
+    optim = dataclasses.replace(OPTIM, ema=0.5, learning_rate=1e-2)
+    base = {"optim": optim, "eval_every": 6, "save_every": 4, **more}
+    return lambda folder, **changes: examples.run(
+        folder, examples.MODELS[name], **{**base, **changes}
+    )
+
+
+RUNS: dict[str, Run] = {
+    "text": run,
+    "resnet": of_examples("resnet", augment=True, accumulate=2),
+    "unet": of_examples("unet", augment=True),
+    "gru": of_examples("gru"),
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("resnet", "unet", "gru")]
+of_text = pytest.mark.parametrize("kind", ["text"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=["text", *SLOW])
+def kind(request: pytest.FixtureRequest) -> Run:
+    return RUNS[request.param]
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(kind: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was left alone."""
     folder = tmp_path_factory.mktemp("whole")
-    quiet(run(folder))
+    quiet(kind(folder))
     return folder
 
 
@@ -58,6 +87,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(whole: Path, tmp_path: Path) -> Path:
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     return tmp_path
+
+
+def same(folder: Path, other: Path) -> None:
+    """All that two runs log but times, and all arrays of their last checkpoints."""
+    assert records(folder / "run") == records(other / "run")
+    assert arrays(folder / "run") == arrays(other / "run")
 
 
 def test_the_state_is_donated_to_the_step() -> None:
@@ -90,6 +125,7 @@ def test_accumulation_equals_one_big_batch_and_a_step_is_traced_once() -> None:
     chex.assert_trees_all_close(summed.params, one.params, rtol=1e-3, atol=2e-5)
 
 
+@of_text
 def test_training_learns_and_logs_every_step(whole: Path) -> None:
     records = losses(whole / "run")
     assert [step for step, loss, _ in records if loss is not None] == list(range(1, 13))
@@ -99,27 +135,30 @@ def test_training_learns_and_logs_every_step(whole: Path) -> None:
 
 
 @pytest.mark.parametrize("background_saves", [True, False], ids=["background", "waiting"])
-def test_resuming_repeats_every_bit(whole: Path, copied: Path, background_saves: bool) -> None:
+def test_resuming_repeats_every_bit(
+    kind: Run, whole: Path, copied: Path, background_saves: bool
+) -> None:
     # As after a kill between step 8 and step 12: the log is ahead of the checkpoint.
     shutil.rmtree(copied / "run" / "checkpoints" / "12")
-    outcome = resumed(run(copied, background_saves=background_saves))
+    outcome = resumed(kind(copied, background_saves=background_saves))
     assert outcome.step == 12
-    assert losses(copied / "run") == losses(whole / "run")
+    same(copied, whole)
 
 
-def test_a_time_limit_saves_and_can_be_resumed(whole: Path, tmp_path: Path) -> None:
-    assert quiet(run(tmp_path, max_seconds=0)).step == 1
-    resumed(run(tmp_path))
+def test_a_time_limit_saves_and_can_be_resumed(kind: Run, whole: Path, tmp_path: Path) -> None:
+    assert quiet(kind(tmp_path, max_seconds=0)).step == 1
+    resumed(kind(tmp_path))
     # The validation where it stopped is the one record that the other run has not.
-    records = losses(tmp_path / "run")
-    assert records.pop(2)[2] is not None
-    assert records == losses(whole / "run")
+    found = records(tmp_path / "run")
+    assert found.pop(2).keys() > {"step"}
+    assert found == records(whole / "run")
 
 
 def test_an_interrupt_saves_and_can_be_resumed(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Run, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Corpus.batches
+    config = kind(tmp_path)
+    original = type(config).batches
 
     def interrupting(*args: object, **settings: object) -> Iterator[np.ndarray]:
         iterator = original(*args, **settings)
@@ -139,27 +178,39 @@ def test_an_interrupt_saves_and_can_be_resumed(
 
         return Interrupting()
 
-    monkeypatch.setattr(Corpus, "batches", interrupting)
+    monkeypatch.setattr(type(config), "batches", interrupting)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     try:
-        outcome = quiet(run(tmp_path))
+        outcome = quiet(config)
     finally:
         signal.signal(signal.SIGINT, before)
     assert (outcome.step, outcome.signal) == (6, signal.SIGINT)
     monkeypatch.undo()
-    resumed(run(tmp_path))
-    assert losses(tmp_path / "run") == losses(whole / "run")
+    resumed(config)
+    same(tmp_path, whole)
 
 
-def test_a_run_is_not_overwritten(copied: Path) -> None:
+def test_a_run_is_not_overwritten(kind: Run, copied: Path) -> None:
     with pytest.raises(InputError, match="saved at step 12: continue it with --resume"):
-        quiet(run(copied))
+        quiet(kind(copied))
     with pytest.raises(InputError, match="no checkpoint to resume from"):
-        resumed(run(copied, out=copied / "other"))
+        resumed(kind(copied, out=copied / "other"))
     with pytest.raises(InputError, match="no checkpoint of step 7"):
-        resumed(run(copied), step=7)
+        resumed(kind(copied), step=7)
 
 
+def test_a_setting_is_refused_unless_it_is_overridden(kind: Run, copied: Path) -> None:
+    optim = dataclasses.replace(kind(copied).optim, steps=13, clip=0.5)
+    with pytest.raises(InputError, match=r"clip was 1.0, not 0.5; .* --override steps,clip"):
+        resumed(kind(copied, optim=optim))
+    with pytest.raises(InputError, match="of another run: seed 0 is now 1"):
+        resumed(kind(copied, seed=1), override=("seed",))
+    resumed(kind(copied, optim=optim), override=("steps", "clip"))
+    changed = {"step": 12, "override": {"steps": [12, 13], "clip": [1.0, 0.5]}}
+    assert changed in read_records(copied / "run" / "log.jsonl")
+
+
+@of_text
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -177,6 +228,7 @@ def test_a_checkpoint_of_another_run_is_refused(
     assert sorted(p.name for p in (copied / "run" / "checkpoints").iterdir()) == ["12", "4", "8"]
 
 
+@of_text
 @pytest.mark.parametrize(("name", "value"), [("optimizer", "lion"), ("ema", 0.9)])
 def test_a_setting_that_keeps_other_arrays_is_refused(copied: Path, name: str, value: Any) -> None:
     config = run(copied, optim=dataclasses.replace(OPTIM, **{name: value}))
@@ -185,24 +237,28 @@ def test_a_setting_that_keeps_other_arrays_is_refused(copied: Path, name: str, v
     assert sorted(p.name for p in (copied / "run" / "checkpoints").iterdir()) == ["12", "4", "8"]
 
 
-def test_other_text_is_refused(copied: Path) -> None:
-    config = run(copied)
-    Path(config.data[0]).write_bytes(b"other text " * 500)
+def test_other_data_is_refused(kind: Run, copied: Path) -> None:
+    config = kind(copied)
+    (path,) = map(Path, config.data)
+    file = path / "images.npy" if path.is_dir() else path
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
     with pytest.raises(InputError, match="of another run: data"):
         resumed(config)
 
 
-def test_a_log_that_was_changed_is_refused(copied: Path) -> None:
+def test_a_log_that_was_changed_is_refused(kind: Run, copied: Path) -> None:
     log = copied / "run" / "log.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"step": 9', b'"step": 8'))
     with pytest.raises(InputError, match="not what was logged until step 12 was saved"):
-        resumed(run(copied))
+        resumed(kind(copied))
     log.unlink()
-    resumed(run(copied))
+    resumed(kind(copied))
 
 
 def truncate(file: Path) -> None:
-    os.truncate(file, 1000)
+    os.truncate(file, file.stat().st_size // 2)
 
 
 def flip_a_bit(file: Path) -> None:
@@ -212,17 +268,19 @@ def flip_a_bit(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])
-def test_a_damaged_checkpoint_points_to_an_intact_one(copied: Path, damage: object) -> None:
+def test_a_damaged_checkpoint_points_to_an_intact_one(
+    kind: Run, copied: Path, damage: Callable[[Path], None]
+) -> None:
     checkpoints = copied / "run" / "checkpoints"
-    files = [p for p in (checkpoints / "12" / "state").rglob("*") if p.is_file()]
-    damage(max(files, key=lambda p: p.stat().st_size))
+    for file in (checkpoints / "12" / "state").rglob("d/*"):  # of what describes it, see test_trust
+        damage(file)
     with pytest.raises(
         InputError, match=r"damaged .*; step 8 is intact.* --resume-step 8"
     ) as raised:
-        resumed(run(copied))
+        resumed(kind(copied))
     assert "\n" not in str(raised.value)
 
-    resumed(run(copied), step=8)
+    resumed(kind(copied), step=8)
     names = sorted(p.name for p in checkpoints.iterdir())
     assert names == ["12", "12.set-aside-0", "4", "8"]
 
