@@ -78,9 +78,10 @@ def within(ends: Ends, budget: Budget, compiler: Compiler) -> Whole:
     that are sharded over `Auto` axes) is like in all of them. A budget that the default fits has
     it, but where remat regions may save more. Else the plan of the least work is compiled that is
     expected to be within it; after one that is not, the next leaves room for what that one was off
-    by. When one is within the budget, those of less work are compiled, also such as were passed
-    over, as long as they are within it too. What is over one budget is over all smaller ones: so a
-    smaller one gets a plan of less work only where that one was not compiled for the larger.
+    by. When one is within the budget, those of less work are compiled: first the one of the least
+    that is expected to be within it by what that one took, then also such as were passed over. What
+    is over one budget is over all smaller ones: so a smaller one gets a plan of less work only
+    where that one was not compiled for the larger.
     """
     default = planned(*ends, min_cut)
     fits = (size := compiler.bytes(default)) <= budget.bytes
@@ -118,9 +119,9 @@ class _Stairs:
         self.stairs, self.compiled = [front(*ends)], set[str]()
         size = compiler.bytes(default)
         self.scale = size / max(compiler.peak(default.plan), 1) if size < math.inf else 1.0
-        # The most bytes that a plan took beyond its simulation, scaled: of those that send nothing,
-        # and of those that do.
-        self.beyond = [0.0, 0.0]
+        # The most bytes that a plan took beyond its simulation, scaled, or least below it: of those
+        # that send nothing, and of those that do; None before there is one.
+        self.beyond: list[float | None] = [None, None]
 
     def within(self, default: Whole | None) -> Whole | None:
         """The first plan that is expected to be within the budget, and is.
@@ -129,7 +130,7 @@ class _Stairs:
         """
         for i in range(_FIRST):
             if i == _FIRST - 1:
-                self.beyond = [_LAST * beyond for beyond in self.beyond]
+                self.beyond = [beyond and _LAST * beyond for beyond in self.beyond]
             whole = self._first(lambda w: self._expected(w) <= self.most) or self._first(
                 lambda w: self._simulated(w) <= self.most and _key(w.plan) not in self.compiled
             )
@@ -141,7 +142,22 @@ class _Stairs:
         return None
 
     def least_work(self, least: Whole) -> Whole:
-        """Of a plan within the budget and the steps before it, that of the least work within it."""
+        """Of a plan within the budget and the steps before it, that of the least work within it.
+
+        Those first that are expected to be within it, as that one took less than was expected.
+        """
+        over = 0
+        self._learn(least)
+        while over < _OVER and len(self.compiled) < _COMPILES:
+            whole = self._first(
+                lambda w: self._expected(w) <= self.most and _key(w.plan) not in self.compiled
+            )
+            if whole is None or whole.work >= least.work:
+                break
+            over += 1
+            if self._bytes(whole) <= self.most:
+                least, over = whole, 0
+            self._learn(whole)
         nearly = lambda w: self._simulated(w) <= _NEAR * self.most
         before = [w for plans in self.stairs for w in plans.before(least, nearly)]
         over = 0
@@ -165,20 +181,21 @@ class _Stairs:
         self.compiled.add(_key(whole.plan))
         return self.compiler.bytes(whole)
 
-    def _learn(self, over: Whole) -> None:
-        """Expect at least so many bytes more of all plans that send, or of all others, as of one.
+    def _learn(self, whole: Whole) -> None:
+        """Expect of all plans that send, or of all others, at least what one took beyond its own.
 
-        So neither that one, nor one whose simulation has as many bytes, is expected to fit again.
+        So of one that was over the budget neither that one, nor one whose simulation has as many
+        bytes, is expected to fit again.
         """
-        sends = bool(sent_bytes(over.plan))
-        beyond = self._bytes(over) - self._simulated(over)
-        self.beyond[sends] = max(self.beyond[sends], beyond)
-        if sends and len(self.stairs) == 1:
+        sends, size = bool(sent_bytes(whole.plan)), self._bytes(whole)
+        beyond, known = size - self._simulated(whole), self.beyond[sends]
+        self.beyond[sends] = beyond if known is None else max(known, beyond)
+        if sends and size > self.most and len(self.stairs) == 1:
             self.stairs.append(front(*self.ends, offload=False))
 
     def _expected(self, whole: Whole) -> float:
         """Bytes of a plan by its simulation, and by what those before were beyond theirs."""
-        return self._simulated(whole) + self.beyond[bool(sent_bytes(whole.plan))]
+        return self._simulated(whole) + (self.beyond[bool(sent_bytes(whole.plan))] or 0)
 
     def _simulated(self, whole: Whole) -> float:
         """Bytes of a plan by its simulation, scaled.
