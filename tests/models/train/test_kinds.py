@@ -21,6 +21,7 @@ from models.train.log import read_records
 from models.train.loop import train
 from models.train.planned import plan_step, policy_of
 from models.train.start import Resume
+from tests.models.data.test_batches import Numbers
 from tests.models.examples import CLASSES, FEATURES, MODELS, OPTIM, SIDE, WINDOW, quiet, run
 
 SLOW = pytest.mark.slow
@@ -47,6 +48,20 @@ def test_a_model_learns_and_its_run_goes_on(name: str, tmp_path: Path) -> None:
     assert ("validation_accuracy" in records[0]) == ("image" in str(config.batch_type()))
     assert "step 0: validation loss" in shown.getvalue()
     assert read_config((config.out / "config.toml").read_text(), "it").model == config.model
+
+
+@pytest.mark.parametrize("batch", [1, 100])
+def test_batches_of_one_and_of_more_than_there_is(batch: int, tmp_path: Path) -> None:
+    """Of 32 pictures, each is as often in what is read as any other, but for the last time."""
+    optim = dataclasses.replace(OPTIM, steps=2)
+    config = run(tmp_path, batch=batch, optim=optim)
+    assert quiet(config).step == 2
+    data = config.load()
+    data = dataclasses.replace(data, parts={**data.parts, "train": Numbers(32)})
+    iterator = config.batches(data, Share(), None)
+    taken = np.concatenate([next(iterator)["y"].ravel() for _ in range(96 // batch + 1)])
+    counts = np.bincount(taken)
+    assert (len(counts), counts.max() - counts.min()) == (32, 1)
 
 
 def test_there_is_a_run_of_each_preset() -> None:

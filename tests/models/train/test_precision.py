@@ -18,6 +18,7 @@ from models.train.precision import LossScale, rounded
 from models.train.start import Resume
 from models.train.state import abstract_state, init_state
 from models.train.step import make_step
+from tests.models import examples
 from tests.models.micro import MODEL, OPTIM, losses, run
 
 HALF = dataclasses.replace(MODEL, dtype="float16")
@@ -43,6 +44,26 @@ def test_losses_are_near_those_of_float32(weights: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         found(tmp_path / "two", model=model, optim=optim), expected, atol=5e-2
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", examples.MODELS)
+def test_losses_of_each_kind_are_near_too(name: str, weights: str, tmp_path: Path) -> None:
+    model, ends = examples.MODELS[name], list[Any]()
+    for of in ("float32", weights):
+        optim = dataclasses.replace(examples.OPTIM, weights=of, ema=0.5)
+        changed = dataclasses.replace(model, dtype=of)
+        (tmp_path / of).mkdir()
+        config = examples.run(tmp_path / of, changed, optim=optim, accumulate=2)
+        state = examples.quiet(config).state
+        records = read_records(config.out / "log.jsonl")
+        ends.append([x for r in records for x in (r.get("loss"), r.get("validation_loss")) if x])
+        kept = jax.tree.leaves((state.params, state.statistics, state.average, state.opt_state))
+        floats = [x for x in kept if jnp.issubdtype(x.dtype, jnp.floating)]
+        assert {x.dtype for x in floats} == {jnp.dtype("float32")}
+        assert not any(r.get("skipped") for r in records)
+    np.testing.assert_allclose(*ends, rtol=5e-2)
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "float16"])
