@@ -59,13 +59,13 @@ def load_series(path: Path, window: int, *, held: float = 0.05, seed: int = 0
       InputError: it is no such array, too short, or not finite.
     """
     array = _floats(path)
-    if array.ndim < 3:
-        one = array[None, :, None] if array.ndim == 1 else array[None]
-        cut = one.shape[1] - max(window + 1, int(one.shape[1] * held))
-        parts = {"train": one[:, : max(cut, 0)], "validation": one[:, max(cut, 0) :]}
+    every = {1: array[None, ..., None], 2: array[None]}.get(array.ndim, array)
+    if len(every) == 1:
+        cut = max(every.shape[1] - max(window + 1, int(every.shape[1] * held)), 0)
+        parts = {"train": every[:, :cut], "validation": every[:, cut:]}
     else:
-        numbers = halves(range(len(array)), held, seed)
-        parts = {part: array[[few[i] for i in range(len(few))]] for part, few in numbers.items()}
+        numbers = halves(range(len(every)), held, seed)
+        parts = {part: every[[few[i] for i in range(len(few))]] for part, few in numbers.items()}
     for part, some in parts.items():
         if some.shape[1] < window + 1:
             raise InputError(f"{path} has {some.shape[1]} moments for {part}, and windows of"

@@ -22,7 +22,7 @@ def joined(source: Any) -> np.ndarray:
     return np.concatenate([source[i][:-1] for i in range(len(source))])
 
 
-@pytest.mark.parametrize("shape", [(1000,), (1000, 3)])
+@pytest.mark.parametrize("shape", [(1000,), (1000, 3), (1, 1000, 3)])
 def test_the_end_of_one_series_is_for_validation(shape: tuple[int, ...], tmp_path: Path) -> None:
     array = 5 + 2 * RNG.normal(size=shape)
     parts = load_series(saved(tmp_path, array), 10, held=0.1).parts
