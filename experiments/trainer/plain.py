@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,35 +10,56 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from models.nets.decoder import DecoderConfig
 from models.nets.presets import abstract
 from models.train.optim import OptimConfig, optimizer
 
-State = tuple[Any, optax.OptState]  # parameters, and the optimizer's
+# Parameters, what else the model keeps (statistics of batch norms), and the optimizer's state.
+State = tuple[Any, Any, optax.OptState]
+# Of parameters, what else the model keeps, and a batch: the loss, and what it keeps then.
+Loss = Callable[[Any, Any, Any], tuple[jax.Array, Any]]
 
 
-def compile_plain(
-    model: DecoderConfig, optim: OptimConfig, state: Any, tokens: Any, *, chunk: int | None
-) -> jax.stages.Compiled:
+def of_text(model: Any, chunk: int | None) -> Loss:
+    """The mean cross-entropy of integers `[batch, window + 1]`.
+
+    `chunk` is how many positions of a sequence have their logits in memory at once; None for all.
+    """
+    graphdef = nnx.graphdef(abstract(model))
+
+    def loss(params: Any, rest: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
+        return nnx.merge(graphdef, params).loss(tokens.astype(jnp.int32), chunk=chunk), rest
+
+    return loss
+
+
+def of_pictures(model: Any) -> Loss:
+    """The mean cross-entropy of the class of each picture, `[batch, height, width, channels]`."""
+    graphdef = nnx.graphdef(abstract(model))
+
+    def loss(params: Any, statistics: Any, batch: Any) -> tuple[jax.Array, Any]:
+        merged = nnx.merge(graphdef, params, statistics, copy=True)
+        logits = merged(batch["image"].astype(jnp.float32) / 127.5 - 1)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        return jnp.mean(losses), nnx.state(merged, nnx.BatchStat)
+
+    return loss
+
+
+def compile_plain(loss: Loss, optim: OptimConfig, state: State, batch: Any) -> jax.stages.Compiled:
     """Compile the step, which reuses the memory of the state that it is given.
 
     Args:
-      model: sizes of the decoder.
+      loss: of the model.
       optim: settings of the optimizer: AdamW behind clipping, on a warmup and cosine schedule.
-      state: parameters and the optimizer's state, or their types.
-      tokens: integers `[batch, window + 1]`, or their type.
-      chunk: how many positions of a sequence have their logits in memory at once; None for all.
+      state: the first state, or its types.
+      batch: a batch, or its types.
     """
-    graphdef = nnx.graphdef(abstract(model))
     transform = optimizer(optim)
 
-    def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        return nnx.merge(graphdef, params).loss(tokens.astype(jnp.int32), chunk=chunk)
-
-    def step(state: State, tokens: jax.Array) -> tuple[State, jax.Array]:
-        params, opt_state = state
-        value, grads = jax.value_and_grad(loss)(params, tokens)
+    def step(state: State, batch: Any) -> tuple[State, jax.Array]:
+        params, rest, opt_state = state
+        (value, rest), grads = jax.value_and_grad(loss, has_aux=True)(params, rest, batch)
         updates, opt_state = transform.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), value
+        return (optax.apply_updates(params, updates), rest, opt_state), value
 
-    return jax.jit(step, donate_argnums=0).lower(state, tokens).compile()
+    return jax.jit(step, donate_argnums=0).lower(state, batch).compile()

@@ -16,10 +16,11 @@ import numpy as np
 from experiments.report import keep, write_table
 from experiments.timing import seconds
 from experiments.trainer.picture import draw
-from experiments.trainer.plain import compile_plain
-from models.data.corpus import load_corpus
+from experiments.trainer.plain import Loss, compile_plain, of_pictures, of_text
+from models.data.batches import ALONE
 from models.errors import InputError
 from models.nets.gpt2 import GPT2Config
+from models.nets.presets import PRESETS
 from models.train.config import RunConfig
 from models.train.kinds import of_model
 from models.train.optim import OptimConfig
@@ -29,12 +30,17 @@ from models.train.state import init_state
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 MIB = 2**20
-MODEL = GPT2Config(vocab=8192, context=512, width=256, depth=8, heads=8, dropout=0.0)
-BATCH, STEPS = 4, 20
+STEPS = 20
 OPTIM = OptimConfig(steps=STEPS, warmup=5, learning_rate=1e-3)
-LAYOUTS = {"scanned": True, "unrolled": False}
+GPT2 = GPT2Config(vocab=8192, context=512, width=256, depth=8, heads=8, dropout=0.0)
+MODELS: dict[str, Any] = {
+    "gpt2-scanned": GPT2,
+    "gpt2-unrolled": dataclasses.replace(GPT2, scan=False),
+    "resnet20": PRESETS["resnet20"],
+}
+BATCHES = {"gpt2-scanned": 4, "gpt2-unrolled": 4, "resnet20": 128}
 PLAIN, CHUNKED, DEFAULT, HALF = "plain", "plain, in chunks", "ours", "ours, half the temp bytes"
-HEAD = ["layers", "trainer", "temp MiB", "/ plain", "all MiB", "/ plain",
+HEAD = ["model", "trainer", "temp MiB", "/ plain", "all MiB", "/ plain",
         "time / plain", "quartiles", "time / plain, in chunks", "quartiles",
         f"furthest loss, {STEPS} steps"]  # fmt: skip
 
@@ -52,12 +58,12 @@ class Trainer:
         self.losses: list[float] = []
         self.seconds: list[float] = []
 
-    def advance(self, tokens: jax.Array) -> None:
+    def advance(self, batch: Any) -> None:
         """Train on one batch, by the clock."""
-        self.seconds.append(seconds(self._advance, (tokens,)))
+        self.seconds.append(seconds(self._advance, (batch,)))
 
-    def _advance(self, tokens: jax.Array) -> Any:
-        self.state, loss = self.step(self.state, tokens)
+    def _advance(self, batch: Any) -> Any:
+        self.state, loss = self.step(self.state, batch)
         self.losses.append(float(loss))
         return self.state
 
@@ -70,14 +76,15 @@ def sizes_of(step: jax.stages.Compiled) -> Sizes:
     return {"temp": memory.temp_size_in_bytes, "total": total}
 
 
-def plain(model: GPT2Config, *, whole: bool) -> Trainer:
-    """The plain trainer: all scores and logits at once if `whole`, else as our model has them."""
-    if whole:
-        model = dataclasses.replace(model, chunk=model.context)
-    first = init_state(model, OPTIM, 0)
-    state = (first.params, first.opt_state)
-    tokens = jax.ShapeDtypeStruct((BATCH, model.context + 1), np.uint8)
-    step = compile_plain(model, OPTIM, state, tokens, chunk=None if whole else 128)
+def plain(run: RunConfig, loss: Loss) -> Trainer:
+    """The plain trainer of a loss, with batches as ours has them: it adds up one slice."""
+    first = init_state(run.model, OPTIM, 0)
+    state = (first.params, first.statistics, first.opt_state)
+
+    def of_slices(params: Any, rest: Any, batch: Any) -> Any:
+        return loss(params, rest, jax.tree.map(lambda x: x[0], batch))
+
+    step = compile_plain(of_slices, OPTIM, state, run.batch_type())
     return Trainer(step, state, sizes_of(step))
 
 
@@ -85,19 +92,25 @@ def ours(run: RunConfig, policy: str) -> Trainer:
     """Our trainer, whose backward pass keeps what a policy says."""
     planned = plan_step(dataclasses.replace(run, policy=policy), policy_of(policy))
 
-    def step(state: Any, tokens: jax.Array) -> Any:
-        state, metrics = planned.step(state, tokens[None])
+    def step(state: Any, batch: Any) -> Any:
+        state, metrics = planned.step(state, batch)
         return state, metrics["loss"]
 
     return Trainer(step, init_state(run.model, OPTIM, 0), sizes_of(planned.step))
 
 
-def trainers(model: GPT2Config) -> dict[str, Trainer]:
+def trainers(run: RunConfig) -> dict[str, Trainer]:
     """All of them, each with the same first state; none within a budget that is refused."""
-    run = dataclasses.replace(of_model(model), optim=OPTIM, batch=BATCH)
-    usual = plain(model, whole=True)
+    model = run.model
+    if isinstance(model, GPT2Config):
+        whole = dataclasses.replace(model, chunk=model.context)
+        usual = plain(run, of_text(whole, chunk=None))
+        found = {PLAIN: usual, CHUNKED: plain(run, of_text(model, chunk=128))}
+    else:
+        usual = plain(run, of_pictures(model))
+        found = {PLAIN: usual}
     half = usual.sizes["total"] - usual.sizes["temp"] // 2
-    found = {PLAIN: usual, CHUNKED: plain(model, whole=False), DEFAULT: ours(run, "default")}
+    found[DEFAULT] = ours(run, "default")
     try:
         found[HALF] = ours(run, f"budget:{half // MIB}MiB")
     except InputError as refused:
@@ -105,23 +118,25 @@ def trainers(model: GPT2Config) -> dict[str, Trainer]:
     return found
 
 
-def measure(layout: str) -> dict[str, Any]:
+def measure(name: str) -> dict[str, Any]:
     """Train all side by side on the same batches: each takes a step, then each the next.
 
     Who goes first changes with every step, so that what slows the machine slows all of them.
     """
-    model = dataclasses.replace(MODEL, scan=LAYOUTS[layout])
-    sides = trainers(model)
+    run = dataclasses.replace(of_model(MODELS[name]), optim=OPTIM, batch=BATCHES[name])
+    sides = trainers(run)
     with tempfile.TemporaryDirectory() as folder:
-        corpus = load_corpus((), model.context, vocab=model.vocab, work=Path(folder))
-    batches = corpus.batches(window=model.context, batch=BATCH)
-    for step in range(STEPS):
-        tokens = jax.numpy.asarray(next(batches)[0])
-        order = list(sides.values())
-        for side in order if step % 2 else order[::-1]:
-            side.advance(tokens)
-        print(layout, step + 1, {name: side.losses[-1] for name, side in sides.items()}, flush=True)
-    return {name: compared(side, sides) for name, side in sides.items()}
+        run = dataclasses.replace(run, out=Path(folder) / "run")
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        batches = run.batches(run.load(), ALONE, here)
+        for step in range(STEPS):
+            batch = next(batches)
+            order = list(sides.values())
+            for side in order if step % 2 else order[::-1]:
+                side.advance(batch)
+            losses = {trainer: side.losses[-1] for trainer, side in sides.items()}
+            print(name, step + 1, losses, flush=True)
+    return {trainer: compared(side, sides) for trainer, side in sides.items()}
 
 
 def compared(side: Trainer, sides: dict[str, Trainer]) -> dict[str, Any]:
@@ -132,35 +147,37 @@ def compared(side: Trainer, sides: dict[str, Trainer]) -> dict[str, Any]:
     times = {
         name: statistics.quantiles(np.divide(side.seconds, sides[name].seconds)[1:], n=4)
         for name in (PLAIN, CHUNKED)
+        if name in sides
     }
     furthest = max(np.abs(np.subtract(side.losses, sides[PLAIN].losses)).tolist())
     return {**side.sizes, "times": times, "losses": side.losses, "furthest": furthest}
 
 
-def rows(layout: str, found: dict[str, Any]) -> list[list[str]]:
-    """The rows of a layout."""
+def rows(model: str, found: dict[str, Any]) -> list[list[str]]:
+    """The rows of a model."""
     usual = found[PLAIN]
     table: list[list[str]] = []
     for name, one in found.items():
-        cells = [layout, name]
+        cells = [model, name]
         for key in ("temp", "total"):
             cells += [f"{one[key] / MIB:.0f}", f"{one[key] / usual[key]:.2f}"]
         for other, (low, middle, high) in one["times"].items():
             same = other == name
             cells += ["1", ""] if same else [f"{middle:.3f}", f"{low:.3f} to {high:.3f}"]
+        cells += [""] * (len(HEAD) - 1 - len(cells))  # not in chunks
         table.append([*cells, f"{one['furthest']:.1e}"])
     if HALF not in found:
-        table.append([layout, HALF, "refused", *[""] * (len(HEAD) - 3)])
+        table.append([model, HALF, "refused", *[""] * (len(HEAD) - 3)])
     return table
 
 
 def main() -> None:
-    """Measure the layouts that are named, or all; table and plot show all so far."""
+    """Measure the models that are named, or all; table and plot show all so far."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("layouts", nargs="*", default=list(LAYOUTS), help=", ".join(LAYOUTS))
-    for layout in parser.parse_args().layouts:
-        results = keep(RESULTS, layout, measure(layout))
-        results = {name: results[name] for name in LAYOUTS if name in results}
+    parser.add_argument("models", nargs="*", default=list(MODELS), help=", ".join(MODELS))
+    for model in parser.parse_args().models:
+        results = keep(RESULTS, model, measure(model))
+        results = {name: results[name] for name in MODELS if name in results}
         write_table(HERE, HEAD, [row for item in results.items() for row in rows(*item)])
         draw(results, HERE / "trainer.png")
 
