@@ -36,8 +36,7 @@ RULES: dict[str, str | None] = {
     "classes": None,
 }
 
-
-EXPLICIT = (
+_EXPLICIT = (
     "these models let the compiler place what they make, and the mesh around has Explicit axes:"
     " call them within jax.sharding.auto_axes(f, out_sharding=...), or make the mesh with"
     " axis_types=(jax.sharding.AxisType.Auto, ...)"
@@ -81,7 +80,7 @@ def constrained(x: jax.Array, *names: str | None) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if AxisType.Explicit in kinds.values():
-        raise ValueError(EXPLICIT)
+        raise ValueError(_EXPLICIT)
     there = {axis: mesh.shape[axis] for axis in MESH_AXES if kinds.get(axis) is AxisType.Auto}
     if math.prod(there.values()) == 1:
         return x
