@@ -82,11 +82,12 @@ def cotangent_sharding(x: Value) -> Any:
     return cotangent_aval(jax.typeof(x)).sharding
 
 
-def laid(x: Value, aval: Any) -> Value:
-    """A tangent or cotangent where those of its type, `aval`, lie, if types say it."""
-    if not explicit(aval) or jax.typeof(x).sharding.spec == aval.sharding.spec:
+def laid(x: Value, aval: Any, kind: Callable[[Any], Any] = tangent_aval) -> Value:
+    """The tangent of a value of type `aval`, or as `kind` says, where it lies if types say it."""
+    if not explicit(aval):
         return x
-    return jax.sharding.reshard(x, aval.sharding)
+    place = kind(aval).sharding
+    return x if jax.typeof(x).sharding.spec == place.spec else jax.sharding.reshard(x, place)
 
 
 def float0_zeros(shape: tuple[int, ...]) -> Any:
@@ -161,7 +162,7 @@ def reduce_like(ct: Value, x: Value) -> Value:
     aval = jax.typeof(x)
     if ct.shape != aval.shape:
         ct = _summed(ct, aval.shape)
-    return laid(ct, cotangent_aval(aval)) if explicit(aval) else ct
+    return laid(ct, aval, cotangent_aval)
 
 
 def _summed(ct: Value, shape: tuple[int, ...]) -> Value:

@@ -81,6 +81,7 @@ class Linear(Rule):
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
+        # The zeros of integers are integers: operations that move values take no float0.
         kind = lambda aval: cotangent_aval(aval) if differentiable(aval) else aval
         full = instantiate(cts, eqn.outvars, kind=kind)
         ct = full if eqn.primitive.multiple_results else full[0]

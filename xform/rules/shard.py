@@ -205,7 +205,7 @@ class ShardMap(Structured):
         ins = [list(devices.in_specs), gather(devices.in_specs, active)]
         outs = [list(devices.out_specs), gather(devices.out_specs, active_out)]
         pairs = zip(dxs, eqn.invars, strict=True)
-        placed = [laid(dx, tangent_aval(v.aval)) for dx, v in pairs if dx is not None]
+        placed = [laid(dx, v.aval) for dx, v in pairs if dx is not None]
         ys, dys = devices.map(run, tuple(ins), tuple(outs))(list(xs), placed)
         return ys, spread(dys, active_out)
 
@@ -300,7 +300,7 @@ class _ShardNode(Node):
         in_specs = list(specs), gather(devices.in_specs, reads), turned[0]
         with self.eqn.ctx.manager:
             pairs = zip(seeds, takes, strict=True)
-            placed = [laid(x, kind(v.aval)) for x, (_, v, _) in pairs]
+            placed = [laid(x, v.aval, kind) for x, (_, v, _) in pairs]
             mapped = devices.map(run, in_specs, turned[1])
             return mapped(token.leaves, gather(xs, reads), placed)
 

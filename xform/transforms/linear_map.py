@@ -154,7 +154,7 @@ def _cotangent(ct: Value, aval: Any, name: str) -> Value:
         )
     if integer or is_number(ct):  # as in JAX, a user's rule is given a number of Python's as one
         return ct
-    return laid(as_array(ct, f"pullback of {name}"), cotangent_aval(aval))
+    return laid(as_array(ct, f"pullback of {name}"), aval, cotangent_aval)
 
 
 def _check_varying(dx_aval: Any, aval: Any, asked: str, name: str) -> None:

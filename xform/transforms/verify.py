@@ -119,8 +119,8 @@ class _Stairs:
         self.stairs, self.compiled = [front(*ends)], set[str]()
         size = compiler.bytes(default)
         self.scale = size / max(compiler.peak(default.plan), 1) if size < math.inf else 1.0
-        # The most bytes that a plan took beyond its simulation, scaled, or least below it: of those
-        # that send nothing, and of those that do; None before there is one.
+        # How many bytes a plan took beyond its simulation, scaled, at most (negative if all took
+        # less): of those that send nothing, and of those that do; None before there is one.
         self.beyond: list[float | None] = [None, None]
 
     def within(self, default: Whole | None) -> Whole | None:
@@ -132,7 +132,7 @@ class _Stairs:
             if i == _FIRST - 1:
                 self.beyond = [beyond and _LAST * beyond for beyond in self.beyond]
             whole = self._first(lambda w: self._expected(w) <= self.most) or self._first(
-                lambda w: self._simulated(w) <= self.most and _key(w.plan) not in self.compiled
+                lambda w: self._simulated(w) <= self.most and self._untried(w)
             )
             if whole is None or (default and whole.work >= default.work):
                 return None
@@ -144,14 +144,12 @@ class _Stairs:
     def least_work(self, least: Whole) -> Whole:
         """Of a plan within the budget and the steps before it, that of the least work within it.
 
-        Those first that are expected to be within it, as that one took less than was expected.
+        First those that are expected to be within it by what plans took that were compiled.
         """
         over = 0
         self._learn(least)
         while over < _OVER and len(self.compiled) < _COMPILES:
-            whole = self._first(
-                lambda w: self._expected(w) <= self.most and _key(w.plan) not in self.compiled
-            )
+            whole = self._first(lambda w: self._expected(w) <= self.most and self._untried(w))
             if whole is None or whole.work >= least.work:
                 break
             over += 1
@@ -164,7 +162,7 @@ class _Stairs:
         for whole in sorted(before, key=self._expected):
             if over == _OVER or len(self.compiled) == _COMPILES:
                 break
-            if whole.work > least.work or _key(whole.plan) in self.compiled:
+            if whole.work > least.work or not self._untried(whole):
                 continue
             over += 1
             if self._bytes(whole) <= self.most:
@@ -176,16 +174,20 @@ class _Stairs:
         found = (plans.first(fits) for plans in self.stairs)
         return min(filter(None, found), key=lambda w: w.work, default=None)
 
+    def _untried(self, whole: Whole) -> bool:
+        """Whether a plan was not compiled for this budget."""
+        return _key(whole.plan) not in self.compiled
+
     def _bytes(self, whole: Whole) -> float:
         """Bytes of a plan by the compiler."""
         self.compiled.add(_key(whole.plan))
         return self.compiler.bytes(whole)
 
     def _learn(self, whole: Whole) -> None:
-        """Expect of all plans that send, or of all others, at least what one took beyond its own.
+        """Expect all plans that send, or all others, to exceed their simulations as one did.
 
-        So of one that was over the budget neither that one, nor one whose simulation has as many
-        bytes, is expected to fit again.
+        So after one that was over the budget neither that one, nor one whose simulation has as
+        many bytes, is expected to fit.
         """
         sends, size = bool(sent_bytes(whole.plan)), self._bytes(whole)
         beyond, known = size - self._simulated(whole), self.beyond[sends]

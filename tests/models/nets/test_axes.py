@@ -1,6 +1,5 @@
 """Every parameter says what its axes are, and rules say where they lie."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 import xform
 from models.nets.axes import RULES, constrained, shardings, spec
 from models.nets.presets import PRESETS, abstract, build, parameter_count
+from tests.models.micro import MODEL
 
 MESH = AbstractMesh(
     (2, 4, 8, 2), ("data", "fsdp", "tensor", "expert"), axis_types=(AxisType.Auto,) * 4
@@ -85,9 +85,7 @@ def test_what_layers_make_lies_by_the_rules_where_there_is_a_mesh() -> None:
 
 def _step() -> tuple[Any, nnx.State, np.ndarray, Any]:
     """The loss of a small GPT-2, its parameters, and tokens; and JAX's results on one device."""
-    graphdef, params = nnx.split(
-        build(dataclasses.replace(PRESETS["tiny"], width=16, depth=1, heads=2, vocab=64, context=8))
-    )
+    graphdef, params = nnx.split(build(MODEL))
     loss = lambda params, tokens: nnx.merge(graphdef, params).loss(tokens)
     tokens = np.arange(4 * 9, dtype=np.int32).reshape(4, 9) % 50
     return loss, params, tokens, jax.jit(jax.value_and_grad(loss))(params, tokens)
