@@ -146,3 +146,19 @@ def test_copies_have_partial_sums_as_cotangents() -> None:
         first = jax.device_put(jnp.ones(8), P(reduced={"i"}))
         x = jax.device_put(jnp.arange(8.0), P("i"))
         _alike(lambda t: t.grad(chosen, (1, 2))(jnp.asarray(True), first, x))
+
+
+def test_a_users_rule_is_given_zeros_that_are_partial_sums() -> None:
+    """Of what is a copy on each device, as JAX gives them; of an integer it is a float0."""
+    seen: list[list[str]] = []
+    pair = jax.custom_vjp(lambda w: (jnp.sin(w), 2 * w, jnp.arange(3)))
+
+    def back(w: Any, cts: Any) -> Any:
+        seen.append(types(cts))
+        return (cts[0],)
+
+    pair.defvjp(lambda w: (pair(w), w), back)
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        w = jax.device_put(jnp.arange(8.0), P(reduced={"i"}))
+        _alike(lambda t: t.grad(lambda w: jnp.sum(jax.reshard(pair(w)[0], P("i"))))(w))
+    assert seen == [["float64[8]{U:i}", "float64[8]{U:i}", "float0[3]"]] * 2

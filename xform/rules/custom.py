@@ -82,7 +82,7 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
     n = res_tree.num_leaves - sum(i is not None for i in forwarded)
     leaves, ys = iter(out[:n]), list(out[n:])
     residuals = [_number(next(leaves)) if i is None else xs[i] for i in forwarded]
-    avals = list(map(jax.typeof, ys))
+    avals = [cotangent_aval(jax.typeof(y)) for y in ys]
 
     def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
         out = pull_custom_vjp(bwd, residuals, _filled(cts, avals, symbolic))
