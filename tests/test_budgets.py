@@ -68,7 +68,7 @@ def test_it_is_met(policy, monkeypatch: pytest.MonkeyPatch, peaks: list[int]) ->
     got = jax.jit(xform.grad(loss, policy=policy))(WS, X)
     assert peaks[-1] <= capacity < free()
     close(got, jax.grad(loss)(WS, X), 1e-5)
-    with xform.installed(policy=policy):
+    with xform.install(policy=policy):
         jax.jit(lambda ws, x: jax.grad(loss)(ws, x)).trace(WS, X)
     assert peaks[-1] <= capacity
     made = xform.plan(loss, WS, X, policy=policy, verify=False)

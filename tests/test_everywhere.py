@@ -15,6 +15,7 @@ from jax._src.interpreters import ad
 
 import xform
 from xform import everywhere
+from xform.loaded import loaded
 
 X = jnp.arange(3.0) + 1
 
@@ -82,14 +83,14 @@ def test_every_module_is_as_it_was(other: types.ModuleType) -> None:
     same(before, held())
     xform.uninstall()
     same(before, held())
-    with xform.installed(), xform.installed(policy=xform.policies.save_nothing):
+    with xform.install(), xform.install(policy=xform.policies.save_nothing):
         pass
     same(before, held())
 
 
 def test_a_module_that_is_imported_later(other: types.ModuleType) -> None:
     before = held()
-    with xform.installed():
+    with xform.install():
         exec("from jax import hessian", vars(other))
         assert other.hessian is jax.hessian
     assert other.hessian is jax.hessian
@@ -99,10 +100,10 @@ def test_a_module_that_is_imported_later(other: types.ModuleType) -> None:
 
 def test_an_error_restores() -> None:
     before = held()
-    with pytest.raises(KeyError), xform.installed():
+    with pytest.raises(KeyError), xform.install():
         raise KeyError
     same(before, held())
-    with pytest.raises(xform.errors.WrongArgument), xform.installed(policy="full"):
+    with pytest.raises(xform.errors.WrongArgument), xform.install(policy="full"):
         pass
     same(before, held())
 
@@ -111,7 +112,7 @@ def test_a_block_within_an_install_gives_back_what_it_found() -> None:
     xform.install()
     try:
         outer = jax.grad
-        with xform.installed(policy=xform.policies.save_dots):
+        with xform.install(policy=xform.policies.save_dots):
             assert jax.grad is not outer
         assert jax.grad is outer
     finally:
@@ -142,7 +143,7 @@ def test_all_of_jaxs_transforms_are_called() -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_derivatives_are_xforms_and_equal_jaxs(name: str) -> None:
     theirs = CALLS[name]()
-    with xform.installed(), without_jax_ad():
+    with xform.install(), without_jax_ad():
         ours = CALLS[name]()
         assert pickle.loads(pickle.dumps(getattr(jax, name))) is getattr(jax, name)
         assert getattr(jax, name).__name__ == name
@@ -157,7 +158,7 @@ def test_a_policy_is_for_what_is_not_given_one() -> None:
         seen.append(prim.name)
         return False
 
-    with xform.installed(policy=mine):
+    with xform.install(policy=mine):
         jax.jit(jax.grad(f)).lower(X)
         assert "sin" in seen
         seen.clear()
@@ -178,7 +179,7 @@ def test_xform_keeps_what_it_calls_of_jax() -> None:
         return jnp.sum(region(x) + ref[...])
 
     before = xform.grad(with_reference)(X)
-    with xform.installed():
+    with xform.install():
         np.testing.assert_allclose(jax.grad(with_reference)(X), before, rtol=1e-6)
 
 
@@ -206,7 +207,7 @@ def test_flax_nnx_is_differentiated_by_xform(graph: bool) -> None:
         ))  # fmt: skip
 
     theirs = run()
-    with xform.installed(), without_jax_ad():
+    with xform.install(), without_jax_ad():
         ours = run()
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
@@ -226,6 +227,44 @@ def test_flax_linen_is_differentiated_by_xform() -> None:
     params = net.init(jax.random.key(0), x)
     grads = lambda: jax.grad(lambda p: net.apply(p, x).sum())(params)
     theirs = grads()
-    with xform.installed(), without_jax_ad():
+    with xform.install(), without_jax_ad():
         ours = grads()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+
+
+def test_whether_it_is_installed() -> None:
+    assert xform.installed() is False
+    with xform.install():
+        assert xform.installed() is True
+        with xform.install(policy=xform.policies.save_dots):
+            assert xform.installed()
+        assert xform.installed()
+        xform.uninstall()
+        assert not xform.installed()
+    assert not xform.installed()
+
+
+def test_an_install_that_fails_exchanges_nothing(other: types.ModuleType) -> None:
+    class Key(str):
+        """A name that can be looked at, and not written again."""
+
+        def __hash__(self) -> int:
+            if armed:
+                raise KeyboardInterrupt
+            return super().__hash__()
+
+    armed = False
+    vars(other)[Key("late")] = jax.grad
+    before = {name: dict(names) for name, names in loaded()}
+    armed = True
+    with pytest.raises(KeyboardInterrupt):
+        xform.install()
+    assert not xform.installed()
+    armed = False
+    after = {name: dict(names) for name, names in loaded()}
+    changed = [(name, key) for name, names in before.items() for key, value in names.items()
+               if after[name][key] is not value and not isinstance(value, float)]  # fmt: skip
+    assert not changed
+    xform.install()
+    assert other.late is jax.grad
+    xform.uninstall()

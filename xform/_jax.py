@@ -56,6 +56,7 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.ref import AbstractRef
 from jaxlib import xla_client
 
+from xform.loaded import names_of
 from xform.meshes import on_mesh_of
 from xform.mutable import argument_type, type_alone
 
@@ -309,10 +310,10 @@ def named(name: str) -> Primitive | None:
     """
     if name not in _OWN:
         for module in sys.modules.keys() - _SEEN:
-            holds = sys.modules[module] if module.partition(".")[0] == "jax" else None
-            if not getattr(getattr(holds, "__spec__", None), "_initializing", False):
+            names = names_of(sys.modules[module]) if f"{module}.".startswith("jax.") else {}
+            if not getattr(names.get("__spec__"), "_initializing", False):
                 _SEEN.add(module)
-            own = [x for x in vars(holds).values() if isinstance(x, Primitive)] if holds else []
+            own = [x for x in [*names.values()] if isinstance(x, Primitive)]
             _OWN.update((p.name, p) for p in own)
     return _OWN.get(name)
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
-import types
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from xform.jacobians import jacobian as jacobians
+from xform.loaded import loaded
 from xform.policies import check
 from xform.transforms import checkpoint, forward, jacobian, reverse
 
@@ -47,7 +46,7 @@ THEIRS: dict[str, Transform] = {n: getattr(jax, n) for n in _OURS if hasattr(jax
 _now = dict(THEIRS)
 
 
-def install(policy: Any = None) -> None:
+def install(policy: Any = None) -> contextlib.AbstractContextManager[Any]:
     """Put xform's transforms in the place of JAX's, in every module.
 
     From then on `jax.grad`, `value_and_grad`, `vjp`, `jvp`, `linearize`, `linear_transpose`,
@@ -56,22 +55,33 @@ def install(policy: Any = None) -> None:
     JAX's take, and `policy=` too. What holds one of JAX's otherwise (a default argument, a partial,
     a decorated function) keeps it; `jax._src` does. A second call replaces the first one's policy.
 
+    Like `jax.set_mesh`, it works as a statement of its own and in a `with` statement: at the end of
+    the block every module has the transforms again that it had before the call.
+
     Args:
       policy: of `xform.policies` or `jax.checkpoint_policies`, for each `grad`, `value_and_grad`,
         `vjp` and `fwd_and_bwd` that is not given one; None is what each does by itself.
 
+    Returns:
+      A context manager for the `with` statement. Without one, ignore it.
+
     Raises:
       WrongArgument: `policy` is no policy. From then on JAX's names raise what xform's do, such as
-        `BudgetInfeasible`; `python -m xform run` goes on instead.
+        `BudgetInfeasible`; `python -m xform run` goes on instead. An `install` that fails changes
+        no module.
 
     Cost: one look at each name of each module, some hundredths of a second.
 
-    >>> xform.install(policy=xform.policies.save_dots)
-    >>> float(jax.grad(jnp.sin)(0.0))
-    1.0
-    >>> xform.uninstall()
+    >>> with xform.install(policy=xform.policies.save_dots):
+    ...     print(float(jax.grad(jnp.sin)(0.0)), xform.installed())
+    1.0 True
+    >>> xform.installed()
+    False
     """
+    before, end = dict(_now), contextlib.ExitStack()
     put(doors(policy))
+    end.callback(put, before)
+    return end
 
 
 def uninstall() -> None:
@@ -84,24 +94,13 @@ def uninstall() -> None:
     put(THEIRS)
 
 
-@contextlib.contextmanager
-def installed(policy: Any = None) -> Generator[None]:
-    """`install` for the time of a `with` block; then what was there before is there again.
+def installed() -> bool:
+    """Tell whether xform's transforms are in the place of JAX's now.
 
-    Args:
-      policy: as for `install`.
-
-    >>> with xform.installed():
-    ...     g = jax.grad(jnp.sin)
-    >>> float(g(0.0))
-    1.0
+    >>> xform.installed()
+    False
     """
-    before = dict(_now)
-    install(policy)
-    try:
-        yield
-    finally:
-        put(before)
+    return _now != THEIRS
 
 
 def doors(policy: Any = None) -> dict[str, Transform]:
@@ -132,18 +131,22 @@ def _door(name: str, policy: Any) -> Transform:
 
 
 def put(transforms: Mapping[str, Transform]) -> None:
-    """Put some transforms, by name, in the place of what is there now, in every module."""
+    """Exchange the transforms that modules hold now for these, in every module or in none."""
     first = [n for n in transforms if _now[n] is THEIRS[n]]
     new = {id(_now[n]): x for n, x in transforms.items()}
     keep = {id(THEIRS[n]) for n in first}
-    modules: list[tuple[str, Any]] = list(sys.modules.items())  # anything may be put there
-    for name, module in modules:
-        if not isinstance(module, types.ModuleType):
-            continue
+    changes: list[tuple[dict[str, Any], str, Any]] = []
+    for name, names in loaded():
         own = name.partition(".")[0] in ("xform", "jaxlib") or f"{name}.".startswith("jax._src.")
-        # Not by `vars`, which would load a module that waits to be loaded.
-        names = object.__getattribute__(module, "__dict__")
-        for key, value in list(names.items()):
-            if id(value) in new and not (own and id(value) in keep):
-                names[key] = new[id(value)]
+        changes += [(names, key, value) for key, value in list(names.items())
+                    if id(value) in new and not (own and id(value) in keep)]  # fmt: skip
+    done = 0
+    try:
+        for names, key, value in changes:
+            names[key] = new[id(value)]
+            done += 1
+    except BaseException:  # an interrupt by the user is one
+        for names, key, value in changes[:done]:
+            names[key] = value
+        raise
     _now.update(transforms)

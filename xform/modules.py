@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from xform.errors import WrongArgument
+from xform.loaded import names_of
 
 Tree = Any
 
@@ -37,7 +38,7 @@ def opened(f: Callable[..., Any], args: Sequence[Tree], inputs: Callable[[Any], 
     The function that is returned puts it back. Where there is nothing to hold, the arguments are as
     they were, and so is `f`.
     """
-    if "equinox" not in sys.modules:
+    if _module_type() is None:
         return f, tuple(args)
     leaves, tree = jax.tree.flatten(tuple(args), is_leaf=_is_module)
     pairs = [_parted(x, inputs) if _is_module(x) else (x, None) for x in leaves]
@@ -60,7 +61,7 @@ def compilable(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str,
     Raises:
       WrongArgument: `equinox.filter_jit` made `f`, to donate arguments.
     """
-    if "equinox" not in sys.modules:
+    if _module_type() is None:
         return f, args, kwargs
     if _is_module(f) and (getattr(f, "donate_first", False) or getattr(f, "donate_rest", False)):
         raise WrongArgument(
@@ -114,8 +115,13 @@ def _opaque(x: Any) -> bool:
     return False
 
 
+def _module_type() -> Any:
+    """The class of Equinox's modules; None where Equinox is not loaded."""
+    return names_of(sys.modules.get("equinox")).get("Module")
+
+
 def _is_module(x: Any) -> bool:
-    return isinstance(x, sys.modules["equinox"].Module)
+    return isinstance(x, _module_type())
 
 
 def _parted(module: Tree, inputs: Callable[[Any], bool]) -> tuple[Tree, Tree]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from xform._jax import Primitive, named
+from xform.loaded import loaded, names_of
 
 _LIBRARIES = ("builtins", "copyreg", "jax", "jaxlib", "numpy")
 
@@ -31,10 +32,7 @@ def _place(primitive: Primitive) -> str:
     if named(name) is primitive:
         return name
     places = sorted(
-        f"{module}.{k}"
-        for module, m in [*sys.modules.items()]
-        for k, v in [*getattr(m, "__dict__", {}).items()]
-        if v is primitive
+        f"{module}.{k}" for module, names in loaded() for k, v in [*names.items()] if v is primitive
     )
     if not places or _claims.setdefault(places[0], weakref.ref(primitive))() is not primitive:
         return f"{name}@{itself(primitive)}"
@@ -53,7 +51,7 @@ def is_importable(x: Any) -> bool:
     """Whether a module holds something by its own name."""
     at: Any = sys.modules.get(getattr(x, "__module__", None) or "")
     for part in getattr(x, "__qualname__", "").split("."):
-        at = getattr(at, "__dict__", {}).get(part)
+        at = names_of(at).get(part)
     return at is not None and at is x
 
 

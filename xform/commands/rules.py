@@ -6,11 +6,11 @@ import argparse
 import dataclasses
 import importlib
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from xform._jax import Primitive, ad, registered
+from xform.loaded import loaded
 from xform.rules.foreign import every_foreign
 from xform.rules.without import ONE_WAY, WITHOUT
 from xform.table import every_rule
@@ -72,8 +72,8 @@ def rows() -> list[Row]:
 
 def _holder(primitive: Primitive) -> str:
     """The module that has a primitive under a name."""
-    modules = sorted(name for name, module in list(sys.modules.items())
-                     if any(x is primitive for x in vars(module).values()))  # fmt: skip
+    modules = sorted(name for name, names in loaded()
+                     if any(x is primitive for x in list(names.values())))  # fmt: skip
     return modules[0] if modules else "-"
 
 

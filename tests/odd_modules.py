@@ -1,0 +1,85 @@
+"""Entries of `sys.modules` that are no ordinary modules."""
+
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Library:
+    """A library that cffi has opened: it claims to be a module and has no `__dict__`."""
+
+    __slots__ = ()
+    __class__ = types.ModuleType  # type: ignore[assignment]
+
+
+class Refusing(types.ModuleType):
+    """A module that fails for every name, also for those that each object has."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"{name} was asked for")
+
+
+class Failing:
+    """An object that fails for each name it does not hold."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"{name} was asked for")
+
+
+class Classless:
+    """An object that fails when its class is asked for, as `isinstance` does."""
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("the class was asked for")
+
+
+class Dictless:
+    """An object that fails when its `__dict__` is asked for."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("the dict was asked for")
+
+
+class Misleading:
+    """An object whose `__dict__` is no dict."""
+
+    __dict__ = 3  # type: ignore[assignment]
+
+
+def _lazy(folder: Path) -> types.ModuleType:
+    """A module that is loaded when a name of it is first asked for: this one must not be."""
+    path = folder / "lazily.py"
+    path.write_text("raise RuntimeError('it was loaded')")
+    spec = importlib.util.spec_from_file_location("lazily", path)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ODD: dict[str, Callable[[Path], Any]] = {
+    "None": lambda _: None,
+    "a C library": lambda _: Library(),
+    "a module that refuses": lambda _: Refusing("refusing"),
+    "an object that fails": lambda _: Failing(),
+    "an object without a class": lambda _: Classless(),
+    "an object without a dict": lambda _: Dictless(),
+    "an object with another dict": lambda _: Misleading(),
+    "a class": lambda _: Failing,
+    "a number": lambda _: 3,
+    "a lazy module": _lazy,
+}
+
+
+def put(name: str, folder: Path, patch: Any) -> Any:
+    """Let one of them stand in `sys.modules`, as `odd`, for the time of a test."""
+    entry = ODD[name](folder)
+    patch.setitem(sys.modules, "odd", entry)
+    return entry
