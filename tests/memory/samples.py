@@ -25,6 +25,7 @@ class Step:
         made = {"name": f"{operation}.{len(self.buffers)}", "bytes": size, "dtype": dtype}
         made |= {"shape": list(shape), "operation": operation, "where": "", "scope": ""}
         made |= {"category": category, "why": "", "born": self.now, "dies": self.now, **more}
+        made |= {"counted": category != "constant", "space": 0}
         self.buffers.append(made)
         return made
 
@@ -123,14 +124,14 @@ def _report(step: Step, capacity: int | None) -> dict[str, Any]:
     change = [0] * (end + 1)
     for made in step.buffers:
         made["dies"] = min(made["dies"], end - 1)
-        change[made["born"]] += made["bytes"]
-        change[made["dies"] + 1] -= made["bytes"]
+        change[made["born"]] += made["bytes"] * made["counted"]
+        change[made["dies"] + 1] -= made["bytes"] * made["counted"]
     live = [sum(change[:1])]
     for d in change[1:end]:
         live.append(live[-1] + d)
     peak = live.index(max(live))
     for made in step.buffers:
-        made["at_peak"] = made["born"] <= peak <= made["dies"]
+        made["at_peak"] = made["counted"] and made["born"] <= peak <= made["dies"]
     kinds = ("parameter", "optimizer state", "argument")
     arguments = sum(b["bytes"] for b in step.buffers if b["category"] in kinds)
     alias = sum(b["bytes"] for b in step.buffers if b["category"] in kinds[:2])
@@ -153,6 +154,7 @@ def _report(step: Step, capacity: int | None) -> dict[str, Any]:
         "total_bytes": max(live),
         "constant_bytes": 0,
         "host_bytes": 0,
+        "vmem_bytes": 0,
         "code_bytes": 21_400_000,
         "flops": 6 * TOKENS * alias // 10,
         "compile_seconds": 14.2,

@@ -57,8 +57,6 @@ def test_too_much_is_said(tmp_path: Path) -> None:
 def test_layers_add_up() -> None:
     data = tiny()
     np.testing.assert_allclose(sum(stacked(data).values()), data["live"])
-    less = data | {"live": [n // 2 for n in data["live"]]}  # buffers that share memory
-    np.testing.assert_allclose(sum(stacked(less).values()), less["live"])
     more = data | {"live": [n + 9 for n in data["live"]]}
     np.testing.assert_allclose(stacked(more)["not attributed"], 9)
 

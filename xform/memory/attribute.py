@@ -24,10 +24,11 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from xform.interpret.emit import BACKWARD, RECOMPUTE
-from xform.memory.buffers import DEVICE, Assignment, Buffer, Storage
+from xform.memory.buffers import COUNTED, DEVICE, Assignment, Buffer, Storage
 from xform.memory.hlo import Index, Instruction
 from xform.memory.origin import Flow
 from xform.text import near
@@ -63,18 +64,21 @@ class Row:
 
     Attributes:
       name: the HLO instruction, and the index of its output; of an argument its path, and
-        `fragmentation` for the part of the temp blocks that no buffer takes at the peak.
-      bytes: with what the layout pads.
+        `fragmentation` for the part of the temp blocks that no buffer takes at the peak: it is
+        reserved from the first step to the last.
+      bytes: the padding of the layout is included.
       dtype, shape: as JAX prints them.
-      operation: the JAX primitive, or the HLO operation where there is none.
+      operation: the JAX primitive, else the HLO operation.
       where: `file:line (function)` that it comes from; of an argument, where it is first read.
       scope: named scopes and module paths, joined by `/`.
       category: see the module.
       why: of an activation that `xform` saves, the reason.
       born, dies: the steps of program order between which it is live, both included.
-      at_peak: it is live at the peak; these rows' bytes add up to the headline.
+      at_peak: it is counted and live at the peak; these rows' bytes add up to the headline.
       output: it holds an output in the end; an argument that does is donated and used.
-      space: memory space; 0 is main memory, the only one that can be `at_peak`.
+      space: memory space; 0 is main memory, see `xform.memory.buffers`.
+      counted: it is in main memory and no constant. At each step, the bytes of the counted rows
+        that are live there add up to the live bytes.
     """
 
     name: str
@@ -91,6 +95,7 @@ class Row:
     at_peak: bool
     output: bool = False
     space: int = DEVICE
+    counted: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -115,6 +120,18 @@ def rows(
     """
     known = arguments if isinstance(arguments, Mapping) else dict(enumerate(arguments))
     return _Reader(assignment, known).rows()
+
+
+def fullest(found: Sequence[Row]) -> list[Row]:
+    """Those rows that are live at the step where the given rows take the most bytes."""
+    change: dict[int, int] = {}
+    for row in found:
+        change[row.born] = change.get(row.born, 0) + row.bytes
+        change[row.dies + 1] = change.get(row.dies + 1, 0) - row.bytes
+    steps = sorted(change)
+    sizes = list(accumulate(change[step] for step in steps))
+    most = steps[sizes.index(max(sizes))] if steps else 0
+    return [row for row in found if row.born <= most <= row.dies]
 
 
 def part(op_name: str) -> str:
@@ -183,8 +200,8 @@ class _Reader:
     def rows(self) -> list[Row]:
         table = [self._row(s) for s in self._assignment.storages]
         if rest := self._assignment.fragmentation_bytes:
-            peak = self._assignment.peak_step
-            table.append(Row(FRAGMENTATION, rest, "", (), "", "", "", "temporary", "", peak, peak,
+            last = len(self._assignment.live) - 1
+            table.append(Row(FRAGMENTATION, rest, "", (), "", "", "", "temporary", "", 0, last,
                              True))  # fmt: skip
         return sorted(table, key=lambda row: -row.bytes)
 
@@ -206,14 +223,11 @@ class _Reader:
             scopes, word = scope(maker.op_name), operation(maker)
         why = reason(maker.op_name) if category == "activation" else ""
         peak = self._assignment.peak_step
-        at_peak = (
-            storage.allocation.space == DEVICE
-            and kind in ("argument", "output", "temp")
-            and storage.born <= peak <= storage.dies
-        )
+        counted = storage.allocation.space == DEVICE and kind in COUNTED
+        at_peak = counted and storage.born <= peak <= storage.dies
         return Row(name, storage.bytes, shape.dtype, shape.dims, word, near(where), scopes,
                    category, why, storage.born, storage.dies, at_peak,
-                   storage.allocation.out, storage.allocation.space)  # fmt: skip
+                   storage.allocation.out, storage.allocation.space, counted)  # fmt: skip
 
     def _value(self, storage: Storage) -> tuple[Buffer, Instruction]:
         """The buffer that says what a storage holds, and the operation that made it.

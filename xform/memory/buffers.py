@@ -24,6 +24,10 @@ from xform.memory.proto import Corrupt, Message
 
 # Memory spaces ("colors"): 0 is the device's main memory (HBM), 5 the host's; others are on chip.
 DEVICE, HOST = 0, 5
+# Those on the chip that hold arrays: the vector memory of a TPU, and the larger one of a v4.
+ON_CHIP = {1: "VMEM", 3: "CMEM"}
+# Kinds of allocations that the headline counts.
+COUNTED = ("argument", "output", "temp")
 _ALLOC, _FREE, _SHARE = range(3)
 
 
@@ -133,7 +137,7 @@ class Assignment:
         """Bytes in use at each step, arguments and outputs included."""
         change = [0] * (len(self.module.order) + 2)
         for s in self.storages:
-            if s.allocation.space == DEVICE and s.allocation.kind in ("argument", "output", "temp"):
+            if s.allocation.space == DEVICE and s.allocation.kind in COUNTED:
                 change[s.born] += s.bytes
                 change[s.dies + 1] -= s.bytes
         return list(accumulate(change))[:-2] or [0]

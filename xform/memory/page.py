@@ -22,7 +22,7 @@ _SCRIPTS = ("data", "dom", "timeline", "treemap", "table", "difference", "page")
 # `file.py:line`, with which a place begins.
 _PLACE = re.compile(r"(?P<file>.+\.py):(?P<line>\d+)")
 _LONGEST = 160
-_KINDS = ("argument", "output", "temp", "alias", "total", "constant", "host", "code")
+_KINDS = ("argument", "output", "temp", "alias", "total", "constant", "host", "vmem", "code")
 
 
 def write(
@@ -123,6 +123,8 @@ def _packed(report: dict[str, Any], label: str) -> dict[str, Any]:
             b["born"],
             b["dies"],
             int(b["at_peak"]),
+            int(b["counted"]),
+            b["space"],
         ]
         for b in report["buffers"]
     ]

@@ -47,20 +47,20 @@ def draw(data: dict[str, Any], path: str | os.PathLike[str]) -> None:
 def stacked(data: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     """Live bytes of each category at each step, which add up to `data["live"]`.
 
-    Where buffers share memory they share its bytes, in proportion; what no buffer accounts for is
-    `REST`.
+    Bytes that belong to no buffer are `REST`.
     """
     live = np.asarray(data["live"], float)
     change: dict[str, Any] = collections.defaultdict(lambda: np.zeros(len(live) + 1))
     for b in data["buffers"]:
+        if not b["counted"]:
+            continue
         name = category(b["category"]).name
         first, end = (min(max(i, 0), len(live)) for i in (b["born"], b["dies"] + 1))
         change[name][first] += b["bytes"]
         change[name][end] -= b["bytes"]
     known = {name: np.cumsum(c)[:-1] for name, c in change.items()}
     total = sum(known.values(), np.zeros(len(live)))
-    share = np.minimum(1, live / np.maximum(total, 1))
-    bands = {c.name: known[c.name] * share for c in (*CATEGORIES, REST) if c.name in known}
+    bands = {c.name: known[c.name] for c in (*CATEGORIES, REST) if c.name in known}
     if np.any(rest := np.maximum(live - total, 0)):
         bands[REST.name] = bands.get(REST.name, 0) + rest
     return bands

@@ -12,9 +12,10 @@ from typing import Any
 from xform.errors import WrongArgument
 from xform.memory import advice, buffers
 from xform.memory.asked import Asked
-from xform.memory.attribute import Argument, Row, rows
-from xform.memory.buffers import Assignment
+from xform.memory.attribute import Argument, Row, fullest, rows
+from xform.memory.buffers import ON_CHIP, Assignment
 from xform.memory.compilation import Compilation
+from xform.memory.difference import KINDS, LINES, Difference
 from xform.memory.page import write
 from xform.memory.phases import Phase, phases
 from xform.memory.plot import draw
@@ -22,17 +23,15 @@ from xform.memory.roles import role
 from xform.memory.traffic import Collective, collectives, moved_bytes
 from xform.text import columns, human_bytes, human_flops, human_seconds
 
-# Lines of a table that is printed.
-_LINES = 12
 _ASKED = ("compiled", "transform", "policy", "code", "given", "planned", "note")
-_BYTES = ("argument", "output", "temp", "alias", "total", "constant", "host", "code")
-# Those of which most programs have none.
-_RARE = ("constant", "host")
+# Kinds that the text leaves out if they are 0.
+_RARE = ("constant", "host", "vmem")
 _NOTES = {
     "alias": "outputs in the memory of donated arguments",
     "total": "argument + output + temp - alias",
     "constant": "in the program: such as arrays that the function closes over",
     "host": "offloaded, in the host's memory",
+    "vmem": "in the fast memory on the chip, not in the total",
 }
 # Properties of buffers that a report can be grouped by.
 _GROUPS = ("category", "where", "scope", "operation")
@@ -111,6 +110,15 @@ class MemoryReport:
         return self.compilation.host_bytes
 
     @property
+    def vmem_bytes(self) -> int | None:
+        """The most that is live at once in a TPU's fast memory (VMEM); not part of the total.
+
+        A larger program keeps some of these buffers in main memory, and they then count as
+        temporary. None if the compiler refused the program.
+        """
+        return None if self.compilation.refused else sum(row.bytes for row in self.on_chip)
+
+    @property
     def code_bytes(self) -> int | None:
         """The compiled code."""
         return self.compilation.code_bytes
@@ -177,13 +185,25 @@ class MemoryReport:
         """The buffers that are live at the peak; they add up to `total_bytes`."""
         return tuple(row for row in self.buffers if row.at_peak)
 
+    @cached_property
+    def on_chip(self) -> tuple[Row, ...]:
+        """The buffers in the chip's fast memory (VMEM), at the step where they take the most."""
+        return tuple(fullest([row for row in self.buffers if row.space in ON_CHIP]))
+
     def __iter__(self) -> Iterator[Row]:
         return iter(self.peak)
 
-    @property
+    @cached_property
     def live(self) -> Sequence[int]:
-        """Bytes that are live at each step of the program, arguments and outputs included."""
-        return self.assignment.live if self.assignment else ()
+        """Bytes that are live at each step of the program, arguments and outputs included.
+
+        The gaps of the temp blocks, which are reserved throughout, are counted too: the most of
+        these bytes is `total_bytes`.
+        """
+        if self.assignment is None:
+            return ()
+        gaps = self.assignment.fragmentation_bytes
+        return [size + gaps for size in self.assignment.live]
 
     @property
     def peak_step(self) -> int:
@@ -262,7 +282,7 @@ class MemoryReport:
                 "bytes_per_second": device.bytes_per_second,
                 "count": self.compilation.devices,
             },
-            **{f"{k}_bytes": getattr(self, f"{k}_bytes") for k in _BYTES},
+            **{f"{k}_bytes": getattr(self, f"{k}_bytes") for k in KINDS},
             "fits": self.fits,
             "refused": self.compilation.refused,
             "flops": self.flops,
@@ -310,6 +330,11 @@ class MemoryReport:
         if self.peak:
             yield "live at the peak, by category\n" + _shares(self.by("category"))
             yield "the largest of them\n" + _largest(self.peak)
+        if self.on_chip:
+            memory = ON_CHIP[self.on_chip[0].space]
+            head = (f"live in the fast memory on the chip ({memory}), at its fullest step; a "
+                    "larger program keeps less there, and more in temp")  # fmt: skip
+            yield f"{head}\n{_largest(self.on_chip)}"
         if self.advice:
             yield "to take less\n" + "\n".join(f"- {text}" for text in self.advice)
 
@@ -317,7 +342,7 @@ class MemoryReport:
         if self.compilation.refused:
             yield ["total", human_bytes(self.total_bytes), "as far as the compiler says"]
         else:
-            for k in _BYTES:
+            for k in KINDS:
                 if (size := getattr(self, f"{k}_bytes")) or k not in _RARE:
                     yield [k, human_bytes(size), _NOTES.get(k, "")]
         room, capacity = self.head_room_bytes, self.capacity_bytes
@@ -339,42 +364,6 @@ class MemoryReport:
         yield ["compile", f"{self.compile_seconds:.2f} s", ""]
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """Two reports, side by side; prints as tables."""
-
-    one: MemoryReport
-    other: MemoryReport
-
-    def rows(self, key: str = "where") -> list[tuple[str, int, int]]:
-        """Bytes at the peak of each line (or other `key` of `MemoryReport.by`), and in the other.
-
-        Largest change first.
-        """
-        left, right = ({g.name: g.bytes for g in r.by(key)} for r in (self.one, self.other))
-        changes = [(k, left.get(k, 0), right.get(k, 0)) for k in {*left, *right}]
-        return sorted(changes, key=lambda r: (-abs(r[1] - r[2]), r[0]))
-
-    def __str__(self) -> str:
-        names = [f"{r.function} on {r.target}" + (f", {r.asked.policy}" if r.asked.policy else "")
-                 for r in (self.one, self.other)]  # fmt: skip
-        of = lambda k: tuple(getattr(r, f"{k}_bytes") for r in (self.one, self.other))
-        lines = [["", *names, "change"], *(_changed(k, *of(k)) for k in _BYTES)]
-        parts = [columns(lines, right=(1, 2, 3))]
-        for key in ("category", "where"):
-            if rows := [r for r in self.rows(key) if r[1] != r[2]][:_LINES]:
-                lines = [[key, *names, "change"], *(_changed(*r) for r in rows)]
-                parts.append(columns(lines, right=(1, 2, 3)))
-        return "\n\n".join(parts)
-
-
-def _changed(name: str, a: int | None, b: int | None) -> list[str]:
-    change = human_bytes(None)
-    if a is not None and b is not None:
-        change = f"{'-' if b < a else '+'}{human_bytes(abs(b - a))}"
-    return [name or "(no line)", human_bytes(a), human_bytes(b), change]
-
-
 def _shares(groups: Sequence[Group]) -> str:
     total = sum(g.bytes for g in groups)
     rows = [
@@ -386,11 +375,11 @@ def _shares(groups: Sequence[Group]) -> str:
 
 def _largest(rows: Sequence[Row]) -> str:
     table = [["bytes", "type", "category", "operation", "line", "scope"]]
-    for row in rows[:_LINES]:
+    for row in rows[:LINES]:
         shape = f"{row.dtype}[{','.join(map(str, row.shape))}]" if row.dtype else ""
         operation = row.name if row.operation == "parameter" else row.operation
         table.append([human_bytes(row.bytes), shape, row.category, operation, row.where, row.scope])
-    if rest := rows[_LINES:]:
+    if rest := rows[LINES:]:
         size = human_bytes(sum(r.bytes for r in rest))
         table.append([size, f"{len(rest)} more", *[""] * 4])
     return columns(table, right=(0,))

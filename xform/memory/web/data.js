@@ -9,6 +9,8 @@ function unpack(packed) {
     const b = {};
     FIELDS.forEach((field, i) => { b[field] = NUMBERS.has(field) ? row[i] : packed.text[row[i]]; });
     b.atPeak = row[FIELDS.length] === 1;
+    b.counted = row[FIELDS.length + 1] === 1;
+    b.space = row[FIELDS.length + 2];
     b.searched = [b.name, b.type, b.operation, b.where, b.scope, b.category, b.why, b.source]
       .join("\n").toLowerCase();
     return b;
@@ -23,21 +25,38 @@ function matching(buffers, search) {
   return words.length ? buffers.filter((b) => words.every((w) => b.searched.includes(w))) : buffers;
 }
 
-/** What is live at a step; at the peak that is what the report says. */
+/** The buffers in main memory that are live at a step: their bytes add up to the live bytes. */
 function liveAt(report, step) {
-  if (step === report.peak_step) return report.buffers.filter((b) => b.atPeak);
-  return report.buffers.filter((b) => b.born <= step && step <= b.dies);
+  return report.buffers.filter((b) => b.counted && b.born <= step && step <= b.dies);
+}
+
+const ON_CHIP = new Set([1, 3]); // the memory spaces of a TPU's fast memory
+
+/** The buffers in the fast memory on the chip, at the step where they take the most. */
+function onChip(report) {
+  const there = report.buffers.filter((b) => ON_CHIP.has(b.space));
+  const change = new Float64Array(report.live.length + 1);
+  for (const b of there) {
+    change[b.born] += b.bytes;
+    change[b.dies + 1] -= b.bytes;
+  }
+  let [now, most, at] = [0, 0, 0];
+  change.forEach((bytes, step) => {
+    now += bytes;
+    if (now > most) [most, at] = [now, step];
+  });
+  return there.filter((b) => b.born <= at && at <= b.dies);
 }
 
 /**
- * The upper edge of each category's layer at each step. Where buffers share memory they share its
- * bytes, in proportion; what no buffer accounts for is the last layer.
+ * The upper edge of each category's layer at each step, of the buffers in main memory. Bytes that
+ * belong to no buffer are the last layer.
  */
 function layers(report, categories) {
   const n = report.live.length;
   const place = new Map(categories.map((c, i) => [c.name, i]));
   const change = categories.map(() => new Float64Array(n + 1));
-  for (const b of report.buffers) {
+  for (const b of report.buffers.filter((b) => b.counted)) {
     const of = change[place.get(b.category)];
     of[Math.min(Math.max(b.born, 0), n)] += b.bytes;
     of[Math.min(Math.max(b.dies + 1, 0), n)] -= b.bytes;
@@ -45,11 +64,8 @@ function layers(report, categories) {
   const tops = categories.map(() => new Float64Array(n));
   const now = new Float64Array(categories.length);
   for (let step = 0; step < n; step++) {
-    let total = 0;
-    for (let i = 0; i < now.length; i++) total += now[i] += change[i][step];
-    const share = Math.min(1, report.live[step] / Math.max(total, 1));
     let top = 0;
-    for (let i = 0; i < now.length; i++) tops[i][step] = top += now[i] * share;
+    for (let i = 0; i < now.length; i++) tops[i][step] = top += now[i] += change[i][step];
     tops[now.length - 1][step] = report.live[step];
   }
   return tops;

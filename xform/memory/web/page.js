@@ -11,6 +11,7 @@ let report = null, step = 0, grouping = "category";
 const timeline = makeTimeline($$("timeline"), categories, inspect);
 const treemap = makeTreemap($$("treemap"), $$("trail"));
 const table = makeTable($$("table"), $$("more"));
+const chip = makeTable($$("chip-table"), $$("chip-more"));
 
 function open(i) {
   report = unpacked(i);
@@ -19,7 +20,15 @@ function open(i) {
   comparison(i);
   timeline.show(report);
   legend();
+  fastMemory();
   inspect(report.peak_step);
+}
+
+/** What lives in the fast memory on the chip, of a program that keeps anything there. */
+function fastMemory() {
+  const fast = onChip(report);
+  $$("chip").hidden = !fast.length;
+  chip.show(fast);
 }
 
 function headline() {
@@ -59,6 +68,7 @@ function headline() {
     ["Temporaries", humanBytes(report.temp_bytes), "all in between, at its peak", "--kind-c"],
     ["Constants", humanBytes(report.constant_bytes), "in the program, not in the total"],
     ["Host memory", humanBytes(report.host_bytes), "offloaded, not in the total"],
+    ...(report.vmem_bytes ? [["Fast memory", humanBytes(report.vmem_bytes), "on the chip (VMEM), not in the total"]] : []),
     ["Code", humanBytes(report.code_bytes), "not in the total"],
     ["Work", humanFlops(report.flops), device.count > 1 ? "over all devices" : "in one call"],
     ["Compiled in", `${report.compile_seconds.toFixed(1)} s`, ""],
@@ -169,6 +179,7 @@ function repaint() {
   theme();
   legend();
   timeline.draw();
+  fastMemory();
   refresh();
 }
 

@@ -1,0 +1,49 @@
+"""Two memory reports side by side: the bytes of each, and where they differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from xform.text import columns, human_bytes
+
+# The kinds of bytes in a report, in printing order.
+KINDS = ("argument", "output", "temp", "alias", "total", "constant", "host", "vmem", "code")
+# Lines of a table that is printed.
+LINES = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Two `MemoryReport`s, side by side; prints as tables."""
+
+    one: Any
+    other: Any
+
+    def rows(self, key: str = "where") -> list[tuple[str, int, int]]:
+        """Bytes at the peak of each line (or other `key` of `MemoryReport.by`), and in the other.
+
+        Largest change first.
+        """
+        left, right = ({g.name: g.bytes for g in r.by(key)} for r in (self.one, self.other))
+        changes = [(k, left.get(k, 0), right.get(k, 0)) for k in {*left, *right}]
+        return sorted(changes, key=lambda r: (-abs(r[1] - r[2]), r[0]))
+
+    def __str__(self) -> str:
+        names = [f"{r.function} on {r.target}" + (f", {r.asked.policy}" if r.asked.policy else "")
+                 for r in (self.one, self.other)]  # fmt: skip
+        of = lambda k: tuple(getattr(r, f"{k}_bytes") for r in (self.one, self.other))
+        lines = [["", *names, "change"], *(_changed(k, *of(k)) for k in KINDS)]
+        parts = [columns(lines, right=(1, 2, 3))]
+        for key in ("category", "where"):
+            if rows := [r for r in self.rows(key) if r[1] != r[2]][:LINES]:
+                lines = [[key, *names, "change"], *(_changed(*r) for r in rows)]
+                parts.append(columns(lines, right=(1, 2, 3)))
+        return "\n\n".join(parts)
+
+
+def _changed(name: str, a: int | None, b: int | None) -> list[str]:
+    change = human_bytes(None)
+    if a is not None and b is not None:
+        change = f"{'-' if b < a else '+'}{human_bytes(abs(b - a))}"
+    return [name or "(no line)", human_bytes(a), human_bytes(b), change]
