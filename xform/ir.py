@@ -20,6 +20,7 @@ from xform.equation import apply as apply
 from xform.equation import bind as bind
 from xform.equation import read as read
 from xform.equation import write as write
+from xform.hijax import settle
 from xform.mutable import input_type
 from xform.recent import Recent
 from xform.references import makes_references, pure
@@ -84,7 +85,7 @@ def _read(jaxpr: Any, consts: Sequence[Any]) -> Program:
     variables = (*jaxpr.constvars, *jaxpr.invars)
     n = len(consts)
     pairs = tuple(zip(variables[:n], consts, strict=True))
-    return Program(variables[n:], pairs, tuple(jaxpr.eqns), tuple(jaxpr.outvars))
+    return Program(variables[n:], pairs, tuple(map(settle, jaxpr.eqns)), tuple(jaxpr.outvars))
 
 
 def trace(f: Callable[..., Any], *args: Any) -> Program:

@@ -28,6 +28,7 @@ from xform._jax import (
 )
 from xform.equation import bind, read, scan_options, switch, write
 from xform.errors import NotDifferentiable
+from xform.hijax import settle
 from xform.place import accumulated, content, replaced
 from xform.source import frame, name_stack, source
 
@@ -90,7 +91,7 @@ def _run(jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Val
     """Outputs of a jaxpr; cells among its inputs change."""
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
     outer = name_stack()
-    for eqn in jaxpr.eqns:
+    for eqn in map(settle, jaxpr.eqns):
         xs = [read(env, v) for v in eqn.invars]
         write(env, eqn.outvars, _apply_equation(eqn, xs, outer))
     return [read(env, v) for v in jaxpr.outvars]

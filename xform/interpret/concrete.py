@@ -1,8 +1,7 @@
-"""Values that are known while Python runs: JAX's protocol of traces, all of it that xform uses.
+"""Values that are known while Python runs, in JAX's protocol of traces.
 
 A `Watch` sees each operation on the values it watches, which carry their value, so that Python's
 `if`, `print` and `int` work between operations; all other operations run as if it were not there.
-`stage` is the opposite: a trace of unknown values in which everything that is known stays a value.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from xform._jax import (
 )
 from xform.arithmetic import NUMPY, Value, all_arrayed
 from xform.errors import DerivativeLost
+from xform.hijax import settled
 from xform.interpret.reference import refer
 from xform.ir import Mask, apply, environment, evaluate, read, trace
 from xform.mutable import is_mutable
@@ -196,6 +196,12 @@ class Watch(Trace, abc.ABC):
         return Var(aval)
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
+        replaced, params = settled(primitive, params)
+        out = self._processed(replaced, args, params)
+        return out if replaced.multiple_results == primitive.multiple_results else [out]
+
+    def _processed(self, primitive: Primitive, args: Sequence[Any], params: Any) -> Any:
+        """Outputs of an operation, as its primitive returns them."""
         self.refers = self.refers or primitive in MAKERS
         if self.refers and (held := refer(self, primitive, args, params)) is not None:
             return held if primitive.multiple_results else held[0]
@@ -334,62 +340,3 @@ def _place(target: Any, x: Value) -> Any:
 
 # Their rules want the outputs given, and do nothing else than run the primitive.
 _BY_FORMULA = Pointwise, Linear, Bilinear
-
-
-class Split(Trace):
-    """Operations on a staged value are staged; all others run in the trace outside."""
-
-    def __init__(self, outside: Trace, staged: Trace | None = None):
-        super().__init__()
-        self.outside = self.parent_trace = outside
-        self.staged = staged
-        self.requires_low = False
-
-    def where(self, args: Sequence[Any]) -> Trace:
-        """The trace in which an operation on `args` runs."""
-        on = self.staged is not None and any(trace_of(x) is self.staged for x in args)
-        return self.staged if self.staged is not None and on else self.outside
-
-    def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
-        with set_current_trace(trace := self.where(args)):
-            return primitive.bind_with_trace(trace, args, [jax.typeof(x) for x in args], params)
-
-    def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /,
-                                **options: Any) -> Any:  # fmt: skip
-        with set_current_trace(trace := self.where(args)):
-            return trace.process_custom_jvp_call(primitive, fun, jvp, args, **options)
-
-    def process_custom_vjp_call(self, primitive: Primitive, fun: Any, fwd: Any, bwd: Any, args: Any,
-                                /, **options: Any) -> Any:  # fmt: skip
-        with set_current_trace(trace := self.where(args)):
-            return trace.process_custom_vjp_call(primitive, fun, fwd, bwd, args, **options)
-
-    def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **options: Any) -> Any:
-        return self.process_primitive(primitive, args, {**options, "subfuns": (f,)})
-
-    def process_call(self, primitive: Primitive, f: Any, args: Any, params: Any, /) -> Any:
-        with set_current_trace(self):
-            return f.call_wrapped(*args)
-
-    def stage_value(self, val: Value) -> Value:
-        return val if isinstance(val, Tracer | jax.Array) else self.outside.stage_value(val)
-
-    def cur_qdd(self, x: Value) -> Any:
-        """What a mutable value of JAX's holds now."""
-        trace: Any = self.where([x])
-        return trace.cur_qdd(x)
-
-
-def stage(f: Callable[..., Any], avals: Sequence[Any], split: Callable[..., Split] = Split):
-    """The Program of `f`, of which only the arguments are unknown.
-
-    What `f` computes from other values is computed at once, where it would have been computed; the
-    program holds the result as a constant.
-    """
-    outside = current_trace()
-
-    def run(*args: Value) -> Any:
-        with set_current_trace(split(outside, current_trace())):
-            return f(*args)
-
-    return trace(run, *avals)

@@ -20,9 +20,10 @@ from xform._jax import (
 )
 from xform.arithmetic import Value, add, arrayed, differentiable
 from xform.errors import WrongCotangent
+from xform.hijax import operation
 from xform.interpret.activity import path
-from xform.interpret.concrete import Split, stage
 from xform.interpret.node import Pull, Structured, gather, spread
+from xform.interpret.staged import Split, stage
 from xform.ir import Atom, Mask, Program, apply, bind, environment, read, write
 from xform.source import frame, name_stack, source
 from xform.table import Rule, lookup, traits
@@ -122,7 +123,7 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     excess = floats and (custom or itemsize(aval.dtype) < 4)
     if not (off and custom) and (shape != aval.shape or not excess):
         raise WrongCotangent(
-            f"pullback of {eqn.primitive.name}",
+            f"pullback of {operation(eqn)}",
             f"its rule returned a cotangent {dtype}{list(shape)} for an input of type "
             f"{aval.str_short()}",
             frame(eqn),

@@ -52,7 +52,7 @@ def _indexable(xs: Sequence[Value]) -> list[Value]:
     return [x if isinstance(x, jax.Array) or not np.ndim(x) else jnp.asarray(x) for x in xs]
 
 
-def _number(x: Value) -> Value:
+def number(x: Value) -> Value:
     """A residual; a Python number is an array to the backward function."""
     return x if isinstance(x, bool) else arrayed(x)
 
@@ -81,7 +81,7 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
     _, res_tree, forwarded = out_trees()
     n = res_tree.num_leaves - sum(i is not None for i in forwarded)
     leaves, ys = iter(out[:n]), list(out[n:])
-    residuals = [_number(next(leaves)) if i is None else xs[i] for i in forwarded]
+    residuals = [number(next(leaves)) if i is None else xs[i] for i in forwarded]
     avals = [cotangent_aval(jax.typeof(y)) for y in ys]
 
     def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
@@ -99,6 +99,16 @@ def no_forward_mode(where: str) -> NotDifferentiable:
         "its rule says how to pull cotangents back, not how to push tangents forward",
         where,
         "use reverse mode (grad, vjp), or give the function a jax.custom_jvp rule instead",
+    )
+
+
+def closes_over(where: str) -> NotDifferentiable:
+    """The error of a `custom_vjp` that closes over a value that is being differentiated."""
+    return NotDifferentiable(
+        "derivative of a custom_vjp function",
+        "it closes over a value that is being differentiated, which its rule cannot see",
+        where,
+        "pass the value as an argument of the function",
     )
 
 
@@ -120,9 +130,15 @@ batching.primitive_batchers[refused_p] = lambda xs, axes, *, where, **params: _r
 
 def split_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequence[Value],
                   dxs: Sequence[Value], where: str) -> tuple[list[Value], list[Value]]:  # fmt: skip
-    """Outputs, and their tangents, which are not to be had, as the rules of a `custom_vjp` say."""
+    """Outputs, and tangents that only the transposed map uses, by the rules of a `custom_vjp`."""
     active = tuple(dx is not None for dx in dxs)
-    ys, residuals, pull = pull_by_rule(fwd, bwd, out_trees, symbolic, xs, active)
+    return refuse_push(*pull_by_rule(fwd, bwd, out_trees, symbolic, xs, active), dxs, where)
+
+
+def refuse_push(ys: Sequence[Value], residuals: Sequence[Value], pull: Callable[..., list[Value]],
+                dxs: Sequence[Value], where: str) -> tuple[list[Value], list[Value]]:  # fmt: skip
+    """Outputs, and tangents for a rule that can only pull: pushing them is an error."""
+    active = tuple(dx is not None for dx in dxs)
     on = tuple(differentiable(jax.typeof(y)) for y in ys)
     avals = tuple(tangent_aval(jax.typeof(y)) for y in gather(ys, on))
 
@@ -131,7 +147,7 @@ def split_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequen
 
     dys = refused_p.bind(*residuals, *gather(dxs, active), where=where, avals=avals,
                          pull=pull_active, held=len(residuals))  # fmt: skip
-    return ys, spread(dys, on)
+    return list(ys), spread(dys, on)
 
 
 class Refused(Structured):
@@ -219,12 +235,7 @@ class CustomVjp(Structured):
     def _rules(self, eqn: JaxprEqn, active: Mask) -> tuple[Any, Any, Any, bool]:
         """Forward and backward rule, the trees of what they return, whether zeros are symbolic."""
         if any(active[: eqn.params["num_consts"]]):
-            raise NotDifferentiable(
-                "derivative of a custom_vjp function",
-                "it closes over a value that is being differentiated, which its rule cannot see",
-                frame(eqn),
-                "pass the value as an argument of the function",
-            )
+            raise closes_over(frame(eqn))
         _, fwd, bwd = eqn.primitive.get_bind_params(eqn.params)["subfuns"]
         return fwd, bwd, eqn.params["out_trees"], eqn.params["symbolic_zeros"]
 

@@ -1,106 +1,190 @@
-"""Primitives of `jax.experimental.hijax`: objects that bring their own derivatives.
+"""Objects that bring their own derivatives (`jax.experimental.hijax`): their methods are called.
 
-JAX's own newer custom_vjp and checkpoint are such objects. A checkpoint region is treated as one;
-of all others the methods are called.
+An object may have `vjp_fwd` with `vjp_bwd` or `vjp_bwd_retval`, `jvp`, `lin` with `linearized`, and
+`transpose`. Where JAX derives one of these from another one by its own autodiff, xform derives it
+by its own. JAX's newer `custom_vjp` is such an object, too.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from xform._jax import JaxprEqn, ad, cotangent_aval, name_p
-from xform.arithmetic import Value, add, differentiable, instantiate
-from xform.interpret.activity import path
-from xform.interpret.joint import analyze
-from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Pull, Structured
-from xform.ir import Mask, Program, program
-from xform.rules.call import RegionNode
-from xform.rules.custom import none_if_zero
+import jax
+
+from xform._jax import JaxprEqn, ad, cotangent_aval, tangent_aval, zeros
+from xform.arithmetic import Value, add
+from xform.errors import NotDifferentiable, WrongCotangent
+from xform.hijax import NullAccum, ValAccum, brings, kind, operation
+from xform.interpret.node import Pull, Structured
+from xform.interpret.pullback import check_cotangent, pull_of_jvp
+from xform.ir import Mask
+from xform.rules.custom import closes_over, no_forward_mode, none_if_zero, number, refuse_push
+from xform.source import frame
 from xform.table import declare
 from xform.traits import Traits
 
 
-def _region(prim: Any) -> Program | None:
-    """The program of a checkpoint region."""
-    return program(prim.params["jaxpr"]) if {"jaxpr", "policy"} == set(prim.params) else None
+class _Sum(ValAccum):
+    """The accumulator of an active input's cotangent, for rules that return nothing."""
 
-
-def _name(prim: Any) -> str | None:
-    """The name that a `checkpoint_name` gives to its argument."""
-    return prim.params["name"] if set(prim.params) == {"name"} else None
-
-
-class _Sum:
-    """Where a method that returns nothing leaves the cotangent of an input."""
-
-    def __init__(self, aval: Any):
-        self.aval, self.value = aval, None
+    def __init__(self, eqn: JaxprEqn, variable: Any):
+        self.eqn, self.variable = eqn, variable
+        super().__init__(cotangent_aval(variable.aval))
 
     def accum(self, ct: Value) -> None:
         """Add to the cotangent."""
-        if none_if_zero(ct) is not None:
-            self.value = ct if self.value is None else add([self.value, ct])
+        if none_if_zero(ct) is None:
+            return
+        check_cotangent(self.eqn, self.variable, ct)
+        before = none_if_zero(self.val)
+        self.val = ct if before is None else add([before, ct])
+
+    def total(self) -> Value:
+        """The cotangent; None if nothing was added."""
+        return none_if_zero(self.freeze())
 
 
 class HiPrimitive(Structured):
     """`call_hi_primitive`."""
 
-    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        inner = _region(eqn.params["_prim"])
-        if inner is not None:
-            return path(inner, active).outputs
-        return tuple(any(active) and differentiable(v.aval) for v in eqn.outvars)
+    users: ClassVar[bool] = True
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         prim = eqn.params["_prim"]
-        inner = _region(prim)
-        if inner is not None:
-            return jvp(inner, xs, dxs)
-        if _name(prim) is not None:
-            return [name_p.bind(*xs, name=_name(prim))], dxs
-        full = instantiate(dxs, eqn.invars)
-        ys, dys = prim.jvp(prim.in_tree.unflatten(xs), prim.in_tree.unflatten(full))
-        flat = prim.out_tree.flatten_up_to
-        return flat(ys), [none_if_zero(dy) for dy in flat(dys)]
+        if _is_custom_vjp(prim):
+            raise no_forward_mode(frame(eqn))
+        rule = _jvp if brings(prim, "jvp") else _linearize if brings(prim, "lin") else None
+        if rule is None:
+            raise _refusal(eqn, "push tangents: it has neither jvp nor lin")
+        return rule(prim, xs, _with_zeros(dxs, eqn.invars, tangent_aval))
 
-    def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask) -> Any:
-        if _region(eqn.params["_prim"]) is not None:
-            return super().split(eqn, xs, dxs, wanted)
+    def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
+        prim = eqn.params["_prim"]
+        pushes = brings(prim, "jvp") or brings(prim, "lin")
+        if brings(prim, "vjp_fwd") and (_is_custom_vjp(prim) or not pushes):
+            reverse = self._reverse(eqn, xs, tuple(dx is not None for dx in dxs))
+            return refuse_push(*reverse, dxs, frame(eqn))
+        if brings(prim, "lin"):
+            return _linearize(prim, xs, _with_zeros(dxs, eqn.invars, tangent_aval))
         return self.jvp(eqn, xs, dxs)
 
-    def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
-        prim = eqn.params["_prim"]
-        joint = analyze(program(prim.params["jaxpr"]), active, wanted, push)
-        return RegionNode(eqn, joint, push, prim.params["policy"], True)
+    def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        if not brings(eqn.params["_prim"], "vjp_fwd"):
+            push = functools.partial(self._pushed, eqn, wanted)
+            return pull_of_jvp(push, xs, active, wanted)
+        ys, residuals, pull = self._reverse(eqn, xs, active)
+        return ys, functools.partial(pull, residuals)
 
-    def vjp(
+    def _pushed(self, eqn: JaxprEqn, wanted: Mask, xs: Sequence[Value], dxs: Sequence[Value]):
+        return self.split(eqn, xs, dxs, wanted)
+
+    def _reverse(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask):
+        """Outputs, residuals, and their pullback, by the object's rules for reverse mode."""
+        prim = eqn.params["_prim"]
+        if any(active[: _closed_over(prim)]):
+            raise closes_over(frame(eqn))
+        y, held, *rest = prim.vjp_fwd(prim.in_tree.unflatten(active), *prim.in_tree.unflatten(xs))
+        moving = _flags(rest[0] if rest else True, prim.out_tree)
+        structured = rest[1:2]
+        residuals, tree = jax.tree.flatten((held, *structured))
+
+        def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
+            given = [ct if on else None for ct, on in zip(cts, moving, strict=True)]
+            y = prim.out_tree.unflatten(_with_zeros(given, eqn.outvars, cotangent_aval))
+            sums = _accumulators(eqn, active)
+            log = prim.vjp_bwd(*tree.unflatten(residuals), y, *prim.in_tree.unflatten(sums))
+            _check_log(eqn, "vjp_bwd", log)
+            return [s.total() if on else None for s, on in zip(sums, active, strict=True)]
+
+        return list(prim.out_tree.flatten_up_to(y)), list(map(number, residuals)), pull
+
+    def transposed(
         self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask
     ) -> tuple[list[Value], Pull]:
         prim = eqn.params["_prim"]
-        if _region(prim) is not None:
-            return super().vjp(eqn, xs, active, wanted)
-        if _name(prim) is not None:
-            return [name_p.bind(*xs, name=_name(prim))], list
-        inputs, outputs = prim.in_tree, prim.out_tree
-        y, residuals, *_ = prim.vjp_fwd(inputs.unflatten(active), *inputs.unflatten(xs))
+        if not brings(prim, "transpose"):
+            return self.vjp(eqn, xs, active, wanted)
 
         def pull(cts: Sequence[Value]) -> list[Value]:
-            full = outputs.unflatten(
-                ad.Zero(cotangent_aval(v.aval)) if ct is None else ct
-                for ct, v in zip(cts, eqn.outvars, strict=True)
-            )
-            if "vjp_bwd" not in vars(type(prim)):
-                leaves = inputs.flatten_up_to(prim.vjp_bwd_retval(residuals, full))
-                return [
-                    none_if_zero(ct) if on else None for ct, on in zip(leaves, active, strict=True)
-                ]
-            sums = [_Sum(cotangent_aval(v.aval)) for v in eqn.invars]
-            prim.vjp_bwd(residuals, full, *inputs.unflatten(sums))
-            return [s.value for s in sums]
+            y = prim.out_tree.unflatten(_with_zeros(cts, eqn.outvars, cotangent_aval))
+            sums = _accumulators(eqn, active)
+            given = [s if on else x for s, x, on in zip(sums, xs, active, strict=True)]
+            _check_log(eqn, "transpose", prim.transpose(y, *prim.in_tree.unflatten(given)))
+            return [s.total() if on else None for s, on in zip(sums, active, strict=True)]
 
-        return list(outputs.flatten_up_to(y)), pull
+        return [zeros(v.aval) for v in eqn.outvars], pull
+
+
+def _is_custom_vjp(prim: Any) -> bool:
+    return kind(prim) == "CustomVJPTraced"
+
+
+def _closed_over(prim: Any) -> int:
+    """The number of leading inputs of a `custom_vjp` that its function closes over."""
+    leading = _is_custom_vjp(prim) and hasattr(prim, "drop_fwd_consts")
+    return len(jax.tree.leaves(prim.in_avals[0])) if leading else 0
+
+
+def _jvp(prim: Any, xs: Sequence[Value], dxs: Sequence[Value]):
+    ys, dys = prim.jvp(prim.in_tree.unflatten(xs), prim.in_tree.unflatten(dxs))
+    return _outputs(prim, ys, dys)
+
+
+def _linearize(prim: Any, xs: Sequence[Value], dxs: Sequence[Value]):
+    on = prim.in_tree.unflatten([none_if_zero(dx) is not None for dx in dxs])
+    ys, held, *rest = prim.lin(on, *prim.in_tree.unflatten(xs))
+    dys = prim.linearized(held, *rest[1:2], *prim.in_tree.unflatten(dxs))
+    return _outputs(prim, ys, dys)
+
+
+def _outputs(prim: Any, ys: Any, dys: Any) -> tuple[list[Value], list[Value]]:
+    flat = prim.out_tree.flatten_up_to
+    return list(flat(ys)), list(map(none_if_zero, flat(dys)))
+
+
+def _with_zeros(values: Sequence[Value], variables: Sequence[Any], type_of: Any) -> list[Value]:
+    """Tangents or cotangents as JAX passes them: JAX's symbolic zero for None."""
+    pairs = zip(values, variables, strict=True)
+    return [ad.Zero(type_of(v.aval)) if x is None else x for x, v in pairs]
+
+
+def _accumulators(eqn: JaxprEqn, active: Mask) -> list[Any]:
+    """An accumulator for each input; of inactive inputs, one that forgets."""
+    return [
+        _Sum(eqn, v) if on else NullAccum(cotangent_aval(v.aval))
+        for v, on in zip(eqn.invars, active, strict=True)
+    ]
+
+
+def _flags(flags: Any, tree: Any) -> list[bool]:
+    """The truth value of each leaf of a tree, from a tree that may end earlier."""
+    leaves: list[bool] = []
+    places = tree.unflatten(range(tree.num_leaves))
+    jax.tree.map(lambda on, part: leaves.extend([bool(on)] * len(jax.tree.leaves(part))),
+                 flags, places)  # fmt: skip
+    return leaves
+
+
+def _check_log(eqn: JaxprEqn, method: str, log: Any) -> None:
+    """Refuse what a rule returned that adds to accumulators: a dict to log, or nothing."""
+    if log is not None and not isinstance(log, dict):
+        raise WrongCotangent(
+            f"pullback of {operation(eqn)}",
+            f"its {method} returned a {type(log).__name__} instead of adding to its accumulators",
+            frame(eqn),
+            f"call accum on the arguments of {method}, or write vjp_bwd_retval",
+        )
+
+
+def _refusal(eqn: JaxprEqn, what: str) -> NotDifferentiable:
+    return NotDifferentiable(
+        f"derivative of {operation(eqn)}",
+        f"its class does not say how to {what}",
+        frame(eqn),
+        "give the class such a method, or wrap the call in jax.custom_jvp",
+    )
 
 
 declare(HiPrimitive, "call_hi_primitive", "structured", (),

@@ -28,11 +28,12 @@ from xform._jax import (
 )
 from xform.arithmetic import Value, all_arrayed, differentiable, is_number, reduce_like, scale
 from xform.equation import Applied
-from xform.interpret.concrete import Mark, Marked, Pushed, Results, Split, Watch, stage
+from xform.interpret.concrete import Mark, Marked, Pushed, Results, Watch
 from xform.interpret.jvp import push
 from xform.interpret.node import Node, Pull, Token, fork_p, gather, join_p, spread
 from xform.interpret.pullback import NOTHING, back, check_cotangent, pull_of_jvp
 from xform.interpret.pullback import vjp as pull_equation
+from xform.interpret.staged import Split, stage
 from xform.ir import Mask, Program, evaluate, lifted
 from xform.passes.dce import live
 from xform.planner.decide import plan

@@ -1,0 +1,94 @@
+"""JAX's objects that stand for an operation (`jax.experimental.hijax`), alike in every version.
+
+JAX is writing some of its own operations anew as such objects: remat regions (`jax_remat3`) and
+names. xform reads these as the primitives that they replace, so each rule, pass and policy knows
+them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.experimental import hijax
+
+from xform._jax import JaxprEqn, Primitive, closed, name_p, named
+from xform.errors import UnsupportedParam
+from xform.source import frame
+
+# The base class of all objects. JAX 0.10 calls it otherwise, and names no accumulators publicly.
+HiPrim: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive")  # noqa: B009
+_accumulators: Any = hijax if hasattr(hijax, "ValAccum") else HiPrim.vjp_bwd.__globals__["ad"]
+ValAccum: Any = _accumulators.ValAccum
+NullAccum: Any = _accumulators.NullAccum
+
+# Rules that JAX derives from another rule of the same object. They enter JAX's own autodiff.
+_DERIVED = [
+    rule
+    for pair in ("linearize_from_jvp", "vjp_from_jvp", "vjp_from_lin")
+    for rule in getattr(hijax, pair, ())
+]
+
+_CALL: Any = named("call_hi_primitive")
+_REMAT: Any = named("remat2")
+_REGION = {"jaxpr", "policy", "prevent_cse"}
+
+
+def kind(prim: Any) -> str:
+    """The name of the class of an object of JAX's own; empty for an object of somebody else."""
+    cls = type(prim)
+    return cls.__name__ if cls.__module__.startswith("jax.") else ""
+
+
+def operation(eqn: JaxprEqn) -> str:
+    """The name of an equation's operation: of its class, if it is an object."""
+    prim = eqn.params.get("_prim")
+    return type(prim).__name__ if isinstance(prim, HiPrim) else eqn.primitive.name
+
+
+def brings(prim: Any, method: str) -> bool:
+    """Whether the class of an object has a rule of its own under this name."""
+    rule = getattr(type(prim), method, None)
+    return rule is not None and rule is not getattr(HiPrim, method, None) and rule not in _DERIVED
+
+
+def settled(primitive: Primitive, params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
+    """A primitive and its parameters; those that an object replaces, if it replaces some."""
+    prim = params["_prim"] if primitive is _CALL else None
+    if prim is None:
+        return primitive, params
+    match kind(prim):
+        case "CheckpointName" | "CheckpointNameFwd":
+            return name_p, {"name": prim.params["name"]}
+        case "RematTraced":
+            return _REMAT, _region(prim.params)
+        case _:
+            return primitive, params
+
+
+def _region(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of `remat2` for those of a region that is an object."""
+    jaxpr, consts = closed(params["jaxpr"])
+    unknown = [*(f"parameter {name!r}" for name in params.keys() - _REGION),
+               *(f"constant {jax.typeof(c).str_short()}" for c in consts)]  # fmt: skip
+    if unknown:
+        raise UnsupportedParam(
+            "derivative of a jax.checkpoint region",
+            f"it has a {unknown[0]}, which xform does not know for regions under jax_remat3",
+            frame(),
+            "mark the region with xform.checkpoint, or turn the flag jax_remat3 off",
+        )
+    return {
+        "jaxpr": jaxpr,
+        "policy": params["policy"],
+        "prevent_cse": params.get("prevent_cse", True),
+        "differentiated": False,
+    }
+
+
+def settle(eqn: JaxprEqn) -> JaxprEqn:
+    """An equation; of an object that replaces a primitive, the equation of that primitive."""
+    primitive, params = settled(eqn.primitive, eqn.params)
+    if primitive is eqn.primitive:
+        return eqn
+    return eqn.replace(primitive=primitive, params=params)
