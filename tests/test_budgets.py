@@ -13,11 +13,10 @@ import xform
 from tests.reference import close
 from xform import commands, errors, policies
 from xform.commands import function
-from xform.planner import backend
+from xform.planner import backend, planning
 from xform.planner.backend import in_bytes, memory, planned_for
 from xform.planner.planned import planned
 from xform.planner.simulate.liveness import liveness
-from xform.transforms import planning
 
 X = np.sin(np.arange(48.0, dtype=np.float32)).reshape(8, 6)
 WS = np.cos(np.arange(6 * 36.0, dtype=np.float32)).reshape(6, 6, 6)

@@ -15,7 +15,7 @@ from xform.errors import BudgetInfeasible, CompilationFailed
 from xform.planner.candidates.whole import Whole
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.planned import planned
-from xform.transforms.planning import planning
+from xform.planner.planning import planning
 
 Size = dict[str, Any]
 

@@ -29,11 +29,11 @@ from xform.planner.backend import in_bytes
 from xform.planner.candidates.whole import Whole
 from xform.planner.costs.outcome import recompute_flops, waiting_bytes
 from xform.planner.planned import planned
+from xform.planner.planning import planning
 from xform.planner.report.residuals import residuals_of
 from xform.policies import Policy, said, save_everything
 from xform.source import frame
 from xform.text import columns, human_bytes, human_flops, near
-from xform.transforms.planning import planning
 
 # What returns a function, which does the work when it is called.
 _LATER = ("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "checkpoint",

@@ -22,12 +22,12 @@ from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
 from xform.planner.backend import in_bytes, planned_for
 from xform.planner.plan.plan import Plan
+from xform.planner.planning import timed
 from xform.planner.report.picture import BLUE, ORANGE, axes, save
 from xform.policies import as_code, check, min_cut, said
 from xform.text import BYTES, FLOPS, columns, human_bytes, human_flops, human_seconds, unit_of
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
-from xform.transforms.planning import timed
 from xform.transforms.reverse import Policy
 from xform.transforms.subject import with_policy
 

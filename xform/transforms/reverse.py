@@ -21,6 +21,7 @@ from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.ir import seldom_collected
 from xform.planner.decide import plan
+from xform.planner.planning import planner
 from xform.policies import check, min_cut
 from xform.transforms import eager
 from xform.transforms.check import check_input, check_output, check_scalar
@@ -35,7 +36,6 @@ from xform.transforms.function import (
     positions,
 )
 from xform.transforms.linear_map import Planned, Pullback
-from xform.transforms.planning import planner
 
 Policy = Any
 

@@ -28,11 +28,11 @@ from xform.memory.targets import Target
 from xform.meshes import explicit
 from xform.planner.front import Ends
 from xform.planner.planned import planned, with_regions
+from xform.planner.planning import planner, planning
 from xform.planner.simulate.liveness import liveness, simulate
 from xform.policies import Policy, min_cut
 from xform.transforms.function import Tree, numbers, partial, positions
 from xform.transforms.inspect import Arguments, At, point
-from xform.transforms.planning import planner, planning
 from xform.transforms.reverse import value_and_grad, vjp
 
 

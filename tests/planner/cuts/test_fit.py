@@ -10,9 +10,9 @@ import xform
 from experiments.planner.run import block, inputs
 from tests.reference import close
 from xform import errors, policies
+from xform.planner import planning
 from xform.planner.planned import planned
 from xform.planner.simulate.liveness import liveness
-from xform.transforms import planning
 
 X = np.sin(np.arange(48.0)).reshape(8, 6)
 WS = [np.cos(np.arange(36.0) + i).reshape(6, 6) for i in range(6)]
