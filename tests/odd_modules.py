@@ -19,30 +19,30 @@ class Refusing(types.ModuleType):
     """A module that fails for every name, also for those that each object has."""
 
     def __getattribute__(self, name: str) -> Any:
-        raise RuntimeError(f"{name} was asked for")
+        raise RuntimeError(f"no {name}")
 
 
 class Failing:
     """An object that fails for each name it does not hold."""
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(f"{name} was asked for")
+        raise RuntimeError(f"no {name}")
 
 
 class Classless:
-    """An object that fails when its class is asked for, as `isinstance` does."""
+    """An object that fails to give its class, for which `isinstance` asks."""
 
     @property
     def __class__(self) -> Any:  # type: ignore[override]
-        raise RuntimeError("the class was asked for")
+        raise RuntimeError("no class")
 
 
 class Dictless:
-    """An object that fails when its `__dict__` is asked for."""
+    """An object that fails to give its `__dict__`."""
 
     @property
     def __dict__(self) -> Any:  # type: ignore[override]
-        raise RuntimeError("the dict was asked for")
+        raise RuntimeError("no dict")
 
 
 class Misleading:

@@ -350,12 +350,12 @@ np.zeros(shape, jax.dtypes.float0)""",
     ),
     "primals that are no tuple": (
         lambda: xform.jvp(f, X, X),
-        errors.WrongTangent,
+        errors.WrongArgument,
         TypeError,
         """\
-jvp
-  problem: primals is a ndarray
-  remedy:  pass primals as a tuple or list""",
+jvp with primals of type ndarray
+  problem: primals must be a tuple or list with one entry for each argument of the function
+  remedy:  for a function of one argument pass primals=(x,)""",
     ),
     "argnums out of range": (
         lambda: xform.grad(f, 2)(1.0),

@@ -91,7 +91,7 @@ def of_regions(regions: Regions, text: str) -> str:
 
 
 def budget(
-    amount: int | str, of: str = "peak", batch: int | None = None, solver: str = "auto"
+    amount: float | str, of: str = "peak", batch: int | None = None, solver: str = "auto"
 ) -> Budget:
     """Fit a derivative into so many bytes, and run the least work again.
 
@@ -106,7 +106,7 @@ def budget(
     loops apart in them; what a region's policy says holds under each budget.
 
     Args:
-      amount: bytes on each device, or a number with a unit: `"6 GiB"`, `"500 MB"`.
+      amount: bytes on each device, such as `16e9`, or a string with a unit: `"6 GiB"`, `"500 MB"`.
       of: what is bounded. `"peak"`: arguments, outputs and all that is live between, of the
         function that is differentiated with this policy, as simulated, with a margin of 1% on a
         CPU and 5% elsewhere if there is such a plan; `xform.plan` asks the compiler instead, which
@@ -149,7 +149,7 @@ def budget(
     return Budget(n // (batch or 1), of, solver, batch)
 
 
-def fit(reserve: int | str = 0, batch: int | None = None) -> Fit:
+def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:
     """Fit a derivative into the memory of the device that is planned for.
 
     It is a `budget` of the peak, arguments and outputs included. That memory is what the backend
@@ -181,8 +181,8 @@ def fit(reserve: int | str = 0, batch: int | None = None) -> Fit:
     return Fit(n, batch)
 
 
-def bytes_of(amount: int | str, asked: str) -> int:
-    """Bytes from an integer or a string, or an error for what was asked."""
+def bytes_of(amount: float | str, asked: str) -> int:
+    """Bytes from a number or a string, or an error that names the request."""
     try:
         return byte_count(amount)
     except (TypeError, ValueError):
@@ -190,12 +190,13 @@ def bytes_of(amount: int | str, asked: str) -> int:
             asked,
             "it is not a number of bytes",
             "",
-            "give an integer, or a string such as '6 GiB' or '500 MB'",
+            "give a number of bytes, or a string such as '6 GiB' or '500 MB'",
         ) from None
 
 
 def _check_batch(asked: str, batch: Any) -> None:
-    if batch is not None and (not isinstance(batch, int | np.integer) or batch < 1):
+    whole = isinstance(batch, int | np.integer) and not isinstance(batch, bool)
+    if batch is not None and (not whole or batch < 1):
         raise WrongArgument(
             asked, f"batch={batch!r} is no number of examples", "", "give a positive integer"
         )

@@ -21,7 +21,7 @@ from xform.interpret.concrete import Pushed
 from xform.packages import required
 from xform.transforms import forward, jacobian, reverse
 from xform.transforms.checkpoint import checkpoint
-from xform.transforms.function import Tree
+from xform.transforms.function import Tree, as_tuple
 
 with required("equinox", "Equinox", by="xform.equinox", brings="equinox"):
     import equinox as eqx
@@ -209,6 +209,7 @@ def filter_jvp(
       The output and its tangent, with None for what is no array and for what does not move.
 
     Raises:
+      WrongArgument: `primals` or `tangents` is no tuple or list.
       WrongTangent: `tangents` are not like `primals`.
       MissingRule, NotDifferentiable: as `xform.jvp`, which has the cost, too.
 
@@ -216,8 +217,10 @@ def filter_jvp(
     >>> float(dy[0]), dy[1], dy[2]
     (3.0, None, None)
     """
+    primals = as_tuple(primals, "primals", "filter_jvp")
+    tangents = as_tuple(tangents, "tangents", "filter_jvp")
     none = lambda x: x is None
-    trees = [jax.tree.structure(t, is_leaf=none) for t in (tuple(primals), tuple(tangents))]
+    trees = [jax.tree.structure(t, is_leaf=none) for t in (primals, tangents)]
     if trees[0] != trees[1]:
         raise WrongTangent(
             "filter_jvp",
@@ -225,8 +228,8 @@ def filter_jvp(
             "",
             "pass a tangent, or None, for each leaf of the primals",
         )
-    still = jax.tree.map(none, tuple(tangents), is_leaf=none)
-    held, wrt = eqx.partition(tuple(primals), still)
+    still = jax.tree.map(none, tangents, is_leaf=none)
+    held, wrt = eqx.partition(primals, still)
     leaves, tree = jax.tree.flatten(wrt)
 
     def pure(*leaves: Any) -> Any:
@@ -237,7 +240,7 @@ def filter_jvp(
         moving, rest = eqx.partition(out, moves)
         return moving, rest
 
-    y, pushed, rest = forward.jvp(pure, leaves, jax.tree.leaves(tuple(tangents)), has_aux=True)
+    y, pushed, rest = forward.jvp(pure, leaves, jax.tree.leaves(tangents), has_aux=True)
     return eqx.combine(y, rest), pushed
 
 

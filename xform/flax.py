@@ -26,7 +26,7 @@ from xform.errors import NotScalar, WrongArgument
 from xform.packages import required
 from xform.transforms import forward, reverse
 from xform.transforms.checkpoint import checkpoint
-from xform.transforms.function import Tree, distinct, numbers, positions
+from xform.transforms.function import Tree, as_tuple, distinct, numbers, positions
 
 with required("flax", "Flax", by="xform.flax", brings="train"):
     from flax import nnx
@@ -352,6 +352,7 @@ def jvp(f: Function, primals: Sequence[Tree], tangents: Sequence[Tree], *, has_a
     6.0
     """
     door = _values_only("jvp", graph, graph_updates)
+    primals, tangents = as_tuple(primals, "primals", "jvp"), as_tuple(tangents, "tangents", "jvp")
     with nnx.update_context(door.name):
         entered, pushed = door.enter(primals), nnx.to_tree(tangents)
         y, dy, (aux, changes) = forward.jvp(door.pure(f, has_aux), entered, pushed, has_aux=True)

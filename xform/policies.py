@@ -31,6 +31,7 @@ from xform.errors import WrongArgument
 from xform.min_cut import MinCut, min_cut
 from xform.regions import open_regions, opening
 from xform.source import frame
+from xform.text import byte_count
 
 __all__ = [
     "budget",
@@ -307,6 +308,14 @@ def parse(text: str, asked: str = "") -> Policy:
     >>> parse("save_dots"), parse("saved:2GiB")
     (save_dots, budget('2.0 GiB', of='saved'))
     """
+    given: Any = text
+    if not isinstance(given, str):
+        raise WrongArgument(
+            asked or f"policies.parse({given!r})",
+            f"it has type {type(given).__name__}, and must be text such as 'save_dots'",
+            "",
+            _as_budget(given) or "give the name of a policy; a policy needs no parsing",
+        )
     kind, colon, amount = text.partition(":")
     if kind in ("budget", "saved") and colon:
         return budget(amount, of="peak" if kind == "budget" else "saved")
@@ -335,14 +344,12 @@ def check(policy: Any) -> Policy:
     if isinstance(policy, Tagged):
         return policy.planned
     if not callable(policy):
-        now = _BEFORE.get(policy, policy) if isinstance(policy, str) else None
         raise WrongArgument(
             f"policy={policy!r}",
             "a policy is a callable of a primitive, its input types and parameters",
             "",
-            f"take xform.policies.{now}" if now in NAMED else
-            "take one of xform.policies or jax.checkpoint_policies",
-        )  # fmt: skip
+            _as_policy(policy) or "take one of xform.policies or jax.checkpoint_policies",
+        )
     given = next((given for maker, given in _MAKERS.items() if policy is maker), None)
     if given is not None or isinstance(policy, type):
         raise WrongArgument(
@@ -352,6 +359,28 @@ def check(policy: Any) -> Policy:
             f"call it, such as policy={policy.__name__}({'...' if given is None else given})",
         )
     return policy
+
+
+def _as_policy(given: Any) -> str:
+    """How to write the policy that a text or a number stands for; empty if it stands for none."""
+    if not isinstance(given, str):
+        return _as_budget(given)
+    if (now := _BEFORE.get(given, given)) in NAMED:
+        return f"take xform.policies.{now}"
+    try:
+        parse(given)
+    except WrongArgument:
+        return _as_budget(given)
+    return f"write xform.policies.parse({given!r}), which reads what command lines take"
+
+
+def _as_budget(given: Any) -> str:
+    """How to write a number of bytes as a policy; empty if it is none."""
+    try:
+        byte_count(given)
+    except (TypeError, ValueError):
+        return ""
+    return f"write xform.policies.budget({given!r})"
 
 
 # What makes a policy, xform's and JAX's, with what it is given.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import re
 from collections.abc import Sequence
+
+import numpy as np
 
 BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
@@ -24,7 +27,7 @@ def human_bytes(n: int | None) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """A byte count from a number and a unit: `6 GiB`, `1.5GB`, `512 MB`, `1000`.
+    """A byte count from a number and a unit: `6 GiB`, `1.5GB`, `512 MB`, `1000`, `1e9`.
 
     Units with an i are powers of 1024, those without are powers of 1000. ValueError otherwise.
 
@@ -32,17 +35,37 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("1.5 KiB"), parse_bytes("2MB")
     (1536, 2000000)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGT])(i?))?B?\s*", text, re.IGNORECASE)
+    number = r"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
+    match = re.fullmatch(rf"\s*({number})\s*(?:([KMGT])(i?))?B?\s*", text, re.IGNORECASE)
     if match is None:
         raise ValueError(f"{text!r} is not a number of bytes")
     number, prefix, binary = match.groups()
     base = 1024 if binary else 1000
-    return round(float(number) * base ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0))
+    bytes = float(number) * base ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0)
+    if math.isinf(bytes):
+        raise ValueError(f"{text!r} is too large")
+    return round(bytes)
 
 
-def byte_count(amount: int | str) -> int:
-    """Bytes from an integer or a string; ValueError or TypeError if it is neither, or negative."""
-    n = parse_bytes(amount) if isinstance(amount, str) else operator.index(amount)
+def byte_count(amount: float | str) -> int:
+    """Bytes from a number or a string; a fraction of a byte is rounded.
+
+    ValueError or TypeError for anything else, and for what is negative or not finite.
+
+    >>> from xform.text import byte_count
+    >>> byte_count(16e9), byte_count("1e9")
+    (16000000000, 1000000000)
+    """
+    if isinstance(amount, bool):
+        raise TypeError(f"{amount!r} is no number of bytes")
+    if isinstance(amount, str):
+        n = parse_bytes(amount)
+    elif isinstance(amount, float | np.floating):
+        if not np.isfinite(amount):
+            raise ValueError(f"{amount!r} is not finite")
+        n = round(float(amount))
+    else:
+        n = operator.index(amount)
     if n < 0:
         raise ValueError(f"{amount!r} is negative")
     return n

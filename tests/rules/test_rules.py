@@ -53,7 +53,8 @@ def test_rule_in_every_dtype(case: Case) -> None:
     check_rule(case, dtypes=["float64"], modes=MODES)
     first = [m for m in MODES if m != "second"]
     check_rule(case, dtypes=dtypes(case, "float32", "bfloat16", "complex64"), modes=first)
-    check_rule(case, dtypes=dtypes(case, "complex128"), modes=MODES)
+    if case.complex:
+        check_rule(case, dtypes=["complex128"], modes=MODES)
     jax.clear_caches()  # thousands of small programs
 
 

@@ -260,6 +260,35 @@ def test_static_arguments_and_keywords() -> None:
     close(xform.grad(lambda x: g(x, scale=2.0))(x), 2 * jnp.cos(x), 1e-6)
 
 
+def test_static_positions_are_checked_as_by_jax() -> None:
+    f = lambda x, kind, *rest, **named: jnp.sin(x) if kind == "sin" else x
+    calls = {
+        "the last": (-1, lambda g: g(1.0, "sin")),
+        "a tuple": ((1, -2), lambda g: g(1.0, "sin", 2.0)),
+        "too large": (2, lambda g: g(1.0, "sin")),
+        "too small": ((1, -3), lambda g: g(1.0, "sin")),
+        "by keyword": (1, lambda g: g(1.0, kind="sin")),
+        "only keywords": (0, lambda g: g(x=1.0, kind="sin")),
+        "left out": ((1, 2), lambda g: g(1.0, "sin")),
+    }
+    for name, (at, call) in calls.items():
+        results = []
+        for mark in (jax.checkpoint, xform.checkpoint):
+            try:
+                results.append(jax.grad(lambda x: call(mark(f, static_argnums=at)) + x)(1.0))  # noqa: B023
+            except ValueError as error:
+                results.append(error)
+        theirs, ours = results
+        assert (ours == theirs) is not isinstance(theirs, Exception), name
+        assert isinstance(ours, xform.errors.WrongArgument) is isinstance(theirs, ValueError), name
+    assert str(ours) == (
+        "checkpoint of <lambda> with static_argnums=2\n"
+        "  problem: the call has 2 positional arguments\n"
+        f"  where:   {__file__}:{f.__code__.co_firstlineno} (<lambda>)\n"
+        "  remedy:  pass static arguments by position, or name them: static_argnames='train'"
+    )
+
+
 def test_remat_of_what_is_not_differentiated_is_left_alone() -> None:
     f = lambda x, y: jnp.sum(x) * jnp.sum(xform.remat(jnp.sin)(y))
     assert recomputes(xform.grad(f), X, X) == 1

@@ -13,7 +13,16 @@ from jax import lax
 
 from xform.arithmetic import Value
 from xform.curvature.matrices import Matrix, matrix
-from xform.curvature.vectors import dot, plus, rademacher, real_vector, scaled, unwrapped, wide
+from xform.curvature.vectors import (
+    dot,
+    plus,
+    rademacher,
+    random_key,
+    real_vector,
+    scaled,
+    unwrapped,
+    wide,
+)
 from xform.errors import WrongArgument
 from xform.transforms.function import Tree
 from xform.transforms.within import run_within
@@ -62,7 +71,8 @@ def hutchinson(
       A `TraceAndDiagonal`, a pytree, in float32 at least.
 
     Raises:
-      WrongArgument: fewer than two samples, from which no error is known.
+      WrongArgument: fewer than two samples, from which no error is known; `key` is no random key;
+        or `primals` is no tuple or list.
       BudgetInfeasible: nothing that was tried fits the budget.
 
     Cost: one linearization of the gradient, one product for each sample, one after the other; four
@@ -84,6 +94,7 @@ def hutchinson(
             "",
             "give two at least",
         )
+    key = random_key(key, "hutchinson")
     leaves, tree = jax.tree.flatten(real_vector(primals, "hutchinson"))
     run = lambda way: lambda key, *flat: _estimate(of, tree.unflatten(flat), way, key, samples)
     return run_within(policy, run, [key, *leaves])

@@ -85,7 +85,8 @@ def newton_step(
       A `Step`, a pytree: add `step` to the primals.
 
     Raises:
-      WrongArgument: a solver is given with a `radius`, which it does not know.
+      WrongArgument: a solver is given with a `radius`, which it does not know; or `primals` is no
+        tuple or list.
       BudgetInfeasible: nothing that was tried fits the budget.
 
     Cost: one gradient, one linearization of it, and a product for each iteration; five vectors.
@@ -137,7 +138,8 @@ def natural_gradient_step(
       A `Step`, a pytree: add `step` to the primals.
 
     Raises:
-      WrongArgument: there is no such distribution, or a solver is given with a `radius`.
+      WrongArgument: there is no such distribution, a solver is given with a `radius`, or `primals`
+        is no tuple or list.
       BudgetInfeasible: nothing that was tried fits the budget.
 
     Cost: one gradient, one linearization of `model`, and a product for each iteration.

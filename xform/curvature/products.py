@@ -10,8 +10,7 @@ import jax
 from xform.callables import check_callable
 from xform.curvature.matrices import Distribution, GaussNewton, Matrix, fisher
 from xform.curvature.vectors import real_vector, unwrapped
-from xform.errors import WrongTangent
-from xform.transforms.function import Tree
+from xform.transforms.function import Tree, as_tuple
 from xform.transforms.within import run_within
 
 
@@ -40,6 +39,7 @@ def ggnvp(
       The product, like `primals`: one tree if there is one primal, else a tuple.
 
     Raises:
+      WrongArgument: `primals` or `tangents` is no tuple or list.
       WrongTangent: `tangents` do not match `primals`.
       BudgetInfeasible: nothing that was tried fits the budget.
 
@@ -87,7 +87,8 @@ def fisher_vp(
       The product, like `primals`: one tree if there is one primal, else a tuple.
 
     Raises:
-      WrongArgument: there is no such distribution, or the output does not suit it.
+      WrongArgument: there is no such distribution, the output does not suit it, or `primals` or
+        `tangents` is no tuple or list.
       WrongTangent: `tangents` do not match `primals`.
       BudgetInfeasible: nothing that was tried fits the budget.
 
@@ -103,13 +104,8 @@ def fisher_vp(
 
 
 def _product(asked: str, of: Matrix, primals: Any, tangents: Any, policy: Any) -> Any:
-    for name, value in (("primals", primals), ("tangents", tangents)):
-        if not isinstance(value, tuple | list):
-            raise WrongTangent(
-                asked, f"{name} is a {type(value).__name__}", "", f"pass {name} as a tuple or list"
-            )
-    point = real_vector(primals, asked)
-    leaves, tree = jax.tree.flatten((point, tuple(tangents)))
+    point, vector = real_vector(primals, asked), as_tuple(tangents, "tangents", asked)
+    leaves, tree = jax.tree.flatten((point, vector))
 
     def run(way: Any) -> Any:
         def product(*flat: Any) -> Any:

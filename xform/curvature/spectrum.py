@@ -20,6 +20,7 @@ from xform.curvature.vectors import (
     dot,
     norm,
     rademacher,
+    random_key,
     real_vector,
     scaled,
     size,
@@ -145,7 +146,8 @@ def hessian_spectrum(
       A `Spectrum`, a pytree: print it, plot it, ask it for moments.
 
     Raises:
-      WrongArgument: there are no steps, no samples, or no elements.
+      WrongArgument: there are no steps, no samples, or no elements; `key` is no random key; or
+        `primals` is no tuple or list.
       BudgetInfeasible: nothing that was tried fits the budget.
 
     Cost: `steps * samples` products, and `steps` vectors like the primals in memory.
@@ -157,7 +159,7 @@ def hessian_spectrum(
     3 eigenvalues from 2 to 6, of trace 12 and Frobenius norm 7.483
     """
     of, asked = matrix(f, "hessian_spectrum"), "hessian_spectrum"
-    point = real_vector(primals, asked)
+    point, key = real_vector(primals, asked), random_key(key, asked)
     leaves, tree = jax.tree.flatten(point)
     n = size(point)
     if min(steps, samples, n) < 1:

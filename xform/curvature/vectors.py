@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform.arithmetic import Value, common_dtype
-from xform.errors import WrongDtype
-from xform.transforms.function import Tree, as_array
+from xform.errors import WrongArgument, WrongDtype
+from xform.transforms.function import Tree, as_array, as_tuple
 
 
 def real_vector(primals: Sequence[Tree], asked: str) -> tuple[Tree, ...]:
-    """Primals as trees of arrays; refused if a leaf is not real."""
-    for leaf in jax.tree.leaves(tuple(primals)):
+    """Primals as trees of arrays; refused if they are no tuple, or a leaf is not real."""
+    point = as_tuple(primals, "primals", asked)
+    for leaf in jax.tree.leaves(point):
         dtype = jax.typeof(as_array(leaf, asked)).dtype
         if not jnp.issubdtype(dtype, np.floating):
             raise WrongDtype(
@@ -26,7 +27,23 @@ def real_vector(primals: Sequence[Tree], asked: str) -> tuple[Tree, ...]:
                 "",
                 "close over what is not differentiated, and give parameters of a float dtype",
             )
-    return jax.tree.map(lambda x: as_array(x, asked), tuple(primals))
+    return jax.tree.map(lambda x: as_array(x, asked), point)
+
+
+def random_key(key: Any, asked: str) -> Value:
+    """A JAX random key; refused if it is not exactly one."""
+    try:
+        jax.eval_shape(jax.random.split, key)
+    except (TypeError, ValueError):
+        number = isinstance(key, int | np.integer)
+        given = f"{key}" if number else f"of type {type(key).__name__}"
+        raise WrongArgument(
+            f"{asked} with key={given}" if number else f"{asked} with a key {given}",
+            "it is not one JAX random key",
+            "",
+            f"pass jax.random.key({key if number else 0})",
+        ) from None
+    return key
 
 
 def accumulator(v: Tree) -> Any:

@@ -12,7 +12,7 @@ import jax
 
 from xform import policies
 from xform._jax import closed
-from xform.callables import check_callable
+from xform.callables import check_callable, function_name, written
 from xform.errors import WrongArgument
 from xform.recent import Recent
 from xform.regions import of_region
@@ -43,14 +43,16 @@ def checkpoint(
         them, and nothing is emitted either way.
       policy: of `xform.policies` or `jax.checkpoint_policies`; None saves nothing. A budget bounds
         what each call saves, `budget(n, of="saved")`: a region has no peak of its own.
-      static_argnums: positions of arguments that are not arrays.
+      static_argnums: positions of arguments that are not arrays. Each call passes these arguments
+        by position.
       static_argnames: names of keyword arguments that are not arrays.
 
     Returns:
       A function with the arguments and value of `f`.
 
     Raises:
-      WrongArgument: `policy` is no policy, or a budget of the peak.
+      WrongArgument: `policy` is no policy, or a budget of the peak; or a call has no positional
+        argument at one of `static_argnums`.
 
     Cost: under reverse mode, about one more evaluation of `f`, less what the policy saves.
     Source: Griewank, "Achieving logarithmic growth of temporal and spatial complexity in reverse
@@ -64,13 +66,12 @@ def checkpoint(
     if policy is not None:
         of_region(policies.check(policy))
     names = _texts(static_argnames)
-    places = set(numbers(static_argnums, "checkpoint", "static_argnums"))
+    places = numbers(static_argnums, "checkpoint", "static_argnums")
     _check_cse(prevent_cse)
 
     @functools.wraps(f, updated=())
     def region(*args: Any, **kwargs: Any) -> Any:
-        at = {i % len(args) for i in places if -len(args) <= i < len(args)}
-        at |= _positions(f, names, len(args))
+        at = _static_positions(places, f, len(args)) | _named_positions(f, names, len(args))
         static = tuple((i, args[i]) for i in sorted(at))
         static += tuple((k, kwargs[k]) for k in sorted(names & kwargs.keys()))
         dynamic = [x for i, x in enumerate(args) if i not in at]
@@ -158,7 +159,19 @@ def _holding(whose: Callable[[], Any], static: Static) -> Callable[..., Any]:
     return held
 
 
-def _positions(f: Callable[..., Any], names: set[str], n: int) -> set[int]:
+def _static_positions(places: Sequence[int], f: Callable[..., Any], n: int) -> set[int]:
+    """The places among `n` positional arguments, from 0; refused where one is not among them."""
+    if wrong := [i for i in places if not -n <= i < n]:
+        raise WrongArgument(
+            f"checkpoint of {function_name(f)} with static_argnums={wrong[0]}",
+            f"the call has {n} positional argument{'s' * (n != 1)}",
+            written(f),
+            "pass static arguments by position, or name them: static_argnames='train'",
+        )
+    return {i % n for i in places}
+
+
+def _named_positions(f: Callable[..., Any], names: set[str], n: int) -> set[int]:
     """Which of the first `n` positional arguments bear one of these names."""
     if not names:
         return set()

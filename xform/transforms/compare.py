@@ -173,22 +173,24 @@ def compare(
     >>> [entry.policy for entry in table]
     ['min_cut', 'save_nothing']
     """
-    about = f"compare of {f!r}"
-    check_callable(f, about)
+    check_callable(f, "compare")
+    about = f"compare of {function_name(f)}"
     named = policies if isinstance(policies, Mapping) else _named(policies, about)
     where = [targets] if isinstance(targets, str) else targets
     if not isinstance(where, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise WrongArgument(about, f"targets={targets!r} is no list of targets", "",
                             "give a list, such as ['cpu', 'tpu:v5e:1x1']")  # fmt: skip
     where = list(where)
-    if not named or not where:
-        raise WrongArgument(
-            about,
-            f"there are {len(named)} policies and {len(where)} targets: nothing to compare",
-            "",
-            "give policies, such as [None, xform.policies.save_nothing], and targets, of which "
-            "None is JAX's default backend",
-        )
+    for given, few in (("policies", not named), ("targets", not where)):
+        if few:
+            raise WrongArgument(
+                f"{about} with {given}=[]", "there is nothing to compare", "",
+                f"give at least one, such as {given}=[None]: None is the default",
+            )  # fmt: skip
+    for policy in named.values():  # before the first compilation
+        check(policy)
+    for target in where:
+        parse_target(target)
     entries: list[Entry] = []
     for target in where:
         for name, policy in named.items():

@@ -9,14 +9,14 @@ import jax
 
 from xform._jax import has_effects, staging, tangent_aval
 from xform.arithmetic import Value, all_arrayed
-from xform.errors import MissingRule, UnsupportedParam, WrongTangent
+from xform.errors import MissingRule, UnsupportedParam
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp as interpret
 from xform.ir import seldom_collected
 from xform.planner.decide import plan
 from xform.transforms import eager
-from xform.transforms.function import Call, Tree, call, function
+from xform.transforms.function import Call, Tree, as_tuple, call, function
 from xform.transforms.linear_map import Planned, Pushforward, check_tangents, dense
 
 
@@ -37,6 +37,7 @@ def jvp(
       The output and its tangent (and the auxiliary output).
 
     Raises:
+      WrongArgument: `primals` or `tangents` is no tuple or list.
       WrongTangent: `tangents` do not match `primals`.
       MissingRule: a primitive in `f` has no rule.
       NotDifferentiable: `f` calls a custom_vjp function, which has no forward mode.
@@ -48,14 +49,10 @@ def jvp(
     >>> float(dy)
     6.0
     """
-    for name, value in (("primals", primals), ("tangents", tangents)):
-        if not isinstance(value, tuple | list):
-            raise WrongTangent(
-                "jvp", f"{name} is a {type(value).__name__}", "", f"pass {name} as a tuple or list"
-            )
+    primals, tangents = as_tuple(primals, "primals", "jvp"), as_tuple(tangents, "tangents", "jvp")
     at = call(f, primals, "jvp", has_aux)
     avals = list(map(jax.typeof, at.args))
-    dxs = check_tangents(at.name, at.in_tree, avals, "jvp", tuple(tangents))
+    dxs = check_tangents(at.name, at.in_tree, avals, "jvp", tangents)
     trace = eager.pushing()
     try:
         with seldom_collected(staging()):

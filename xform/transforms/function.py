@@ -187,6 +187,18 @@ def as_array(x: Any, asked: str) -> Value:
     return jnp.asarray(x)
 
 
+def as_tuple(value: Any, name: str, asked: str) -> tuple[Tree, ...]:
+    """Primals or tangents as a tuple; refused if they are not a tuple or list of arguments."""
+    if isinstance(value, tuple | list):
+        return tuple(value)
+    raise WrongArgument(
+        f"{asked} with {name} of type {type(value).__name__}",
+        f"{name} must be a tuple or list with one entry for each argument of the function",
+        "",
+        f"for a function of one argument pass {name}=({'x' if name == 'primals' else 'dx'},)",
+    )
+
+
 def numbers(value: Any, asked: str, name: str) -> tuple[int, ...]:
     """Positions as a tuple, of one or several."""
     try:

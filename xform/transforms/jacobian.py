@@ -18,6 +18,7 @@ from xform.transforms.forward import jvp
 from xform.transforms.function import (
     Tree,
     as_array,
+    as_tuple,
     check_callable,
     numbers,
     partial,
@@ -191,6 +192,7 @@ def hvp(
 
     Raises:
       NotScalar: `f` returned something other than a scalar.
+      WrongArgument: `primals` or `tangents` is no tuple or list.
       WrongTangent: `tangents` do not match `primals` in structure, shape or dtype.
       MissingRule: a primitive in `f` has no rule.
       BudgetInfeasible: nothing that was tried fits the budget.
@@ -201,6 +203,7 @@ def hvp(
     >>> float(xform.hvp(lambda x: x ** 3, (2.0,), (1.0,)))
     12.0
     """
+    primals, tangents = as_tuple(primals, "primals", "hvp"), as_tuple(tangents, "tangents", "hvp")
     argnums = 0 if len(primals) == 1 else tuple(range(len(primals)))
     product = lambda way, at, v: jvp(grad(f, argnums, policy=way), at, v)[1]
     if policy is None:

@@ -19,6 +19,7 @@ from xform.fingerprint import listing
 from xform.interpret.joint import Joint
 from xform.interpret.node import Node, fork_p
 from xform.planner.plan.choice import Choice
+from xform.planner.plan.difference import difference
 from xform.planner.shape import Shape
 from xform.source import frame
 
@@ -158,8 +159,8 @@ class _Reading:
             if then != now:
                 raise OtherProgram(
                     self.asked,
-                    f"it was made for another program; they differ first at equation {i}: the plan "
-                    f"has `{then or 'no more'}`, the program `{now or 'no more'}`",
+                    f"it was made for another program; they differ first at equation {i}: "
+                    f"{difference(then or '', now or '')}",
                     frame(eqn) if eqn is not None else "",
                     "make a new plan with xform.plan for this function, these shapes and dtypes, "
                     "and the same argnums",

@@ -1,0 +1,56 @@
+"""Refuse a check that would test nothing, or that cannot tell a wrong rule from rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xform.arithmetic import differentiable
+from xform.errors import WrongArgument
+
+
+def check_modes(asked: str, modes: Collection[str], known: Sequence[str]) -> None:
+    """Refuse modes that are not known, and none at all."""
+    unknown = [modes] if isinstance(modes, str) else [m for m in modes if m not in known]
+    if unknown or not modes:
+        problem = f"{unknown[0]!r} is no mode" if unknown else "there is no mode left to check"
+        raise WrongArgument(
+            f"{asked} with modes={modes!r}", problem, "", f"give several of {tuple(known)}"
+        )
+
+
+def check_point(asked: str, args: Any) -> None:
+    """Refuse arguments of which none is differentiated."""
+    if not any(differentiable(jax.typeof(x)) for x in jax.tree.leaves(args)):
+        raise WrongArgument(
+            asked,
+            "there is nothing to differentiate: no argument is an array of floats",
+            "",
+            "give the point at which to check, as float64 arrays",
+        )
+
+
+def check_outputs(asked: str, outputs: Any) -> None:
+    """Refuse a function that returns no arrays."""
+    if not jax.tree.leaves(outputs):
+        raise WrongArgument(
+            asked, "there is nothing to compare: the function returns no array", "",
+            "return what the rule computes",
+        )  # fmt: skip
+
+
+def check_precision(asked: str, kind: str, arrays: Any) -> None:
+    """Refuse numbers of which differences show little."""
+    dtypes = [x.dtype for x in jax.tree.leaves(arrays) if differentiable(x)]
+    if narrow := [dtype for dtype in dtypes if jnp.finfo(dtype).bits < 64]:
+        raise WrongArgument(
+            f"{asked} in {narrow[0]}",
+            f"{kind} has dtype {narrow[0]}, of which differences are too inexact to check a "
+            "derivative",
+            "",
+            "compute in float64: set jax.config.update('jax_enable_x64', True) and pass float64 "
+            "arrays",
+        )

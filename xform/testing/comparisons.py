@@ -1,0 +1,145 @@
+"""Points, directions and comparisons of derivatives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xform.arithmetic import differentiable, float0_zeros
+from xform.errors import WrongRule
+
+Fun = Callable[..., Any]
+STEP = 1e-5  # of central differences in 64 bits: they are then good to about 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Comparisons that fail with the case, the dtype and the active inputs in the message."""
+
+    case: str
+    setting: str
+    tolerance: float
+    remedy: str = "correct the formula of the rule, or state in the Case what does not hold for it"
+
+    def fail(self, check: str, problem: str) -> None:
+        """Raise an error that names the check and the problem."""
+        raise WrongRule(
+            f"check of {self.case}, {self.setting}",
+            f"{check}: {problem}",
+            "",
+            self.remedy,
+        )
+
+    def close(self, check: str, actual: Any, expected: Any) -> None:
+        """Refuse arrays that differ by more than the tolerance."""
+        leaves = jax.tree.leaves_with_path(actual)
+        for (path, a), b in zip(leaves, jax.tree.leaves(expected), strict=True):
+            if b.dtype == jax.dtypes.float0:
+                continue
+            wide = np.complex128 if np.iscomplexobj(b) else np.float64
+            a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
+            scale = max(1.0, float(np.max(np.abs(b), initial=0.0, where=np.isfinite(b))))
+            near = a.shape == b.shape and np.isclose(
+                a, b, self.tolerance, self.tolerance * scale, equal_nan=True
+            )
+            if not np.all(near):
+                self.fail(f"{check}{jax.tree_util.keystr(path)}", f"\n{a}\nis not\n{b}")
+
+    def same(self, check: str, actual: Any, expected: Any) -> None:
+        """Refuse arrays that differ at all."""
+        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            if not np.array_equal(a, b, equal_nan=differentiable(jax.typeof(b))):
+                self.fail(check, f"\n{a}\nis not\n{b}")
+
+    def same_types(self, check: str, actual: Any, of: Any) -> None:
+        """Refuse tangents and cotangents of other shapes or dtypes than their values."""
+        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(of), strict=True):
+            dtype = b.dtype if differentiable(jax.typeof(b)) else jax.dtypes.float0
+            if a.dtype != dtype or np.shape(a) != np.shape(b):
+                self.fail(check, f"{a.dtype}{np.shape(a)} is not {dtype}{np.shape(b)}")
+
+
+def cast(x: Any, dtype: str, i: int) -> jax.Array:
+    """An argument in a dtype; made complex by a phase that depends on the place."""
+    x = np.asarray(x)
+    if not np.issubdtype(x.dtype, np.inexact):
+        return jnp.asarray(x)
+    wanted = jnp.dtype(dtype)
+    if np.iscomplexobj(x) and not np.issubdtype(wanted, np.complexfloating):
+        wanted = np.dtype("complex64" if dtype == "float32" else "complex128")
+    elif np.issubdtype(wanted, np.complexfloating) and not np.iscomplexobj(x):
+        x = x + 0.25j * np.cos(1.0 + i + np.arange(x.size)).reshape(x.shape)
+    return jnp.asarray(x, wanted)
+
+
+def held(fun: Fun, args: Sequence[Any], active: Sequence[int]) -> Fun:
+    """A function of the active arguments; all others are constants."""
+
+    def f(*xs: Any) -> Any:
+        moving = dict(zip(active, xs, strict=True))
+        return fun(*(moving.get(i, x) for i, x in enumerate(args)))
+
+    return f
+
+
+def direction(tree: Any, seed: int) -> Any:
+    """A tangent or cotangent for a tree of arrays (or types): fixed random numbers, or float0.
+
+    They are multiples of 1/16, which are exact in every dtype.
+    """
+    random = np.random.default_rng(seed)
+
+    def one(x: Any) -> Any:
+        if not differentiable(x):
+            return float0_zeros(x.shape)
+        re, im = np.round(16 * random.standard_normal((2, *x.shape))) / 16
+        wave = np.issubdtype(x.dtype, np.complexfloating)
+        return jnp.asarray(re + 1j * im if wave else re, x.dtype)
+
+    return jax.tree.map(one, tree)
+
+
+def directions(f: Fun, xs: Any) -> tuple[Any, Any]:
+    """A tangent for the inputs of a function, and a cotangent for its outputs."""
+    return direction(xs, 1), direction(jax.eval_shape(f, *xs), 2)
+
+
+def twice(tree: Any, factor: float = -0.5) -> Any:
+    """Each array, stacked with itself times a factor; others with themselves."""
+
+    def one(x: Any) -> Any:
+        if not differentiable(x):
+            return np.stack([x, x])
+        return jnp.stack([x, x * jnp.asarray(factor, x.dtype)])
+
+    return jax.tree.map(one, tree)
+
+
+def in_64_bits(xs: Any) -> bool:
+    """Whether differences show anything."""
+    return all(jnp.finfo(x.dtype).bits == 64 for x in jax.tree.leaves(xs))
+
+
+def differences(f: Fun, xs: Any, dxs: Any) -> Any:
+    """The slope of `f` along `dxs`, by central differences; zero for integer outputs."""
+
+    def moved(h: float) -> Any:
+        return f(*jax.tree.map(lambda x, dx: x + h * dx if differentiable(x) else x, xs, dxs))
+
+    def slope(b: Any, a: Any) -> Any:
+        return (b - a) / (2 * STEP) if differentiable(a) else float0_zeros(a.shape)
+
+    return jax.tree.map(slope, moved(STEP), moved(-STEP))
+
+
+def dot(cts: Any, xs: Any) -> Any:
+    """The pairing of cotangents and tangents: the real part of Σ ct·dx, without conjugation."""
+    wide = lambda x: np.asarray(x).astype(complex)
+    pairs = zip(jax.tree.leaves(cts), jax.tree.leaves(xs), strict=True)
+    terms = [np.sum(wide(ct) * wide(dx)).real for ct, dx in pairs if differentiable(dx)]
+    return np.asarray(sum(terms, 0.0))
