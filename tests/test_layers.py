@@ -16,8 +16,8 @@ FILES = {
 LAYERS = """
     quiet, errors, text, files, callables, devices, recent, packages, loaded, modules, meshes,
     mutable < _jax < source < equation, hijax, place, reach, traits, arithmetic, naming <
-    references < ir < fingerprint < table < words, passes < cost < interpret < rules < budgets < min_cut <
-    regions < policies < planner < memory <
+    references < ir < fingerprint < table < words, passes < cost < interpret < rules <
+    budgets < min_cut < regions < policies < planner < memory <
     transforms < adjoints, curvature, diagnosis, jacobians, sparse <
     extend, equinox, flax, everywhere, testing, __init__ < commands < __main__ < experimental
 """
