@@ -30,7 +30,7 @@ class Failing:
 
 
 class Classless:
-    """An object that fails to give its class, for which `isinstance` asks."""
+    """An object that fails to give its class to `isinstance`."""
 
     @property
     def __class__(self) -> Any:  # type: ignore[override]

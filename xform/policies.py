@@ -375,7 +375,7 @@ def _as_policy(given: Any) -> str:
 
 
 def _as_budget(given: Any) -> str:
-    """How to write a number of bytes as a policy; empty if it is none."""
+    """How to write a number of bytes as a policy; empty for anything else."""
     try:
         byte_count(given)
     except (TypeError, ValueError):

@@ -50,7 +50,7 @@ def parse_bytes(text: str) -> int:
 def byte_count(amount: float | str) -> int:
     """Bytes from a number or a string; a fraction of a byte is rounded.
 
-    ValueError or TypeError for anything else, and for what is negative or not finite.
+    Raises ValueError or TypeError for anything else, and for negative or infinite numbers.
 
     >>> from xform.text import byte_count
     >>> byte_count(16e9), byte_count("1e9")

@@ -64,15 +64,15 @@ def test_messages() -> None:
     assert message(NOTHING["no points"]) == (
         "check_rule of sin in float64\n"
         "  problem: there is nothing to differentiate: no argument is an array of floats\n"
-        "  remedy:  give the point at which to check, as float64 arrays"
+        "  remedy:  give a point to check, as float64 arrays"
     )
     # Without x64 every array is float32, whatever dtype it was made with.
     with jax.enable_x64(False):
         text = message(lambda: check_grads(jnp.sin, [jnp.asarray(X)]))
     assert text == (
         "check_grads in float32\n"
-        "  problem: an argument has dtype float32, of which differences are too inexact to check a "
-        "derivative\n"
+        "  problem: an argument has dtype float32, too inexact to check a derivative by "
+        "differences\n"
         "  remedy:  compute in float64: set jax.config.update('jax_enable_x64', True) and pass "
         "float64 arrays"
     )

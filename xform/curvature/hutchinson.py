@@ -76,8 +76,8 @@ def hutchinson(
       BudgetInfeasible: nothing that was tried fits the budget.
 
     Cost: one linearization of the gradient, one product for each sample, one after the other; four
-    vectors in memory. The error of the trace is `sqrt(2 / samples)` times the norm of what is off
-    the diagonal: a diagonal matrix is exact.
+    vectors in memory. The error of the trace is `sqrt(2 / samples)` times the norm of the
+    elements off the diagonal: a diagonal matrix is exact.
     Source: Hutchinson, "A stochastic estimator of the trace of the influence matrix", 1990; Bekas,
     Kokiopoulou and Saad, "An estimator for the diagonal of a matrix", 2007.
 

@@ -23,13 +23,13 @@ def check_modes(asked: str, modes: Collection[str], known: Sequence[str]) -> Non
 
 
 def check_point(asked: str, args: Any) -> None:
-    """Refuse arguments of which none is differentiated."""
+    """Refuse arguments without an array of floats."""
     if not any(differentiable(jax.typeof(x)) for x in jax.tree.leaves(args)):
         raise WrongArgument(
             asked,
             "there is nothing to differentiate: no argument is an array of floats",
             "",
-            "give the point at which to check, as float64 arrays",
+            "give a point to check, as float64 arrays",
         )
 
 
@@ -43,13 +43,12 @@ def check_outputs(asked: str, outputs: Any) -> None:
 
 
 def check_precision(asked: str, kind: str, arrays: Any) -> None:
-    """Refuse numbers of which differences show little."""
+    """Refuse numbers that are too inexact for differences."""
     dtypes = [x.dtype for x in jax.tree.leaves(arrays) if differentiable(x)]
     if narrow := [dtype for dtype in dtypes if jnp.finfo(dtype).bits < 64]:
         raise WrongArgument(
             f"{asked} in {narrow[0]}",
-            f"{kind} has dtype {narrow[0]}, of which differences are too inexact to check a "
-            "derivative",
+            f"{kind} has dtype {narrow[0]}, too inexact to check a derivative by differences",
             "",
             "compute in float64: set jax.config.update('jax_enable_x64', True) and pass float64 "
             "arrays",

@@ -12,7 +12,7 @@ _LONGEST = 80
 
 
 def difference(then: str, now: str) -> str:
-    """Tell how an equation of a plan differs from that of a program; empty text: there is none.
+    """Tell how an equation of a plan differs from the one of a program; an empty text is none.
 
     >>> difference("float32[3] = sin[] i0", "float32[3] = cos[] i0")
     'the plan has `float32[3] = sin[] i0`, the program `float32[3] = cos[] i0`'
