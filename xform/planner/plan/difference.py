@@ -12,7 +12,7 @@ _LONGEST = 80
 
 
 def difference(then: str, now: str) -> str:
-    """Tell how an equation of a plan differs from the one of a program; an empty text is none.
+    """Tell how an equation of a plan differs from the one of a program. Either may be missing: "".
 
     >>> difference("float32[3] = sin[] i0", "float32[3] = cos[] i0")
     'the plan has `float32[3] = sin[] i0`, the program `float32[3] = cos[] i0`'
