@@ -22,6 +22,7 @@ from xform._jax import (
     tangent_aval,
     zeros,
 )
+from xform.hijax import is_vector
 from xform.meshes import explicit, on_mesh_of
 
 Value = Any
@@ -33,7 +34,9 @@ _PYTHON = bool, int, float, complex
 def differentiable(aval: Any) -> bool:
     """Whether a value of this type has tangents other than float0."""
     dtype = getattr(aval, "dtype", None)
-    return dtype is not None and _inexact(dtype) and not is_reference(aval)
+    if dtype is None:
+        return is_vector(aval)
+    return _inexact(dtype) and not is_reference(aval)
 
 
 @functools.lru_cache(maxsize=256)
@@ -133,7 +136,7 @@ def add(terms: Sequence[Value]) -> Value:
 def _plus(a: Value, b: Value) -> Value:
     """On the mesh of their own: a sum of cotangents belongs to no equation, which would say it."""
     avals = jax.typeof(a), jax.typeof(b)
-    own = not isinstance(avals[0].dtype, np.dtype)
+    own = not isinstance(getattr(avals[0], "dtype", None), np.dtype)
     with on_mesh_of(*avals):
         return ad.add_jaxvals(a, b) if own else lax.add(a, b)
 

@@ -29,6 +29,7 @@ from typing import Any
 import jax
 
 from xform._jax import JaxprEqn, itemsize
+from xform.hijax import is_vector
 from xform.ir import Program, program
 from xform.passes.dce import live
 from xform.passes.structured import body
@@ -43,6 +44,8 @@ def aval_bytes(aval: Any) -> int:
     types say nothing, and a value counts as if it were whole. A PRNG key counts its key data; a
     4-bit integer a whole byte, as JAX stores it.
     """
+    if is_vector(aval):
+        return sum(map(aval_bytes, aval.lo_ty()))
     dtype = getattr(aval, "dtype", None)
     return 0 if dtype is None else math.prod(aval.shape) * itemsize(dtype) // _shards(aval)
 

@@ -22,6 +22,8 @@ _accumulators: Any = hijax if hasattr(hijax, "ValAccum") else HiPrim.vjp_bwd.__g
 ValAccum: Any = _accumulators.ValAccum
 NullAccum: Any = _accumulators.NullAccum
 
+_NO_TANGENT = hijax.HiType.to_tangent_aval
+
 # Rules that JAX derives from another rule of the same object. They enter JAX's own autodiff.
 _DERIVED = [
     rule
@@ -32,6 +34,12 @@ _DERIVED = [
 _CALL: Any = named("call_hi_primitive")
 _REMAT: Any = named("remat2")
 _REGION = {"jaxpr", "policy", "prevent_cse"}
+
+
+def is_vector(aval: Any) -> bool:
+    """Whether a type is a library's own (a `HiType`) and has tangents."""
+    own = isinstance(aval, hijax.HiType) and type(aval).to_tangent_aval is not _NO_TANGENT
+    return own and getattr(aval.to_tangent_aval(), "dtype", None) != jax.dtypes.float0
 
 
 def kind(prim: Any) -> str:

@@ -1,6 +1,7 @@
 """Objects of `jax.experimental.hijax` that bring their own derivatives, and JAX's newer regions."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import hijax
 
 import xform
-from xform.errors import NotDifferentiable, UnsupportedParam, WrongCotangent
+from xform.errors import NotDifferentiable, UnsupportedParam, WrongCotangent, WrongTangent
 from xform.hijax import HiPrim, NullAccum, ValAccum
 
 NEWER = pytest.mark.skipif(not hasattr(hijax, "HiPrim"), reason="of JAX since 0.11")
@@ -200,6 +201,119 @@ def test_an_object_without_rules_is_refused() -> None:
     for transform in (xform.grad(loss(Op)), jax.jit(xform.grad(loss(Op)))):
         with pytest.raises(NotDifferentiable, match=r"(?s)derivative of Op.*neither jvp nor lin"):
             transform(X, X)
+
+
+# Types of a library's own.
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two arrays of one shape, as one value."""
+
+    a: Any
+    b: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class PairType(hijax.HiType):
+    sizes: tuple[int, ...]
+
+    def lo_ty(self) -> Any:
+        return [hijax.ShapedArray(self.sizes, jnp.dtype("float32"))] * 2
+
+    def lower_val(self, value: Any) -> Any:
+        return [value.a, value.b]
+
+    def raise_val(self, a: Any, b: Any) -> Any:
+        return Pair(a, b)
+
+    def to_tangent_aval(self) -> Any:
+        return self
+
+    def vspace_zero(self) -> Any:
+        return Pair(*[jnp.zeros(self.sizes)] * 2)
+
+    def vspace_add(self, x: Any, y: Any) -> Any:
+        return pair(*(p + q for p, q in zip(parts(x), parts(y), strict=True)))
+
+    def str_short(self, short_dtypes: bool = False, **_: Any) -> str:
+        return f"Pair{list(self.sizes)}"
+
+
+hijax.register_hitype(Pair, lambda p: PairType(np.shape(p.a)))
+
+
+class MakePair(HiPrim):
+    def __init__(self, x: Any):
+        self.in_avals, self.out_aval, self.params = (x, x), PairType(x.shape), {}
+        super().__init__()
+
+    def expand(self, a: Any, b: Any) -> Any:
+        return Pair(a, b)
+
+    def jvp(self, primals: Any, tangents: Any) -> Any:
+        return pair(*primals), pair(*map(filled, tangents, primals))
+
+    def vjp_fwd(self, on: Any, a: Any, b: Any) -> Any:
+        return pair(a, b), None
+
+    def vjp_bwd_retval(self, _: Any, ct: Any) -> Any:
+        return parts(ct)
+
+
+class Parts(HiPrim):
+    def __init__(self, ty: Any):
+        self.in_avals, self.out_aval, self.params = (ty,), tuple(ty.lo_ty()), {}
+        super().__init__()
+
+    def expand(self, value: Any) -> Any:
+        return value.a, value.b
+
+    def jvp(self, primals: Any, tangents: Any) -> Any:
+        return parts(*primals), parts(*tangents)
+
+    def vjp_fwd(self, on: Any, value: Any) -> Any:
+        return parts(value), None
+
+    def vjp_bwd_retval(self, _: Any, ct: Any) -> Any:
+        return (
+            pair(*(filled(c, jnp.zeros(v.shape)) for c, v in zip(ct, self.out_aval, strict=True))),
+        )
+
+
+def pair(a: Any, b: Any) -> Any:
+    return MakePair(jax.typeof(a))(a, b)
+
+
+def parts(value: Any) -> Any:
+    return Parts(jax.typeof(value))(value)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_values_of_a_type_of_ones_own_have_derivatives(compiled: bool) -> None:
+    wrap = jax.jit if compiled else lambda g: g
+
+    def f(p: Any) -> Any:
+        a, b = parts(p)
+        return jnp.sum(jnp.sin(a) * b)
+
+    def through(x: Any) -> Any:
+        p = pair(x, 2 * x)
+        return f(p) + parts(p)[0].sum()
+
+    p, want = Pair(X, 2 * X), (jnp.cos(X) * 2 * X, jnp.sin(X))
+    both = lambda value: np.testing.assert_allclose([value.a, value.b], want, rtol=1e-6)
+    both(wrap(xform.grad(f))(p))
+    both(wrap(xform.grad(jax.checkpoint(f)))(p))
+    both(wrap(lambda p: xform.vjp(f, p)[1](1.0)[0])(p))
+    moved = jnp.vdot(want[0], X) + jnp.vdot(want[1], 2 * X)
+    np.testing.assert_allclose(wrap(lambda p: xform.jvp(f, (p,), (p,))[1])(p), moved, rtol=1e-6)
+    np.testing.assert_allclose(wrap(lambda p: xform.linearize(f, p)[1](p))(p), moved, rtol=1e-6)
+    np.testing.assert_allclose(wrap(xform.grad(through))(X), jax.grad(through)(X), rtol=1e-6)
+    with pytest.raises(WrongCotangent, match=r"float32\[3\], the output it belongs to Pair\[3\]"):
+        xform.vjp(lambda x: pair(x, x), X)[1](X)
+    with pytest.raises(WrongTangent, match=r"float32\[3\], but its primal Pair\[3\]"):
+        xform.jvp(f, (p,), (X,))
 
 
 # Under JAX's flags, regions and custom rules are such objects.

@@ -51,13 +51,15 @@ def holds(where: Where, backend: str) -> bool:
 
 def holdable(aval: Any) -> bool:
     """Whether a value of this type can be held back: numbers, masks and random keys can."""
-    return any(jnp.issubdtype(aval.dtype, kind) for kind in (np.number, np.bool_, prng_key))
+    kinds = np.number, np.bool_, prng_key
+    return hasattr(aval, "dtype") and any(jnp.issubdtype(aval.dtype, kind) for kind in kinds)
 
 
 def barrier(saved: Sequence[Value], seeds: Sequence[Value], where: Where = "everywhere"
             ) -> list[Value]:  # fmt: skip
     """`saved`, available only once `seeds` are. Costs nothing but the order on GPU and TPU."""
-    usable = [s for s in seeds if s.size and jnp.issubdtype(s.dtype, np.number)]
+    arrays = [s for s in seeds if hasattr(s, "dtype")]
+    usable = [s for s in arrays if s.size and jnp.issubdtype(s.dtype, np.number)]
     if not saved or not usable:
         return list(saved)
     keys = [jnp.issubdtype(x.dtype, prng_key) for x in saved]

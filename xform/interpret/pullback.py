@@ -12,6 +12,7 @@ from xform._jax import (
     JaxprEqn,
     Primitive,
     Var,
+    cotangent_aval,
     itemsize,
     set_current_trace,
     tangent_aval,
@@ -20,7 +21,7 @@ from xform._jax import (
 )
 from xform.arithmetic import Value, add, arrayed, differentiable
 from xform.errors import WrongCotangent
-from xform.hijax import operation
+from xform.hijax import is_vector, operation
 from xform.interpret.activity import path
 from xform.interpret.node import Pull, Structured, gather, spread
 from xform.interpret.staged import Split, stage
@@ -114,6 +115,8 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
     aval: Any = v.aval
     # JAX lets a custom_vjp return any float for a float, and hands it on.
     ct_aval = jax.typeof(ct)
+    if is_vector(aval) and ct_aval == cotangent_aval(aval):
+        return
     shape, dtype = ct_aval.shape, ct_aval.dtype
     if shape == aval.shape and dtype == aval.dtype:
         return
@@ -153,6 +156,11 @@ class _Linear(Split):
             return fun.call_wrapped(*args)
 
 
+def _point(x: Value, aval: Any) -> Value:
+    """A value of a tangent's type; of an object's, which may not know its zero, the primal."""
+    return x if is_vector(aval) and jax.typeof(x) == aval else zeros(aval)
+
+
 def pull_of_jvp(
     jvp: Callable[..., Any], xs: Sequence[Value], active: Mask, wanted: Mask | None = None
 ) -> tuple[list[Value], Pull]:
@@ -179,7 +187,8 @@ def pull_of_jvp(
     prog = stage(tangents, avals, _Linear)
     k = sum(staged)
     ways = (True,) * len(avals), (False,) * k + (True,) * sum(nonzero)
-    outputs, pull = pullback(prog, *ways, [zeros(a) for a in avals], linear=not k)
+    point = map(_point, gather(xs, active), avals)
+    outputs, pull = pullback(prog, *ways, list(point), linear=not k)
     late = spread(outputs[:k], staged)
     ys = [b if s else a for a, b, s in zip(outs, late, staged, strict=True)]
 

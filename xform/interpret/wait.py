@@ -8,6 +8,7 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
 from xform.cost import aval_bytes
+from xform.hijax import is_vector
 from xform.interpret.barrier import Where, holdable
 from xform.interpret.joint import Plan, reads_of
 from xform.passes.structured import body
@@ -143,8 +144,8 @@ def _grows(run: Sequence[JaxprEqn], plan: Plan, written: Set[Var]) -> bool:
     """Whether what a run makes and is written has more elements than each value that it reads."""
     made = [v for e in run for v in e.outvars]
     read = {v for e in run for v in reads_of(e, plan.inner)}.difference(made)
-    most = max((_aval(v).size for v in made if v in written), default=0)
-    return most > max((_aval(v).size for v in read), default=0)
+    most = max((_size(v) for v in made if v in written), default=0)
+    return most > max((_size(v) for v in read), default=0)
 
 
 def _dear(eqn: JaxprEqn) -> bool:
@@ -184,7 +185,7 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
     left = (1 << len(reached)) - 1
     chosen: list[Var] = []
     while gain:
-        best = max(gain, key=lambda v: ((gain[v] & left).bit_count(), -_aval(v).size))
+        best = max(gain, key=lambda v: ((gain[v] & left).bit_count(), -_size(v)))
         if not gain[best] & left:
             break
         chosen.append(best)
@@ -195,6 +196,8 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
 def _repeated(v: Var, eqn: JaxprEqn) -> bool:
     """Whether an elementwise equation, or a broadcast, repeats the elements of an input."""
     x, y = _aval(v), _aval(eqn.outvars[0])
+    if is_vector(x) or is_vector(y):
+        return False
     if eqn.primitive is broadcast_in_dim_p:
         return x.size < y.size
     pairs = zip(x.shape, y.shape, strict=False)
@@ -203,3 +206,8 @@ def _repeated(v: Var, eqn: JaxprEqn) -> bool:
 
 def _aval(v: Any) -> Any:
     return v.aval
+
+
+def _size(v: Any) -> int:
+    """The number of elements; 0 of a value that is no array."""
+    return getattr(v.aval, "size", 0)

@@ -49,7 +49,7 @@ def _filled(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> li
 
 def _indexable(xs: Sequence[Value]) -> list[Value]:
     """Arguments of a custom rule, which may index them by traced values: NumPy's arrays cannot."""
-    return [x if isinstance(x, jax.Array) or not np.ndim(x) else jnp.asarray(x) for x in xs]
+    return [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in xs]
 
 
 def number(x: Value) -> Value:
@@ -59,8 +59,9 @@ def number(x: Value) -> Value:
 
 def none_if_zero(x: Value) -> Value:
     """What a rule returned; None for any kind of zero."""
-    zero = x is None or is_zero(x) or jax.typeof(x).dtype == jax.dtypes.float0
-    return None if zero else x
+    if x is None or is_zero(x):
+        return None
+    return None if getattr(jax.typeof(x), "dtype", None) == jax.dtypes.float0 else x
 
 
 def push_by_rule(

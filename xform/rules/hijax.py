@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 import jax
 
-from xform._jax import JaxprEqn, ad, cotangent_aval, tangent_aval, zeros
+from xform._jax import JaxprEqn, ad, cotangent_aval, tangent_aval
 from xform.arithmetic import Value, add
 from xform.errors import NotDifferentiable, WrongCotangent
 from xform.hijax import NullAccum, ValAccum, brings, kind, operation
 from xform.interpret.node import Pull, Structured
 from xform.interpret.pullback import check_cotangent, pull_of_jvp
-from xform.ir import Mask
+from xform.ir import Mask, apply
 from xform.rules.custom import closes_over, no_forward_mode, none_if_zero, number, refuse_push
 from xform.source import frame
 from xform.table import declare
@@ -114,7 +114,7 @@ class HiPrimitive(Structured):
             _check_log(eqn, "transpose", prim.transpose(y, *prim.in_tree.unflatten(given)))
             return [s.total() if on else None for s, on in zip(sums, active, strict=True)]
 
-        return [zeros(v.aval) for v in eqn.outvars], pull
+        return apply(eqn, xs), pull
 
 
 def _is_custom_vjp(prim: Any) -> bool:

@@ -26,6 +26,7 @@ from jax.sharding import PartitionSpec
 from xform._jax import JaxprEqn, axes_of, cotangent_aval, staging, tangent_aval
 from xform.arithmetic import Value, constant_like, instantiate, laid
 from xform.cost import flops
+from xform.errors import NotDifferentiable
 from xform.fingerprint import fingerprint
 from xform.interpret import emit
 from xform.interpret.activity import path
@@ -35,6 +36,7 @@ from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread
 from xform.ir import Atom, Mask, Program, evaluate, program, trace
 from xform.recent import Recent
+from xform.source import frame
 from xform.table import declare
 from xform.traits import Traits
 
@@ -191,6 +193,14 @@ class ShardMap(Structured):
     """`jax.shard_map`, over all or some axes of a mesh."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        specs = (*eqn.params["in_specs"], *eqn.params["out_specs"])
+        if any(active) and not all(isinstance(spec, PartitionSpec) for spec in specs):
+            raise NotDifferentiable(
+                "derivative of a shard_map",
+                "a value of a type of jax.experimental.hijax enters or leaves it",
+                frame(eqn),
+                "make the value from arrays inside the mapped function, and return arrays",
+            )
         return path(program(eqn.params["jaxpr"]), active).outputs
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):

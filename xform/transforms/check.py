@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform.errors import NotScalar, WrongDtype
+from xform.hijax import is_vector
 from xform.transforms.function import Tree, as_array
 
 
@@ -28,7 +29,10 @@ def check_scalar(asked: str, name: str, y: Any) -> None:
 
 def check_input(asked: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
     """Refuse an input that is not complex where that was promised, or is an integer."""
-    dtype = jax.typeof(as_array(x, asked)).dtype
+    aval = jax.typeof(as_array(x, asked))
+    if is_vector(aval) and not holomorphic:
+        return
+    dtype = getattr(aval, "dtype", aval.str_short())
     if holomorphic and not jnp.issubdtype(dtype, np.complexfloating):
         raise WrongDtype(
             f"{asked} with holomorphic=True requires inputs with complex dtype",

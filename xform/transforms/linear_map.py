@@ -17,6 +17,7 @@ import numpy as np
 from xform._jax import cotangent_aval, staging, tangent_aval, zeros
 from xform.arithmetic import Value, all_arrayed, differentiable, float0_zeros, is_number, laid
 from xform.errors import WrongCotangent, WrongTangent
+from xform.hijax import is_vector
 from xform.interpret import emit
 from xform.interpret.joint import Plan
 from xform.interpret.node import gather, spread
@@ -138,21 +139,30 @@ def dense(value: Value, aval: Any) -> Value:
     """A tangent or cotangent of type `aval` with its zeros written out; float0 for integers."""
     if value is not None:
         return value
-    return float0_zeros(aval.shape) if aval.dtype == jax.dtypes.float0 else zeros(aval)
+    if getattr(aval, "dtype", None) == jax.dtypes.float0:
+        return float0_zeros(aval.shape)
+    return zeros(aval)
 
 
 def _cotangent(ct: Value, aval: Any, name: str) -> Value:
     """A cotangent, checked against the output that it belongs to."""
     ct_aval = jax.typeof(ct)
-    integer = not jnp.issubdtype(aval.dtype, np.inexact)
-    if ct_aval.shape != aval.shape or not (ct_aval.dtype == aval.dtype or integer):
+    vector = is_vector(aval)
+    integer = not vector and not jnp.issubdtype(aval.dtype, np.inexact)
+    if vector:
+        same = ct_aval == cotangent_aval(aval)
+    else:
+        same = ct_aval.shape == aval.shape and (ct_aval.dtype == aval.dtype or integer)
+    if not same:
         raise WrongCotangent(
             f"pullback of {name}",
             f"a cotangent is {ct_aval.str_short()}, the output it belongs to {aval.str_short()}",
             "",
             "pass a cotangent of the output's shape and dtype",
         )
-    if integer or is_number(ct):  # as in JAX, a user's rule is given a number of Python's as one
+    if (
+        vector or integer or is_number(ct)
+    ):  # as in JAX, a user's rule is given a number of Python's as one
         return ct
     return laid(as_array(ct, f"pullback of {name}"), aval, cotangent_aval)
 
@@ -191,9 +201,13 @@ def check_tangents(
     out: list[Value] = []
     for x, aval in zip(leaves, avals, strict=True):
         dx_aval, active = jax.typeof(x), differentiable(aval)
-        plain = active and isinstance(aval.dtype, np.dtype)
-        wanted = aval.dtype if plain else tangent_aval(aval).dtype
-        if dx_aval.dtype != wanted or dx_aval.shape != aval.shape:
+        if is_vector(aval):
+            same = dx_aval == tangent_aval(aval)
+        else:
+            plain = active and isinstance(aval.dtype, np.dtype)
+            wanted = aval.dtype if plain else tangent_aval(aval).dtype
+            same = dx_aval.dtype == wanted and dx_aval.shape == aval.shape
+        if not same:
             raise WrongTangent(
                 f"{asked} of {name}",
                 f"a tangent is {dx_aval.str_short()}, but its primal {aval.str_short()} wants "
@@ -203,6 +217,6 @@ def check_tangents(
                 "np.zeros(shape, jax.dtypes.float0)",
             )
         _check_varying(dx_aval, aval, asked, name)
-        held = x if is_number(x) else laid(as_array(x, asked), aval)
+        held = x if is_number(x) or is_vector(aval) else laid(as_array(x, asked), aval)
         out.append(held if active else None)
     return out

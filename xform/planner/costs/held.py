@@ -86,7 +86,7 @@ def _inside(plan: Plan, eqn: JaxprEqn, v: Var) -> bool:
 
 
 def _ndim(v: Any) -> int:
-    return len(v.aval.shape)
+    return len(getattr(v.aval, "shape", ()))
 
 
 def _loops(node: Node) -> tuple[int, ...]:
