@@ -61,12 +61,12 @@ from xform.meshes import on_mesh_of
 from xform.mutable import argument_type, type_alone
 
 __all__ = [
-    "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive", "ShapedArray",
-    "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names", "axes_of", "batching",
+    "AbstractToken", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive",
+    "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names", "axes_of", "batching",
     "behind", "broadcast_in_dim_p", "callee", "closed", "compiler_options", "compute_on", "cond_p",
     "context", "conv_general_dilated_p", "cotangent_aval", "current_trace", "dot_general_p",
     "equation", "has_effects", "hlo_text", "inlines", "is_jaxpr",
-    "is_object", "is_reference", "is_silent", "is_zero", "itemsize", "jax_primitives", "jaxprs_of",
+    "is_reference", "is_silent", "is_zero", "itemsize", "jax_primitives", "jaxprs_of",
     "jit_p", "linear_part", "mlir", "name_p", "named", "perturbed", "policy_answer", "primitives",
     "pull_custom_vjp", "registered", "scan_counts", "scan_p", "set_current_trace",
     "source_info_util", "staging", "tagged", "tangent_aval", "trace_of", "traced", "weak_as",
@@ -182,12 +182,6 @@ def linear_part(eqn: JaxprEqn) -> JaxprEqn:
 def tangent_aval(aval: Any) -> Any:
     """The type of a tangent of a value of type `aval`; float0 for integers."""
     return aval.to_tangent_aval()
-
-
-def is_object(aval: Any) -> bool:
-    """Whether a type is a library's own, whose tangents are no arrays either."""
-    array = hasattr(aval, "dtype") or isinstance(aval, AbstractToken)
-    return not array and not hasattr(tangent_aval(aval), "dtype")
 
 
 def cotangent_aval(aval: Any) -> Any:

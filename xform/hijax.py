@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import hijax
 
-from xform._jax import JaxprEqn, Primitive, closed, name_p, named
+from xform._jax import AbstractToken, JaxprEqn, Primitive, closed, name_p, named
 from xform.errors import UnsupportedParam
 from xform.source import frame
 
@@ -40,6 +40,15 @@ def is_vector(aval: Any) -> bool:
     """Whether a type is a library's own (a `HiType`) and has tangents."""
     own = isinstance(aval, hijax.HiType) and type(aval).to_tangent_aval is not _NO_TANGENT
     return own and getattr(aval.to_tangent_aval(), "dtype", None) != jax.dtypes.float0
+
+
+def is_lost(aval: Any) -> bool:
+    """Whether no derivative passes a value of this type: it is no array, and has no tangents."""
+    if hasattr(aval, "dtype") or isinstance(aval, AbstractToken):
+        return False
+    if isinstance(aval, hijax.HiType):
+        return type(aval).to_tangent_aval is _NO_TANGENT
+    return not hasattr(aval.to_tangent_aval(), "dtype")
 
 
 def kind(prim: Any) -> str:

@@ -316,6 +316,31 @@ def test_values_of_a_type_of_ones_own_have_derivatives(compiled: bool) -> None:
         xform.jvp(f, (p,), (X,))
 
 
+class Opaque(PairType):
+    """The same without tangents."""
+
+    to_tangent_aval = hijax.HiType.to_tangent_aval
+
+
+def test_a_derivative_that_would_end_in_an_object_is_refused() -> None:
+    class Hide(MakePair):
+        def __init__(self, x: Any):
+            super().__init__(x)
+            self.in_avals, self.out_aval = (x, x), Opaque(x.shape)
+            HiPrim.__init__(self)
+
+    class Show(Parts):
+        pass
+
+    def f(x: Any) -> Any:
+        hidden = Hide(jax.typeof(x))(x, x)
+        return Show(jax.typeof(hidden))(hidden)[0].sum()
+
+    for wrap in (lambda g: g, jax.jit):
+        with pytest.raises(NotDifferentiable, match=r"(?s)derivative of Hide.*Opaque.*no tangents"):
+            wrap(xform.grad(f))(X)
+
+
 # Under JAX's flags, regions and custom rules are such objects.
 
 FLAGS = ("jax_remat3", "jax_custom_vjp3", "jax_custom_jvp3")

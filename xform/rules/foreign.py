@@ -17,14 +17,13 @@ from xform._jax import (
     Primitive,
     ad,
     cotangent_aval,
-    is_object,
     named,
     tangent_aval,
     zeros,
 )
 from xform.arithmetic import Value
 from xform.errors import NotDifferentiable
-from xform.hijax import is_vector
+from xform.hijax import is_lost
 from xform.interpret.node import Structured
 from xform.interpret.pullback import pull_of_jvp
 from xform.ir import Mask
@@ -38,8 +37,7 @@ class Foreign(Structured):
     """A primitive whose rules are in JAX's public tables."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        # Of an object of the library's, which is no array, no cotangent would come back.
-        lost = not eqn.outvars or any(map(_loses, eqn.outvars))
+        lost = not eqn.outvars or any(is_lost(v.aval) for v in eqn.outvars)
         if any(active) and lost:
             raise NotDifferentiable(
                 f"derivative of {eqn.primitive.name}",
@@ -82,11 +80,6 @@ class Foreign(Structured):
             return [none_if_zero(ct) if on else None for ct, on in pairs]
 
         return [zeros(v.aval) for v in eqn.outvars], pull
-
-
-def _loses(v: Any) -> bool:
-    """Whether a value is an object without tangents."""
-    return is_object(v.aval) and not is_vector(v.aval)
 
 
 def _params(eqn: JaxprEqn) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import jax
 from xform._jax import JaxprEqn, ad, cotangent_aval, tangent_aval
 from xform.arithmetic import Value, add
 from xform.errors import NotDifferentiable, WrongCotangent
-from xform.hijax import NullAccum, ValAccum, brings, kind, operation
+from xform.hijax import NullAccum, ValAccum, brings, is_lost, kind, operation
 from xform.interpret.node import Pull, Structured
 from xform.interpret.pullback import check_cotangent, pull_of_jvp
 from xform.ir import Mask, apply
@@ -50,6 +50,18 @@ class HiPrimitive(Structured):
     """`call_hi_primitive`."""
 
     users: ClassVar[bool] = True
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        lost = [v.aval for v in eqn.outvars if is_lost(v.aval)] if any(active) else []
+        if lost:
+            raise NotDifferentiable(
+                f"derivative of {operation(eqn)}",
+                f"it returns a value of type {type(lost[0]).__name__}, which has no tangents",
+                frame(eqn),
+                "give the type to_tangent_aval, vspace_zero and vspace_add, or differentiate with "
+                "respect to other arguments",
+            )
+        return super().active(eqn, active)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         prim = eqn.params["_prim"]
