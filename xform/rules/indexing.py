@@ -34,16 +34,18 @@ def zeros_like(x: Value) -> Value:
     return zeros(jax.typeof(x))
 
 
-# Dynamic slices: the start is clamped alike in both directions.
+# Dynamic slices. The pullbacks bind the primitives, which clamp a start as the forward pass did.
+# The functions of `lax` would first add the length of the axis to a negative start.
 
 
 def _dynamic_slice(ct: Value, x: Value, *start: Value, slice_sizes: Any):
-    return lax.dynamic_update_slice(zeros_like(x), ct, start)
+    return lax.dynamic_update_slice_p.bind(zeros_like(x), ct, *start)
 
 
 def _dynamic_update_slice(ct: Value, x: Value, update: Value, *start: Value):
-    rest = lax.dynamic_update_slice(ct, zeros_like(update), start)
-    return [rest, lax.dynamic_slice(ct, start, np.shape(update)), *[None] * len(start)]
+    rest = lax.dynamic_update_slice_p.bind(ct, zeros_like(update), *start)
+    part = lax.dynamic_slice_p.bind(ct, *start, slice_sizes=np.shape(update))
+    return [rest, part, *[None] * len(start)]
 
 
 linear("dynamic_slice", _dynamic_slice, over=(0,), traits=where.DYNAMIC_SLICE)

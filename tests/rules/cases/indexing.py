@@ -10,6 +10,7 @@ M = np.sin(np.arange(20.0)).reshape(5, 4)
 T = np.cos(np.arange(24.0)).reshape(2, 4, 3)
 LAST = np.int32(4)
 ONE = np.int32(1)
+BEFORE = np.int32(-3)  # bound to a primitive, which clamps it to 0
 MODES = lax.GatherScatterMode
 FILL = MODES.FILL_OR_DROP
 ROWS = np.array([[3], [0], [3]], np.int32)  # one of them twice
@@ -71,12 +72,16 @@ CASES = [
     Case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, ONE), (2, 3)), (M, ONE),
          complex=True),
     Case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i,), (3,)), (V, LAST), "clamped"),
+    Case("dynamic_slice", lambda x, i: lax.dynamic_slice_p.bind(x, i, slice_sizes=(3,)),
+         (V, BEFORE), "negative"),
     Case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i,), (0,)), (V, LAST), "empty"),
     Case("dynamic_slice", lambda x: lax.dynamic_slice(x, (), ()), (np.array(0.4),), "scalar"),
     Case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, ONE)),
          (M, M[:2, :3] + 1, np.int32(2)), complex=True),
     Case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i,)),
          (V, V[:3] + 1, LAST), "clamped"),
+    Case("dynamic_update_slice", lax.dynamic_update_slice_p.bind, (V, V[:3] + 1, BEFORE),
+         "negative"),
     Case("gather", gather(TAKE_ROWS, ROW), (M, ROWS), complex=True),
     Case("gather", gather(TAKE_ROWS, ROW, unique_indices=True, mode=MODES.PROMISE_IN_BOUNDS),
          (M, ONCE), "unique"),
