@@ -60,84 +60,89 @@ def _kind(transform: Any) -> str:
 def _index(x: Value, at: Any) -> Value:
     if _whole(at):
         return x
-    if not any(map(_many, at.indices)):
-        return _cut(x, at)
-    starts, sizes, index = _split(x, at)
-    return (_box(x, starts, sizes) if starts else x)[index]
+    if all(map(_is_slice, at.indices)) and not _moves(at):
+        starts, sizes = _corner(at)
+        ends = [s + n for s, n in zip(starts, sizes, strict=True)]
+        return lax.slice(x, starts, ends, [i.stride for i in at.indices])
+    if _is_box(at):
+        starts, sizes = _corner(at)
+        box = lax.dynamic_slice(x, _int32(starts), sizes)
+        return lax.squeeze(box, [k for k, i in enumerate(at.indices) if not _is_slice(i)])
+    return jnp.asarray(x)[_picks(at)]
 
 
 def _indexed(x: Value, at: Any, value: Value, add: bool = False) -> Value:
     """`x` with a value put, or added, where an indexer points."""
     if _whole(at):
         return lax.add(x, value) if add else value
-    if not any(map(_many, at.indices)) and all(_stride(i) == 1 for i in at.indices):
-        starts, sizes = _corner(at)
-        part = lax.reshape(value, sizes)
-        if add:
-            part = lax.add(_box(x, starts, sizes), part)
-        return lax.dynamic_update_slice(x, part, _indices(starts))
-    starts, sizes, index = _split(x, at)
-    part = jnp.asarray(_box(x, starts, sizes) if starts else x)
-    part = part.at[index].add(value) if add else part.at[index].set(value)
-    return lax.dynamic_update_slice(x, part, _indices(starts)) if starts else part
-
-
-def _cut(x: Value, at: Any) -> Value:
-    """A box out of `x`, without the axes that one integer indexes."""
+    if not _is_box(at):
+        places = jnp.asarray(x).at[_picks(at)]
+        return places.add(value) if add else places.set(value)
     starts, sizes = _corner(at)
-    ends = [s + n if isinstance(s, int) else s for s, n in zip(starts, sizes, strict=True)]
-    if all(isinstance(s, int) for s in starts):
-        box = lax.slice(x, starts, ends, [_stride(i) for i in at.indices])
-    else:
-        box = _box(x, starts, sizes)
-        if any(_stride(i) > 1 for i in at.indices):
-            box = lax.slice(box, [0] * box.ndim, box.shape, [_stride(i) for i in at.indices])
-    return lax.squeeze(box, [k for k, i in enumerate(at.indices) if not _is_slice(i)])
+    part = lax.reshape(value, sizes)
+    if add:
+        part = lax.add(lax.dynamic_slice(x, _int32(starts), sizes), part)
+    return lax.dynamic_update_slice(x, part, _int32(starts))
 
 
-def _box(x: Value, starts: Sequence[Any], sizes: Sequence[int]) -> Value:
-    return lax.dynamic_slice(x, _indices(starts), sizes)
+# JAX reads a place in one of three ways, which differ for a start outside of the array: a negative
+# one counts from the end; then a box is clamped to the array, and an index by itself is not.
 
 
-def _indices(starts: Sequence[Any]) -> list[Value]:
-    return [lax.convert_element_type(s, np.int32) for s in starts]
+def _is_box(at: Any) -> bool:
+    """Whether an indexer shows neighbours: slices without strides, and single integers."""
+    return all(i.stride == 1 if _is_slice(i) else np.ndim(i) == 0 for i in at.indices)
 
 
 def _corner(at: Any) -> tuple[list[Any], list[int]]:
     """Where the box of an indexer starts, and how far it reaches."""
     starts = [i.start if _is_slice(i) else i for i in at.indices]
-    sizes = [_reach(i) if _is_slice(i) else 1 for i in at.indices]
-    return [int(s) if _static(s) else s for s in starts], sizes
+    return starts, [_reach(i) if _is_slice(i) else 1 for i in at.indices]
 
 
-def _split(x: Value, at: Any) -> tuple[list[Any], list[int], Any]:
-    """A box that cuts the slices of unknown start, or nothing, and the index within it."""
-    starts, sizes, index = [], [], []
-    moving = False
-    for n, i in zip(x.shape, at.indices, strict=True):
-        dynamic = _is_slice(i) and not _static(i.start)
-        moving = moving or dynamic
-        starts.append(i.start if dynamic else 0)
-        sizes.append(_reach(i) if dynamic else n)
-        start = 0 if dynamic else i.start if _is_slice(i) else None
-        index.append(i if start is None else slice(start, start + _reach(i), i.stride))
-    return starts if moving else [], sizes, tuple(index)
+def _picks(at: Any) -> tuple[Any, ...]:
+    """An indexer as an index of NumPy's: if a slice's start is traced, arrays for all axes."""
+    if not _moves(at):
+        return tuple(
+            slice(i.start, i.start + _reach(i), i.stride) if _is_slice(i) else i for i in at.indices
+        )
+    integers = [k for k, i in enumerate(at.indices) if not _is_slice(i)]
+    shape = np.broadcast_shapes(*(np.shape(at.indices[k]) for k in integers))
+    # The axes of integers come where the integers stand, or first if they stand apart.
+    apart = any(np.diff(integers) > 1)
+    before = integers[0] if integers and not apart else 0
+    ndim = len(at.indices) - len(integers) + len(shape)
+    places: list[Any] = []
+    axes = iter([*range(before), *range(before + len(shape), ndim)])
+    for i in at.indices:
+        if _is_slice(i):
+            steps = lax.mul(lax.iota(np.int32, i.size), np.int32(i.stride))
+            places.append(_followed(lax.add(steps, *_int32([i.start])), ndim - 1 - next(axes)))
+        else:
+            places.append(_followed(i, ndim - before - len(shape)))
+    return tuple(places)
+
+
+def _followed(x: Value, axes: int) -> Value:
+    """An array followed by so many axes of one element."""
+    return lax.expand_dims(x, range(np.ndim(x), np.ndim(x) + axes))
+
+
+def _int32(starts: Sequence[Any]) -> list[Value]:
+    return [lax.convert_element_type(s, np.int32) for s in starts]
+
+
+def _moves(at: Any) -> bool:
+    """Whether a slice has a traced start."""
+    return any(_is_slice(i) and not _static(i.start) for i in at.indices)
 
 
 def _is_slice(index: Any) -> bool:
     return hasattr(index, "stride")
 
 
-def _many(index: Any) -> bool:
-    return not _is_slice(index) and np.ndim(index) > 0
-
-
 def _static(start: Any) -> bool:
     return isinstance(start, int | np.integer)
-
-
-def _stride(index: Any) -> int:
-    return index.stride if _is_slice(index) else 1
 
 
 def _reach(index: Any) -> int:

@@ -216,6 +216,37 @@ def test_a_slice_from_a_traced_start() -> None:
     np.testing.assert_allclose(run(xform, x, i), run(jax, x, i))
 
 
+MOVING = {
+    "integer": lambda i: np.s_[i],
+    "integer and strided": lambda i: np.s_[i, ::2, i],
+    "slice": lambda i: np.s_[:, pl.ds(i, 2)],
+    "strided": lambda i: np.s_[:, pl.ds(i, 2, 2)],
+    "strided and integer": lambda i: np.s_[pl.ds(i, 2, 2), :, i],
+    "slice and array": lambda i: np.s_[pl.ds(i, 2), jnp.array([0, 3, -1])],
+    "apart": lambda i: np.s_[jnp.array([1, 0]), pl.ds(i, 3), jnp.stack([i, i + 1])],
+    "together": lambda i: np.s_[pl.ds(i, 2), jnp.array([[1], [0]]), jnp.stack([i, i + 1])],
+}
+
+
+@pytest.mark.parametrize("name", slow(MOVING, "slice", "strided and integer", "together"))
+def test_places_outside_of_a_reference(name) -> None:
+    """A traced start may be negative, or beyond the end: JAX says what is read and written then."""
+    x = jnp.asarray(RNG.normal(size=(4, 5, 2)))
+
+    def f(x, i):
+        ref, index = jax.new_ref(x), MOVING[name](i)
+        y = ref[index]
+        before = jax.ref.swap(ref, index, jnp.sin(y))
+        jax.ref.addupdate(ref, index, 2.0 * y)
+        return y, before, jax.freeze(ref)
+
+    found = jax.jit(lambda x, i: xform.vjp(lambda x: f(x, i), x)[0])
+    expected = jax.jit(f)
+    for i in range(-7, 8):
+        for a, b in zip(found(x, i), expected(x, i), strict=True):
+            np.testing.assert_allclose(a, b)
+
+
 def test_views() -> None:
     def f(x):
         ref = jax.new_ref(x)
