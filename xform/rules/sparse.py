@@ -1,7 +1,8 @@
 """`jax.experimental.sparse`: linear in the data of a sparse array; its indices are constants.
 
 All formats are read as one: `at[..., k, :]` is the place of the k-th element in the dense array,
-batch axes included. A place outside the array is padding. Nothing is made dense that was not.
+batch axes included. A negative index counts from the end of its axis, as JAX's operations read it;
+a place outside the array is padding. Nothing is made dense that was not.
 """
 
 from __future__ import annotations
@@ -79,26 +80,33 @@ def take(dense: Value, at: Value) -> Value:
     return lax.gather(dense, at, numbers, (*(1,) * n, *dense.shape[n:]), mode="fill", fill_value=0)
 
 
-def put(
-    values: Value, at: Value, shape: Sequence[int], zero: Any = 0, scatter: Any = lax.scatter_add
-):
-    """An array with values added (or combined, as `scatter` does) at places of its first axes."""
+def put(values: Value, at: Value, shape: Sequence[int]) -> Value:
+    """Zeros with values added at places of the first axes."""
     n, k = at.shape[-1], at.ndim - 1
     window = tuple(range(k, k + len(shape) - n))
     axes = tuple(range(n))
     numbers = lax.ScatterDimensionNumbers(window, axes, axes)
-    dense = lax.full(shape, zero, values.dtype)
+    dense = lax.full(shape, 0, values.dtype)
     values = lax.broadcast_in_dim(values, (*at.shape[:-1], *shape[n:]), tuple(range(values.ndim)))
-    return scatter(dense, at, values, numbers, mode="drop")
+    return lax.scatter_add(dense, at, values, numbers, mode="drop")
 
 
-def _batched(indices: Value, batch: Sequence[int]) -> Value:
-    """Indices after batch axes as places in the whole array."""
+def _batched(indices: Value, whole: Sequence[int]) -> Value:
+    """Indices after batch axes as places in an array of the shape `whole`."""
     k = indices.ndim - 2
-    shape = (*batch[:k], *indices.shape[k:])
+    shape = (*whole[:k], *indices.shape[k:])
+    from_end = lax.lt(indices, lax.full_like(indices, 0))
+    indices = lax.select(from_end, lax.add(indices, _lengths(indices, whole)), indices)
     indices = lax.broadcast_in_dim(indices, shape, tuple(range(k + 2)))
     own = [lax.broadcasted_iota(indices.dtype, (*shape[:-1], 1), i) for i in range(k)]
     return lax.concatenate([*own, indices], k + 1)
+
+
+def _lengths(indices: Value, whole: Sequence[int]) -> Value:
+    """For each index the length of its axis."""
+    k = indices.ndim - 2
+    sizes = np.asarray(whole[k : k + indices.shape[-1]], indices.dtype)
+    return lax.broadcast_in_dim(sizes, indices.shape, (k + 1,))
 
 
 def _pairs(row: Value, col: Value) -> Value:
@@ -109,7 +117,7 @@ def _rows(indices: Value, indptr: Value) -> Value:
     """The row of each element, from where each row ends."""
     *batch, n = indices.shape
     ends = lax.slice_in_dim(indptr, 1, indptr.shape[-1], axis=-1)
-    places = _batched(lax.expand_dims(ends, (ends.ndim,)), batch)
+    places = _batched(lax.expand_dims(ends, (ends.ndim,)), (*batch, n + 1))
     counts = put(lax.full(ends.shape, 1, indices.dtype), places, (*batch, n + 1))
     return lax.slice_in_dim(lax.cumsum(counts, len(batch)), 0, n, axis=-1)
 
@@ -138,13 +146,11 @@ def _todense(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spi
 
 
 def _extract(bind: Bind, ct: Value, ys: Any, indices: Value, x: Value, *, assume_unique: bool):
-    at = _batched(indices, x.shape)
-    if not assume_unique:  # of elements in one place the first is meant, the others are zero
-        order = lax.broadcasted_iota(np.int32, at.shape[:-1], at.ndim - 2)
-        first = put(order, at, x.shape[: at.shape[-1]], at.shape[-2], lax.scatter_min)
-        mask = lax.convert_element_type(lax.eq(take(first, at), order), ct.dtype)
+    if not assume_unique:  # the first element with some indices has the value, the others have 0
+        order, first = _sorted(indices, x.shape)
+        mask = lax.convert_element_type(lax.sort_key_val(order, first)[1], ct.dtype)
         ct = lax.mul(ct, lax.broadcast_in_dim(mask, ct.shape, tuple(range(mask.ndim))))
-    return put(ct, at, x.shape)
+    return put(ct, _batched(indices, x.shape), x.shape)
 
 
 def _transpose(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *,
@@ -160,27 +166,34 @@ def _sort(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo
     return lax.sort_key_val(bind(order, indices), ct, axis)[1]
 
 
-def _sum_duplicates(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any,
-                    nse: int | None):  # fmt: skip
-    """An element goes where the rank of its place, among all different places, says."""
+def _sorted(indices: Value, whole: Sequence[int]) -> tuple[Value, Value]:
+    """The elements in the order of their indices, and a 1 for the first of each place.
+
+    Elements outside the array share one place, the last.
+    """
     *batch, n, k = indices.shape
-    axis = len(batch)
-    ends = lax.broadcast_in_dim(
-        np.asarray(spinfo.shape[axis : axis + k], indices.dtype), indices.shape, (axis + 1,)
-    )
-    outside = lax.reduce_or(lax.ge(indices, ends), (axis + 1,))  # these share one place, the last
+    axis, ends = len(batch), _lengths(indices, whole)
+    outside = lax.reduce_or(lax.ge(indices, ends), (axis + 1,))
     outside = lax.broadcast_in_dim(outside, indices.shape, tuple(range(axis + 1)))
     indices = lax.select(outside, ends, indices)
     columns = [lax.squeeze(_columns(indices, [i]), (axis + 1,)) for i in range(k)]
     order = lax.broadcasted_iota(np.int32, (*batch, n), axis)
+    first = lax.convert_element_type(lax.eq(order, np.int32(0)), np.int32)
     *columns, order = lax.sort((*columns, order), dimension=axis, num_keys=max(k, 1))
-    steps = lax.full((*batch, n), 0, np.int32)
     for column in columns:
         before = lax.concatenate([lax.slice_in_dim(column, i, j, axis=axis)
                                   for i, j in ((0, 1), (0, n - 1))], axis)  # fmt: skip
-        steps = lax.max(steps, lax.convert_element_type(lax.ne(column, before), np.int32))
-    rank = lax.sort_key_val(order, lax.cumsum(steps, axis), axis)[1]
-    return take(ct, _batched(lax.expand_dims(rank, (axis + 1,)), ct.shape))
+        first = lax.max(first, lax.convert_element_type(lax.ne(column, before), np.int32))
+    return order, first
+
+
+def _sum_duplicates(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any,
+                    nse: int | None):  # fmt: skip
+    """An element goes where the rank of its place, among all different places, says."""
+    order, first = _sorted(indices, spinfo.shape)
+    rank = lax.sort_key_val(order, lax.cumsum(first, order.ndim - 1))[1]
+    rank = lax.sub(rank, np.int32(1))
+    return take(ct, _batched(lax.expand_dims(rank, (rank.ndim,)), ct.shape))
 
 
 def _dot_data(ct: Value, at: Value, rhs: Value, n: int, dimension_numbers: Any) -> Value:
@@ -325,7 +338,7 @@ def _apply(at: Callable[[Value, Value], Value]) -> list[Callable[..., Value]]:
     def matrix(bind: Bind, ct: Value, ys: Any, data: Value, i: Value, j: Value, x: Value, *,
                transpose: bool, spinfo: Any = None, shape: Any = None):  # fmt: skip
         ends = (1, 0) if transpose else (0, 1)
-        places = at(i, j)
+        places = _batched(at(i, j), shape or spinfo.shape)
         out, inner = (_columns(places, [e]) for e in ends)
         terms = lax.mul(take(ct, out), take(x, inner))
         return lax.reduce_sum(terms, tuple(range(1, terms.ndim)))
@@ -339,7 +352,8 @@ def _apply(at: Callable[[Value, Value], Value]) -> list[Callable[..., Value]]:
 
 for _name, _at in (("coo", _pairs), ("csr", _compressed)):
     declare(Multilinear, f"{_name}_todense", "linear", [
-        lambda bind, ct, ys, data, i, j, *, spinfo=None, shape=None, at=_at: take(ct, at(i, j))
+        lambda bind, ct, ys, data, i, j, *, spinfo=None, shape=None, at=_at: take(
+            ct, _batched(at(i, j), ct.shape))
     ], over=(0,))  # fmt: skip
     declare(FromDense, f"{_name}_fromdense", "linear", [
         lambda shape, i, j, *, nse, index_dtype, at=_at: at(i, j)

@@ -14,6 +14,8 @@ RNG = np.random.default_rng(23)
 AT = jnp.array([[0, 1], [2, 0], [2, 3], [0, 1], [1, 2], [3, 4]], np.int32)
 SHAPE = (3, 4)
 BATCHED = jnp.stack([AT, AT[::-1]])
+# A negative index counts from the end: (-1, 3) is the place of (2, -1).
+ENDS = jnp.array([[0, -3], [-1, 0], [-1, 3], [2, -1], [-1, 3], [-4, 1]], np.int32)
 ONCE = AT[jnp.array([0, 4, 1, 2])]
 COLUMNS, STARTS = jnp.array([1, 3, 2, 0], np.int32), jnp.array([0, 2, 2, 4], np.int32)
 SQUARE = jnp.array([0, 1, 1, 0, 2], np.int32), jnp.array([0, 2, 3, 5], np.int32)
@@ -74,7 +76,29 @@ two = ((2,), (1,)), ((0,), (0,))
 # These hand out indices too; of those there is nothing to differentiate.
 fromdense = functools.partial(sparse.bcoo_fromdense, nse=6)
 
+from_end = functools.partial(bcoo, at=ENDS)
+
 CASES = [
+    *(
+        case(name, fun, args, "from the end", **options)
+        for name, fun, args, options in [
+            ("bcoo_todense", lambda x: from_end(x).todense(), (array(6),), {}),
+            ("bcoo_extract",
+             lambda x: sparse.bcoo_extract(from_end(np.ones(6)), x, assume_unique=False).data,
+             (array(*SHAPE),), {"jax": False, "vmap": False}),
+            ("bcoo_sum_duplicates", lambda x: from_end(x).sum_duplicates(nse=5).data, (array(6),),
+             {"jax": False}),
+            ("bcoo_dot_general", dot(((1,), (0,)), make=from_end), (array(6), array(4, 2)), {}),
+            ("bcoo_dot_general_sampled", sampled(plain, ENDS), (array(3, 2), array(2, 4)), {}),
+            ("bcsr_todense",
+             lambda x: BCSR((x, COLUMNS - 4, STARTS), shape=SHAPE).todense(), (array(4),), {}),
+            ("coo_todense",
+             lambda x: COO((x, ENDS[:5, 0], ENDS[:5, 1]), shape=SHAPE).todense(), (array(5),),
+             {"vmap": False}),
+            ("csr_matvec", lambda x, v: CSR((x, COLUMNS - 4, STARTS), shape=SHAPE) @ v,
+             (array(4), array(4)), {"vmap": False, "jax": False}),
+        ]
+    ),
     case("bcoo_todense", lambda x: bcoo(x).todense(), (array(6),), complex=True),
     case("bcoo_todense", lambda x: stacked(x).todense(), (array(2, 6),), "batch"),
     case("bcoo_todense", lambda x: shared(x).todense(), (array(1, 6),), "shared batch",
