@@ -74,7 +74,7 @@ def test_every_public_function_says_what_it_returns_and_raises(name: str) -> Non
 def test_signatures_start_like_jaxs(name: str) -> None:
     theirs = getattr(jax, name, None) or getattr(versions, name)
     ours = inspect.signature(getattr(xform, name)).parameters
-    skipped = {"reduce_axes", "concrete", "self", *versions.NOT_TAKEN}
+    skipped = {"reduce_axes", "concrete", "self"}
     wanted = [p for p in inspect.signature(theirs).parameters.values() if p.name not in skipped]
     first = [p.name for p in ours.values()]
     for p in wanted[1:]:

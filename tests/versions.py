@@ -24,16 +24,12 @@ if not NEW.isdisjoint(dir(lax)):
               "pbroadcast_start", "pbroadcast_done", "psum_start", "unreduced_psum_start",
               "unreduced_reduce_scatter_start"}  # fmt: skip
 
-# Options of vjp and linearize that are new in 0.12; docs/limits.md names them.
-NOT_TAKEN = {"saveable_args", "in_nzs"}
-
 # Functions whose derivative, of a weakly typed number, JAX gives a strong type since 0.12.
 STRONG = set() if Box else {lax.erf}
 
 __all__ = [
     "ABSENT",
     "NEW",
-    "NOT_TAKEN",
     "STRONG",
     "Box",
     "attention",

@@ -42,6 +42,7 @@ from xform.source import frame
 from xform.table import Rule
 from xform.transforms.function import Call, Signature, Tree, as_array, check_outputs
 from xform.transforms.linear_map import Part, Pullback, Pushforward, dense
+from xform.transforms.residuals import Primals
 from xform.words import Bilinear, Pointwise
 
 
@@ -264,17 +265,23 @@ class _Taped(Part):
         cts = back(self._tape, self._outputs, seeds)
         return [cts.get(v) if v is not None else None for v in self._inputs]
 
+    def moving(self) -> Mask:
+        return tuple(v is not None for v in self._outputs)
+
     def settled(self, arrays: Any) -> tuple[Part, Any]:
         takes = tuple(v is not None for v in self._outputs)
         avals = [v.aval for v in self._outputs if v is not None]
-        return _staged(lambda cts: self.run(None, spread(cts, takes)), takes, avals)
+        return _staged(lambda cts: self.run(None, spread(cts, takes)), takes, avals, push=False)
 
 
 class _Staged(Part):
     """A linear program; the arrays are its constants."""
 
-    def __init__(self, program: Program, takes: Mask, gives: Mask):
-        self._program, self._takes, self._gives = program, takes, gives
+    def __init__(self, program: Program, takes: Mask, gives: Mask, push: bool):
+        self._program, self._takes, self._gives, self._push = program, takes, gives, push
+
+    def moving(self) -> Mask:
+        return self._gives if self._push else self._takes
 
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
         values = all_arrayed(gather(seeds, self._takes))
@@ -282,7 +289,8 @@ class _Staged(Part):
         return spread(results, self._gives)
 
 
-def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any]) -> tuple[Part, Any]:
+def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any], push: bool
+            ) -> tuple[Part, Any]:  # fmt: skip
     """A linear function, staged; it returns None for a zero."""
     gives: list[bool] = []
 
@@ -297,7 +305,7 @@ def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any]) -> tuple[P
     read.update(v for v in prog.outputs if isinstance(v, Var))
     kept = tuple((v, x) for v, x in prog.consts if v in read)
     whole, consts = lifted(Program(prog.inputs, kept, equations, prog.outputs))
-    return _Staged(whole, takes, tuple(gives)), [as_array(x, "staging") for x in consts]
+    return _Staged(whole, takes, tuple(gives), push), [as_array(x, "staging") for x in consts]
 
 
 def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
@@ -331,13 +339,14 @@ def jvp(at: Call, dxs: Sequence[Value], trace: Watch) -> tuple[Tree, Tree, Tree]
     return tree.unflatten(ys), tree.unflatten(dy), aux
 
 
-def vjp(at: Call) -> tuple[Tree, Pullback, Tree]:
-    """Output, pullback and auxiliary output."""
+def vjp(at: Call, saveable: Mask) -> tuple[Tree, Pullback, Tree]:
+    """Output, pullback and auxiliary output; the pullback may hold the `saveable` arguments."""
     inputs = [Var(jax.typeof(x)) if on else None for x, on in zip(at.args, at.active, strict=True)]
     trace = _Tape(current_trace())
     ys, outputs, tree, aux = _watched(at, trace, inputs)
     part = _Taped(_leading_to(outputs, trace.tape), inputs, outputs)
-    return tree.unflatten(ys), Pullback(_signature(at, ys, tree), part, ()), aux
+    pull = Pullback(_signature(at, ys, tree), part, (), Primals(at.args, saveable))
+    return tree.unflatten(ys), pull, aux
 
 
 def _leading_to(outputs: Sequence[Any], tape: Any) -> list[Any]:
@@ -357,7 +366,7 @@ def linearize(at: Call) -> tuple[Tree, Pushforward, Tree]:
         return dys
 
     avals = [tangent_aval(jax.typeof(x)) for x in gather(at.args, at.active)]
-    part, arrays = _staged(tangents, at.active, avals)
+    part, arrays = _staged(tangents, at.active, avals, push=True)
     ys, tree, aux = out
     return tree.unflatten(ys), Pushforward(_signature(at, ys, tree), part, arrays), aux
 

@@ -86,7 +86,9 @@ def _pruned(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree] | None:
     return y, fun.signature.out_tree.unflatten(dy), aux
 
 
-def linearize(f: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
+def linearize(
+    f: Callable[..., Any], *primals: Tree, has_aux: bool = False, in_nzs: Any = None
+) -> Any:
     """Evaluate `f` and return the linear map that is its derivative there.
 
     For `f : R^n -> R^m` at `x` this returns `y = f(x)` and `push`, with `push(dx) = J(x) dx`.
@@ -95,12 +97,15 @@ def linearize(f: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> A
       f: pure function of pytrees of arrays.
       *primals: the point; float leaves of any shape, other leaves are held constant.
       has_aux: whether `f` returns a pair, of which the second is passed through.
+      in_nzs: a bool, or a tree of bools that is a prefix of `primals`: which of them may have a
+        tangent; None for all. The tangents of the others are ignored.
 
     Returns:
       `y`, and `push` (and the auxiliary output). `push` is a pytree of residuals; it takes tangents
-      like `primals` and returns one like `y`.
+      like `primals` and returns one like `y`. `push.out_nzs` says which outputs depend on them.
 
     Raises:
+      WrongArgument: `in_nzs` is no such tree.
       MissingRule: a primitive in `f` has no rule.
       WrongTangent: `push` was given something unlike `primals`.
 
@@ -112,7 +117,7 @@ def linearize(f: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> A
     >>> float(push(2.0))
     2.0
     """
-    at = call(f, primals, "linearize", has_aux)
+    at = call(f, primals, "linearize", has_aux, in_nzs)
     if not staging():
         y, push, aux = eager.linearize(at)
     else:

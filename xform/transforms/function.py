@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -18,13 +18,17 @@ from xform.errors import WrongArgument, WrongDtype
 from xform.ir import Mask, Program, lifted, trace
 from xform.modules import inexact, opened
 from xform.mutable import is_mutable
+from xform.transforms.prefix import flags
 
 Tree = Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """`f` at primals, as a transform is asked for it: their `leaves`, and as arrays `args`."""
+    """A call of `f` that a transform differentiates: the `leaves` of its primals, as arrays `args`.
+
+    `moving` says which of them may have a tangent; None for all.
+    """
 
     asked: str
     name: str
@@ -33,11 +37,12 @@ class Call:
     leaves: list[Any]
     args: list[Value]
     in_tree: Any
+    moving: Mask | None = None
 
     @property
     def active(self) -> Mask:
-        """Every primal with tangents other than float0."""
-        return tuple(differentiable(jax.typeof(x)) for x in self.args)
+        """Every primal that moves and has tangents other than float0."""
+        return _moving(map(jax.typeof, self.args), self.moving)
 
     def run(self, args: Sequence[Value]) -> tuple[Tree, Tree]:
         """Output and auxiliary output of `f`, from flat arguments."""
@@ -55,14 +60,25 @@ class Call:
         return result
 
 
-def call(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False) -> Call:
-    """`f` at positional arguments that are arrays in pytrees."""
+def call(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False,
+         in_nzs: Any = None) -> Call:  # fmt: skip
+    """`f` at positional arguments that are arrays in pytrees.
+
+    `in_nzs` is a tree of bools that is a prefix of them: which are differentiated; None for all.
+    """
     check_callable(f, asked)
     name = function_name(f)
     f, primals = opened(f, primals, inexact)
     leaves, in_tree = jax.tree.flatten(primals)
     args = [as_array(x, asked) for x in leaves]
-    return Call(asked, name, f, has_aux, leaves, args, in_tree)
+    moving = None if in_nzs is None else flags(in_nzs, in_tree, asked, "in_nzs")
+    return Call(asked, name, f, has_aux, leaves, args, in_tree, moving)
+
+
+def _moving(avals: Iterable[Any], moving: Mask | None) -> Mask:
+    """Which values of these types are differentiated, of those that are `moving`."""
+    on = tuple(map(differentiable, avals))
+    return on if moving is None else tuple(a and b for a, b in zip(on, moving, strict=True))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,13 +97,14 @@ class Function:
     """A traced call.
 
     What `f` closes over are leading inputs of the program (`n_consts` of them), so that a Program
-    that outlives this trace holds no tracer.
+    that outlives this trace holds no tracer. `moving` is the Call's.
     """
 
     signature: Signature
     program: Program
     n_consts: int
     rebuild_aux: Callable[[Sequence[Value]], Tree]
+    moving: Mask | None = None
 
     @property
     def ends(self) -> tuple[Program, Mask, Mask]:
@@ -95,8 +112,8 @@ class Function:
         return self.program, self.active(), self.differentiable()
 
     def active(self) -> Mask:
-        """Every primal with tangents other than float0; no constant."""
-        on = (differentiable(a) for a in self.signature.primal_avals)
+        """Every primal that moves and has tangents other than float0; no constant."""
+        on = _moving(self.signature.primal_avals, self.moving)
         return (*(False,) * self.n_consts, *on)
 
     def differentiable(self) -> Mask:
@@ -139,7 +156,7 @@ def function(at: Call) -> tuple[Function, list[Value]]:
 
     ends = prog.in_avals, prog.out_avals[: out["n"]]
     signature = Signature(at.name, at.in_tree, out["tree"], *ends)
-    return Function(signature, whole, len(consts), rebuild_aux), [*consts, *at.args]
+    return Function(signature, whole, len(consts), rebuild_aux, at.moving), [*consts, *at.args]
 
 
 _ARRAYS = Tracer, jax.Array, jax.Ref  # as a tuple: a union would be made at each question

@@ -6,23 +6,26 @@ Since they are pytrees, such maps may leave a jitted function, be batched, or be
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import jax.ref
 import numpy as np
 
-from xform._jax import cotangent_aval, staging, tangent_aval, zeros
+from xform._jax import cotangent_aval, is_reference, staging, tangent_aval, zeros
 from xform.arithmetic import Value, all_arrayed, differentiable, float0_zeros, is_number, laid
 from xform.errors import WrongCotangent, WrongTangent
 from xform.hijax import is_vector
 from xform.interpret import emit
+from xform.interpret.activity import path
 from xform.interpret.joint import Plan
 from xform.interpret.node import gather, spread
-from xform.ir import seldom_collected
+from xform.ir import Mask, seldom_collected
 from xform.transforms.function import Function, Signature, Tree, as_array
+from xform.transforms.gradient_refs import reference_argument, with_refs
+from xform.transforms.prefix import mirrored
+from xform.transforms.residuals import Primals, Residuals, residuals
 
 
 class Part(abc.ABC):
@@ -31,6 +34,10 @@ class Part(abc.ABC):
     @abc.abstractmethod
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
         """Results from cotangents of the outputs (tangents of the primals); None where zero."""
+
+    @abc.abstractmethod
+    def moving(self) -> Mask:
+        """Which outputs depend on an input that is differentiated."""
 
     def settled(self, arrays: Any) -> tuple[Part, Any]:
         """The same part with all of its arrays in the open."""
@@ -42,6 +49,12 @@ class Planned(Part):
 
     def __init__(self, fun: Function, plan: Plan, push: bool):
         self._plan, self._n_consts, self._push = plan, fun.n_consts, push
+        self._program, self._active = fun.program, fun.active()
+        self._n_outputs = len(fun.signature.out_avals)
+
+    def moving(self) -> Mask:
+        """By the program."""
+        return path(self._program, self._active).outputs[: self._n_outputs]
 
     def arrays(self, kept: list[Any], args: Sequence[Value]) -> Any:
         """What a forward run leaves, with the inputs that are still read."""
@@ -79,19 +92,97 @@ class LinearMap:
 
 
 @jax.tree_util.register_pytree_node_class
-class Pullback(LinearMap):
-    """The function that `vjp` returns."""
+class Pullback:
+    """The function that `vjp` returns: a linear map, whose arrays a user may read and exchange.
+
+    It has the attributes of the object that `jax.vjp` returns. Its arrays are the leaves of a tree.
+
+    Attributes:
+      in_tree, out_tree: the trees of the arguments and of the output.
+      out_nzs: like the output, whether each of its leaves depends on the arguments.
+      args_res: a list like the arguments. It has the arguments that the pullback reads, and
+        `NotNeeded()` in place of the others. To drop an argument and to restore it later, assign
+        to the list or to its entries.
+      opaque_residuals: the other arrays that the pullback reads.
+    """
+
+    def __init__(self, signature: Signature, part: Part, arrays: Any, primals: Primals):
+        self._signature, self._part, self._arrays, self._primals = signature, part, arrays, primals
+        self._residuals: Residuals | None = None
+        if not all(primals.saveable):
+            self._apart()
+
+    def _apart(self) -> Residuals:
+        """The arrays, told apart; from then on they are held as such."""
+        if self._residuals is None:
+            self._part, arrays = self._part.settled(self._arrays)
+            self._arrays = None
+            self._residuals = residuals(arrays, self._primals, self.in_tree)
+        return self._residuals
+
+    @property
+    def in_tree(self) -> Any:
+        """The tree of the arguments."""
+        return self._signature.in_tree
+
+    @property
+    def out_tree(self) -> Any:
+        """The tree of the output."""
+        return self._signature.out_tree
+
+    @property
+    def out_nzs(self) -> Any:
+        """Whether each leaf of the output depends on the arguments that are differentiated."""
+        return mirrored(self.out_tree, self._part.moving())
+
+    @property
+    def args_res(self) -> Any:
+        """The arguments that are read, in a list like the arguments."""
+        return self._apart().args
+
+    @args_res.setter
+    def args_res(self, values: Any) -> None:
+        self._apart().args = values
+
+    @property
+    def opaque_residuals(self) -> Any:
+        """All other arrays that are read, in a list."""
+        return self._apart().opaque
+
+    @opaque_residuals.setter
+    def opaque_residuals(self, values: Any) -> None:
+        self._apart().opaque = values
+
+    def tree_flatten(self) -> tuple[tuple[Any, Any], Any]:
+        """The arrays; all else is static."""
+        of = self._apart()
+        return (of.args, of.opaque), (self._signature, self._part, of.tree, of.places)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, children: tuple[Any, Any]) -> Pullback:
+        """The map with other arrays in its place."""
+        signature, part, tree, places = static
+        new = cls(signature, part, None, Primals((), ()))
+        new._residuals = Residuals(tree, places, *children)
+        return new
 
     def __call__(self, ct: Tree, *more: Any) -> tuple[Tree, ...]:
         """Cotangents like the primals, from one like the output."""
-        of = self._signature
         if more:
             raise WrongCotangent(
-                f"pullback of {of.name}",
+                f"pullback of {self._signature.name}",
                 f"it was called with {1 + len(more)} arguments",
                 "",
                 "pass one cotangent with the tree of the function's output, such as a tuple",
             )
+        return self.in_tree.unflatten(self.flat(ct))
+
+    def flat(self, ct: Tree, unwanted: Collection[int] = ()) -> list[Value]:
+        """Flat cotangents of the primals, their zeros written out; some may be `unwanted`."""
+        of = self._signature
+        for i, aval in enumerate(of.primal_avals):
+            if i not in unwanted and is_reference(aval):
+                raise reference_argument(of, i)
         cts, tree = jax.tree.flatten(ct)
         if tree != of.out_tree:
             raise WrongCotangent(
@@ -101,31 +192,29 @@ class Pullback(LinearMap):
                 "pass a cotangent with the tree of the function's output",
             )
         checked = [_cotangent(x, a, of.name) for x, a in zip(cts, of.out_avals, strict=True)]
-        results = self._part.run(self._arrays, checked)
-        avals = map(cotangent_aval, of.primal_avals)
-        return of.in_tree.unflatten(map(dense, results, avals))
+        apart = self._residuals
+        results = self._part.run(self._arrays if apart is None else apart.arrays(of), checked)
+        return list(map(dense, results, map(cotangent_aval, of.primal_avals)))
 
-    def with_refs(self, *refs: Any) -> Callable[[Tree], Tree]:
-        """The map that adds a primal's cotangent to its reference, where one is given.
+    def with_refs(self, *wishes: Any) -> Callable[[Tree], Tree]:
+        """The map that does with each cotangent of a primal what is wished.
 
-        `refs` are like the primals, with None where the cotangent is to be returned.
+        Args:
+          *wishes: like the primals. For a `Ref` the cotangent is added to it, and `GradRef()` is
+            returned in its place. For `jax.ad.GradValue()` it is returned; for `jax.ad.DontWant()`
+            it is not, but `DidntWant()`.
         """
-        flat_refs = self._signature.in_tree.flatten_up_to(refs)
-
-        def accumulate(ct: Tree) -> Tree:
-            leaves = jax.tree.leaves(self(ct))
-            for ref, leaf in zip(flat_refs, leaves, strict=True):
-                if ref is not None:
-                    jax.ref.addupdate(ref, ..., leaf)
-            out = (x if r is None else None for r, x in zip(flat_refs, leaves, strict=True))
-            return self._signature.in_tree.unflatten(out)
-
-        return accumulate
+        return with_refs(self, self._signature, wishes)
 
 
 @jax.tree_util.register_pytree_node_class
 class Pushforward(LinearMap):
     """The function that `linearize` returns."""
+
+    @property
+    def out_nzs(self) -> Any:
+        """Whether each leaf of the output depends on the arguments that are differentiated."""
+        return mirrored(self._signature.out_tree, self._part.moving())
 
     def __call__(self, *tangents: Tree) -> Tree:
         """A tangent like the output, from tangents like the primals."""

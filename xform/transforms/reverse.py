@@ -19,7 +19,7 @@ from xform.callables import check_callable, mark
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
-from xform.ir import seldom_collected
+from xform.ir import Mask, seldom_collected
 from xform.planner.decide import plan
 from xform.planner.planning import planner
 from xform.policies import check, min_cut
@@ -36,11 +36,20 @@ from xform.transforms.function import (
     positions,
 )
 from xform.transforms.linear_map import Planned, Pullback
+from xform.transforms.prefix import flags
+from xform.transforms.residuals import Primals
 
 Policy = Any
 
 
-def vjp(f: Callable[..., Any], *primals: Tree, has_aux: bool = False, policy: Policy = None):
+def vjp(
+    f: Callable[..., Any],
+    *primals: Tree,
+    has_aux: bool = False,
+    saveable_args: Any = True,
+    in_nzs: Any = None,
+    policy: Policy = None,
+) -> Any:
     """Evaluate `f` and return the map that pulls cotangents back through it.
 
     For `f : R^n -> R^m` at `x` this returns `y = f(x)` and `pull`, with `pull(ct) = J(x)^T ct`
@@ -51,16 +60,23 @@ def vjp(f: Callable[..., Any], *primals: Tree, has_aux: bool = False, policy: Po
       *primals: the point; float or complex leaves of any shape are differentiated, integer leaves
         receive cotangents of dtype float0.
       has_aux: whether `f` returns a pair, of which the second is passed through.
+      saveable_args: a bool, or a tree of bools that is a prefix of `primals`. Where it is False,
+        `pull` does not hold the argument: `pull.args_res` has `NotSaveable()` in its place, and the
+        caller assigns the argument before `pull` is called.
+      in_nzs: likewise, which arguments are differentiated; None for all. The others receive zeros.
       policy: what is kept for `pull`, of `xform.policies` or `jax.checkpoint_policies`; "auto" fits
         the device's memory, as `xform.policies.fit()`; None is `min_cut` where `f` is traced, and
         all that `pull` reads where it runs operation by operation.
 
     Returns:
       `y` and `pull` (and the auxiliary output). `pull` is a pytree of residuals; it takes a
-      cotangent like `y` and returns a tuple of cotangents like `primals`.
+      cotangent like `y` and returns a tuple of cotangents like `primals`. It has the attributes
+      that JAX's has: `args_res` and `opaque_residuals` are the arrays that it reads, `out_nzs` says
+      which outputs depend on the arguments, `with_refs` adds cotangents to references.
 
     Raises:
       MissingRule: a primitive in `f` has no rule.
+      WrongArgument: `saveable_args` or `in_nzs` is no such tree.
       WrongCotangent: `pull` was given something unlike `y`.
 
     Cost: one evaluation of `f`, and for each call of `pull` two to three times its FLOPs, plus what
@@ -71,19 +87,26 @@ def vjp(f: Callable[..., Any], *primals: Tree, has_aux: bool = False, policy: Po
     >>> float(pull(1.0)[0])
     6.0
     """
-    return _vjp(call(f, primals, "vjp", has_aux), policy)
+    at = call(f, primals, "vjp", has_aux, in_nzs)
+    return _vjp(at, policy, flags(saveable_args, at.in_tree, "vjp", "saveable_args"))
 
 
-def _vjp(at: Call, policy: Policy) -> Any:
+def _vjp(at: Call, policy: Policy, saveable: Mask | None = None) -> Any:
+    saveable = saveable or (True,) * len(at.args)
     if policy is None and not staging():
-        y, pull, aux = eager.vjp(at)
+        y, pull, aux = eager.vjp(at, saveable)
     else:
-        y, pull, aux = planned_vjp(*function(at), min_cut if policy is None else check(policy))
+        by = min_cut if policy is None else check(policy)
+        y, pull, aux = planned_vjp(*function(at), by, saveable)
     return (y, pull, aux) if at.has_aux else (y, pull)
 
 
-def planned_vjp(fun: Function, args: Sequence[Value], by: Policy) -> tuple[Tree, Pullback, Tree]:
-    """Output, pullback and auxiliary output of a traced function, planned under a policy."""
+def planned_vjp(fun: Function, args: Sequence[Value], by: Policy, saveable: Mask | None = None
+                ) -> tuple[Tree, Pullback, Tree]:  # fmt: skip
+    """Output, pullback and auxiliary output of a traced function, planned under a policy.
+
+    `saveable` says which arguments the pullback may hold; None for all.
+    """
     if isinstance(by, Budget | Fit) and by.batch is None and any(map(batched, args)):
         warnings.warn(
             f"under vmap, {by!r} bounds the bytes of one example: pass "
@@ -96,7 +119,14 @@ def planned_vjp(fun: Function, args: Sequence[Value], by: Policy) -> tuple[Tree,
         outs, kept = emit.forward(whole.plan, args)
     y, aux = fun.outputs(outs)
     part = Planned(fun, whole.plan, push=False)
-    return y, Pullback(fun.signature, part, part.arrays(kept, args)), aux
+    return y, _pullback(fun, part, kept, args, saveable), aux
+
+
+def _pullback(fun: Function, part: Planned, kept: list[Any], args: Sequence[Value],
+              saveable: Mask | None = None) -> Pullback:  # fmt: skip
+    primals = args[fun.n_consts :]
+    known = Primals(primals, saveable or (True,) * len(primals))
+    return Pullback(fun.signature, part, part.arrays(kept, args), known)
 
 
 def value_and_grad(
@@ -270,7 +300,7 @@ def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any
     check_linear(linear, fun.active())
     _, kept = emit.forward(linear, args, (False,) * len(fun.program.outputs))
     part = Planned(fun, linear, push=False)
-    return Pullback(fun.signature, part, part.arrays(kept, args))
+    return _pullback(fun, part, kept, args)
 
 
 def _zeros_like(x: Any) -> Value:

@@ -1,0 +1,89 @@
+"""`with_refs` of a pullback: cotangents that are added to references, returned, or not wanted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.ref
+from jax.tree_util import Partial
+
+from xform._jax import Tracer, cotangent_aval, is_reference
+from xform.arithmetic import Value
+from xform.errors import NotDifferentiable, WrongArgument
+from xform.transforms.function import Signature, Tree
+from xform.transforms.marks import wishes
+from xform.transforms.residuals import argument_name
+
+
+def with_refs(pull: Any, of: Signature, given: Sequence[Any]) -> Callable[[Tree], Tree]:
+    """The map that does with each cotangent of a primal what is wished.
+
+    Raises:
+      WrongArgument: the wishes are not like the primals, or a reference holds another type.
+    """
+    flat, tree = jax.tree.flatten(tuple(given))
+    if tree != of.in_tree:
+        raise WrongArgument(
+            f"with_refs of the pullback of {of.name}",
+            f"the tree structures differ: {tree} was given, and the primals are {of.in_tree}; a "
+            "None (NoneType) is an empty tree and stands for no argument",
+            "",
+            "give one entry for each array: a Ref, jax.ad.GradValue() or jax.ad.DontWant()",
+        )
+    refs: dict[int, Any] = {}
+    dropped: list[int] = []
+    for i, wish in enumerate(flat):
+        if isinstance(wish, wishes.DontWant):
+            dropped.append(i)
+        elif _is_reference(wish):
+            _check(of, i, wish)
+            refs[i] = wish
+    return Partial(
+        functools.partial(_pulled, of.in_tree, tuple(refs), tuple(dropped)),
+        pull,
+        list(refs.values()),
+    )
+
+
+def _is_reference(x: Any) -> bool:
+    return isinstance(x, jax.Array | jax.Ref | Tracer) and is_reference(jax.typeof(x))
+
+
+def reference_argument(of: Signature, i: int) -> NotDifferentiable:
+    """The error about a gradient of an argument that is a reference itself."""
+    return NotDifferentiable(
+        f"pullback of {of.name}",
+        f"{argument_name(of, i)} is a Ref: its gradient can't be returned as a value",
+        "",
+        "differentiate what it holds: pass ref[...] to the function; or, if that gradient is not "
+        "wanted, pull by pull.with_refs(...) with jax.ad.DontWant() in its place",
+    )
+
+
+def _check(of: Signature, i: int, ref: Any) -> None:
+    if is_reference(of.primal_avals[i]):
+        raise reference_argument(of, i)
+    wanted: Any = cotangent_aval(of.primal_avals[i])
+    given = jax.typeof(ref)
+    if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
+        raise WrongArgument(
+            f"with_refs of the pullback of {of.name}",
+            f"the reference for {argument_name(of, i)} is {given.str_short()}, and accumulating "
+            f"this cotangent requires a ref of type Ref{{{wanted.str_short()}}}",
+            "",
+            f"pass jax.new_ref(jnp.zeros({wanted.shape}, {str(wanted.dtype)!r}))",
+        )
+
+
+def _pulled(tree: Any, at: Sequence[int], dropped: Sequence[int], pull: Any, refs: Sequence[Any],
+            ct: Tree) -> Tree:  # fmt: skip
+    out: list[Value] = pull.flat(ct, dropped)
+    for i, ref in zip(at, refs, strict=True):
+        jax.ref.addupdate(ref, ..., out[i])
+        out[i] = wishes.GradRef()
+    for i in dropped:
+        out[i] = wishes.DidntWant()
+    return tree.unflatten(out)

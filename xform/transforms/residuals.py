@@ -1,0 +1,120 @@
+"""The arrays of a pullback, told apart: arguments of the function, and everything else.
+
+`jax.vjp` returns an object whose residuals a user may read and exchange, for instance to drop a
+gathered weight after the forward pass and to gather it again for the backward pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import keystr
+
+from xform.arithmetic import Value
+from xform.errors import WrongArgument
+from xform.ir import Mask
+from xform.transforms.function import Signature
+from xform.transforms.marks import NotNeeded, NotSaveable
+from xform.transforms.prefix import mirrored
+
+_MARKERS = NotNeeded, NotSaveable
+
+
+class Primals:
+    """The arguments of a function, without keeping them alive, and which of them may be saved."""
+
+    def __init__(self, values: Sequence[Value], saveable: Mask):
+        self._refs, self.saveable = list(map(_weakly, values)), saveable
+
+    def places(self) -> dict[int, int]:
+        """The position of each argument that is still alive, by its `id`."""
+        alive = [ref() for ref in self._refs]
+        return {id(x): i for i, x in enumerate(alive) if x is not None}
+
+
+def _weakly(x: Value) -> Callable[[], Value]:
+    try:
+        return weakref.ref(x)
+    except TypeError:  # a value of another type than JAX's arrays
+        return lambda: x
+
+
+@dataclasses.dataclass
+class Residuals:
+    """What a pullback reads: arguments of the function, and all other arrays.
+
+    Attributes:
+      tree: the tree of the arrays.
+      places: for each array, the position of the argument that it is; None for all others.
+      args: like the arguments, as a list; NotNeeded where the pullback does not read one, and
+        NotSaveable where the user restores it.
+      opaque: the other arrays, in order.
+    """
+
+    tree: Any
+    places: tuple[int | None, ...]
+    args: Any
+    opaque: Any
+
+    def arrays(self, of: Signature) -> Any:
+        """The arrays as one tree; an error if one of the arguments is missing."""
+        n = of.in_tree.num_leaves
+        given = jax.tree.leaves(self.args, is_leaf=lambda x: isinstance(x, _MARKERS))
+        others = iter(jax.tree.leaves(self.opaque))
+        read = sorted({i for i in self.places if i is not None})
+        if read and len(given) != n:
+            raise WrongArgument(
+                f"pullback of {of.name}",
+                f"its args_res holds {len(given)} values, but the function has {n} arguments that "
+                f"are arrays, of which the pullback reads {_listed(of, read)}",
+                "",
+                "assign each of them to args_res before the pullback is called",
+            )
+        if missing := [i for i in read if isinstance(given[i], NotSaveable)]:
+            raise WrongArgument(
+                f"pullback of {of.name}",
+                f"its not-saveable arguments were not restored: {_listed(of, missing)}",
+                "",
+                "assign each of them to args_res before the pullback is called",
+            )
+        for i in read:
+            if jax.typeof(given[i]).shape != of.primal_avals[i].shape:
+                raise WrongArgument(
+                    f"pullback of {of.name}",
+                    f"args_res has a value of type {jax.typeof(given[i]).str_short()} for "
+                    f"{_listed(of, [i])}, which is {of.primal_avals[i].str_short()}",
+                    "",
+                    "restore the argument that the function was called with",
+                )
+        return self.tree.unflatten(next(others) if i is None else given[i] for i in self.places)
+
+
+def residuals(arrays: Any, primals: Primals, in_tree: Any) -> Residuals:
+    """The arrays of a pullback, told apart by identity."""
+    leaves, tree = jax.tree.flatten(arrays)
+    by_id = primals.places()
+    places = tuple(by_id.get(id(x)) for x in leaves)
+    found = {i: x for i, x in zip(places, leaves, strict=True) if i is not None}
+
+    def argument(i: int) -> Any:
+        if i not in found:
+            return NotNeeded()
+        return found[i] if primals.saveable[i] else NotSaveable()
+
+    args = mirrored(in_tree, [argument(i) for i in range(in_tree.num_leaves)])
+    opaque = [x for i, x in zip(places, leaves, strict=True) if i is None]
+    return Residuals(tree, places, list(args), opaque)
+
+
+def argument_name(of: Signature, i: int) -> str:
+    """What an argument is called: `args[0]['w']`."""
+    leaves = jax.tree_util.tree_leaves_with_path(mirrored(of.in_tree, range(of.in_tree.num_leaves)))
+    return f"args{keystr(leaves[i][0])}"
+
+
+def _listed(of: Signature, positions: Sequence[int]) -> str:
+    return ", ".join(argument_name(of, i) for i in positions)
