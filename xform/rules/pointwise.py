@@ -5,6 +5,10 @@ passes nothing at its bounds, `abs` has slope 1 at 0, `sign` and rounding have s
 takes log 0 as 0. Functions of complex numbers are holomorphic, and pullbacks multiply without
 conjugation, but `abs`, `sign`, `real`, `imag` and `conj` are differentiable over the reals only.
 
+Where a derivative is infinite, factors come in this order: first the one that may be infinite, then
+constants. XLA selects where it multiplies or divides an entry of a mask, such as the basis of a
+Jacobian; so the other entries are zero, not 0 * inf. A quotient of two values is one factor.
+
 Special functions: M. Abramowitz and I. Stegun, Handbook of Mathematical Functions (1964), sections
 6 (gamma), 7 (erf), 9 (Bessel), 23 and 26 (zeta, beta).
 """
@@ -72,7 +76,12 @@ bilinear(
     lambda ct, a, b, *, out_dtype=None: lax.mul(a, ct, out_dtype=out_dtype and b.dtype),
     traits=ELEMENTWISE,
 )
-pointwise("div", lambda y, a, b: Over(b), lambda y, a, b: (-1, y, Over(b)), traits=DEAR)
+pointwise(
+    "div",
+    lambda y, a, b: Over(b),
+    lambda y, a, b: lax.neg(lax.mul(y, lax.integer_pow(b, -1))),
+    traits=DEAR,
+)
 # a - b trunc(a / b); lax has no trunc.
 pointwise(
     "rem",
@@ -80,15 +89,19 @@ pointwise(
     lambda y, a, b: lax.neg(lax.mul(lax.sign(lax.div(a, b)), lax.floor(lax.abs(lax.div(a, b))))),
     traits=DEAR,
 )
-pointwise("square", lambda y, x: (C(x, 2), x), traits=ELEMENTWISE)
-pointwise("one_minus_square", lambda y, x: (C(x, -2), x))
-pointwise("sqrt", lambda y, x, *, accuracy=None: (C(x, 0.5), Over(y)), traits=DEAR)
+pointwise("square", lambda y, x: (x, C(x, 2)), traits=ELEMENTWISE)
+pointwise("one_minus_square", lambda y, x: (x, C(x, -2)))
+pointwise("sqrt", lambda y, x, *, accuracy=None: (Over(y), C(x, 0.5)), traits=DEAR)
 pointwise("rsqrt", lambda y, x, *, accuracy=None: lax.mul(C(x, -0.5), lax.div(y, x)), traits=DEAR)
-pointwise("cbrt", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / 3), lax.square(y)), traits=DEAR)
+pointwise(
+    "cbrt",
+    lambda y, x, *, accuracy=None: lax.mul(C(x, 1 / 3), lax.integer_pow(y, -2)),
+    traits=DEAR,
+)
 
 
 def _integer_pow(out: Value, x: Value, *, y: int) -> Any:
-    return (C(x, y), lax.integer_pow(x, y - 1) if y != 2 else x) if y else C(x, 0)
+    return (lax.integer_pow(x, y - 1) if y != 2 else x, C(x, y)) if y else C(x, 0)
 
 
 pointwise("integer_pow", _integer_pow, traits=ELEMENTWISE)
@@ -128,7 +141,7 @@ composite("polynomial", _polynomial, traits=ELEMENTWISE)
 # Exponentials and logarithms.
 
 pointwise("exp", lambda y, x, *, accuracy=None: y, traits=DEAR)
-pointwise("exp2", lambda y, x, *, accuracy=None: (C(x, math.log(2)), y), traits=DEAR)
+pointwise("exp2", lambda y, x, *, accuracy=None: (y, C(x, math.log(2))), traits=DEAR)
 pointwise("expm1", lambda y, x, *, accuracy=None: lax.add(y, C(y, 1)), traits=DEAR)
 pointwise("log", lambda y, x, *, accuracy=None: Over(x), traits=DEAR)
 pointwise("log2", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / math.log(2)), x), traits=DEAR)
@@ -150,8 +163,14 @@ def _outside(x: Value) -> Value:
 
 
 def _one_minus_square(x: Value) -> Value:
-    """1 - x², by factors: exact to rounding as |x| goes to 1."""
-    return lax.mul(lax.sub(C(x, 1), x), lax.add(C(x, 1), x))
+    """1 - x², by factors: exact to rounding as |x| goes to 1.
+
+    Its derivative is that of the square. The factors have two, and where 1 - x² is 0 one of them
+    is 0: times an infinite cotangent it is NaN.
+    """
+    square = lax.sub(C(x, 1), lax.square(x))
+    factors = lax.mul(lax.sub(C(x, 1), x), lax.add(C(x, 1), x))
+    return lax.add(square, lax.stop_gradient(lax.sub(factors, square)))
 
 
 def _one_plus_square(x: Value) -> Value:

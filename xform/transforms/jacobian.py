@@ -9,22 +9,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from xform._jax import weak_as
-from xform.arithmetic import Value
+from xform._jax import staging, weak_as
+from xform.arithmetic import Value, common_dtype
 from xform.errors import WrongArgument, WrongDtype
+from xform.policies import save_everything
+from xform.transforms import eager
 from xform.transforms.check import check_input, check_output
 from xform.transforms.forward import jvp
 from xform.transforms.function import (
+    Call,
     Tree,
     as_array,
     as_tuple,
+    call,
     check_callable,
+    function,
     numbers,
     partial,
     positions,
 )
-from xform.transforms.reverse import grad, vjp
+from xform.transforms.reverse import grad, planned_vjp
 from xform.transforms.within import run_within
 
 
@@ -112,7 +118,7 @@ def jacrev(
     """The Jacobian of `f`, row by row, by reverse mode.
 
     Arguments, errors and the shapes of the result, `[*output, *input]`, are those of `jacfwd`;
-    integer inputs are taken with `allow_int` and get float0 columns.
+    with `allow_int`, integer inputs are accepted and get zeros of their own dtype.
 
     Raises:
       WrongDtype: an integer input without `allow_int`, or an output that is not real.
@@ -130,14 +136,14 @@ def jacrev(
         held, primals = partial(f, some(argnums, len(args), "jacrev"), args, kwargs)
         for leaf in jax.tree.leaves(primals):
             check_input("jacrev", leaf, holomorphic, allow_int)
-        y, pull, *aux = vjp(held, *primals, has_aux=has_aux)
+        y, pull, aux = _vjp(call(held, primals, "jacrev", has_aux))
         check_output("jacrev", y, holomorphic)
-        rows = jax.vmap(pull)(_basis(y))
+        rows = _pulled(pull, y)
         one = isinstance(argnums, int | np.integer)
         inputs, rows = (primals[0], rows[0]) if one else (tuple(primals), rows)
         parts = jax.tree.map(lambda x, r: _rows(y, x, r), inputs, rows)
         out = jax.tree.transpose(jax.tree.structure(inputs), jax.tree.structure(y), parts)
-        return (out, *aux) if has_aux else out
+        return (out, aux) if has_aux else out
 
     return jacobian_of
 
@@ -214,39 +220,68 @@ def hvp(
 
 
 def _basis(tree: Tree) -> Tree:
-    """The standard basis of a tree of arrays: leaves get a leading axis of its dimension."""
+    """The standard basis of a tree of arrays: leaves get a leading axis of its dimension.
+
+    It is computed, not a constant of the program: a constant takes the square of its dimension in
+    the program's text. XLA also reads the basis as a mask, and selects where it would multiply. So
+    the entries off the diagonal are zero, even where a derivative is infinite.
+    """
     leaves, structure = jax.tree.flatten(tree)
     sizes = [np.size(x) for x in leaves]
-    total, at = sum(sizes), np.cumsum([0, *sizes])
-    rows = []
-    for x, start, size in zip(leaves, at, sizes, strict=False):
-        aval = jax.typeof(x)
-        if not jnp.issubdtype(aval.dtype, np.inexact):
-            rows.append(np.zeros((total, *aval.shape), jax.dtypes.float0))
-            continue
-        eye = np.zeros((total, size), aval.dtype)
-        eye[np.arange(start, start + size), np.arange(size)] = 1
-        rows.append(weak_as(jnp.asarray(eye.reshape(total, *aval.shape)), aval))
-    return jax.tree.unflatten(structure, rows)
+    eye = jnp.eye(sum(sizes), dtype=common_dtype(jax.typeof(x).dtype for x in leaves))
+    parts = jnp.split(eye, np.cumsum(sizes)[:-1], axis=1)
+    shape = lambda x: (len(eye), *np.shape(x))
+    rows = (_like(p.reshape(shape(x)), x) for p, x in zip(parts, leaves, strict=True))
+    return structure.unflatten(rows)
+
+
+def _vjp(at: Call) -> tuple[Tree, Callable[..., Any], Tree]:
+    """Output, pullback and auxiliary output of a function whose Jacobian is taken by rows.
+
+    Everything that the pullback reads is saved. All rows share one set of residuals, which is small
+    beside the rows. A barrier would hold a recompute back until the cotangents arrive, but the
+    basis is available from the start. XLA does not fuse through a barrier, so in a batch each
+    recomputed value would take one array for each row.
+    """
+    if not staging():
+        return eager.vjp(at)
+    return planned_vjp(*function(at), save_everything)
+
+
+def _pulled(pull: Callable[..., Any], y: Tree) -> Tree:
+    """The pullback of each vector of the standard basis of the output: the rows of a Jacobian.
+
+    A scalar output takes one pullback, not a batch of one: a recompute stays fused.
+    """
+    if sum(map(np.size, jax.tree.leaves(y))) != 1:
+        return jax.vmap(pull)(_basis(y))
+    row = pull(jax.tree.map(jnp.ones_like, y))
+    return jax.tree.map(lambda r: r[None], row)
+
+
+def _like(x: Value, leaf: Value) -> Value:
+    """`x` in the dtype of a leaf, and as weakly typed."""
+    aval = jax.typeof(leaf)
+    return weak_as(lax.convert_element_type(x, aval.dtype), aval)
 
 
 def _columns(inputs: Tree, y: Value, columns: Value) -> Tree:
     """Split the last axis of `columns` over the leaves of the inputs."""
-    return _split(inputs, columns, -1, lambda x: (*np.shape(y), *np.shape(x)))
+    return _split(inputs, columns, -1, y, lambda x: (*np.shape(y), *np.shape(x)))
 
 
 def _rows(y: Tree, x: Value, rows: Value) -> Tree:
     """Split the first axis of `rows` over the leaves of the output."""
-    return _split(y, rows, 0, lambda leaf: (*np.shape(leaf), *np.shape(x)))
+    return _split(y, rows, 0, x, lambda leaf: (*np.shape(leaf), *np.shape(x)))
 
 
 def _split(
-    tree: Tree, stacked: Value, axis: int, shape: Callable[[Value], tuple[int, ...]]
+    tree: Tree, stacked: Value, axis: int, of: Value, shape: Callable[[Value], tuple[int, ...]]
 ) -> Tree:
+    """Split an axis over the leaves of a tree; of an integer the derivatives are integer zeros."""
     leaves, structure = jax.tree.flatten(tree)
+    if stacked.dtype == jax.dtypes.float0:
+        stacked = weak_as(jnp.zeros(stacked.shape, jax.typeof(of).dtype), jax.typeof(of))
     at = np.cumsum([np.size(x) for x in leaves])[:-1]
-    module = np if getattr(stacked, "dtype", None) == jax.dtypes.float0 else jnp
-    parts = module.split(stacked, at, axis=axis)
-    return jax.tree.unflatten(
-        structure, [p.reshape(shape(x)) for p, x in zip(parts, leaves, strict=True)]
-    )
+    parts = jnp.split(stacked, at, axis=axis)
+    return structure.unflatten(p.reshape(shape(x)) for p, x in zip(parts, leaves, strict=True))
