@@ -15,22 +15,18 @@ from xform._jax import staging, weak_as
 from xform.arithmetic import Value, common_dtype
 from xform.errors import WrongArgument, WrongDtype
 from xform.policies import save_everything
-from xform.transforms import eager
 from xform.transforms.check import check_input, check_output
 from xform.transforms.forward import jvp
 from xform.transforms.function import (
-    Call,
     Tree,
     as_array,
     as_tuple,
-    call,
     check_callable,
-    function,
     numbers,
     partial,
     positions,
 )
-from xform.transforms.reverse import grad, planned_vjp
+from xform.transforms.reverse import grad, vjp
 from xform.transforms.within import run_within
 
 
@@ -136,14 +132,18 @@ def jacrev(
         held, primals = partial(f, some(argnums, len(args), "jacrev"), args, kwargs)
         for leaf in jax.tree.leaves(primals):
             check_input("jacrev", leaf, holomorphic, allow_int)
-        y, pull, aux = _vjp(call(held, primals, "jacrev", has_aux))
+        # All rows share one set of residuals, which is small beside them. A barrier would hold back
+        # a recompute until the cotangents arrive, though the basis is available from the start: XLA
+        # does not fuse through it, and each recomputed value would take one array for each row.
+        policy = save_everything if staging() else None
+        y, pull, *aux = vjp(held, *primals, has_aux=has_aux, policy=policy)
         check_output("jacrev", y, holomorphic)
         rows = _pulled(pull, y)
         one = isinstance(argnums, int | np.integer)
         inputs, rows = (primals[0], rows[0]) if one else (tuple(primals), rows)
         parts = jax.tree.map(lambda x, r: _rows(y, x, r), inputs, rows)
         out = jax.tree.transpose(jax.tree.structure(inputs), jax.tree.structure(y), parts)
-        return (out, aux) if has_aux else out
+        return (out, *aux) if has_aux else out
 
     return jacobian_of
 
@@ -233,19 +233,6 @@ def _basis(tree: Tree) -> Tree:
     shape = lambda x: (len(eye), *np.shape(x))
     rows = (_like(p.reshape(shape(x)), x) for p, x in zip(parts, leaves, strict=True))
     return structure.unflatten(rows)
-
-
-def _vjp(at: Call) -> tuple[Tree, Callable[..., Any], Tree]:
-    """Output, pullback and auxiliary output of a function whose Jacobian is taken by rows.
-
-    Everything that the pullback reads is saved. All rows share one set of residuals, which is small
-    beside the rows. A barrier would hold a recompute back until the cotangents arrive, but the
-    basis is available from the start. XLA does not fuse through a barrier, so in a batch each
-    recomputed value would take one array for each row.
-    """
-    if not staging():
-        return eager.vjp(at)
-    return planned_vjp(*function(at), save_everything)
 
 
 def _pulled(pull: Callable[..., Any], y: Tree) -> Tree:
