@@ -17,7 +17,17 @@ import numpy as np
 from jax.extend.core.primitives import convert_element_type_p
 
 from tests.fuzz.in_numpy import IN_NUMPY, ROUNDS, SPECIAL
-from xform._jax import JaxprEqn, Literal, Primitive, Trace, Var, closed, equation, scan_counts
+from xform._jax import (
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Trace,
+    Var,
+    closed,
+    equation,
+    scan_counts,
+    set_current_trace,
+)
 
 Step = tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -245,12 +255,14 @@ class Eager(Trace):
         return out if primitive.multiple_results else out[0]
 
     def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, args: Any, /, **_: Any):
-        return fun.call_wrapped(*args)
+        with set_current_trace(self):  # JAX 0.12 has taken it away here
+            return fun.call_wrapped(*args)
 
     def process_custom_vjp_call(
         self, primitive: Any, fun: Any, fwd: Any, bwd: Any, args: Any, /, **_: Any
     ):
-        return fun.call_wrapped(*args)
+        with set_current_trace(self):  # JAX 0.12 has taken it away here
+            return fun.call_wrapped(*args)
 
     def stage_value(self, val: Any) -> Any:
         return _array(val, jax.typeof(val))

@@ -8,13 +8,23 @@ from tests.fuzz.arrays import LARGEST, some_array, some_axis
 from tests.fuzz.writer import Writer
 
 
+def _as_is(w: Writer) -> str:
+    """An option or nothing; with the option, a negative start is clamped."""
+    return ", allow_negative_indices=False" if w.chance(0.5) else ""
+
+
+def _start(w: Writer, k: int) -> str:
+    """A start that the scalar at `k` gives, which may be negative."""
+    return f"jnp.int32({{{k}}}) - 4" if w.chance(0.4) else f"{{{k}}}"
+
+
 def index(w: Writer) -> None:
     """Read at computed places."""
     x = some_array(w)
     n, rest = x.shape[0], x.shape[1:]
     way = int(w.random.integers(6))
     if way == 0:
-        w.emit("jnp.asarray({0})[{1}]", [x, w.scalar("i")], rest, "f", x.most)
+        w.emit(f"jnp.asarray({{0}})[{_start(w, 1)}]", [x, w.scalar("i")], rest, "f", x.most)
     elif way == 1:
         i = w.pick("i", where=lambda v: len(v.shape) == 1 and v.size * x.size // n <= LARGEST)
         mode = w.choose(("clip", "fill"))
@@ -23,13 +33,14 @@ def index(w: Writer) -> None:
     elif way == 2:
         sizes = tuple(int(w.random.integers(1, d + 1)) for d in x.shape)
         starts = [w.scalar("i") for _ in sizes]
-        at = "".join(f"{{{k + 1}}}, " for k in range(len(sizes)))
-        w.emit(f"lax.dynamic_slice({{0}}, ({at}), {sizes})", [x, *starts], sizes, "f", x.most)
+        at = "".join(f"{_start(w, k + 1)}, " for k in range(len(sizes)))
+        w.emit(f"lax.dynamic_slice({{0}}, ({at}), {sizes}{_as_is(w)})", [x, *starts], sizes, "f",
+               x.most)  # fmt: skip
     elif way == 3:
         axis = some_axis(w, x)
         i = w.scalar("i")
         to = (*x.shape[:axis], *x.shape[axis + 1 :])
-        text = f"lax.dynamic_index_in_dim({{0}}, {{1}}, {axis}, False)"
+        text = f"lax.dynamic_index_in_dim({{0}}, {_start(w, 1)}, {axis}, False{_as_is(w)})"
         w.emit(text, [x, i], to, "f", x.most)
     elif way == 4:
         axis = some_axis(w, x)
@@ -57,8 +68,8 @@ def update(w: Writer) -> None:
     elif way == 1:
         sizes = tuple(int(w.random.integers(1, d + 1)) for d in x.shape)
         y, starts = w.pick("f", sizes), [w.scalar("i") for _ in sizes]
-        at = "".join(f"{{{k + 2}}}, " for k in range(len(sizes)))
-        text = f"lax.dynamic_update_slice({{0}}, {{1}}, ({at}))"
+        at = "".join(f"{_start(w, k + 2)}, " for k in range(len(sizes)))
+        text = f"lax.dynamic_update_slice({{0}}, {{1}}, ({at}){_as_is(w)})"
         w.emit(text, [x, y, *starts], x.shape, "f", max(x.most, y.most))
     elif way == 2:
         i, y = w.pick("i", (2,)), w.pick("f", (2, *rest))

@@ -27,12 +27,15 @@ POLICIES = {
     "save_only_h": xform.policies.save_only_these_names("h"),
     "save_any_but_h": xform.policies.save_any_names_but_these("h"),
 }
-REVERSE = ("vjp", "grad")
+REVERSE = ("vjp", "grad", "jacrev")
+PLANNED = ("vjp", "grad")
+KINDS = {"jvp": 0.23, "vjp": 0.32, "grad": 0.17, "linearize": 0.17,
+         "jacfwd": 0.05, "jacrev": 0.04, "hessian": 0.02}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One transform: `kind` is jvp, vjp, grad, linearize, vmap or jit.
+    """One transform: `kind` is one of `KINDS`, vmap or jit.
 
     `active` are the arguments to differentiate (or, for vmap, to batch). `both` also returns the
     value; `moving` makes directions depend on the arguments; `calls` is how often a map is called,
@@ -58,7 +61,11 @@ class Level:
 
 def order(levels: Sequence[Level]) -> int:
     """How often is differentiated."""
-    return sum(level.kind not in ("vmap", "jit") for level in levels)
+    return sum(_order(level.kind) for level in levels)
+
+
+def _order(kind: str) -> int:
+    return {"vmap": 0, "jit": 0, "hessian": 2}.get(kind, 1)
 
 
 def levels(
@@ -80,7 +87,8 @@ def levels(
             out.append(Level(wrap, tuple(some) if wrap == "vmap" else ()))
             continue
         first = not any(level.kind not in ("vmap", "jit") for level in out)
-        kind = str(random.choice(["jvp", "vjp", "grad", "linearize"], p=[0.25, 0.35, 0.2, 0.2]))
+        kind = str(random.choice(list(KINDS), p=list(KINDS.values())))
+        kind = "grad" if _order(kind) > n else kind
         if first and reverse_first and kind not in REVERSE:
             kind = "vjp"
         active = [i for i in allowed if random.random() < 0.65]
@@ -94,10 +102,10 @@ def levels(
         calls = 2 if maps and random.random() < 0.2 else 1
         lanes = bool(kind != "grad" and random.random() < 0.12)
         names = list(POLICIES)
-        policy = str(random.choice(names)) if kind in REVERSE and random.random() < 0.5 else ""
+        policy = str(random.choice(names)) if kind in PLANNED and random.random() < 0.5 else ""
         by = "jax" if mixed and random.random() < 0.5 else ""
         out.append(Level(kind, tuple(active), both, moving, calls, lanes, policy, by))
-        n -= 1
+        n -= _order(kind)
     return tuple(out)
 
 
@@ -113,7 +121,8 @@ def _apply(f: Fun, level: Level, k: int, own: bool) -> Fun:
         return _vmap(f, level.active)
     if level.kind == "jit":
         return jax.jit(f)
-    kind = {"jvp": _jvp, "vjp": _vjp, "grad": _grad, "linearize": _linearize}[level.kind]
+    kinds = {"jvp": _jvp, "vjp": _vjp, "grad": _grad, "linearize": _linearize, "hessian": _hessian}
+    kind = kinds.get(level.kind, _jacobian)
 
     def transformed(*args: Any) -> tuple[Any, ...]:
         def held(*some: Any) -> tuple[Any, ...]:
@@ -225,7 +234,7 @@ def _vjp(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, .
     return (*(_some(ys) if level.both else ()), *results)
 
 
-def _grad(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
+def _loss(f: Fun, d: _Directions) -> Callable[..., Any]:
     def loss(*xs: Any) -> Any:
         ys = [y for y in f(*xs) if _float(y)]
         weights = _Directions(d.seed, 1.0).like(ys, salt=0.4)
@@ -233,11 +242,35 @@ def _grad(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, 
             (jnp.sum(w * jnp.sin(y)) for w, y in zip(weights, ys, strict=True)), 0.0 * d.scale
         )
 
-    argnums = tuple(range(len(xs)))
+    return loss
+
+
+def _grad(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
+    loss, argnums = _loss(f, d), tuple(range(len(xs)))
     if level.both:
         value, grads = ad.value_and_grad(loss, argnums, **_policy(level, ad))(*xs)
         return (value, *_derivatives(grads, xs))
     return _derivatives(ad.grad(loss, argnums, **_policy(level, ad))(*xs), xs)
+
+
+def _jacobian(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
+    """The Jacobian times a number that may depend on the point."""
+
+    def floats(*xs: Any) -> tuple[Any, ...]:
+        return tuple(y for y in f(*xs) if _float(y))
+
+    blocks = getattr(ad, level.kind)(floats, tuple(range(len(xs))))(*xs)
+    return tuple(_strong(d.scale * block) for block in jax.tree.leaves(blocks))
+
+
+def _hessian(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
+    blocks = ad.hessian(_loss(f, d), tuple(range(len(xs))))(*xs)
+    return tuple(map(_strong, jax.tree.leaves(blocks)))
+
+
+def _strong(x: Any) -> Any:
+    """`x` strongly typed: how weakly a Jacobian is typed is accident, too."""
+    return weak_as(jnp.asarray(x), jax.typeof(x).update(weak_type=False))
 
 
 def _linearize(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
