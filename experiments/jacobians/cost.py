@@ -1,0 +1,72 @@
+"""Program text, compile time and temporary bytes of Jacobians, over those of JAX's."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+
+import xform
+from experiments.report import write_table
+
+HERE = Path(__file__).parent
+UNARY = "sqrt exp log sin tanh cbrt arcsin log1p square reciprocal"
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {name: getattr(jnp, name) for name in UNARY.split()}
+FUNCTIONS |= {
+    "x ** 3": lambda x: x**3,
+    "cumsum": lambda x: jnp.cumsum(jnp.sin(x)),
+    "softmax": jax.nn.softmax,
+    "roll": lambda x: x * jnp.roll(x, 1) ** 2,
+    "ratio": lambda x: x / (1 + x**2),
+    "sort": jnp.sort,
+    "logsumexp": logsumexp,
+    "norm": jnp.linalg.norm,
+    "rosenbrock": lambda x: jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2),
+    "product": lambda x: jnp.sum(jnp.sin(x) * jnp.roll(x, 1)),
+}
+SIZES = 10, 300, 3000
+KINDS = "jacfwd", "jacrev", "hessian"
+
+
+def cost(library: Any, kind: str, f: Any, x: jax.Array) -> tuple[int, float, int]:
+    """Characters of the program, seconds of the faster of two compilations, temporary bytes."""
+    seconds = []
+    for _ in range(2):
+        jax.clear_caches()
+        lowered = jax.jit(getattr(library, kind)(f)).lower(x)
+        start = time.perf_counter()
+        compiled = lowered.compile()
+        seconds.append(time.perf_counter() - start)
+    memory = compiled.memory_analysis()
+    return len(lowered.as_text()), min(seconds), memory.temp_size_in_bytes
+
+
+def main() -> None:
+    """One row for each function: the largest ratio over the sizes, for each transform."""
+    rows = []
+    for name, f in FUNCTIONS.items():
+        cells = [name]
+        for kind in KINDS:
+            ratios = []
+            for n in SIZES:
+                x = jnp.linspace(0.1, 0.9, n)
+                size = jax.eval_shape(f, x).size * n * (n if kind == "hessian" else 1)
+                if size > 30_000_000:
+                    continue
+                ours, theirs = (cost(t, kind, f, x) for t in (xform, jax))
+                ratios.append([(a + 1e-9) / (b + 1e-9) if a != b else 1.0
+                               for a, b in zip(ours, theirs, strict=True)])  # fmt: skip
+            cells.append(" / ".join(f"{max(r):.2f}" for r in zip(*ratios, strict=True)))
+        rows.append(cells)
+        print(*cells, sep=" | ", flush=True)
+    write_table(HERE, ["function", *KINDS], rows, sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()
