@@ -90,7 +90,7 @@ def test_a_budget_of_the_peak_is_kept_by_the_compiler(f, part: float) -> None:
     assert made.compiled_bytes is not None
     assert made.compiled_bytes <= budget
     assert made.compiles <= 7  # the default and six more
-    step = jax.jit(xform.value_and_grad(f, policy=made)).lower(W, X).compile()
+    step = jax.jit(xform.grad(f, policy=made)).lower(W, X).compile()
     stats = step.memory_analysis()
     total = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
     assert total == made.compiled_bytes
@@ -172,3 +172,38 @@ def test_a_target_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert made.predicted_bytes == other
     assert here != other
+
+
+def test_only_the_derivative_is_compiled_and_the_report_names_it() -> None:
+    """A budget of the bytes that `grad` takes is enough, and those are the plan's bytes."""
+    f = lambda w, x: (jnp.tanh(x @ w) ** 2).sum()
+    step = lambda w, x, policy=None: xform.value_and_grad(f, policy=policy)(w, x)
+    w, x = jnp.ones((64, 64)), jnp.ones((32, 64))
+
+    def taken(g):
+        said = jax.jit(g).lower(w, x).compile().memory_analysis()
+        return (said.argument_size_in_bytes + said.output_size_in_bytes + said.temp_size_in_bytes
+                - said.alias_size_in_bytes)  # fmt: skip
+
+    aux = lambda w, x: (f(w, x), x[0])
+    several = lambda w, x: jnp.tanh(x @ w)
+    pulled = lambda ct: lambda w, x: (lambda y, pull: (y, pull(ct)))(*xform.vjp(f, w, x))
+    cases = {
+        "grad by argument 0": (f, {}, xform.grad(f)),
+        "grad by argument 1": (f, {"argnums": -1}, xform.grad(f, 1)),
+        "grad by arguments 0, 1": (f, {"argnums": (0, 1)}, xform.grad(f, (0, 1))),
+        "vjp by arguments 0, 1": (f, {"argnums": None}, pulled(1.0)),
+        "the whole step": (step, {}, xform.value_and_grad(f)),
+    }
+    for name, (g, options, derivative) in cases.items():
+        cotangent = 4 if name.startswith("vjp") else 0  # the plan's is an argument
+        budget = taken(derivative) + cotangent
+        made = xform.plan(g, w, x, policy=xform.policies.budget(budget), **options)
+        assert made.derivative == name
+        assert f"compiled as {name} (" in str(made)
+        assert made.compiled_bytes <= budget
+    assert xform.plan(aux, w, x, has_aux=True).compiled_bytes == taken(
+        xform.grad(aux, has_aux=True)
+    )
+    assert xform.plan(f, w, x).compiled_bytes == taken(xform.grad(f))
+    assert xform.plan(several, w, x).derivative == "vjp by argument 0"

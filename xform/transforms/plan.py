@@ -46,7 +46,9 @@ def plan(
     Args:
       f: a function with an argument `policy` that is not among `args`, such as a training step:
         what it differentiates under that policy is planned, and bytes are those of the whole step.
-        Any other is a loss, a pure function of pytrees of arrays, whose derivative is compiled.
+        Any other is a loss, a pure function of pytrees of arrays. Its `grad` is compiled; of a
+        function that returns more than a scalar, or with `argnums=None`, both parts of `vjp`. To
+        plan `value_and_grad`, pass a step that calls it.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
       policy: of `xform.policies` or `jax.checkpoint_policies`, or "auto", which fits the target's
         memory; None is `min_cut`. Its bytes are
@@ -144,6 +146,7 @@ def _plan(of: Subject, policy: str, whole: Whole, goal: Target, predicted: int) 
     seen = liveness(decided, goal.backend)
     return Plan(
         function=of.name,
+        derivative=of.derivative,
         policy=policy,
         target=goal.name,
         rows=tuple(rows_of(decided)),

@@ -2,7 +2,7 @@
 
 A function that has, and is not given, an argument `policy` is one that differentiates, such as a
 step of training: what it differentiates under that policy is planned, and the whole of it compiled.
-Any other function is a loss: `value_and_grad` of it is compiled, or both parts of `vjp`.
+Any other function is a loss: its `grad` is compiled, or both parts of `vjp` where it has none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from xform.planner.simulate.liveness import liveness, simulate
 from xform.policies import Policy, min_cut
 from xform.transforms.function import Tree, numbers, partial, positions
 from xform.transforms.inspect import Arguments, At, point
-from xform.transforms.reverse import value_and_grad, vjp
+from xform.transforms.reverse import grad, value_and_grad, vjp
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,6 +42,7 @@ class Subject:
 
     Attributes:
       name: of the function.
+      derivative: the compiled function, such as "grad by argument 0".
       ends: the program that is differentiated, its active inputs and its wanted outputs.
       regions: whether remat regions are open in that program.
       beside: bytes that are held besides the derivative at its peak, by simulation; less than 0
@@ -52,6 +53,7 @@ class Subject:
     """
 
     name: str
+    derivative: str
     ends: Ends
     regions: Regions
     beside: int
@@ -100,19 +102,23 @@ def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bo
     at, arguments = point("plan", f, args, argnums, has_aux).seen_by(regions), Arguments(args)
     donated, arrays = arguments.of(donate), arguments.arrays()
     grads = gather(at.function.program.in_avals, at.function.active())
-    outputs = [*at.function.signature.out_avals, *grads]
+    by = range(len(args)) if argnums is None else positions(argnums, len(args), "plan")
+    scalar = argnums is not None and [a.shape for a in at.function.signature.out_avals] == [()]
+    outputs = [*([] if scalar else at.function.signature.out_avals), *grads]
     over = _over([jax.typeof(arrays[i]) for i in donated], outputs)
     saved = sum(aval_bytes(a) for a in gather(outputs, over))
 
     def compiled(policy: Policy) -> Compilation:
-        run = _derivative(f, argnums, has_aux, policy, at)
+        run = (_gradient if scalar else _vjp)(f, by, argnums is None, has_aux, policy)
         flat = lambda ct, *arrays: run(arguments.filled(arrays)[1], ct)
         step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
         return compile_for(step, (_cotangent(at), *arrays), target=goal)
 
     places = text_of(([getattr(x, "sharding", None) for x in arrays], at.closed))
-    return Subject(at.name, at.ends, regions, -saved, -saved, (donated, places, argnums is None),
-                   compiled)  # fmt: skip
+    several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
+    derivative = f"{'grad' if scalar else 'vjp'} by {several}"
+    return Subject(at.name, derivative, at.ends, regions, -saved, -saved,
+                   (donated, places, argnums is None), compiled)  # fmt: skip
 
 
 class _Undecided:
@@ -148,7 +154,7 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
         return compile_for(run, args, options, goal, donate_argnums=donate)
 
     places = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
-    return Subject(function_name(f), ends, regions, outer.total_bytes - inner.total_bytes,
+    return Subject(function_name(f), "the whole step", ends, regions, outer.total_bytes - inner.total_bytes,
                    outer.argument_bytes - inner.argument_bytes,
                    (fingerprint(whole), donated, places), compiled)  # fmt: skip
 
@@ -179,16 +185,17 @@ def _over(donated: Sequence[Any], outputs: Sequence[Any]) -> Mask:
     return tuple(over)
 
 
-def _derivative(f: Any, argnums: Any, has_aux: bool, policy: Policy, at: At) -> Any:
-    """The function that is compiled: `value_and_grad`, or both parts of `vjp`."""
-    scalar = [a.shape for a in at.function.signature.out_avals] == [()]
+def _gradient(f: Any, by: Sequence[int], whole: bool, has_aux: bool, policy: Policy) -> Any:
+    """The gradient of a scalar function, as a function of its arguments and of a cotangent."""
+    gradient = grad(f, tuple(by), has_aux, policy=policy)
+    return lambda args, ct: gradient(*args)
+
+
+def _vjp(f: Any, by: Sequence[int], whole: bool, has_aux: bool, policy: Policy) -> Any:
+    """Both parts of `vjp`, by some arguments or the whole, as a function of these and cotangents."""
 
     def both(args: Any, ct: Any) -> Any:
-        if scalar and argnums is not None:
-            return value_and_grad(f, argnums, has_aux, policy=policy)(*args)
-        held, primals = (f, args)
-        if argnums is not None:
-            held, primals = partial(f, positions(argnums, len(args), "plan"), args, {})
+        held, primals = (f, args) if whole else partial(f, tuple(by), args, {})
         y, pull, *aux = vjp(held, *primals, has_aux=has_aux, policy=policy)
         return y, aux, pull(ct)
 

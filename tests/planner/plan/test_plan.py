@@ -112,7 +112,7 @@ def test_rows_are_a_table_in_which_equal_ones_are_a_line() -> None:
 def test_the_last_lines_say_what_is_known() -> None:
     made = dataclasses.replace(planned(), predicted_bytes=1100, recompute_flops=50, seconds=0.0)
     said = lambda **how: str(dataclasses.replace(made, **how)).splitlines()[-2:]
-    assert "1000 B compiled (+10.0%)" in said(compiled_bytes=1000)[0]
+    assert "1000 B compiled as grad by argument 0 (+10.0%)" in said(compiled_bytes=1000)[0]
     assert said(refused=True)[0].endswith("refused by the compiler")
     assert "(" not in said()[1]
     assert "(how little it could be is not known)" in said(least_flops=0)[1]

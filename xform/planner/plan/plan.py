@@ -45,7 +45,7 @@ class Plan:
       recompute_flops: FLOPs of products, convolutions, loops and calls that are run again.
       predicted_bytes: arguments, outputs and the peak of temporary bytes by the simulation, on each
         device; what is sharded over `Auto` axes counts whole.
-      compiled_bytes: the same by the compiler; None if the plan was not verified, or the compiler
+      compiled_bytes: the same by the compiler, of the `derivative`; None if the plan was not verified, or the compiler
         refused it without saying its size.
       compiles: how many programs were compiled to find it.
       live, saved: temporary bytes at each step of the program, and those of them that wait.
@@ -55,6 +55,7 @@ class Plan:
         loop twice again; 0 if nothing is known of it, None if there was no budget.
       seconds: how long planning took, without what was compiled for it; 0 if it was read from a
         file.
+      derivative: the function that is compiled, such as "grad by argument 0".
 
     >>> loss = lambda w, x: jnp.sum(jnp.tanh(x @ w))
     >>> w, x = jnp.ones((64, 64)), jnp.ones((32, 64))
@@ -80,6 +81,7 @@ class Plan:
     refused: bool = False
     least_flops: int | None = None
     seconds: float = 0.0
+    derivative: str = ""
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -198,7 +200,8 @@ class Plan:
         compiled = "refused by the compiler" if self.refused else "not compiled"
         if self.compiled_bytes is not None:
             error = self.predicted_bytes / max(self.compiled_bytes, 1) - 1
-            compiled = f"{human_bytes(self.compiled_bytes)} compiled ({error:+.1%})"
+            what = f" as {self.derivative}" if self.derivative else ""
+            compiled = f"{human_bytes(self.compiled_bytes)} compiled{what} ({error:+.1%})"
         sent = f", {human_bytes(n)} offloaded" if (n := self.offloaded_bytes) else ""
         return "\n".join([
             f"plan of {self.function}, {self.policy}, on {self.target}",
