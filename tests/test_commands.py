@@ -118,7 +118,8 @@ def test_policies() -> None:
     ("words", "text"),
     [
         (["nowhere:f"], "nowhere:f\n  problem: there is no module 'nowhere'\n"
-         "  remedy:  start in the folder that holds it, or put that on PYTHONPATH"),
+         "  remedy:  start in the folder that holds it, put that folder on PYTHONPATH, or name the "
+         "file: path/to/nowhere.py:f"),
         (["lonely:g"], "lonely:g\n  problem: the module has no 'g'\n"
          "  remedy:  name a function of it: f"),
         (["lonely:f"], "the arguments of lonely:f\n"

@@ -190,7 +190,7 @@ def bytes_of(amount: float | str, asked: str) -> int:
             asked,
             "it is not a number of bytes",
             "",
-            "give a number of bytes, or a string such as '6 GiB' or '500 MB'",
+            "give a whole number of bytes, or a string such as '6 GiB' or '500 MB'",
         ) from None
 
 

@@ -48,9 +48,9 @@ def parse_bytes(text: str) -> int:
 
 
 def byte_count(amount: float | str) -> int:
-    """Bytes from a number or a string; a fraction of a byte is rounded.
+    """Bytes from a whole number or a string.
 
-    Raises ValueError or TypeError for anything else, and for negative or infinite numbers.
+    Raises ValueError or TypeError for anything else, and for negative numbers.
 
     >>> from xform.text import byte_count
     >>> byte_count(16e9), byte_count("1e9")
@@ -61,9 +61,9 @@ def byte_count(amount: float | str) -> int:
     if isinstance(amount, str):
         n = parse_bytes(amount)
     elif isinstance(amount, float | np.floating):
-        if not np.isfinite(amount):
-            raise ValueError(f"{amount!r} is not finite")
-        n = round(float(amount))
+        if not float(amount).is_integer():
+            raise ValueError(f"{amount!r} is no whole number")
+        n = int(amount)
     else:
         n = operator.index(amount)
     if n < 0:

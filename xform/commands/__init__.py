@@ -99,9 +99,9 @@ def answer(argv: list[str] | None = None) -> tuple[str, int]:
         ) from error
 
 
-def _options(args: argparse.Namespace, rest: list[str]) -> dict[str, str]:
-    """`--name value`, `--name=value` and `--name` as a dict; a value is True if there is none."""
-    values: dict[str, str] = {}
+def _options(args: argparse.Namespace, rest: list[str]) -> dict[str, str | None]:
+    """`--name value`, `--name=value` and `--name` as a dict; of the last one the value is None."""
+    values: dict[str, str | None] = {}
     for word in args.options:
         name, equals, value = word.partition("=")
         if not (name.isidentifier() and equals):
@@ -112,7 +112,7 @@ def _options(args: argparse.Namespace, rest: list[str]) -> dict[str, str]:
         if word.startswith("--") and word[2:3].isalpha():
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            values[name] = value if equals else "True"
+            values[name] = value if equals else None
             name = "" if equals else name
         elif name:
             values[name], name = word, ""

@@ -1,11 +1,13 @@
 """What commands work on: a function, its inputs, a policy.
 
-A function is named as `module:name`. Its arguments come from a function that returns them as a
-tuple: `--inputs module:name`, or the function's own attribute `inputs`, or the function `inputs` of
-its module, in this order. They are arrays, or `jax.ShapeDtypeStruct`s (nothing is allocated for
-those), in pytrees; anything else is passed on as it is. What stands on the command line as
+A function is named as `module:name` or `path.py:name`. Its arguments come from a function that
+returns them as a tuple: `--inputs module:name` (or a path), or the function's own attribute
+`inputs`, or the function `inputs` of its module, in this order. They are arrays, or
+`jax.ShapeDtypeStruct`s (nothing is allocated for those), in pytrees; anything else is passed on as
+it is. What stands on the command line as
 `--name value` and is no option of the command is a keyword argument of `inputs`, read as Python if
-it can be, as text otherwise; `--arg name=value` says the same, of any name.
+it can be, as text otherwise; `--arg name=value` says the same, of any name. `--name` alone is True,
+for an argument whose default is True or False.
 
     # model.py
     def inputs(batch: int = 8):
@@ -18,14 +20,11 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import dataclasses
 import functools
-import importlib
 import inspect
 import numbers
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -34,6 +33,8 @@ import numpy as np
 
 from xform import policies
 from xform.callables import argument_names
+from xform.commands.reference import FORM, module_of, reference, resolve
+from xform.commands.transform import add_transform, arrays_alone, transformed
 from xform.errors import WrongArgument
 from xform.memory.asked import asked
 from xform.transforms.subject import with_policy
@@ -57,6 +58,20 @@ class BoundFunction:
     source: str
     called: str
     of_batch: Callable[..., tuple[Any, ...]] | None = None
+
+    def transformed(self, args: argparse.Namespace, policy: Any = None) -> BoundFunction:
+        """The transform that a command line names, by its other options, at these arguments."""
+        f, values, of_batch = self.f, self.args, self.of_batch
+        argnums, has_aux = getattr(args, "argnums", 0), getattr(args, "has_aux", False)
+        if args.transform not in ("grad", "value_and_grad") and self.no_arrays():
+            f, values = arrays_alone(f, values)
+            of_batch = None
+        run, seeds = transformed(args.transform, f, values, argnums, has_aux, policy)
+        full = lambda values: (*values, *seeds(values))
+        return dataclasses.replace(
+            self, name=f"{args.transform} of {self.name}", f=run, args=full(values),
+            of_batch=of_batch and (lambda batch: full(of_batch(batch=batch))),
+        )  # fmt: skip
 
     def named(self, report: Any, note: str) -> Any:
         """A report, or a comparison, that says what made the arguments."""
@@ -97,10 +112,11 @@ class BoundFunction:
 
 def add_function(parser: argparse.ArgumentParser) -> None:
     """Options of a command that takes a function: read them with `read_function`."""
-    parser.add_argument("function", type=_reference, metavar="FUNC", help="module:name")
-    parser.add_argument("--inputs", type=_reference, metavar="module:name",
+    parser.add_argument("function", type=reference, metavar="FUNC", help=FORM)
+    parser.add_argument("--inputs", type=reference, metavar="module:name",
                         help="what returns its arguments, rather than its own or its module's "
                         "`inputs`")  # fmt: skip
+    add_transform(parser)
     parser.add_argument("--arg", action="append", default=[], dest="options", metavar="name=value",
                         help="a keyword argument of `inputs`; also --name value")  # fmt: skip
 
@@ -111,7 +127,15 @@ def add_policy(parser: argparse.ArgumentParser, default: str | None = "min_cut")
 
 
 def read_function(args: argparse.Namespace) -> BoundFunction:
-    """The function that a command line names, with its arguments."""
+    """The function that a command line names, or its transform, with its arguments."""
+    args.bound = read_as_it_is(args)
+    if args.transform:
+        args.bound = args.bound.transformed(args)
+    return args.bound
+
+
+def read_as_it_is(args: argparse.Namespace) -> BoundFunction:
+    """The function that a command line names, whatever its transform, with its arguments."""
     f = resolve(args.function)
     if not callable(f):
         raise WrongArgument(
@@ -119,8 +143,9 @@ def read_function(args: argparse.Namespace) -> BoundFunction:
         )
     source = f"--inputs {args.inputs}" if args.inputs else "inputs()"
     make = _maker(args, f, source)
-    options = {name: _value(text) for name, text in args.options.items()}
-    parameters = _check_options(args.function, make, options, source)
+    options = {k: True if text is None else _value(text) for k, text in args.options.items()}
+    bare = {name for name, text in args.options.items() if text is None}
+    parameters = _check_options(args.function, make, options, bare, source)
     values = _arguments(args.function, make(**options), source)
     _check_call(args.function, f, values, source)
     n = len(values)
@@ -136,14 +161,12 @@ def read_function(args: argparse.Namespace) -> BoundFunction:
     of_batch = None
     if "batch" in parameters:
         of_batch = lambda batch: tuple(make(**{**options, "batch": batch}))
-    args.bound = BoundFunction(args.function, f, values, source, called, of_batch)
-    return args.bound
+    return BoundFunction(args.function, f, values, source, called, of_batch)
 
 
 def _maker(args: argparse.Namespace, f: Any, source: str) -> Callable[..., Any]:
     """What makes the arguments: named on the command line, else the function's, or its module's."""
-    owner = importlib.import_module(args.function.partition(":")[0])
-    its_own = getattr(f, "inputs", getattr(owner, "inputs", None))
+    its_own = getattr(f, "inputs", getattr(module_of(args.function), "inputs", None))
     make = resolve(args.inputs) if args.inputs else its_own
     if make is None:
         raise WrongArgument(
@@ -164,9 +187,9 @@ def _maker(args: argparse.Namespace, f: Any, source: str) -> Callable[..., Any]:
 
 
 def _check_options(
-    name: str, make: Callable[..., Any], options: Mapping[str, Any], source: str
+    name: str, make: Callable[..., Any], options: Mapping[str, Any], bare: Set[str], source: str
 ) -> Mapping[str, inspect.Parameter]:
-    """The parameters of what makes the arguments, to which the options are given."""
+    """The parameters of `inputs`, which takes these options; the bare ones have no value."""
     signature = inspect.signature(make)
     try:
         signature.bind(**options)
@@ -178,6 +201,8 @@ def _check_options(
             "give its keyword arguments as --name value or --arg name=value, and no others",
         ) from error
     for option, value in options.items():
+        if option in bare:
+            _check_flag(option, signature.parameters.get(option), source)
         _check_option(option, value, signature.parameters.get(option), source)
     return signature.parameters
 
@@ -224,42 +249,31 @@ def _size(n: Any) -> bool:
     return bool(jax.export.is_symbolic_dim(n))
 
 
+def _check_flag(name: str, parameter: inspect.Parameter | None, source: str) -> None:
+    """Refuse an option without a value if the argument is not True or False."""
+    if parameter is not None and isinstance(parameter.default, bool):
+        return
+    default = None if parameter is None else parameter.default
+    example = default if isinstance(default, int | float | str) else "VALUE"
+    raise WrongArgument(
+        f"--{name}",
+        f"it has no value; {source} takes {name if parameter is None else parameter}",
+        "",
+        f"give one, such as --{name} {example}",
+    )
+
+
 def _check_option(name: str, value: Any, parameter: inspect.Parameter | None, source: str) -> None:
     """Refuse an option that is no number where one is the default."""
     default = None if parameter is None else parameter.default
-    number = isinstance(default, int | float) and not isinstance(default, bool)
-    if number and value is not None and not isinstance(value, int | float):
+    is_number = lambda x: isinstance(x, int | float) and not isinstance(x, bool)
+    if is_number(default) and value is not None and not is_number(value):
         raise WrongArgument(
             f"--{name} {value}",
             f"{source} takes a number there: {parameter}",
             "",
             f"give a number, such as --{name} {default}",
         )
-
-
-def resolve(reference: str) -> Any:
-    """What `module:name` names."""
-    module, _, name = reference.partition(":")
-    try:
-        owner = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise WrongArgument(
-            reference,
-            f"there is no module {error.name!r}",
-            "",
-            "start in the folder that holds it, or put that on PYTHONPATH",
-        ) from None
-    with contextlib.suppress(AttributeError):
-        return operator.attrgetter(name)(owner)
-    names = sorted(n for n, x in vars(owner).items() if not n.startswith("_") and callable(x))
-    raise WrongArgument(
-        reference,
-        f"the module has no {name!r}",
-        "",
-        f"name a function of it: {', '.join(names) or 'it has none'}",
-    )
 
 
 def policy(text: str) -> Any:
@@ -284,13 +298,6 @@ def positions(text: str) -> int | Sequence[int] | None:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a position, 0,2 or all") from None
     return several if "," in text else several[0]
-
-
-def _reference(text: str) -> str:
-    module, _, name = text.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise argparse.ArgumentTypeError(f"{text!r} is not module:name")
-    return text
 
 
 def _value(text: str) -> Any:

@@ -16,14 +16,17 @@ from xform.commands.reports import file, picture, wrote
 def run(args: argparse.Namespace) -> str:
     """Decide what the backward pass of a function keeps, and ask the compiler."""
     on = read_function(args)
-    plan = xform.plan(on.f, *on.args, policy=policy(args.policy), argnums=args.argnums,
-                      has_aux=args.has_aux, target=args.target, donate_argnums=args.donate,
+    step = takes_policy(on.f, len(on.args))
+    # A transform has used these options.
+    argnums, has_aux = (0, False) if step and args.transform else (args.argnums, args.has_aux)
+    plan = xform.plan(on.f, *on.args, policy=policy(args.policy), argnums=argnums, has_aux=has_aux,
+                      target=args.target, donate_argnums=args.donate,
                       verify=not args.no_verify)  # fmt: skip
     wrote(args.save, plan.save, args)
     wrote(args.png, plan.plot, args)
     if args.json:
         return json.dumps(_data(plan), indent=1)
-    return on.headed(plan, args.argnums, step=takes_policy(on.f, len(on.args)))
+    return on.headed(plan, argnums, step=step)
 
 
 def _data(plan: xform.Plan) -> dict[str, Any]:

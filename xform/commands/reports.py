@@ -7,8 +7,8 @@ import contextlib
 import importlib
 import importlib.util
 import json
-import os
 import sys
+import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from xform.commands.function import ABOUT_POLICIES
 from xform.errors import FailedFunction, XformError
+from xform.planner.report.picture import figures
 
 Progress = Callable[[str, str], None]
 
@@ -25,7 +26,7 @@ def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
     """Options that say what to compile for."""
     about = "cpu, tpu:v5e:2x2, gpu:h100, gpu:h100:8 ...: see `python -m xform doctor`"
     if several:
-        parser.add_argument("--target", type=_words, default=[None], metavar="T,T", help=about)
+        parser.add_argument("--target", type=words, default=[None], metavar="T,T", help=about)
     else:
         parser.add_argument("--target", required=True, metavar="T", help=about)
     parser.add_argument("--mesh", type=_mesh, metavar="data=4,model=4",
@@ -41,7 +42,7 @@ def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
 
 def add_policies(parser: argparse.ArgumentParser, default: str | None) -> None:
     """The option for several policies: of a function with a `policy` argument, or of a loss."""
-    parser.add_argument("--policy", type=_words, default=_words(default) if default else None,
+    parser.add_argument("--policy", type=words, default=words(default) if default else None,
                         metavar="P,P", help=ABOUT_POLICIES)  # fmt: skip
 
 
@@ -90,10 +91,14 @@ def file(text: str) -> Path:
     path = Path(text)
     if not text or path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not a file")
-    if not os.access(path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r} that "
-                                         "can be written to")  # fmt: skip
-    return path
+    try:  # permissions alone do not say it of every user and file system
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: there is no folder {str(path.parent)!r} that can be written to "
+            f"({error.strerror})"
+        ) from None
 
 
 def picture(text: str) -> Path:
@@ -101,6 +106,7 @@ def picture(text: str) -> Path:
     path = file(text)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise argparse.ArgumentTypeError(f"{text!r} does not end in .png, .svg or .pdf")
+    figures(f"a picture in {text}")
     return path
 
 
@@ -129,11 +135,12 @@ def progress(total: int) -> Generator[Progress]:
             yield step
 
 
-def _words(text: str) -> list[str]:
-    words = [word for word in text.split(",") if word]
-    if not words:
-        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
-    return words
+def words(text: str) -> list[str]:
+    """Words between commas; refused if one of them is empty."""
+    several = text.split(",")
+    if not all(several):
+        raise argparse.ArgumentTypeError(f"entry {several.index('') + 1} of {text!r} is empty")
+    return several
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -145,7 +152,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _specs(text: str) -> dict[str, PartitionSpec]:
     specs: dict[str, PartitionSpec] = {}
-    for word in _words(text):
+    for word in words(text):
         name, equals, axes = word.partition("=")
         if not (name.isidentifier() and equals):
             raise argparse.ArgumentTypeError(f"{word!r} is not argument=axes, such as x=data")
@@ -157,7 +164,7 @@ def _specs(text: str) -> dict[str, PartitionSpec]:
 
 def _mesh(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
-    for word in _words(text):
+    for word in words(text):
         name, equals, size = word.partition("=")
         if not (name.isidentifier() and equals and size.isdecimal()):
             raise argparse.ArgumentTypeError(f"{word!r} is not axis=size")

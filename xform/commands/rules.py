@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from xform._jax import Primitive, ad, registered
+from xform.errors import WrongArgument
 from xform.loaded import loaded
 from xform.rules.foreign import every_foreign
 from xform.rules.without import ONE_WAY, WITHOUT
@@ -80,7 +82,15 @@ def _holder(primitive: Primitive) -> str:
 def foreign(modules: Sequence[str]) -> str:
     """What other libraries told JAX of their primitives, once some modules are imported."""
     for name in modules:
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            raise WrongArgument(
+                f"rules --foreign {name}", f"there is no module {error.name!r}", "",
+                "name a module that is installed",
+            ) from None  # fmt: skip
     primitives = every_foreign()
     yes = lambda table, p: "yes" if p in table else "no"
     head = ("primitive", "held by", "push", "transpose")
@@ -93,7 +103,17 @@ def run(args: argparse.Namespace) -> str:
     """The table of derivative rules."""
     if args.foreign is not None:
         return foreign(args.foreign)
-    wanted = [r for r in rows() if args.filter in r.primitive or args.filter == r.word]
+    every = rows()
+    wanted = [r for r in every if args.filter in r.primitive or args.filter == r.word]
+    if not wanted:
+        names = sorted({r.primitive for r in every} | {*_DIRECTIONS})
+        like = difflib.get_close_matches(args.filter, names, 3) or sorted(_DIRECTIONS)
+        raise WrongArgument(
+            f"rules {args.filter}",
+            f"no primitive has {args.filter!r} in its name, and no rule has that word",
+            "",
+            f"give part of a name, or a word: {', '.join(like)}",
+        )
     if args.json:
         return json.dumps([dataclasses.asdict(r) for r in wanted], indent=1)
     known = [r for r in wanted if r.word != "-"]

@@ -38,6 +38,9 @@ def run(args: argparse.Namespace) -> str:
         args.parser.error("name a program: script.py, or -m module")
     if not module and not Path(words[0]).exists():
         args.parser.error(f"there is no file {words[0]!r}")
+    if not module and Path(words[0]).is_dir() and not Path(words[0], "__main__.py").is_file():
+        args.parser.error(f"{words[0]!r} is a folder without a __main__.py: name a script in it, "
+                          "or a module by -m")  # fmt: skip
     by = None if args.policy is None else policy(args.policy)
     met = Met(by, compared=args.compare, detailed=args.report is not None)
     goal = None if args.target is None else parse_target(args.target)

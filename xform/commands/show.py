@@ -11,8 +11,6 @@ from typing import Any
 
 import jax
 
-import xform
-from xform._jax import tangent_aval
 from xform.adjoints.colour import COLOURS, Colour, colours, of
 from xform.arithmetic import differentiable
 from xform.commands.function import (
@@ -21,8 +19,10 @@ from xform.commands.function import (
     add_policy,
     policy,
     positions,
-    read_function,
+    read_as_it_is,
 )
+from xform.commands.reports import words
+from xform.commands.transform import arrays_alone
 from xform.interpret.joint import analyze
 from xform.ir import Program, trace
 from xform.memory.printed import compiled_text, stablehlo_text
@@ -34,8 +34,6 @@ from xform.policies import said
 from xform.text import columns
 from xform.transforms.function import positions as of_call
 from xform.transforms.inspect import Arguments, point
-
-TRANSFORMS = ("grad", "vjp", "jvp", "linearize", "remat")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +51,15 @@ _CODES: dict[Colour, str] = {"active": "32", "stopped": "33", "constant": "2"}
 def run(args: argparse.Namespace) -> str:
     """The program of a function: as traced, split by a transform, after passes, as compiled.
 
-    With --transform grad, vjp or linearize the joint program is shown too: what runs forward, what
-    is saved, what runs backward, and what of it is run again. --stablehlo and --hlo show what the
-    compiler gets, and makes, instead.
+    With --transform grad, value_and_grad, vjp or linearize the joint program is shown too: the
+    forward part, the saved values, the backward part, and the recomputed operations. --stablehlo
+    and --hlo show the input and the output of the compiler instead.
 
     On a terminal, and with --color, the program's values are in colour: green if a derivative in
     the arguments of --argnums passes through them, yellow if it is stopped (stop_gradient,
     integers), dim if they are constant. NO_COLOR in the environment is obeyed.
     """
-    on = read_function(args)
+    on = read_as_it_is(args)
     flat = _transformed(on, args)
     steps: list[Step] = []
     if args.passes:
@@ -78,7 +76,7 @@ def run(args: argparse.Namespace) -> str:
 def _sections(on: BoundFunction, args: argparse.Namespace, flat: _Flat, steps: Sequence[Step]
               ) -> Iterator[str]:  # fmt: skip
     called = f"{args.transform} of {on.name}" if args.transform else on.name
-    if args.transform in ("grad", "vjp", "linearize"):
+    if args.transform in ("grad", "value_and_grad", "vjp", "linearize"):
         yield _joint(on, args)
     text = lambda prog: f"{_count(prog)}\n{_listing(on, args, prog)}"
     if not steps:
@@ -99,7 +97,7 @@ def _listing(on: BoundFunction, args: argparse.Namespace, prog: Program) -> str:
         return listing(prog, args.lines)
     given = Arguments(on.args)
     n, argnums = len(given.arrays()), _argnums(on, args.argnums)
-    if args.transform not in (None, "grad"):
+    if args.transform not in (None, "grad", "value_and_grad"):
         argnums = range(len(on.args))
     at = of_call(argnums, len(on.args), "show --argnums")
     active = {*given.of(at), *range(n, len(prog.inputs))}  # besides, cotangents and tangents
@@ -128,7 +126,7 @@ def _count(prog: Program) -> str:
 
 def _joint(on: BoundFunction, args: argparse.Namespace) -> str:
     """The joint program that a transform makes, under its policy."""
-    if args.transform == "grad":
+    if args.transform in ("grad", "value_and_grad"):
         at = point("show", on.f, on.args, args.argnums, args.has_aux)
     else:
         flat = _of_arrays(on)
@@ -144,70 +142,29 @@ def _joint(on: BoundFunction, args: argparse.Namespace) -> str:
 
 def _of_arrays(on: BoundFunction) -> _Flat:
     """The function of the arrays among its arguments; all others are held as they are."""
-    held = Arguments(on.args)
-    types = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
-             for x in map(jax.typeof, held.arrays())]  # fmt: skip
-    return _Flat(lambda *xs: on.f(*held.filled(xs)[1]), types)
+    return _Flat(*arrays_alone(on.f, on.args))
 
 
 def _transformed(on: BoundFunction, args: argparse.Namespace) -> _Flat:
     """The function that a transform makes, of arrays only; `vjp` returns cotangents alone."""
-    f, types = dataclasses.astuple(_of_arrays(on))
-    by = policy(args.policy) if args.policy else None
-    aux, n = args.has_aux, len(types)
-    held = Arguments(on.args)
-    transformed: Callable[..., Any] = f
-    match args.transform:
-        case "grad":
-            grad = xform.grad(on.f, _argnums(on, args.argnums), aux, policy=by)
-            transformed = lambda *xs: grad(*held.filled(xs)[1])
-        case "vjp":
-            out = jax.eval_shape(f, *types)
-            cts, tree = jax.tree.flatten(jax.tree.map(_tangent, out[0] if aux else out))
-            types = [*types, *cts]
-
-            def pulled(*xs: Any) -> Any:
-                pull = xform.vjp(f, *xs[:n], has_aux=aux, policy=by)[1]
-                return pull(jax.tree.unflatten(tree, xs[n:]))
-
-            transformed = pulled
-        case "jvp":
-            types = [*types, *map(_tangent, types)]
-            transformed = lambda *xs: xform.jvp(f, xs[:n], xs[n:], aux)
-        case "linearize":
-            types = [*types, *map(_tangent, types)]
-
-            def pushed(*xs: Any) -> Any:
-                y, push, *_ = xform.linearize(f, *xs[:n], has_aux=aux)
-                return y, push(*xs[n:])
-
-            transformed = pushed
-        case "remat":
-            # What `remat` itself does by default is to save nothing.
-            transformed = xform.remat(f, policy=by)
-        case _:
-            pass
+    if args.transform:
+        on = on.transformed(args, policy(args.policy) if args.policy else None)
+    flat = _of_arrays(on)
 
     def program(*xs: Any) -> list[Any]:
-        return [y for y in jax.tree.leaves(transformed(*xs)) if y.dtype != jax.dtypes.float0]
+        return [y for y in jax.tree.leaves(flat.f(*xs)) if y.dtype != jax.dtypes.float0]
 
-    return _Flat(program, types)
+    return dataclasses.replace(flat, f=program)
 
 
 def _argnums(on: BoundFunction, argnums: int | Sequence[int] | None) -> int | Sequence[int]:
     return tuple(range(len(on.args))) if argnums is None else argnums
 
 
-def _tangent(x: Any) -> Any:
-    aval = tangent_aval(jax.typeof(x))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-
-
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     add_function(parser)
     add_policy(parser, default=None)
-    parser.add_argument("--transform", choices=TRANSFORMS, help="of FUNC, by xform")
     parser.add_argument("--argnums", type=positions, default=0, metavar="0,1",
                         help="what grad differentiates (default: the first); or all")  # fmt: skip
     parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
@@ -226,9 +183,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _passes(text: str) -> tuple[str, ...]:
-    names = tuple(filter(None, text.split(",")))
-    unknown = [n for n in names if n not in PASSES]
-    if unknown or not names:
+    names = words(text)
+    if unknown := [n for n in names if n not in PASSES]:
         known = ", ".join(PASSES)
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown) or 'none'}: known are {known}")
-    return names
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {known}")
+    return tuple(names)

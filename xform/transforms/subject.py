@@ -154,7 +154,8 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
         return compile_for(run, args, options, goal, donate_argnums=donate)
 
     places = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
-    return Subject(function_name(f), "the whole step", ends, regions, outer.total_bytes - inner.total_bytes,
+    return Subject(function_name(f), "the whole step", ends, regions,
+                   outer.total_bytes - inner.total_bytes,
                    outer.argument_bytes - inner.argument_bytes,
                    (fingerprint(whole), donated, places), compiled)  # fmt: skip
 
@@ -192,7 +193,10 @@ def _gradient(f: Any, by: Sequence[int], whole: bool, has_aux: bool, policy: Pol
 
 
 def _vjp(f: Any, by: Sequence[int], whole: bool, has_aux: bool, policy: Policy) -> Any:
-    """Both parts of `vjp`, by some arguments or the whole, as a function of these and cotangents."""
+    """Both parts of `vjp`, as a function of the arguments and of cotangents.
+
+    `whole`: by all arguments, whatever their types; else by the arguments at some positions.
+    """
 
     def both(args: Any, ct: Any) -> Any:
         held, primals = (f, args) if whole else partial(f, tuple(by), args, {})

@@ -45,8 +45,8 @@ class Plan:
       recompute_flops: FLOPs of products, convolutions, loops and calls that are run again.
       predicted_bytes: arguments, outputs and the peak of temporary bytes by the simulation, on each
         device; what is sharded over `Auto` axes counts whole.
-      compiled_bytes: the same by the compiler, of the `derivative`; None if the plan was not verified, or the compiler
-        refused it without saying its size.
+      compiled_bytes: the same by the compiler, of the `derivative`; None if the plan was not
+        verified, or the compiler refused it without saying its size.
       compiles: how many programs were compiled to find it.
       live, saved: temporary bytes at each step of the program, and those of them that wait.
       record: the decisions, for this program.

@@ -19,10 +19,13 @@ BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"
 
 def sheet(asked: str, width: float, height: float) -> Any:
     """An empty figure, with nothing of the user's matplotlib touched."""
+    return figures(asked).Figure(figsize=(width, height), dpi=130, layout="constrained")
+
+
+def figures(asked: str) -> Any:
+    """The module of matplotlib's figures; `MissingExtra` where matplotlib is not installed."""
     try:
-        return importlib.import_module("matplotlib.figure").Figure(
-            figsize=(width, height), dpi=130, layout="constrained"
-        )
+        return importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise MissingExtra(
             asked,

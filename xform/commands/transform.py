@@ -1,0 +1,113 @@
+"""The option `--transform`: the command works on a transform of the function that it names."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+import xform
+from xform._jax import tangent_aval
+from xform.callables import argument_names, function_name, takes_policy
+from xform.errors import WrongArgument
+from xform.transforms.inspect import Arguments
+
+TRANSFORMS = ("grad", "value_and_grad", "vjp", "jvp", "linearize", "remat")
+# The transforms that take a policy: the one that the command is given.
+_PLANNED = ("grad", "value_and_grad", "vjp")
+Seeds = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+def add_transform(parser: argparse.ArgumentParser) -> None:
+    """The option `--transform`."""
+    parser.add_argument("--transform", choices=TRANSFORMS, help="work on this transform of FUNC")
+
+
+def transformed(name: str, f: Callable[..., Any], args: Sequence[Any], argnums: Any, has_aux: bool,
+                policy: Any = None) -> tuple[Callable[..., Any], Seeds]:  # fmt: skip
+    """A transform of a function, and the arguments that it takes besides the function's own.
+
+    Those are cotangents or tangents, as types, for any arguments of the function. The transforms
+    that differentiate in reverse mode have an argument `policy`, whose default is the given one.
+
+    Raises:
+      WrongArgument: the function differentiates by itself.
+    """
+    n = len(args)
+    if takes_policy(f, n):
+        raise WrongArgument(
+            f"--transform {name} of {function_name(f)}",
+            "it has an argument `policy`, so it differentiates by itself",
+            "",
+            "leave --transform out, or name the loss",
+        )
+    argnums = tuple(range(n)) if argnums is None else argnums
+    none: Seeds = lambda xs: ()
+    tangents: Seeds = lambda xs: tuple(jax.tree.map(_tangent, x) for x in xs)
+    match name:
+        case "grad":
+            call = lambda xs, by: xform.grad(f, argnums, has_aux, policy=by)(*xs)
+            return _named(name, f, n, call, (), policy), none
+        case "value_and_grad":
+            call = lambda xs, by: xform.value_and_grad(f, argnums, has_aux, policy=by)(*xs)
+            return _named(name, f, n, call, (), policy), none
+        case "vjp":
+            pull = lambda xs, by: xform.vjp(f, *xs, has_aux=has_aux, policy=by)[1]
+            call = lambda xs, by: pull(xs[:n], by)(xs[n])
+            output = lambda xs: (lambda y: y[0] if has_aux else y)(jax.eval_shape(f, *xs))
+            seeds = lambda xs: (jax.tree.map(_tangent, output(xs)),)
+            return _named(name, f, n, call, ("cotangents",), policy), seeds
+        case "jvp":
+            call = lambda xs, by: xform.jvp(f, xs[:n], xs[n:], has_aux)
+        case "linearize":
+
+            def call(xs: Any, by: Any) -> Any:
+                y, push, *_ = xform.linearize(f, *xs[:n], has_aux=has_aux)
+                return y, push(*xs[n:])
+
+        case _:
+            # By default `remat` saves nothing.
+            return _named(
+                name, f, n, lambda xs, by: xform.remat(f, policy=by)(*xs), (), policy
+            ), none
+    more = [f"tangent_{i}" for i in range(n)]
+    return _named(name, f, n, call, more, policy), tangents
+
+
+def arrays_alone(f: Callable[..., Any], args: Sequence[Any]
+                 ) -> tuple[Callable[..., Any], list[Any]]:  # fmt: skip
+    """A function of the arrays among its arguments, whose other arguments are held; their types."""
+    held = Arguments(args)
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
+             for x in map(jax.typeof, held.arrays())]  # fmt: skip
+
+    def alone(*arrays: Any) -> Any:
+        return f(*held.filled(arrays)[1])
+
+    alone.__name__ = function_name(f)
+    return alone, types
+
+
+def _named(name: str, f: Any, n: int, call: Callable[[Any, Any], Any], more: Sequence[str],
+           policy: Any) -> Callable[..., Any]:  # fmt: skip
+    """A function that says what it is, and how its arguments are called."""
+
+    def run(*xs: Any, policy: Any = policy) -> Any:
+        return call(xs, policy)
+
+    kind = inspect.Parameter
+    names = [k if k.isidentifier() else f"argument_{i}" for i, k in enumerate(argument_names(f, n))]
+    parameters = [kind(k, kind.POSITIONAL_OR_KEYWORD) for k in (*names, *more)]
+    if name in _PLANNED:
+        parameters.append(kind("policy", kind.KEYWORD_ONLY, default=policy))
+    run.__name__ = f"{name} of {function_name(f)}"
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _tangent(x: Any) -> Any:
+    aval = tangent_aval(jax.typeof(x))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
