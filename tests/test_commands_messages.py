@@ -24,7 +24,7 @@ def inputs(batch: int = 4, dtype="float32", wide: bool = False, deep=None):
     return (jax.ShapeDtypeStruct((width, width), dtype),
             jax.ShapeDtypeStruct((batch, width), dtype))
 """
-# Every command that takes a function, with what it must be given besides.
+# Every command that takes a function, with the options that it requires.
 TAKE: dict[str, list[str]] = {
     "compare": ["--policy", "min_cut"],
     "fits": ["--target", "cpu", "--capacity", "1GiB"],

@@ -51,12 +51,12 @@ def plan(
         plan `value_and_grad`, pass a step that calls it.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
       policy: of `xform.policies` or `jax.checkpoint_policies`, or "auto", which fits the target's
-        memory; None is `min_cut`. Its bytes are
-        those on each device. Types say how values lie on a mesh of explicit axes; on one of `Auto`
-        axes only the compiler knows, and what is not compiled counts values whole.
+        memory; None is `min_cut`. Its bytes are those on each device. Types say how values lie
+        on a mesh of explicit axes; on one of `Auto` axes only the compiler knows, and a plan that
+        is not compiled counts values whole.
       argnums: of a loss: position or positions of the arguments to differentiate, as for `grad`;
         None is every argument, as for `vjp`.
-      has_aux: of a loss: whether it returns a pair, of which only the first is differentiated.
+      has_aux: of a loss: whether it returns a pair; only the first is differentiated.
       target: what to plan and compile for: None is JAX's default backend, and others need not be
         here, `tpu:v5e:1x1` or `gpu:h100`; see `xform.memory.targets`.
       donate_argnums: positions of the arguments whose memory the compiled function may reuse.
