@@ -61,11 +61,11 @@ def plan(
         here, `tpu:v5e:1x1` or `gpu:h100`; see `xform.memory.targets`.
       donate_argnums: positions of the arguments whose memory the compiled function may reuse.
       verify: whether to compile. For a budget of the peak the default is compiled, at most six
-        plans more, and a few for the floor before it is refused; what the compiler says is what has
-        to fit. No plan is compiled twice in a process, and what was compiled before changes none.
+        plans more, and a few for the floor before it is refused; the compiler's bytes have to fit.
+        No plan is compiled twice in a process, and earlier compilations change no plan.
 
     Returns:
-      A `Plan`: a table of what is saved, run again and offloaded, with totals, predicted and
+      A `Plan`: a table of the saved, recomputed and offloaded values, with totals, predicted and
       compiled bytes. It is a policy: `xform.grad(f, policy=plan)`, or a step under it, compiled,
       does as it says.
 
