@@ -78,8 +78,8 @@ def plan(
       MissingExtra: what compiling for the target needs is not installed.
       CompilationFailed: the target's compiler failed.
 
-    Cost: one trace of `f` and its derivative; that of the policy; one compilation, or, for a budget
-    of the peak, as many as `verify` says.
+    Cost: one trace of `f` and its derivative, the search for a plan, and one compilation; for a
+    budget of the peak, as many compilations as `verify` says.
 
     >>> def loss(w, x):
     ...     step = lambda h, w: (jnp.sin(h @ w), None)
