@@ -237,7 +237,7 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def nearest(name: str, names: Collection[str]) -> str:
-    """The end of an error: which name was meant, if one is near."""
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+def nearest(name: str, names: Collection[str], cutoff: float = 0.5) -> str:
+    """End an error with the nearest name, if its likeness is at least the cutoff."""
+    found = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f": did you mean {found[0]}?" if found else ""

@@ -26,6 +26,8 @@ def mapped(path: Path) -> np.ndarray:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
             reason = str(error).splitlines()[0]
+            if "allow_pickle" in reason:  # no option of a command
+                reason = "it holds Python objects, so save it with a dtype of numbers"
             raise InputError(f"{path} is no array of NumPy that can be read: {reason}") from None
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path} holds several arrays: give one .npy file for each")

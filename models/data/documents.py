@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from models.data.extras import needed
-from models.data.files import files_of, readable
+from models.data.files import PICTURES, files_of, readable
 from models.data.tables import TABLES, no_column, reason, rows
 from models.errors import InputError
 from models.machine import machine_memory
 
 LINES = (".jsonl", ".ndjson")
+ARRAYS = (".npy", ".npz")
 COLUMN = "text"
 LONGEST_LINE = 2**28  # bytes of JSON
 BLOCK = 2**20
@@ -48,7 +49,7 @@ def documents(path: Path | None, column: str = COLUMN, without: Path | None = No
     Raises:
       InputError: a file cannot be read, is not what its name says, or has no such column.
     """
-    files = files_of(path, without)
+    files = text_files(path, without)
     structured = [file for file in files if _kind(file) != ""]
     for file in structured or files:
         with readable():
@@ -57,7 +58,23 @@ def documents(path: Path | None, column: str = COLUMN, without: Path | None = No
 
 def is_plain(path: Path | None, without: Path | None = None) -> bool:
     """Whether a path names text alone: no tables, no lines of JSON, nothing compressed."""
-    return all(_kind(f) == "" and f == _uncompressed(f) for f in files_of(path, without))
+    return all(_kind(f) == "" and f == _uncompressed(f) for f in text_files(path, without))
+
+
+def text_files(path: Path | None, without: Path | None = None) -> list[Path]:
+    """The files that a path names; pictures and arrays among them are refused.
+
+    Raises:
+      InputError: as of `files_of`, or a file is of another kind than text.
+    """
+    files = files_of(path, without)
+    structured = any(_kind(file) for file in files)  # what stands beside tables is not read
+    other = [f for f in files if f.suffix.lower() in (*PICTURES, *ARRAYS) and not structured]
+    if other:
+        raise InputError(
+            f"{other[0]} is no text: give text, or a --preset of models of pictures or series"
+        )
+    return files
 
 
 def _kind(file: Path) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from models.errors import InputError
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp")
 STANDARD_LIBRARY = "the Python standard library"
 
 

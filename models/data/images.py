@@ -14,12 +14,11 @@ from models.data.arrays import halves, mapped
 from models.data.batches import Source
 from models.data.examples import Examples
 from models.data.extras import needed
-from models.data.files import files_of, readable
+from models.data.files import PICTURES, files_of, readable
 from models.data.picture import Picture
 from models.data.synthetic import SyntheticMasks, SyntheticPictures
 from models.errors import InputError
 
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp")
 VALIDATION = ("validation", "val", "test")
 _CIFAR = (32, 32, 3)
 _MODES = {1: "L", 3: "RGB"}

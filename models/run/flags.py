@@ -43,7 +43,10 @@ class Parser(argparse.ArgumentParser):
         """What was given, by name; an unknown flag is refused with the nearest one."""
         found, unknown = self.parse_known_args(arguments)
         if unknown:
-            near = nearest(unknown[0].partition("=")[0], list(self._option_string_actions))
+            # Dashes are no likeness.
+            names = [name.removeprefix("--") for name in self._option_string_actions]
+            near = nearest(unknown[0].partition("=")[0].removeprefix("--"), names, 0.6)
+            near = near.replace("mean ", "mean --")
             raise InputError(f"{unknown[0]!r} is not known{near}")
         return vars(found)
 

@@ -75,6 +75,7 @@ def configured(given: dict[str, Any], resuming: bool, origin: Any = None) -> Run
         if not (out / CONFIG).exists():
             raise InputError(f"no run to resume in {out}: it has no {CONFIG}")
         base = read_config(_text(out / CONFIG), str(out / CONFIG))
+        base = replaced(base, {"out": out})  # the file may be a copy from another folder
     if file := given.pop("config"):
         text = _text(Path(file))
         base, document = read_config(text, file, base), parse_toml(text, file)

@@ -34,9 +34,12 @@ def locked(out: Path) -> Iterator[None]:
             ) from None
         except OSError as error:
             raise InputError(f"cannot write to {out}: {error.strerror}") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()}\n")
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()}\n")
+            file.flush()
+        except OSError as error:
+            raise InputError(f"cannot write {out / LOCK}: {error.strerror}") from None
         yield
 
 

@@ -105,10 +105,12 @@ class Store:
 
     def _read(self, step: int, **args: Any) -> Any:
         composite = ocp.args.Composite(**args)
-        result, failure = _attempt(lambda: self._manager.restore(step, args=composite))
-        if failure is not None:
-            raise Damaged(failure)
-        return result
+        try:
+            return self._manager.restore(step, args=composite)
+        # As for `_attempt`. What these libraries say of damage is about their own files and codecs.
+        except Exception as error:
+            what = " and ".join(_CALLED[name] for name in args)
+            raise Damaged(_system(error) or f"{what} cannot be read") from None
 
     def meta(self, step: int) -> Meta:
         """The dictionary saved with `step`; raises `Damaged`."""
@@ -184,14 +186,23 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, str | None]:
         return None, _line(error)
 
 
+_CALLED = {"state": "its arrays", "meta": "what it says of itself"}
+
+
 def _line(error: BaseException) -> str:
+    return _system(error) or _said(error).splitlines()[0][:200]
+
+
+def _said(error: BaseException) -> str:
+    return str(error.args[0] if error.args else error).strip() or type(error).__name__
+
+
+def _system(error: BaseException) -> str:
+    """Return what the operating system says of an error, or nothing if it is another error."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    text = str(error.args[0] if error.args else error).strip() or type(error).__name__
-    system = re.search(r"([^:\n]+) \[os_error_code", text)
-    if system:
-        return system[1].strip()
-    return text.splitlines()[0][:200]
+    found = re.search(r"([^:\n]+) \[os_error_code", _said(error))
+    return found[1].strip() if found else ""
 
 
 def _say_errors_once() -> None:
