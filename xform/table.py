@@ -56,6 +56,10 @@ class Rule:
             return (False,) * len(eqn.outvars)
         return tuple([differentiable(v.aval) for v in eqn.outvars])
 
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        """Which of the active inputs the wanted outputs may depend on."""
+        return active
+
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         """The program that stands for a call of no weight of its own.
 

@@ -55,8 +55,9 @@ def _path(prog: Program, active: Mask, wanted: Mask | None) -> Path:
         outs = tuple(v in useful and v in live for v in eqn.outvars)
         if any(outs):
             steps[i] = ins, outs
+            inputs = lookup(eqn).useful(eqn, ins, outs)
             useful.update(
-                v for v, on in zip(eqn.invars, ins, strict=True) if on and isinstance(v, Var)
+                v for v, on in zip(eqn.invars, inputs, strict=True) if on and isinstance(v, Var)
             )
     inputs = tuple(v in useful and on for v, on in zip(prog.inputs, active, strict=True))
     return Path(steps, inputs, outputs)

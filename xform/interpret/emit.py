@@ -15,10 +15,11 @@ import jax
 
 from xform._jax import JaxprEqn, Var, name_p, staging
 from xform.arithmetic import Value
+from xform.interpret.absent import narrowed
 from xform.interpret.barrier import Where, barrier
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.materialize import materialize
-from xform.interpret.node import Node, fork_p, gather, join_p, spread
+from xform.interpret.node import Node, fork_p, gather, join_p, spread, there
 from xform.interpret.wait import Waits, waits
 from xform.interpret.written import written
 from xform.ir import Atom, Mask, bind, read, write
@@ -73,8 +74,14 @@ def backward(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seeds: Se
     `together` says that the forward part is in the same computation as this one, so that a compiler
     might merge a recompute with it; `whole`, that this is a whole function, or the body of a loop,
     and not a region of one: then each recompute waits for the cotangent that needs it, not just for
-    the first, and so it is late in a loop's body as well.
+    the first, and so it is late in a loop's body as well. A seed that is None is absent, and so is
+    a result that depends on absent seeds alone.
     """
+    given = there(seeds)
+    if not all(given):
+        small, moved = narrowed(plan, given)
+        results = backward(small, kept, args, gather(seeds, given), together, whole)
+        return spread(results, moved)
     joint = plan.joint
     env = _Kept(plan, kept)
     env.update(joint.program.consts)
@@ -183,9 +190,11 @@ class _Run:
         token, inputs, seeds = eqn.invars[0], eqn.invars[1 : 1 + n], eqn.invars[1 + n :]
         pairs = zip(inputs, node.reads(plans), strict=True)
         xs = [read(self.env, v) if on else None for v, on in pairs]
-        token, seeds = read(self.env, token), self.read(seeds)
+        given = eqn.params["given"]
+        token, seeds = read(self.env, token), spread(self.read(seeds), given)
         with source(eqn, self.scope_of(eqn)), eqn.ctx.manager:
-            return node.backward(plans, token, xs, seeds, node in self.forked)
+            results = node.backward(plans, token, xs, seeds, node in self.forked)
+        return gather(results, node.gives(given))
 
     def read(self, atoms: Iterable[Atom]) -> list[Value]:
         """The values of variables and literals."""

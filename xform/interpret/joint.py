@@ -17,6 +17,7 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Offloadable, Var, cotangent_aval, name_p, staging, tangent_aval
 from xform.arithmetic import Value
+from xform.interpret.absent import Groups, Part, untied
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS
 from xform.interpret.jvp import jvp
@@ -42,6 +43,7 @@ class Joint:
       results: which inputs receive a cotangent (pushing: which outputs receive a tangent).
       push: whether the backward part pushes tangents.
       forward, backward: the equations of the two parts.
+      tied: which cotangents a user's backward function takes together, see `interpret.absent`.
     """
 
     program: Program
@@ -55,6 +57,7 @@ class Joint:
     push: bool
     forward: tuple[JaxprEqn, ...]
     backward: tuple[JaxprEqn, ...]
+    tied: Groups
 
     @cached_property
     def backward_ids(self) -> frozenset[int]:
@@ -100,6 +103,11 @@ class Joint:
     def plans(self) -> dict[Any, Plan]:
         """Plans made for this Joint, by policy: a few, as a policy may be made for each call."""
         return Recent(16)
+
+    @cached_property
+    def parts(self) -> dict[Mask, Part]:
+        """The Joint for some of its seeds, see `interpret.absent`."""
+        return {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -212,6 +220,7 @@ def _split(
     traced: Program, prog: Program, active: Mask, seeded: Mask, results: Mask, push: bool
 ) -> Joint:
     """Tell the two parts apart: the backward part is all that depends on a seed."""
+    traced, tied = untied(traced)
     n, k = len(prog.inputs), len(prog.outputs)
     dependent = set(traced.inputs[n:])
     forward, backward = [], []
@@ -233,6 +242,7 @@ def _split(
         push,
         tuple(forward),
         live(backward, traced.outputs[k:]),
+        tied,
     )
 
 

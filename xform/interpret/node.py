@@ -62,7 +62,10 @@ class Held:
 def released(prog: Program) -> Program:
     """A program as it was traced, with Nodes for parameters in place of what held them."""
     pairs = [eqn for eqn in prog.equations if eqn.primitive in (fork_p, join_p)]
-    own = {id(eqn): eqn.replace(params={"node": eqn.params["node"].node}) for eqn in pairs}
+    own = {
+        id(eqn): eqn.replace(params={**eqn.params, "node": eqn.params["node"].node})
+        for eqn in pairs
+    }
     for held in {eqn.params["node"] for eqn in pairs}:
         del held.node
     equations = tuple(own.get(id(eqn), eqn) for eqn in prog.equations)
@@ -75,10 +78,11 @@ def _(*_: Any, node: Held) -> list[Any]:
 
 
 @join_p.def_abstract_eval
-def _(*_: Any, node: Held) -> list[Any]:
+def _(*_: Any, node: Held, given: Mask) -> list[Any]:
     eqn, push, results = node.node.eqn, node.node.push, node.node.results
     kind = tangent_aval if push else cotangent_aval
-    return [kind(v.aval) for v in gather(eqn.outvars if push else eqn.invars, results)]
+    moving = gather(eqn.outvars if push else eqn.invars, results)
+    return [kind(v.aval) for v in gather(moving, node.node.gives(given))]
 
 
 def bound(eqn: JaxprEqn) -> JaxprEqn:
@@ -138,7 +142,23 @@ class Node(abc.ABC):
     @abc.abstractmethod
     def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
                  together: bool) -> list[Value]:  # fmt: skip
-        """Results of the backward part; `together`: the forward part is in this computation."""
+        """Results of the backward part; `together`: the forward part is in this computation.
+
+        A node with its own `moved` gets None for absent seeds, and returns None for absent results.
+        """
+
+    def moved(self, given: Mask) -> Mask | None:
+        """Which results depend on the `given` seeds; None: the node takes zeros for the others."""
+        return None
+
+    def gives(self, given: Mask) -> Mask:
+        """Which results there are, if the `given` seeds are there."""
+        moved = None if all(given) else self.moved(given)
+        return (True,) * sum(self.results) if moved is None else moved
+
+    def takes(self, given: Mask) -> bool:
+        """Whether the node takes the `given` seeds alone."""
+        return all(given) or self.moved(given) is not None
 
     def stacked(self, plans: Plans) -> Mask:
         """Which inputs of the nested program the token holds once per trip: a loop's carry."""
@@ -159,6 +179,16 @@ class Node(abc.ABC):
     def keeps(self, plan: Any) -> Sequence[Any]:
         """Those of a nested plan's kept values that the token holds."""
         return plan.kept
+
+
+def there(values: Sequence[Value]) -> Mask:
+    """Which values are there: None is absent."""
+    return tuple([x is not None for x in values])
+
+
+def within(mask: Mask, on: Sequence[bool]) -> Mask:
+    """A mask, of whose True places only those stay that are `on`."""
+    return tuple(map(bool, spread(on, mask)))
 
 
 class Whole(Node):
@@ -220,8 +250,15 @@ class Structured(Rule):
         inputs = () if isinstance(token, Token) else xs
 
         def pull(cts: Sequence[Value]) -> list[Value]:
-            full = instantiate(cts, eqn.outvars, node.seeded, cotangent_aval)
-            return spread(join_p.bind(token, *inputs, *full, node=held), node.results)
+            seeds: Sequence[Value] = gather(cts, node.seeded)
+            given = there(seeds)
+            if not any(given):
+                return [None] * len(eqn.invars)
+            if not node.takes(given):
+                seeds = instantiate(cts, eqn.outvars, node.seeded, cotangent_aval)
+                given = there(seeds)
+            out = join_p.bind(token, *inputs, *gather(seeds, given), node=held, given=given)
+            return spread(spread(out, node.gives(given)), node.results)
 
         return ys, pull
 
@@ -240,4 +277,5 @@ class Structured(Rule):
         held = Held(node)
         *ys, token = fork_p.bind(*xs, node=held)
         full = instantiate(dxs, eqn.invars, node.seeded)
-        return ys, spread(join_p.bind(token, *xs, *full, node=held), node.results)
+        out = join_p.bind(token, *xs, *full, node=held, given=(True,) * len(full))
+        return ys, spread(out, node.results)

@@ -17,10 +17,11 @@ from xform.arithmetic import Value, instantiate
 from xform.cost import flops
 from xform.equation import switch
 from xform.interpret import emit
+from xform.interpret.absent import moved
 from xform.interpret.activity import path
 from xform.interpret.joint import Plan, analyze
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.interpret.node import Node, Plans, Structured, gather, spread, there, within
 from xform.ir import Mask, Program, evaluate, program, trace
 from xform.table import declare
 from xform.traits import Traits
@@ -39,6 +40,9 @@ class Cond(Structured):
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return _union([path(b, active[1:]).outputs for b in _branches(eqn)])
+
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        return (False, *_union([path(b, active[1:], wanted).inputs for b in _branches(eqn)]))
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         on = self.active(eqn, tuple(dx is not None for dx in dxs))
@@ -63,6 +67,11 @@ class Cond(Structured):
 
 class _CondNode(Node):
     """A branch that carries a derivative."""
+
+    def moved(self, given: Mask) -> Mask:
+        full = spread(given, self.seeded)
+        columns = _union([moved(j, tuple(gather(full, j.seeded))) for j in self.joints])
+        return tuple(gather(columns, self.results[1:]))
 
     def reads(self, plans: Plans) -> Mask:
         return (True, *_union([p.reads for p in plans]))
@@ -107,17 +116,19 @@ class _CondNode(Node):
         of = self.eqn.outvars if self.push else self.eqn.invars[1:]
         kind = tangent_aval if self.push else cotangent_aval
         full_seeds = spread(seeds, wide)
+        gives = self.gives(there(seeds))
+        on = within(results, gives)
 
         def branch(plan: Plan, kept: Any) -> Callable[..., Any]:
             def run() -> list[Value]:
                 mine = gather(full_seeds, plan.joint.seeded)
                 out = emit.backward(plan, kept, ops, mine, False)
-                return instantiate(spread(out, plan.joint.results), of, results, kind)
+                return instantiate(spread(out, plan.joint.results), of, on, kind)
 
             return run
 
         runs = [branch(p, k) for p, k in zip(plans, token.kept(), strict=True)]
-        return switch(self.eqn.params, index, runs)
+        return spread(switch(self.eqn.params, index, runs), gives)
 
 
 @jax.tree_util.register_pytree_node_class

@@ -17,6 +17,7 @@ from xform._jax import JaxprEqn, closed, inlines, primitives, staging, weak_as
 from xform.arithmetic import Value, all_arrayed
 from xform.errors import NotDifferentiable, XformError
 from xform.interpret import emit
+from xform.interpret.absent import part
 from xform.interpret.activity import path
 from xform.interpret.joint import Joint, analyze, compiled
 from xform.interpret.jvp import jvp
@@ -54,6 +55,9 @@ class CallNode(Node):
 
     def reads(self, plans: Plans) -> Mask:
         return plans[0].reads
+
+    def moved(self, given: Mask) -> Mask:
+        return part(self.joint, given).moved
 
     def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
         return emit.forward(plans[0], xs, used)
@@ -106,7 +110,10 @@ class Jit(Structured):
     numbers = True
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return _active_outputs(body(eqn), active)
+        return path(body(eqn), active).outputs
+
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        return path(body(eqn), active, wanted).inputs
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         if not staged or placed(eqn):
@@ -264,7 +271,10 @@ class Remat(Structured):
     """`jax.checkpoint`: the carrier of a remat region, xform's or JAX's own."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        return _active_outputs(body(eqn), active)
+        return path(body(eqn), active).outputs
+
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        return path(body(eqn), active, wanted).inputs
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         on = tuple(dx is not None for dx in dxs)
@@ -298,10 +308,6 @@ class Remat(Structured):
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
         joint = analyze(body(eqn), active, wanted, push)
         return RegionNode(eqn, joint, push, eqn.params["policy"], eqn.params["prevent_cse"])
-
-
-def _active_outputs(prog: Program, active: Mask) -> Mask:
-    return path(prog, active).outputs
 
 
 _REMAT = primitives()["remat2"]

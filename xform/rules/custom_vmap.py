@@ -20,7 +20,7 @@ from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Plans, Structured, Whole, gather, spread
+from xform.interpret.node import Node, Plans, Structured, Whole, gather, spread, there, within
 from xform.ir import Mask, Program, apply, program, trace
 from xform.table import declare
 from xform.traits import Traits
@@ -31,6 +31,9 @@ class CustomVmap(Structured):
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return path(program(eqn.params["call"]), active).outputs
+
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        return path(program(eqn.params["call"]), active, wanted).inputs
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         active = tuple(dx is not None for dx in dxs)
@@ -57,7 +60,7 @@ class _Pull(Whole):
 
     def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
                  together: bool) -> list[Value]:  # fmt: skip
-        active, wanted = self.results, self.seeded
+        active, wanted = self.results, within(self.seeded, there(seeds))
 
         def derivative(prog: Program, xs: list[Value], cts: list[Value]) -> list[Value]:
             plan = plans[0].alike(analyze(prog, active, wanted))
@@ -65,7 +68,11 @@ class _Pull(Whole):
             in_cts = spread(emit.backward(plan, kept, xs, cts, True), plan.joint.results)
             return instantiate(in_cts, prog.in_avals, active, cotangent_aval)
 
-        return _derived(self.eqn, derivative, active)(list(xs), list(seeds))
+        given = [ct for ct in seeds if ct is not None]
+        return _derived(self.eqn, derivative, active)(list(xs), given)
+
+    def moved(self, given: Mask) -> Mask:
+        return (True,) * sum(self.results)
 
 
 def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask):

@@ -17,6 +17,7 @@ from xform._jax import JaxprEqn, ad, cotangent_aval, tangent_aval
 from xform.arithmetic import Value, add
 from xform.errors import NotDifferentiable, WrongCotangent
 from xform.hijax import NullAccum, ValAccum, brings, is_lost, kind, operation
+from xform.interpret.absent import together
 from xform.interpret.node import Pull, Structured
 from xform.interpret.pullback import check_cotangent, pull_of_jvp
 from xform.ir import Mask, apply
@@ -103,7 +104,7 @@ class HiPrimitive(Structured):
         residuals, tree = jax.tree.flatten((held, *structured))
 
         def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
-            given = [ct if on else None for ct, on in zip(cts, moving, strict=True)]
+            given = together([ct if on else None for ct, on in zip(cts, moving, strict=True)])
             y = prim.out_tree.unflatten(_with_zeros(given, eqn.outvars, cotangent_aval))
             sums = _accumulators(eqn, active)
             log = prim.vjp_bwd(*tree.unflatten(residuals), y, *prim.in_tree.unflatten(sums))

@@ -11,7 +11,7 @@ only some states, both parts are those of `revolve`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import lax
 
@@ -20,11 +20,12 @@ from xform.arithmetic import Value, add, instantiate
 from xform.cost import flops
 from xform.equation import scan_options
 from xform.interpret import emit
+from xform.interpret.absent import moved
 from xform.interpret.activity import path
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.loop_state import needed
-from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.interpret.node import Node, Plans, Structured, gather, spread, there, within
 from xform.ir import Atom, Mask, Program, program
 from xform.passes.dce import live
 from xform.rules import revolve
@@ -69,11 +70,32 @@ class _Body:
             wanted = grown
 
 
+class Moving(NamedTuple):
+    """Which constants, carries and scanned inputs get a cotangent, and which ys bring one."""
+
+    consts: Mask
+    carry: Mask
+    seq: Mask
+    ys: Mask
+
+    @property
+    def inputs(self) -> Mask:
+        """All that get a cotangent, in order."""
+        return (*self.consts, *self.carry, *self.seq)
+
+
 class Scan(Structured):
     """`lax.scan`."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return _Body(eqn).active(active)[1]
+
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        body = _Body(eqn)
+        inside = body.wanted(active, wanted)
+        consts, _, seq = body.parts(path(body.prog, body.active(active)[0], inside).inputs)
+        inputs = (*consts, *inside[: body.n_carry], *seq)
+        return tuple(a and b for a, b in zip(inputs, active, strict=True))
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         body = _Body(eqn)
@@ -170,6 +192,26 @@ class _ScanNode(Node):
         """Those that are the same in every iteration."""
         return tuple(v in self.invariant for v in plan.kept)
 
+    def moved(self, given: Mask) -> Mask:
+        return tuple(gather(self.moving(given).inputs, self.results))
+
+    def moving(self, given: Mask) -> Moving:
+        """What gets a cotangent in some trip, if the `given` seeds are there."""
+        nk, full = self.body.n_carry, within(self.seeded, given)
+        carry, ys = full[:nk], tuple(gather(full[nk:], self.seeded[nk:]))
+        while True:
+            on = moved(self.joint, (*gather(carry, self.carried), *ys))
+            consts, before, seq = self.body.parts(on)
+            before = [a and b for a, b in zip(before, self.carried, strict=True)]
+            grown = _either(carry, before)
+            if grown == carry:
+                return Moving(tuple(consts), carry, tuple(seq), ys)
+            carry = grown
+
+    def as_results(self, cts: Sequence[Value], on: Moving) -> list[Value]:
+        """Results of the node, from the cotangents of the inputs that get one."""
+        return gather(spread(cts, on.inputs), self.results)
+
     def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
         (plan,), joint, nk = plans, self.joint, self.body.n_carry
         if plan.snapshots is not None:
@@ -249,36 +291,40 @@ class _ScanNode(Node):
         return run(inside, (stack, seq), list(seeds))
 
     def _pull(self, inside: Any, streams: Any, seeds: list[Value]) -> list[Value]:
-        body = self.body
-        consts, _, seq = body.parts(self.joint.results)
-        state, sums, ct_ys = self.starts(seeds)
+        body, on = self.body, self.moving(there(seeds))
+        state, sums, ct_ys = self.starts(seeds, on)
 
         def step(state: Any, x: Any):
             (carry, sums), (stack, xs, ct_ys) = state, x
-            full = inside(stack, xs, [*carry, *ct_ys])
+            full = inside(stack, xs, self.step_seeds(carry, ct_ys, on))
             ct_consts, ct_carry, ct_seq = body.parts(full)
-            sums = [add([s, ct]) for s, ct in zip(sums, gather(ct_consts, consts), strict=True)]
-            return (self.next_cts(ct_carry), sums), gather(ct_seq, seq)
+            pairs = zip(sums, gather(ct_consts, on.consts), strict=True)
+            sums = [add([s, ct]) for s, ct in pairs]
+            return (self.next_cts(ct_carry, on), sums), gather(ct_seq, on.seq)
 
         options = {**self.options, "reverse": not self.options["reverse"]}
         (carry, sums), out = lax.scan(step, (state, sums), (*streams, ct_ys), **options)
-        return [*sums, *carry, *out]
+        return self.as_results([*sums, *carry, *out], on)
 
-    def starts(self, seeds: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
+    def starts(self, seeds: Sequence[Value], on: Moving
+               ) -> tuple[list[Value], list[Value], list[Value]]:  # fmt: skip
         """Cotangents of the last state, zeros for those of the constants, and those of the ys."""
         cts, nk = spread(seeds, self.seeded), self.body.n_carry
-        summed = self.body.parts(self.joint.results)[0]
         consts = self.body.parts(self.eqn.invars)[0]
         return (
-            instantiate(cts[:nk], self.eqn.outvars[:nk], self.carried, cotangent_aval),
-            instantiate([None] * len(consts), consts, summed, cotangent_aval),
+            instantiate(cts[:nk], self.eqn.outvars[:nk], on.carry, cotangent_aval),
+            instantiate([None] * len(consts), consts, on.consts, cotangent_aval),
             [ct for ct in cts[nk:] if ct is not None],
         )
 
-    def next_cts(self, cts: Sequence[Value]) -> list[Value]:
+    def step_seeds(self, carry: Sequence[Value], ct_ys: Sequence[Value], on: Moving) -> list[Value]:
+        """The seeds of the body's Joint in one trip; None where absent."""
+        return [*gather(spread(carry, on.carry), self.carried), *spread(ct_ys, on.ys)]
+
+    def next_cts(self, cts: Sequence[Value], on: Moving) -> list[Value]:
         """The cotangents that a trip hands on to the one before it."""
         _, carry, _ = self.body.parts(self.body.prog.inputs)
-        return instantiate(cts, carry, self.carried, cotangent_aval)
+        return instantiate(cts, carry, on.carry, cotangent_aval)
 
     def _push(self, inside: Any, streams: Any, seeds: list[Value]) -> list[Value]:
         body, nk = self.body, self.body.n_carry

@@ -17,7 +17,7 @@ from xform.arithmetic import Value, instantiate
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.interpret.node import Node, Plans, Structured, gather, spread, there
 from xform.ir import Mask, program
 from xform.rules.call import CallNode, Inline
 from xform.table import declare
@@ -61,12 +61,16 @@ class _MarkedNode(CallNode):
 
     def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
                  together: bool) -> list[Value]:  # fmt: skip
+        gives = self.gives(there(seeds))
+
         def run(token: Any, xs: list[Value], seeds: list[Value]) -> list[Value]:
-            return super(_MarkedNode, self).backward(plans, token, xs, seeds, together)
+            results = super(_MarkedNode, self).backward(plans, token, xs, seeds, together)
+            return gather(results, gives)
 
         of = self.eqn.outvars if self.push else self.eqn.invars
-        spaces = gather(_spaces(of), self.results)
-        return self.mark(linear_part(self.eqn), run, spaces)(token, list(xs), list(seeds))
+        spaces = gather(gather(_spaces(of), self.results), gives)
+        results = self.mark(linear_part(self.eqn), run, spaces)(token, list(xs), list(seeds))
+        return spread(results, gives)
 
 
 class Marked(Structured):
@@ -76,6 +80,9 @@ class Marked(Structured):
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return path(program(eqn.params["jaxpr"]), active).outputs
+
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        return path(program(eqn.params["jaxpr"]), active, wanted).inputs
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         prog = program(eqn.params["jaxpr"])

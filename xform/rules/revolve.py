@@ -21,7 +21,7 @@ from xform.interpret import emit
 from xform.interpret.checkpoints import States, back, known, places
 from xform.interpret.joint import Plan
 from xform.interpret.lanes import final, store
-from xform.interpret.node import gather, spread
+from xform.interpret.node import gather, spread, there
 from xform.ir import Mask
 from xform.source import frame
 
@@ -63,13 +63,13 @@ def backward(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
     with emit.recompute():
         once = emit.once(plan, gather(plan.kept, hoisted), _known(joint.inputs, xs))
     each = [v for v, on in zip(plan.kept, hoisted, strict=True) if not on]
-    wants, _, streams = body.parts(joint.results)
-    cts, sums, ct_ys = node.starts(seeds)
+    on = node.moving(there(seeds))
+    cts, sums, ct_ys = node.starts(seeds, on)
     scanned = body.parts(node.eqn.invars)[2]
     n_sums = len(sums)
-    stacks = instantiate([None] * len(streams), scanned, streams, cotangent_aval)
+    stacks = instantiate([None] * len(scanned), scanned, on.seq, cotangent_aval)
     if not length:
-        return [*sums, *cts, *stacks]
+        return node.as_results([*sums, *cts, *stacks], on)
 
     def at(i: Value) -> Value:
         return lax.sub(np.int32(length - 1), i) if node.options["reverse"] else i
@@ -89,19 +89,19 @@ def backward(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
         args = inputs(i, x)
         with emit.recompute():
             kept = {**emit.once(plan, each, {**_known(joint.inputs, args), **once}), **once}
-        step_seeds = [*cts, *(_get(ct, at(i)) for ct in ct_ys)]
+        step_seeds = node.step_seeds(cts, [_get(ct, at(i)) for ct in ct_ys], on)
         out = emit.backward(plan, [kept[v] for v in plan.kept], args, step_seeds, True)
         ct_consts, ct_carry, ct_seq = body.parts(spread(out, joint.results))
-        sums = list(map(lax.add, sums, gather(ct_consts, wants)))
-        pairs = zip(stacks, gather(ct_seq, streams), strict=True)
-        return node.next_cts(ct_carry), [*sums, *(store(s, ct, at(i)) for s, ct in pairs)]
+        sums = list(map(lax.add, sums, gather(ct_consts, on.consts)))
+        pairs = zip(stacks, gather(ct_seq, on.seq), strict=True)
+        return node.next_cts(ct_carry, on), [*sums, *(store(s, ct, at(i)) for s, ct in pairs)]
 
     trail = known(length, n, slots)
     nothing = (False,) * sum(stored)
     cts, accumulators = back(trail, [], nothing, step, pull, cts, [*sums, *stacks])
     where = frame(node.eqn)
     results = [*accumulators[:n_sums], *cts, *accumulators[n_sums:]]
-    return [final(ct, where) for ct in results]
+    return node.as_results([final(ct, where) for ct in results], on)
 
 
 def _known(variables: Sequence[Var], values: Sequence[Value]) -> dict[Var, Value]:

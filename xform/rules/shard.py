@@ -29,11 +29,12 @@ from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.fingerprint import fingerprint
 from xform.interpret import emit
+from xform.interpret.absent import part
 from xform.interpret.activity import path
 from xform.interpret.concrete import Known
 from xform.interpret.joint import Joint, Plan, analyze, compiled
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.interpret.node import Node, Plans, Structured, gather, spread, there
 from xform.ir import Atom, Mask, Program, evaluate, program, trace
 from xform.recent import Recent
 from xform.source import frame
@@ -203,6 +204,9 @@ class ShardMap(Structured):
             )
         return path(program(eqn.params["jaxpr"]), active).outputs
 
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        return path(program(eqn.params["jaxpr"]), active, wanted).inputs
+
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         devices = _Devices(eqn)
         active = tuple(dx is not None for dx in dxs)
@@ -233,6 +237,12 @@ class _ShardNode(Node):
 
     def reads(self, plans: Plans) -> Mask:
         return plans[0].reads
+
+    def moved(self, given: Mask) -> Mask:
+        (joint,) = self.joints
+        if given in joint.parts:
+            return joint.parts[given].moved
+        return self.devices.inside(lambda: part(joint, given).moved)
 
     def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
         devices, n = self.devices, sum(used)
@@ -288,8 +298,10 @@ class _ShardNode(Node):
         (plan,), devices, reads = plans, self.devices, self.reads(plans)
         ins = list(zip(devices.body.inputs, self.eqn.invars, devices.in_specs, strict=True))
         outs = list(zip(devices.body.outputs, self.eqn.outvars, devices.out_specs, strict=True))
-        takes = gather(ins if self.push else outs, self.seeded)
-        gives = gather(outs if self.push else ins, self.results)
+        given = there(seeds)
+        moved = self.gives(given)
+        takes = gather(gather(ins if self.push else outs, self.seeded), given)
+        gives = gather(gather(outs if self.push else ins, self.results), moved)
         specs, new, tree = token.static
 
         def run(leaves: list[Value], xs: list[Value], seeds: list[Value]) -> list[Value]:
@@ -299,7 +311,8 @@ class _ShardNode(Node):
                 seeds = [devices.share(ct, v, spec)
                            for ct, (v, _, spec) in zip(seeds, takes, strict=True)]  # fmt: skip
             # The body is a whole function to its devices: each recompute waits for its cotangent.
-            results = emit.backward(plan, kept, spread(xs, reads), seeds, together, whole=True)
+            full = spread(xs, reads), spread(seeds, given)
+            results = gather(emit.backward(plan, kept, *full, together, whole=True), moved)
             if self.push:
                 return results
             return [devices.total(ct, v, s) for ct, (v, _, s) in zip(results, gives, strict=True)]
@@ -309,10 +322,10 @@ class _ShardNode(Node):
         turned = [[s if self.push else s.to_ct_spec() for *_, s in vs] for vs in (takes, gives)]
         in_specs = list(specs), gather(devices.in_specs, reads), turned[0]
         with self.eqn.ctx.manager:
-            pairs = zip(seeds, takes, strict=True)
+            pairs = zip(gather(seeds, given), takes, strict=True)
             placed = [laid(x, v.aval, kind) for x, (_, v, _) in pairs]
             mapped = devices.map(run, in_specs, turned[1])
-            return mapped(token.leaves, gather(xs, reads), placed)
+            return spread(mapped(token.leaves, gather(xs, reads), placed), moved)
 
 
 @jax.tree_util.register_pytree_node_class

@@ -17,13 +17,24 @@ from xform.arithmetic import Value, instantiate
 from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
+from xform.interpret.absent import moved
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS, States, back, in_lanes, sweep
 from xform.interpret.joint import Joint, Plan, analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import final, while_loop
 from xform.interpret.loop_state import needed, read_for
-from xform.interpret.node import Node, Plans, Structured, Whole, bound, gather, spread
+from xform.interpret.node import (
+    Node,
+    Plans,
+    Structured,
+    Whole,
+    bound,
+    gather,
+    spread,
+    there,
+    within,
+)
 from xform.ir import Mask, Program, evaluate, program
 from xform.passes.dce import live
 from xform.source import frame
@@ -94,6 +105,14 @@ class While(Structured):
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return _Loop(eqn).active(active)
+
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        loop = _Loop(eqn)
+        inside = (*loop.parts(active)[1], *loop.active(active))
+        carry = loop.wanted(inside, wanted)
+        consts = path(loop.step, inside, carry).inputs[: loop.n_step]
+        inputs = (*(False,) * loop.n_cond, *consts, *carry)
+        return tuple(a and b for a, b in zip(inputs, active, strict=True))
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         loop = _Loop(eqn)
@@ -174,6 +193,17 @@ class _Steps:
         _, ahead = self.needs(plan)
         return tuple(v in ahead for v in gather(self.joint.inputs, self.stored(plan)))
 
+    def moving(self, given: Mask) -> tuple[Mask, Mask]:
+        """Which constants and carries get a cotangent, if the `given` carries bring one."""
+        carry = given
+        while True:
+            on = moved(self.joint, tuple(gather(carry, self.cts)))
+            before = zip(on[self.loop.n_step :], self.cts, strict=True)
+            grown = _either(carry, [a and b for a, b in before])
+            if grown == carry:
+                return on[: self.loop.n_step], carry
+            carry = grown
+
     def compiled(self, plan: Plan, part: str) -> Any:
         """One part as a jitted function, made once: evaluated eagerly it is compiled once."""
         key = part, self.loop.cond
@@ -210,6 +240,7 @@ class _Steps:
         outside = xs[self.loop.n_cond :]
         moving = gather(joint.outputs, stored[n:])
         outputs = gather(moving, ahead)
+        consts, carry = self.moving(within(self.cts, there(cts)))
 
         def inputs(x: States) -> list[Value]:
             pairs = zip(spread(x, stored), outside, strict=True)
@@ -228,15 +259,20 @@ class _Steps:
                 kept = emit.once(
                     plan, plan.kept, {**known(x), **dict(zip(outputs, after, strict=True))}
                 )
-            out = emit.backward(plan, list(kept.values()), inputs(x), cts, True)
+            seeds = gather(spread(cts, carry), self.cts)
+            out = emit.backward(plan, list(kept.values()), inputs(x), seeds, True)
             full = spread(out, joint.results)
-            carry = instantiate(full[n:], joint.inputs[n:], self.cts, cotangent_aval)
-            return carry, gather(full[:n], joint.results[:n])
+            before = instantiate(full[n:], joint.inputs[n:], carry, cotangent_aval)
+            return before, gather(full[:n], consts)
 
         trail, last = token
-        sums = instantiate([None] * n, joint.inputs[:n], joint.results[:n], cotangent_aval)
-        cts, sums = back(trail, last, ahead, *in_lanes(trail.trips, step, pull), cts, sums)
-        return [*sums, *cts]
+        sums = instantiate([None] * n, joint.inputs[:n], consts, cotangent_aval)
+        lanes = in_lanes(trail.trips, step, pull)
+        cts, sums = back(trail, last, ahead, *lanes, gather(spread(cts, self.cts), carry), sums)
+        return [
+            *gather(spread(sums, consts), joint.results[:n]),
+            *gather(spread(cts, carry), self.cts),
+        ]
 
 
 class _Pull(Node):
@@ -281,11 +317,17 @@ class _Pull(Node):
 
     def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
                  together: bool) -> list[Value]:  # fmt: skip
-        cts = spread(seeds, self.seeded)
-        cts = instantiate(cts, self.eqn.outvars, self.steps.cts, cotangent_aval)
+        _, carry = self.steps.moving(within(self.seeded, there(seeds)))
+        cts = instantiate(spread(seeds, self.seeded), self.eqn.outvars, carry, cotangent_aval)
+        cts = gather(spread(cts, carry), self.steps.cts)
         results = self.steps.compiled(plans[0], "back")(token, list(xs), cts)
         where = frame(self.eqn)
-        return [final(ct, where) for ct in results]
+        return [None if ct is None else final(ct, where) for ct in results]
+
+    def moved(self, given: Mask) -> Mask:
+        consts, carry = self.steps.moving(within(self.seeded, given))
+        inputs = (*(False,) * self.body.n_cond, *consts, *carry)
+        return tuple(gather(inputs, self.results))
 
     def _check_effects(self) -> None:
         """Refuse a step whose effects make the values that it is run again for."""

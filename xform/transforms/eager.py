@@ -63,11 +63,13 @@ class _Direct(Split):
                 ys, value = node.forward(plans, args, (True,) * len(node.eqn.outvars))
             reads = zip(args, node.reads(plans), strict=True)
             return [*ys, Token(self, value, [x if on else None for x, on in reads])]
-        token, seeds = args[0], args[len(args) - sum(node.seeded) :]
+        token, given = args[0], params["given"]
+        seeds = spread(args[len(args) - sum(given) :], given)
         # What a region runs again is run when the map is, not when it is made.
         where = self.staged if node.region and self.staged is not None else home
         with set_current_trace(where):
-            return node.backward(plans, token.value, token.inputs, seeds, False)
+            results = node.backward(plans, token.value, token.inputs, seeds, False)
+        return gather(results, node.gives(given))
 
     def stages(self, args: Sequence[Any]) -> bool:
         """Whether an operation on `args` is staged."""

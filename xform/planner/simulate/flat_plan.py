@@ -150,15 +150,17 @@ class _Part:
         n, k = len(node.eqn.invars), len(token.cells)
         reads = node.reads(plans)
         xs, seeds = gather(eqn.invars[1 : 1 + n], reads), eqn.invars[1 + n :]
+        given = eqn.params["given"]
 
         def run(*values: Any) -> list[Any]:
             held = jax.tree.unflatten(token.tree, values[:k])
             ins = spread(values[k : k + len(xs)], reads)
             with eqn.ctx.manager:
-                return node.backward(plans, held, ins, values[k + len(xs) :], True)
+                cts = spread(values[k + len(xs) :], given)
+                return gather(node.backward(plans, held, ins, cts, True), node.gives(given))
 
         types = [*token.types, *(v.aval for v in (*xs, *seeds))]
-        key = "join", node, token.tree, *map(typed, types), *plans
+        key = "join", node, given, token.tree, *map(typed, types), *plans
         prog = _once(self._cache(plans), key, run, types)
         cells = [self.work.read(self.env, v) for v in (*xs, *seeds)]
         return self.work.run(prog, [*token.cells, *cells])

@@ -1,0 +1,215 @@
+"""Absent cotangents: the backward part of a Joint, for some of its seeds alone.
+
+Outside `jit` a call is differentiated before anybody knows which of its outputs are used, so its
+Joint has a seed for each output. A seed that does not come is not an array of zeros: times an
+infinite coefficient, zeros are NaN. Here the equations that depend on absent seeds alone are left
+out. Where an absent term is added, the other term is the sum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from xform._jax import (
+    JaxprEqn,
+    Primitive,
+    Var,
+    ad,
+    batching,
+    jax_primitives,
+    mlir,
+    named,
+    zeros,
+)
+from xform.arithmetic import Value
+from xform.interpret.node import gather, join_p, spread, within
+from xform.ir import Atom, Mask, Program, trace
+from xform.passes.dce import live
+from xform.recent import Recent
+
+# `joint.Joint` and `joint.Plan`, which hold what this module derives from them.
+Joint = Any
+Plan = Any
+
+_SUMS = (jax_primitives.add_p, named("add_any"))
+
+# The cotangents of several outputs on their way into a user's backward function, which takes all of
+# them: if one is there, the others are zeros.
+together_p = Primitive("xform_together")
+together_p.multiple_results = True
+together_p.def_impl(lambda *cts: list(cts))
+together_p.def_abstract_eval(lambda *avals: list(avals))
+mlir.register_lowering(together_p, lambda ctx, *cts: cts)
+batching.primitive_batchers[together_p] = lambda cts, axes: (cts, axes)
+ad.primitive_jvps[together_p] = lambda cts, dcts: (list(cts), list(dcts))
+
+Groups = dict[int, tuple[tuple[Var, ...], ...]]
+
+
+def together(cts: Sequence[Value]) -> list[Value]:
+    """Mark cotangents that a user's rule takes together; None stays None."""
+    on = [ct is not None for ct in cts]
+    return spread(together_p.bind(*gather(cts, on)), on) if sum(on) > 1 else list(cts)
+
+
+def untied(prog: Program) -> tuple[Program, Groups]:
+    """A program without `together`; for each reader by `id`, the group of each of its inputs."""
+    if not any(eqn.primitive is together_p for eqn in prog.equations):
+        return prog, {}
+    names: dict[Any, Atom] = {}
+    groups: dict[Any, tuple[Var, ...]] = {}
+    readers: Groups = {}
+    equations: list[JaxprEqn] = []
+    for eqn in prog.equations:
+        inputs = [names.get(v, v) if isinstance(v, Var) else v for v in eqn.invars]
+        if eqn.primitive is together_p:
+            names.update(zip(eqn.outvars, inputs, strict=True))
+            group = tuple(v for v in inputs if isinstance(v, Var))
+            groups.update(dict.fromkeys(eqn.outvars, group))
+            continue
+        new = eqn.replace(invars=inputs)
+        tied = tuple(groups.get(v, ()) if isinstance(v, Var) else () for v in eqn.invars)
+        if any(tied):
+            readers[id(new)] = tied
+        equations.append(new)
+    outputs = tuple(names.get(v, v) if isinstance(v, Var) else v for v in prog.outputs)
+    return Program(prog.inputs, prog.consts, tuple(equations), outputs), readers
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A Joint for some of its seeds.
+
+    Attributes:
+      joint: the Joint with those seeds alone.
+      moved: which of the results of the whole one are left; the others are absent.
+      instead: for each backward equation of the whole one that is not left as it was, by `id`, the
+        equations in its place.
+    """
+
+    joint: Joint
+    moved: Mask
+    instead: dict[int, tuple[JaxprEqn, ...]]
+
+
+def part(joint: Joint, given: Mask) -> Part:
+    """The part of a Joint that depends on the `given` seeds."""
+    if given not in joint.parts:
+        joint.parts[given] = _part(joint, given)
+    return joint.parts[given]
+
+
+def moved(joint: Joint, given: Mask) -> Mask:
+    """Which inputs of the program get a cotangent, if only the `given` seeds are there."""
+    if all(given):
+        return joint.results
+    return within(joint.results, part(joint, given).moved)
+
+
+def narrowed(plan: Plan, given: Mask) -> tuple[Plan, Mask]:
+    """A Plan for some of its seeds, with the same values kept; and which results are left."""
+    if ("given", given) not in plan.cache:
+        of = part(plan.joint, given)
+        order = [e for eqn in plan.order for e in of.instead.get(id(eqn), (eqn,))]
+        order = live(order, of.joint.backward_outputs)
+        small = dataclasses.replace(plan, joint=of.joint, order=order, cache=Recent())
+        plan.cache["given", given] = small, of.moved
+    return plan.cache["given", given]
+
+
+def _part(joint: Joint, given: Mask) -> Part:
+    left = _Left(joint, given)
+    instead: dict[int, tuple[JaxprEqn, ...]] = {}
+    backward: list[JaxprEqn] = []
+    for eqn in joint.backward:
+        new = left.equations(eqn)
+        if new != (eqn,):
+            instead[id(eqn)] = new
+        backward += new
+    there = tuple(not left.is_absent(v) for v in joint.backward_outputs)
+    outputs = tuple(left.renamed(gather(joint.backward_outputs, there)))
+    small = dataclasses.replace(
+        joint,
+        program=dataclasses.replace(joint.program, consts=tuple(left.consts.items())),
+        seeds=tuple(gather(joint.seeds, given)),
+        backward_outputs=outputs,
+        seeded=within(joint.seeded, given),
+        results=within(joint.results, there),
+        backward=live(backward, outputs),
+    )
+    return Part(small, there, instead)
+
+
+class _Left:
+    """The backward equations of a Joint without those for absent seeds, taken in order."""
+
+    def __init__(self, joint: Joint, given: Mask):
+        self.tied: Groups = joint.tied
+        self.consts: dict[Var, Any] = dict(joint.program.consts)
+        self.moving = {*joint.seeds, *(v for eqn in joint.backward for v in eqn.outvars)}
+        self.absent = set(gather(joint.seeds, [not on for on in given]))
+        self.names: dict[Any, Atom] = {}  # a sum of one term is that term
+
+    def is_absent(self, v: Atom) -> bool:
+        """Whether an atom depends on absent seeds alone."""
+        return isinstance(v, Var) and v in self.absent
+
+    def renamed(self, atoms: Sequence[Atom]) -> list[Atom]:
+        """Atoms under their names."""
+        return [self.names.get(v, v) if isinstance(v, Var) else v for v in atoms]
+
+    def equations(self, eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
+        """The equations that replace an equation."""
+        groups = self.tied.get(id(eqn), ((),) * len(eqn.invars))
+        moves = [isinstance(v, Var) and v in self.moving for v in eqn.invars]
+        lost = list(map(self.is_absent, eqn.invars))
+        # A user's backward function takes zeros in the place of some, if others are there.
+        filled = [
+            gone and not all(map(self.is_absent, group))
+            for gone, group in zip(lost, groups, strict=True)
+        ]
+        if not any(lost):
+            return self._renamed(eqn)
+        if lost == moves and not any(filled):
+            self.absent.update(eqn.outvars)
+            return ()
+        if not any(filled):
+            if eqn.primitive is join_p and (new := self._join(eqn, lost)) is not None:
+                return (new,)
+            if eqn.primitive in _SUMS and (term := eqn.invars[lost[0]]).aval == eqn.outvars[0].aval:
+                (self.names[eqn.outvars[0]],) = self.renamed([term])
+                return ()
+        return self._filled(eqn, lost)
+
+    def _renamed(self, eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
+        inputs = self.renamed(eqn.invars)
+        same = all(a is b for a, b in zip(inputs, eqn.invars, strict=True))
+        return (eqn if same else eqn.replace(invars=inputs),)
+
+    def _join(self, eqn: JaxprEqn, lost: Sequence[bool]) -> JaxprEqn | None:
+        """The join of a node for fewer seeds; None if the node takes no fewer."""
+        node, given = eqn.params["node"], eqn.params["given"]
+        n = 1 + len(node.eqn.invars)
+        fewer = within(given, tuple(not gone for gone in lost[n:]))
+        if not node.takes(fewer):
+            return None
+        pairs = zip(eqn.outvars, gather(node.gives(fewer), node.gives(given)), strict=True)
+        outputs = [v for v, on in pairs if on]
+        self.absent.update(set(eqn.outvars).difference(outputs))
+        inputs = self.renamed(gather(eqn.invars, [not gone for gone in lost]))
+        params = {"node": node, "given": fewer}
+        return eqn.replace(invars=inputs, outvars=outputs, params=params)
+
+    def _filled(self, eqn: JaxprEqn, lost: Sequence[bool]) -> tuple[JaxprEqn, ...]:
+        """An equation with zeros for its absent inputs."""
+        made: list[JaxprEqn] = []
+        inputs = self.renamed(eqn.invars)
+        for i, v in enumerate(eqn.invars):
+            if lost[i]:
+                none = trace(lambda aval=v.aval: [zeros(aval)])
+                self.consts.update(none.consts)
+                made += none.equations
+                (inputs[i],) = none.outputs
+        return (*made, eqn.replace(invars=inputs))
