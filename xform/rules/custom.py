@@ -48,7 +48,7 @@ def _filled(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> li
     return [SymbolicZero(tangent_aval(a)) if x is None else x for x, a in pairs]
 
 
-def _indexable(xs: Sequence[Value]) -> list[Value]:
+def indexable(xs: Sequence[Value]) -> list[Value]:
     """Arguments of a custom rule, which may index them by traced values: NumPy's arrays cannot."""
     return [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in xs]
 
@@ -69,7 +69,7 @@ def push_by_rule(
     rule: Callable[..., Any], symbolic: bool, xs: Sequence[Value], dxs: Sequence[Value]
 ):
     """Outputs and their tangents, as the rule of a `custom_jvp` says."""
-    out = rule(*_indexable(xs), *_filled(dxs, list(map(jax.typeof, xs)), symbolic))
+    out = rule(*indexable(xs), *_filled(dxs, list(map(jax.typeof, xs)), symbolic))
     n = len(out) // 2
     return list(out[:n]), [none_if_zero(dy) for dy in out[n:]]
 
@@ -78,7 +78,7 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
                  active: Mask
                  ) -> tuple[list[Value], list[Value], Callable[..., list[Value]]]:  # fmt: skip
     """Outputs, residuals, and their pullback, as the rules of a `custom_vjp` say."""
-    xs = _indexable(xs)
+    xs = indexable(xs)
     out = fwd.call_wrapped(*[a for pair in zip(xs, active, strict=True) for a in pair])
     _, res_tree, forwarded = out_trees()
     n = res_tree.num_leaves - sum(i is not None for i in forwarded)
@@ -175,35 +175,42 @@ class Refused(Structured):
         return [zeros(v.aval) for v in eqn.outvars], pull
 
 
+def moving_outputs(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask,
+                   cache: dict[Any, Any]) -> Mask:  # fmt: skip
+    """The outputs, among `outs`, that a rule returns a tangent for.
+
+    A rule that asks for symbolic zeros may return some. It is asked once.
+    """
+    if any(outs) and ("moving", active) not in cache:
+        cache["moving", active] = _moving(jvp, eqn, active, outs)
+    return cache["moving", active] if any(outs) else outs
+
+
+def _moving(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask) -> Mask:
+    moving: list[bool] = []
+
+    def push(*values: Value) -> list[Value]:
+        n = len(active)
+        _, dys = jvp(eqn, values[:n], spread(values[n:], active))
+        moving[:] = [dy is not None for dy in dys]
+        return gather(dys, moving)
+
+    avals = [v.aval for v in eqn.invars]
+    try:
+        trace(push, *avals, *map(tangent_aval, gather(avals, active)))
+    except Exception:  # a rule that refuses says so where its derivative is needed
+        return outs
+    return tuple(a and b for a, b in zip(outs, moving, strict=True))
+
+
 class CustomJvp(Structured):
     """`jax.custom_jvp`."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        """A rule that asks for symbolic zeros may return some: where there are none, it moves."""
         outs = super().active(eqn, active)
-        if not eqn.params["symbolic_zeros"] or not any(outs):
+        if not eqn.params["symbolic_zeros"]:
             return outs
-        cache, key = body(eqn).cache, ("moving", active)
-        if key not in cache:
-            cache[key] = self._moving(eqn, active, outs)
-        return cache[key]
-
-    def _moving(self, eqn: JaxprEqn, active: Mask, outs: Mask) -> Mask:
-        """Those of some outputs for which the rule returns a tangent."""
-        moving: list[bool] = []
-
-        def push(*values: Value) -> list[Value]:
-            n = len(active)
-            _, dys = self.jvp(eqn, values[:n], spread(values[n:], active))
-            moving[:] = [dy is not None for dy in dys]
-            return gather(dys, moving)
-
-        avals = [v.aval for v in eqn.invars]
-        try:
-            trace(push, *avals, *map(tangent_aval, gather(avals, active)))
-        except Exception:  # a rule that refuses says so where its derivative is needed
-            return outs
-        return tuple(a and b for a, b in zip(outs, moving, strict=True))
+        return moving_outputs(self.jvp, eqn, active, outs, body(eqn).cache)
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         _, rule = eqn.primitive.get_bind_params(eqn.params)["subfuns"]

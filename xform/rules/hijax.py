@@ -19,9 +19,17 @@ from xform.errors import NotDifferentiable, WrongCotangent
 from xform.hijax import NullAccum, ValAccum, brings, is_lost, kind, operation
 from xform.interpret.absent import together
 from xform.interpret.node import Pull, Structured
-from xform.interpret.pullback import check_cotangent, pull_of_jvp
-from xform.ir import Mask, apply
-from xform.rules.custom import closes_over, no_forward_mode, none_if_zero, number, refuse_push
+from xform.interpret.pullback import NOTHING, check_cotangent, pull_of_jvp
+from xform.ir import Mask, apply, program
+from xform.rules.custom import (
+    closes_over,
+    indexable,
+    moving_outputs,
+    no_forward_mode,
+    none_if_zero,
+    number,
+    refuse_push,
+)
 from xform.source import frame
 from xform.table import declare
 from xform.traits import Traits
@@ -62,7 +70,10 @@ class HiPrimitive(Structured):
                 "give the type to_tangent_aval, vspace_zero and vspace_add, or differentiate with "
                 "respect to other arguments",
             )
-        return super().active(eqn, active)
+        outs, prim = super().active(eqn, active), eqn.params["_prim"]
+        if kind(prim) == "CustomJVPTraced" and prim.symbolic_zeros:
+            return moving_outputs(self.jvp, eqn, active, outs, program(prim.traced.jaxpr).cache)
+        return outs
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
         prim = eqn.params["_prim"]
@@ -98,7 +109,8 @@ class HiPrimitive(Structured):
         prim = eqn.params["_prim"]
         if any(active[: _closed_over(prim)]):
             raise closes_over(frame(eqn))
-        y, held, *rest = prim.vjp_fwd(prim.in_tree.unflatten(active), *prim.in_tree.unflatten(xs))
+        inputs = prim.in_tree.unflatten(indexable(xs))
+        y, held, *rest = prim.vjp_fwd(prim.in_tree.unflatten(active), *inputs)
         moving = _flags(rest[0] if rest else True, prim.out_tree)
         structured = rest[1:2]
         residuals, tree = jax.tree.flatten((held, *structured))
@@ -109,9 +121,13 @@ class HiPrimitive(Structured):
             sums = _accumulators(eqn, active)
             log = prim.vjp_bwd(*tree.unflatten(residuals), y, *prim.in_tree.unflatten(sums))
             _check_log(eqn, "vjp_bwd", log)
-            return [s.total() if on else None for s, on in zip(sums, active, strict=True)]
+            totals = [s.total() if on else None for s, on in zip(sums, active, strict=True)]
+            # As in JAX, the rules of what made an input are asked for zeros too.
+            return [NOTHING if on and ct is None else ct
+                    for ct, on in zip(totals, active, strict=True)]  # fmt: skip
 
-        return list(prim.out_tree.flatten_up_to(y)), list(map(number, residuals)), pull
+        residuals = indexable(list(map(number, residuals)))
+        return list(prim.out_tree.flatten_up_to(y)), residuals, pull
 
     def transposed(
         self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask
@@ -141,13 +157,13 @@ def _closed_over(prim: Any) -> int:
 
 
 def _jvp(prim: Any, xs: Sequence[Value], dxs: Sequence[Value]):
-    ys, dys = prim.jvp(prim.in_tree.unflatten(xs), prim.in_tree.unflatten(dxs))
+    ys, dys = prim.jvp(prim.in_tree.unflatten(indexable(xs)), prim.in_tree.unflatten(dxs))
     return _outputs(prim, ys, dys)
 
 
 def _linearize(prim: Any, xs: Sequence[Value], dxs: Sequence[Value]):
     on = prim.in_tree.unflatten([none_if_zero(dx) is not None for dx in dxs])
-    ys, held, *rest = prim.lin(on, *prim.in_tree.unflatten(xs))
+    ys, held, *rest = prim.lin(on, *prim.in_tree.unflatten(indexable(xs)))
     dys = prim.linearized(held, *rest[1:2], *prim.in_tree.unflatten(dxs))
     return _outputs(prim, ys, dys)
 

@@ -141,7 +141,16 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **windows: Any):
 
 
 _NAMES = ("select_prim", "window_dimensions", "window_strides", "padding")
-unpool_p.def_impl(jax.jit(unpool_p.bind, static_argnames=_NAMES))
+_compiled = jax.jit(unpool_p.bind, static_argnames=_NAMES)
+
+
+@unpool_p.def_impl
+def _impl(ct: Any, x: Any, **windows: Any) -> Any:
+    """Compile the primitive also under `jax_disable_jit`, as JAX compiles each of its own."""
+    with jax.disable_jit(False):
+        return _compiled(ct, x, **windows)
+
+
 mlir.register_lowering(unpool_p, lowered_plainly(_unpool, several=False))
 mlir.register_lowering(
     unpool_p,
