@@ -179,7 +179,7 @@ def moving_outputs(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: M
                    cache: dict[Any, Any]) -> Mask:  # fmt: skip
     """The outputs, among `outs`, that a rule returns a tangent for.
 
-    A rule that asks for symbolic zeros may return some. It is asked once.
+    A rule that asks for symbolic zeros may return some. It is called once.
     """
     if any(outs) and ("moving", active) not in cache:
         cache["moving", active] = _moving(jvp, eqn, active, outs)

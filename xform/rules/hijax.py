@@ -122,7 +122,7 @@ class HiPrimitive(Structured):
             log = prim.vjp_bwd(*tree.unflatten(residuals), y, *prim.in_tree.unflatten(sums))
             _check_log(eqn, "vjp_bwd", log)
             totals = [s.total() if on else None for s, on in zip(sums, active, strict=True)]
-            # As in JAX, the rules of what made an input are asked for zeros too.
+            # As in JAX, a rule that made an input is called for zeros too.
             return [NOTHING if on and ct is None else ct
                     for ct, on in zip(totals, active, strict=True)]  # fmt: skip
 

@@ -162,15 +162,19 @@ def _outside(x: Value) -> Value:
     return lax.mul(lax.rsqrt(lax.add(x, C(x, 1))), lax.rsqrt(lax.sub(x, C(x, 1))))
 
 
-def _one_minus_square(x: Value) -> Value:
-    """1 - x², by factors: exact to rounding as |x| goes to 1.
+def _factors(x: Value) -> Value:
+    """1 - x² by factors: exact to rounding as |x| goes to 1."""
+    return lax.mul(lax.sub(C(x, 1), x), lax.add(C(x, 1), x))
 
-    Its derivative is that of the square. The factors have two, and where 1 - x² is 0 one of them
-    is 0: times an infinite cotangent it is NaN.
+
+def _one_minus_square(x: Value) -> Value:
+    """1 - x² by factors, with the derivative of the square.
+
+    Of the factors' two derivatives one is 0 where 1 - x² is 0; times an infinite cotangent it would
+    be NaN.
     """
     square = lax.sub(C(x, 1), lax.square(x))
-    factors = lax.mul(lax.sub(C(x, 1), x), lax.add(C(x, 1), x))
-    return lax.add(square, lax.stop_gradient(lax.sub(factors, square)))
+    return lax.add(square, lax.stop_gradient(lax.sub(_factors(x), square)))
 
 
 def _one_plus_square(x: Value) -> Value:
@@ -195,7 +199,7 @@ pointwise(
 )
 pointwise("sinh", lambda y, x: lax.cosh(x), traits=DEAR)
 pointwise("cosh", lambda y, x: lax.sinh(x), traits=DEAR)
-pointwise("tanh", lambda y, x, *, accuracy=None: _one_minus_square(y), traits=DEAR)
+pointwise("tanh", lambda y, x, *, accuracy=None: _factors(y), traits=DEAR)
 pointwise("asinh", lambda y, x: lax.rsqrt(_one_plus_square(x)), traits=DEAR)
 pointwise("acosh", lambda y, x: _outside(x), traits=DEAR)
 pointwise("atanh", lambda y, x: lax.div(C(x, 1), _one_minus_square(x)), traits=DEAR)
