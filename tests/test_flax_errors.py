@@ -99,3 +99,28 @@ except AttributeError as e:
     ).stdout  # fmt: skip
     assert "pip install 'jax-xform[train]'" in out
     assert "has no attribute 'nothing'" in out
+
+
+class _Dropped(nnx.Module):
+    """Its random keys are integers."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.linear, self.dropout = nnx.Linear(3, 2, rngs=rngs), nnx.Dropout(0.1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.linear(x)).sum()
+
+
+@pytest.mark.parametrize("ask", [
+    lambda f, m, x: xform.grad(f)(m, x),
+    lambda f, m, x: jax.jit(xform.value_and_grad(f))(m, x),
+    lambda f, m, x: xform.jacrev(f)(m, x),
+    lambda f, m, x: xform.plan(f, m, x),
+    lambda f, m, x: xform.pareto(f, m, x),
+    lambda f, m, x: xform.compare(f, m, x, policies=[xform.policies.min_cut]),
+    lambda f, m, x: xform.health(f, m, x),
+])  # fmt: skip
+def test_a_module_with_integers_is_refused_by_name(ask) -> None:
+    module, x = _Dropped(nnx.Rngs(0)), jnp.ones((4, 3))
+    with pytest.raises(WrongDtype, match=r"(?s)NNX, _Dropped.*use xform.flax.grad, or"):
+        ask(lambda m, x: m(x), module, x)

@@ -120,6 +120,15 @@ def _module_type() -> Any:
     return names_of(sys.modules.get("equinox")).get("Module")
 
 
+def nnx_module(tree: Tree) -> Any:
+    """The first module of Flax NNX in a tree; None if there is none."""
+    kind = names_of(sys.modules.get("flax.nnx")).get("Module")
+    if kind is None:
+        return None
+    is_one = lambda x: isinstance(x, kind)
+    return next(filter(is_one, jax.tree.leaves(tree, is_leaf=is_one)), None)
+
+
 def _is_module(x: Any) -> bool:
     return isinstance(x, _module_type())
 

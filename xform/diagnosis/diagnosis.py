@@ -27,7 +27,7 @@ from xform.diagnosis.row import LayerHealth
 from xform.diagnosis.verdict import judged
 from xform.errors import WrongArgument
 from xform.ir import lifted, trace
-from xform.transforms.check import check_input, check_output, check_scalar
+from xform.transforms.check import check_inputs, check_output, check_scalar
 from xform.transforms.function import Call, Tree, as_array
 from xform.transforms.reverse import value_and_grad
 
@@ -78,8 +78,8 @@ class Diagnosis:
         called = argument_names(loss, 2)[0]
         self.paths = [_named(keystr(path, simple=True, separator="."), called) for path, _ in paths]
         leaves, self._batch = jax.tree.flatten(batch)
-        for _, x in paths:
-            check_input(ASKED, jnp.zeros((), x.dtype) if hasattr(x, "dtype") else x, False, False)
+        of_type = lambda x: jnp.zeros((), x.dtype) if hasattr(x, "dtype") else x
+        check_inputs(ASKED, jax.tree.map(of_type, params), False, False)
         n, whole = len(paths), jax.tree.structure((params, batch))
         self._aux: Any = None
 

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xform.arithmetic import differentiable
 from xform.errors import NotScalar, WrongDtype
 from xform.hijax import is_vector
+from xform.modules import nnx_module
 from xform.transforms.function import Tree, as_array
 
 
@@ -25,6 +27,21 @@ def check_scalar(asked: str, name: str, y: Any) -> None:
             "",
             "reduce the output to a scalar, or use vjp or jacrev",
         )
+
+
+def check_inputs(asked: str, tree: Tree, holomorphic: bool, allow_int: bool) -> None:
+    """Refuse a tree of which a leaf cannot be differentiated as asked."""
+    for leaf in jax.tree.leaves(tree):
+        integer = not differentiable(jax.typeof(as_array(leaf, asked)))
+        if integer and not allow_int and (module := nnx_module(tree)) is not None:
+            raise WrongDtype(
+                f"{asked} of a module of Flax NNX, {type(module).__name__}",
+                "it holds integers, such as the counts of its random keys, which have no gradient",
+                "",
+                "use xform.flax.grad, or pass the parameters alone, of "
+                "graphdef, params, rest = nnx.split(module, nnx.Param, ...)",
+            )
+        check_input(asked, leaf, holomorphic, allow_int)
 
 
 def check_input(asked: str, x: Any, holomorphic: bool, allow_int: bool) -> None:

@@ -15,7 +15,7 @@ from xform._jax import staging, weak_as
 from xform.arithmetic import Value, common_dtype
 from xform.errors import WrongArgument, WrongDtype
 from xform.policies import save_everything
-from xform.transforms.check import check_input, check_output
+from xform.transforms.check import check_input, check_inputs, check_output
 from xform.transforms.forward import jvp
 from xform.transforms.function import (
     Tree,
@@ -130,8 +130,7 @@ def jacrev(
     @functools.wraps(f, updated=())
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
         held, primals = partial(f, some(argnums, len(args), "jacrev"), args, kwargs)
-        for leaf in jax.tree.leaves(primals):
-            check_input("jacrev", leaf, holomorphic, allow_int)
+        check_inputs("jacrev", primals, holomorphic, allow_int)
         # All rows share one set of residuals, which is small beside them. A barrier would hold back
         # a recompute until the cotangents arrive, though the basis is available from the start: XLA
         # does not fuse through it, and each recomputed value would take one array for each row.

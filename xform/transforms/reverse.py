@@ -24,7 +24,7 @@ from xform.planner.decide import plan
 from xform.planner.planning import planner
 from xform.policies import check, min_cut
 from xform.transforms import eager
-from xform.transforms.check import check_input, check_output, check_scalar
+from xform.transforms.check import check_input, check_inputs, check_output, check_scalar
 from xform.transforms.function import (
     Call,
     Function,
@@ -213,8 +213,7 @@ def _value_and_grad(asked: str, f: Any, argnums: Any, has_aux: bool, holomorphic
     @functools.wraps(f, updated=())
     def both(*args: Any, **kwargs: Any) -> Any:
         held, primals = partial(f, positions(argnums, len(args), asked), args, kwargs)
-        for leaf in jax.tree.leaves(primals):
-            check_input(asked, leaf, holomorphic, allow_int)
+        check_inputs(asked, primals, holomorphic, allow_int)
         with seldom_collected(staging()):
             y, pull, *aux = _vjp(call(held, primals, asked, has_aux), policy)
             check_scalar(asked, held.__name__, y)
