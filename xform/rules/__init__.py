@@ -25,6 +25,7 @@ from xform.rules import (
     shape,
     shard,
     sparse,
+    special,
     while_loop,
     window,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "shape",
     "shard",
     "sparse",
+    "special",
     "while_loop",
     "window",
 ]

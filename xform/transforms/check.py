@@ -30,7 +30,7 @@ def check_scalar(asked: str, name: str, y: Any) -> None:
 
 
 def check_inputs(asked: str, tree: Tree, holomorphic: bool, allow_int: bool) -> None:
-    """Refuse a tree of which a leaf cannot be differentiated as asked."""
+    """Refuse a tree with a leaf that cannot be differentiated as asked."""
     for leaf in jax.tree.leaves(tree):
         integer = not differentiable(jax.typeof(as_array(leaf, asked)))
         if integer and not allow_int and (module := nnx_module(tree)) is not None:

@@ -1,0 +1,121 @@
+"""Special functions: gamma, zeta, beta, the error function, Bessel functions.
+
+M. Abramowitz and I. Stegun, Handbook of Mathematical Functions (1964), sections 6 (gamma), 7 (erf),
+9 (Bessel), 23 and 26 (zeta, beta).
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+from jax import lax
+
+from xform.arithmetic import Value, constant_like
+from xform.errors import NotDifferentiable
+from xform.traits import DEAR, PLAIN
+from xform.words import pointwise
+
+C = constant_like
+
+
+def no_partial(primitive: str, name: str):
+    """In place of a partial derivative that has no closed form."""
+
+    def refuse(y: Value, *x: Value) -> Value:
+        raise NotDifferentiable(
+            f"derivative of {primitive} in {name}",
+            "it has no closed form, and no primitive of JAX computes it",
+            "",
+            f"hold {name} constant (jax.lax.stop_gradient), or give the call a jax.custom_jvp",
+        )
+
+    return refuse
+
+
+# The gamma family: iterations inside, so that a compiler makes no loop over elements of them.
+
+
+def _gamma_density(a: Value, x: Value) -> Value:
+    """x^(a-1) exp(-x) / Γ(a): the slope of igamma in x."""
+    power = lax.mul(lax.sub(a, C(a, 1)), lax.log(x))
+    return lax.exp(lax.sub(lax.sub(power, x), lax.lgamma(a)))
+
+
+def _beta_density(a: Value, b: Value, x: Value) -> Value:
+    """x^(a-1) (1-x)^(b-1) / B(a, b)."""
+    log_beta = lax.sub(lax.add(lax.lgamma(a), lax.lgamma(b)), lax.lgamma(lax.add(a, b)))
+    left = lax.mul(lax.sub(a, C(a, 1)), lax.log(x))
+    right = lax.mul(lax.sub(b, C(b, 1)), lax.log1p(lax.neg(x)))
+    return lax.exp(lax.sub(lax.add(left, right), log_beta))
+
+
+pointwise("lgamma", lambda y, x: lax.digamma(x))
+pointwise("digamma", lambda y, x: lax.polygamma(C(x, 1), x), traits=PLAIN)
+pointwise(
+    "polygamma",
+    no_partial("polygamma", "its order"),
+    lambda y, m, x: lax.polygamma(lax.add(m, C(m, 1)), x),
+    traits=PLAIN,
+)
+pointwise(
+    "zeta",
+    no_partial("zeta", "its exponent"),
+    lambda y, s, q: lax.neg(lax.mul(s, lax.zeta(lax.add(s, C(s, 1)), q))),
+    traits=PLAIN,
+)
+pointwise(
+    "igamma",
+    lambda y, a, x: lax.igamma_grad_a(a, x),
+    lambda y, a, x: _gamma_density(a, x),
+    traits=PLAIN,
+)
+pointwise(
+    "igammac",
+    lambda y, a, x: lax.neg(lax.igamma_grad_a(a, x)),
+    lambda y, a, x: lax.neg(_gamma_density(a, x)),
+    traits=PLAIN,
+)
+# The order of differentiation in a and x does not matter: this is the density's slope in a.
+pointwise(
+    "igamma_grad_a",
+    no_partial("igamma_grad_a", "a"),
+    lambda y, a, x: lax.mul(_gamma_density(a, x), lax.sub(lax.log(x), lax.digamma(a))),
+    traits=PLAIN,
+)
+pointwise(
+    "regularized_incomplete_beta",
+    no_partial("regularized_incomplete_beta", "a"),
+    no_partial("regularized_incomplete_beta", "b"),
+    lambda y, a, b, x: _beta_density(a, b, x),
+    traits=PLAIN,
+)
+
+# The error function and Bessel functions.
+
+
+def _gauss(x: Value, c: float) -> Value:
+    return lax.mul(C(x, c), lax.exp(lax.neg(lax.square(x))))
+
+
+def _bessel_i1e(y: Value, x: Value) -> Value:
+    """i0e - y (sign x + 1/x), which near 0 is 0/0 with the limit 1/2."""
+    eps = C(x, float(jax.numpy.finfo(x.dtype).eps))
+    away = lax.gt(lax.abs(x), eps)
+    safe = lax.select(away, x, lax.full_like(x, eps))
+    slope = lax.add(lax.sign(safe), lax.div(C(x, 1), safe))
+    slope = lax.sub(lax.bessel_i0e(safe), lax.mul(y, slope))
+    return lax.select(away, slope, lax.full_like(x, 0.5))
+
+
+pointwise("erf", lambda y, x, *, accuracy=None: _gauss(x, 2 / math.sqrt(math.pi)), traits=DEAR)
+pointwise("erfc", lambda y, x, *, accuracy=None: _gauss(x, -2 / math.sqrt(math.pi)), traits=DEAR)
+pointwise(
+    "erf_inv",
+    lambda y, x: lax.mul(C(x, math.sqrt(math.pi) / 2), lax.exp(lax.square(y))),
+    traits=DEAR,
+)
+pointwise(
+    "bessel_i0e", lambda y, x: lax.sub(lax.bessel_i1e(x), lax.mul(lax.sign(x), y)), traits=PLAIN
+)
+pointwise("bessel_i1e", _bessel_i1e, traits=PLAIN)
