@@ -13,7 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 
 import xform
 from tests.reference import close
-from xform.errors import NotDifferentiable
+from xform.errors import NotDifferentiable, WrongCotangent
 from xform.ir import trace
 from xform.rules import custom
 
@@ -236,3 +236,18 @@ def test_a_number_is_handed_on_as_one() -> None:
         assert [type(x) for x in given] == [float] * 4 + [complex] * 2
         assert isinstance(t.vjp(lambda x: back(x) * 2.0, 2.0)[1](3.0)[0], jax.Array)
         assert isinstance(t.jvp(lambda x: x * 2.0, (2.0,), (3.0,))[1], jax.Array)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cotangent_of_another_dtype_is_refused_where_it_is_carried(way: str) -> None:
+    f = jax.custom_vjp(lambda x: 2 * x)
+    f.defvjp(lambda x: (2 * x, None), lambda _, ct: (2 * ct.astype(jnp.float32),))
+    programs = {
+        "scan": lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
+        "while": lambda x: jax.lax.while_loop(lambda c: c.sum() < 5, f, x),
+    }
+    for name, program in programs.items():
+        loss = lambda x, p=program: p(x).astype(jnp.float32).sum()
+        text = rf"(?s)pullback of {name}.*dtype float32 for .*bfloat16\[3\].*ct.astype\(bfloat16\)"
+        with pytest.raises(WrongCotangent, match=text):
+            WAYS[way](xform.grad(loss))(jnp.ones(3, jnp.bfloat16))

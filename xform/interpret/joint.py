@@ -15,8 +15,11 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from xform._jax import JaxprEqn, Offloadable, Var, cotangent_aval, name_p, staging, tangent_aval
 from xform.arithmetic import Value
+from xform.errors import WrongCotangent
 from xform.interpret.absent import Groups, Part, untied
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS
@@ -27,6 +30,7 @@ from xform.ir import Mask, Program, trace
 from xform.passes.dce import live
 from xform.passes.inline import opened, small
 from xform.recent import Recent
+from xform.source import frame
 from xform.table import traits
 
 
@@ -256,3 +260,27 @@ def reads_of(eqn: JaxprEqn, inner: dict[Node, tuple[Plan, ...]]) -> list[Var]:
         plans = inner[node]
         atoms = [token, *gather(xs, node.reads(plans)), *seeds]
     return [v for v in atoms if isinstance(v, Var)]
+
+
+def with_types(eqn: JaxprEqn, joint: Joint, carried: int) -> Joint:
+    """The Joint of a loop's body, if the cotangents that the loop carries have the right dtypes.
+
+    They belong to the first inputs, `carried` of them. Elsewhere a custom rule may return another
+    float, as in JAX.
+    """
+    if joint.push:
+        return joint
+    cts = spread(joint.backward_outputs, joint.results)
+    for ct, v in zip(cts[:carried], joint.inputs, strict=False):
+        if ct is None:
+            continue
+        given, wanted = getattr(ct.aval, "dtype", None), getattr(v.aval, "dtype", None)
+        if given != wanted and isinstance(wanted, np.dtype):
+            raise WrongCotangent(
+                f"pullback of {eqn.primitive.name}",
+                f"a custom_vjp in it returned a cotangent of dtype {given} for a value of type "
+                f"{v.aval.str_short()}, and a loop carries the value's own dtype only",
+                frame(eqn),
+                f"let the backward function return ct.astype({wanted})",
+            )
+    return joint

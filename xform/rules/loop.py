@@ -22,7 +22,7 @@ from xform.equation import scan_options
 from xform.interpret import emit
 from xform.interpret.absent import moved
 from xform.interpret.activity import path
-from xform.interpret.joint import Joint, Plan, analyze
+from xform.interpret.joint import Joint, Plan, analyze, with_types
 from xform.interpret.jvp import jvp
 from xform.interpret.loop_state import needed
 from xform.interpret.node import Node, Plans, Structured, gather, spread, there, within
@@ -121,6 +121,7 @@ class Scan(Structured):
         body = _Body(eqn)
         inside = body.wanted(active, wanted)
         joint = analyze(body.prog, body.active(active)[0], inside, push)
+        joint = with_types(eqn, joint, body.n_consts + body.n_carry)
         return _ScanNode(eqn, body, joint, active, wanted, inside, push)
 
 

@@ -20,7 +20,7 @@ from xform.interpret import emit
 from xform.interpret.absent import moved
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS, States, back, in_lanes, sweep
-from xform.interpret.joint import Joint, Plan, analyze
+from xform.interpret.joint import Joint, Plan, analyze, with_types
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import final, while_loop
 from xform.interpret.loop_state import needed, read_for
@@ -139,7 +139,8 @@ class While(Structured):
             return _Push(eqn, [], active, results, push)
         inside = (*loop.parts(active)[1], *carry)
         cts = loop.wanted(inside, wanted)
-        return _Pull(eqn, loop, analyze(loop.step, inside, cts), wanted, cts)
+        joint = with_types(eqn, analyze(loop.step, inside, cts), len(loop.step.inputs))
+        return _Pull(eqn, loop, joint, wanted, cts)
 
 
 class _Push(Whole):
