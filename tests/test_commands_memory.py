@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from xform import commands
+from xform import commands, packages
 from xform.commands import reports
 from xform.errors import MissingExtra, WrongArgument
 from xform.memory import targets
@@ -146,6 +146,16 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     data = json.loads(commands.run(["doctor", "--json"]))
     assert data["packages"]["jax"]
     assert {t["name"] for t in data["targets"]} >= {"cpu", "tpu:v5e:1x1", "gpu:h100"}
+
+
+def test_doctor_says_how_to_keep_plugins_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "version", lambda name: "1.0" if name == "libtpu" else None)
+    advice = "libtpu found no device here."
+    assert advice not in commands.run(["doctor"])  # these tests set JAX_PLATFORMS
+    monkeypatch.delenv("JAX_PLATFORMS")
+    assert advice in commands.run(["doctor"])
+    monkeypatch.setattr(packages, "version", lambda name: None)
+    assert advice not in commands.run(["doctor"])
 
 
 def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 from typing import Any
 
@@ -34,7 +35,18 @@ def run(args: argparse.Namespace) -> str:
     table += [[t["name"], t["device"], t["memory"], t["state"]] for t in targets]
     versions = [["python", python], ["backend", backend]]
     versions += [[k, v or "not installed"] for k, v in known.items()]
-    return f"{columns(versions)}\n\n{columns(table)}"
+    return "\n\n".join(filter(None, (columns(versions), columns(table), _quieter())))
+
+
+def _quieter() -> str:
+    """Advice where JAX reports plugins that find no device, each time that it starts."""
+    plugins = [name for name in ("libtpu", "jax-cuda12-plugin") if packages.version(name)]
+    if not plugins or jax.default_backend() != "cpu" or os.environ.get("JAX_PLATFORMS"):
+        return ""
+    return (
+        f"{' and '.join(plugins)} found no device here. JAX prints errors about that when it "
+        "starts;\nset JAX_PLATFORMS=cpu in your shell to keep it quiet. All targets still compile."
+    )
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
