@@ -25,7 +25,7 @@ def test_no_policy_that_was_not_planned() -> None:
     for capacity in (None, "64 KiB"):
         report = xform.memory_analysis(xform.value_and_grad(loss), W, X, capacity=capacity)
         (text,) = (text for text in report.advice if "wait for the backward pass" in text)
-        assert "ask xform.pareto of the loss" in text
+        assert "that xform.pareto lists for the loss" in text
         assert not re.search(r"budget\('?\d", text)
 
 

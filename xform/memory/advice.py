@@ -218,12 +218,12 @@ def _activations(report: Any) -> Iterator[Step]:
     rows = [r for r in report.peak if r.category == "activation"]
     if rows:
         size = sum(r.bytes for r in rows)
-        # Which bytes can be had, and for what work, is not known before the loss is planned.
+        # Only planning the loss tells which peaks are possible, and their recomputed work.
         yield Step(
             size,
             f"{human_bytes(size)} wait for the backward pass, most at {_places(rows)}: "
-            'policy="auto" plans what fits; ask xform.pareto of the loss which peaks can be had, '
-            "and what each costs: a peak that it names is a policy, xform.policies.budget(...)",
+            'use policy="auto" to fit the device, or xform.policies.budget(...) with a peak that '
+            "xform.pareto lists for the loss",
             sure=False,
         )
 
