@@ -24,12 +24,14 @@ NullAccum: Any = _accumulators.NullAccum
 
 _NO_TANGENT = hijax.HiType.to_tangent_aval
 
-# Rules that JAX derives from another rule of the same object. They enter JAX's own autodiff.
-_DERIVED = [
-    rule
-    for pair in ("linearize_from_jvp", "vjp_from_jvp", "vjp_from_lin")
-    for rule in getattr(hijax, pair, ())
-]
+# Rules that JAX derives from another rule of the same object. They enter JAX's own autodiff. Since
+# JAX 0.12 the first three names are pairs of rules.
+_DERIVATIONS = (
+    "linearize_from_jvp", "vjp_from_jvp", "vjp_from_lin", "apply_derived_linearization",
+    "vjp_fwd_from_jvp", "transpose_jvp", "vjp_fwd_from_lin", "transpose_linearized",
+)  # fmt: skip
+_derived = [getattr(hijax, name) for name in _DERIVATIONS if hasattr(hijax, name)]
+_DERIVED = [x for d in _derived for x in (d if isinstance(d, tuple) else (d,))]
 
 _CALL: Any = named("call_hi_primitive")
 _REMAT: Any = named("remat2")

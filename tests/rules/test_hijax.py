@@ -390,12 +390,12 @@ def test_regions_under_jax_remat3(compiled: bool) -> None:
             np.testing.assert_allclose(moved, jnp.vdot(want, W), rtol=1e-5)
         twice = xform.grad(lambda w: jnp.sum(xform.grad(region)(w) ** 2))
         again = jax.grad(lambda w: jnp.sum(jax.grad(layer)(w) ** 2))
-        np.testing.assert_allclose(wrap(twice)(W), again(W), rtol=1e-5)
+        np.testing.assert_allclose(wrap(twice)(W), again(W), rtol=1e-4)
         in_loop = lambda w: jax.lax.scan(lambda c, _: (c + jax.checkpoint(layer)(c * w), None), 1.0,
                                          None, length=3)[0]  # fmt: skip
         by_jax = jax.grad(lambda w: jax.lax.scan(lambda c, _: (c + layer(c * w), None), 1.0, None,
                                                  length=3)[0])  # fmt: skip
-        np.testing.assert_allclose(wrap(xform.grad(in_loop))(W), by_jax(W), rtol=1e-5)
+        np.testing.assert_allclose(wrap(xform.grad(in_loop))(W), by_jax(W), rtol=1e-4)
 
 
 def test_policies_and_budgets_decide_in_regions_under_jax_remat3() -> None:
