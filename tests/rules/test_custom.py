@@ -251,3 +251,36 @@ def test_a_cotangent_of_another_dtype_is_refused_where_it_is_carried(way: str) -
         text = rf"(?s)pullback of {name}.*dtype float32 for .*bfloat16\[3\].*ct.astype\(bfloat16\)"
         with pytest.raises(WrongCotangent, match=text):
             WAYS[way](xform.grad(loss))(jnp.ones(3, jnp.bfloat16))
+
+
+def watched() -> tuple[Any, Any]:
+    """A function that writes the sum of its cotangent to a reference, the way to log gradients."""
+
+    @jax.custom_vjp
+    def watch(x, log):
+        return x
+
+    def back(log, ct):
+        log[:] = jnp.roll(log[:], 1).at[0].set(ct.sum())
+        return ct, None
+
+    watch.defvjp(lambda x, log: (x, log), back)
+    return watch, jax.new_ref(jnp.zeros(4))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda lib, f: lib.grad(f),
+        lambda lib, f: lib.grad(jax.jit(f)),
+        lambda lib, f: jax.jit(lib.grad(f)),
+        lambda lib, f: lambda x: lib.vjp(f, x)[1](1.0)[0],
+    ],
+)
+def test_a_rule_writes_its_cotangent_to_a_reference(wrap: Callable[..., Any]) -> None:
+    results = []
+    for lib in (jax, xform):
+        watch, log = watched()
+        got = wrap(lib, lambda x, w=watch, r=log: w(jnp.sin(x), r).sum())(jnp.arange(3.0))
+        results.append((got, log[...]))
+    close(results[1], results[0])
