@@ -143,6 +143,11 @@ class Jit(Structured):
             return pullback(body(eqn), active, wanted, xs)
         return super().vjp(eqn, xs, active, wanted)
 
+    def transposed(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
+        if (small := self.inlined(eqn, True)) is None:
+            return super().transposed(eqn, xs, active, wanted)
+        return pullback(small, active, wanted, all_arrayed(xs), linear=True)
+
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         xs, dxs = all_arrayed(xs), _weak_as(dxs, body(eqn).in_avals)
         if self.inlined(eqn, compiled()):

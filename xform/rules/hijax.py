@@ -19,8 +19,8 @@ from xform.errors import NotDifferentiable, WrongCotangent
 from xform.hijax import NullAccum, ValAccum, brings, is_lost, kind, operation
 from xform.interpret.absent import together
 from xform.interpret.node import Pull, Structured
-from xform.interpret.pullback import NOTHING, check_cotangent, pull_of_jvp
-from xform.ir import Mask, apply, program
+from xform.interpret.pullback import NOTHING, check_cotangent, pull_of_jvp, pullback
+from xform.ir import Mask, apply, program, trace
 from xform.rules.custom import (
     closes_over,
     indexable,
@@ -134,7 +134,11 @@ class HiPrimitive(Structured):
     ) -> tuple[list[Value], Pull]:
         prim = eqn.params["_prim"]
         if not brings(prim, "transpose"):
-            return self.vjp(eqn, xs, active, wanted)
+            if brings(prim, "vjp_fwd"):
+                return self.vjp(eqn, xs, active, wanted)
+            # The tangents of its jvp go through the object again: its operations are transposed.
+            run = lambda *xs: prim.out_tree.flatten_up_to(prim.expand(*prim.in_tree.unflatten(xs)))
+            return pullback(trace(run, *map(jax.typeof, xs)), active, wanted, xs, linear=True)
 
         def pull(cts: Sequence[Value]) -> list[Value]:
             y = prim.out_tree.unflatten(_with_zeros(cts, eqn.outvars, cotangent_aval))
