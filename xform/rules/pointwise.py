@@ -58,12 +58,7 @@ bilinear(
     lambda ct, a, b, *, out_dtype=None: lax.mul(a, ct, out_dtype=out_dtype and b.dtype),
     traits=ELEMENTWISE,
 )
-pointwise(
-    "div",
-    lambda y, a, b: Over(b),
-    lambda y, a, b: lax.neg(lax.mul(y, lax.integer_pow(b, -1))),
-    traits=DEAR,
-)
+pointwise("div", lambda y, a, b: Over(b), lambda y, a, b: lax.div(y, lax.neg(b)), traits=DEAR)
 # a - b trunc(a / b); lax has no trunc.
 pointwise(
     "rem",
