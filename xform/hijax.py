@@ -72,7 +72,7 @@ def brings(prim: Any, method: str) -> bool:
 
 
 def settled(primitive: Primitive, params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
-    """A primitive and its parameters; those that an object replaces, if it replaces some."""
+    """A primitive and its parameters, after an object that stands for a primitive is replaced."""
     prim = params["_prim"] if primitive is _CALL else None
     if prim is None:
         return primitive, params

@@ -121,7 +121,7 @@ def _module_type() -> Any:
 
 
 def nnx_module(tree: Tree) -> Any:
-    """The first module of Flax NNX in a tree; None if there is none."""
+    """The first module of Flax NNX in a tree, or None."""
     kind = names_of(sys.modules.get("flax.nnx")).get("Module")
     if kind is None:
         return None

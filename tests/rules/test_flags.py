@@ -136,7 +136,7 @@ def squares(f: Callable[..., Any], args: list[Any], active: list[int], *xs: Any)
 
 @pytest.fixture(scope="module")
 def reference() -> Results:
-    """JAX's own derivatives in float64, without any flag, of what JAX differentiates."""
+    """JAX's own derivatives in float64 without any flag, where JAX has them."""
     with jax.enable_x64(True):
         return jax.jit(lambda: derivatives(jax, [*families(), *structured()], {}))()
 

@@ -91,7 +91,7 @@ RULES = [Accumulates, Returns, Pushes, Linearizes]
 if hasattr(hijax, "HiPrim"):
 
     class Structures(Accumulates):
-        """Its residuals are in two parts, of which the second has a structure of its own."""
+        """Its residuals are in two parts; the second has a structure of its own."""
 
         def vjp_fwd(self, on: Any, xy: Any, n: Any) -> Any:
             return self(xy, n), xy[0], True, {"y": xy[1]["y"]}

@@ -1,4 +1,4 @@
-"""Reads and writes at computed starts, of which some are negative or beyond the end."""
+"""Reads and writes at computed starts; some are negative or beyond the end."""
 
 from collections.abc import Callable
 from typing import Any

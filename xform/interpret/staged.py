@@ -26,7 +26,7 @@ class Split(Trace):
         self.requires_low = False
 
     def where(self, args: Sequence[Any]) -> Trace:
-        """The trace in which an operation on `args` runs."""
+        """The trace that runs an operation on `args`."""
         on = self.staged is not None and any(trace_of(x) is self.staged for x in args)
         return self.staged if self.staged is not None and on else self.outside
 
@@ -55,13 +55,13 @@ class Split(Trace):
         return val if isinstance(val, Tracer | jax.Array) else self.outside.stage_value(val)
 
     def cur_qdd(self, x: Value) -> Any:
-        """What a mutable value of JAX's holds now."""
+        """The present contents of a mutable value of JAX's."""
         trace: Any = self.where([x])
         return trace.cur_qdd(x)
 
 
 def stage(f: Callable[..., Any], avals: Sequence[Any], split: Callable[..., Split] = Split):
-    """The Program of `f`, of which only the arguments are unknown.
+    """Trace `f` into a Program; only its arguments are unknown.
 
     What `f` computes from other values is computed at once, where it would have been computed; the
     program holds the result as a constant.

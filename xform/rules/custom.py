@@ -18,6 +18,7 @@ from xform._jax import (
     JaxprEqn,
     Primitive,
     SymbolicZero,
+    ad,
     batching,
     cotangent_aval,
     is_zero,
@@ -63,6 +64,13 @@ def none_if_zero(x: Value) -> Value:
     if x is None or is_zero(x):
         return None
     return None if getattr(jax.typeof(x), "dtype", None) == jax.dtypes.float0 else x
+
+
+def with_zeros(values: Sequence[Value], variables: Sequence[Any],
+               kind: Callable[[Any], Any]) -> list[Value]:  # fmt: skip
+    """Tangents or cotangents as JAX passes them to rules: its own symbolic zero for None."""
+    pairs = zip(values, variables, strict=True)
+    return [ad.Zero(kind(v.aval)) if x is None else x for x, v in pairs]
 
 
 def push_by_rule(

@@ -27,7 +27,7 @@ from xform.hijax import is_lost
 from xform.interpret.node import Structured
 from xform.interpret.pullback import pull_of_jvp
 from xform.ir import Mask
-from xform.rules.custom import none_if_zero
+from xform.rules.custom import none_if_zero, with_zeros
 from xform.source import frame
 from xform.table import RULES, Rule
 from xform.traits import UNKNOWN
@@ -51,8 +51,7 @@ class Foreign(Structured):
         push = ad.primitive_jvps.get(eqn.primitive)
         if push is None:
             raise _refusal(eqn, "push tangents", "ad.primitive_jvps")
-        pairs = zip(dxs, eqn.invars, strict=True)
-        full = [ad.Zero(tangent_aval(v.aval)) if dx is None else dx for dx, v in pairs]
+        full = with_zeros(dxs, eqn.invars, tangent_aval)
         ys, dys = push(tuple(xs), tuple(full), **_params(eqn))
         if not eqn.primitive.multiple_results:
             ys, dys = [ys], [dys]
@@ -72,8 +71,7 @@ class Foreign(Structured):
         inputs = [ad.UndefinedPrimal(v.aval) if on else x for x, v, on in places]
 
         def pull(cts: Sequence[Value]) -> list[Value]:
-            outputs = zip(cts, eqn.outvars, strict=True)
-            full = [ad.Zero(cotangent_aval(v.aval)) if ct is None else ct for ct, v in outputs]
+            full = with_zeros(cts, eqn.outvars, cotangent_aval)
             several = eqn.primitive.multiple_results
             results = transpose(full if several else full[0], *inputs, **_params(eqn))
             pairs = zip(results, active, strict=True)

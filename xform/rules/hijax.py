@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from xform._jax import JaxprEqn, ad, cotangent_aval, tangent_aval
+from xform._jax import JaxprEqn, cotangent_aval, tangent_aval
 from xform.arithmetic import Value, add
 from xform.errors import NotDifferentiable, WrongCotangent
 from xform.hijax import NullAccum, ValAccum, brings, is_lost, kind, operation
@@ -29,6 +29,7 @@ from xform.rules.custom import (
     none_if_zero,
     number,
     refuse_push,
+    with_zeros,
 )
 from xform.source import frame
 from xform.table import declare
@@ -82,7 +83,7 @@ class HiPrimitive(Structured):
         rule = _jvp if brings(prim, "jvp") else _linearize if brings(prim, "lin") else None
         if rule is None:
             raise _refusal(eqn, "push tangents: it has neither jvp nor lin")
-        return rule(prim, xs, _with_zeros(dxs, eqn.invars, tangent_aval))
+        return rule(prim, xs, with_zeros(dxs, eqn.invars, tangent_aval))
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
         prim = eqn.params["_prim"]
@@ -91,7 +92,7 @@ class HiPrimitive(Structured):
             reverse = self._reverse(eqn, xs, tuple(dx is not None for dx in dxs))
             return refuse_push(*reverse, dxs, frame(eqn))
         if brings(prim, "lin"):
-            return _linearize(prim, xs, _with_zeros(dxs, eqn.invars, tangent_aval))
+            return _linearize(prim, xs, with_zeros(dxs, eqn.invars, tangent_aval))
         return self.jvp(eqn, xs, dxs)
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
@@ -117,7 +118,7 @@ class HiPrimitive(Structured):
 
         def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
             given = together([ct if on else None for ct, on in zip(cts, moving, strict=True)])
-            y = prim.out_tree.unflatten(_with_zeros(given, eqn.outvars, cotangent_aval))
+            y = prim.out_tree.unflatten(with_zeros(given, eqn.outvars, cotangent_aval))
             sums = _accumulators(eqn, active)
             log = prim.vjp_bwd(*tree.unflatten(residuals), y, *prim.in_tree.unflatten(sums))
             _check_log(eqn, "vjp_bwd", log)
@@ -141,7 +142,7 @@ class HiPrimitive(Structured):
             return pullback(trace(run, *map(jax.typeof, xs)), active, wanted, xs, linear=True)
 
         def pull(cts: Sequence[Value]) -> list[Value]:
-            y = prim.out_tree.unflatten(_with_zeros(cts, eqn.outvars, cotangent_aval))
+            y = prim.out_tree.unflatten(with_zeros(cts, eqn.outvars, cotangent_aval))
             sums = _accumulators(eqn, active)
             given = [s if on else x for s, x, on in zip(sums, xs, active, strict=True)]
             _check_log(eqn, "transpose", prim.transpose(y, *prim.in_tree.unflatten(given)))
@@ -175,12 +176,6 @@ def _linearize(prim: Any, xs: Sequence[Value], dxs: Sequence[Value]):
 def _outputs(prim: Any, ys: Any, dys: Any) -> tuple[list[Value], list[Value]]:
     flat = prim.out_tree.flatten_up_to
     return list(flat(ys)), list(map(none_if_zero, flat(dys)))
-
-
-def _with_zeros(values: Sequence[Value], variables: Sequence[Any], type_of: Any) -> list[Value]:
-    """Tangents or cotangents as JAX passes them: JAX's symbolic zero for None."""
-    pairs = zip(values, variables, strict=True)
-    return [ad.Zero(type_of(v.aval)) if x is None else x for x, v in pairs]
 
 
 def _accumulators(eqn: JaxprEqn, active: Mask) -> list[Any]:

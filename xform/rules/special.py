@@ -20,7 +20,7 @@ C = constant_like
 
 
 def no_partial(primitive: str, name: str):
-    """In place of a partial derivative that has no closed form."""
+    """Stand for a partial derivative without a closed form: refuse it."""
 
     def refuse(y: Value, *x: Value) -> Value:
         raise NotDifferentiable(

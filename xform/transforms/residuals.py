@@ -45,7 +45,7 @@ def _weakly(x: Value) -> Callable[[], Value]:
 
 @dataclasses.dataclass
 class Residuals:
-    """What a pullback reads: arguments of the function, and all other arrays.
+    """The arrays that a pullback reads: arguments of the function, and all others.
 
     Attributes:
       tree: the tree of the arrays.
@@ -70,7 +70,7 @@ class Residuals:
             raise WrongArgument(
                 f"pullback of {of.name}",
                 f"its args_res holds {len(given)} values, but the function has {n} arguments that "
-                f"are arrays, of which the pullback reads {_listed(of, read)}",
+                f"are arrays, and the pullback reads {_listed(of, read)}",
                 "",
                 "assign each of them to args_res before the pullback is called",
             )

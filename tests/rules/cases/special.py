@@ -24,7 +24,7 @@ CASES = [
     Case("polygamma", lambda x: lax.polygamma(lax.full_like(x, 1), x), (P,), bfloat16=False),
     Case("zeta", lambda q: lax.zeta(lax.full_like(q, 2.5), q), (P,), bfloat16=False, jax=False),
     Case("igamma", lambda x: lax.igamma(lax.full_like(x, 1.7), x), (P,)),
-    # JAX has no derivative of igamma_grad_a, of which our second derivatives are made.
+    # JAX has no derivative of igamma_grad_a, which our second derivatives use.
     Case("igamma", lax.igamma, (P, P[::-1] + 0.2), "shape", second=False, bfloat16=False),
     Case("igammac", lambda x: lax.igammac(lax.full_like(x, 1.7), x), (P,)),
     Case("igammac", lax.igammac, (P, P[::-1] + 0.2), "shape", second=False, bfloat16=False),
