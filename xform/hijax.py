@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import jax
@@ -111,3 +112,27 @@ def settle(eqn: JaxprEqn) -> JaxprEqn:
     if primitive is eqn.primitive:
         return eqn
     return eqn.replace(primitive=primitive, params=params)
+
+
+def settle_all(jaxpr: Any) -> Any:
+    """Replace each object that stands for a primitive, in a jaxpr and in nested ones.
+
+    A jaxpr without such an object is returned itself.
+    """
+    body = jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr
+    eqns = [_settle_nested(settle(eqn)) for eqn in body.eqns]
+    if all(map(operator.is_, eqns, body.eqns)):
+        return jaxpr
+    settled = body.replace(eqns=eqns)
+    return settled if body is jaxpr else jaxpr.replace(jaxpr=settled)
+
+
+def _settle_nested(eqn: JaxprEqn) -> JaxprEqn:
+    of = lambda x: settle_all(x) if hasattr(x, "eqns") else x
+    changed: dict[str, Any] = {}
+    for name, value in eqn.params.items():
+        parts = value if isinstance(value, tuple) else (value,)
+        new = tuple(map(of, parts))
+        if not all(map(operator.is_, new, parts)):
+            changed[name] = new if isinstance(value, tuple) else new[0]
+    return eqn.replace(params=eqn.params | changed) if changed else eqn

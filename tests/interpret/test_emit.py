@@ -1,5 +1,6 @@
 """The scopes of what is emitted: profiles tell the parts of a program by them."""
 
+import gc
 import re
 from typing import Any
 
@@ -74,6 +75,7 @@ def test_outside_jit_what_is_read_last_is_freed(
         return x
 
     x = jnp.ones(8)
+    gc.collect()  # what earlier tests left
     alive, bind, before = [], emit.bind, len(jax.live_arrays())
 
     def counted(*args: Any) -> Any:

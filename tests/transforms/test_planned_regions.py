@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.ad_checkpoint import print_saved_residuals
+from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
 import xform
+from tests import flags
 from tests.parameters import slow
 from tests.reference import close
 from xform import policies
@@ -70,6 +71,22 @@ def test_jax_saves_what_the_plan_keeps(capsys) -> None:
     assert [line.split()[0] for line in kept] == ["f64[4,6]"] * 2
     assert {r.operation for r in rows} >= {"dot_general"}
     assert all(not r.name for r in rows)
+
+
+@pytest.mark.parametrize("cell", ["none", "remat3"])
+def test_jax_saves_what_has_a_name(cell: str, capsys) -> None:
+    """Under `jax_remat3` a name is an object, for which JAX asks no policy of a region of ours."""
+
+    def f(x, ws):
+        x = checkpoint_name(jnp.exp(x @ ws[0]), "kept")
+        step = lambda x, w: (jnp.cos(checkpoint_name(jnp.sin(x @ w), "kept")), None)
+        return lax.scan(step, jnp.sin(x), ws)[0]
+
+    policy = jax.checkpoint_policies.save_only_these_names("kept")
+    with flags.under(cell):
+        print_saved_residuals(xform.remat(f, policy=policy), X, WS)
+    kept = [line for line in capsys.readouterr().out.splitlines() if "argument" not in line]
+    assert [line.split()[0] for line in kept] == ["f64[4,6]", f"f64[{len(WS)},4,6]"]
 
 
 def test_less_is_compiled_with_regions_in_a_loop() -> None:

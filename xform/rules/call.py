@@ -16,6 +16,7 @@ from jax import lax
 from xform._jax import JaxprEqn, closed, inlines, primitives, staging, weak_as
 from xform.arithmetic import Value, all_arrayed
 from xform.errors import NotDifferentiable, XformError
+from xform.hijax import settle_all
 from xform.interpret import emit
 from xform.interpret.absent import part
 from xform.interpret.activity import path
@@ -263,8 +264,17 @@ def mark(jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tup
         opened = prog.cache["lifted"]
         if isinstance(prevent_cse, tuple):
             prevent_cse = (*(False,) * len(consts), *prevent_cse)
-    return _REMAT.bind(*consts, *args, jaxpr=opened, prevent_cse=prevent_cse, policy=policy,
-                       differentiated=False)  # fmt: skip
+    return _REMAT.bind(*consts, *args, jaxpr=_settled(opened), prevent_cse=prevent_cse,
+                       policy=policy, differentiated=False)  # fmt: skip
+
+
+def _settled(jaxpr: Any) -> Any:
+    """The jaxpr of a region for JAX, which asks a policy for the names that are primitives only."""
+    cache = program(jaxpr).cache
+    if "settled" not in cache:
+        settled = settle_all(jaxpr)
+        cache["settled"] = None if settled is jaxpr else settled  # a cache does not hold its key
+    return cache["settled"] or jaxpr
 
 
 def _nothing(*_: Any, **__: Any) -> bool:
