@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from xform import commands, packages
-from xform.commands import reports
 from xform.errors import MissingExtra, WrongArgument
 from xform.memory import targets
 
@@ -193,19 +192,6 @@ def test_a_command_line_that_cannot_be_read(command: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         commands.run(command)
     assert caught.value.code == 2
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [("fits", "the function"), ("max-batch", "batch 1"), ("why-oom", "the function")],
-)
-def test_a_terminal_says_what_is_compiled(
-    command: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr(reports.importlib.util, "find_spec", lambda name: None)  # as without Rich
-    commands.run([command, "small:loss", "--target", "cpu", "--capacity", "256KiB"])
-    assert f"compiling {words} for cpu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["fits", "max-batch", "why-oom"])

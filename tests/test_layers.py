@@ -14,8 +14,8 @@ FILES = {
     for path in sorted((ROOT / "xform").rglob("*.py"))
 }
 LAYERS = """
-    quiet, errors, text, files, callables, devices, recent, packages, loaded, modules, meshes,
-    mutable < _jax < source < equation, hijax, place, reach, traits, arithmetic, naming <
+    alive, quiet, errors, text, files, callables, devices, recent, packages, loaded, modules,
+    meshes, mutable < _jax < source < equation, hijax, place, reach, traits, arithmetic, naming <
     references < ir < fingerprint < table < words, passes < cost < interpret < rules <
     budgets < min_cut < regions < policies < planner < memory <
     transforms < adjoints, curvature, diagnosis, jacobians, sparse <

@@ -12,7 +12,6 @@ from xform.commands.reports import (
     add_policies,
     add_targets,
     options,
-    progress,
     told,
 )
 
@@ -26,9 +25,8 @@ def compared(args: argparse.Namespace) -> Any:
     """The comparison that a command line asks for."""
     on = read_function(args)
     policies = {name: policy(name) for name in args.policy or ["min_cut"]}
-    with progress(len(policies) * len(args.target)) as step:
-        comparison = xform.compare(on.f, *on.args, policies=policies, targets=args.target,
-                                   progress=step, **options(args))  # fmt: skip
+    comparison = xform.compare(on.f, *on.args, policies=policies, targets=args.target,
+                               **options(args))  # fmt: skip
     return on.named(comparison, comparison.asked.note)
 
 

@@ -7,7 +7,7 @@ import json
 
 import xform
 from xform.commands.function import add_function, add_policy, read_function, under
-from xform.commands.reports import add_targets, options, progress
+from xform.commands.reports import add_targets, options
 
 # The exit status of an answer that is no.
 OVER = 3
@@ -19,9 +19,7 @@ def run(args: argparse.Namespace) -> str:
     Without --policy the function is compiled as it is, see `memory`.
     """
     on = read_function(args)
-    with progress(1) as step:
-        step(args.policy or "the function", args.target)
-        report = xform.fits(under(on, args.policy), *on.args, target=args.target, **options(args))
+    report = xform.fits(under(on, args.policy), *on.args, target=args.target, **options(args))
     args.status = 0 if report.fits else OVER
     if args.json:
         return json.dumps({"fits": report.fits, **report.to_dict()}, indent=1)

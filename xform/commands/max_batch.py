@@ -8,8 +8,7 @@ from typing import Any
 
 import xform
 from xform.commands.function import add_function, add_policy, positions, read_function, under
-from xform.commands.reports import add_targets, options, progress
-from xform.memory.questions import MOST_COMPILES
+from xform.commands.reports import add_targets, options
 
 
 def run(args: argparse.Namespace) -> str:
@@ -23,18 +22,16 @@ def run(args: argparse.Namespace) -> str:
     on = read_function(args)
     by_axis = args.batch_axis is not None or args.batch_argnums != "auto"
     inputs = None if by_axis else on.of_batch
-    with progress(MOST_COMPILES) as step:
-        batch = xform.max_batch(
-            under(on, args.policy),
-            *(() if inputs else on.args),
-            target=args.target,
-            inputs=inputs,
-            batch_axis=args.batch_axis or 0,
-            batch_argnums=args.batch_argnums,
-            multiple_of=args.multiple_of,
-            progress=lambda batch, target: step(f"batch {batch}", target),
-            **options(args),
-        )
+    batch = xform.max_batch(
+        under(on, args.policy),
+        *(() if inputs else on.args),
+        target=args.target,
+        inputs=inputs,
+        batch_axis=args.batch_axis or 0,
+        batch_argnums=args.batch_argnums,
+        multiple_of=args.multiple_of,
+        **options(args),
+    )
     if args.json:
         return json.dumps({"batch": batch.size, "of": batch.of, "tried": batch.tried}, indent=1)
     return str(batch)

@@ -13,7 +13,6 @@ from xform.commands.reports import (
     add_policies,
     add_targets,
     options,
-    progress,
     told,
 )
 from xform.transforms.compare import kept_on
@@ -29,12 +28,10 @@ def run(args: argparse.Namespace) -> str:
     if len(args.target) > 1 or len(args.policy or ()) > 1:
         return told(compared(args), args)
     on, (target,) = read_function(args), args.target
-    with progress(1) as step:
-        step(args.policy[0] if args.policy else "the function", target or "the default backend")
-        if args.policy:
-            report = kept_on(target, on.f, on.args, policy(args.policy[0]), **options(args))
-        else:
-            report = xform.memory_analysis(on.f, *on.args, target=target, **options(args))
+    if args.policy:
+        report = kept_on(target, on.f, on.args, policy(args.policy[0]), **options(args))
+    else:
+        report = xform.memory_analysis(on.f, *on.args, target=target, **options(args))
     note = report.asked.note
     if not args.policy and not report.asked.transform:
         what = "under that policy" if takes_policy(on.f, len(on.args)) else "its value_and_grad"

@@ -1,15 +1,12 @@
-"""What commands about compiled memory share: targets, pictures, progress."""
+"""What commands about compiled memory share: targets and pictures."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
-import importlib.util
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,6 @@ from jax.sharding import PartitionSpec
 from xform.commands.function import ABOUT_POLICIES
 from xform.errors import FailedFunction, XformError
 from xform.planner.report.picture import figures
-
-Progress = Callable[[str, str], None]
 
 
 def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
@@ -108,31 +103,6 @@ def picture(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text!r} does not end in .png, .svg or .pdf")
     figures(f"a picture in {text}")
     return path
-
-
-@contextlib.contextmanager
-def progress(total: int) -> Generator[Progress]:
-    """A bar of so many compilations on the terminal's error stream; none where there is none."""
-    if not sys.stderr.isatty():
-        yield lambda policy, target: None
-    elif importlib.util.find_spec("rich") is None:
-        yield lambda policy, target: print(f"compiling {policy} for {target}", file=sys.stderr)
-    else:
-        shown: Any = importlib.import_module("rich.progress")
-        console = importlib.import_module("rich.console").Console(stderr=True)
-        kinds = ("SpinnerColumn", "BarColumn", "MofNCompleteColumn", "TimeElapsedColumn")
-        columns = [getattr(shown, kind)() for kind in kinds]
-        columns.append(shown.TextColumn("{task.description}"))
-        with shown.Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=total)
-            begun: list[str] = []
-
-            def step(policy: str, target: str) -> None:
-                about = f"compiling {policy} for {target}"
-                bar.update(task, description=about, completed=len(begun))
-                begun.append(about)
-
-            yield step
 
 
 def words(text: str) -> list[str]:

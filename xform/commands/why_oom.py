@@ -6,7 +6,7 @@ import argparse
 
 import xform
 from xform.commands.function import add_function, add_policy, read_function, under
-from xform.commands.reports import add_targets, options, progress
+from xform.commands.reports import add_targets, options
 
 
 def run(args: argparse.Namespace) -> str:
@@ -15,10 +15,8 @@ def run(args: argparse.Namespace) -> str:
     Without --policy the function is compiled as it is, see `memory`.
     """
     on = read_function(args)
-    with progress(1) as step:
-        step(args.policy or "the function", args.target)
-        f = under(on, args.policy)
-        return str(xform.why_oom(f, *on.args, target=args.target, **options(args)))
+    f = under(on, args.policy)
+    return str(xform.why_oom(f, *on.args, target=args.target, **options(args)))
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

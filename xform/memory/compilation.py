@@ -13,7 +13,9 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
+from xform import alive
 from xform._jax import closed, compiler_options
+from xform.callables import function_name
 from xform.cost import flops
 from xform.errors import CompilationFailed
 from xform.ir import program
@@ -200,9 +202,17 @@ def compile_for(
     JAX. What was compiled is remembered, by program and target: see `xform.memory.answers`.
     """
     goal = target if isinstance(target, Target) else parse_target(target)
-    f, args, kwargs = _jitted(f, args, kwargs or {}, donate_argnums)
-    if goal.local:
-        return _compile_locally(f, args, kwargs, goal, mesh, in_specs)
+    with alive.working(f"compiling {function_name(f)} for {goal.name}"):
+        f, args, kwargs = _jitted(f, args, kwargs or {}, donate_argnums)
+        if goal.local:
+            return _compile_locally(f, args, kwargs, goal, mesh, in_specs)
+        return _compile_elsewhere(f, args, kwargs, goal, mesh, in_specs, timeout_seconds)
+
+
+def _compile_elsewhere(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
+                       mesh: Mapping[str, int] | None, in_specs: Any, timeout_seconds: float
+                       ) -> Compilation:  # fmt: skip
+    """Compile for devices that this process need not have."""
     check_installed(goal)
     lowered, jaxpr = lower(f, on_mesh(args, kwargs, goal, mesh, in_specs), goal)
     ask = lambda: compile_there(lowered, goal, timeout_seconds)

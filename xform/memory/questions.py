@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from xform.callables import check_callable
+from xform import alive
+from xform.callables import check_callable, function_name
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.memory.analysis import memory_analysis
 from xform.memory.batch import Argnums, by_axis, by_inputs
@@ -138,10 +139,13 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     without: dict[int, BudgetInfeasible] = {}
 
     def has_room(units: int) -> bool:
+        batch = units * multiple_of
         if progress is not None:
-            progress(units * multiple_of, target)
+            progress(batch, target)
+        n = len(tried) + len(without)
+        alive.progress(f"batch {batch}, {n} of at most {MOST_COMPILES} sizes tried")
         try:
-            resized = resizer.at(units * multiple_of)
+            resized = resizer.at(batch)
             tried[units] = fits(f, *resized, target=target, **options)
         except BudgetInfeasible as error:
             without[units] = error
@@ -151,9 +155,10 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     start = max(1, resizer.start // multiple_of)
     low, high = 0, most // multiple_of + 1
     guess = min(start, high - 1)
-    while high - low > 1 and len(tried) + len(without) < MOST_COMPILES:
-        low, high = (guess, high) if has_room(guess) else (low, guess)
-        guess = _next(tried, low, high, high in tried or high in without)
+    with alive.working(f"finding the largest batch of {function_name(f)}"):
+        while high - low > 1 and len(tried) + len(without) < MOST_COMPILES:
+            low, high = (guess, high) if has_room(guess) else (low, guess)
+            guess = _next(tried, low, high, high in tried or high in without)
     sizes = {n * multiple_of: r.total_bytes for n, r in tried.items()}
     sizes |= {n * multiple_of: None for n in without}
     if not low:

@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from xform import alive
 from xform._jax import scan_counts
 from xform.cost import equation_flops
 from xform.interpret.joint import Plan
@@ -28,8 +29,8 @@ from xform.planner.candidates.worth import PlannedLoop, inner_loops, large_loops
 from xform.planner.costs.recompute import fusible
 from xform.planner.loops import loops
 
-# How many steps of a staircase are looked at for its foot.
-_LOWEST = 3
+# How many plans are the lowest: the last steps of a staircase, and one that is as low.
+LOWEST = 4
 
 Ends = tuple[Program, Mask, Mask]
 Fits = Callable[[Whole], bool]
@@ -57,7 +58,9 @@ class Listed(Iterable[Whole]):
     def _following(self) -> Whole | None:
         rest = self._rest or itertools.islice(self._make(), len(self._made), None)
         self._rest = None  # should it be interrupted
-        if (following := next(rest, None)) is not None:
+        with alive.working(f"making candidate {len(self._made) + 1}"):
+            following = next(rest, None)
+        if following is not None:
             self._made.append(following)
         self._rest = rest
         return following
@@ -110,7 +113,7 @@ class Front:
         And the one of the most work that takes no more than the lowest: by the compiler it may be
         lower.
         """
-        foot, *steps = [*self._steps(self._plans)][: -_LOWEST - 1 : -1]
+        foot, *steps = [*self._steps(self._plans)][:-LOWEST:-1]
         least = self.peak(foot.plan)
         alike = [w for w in self._plans if w is not foot and self.peak(w.plan) == least]
         return [foot, *alike[-1:], *steps]

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from xform import alive
 from xform.budgets import Regions
 from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import analyze
@@ -31,7 +32,11 @@ from xform.source import frame
 
 def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
     """The Plan of a whole program, under a policy, for the backend that is planned for."""
-    policy = _here(in_bytes(check(policy)))
+    with alive.working("choosing what to save"):
+        return _planned(prog, active, wanted, _here(in_bytes(check(policy))))
+
+
+def _planned(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
     prog = with_regions(opening(policy), prog)
     shapes = _recorded(policy, prog) if isinstance(policy, Decided) else {}
     joint = analyze(reshaped(prog, shapes), active, wanted)

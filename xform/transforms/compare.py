@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 
+from xform import alive
 from xform.budgets import Budget, Fit, bytes_of
 from xform.callables import check_callable, function_name
 from xform.errors import BudgetInfeasible, NotOneDerivative, WrongArgument
@@ -192,12 +194,13 @@ def compare(
     for target in where:
         parse_target(target)
     entries: list[Entry] = []
-    for target in where:
-        for name, policy in named.items():
+    with alive.working(f"comparing policies of {function_name(f)}"):
+        for target, name in itertools.product(where, named):
+            alive.progress(f"{len(entries) + 1} of {len(where) * len(named)}, {name}")
             if progress:
                 progress(name, target or "default backend")
             try:
-                report = kept_on(target, f, args, policy, argnums, **options)
+                report = kept_on(target, f, args, named[name], argnums, **options)
                 entries.append(Entry(name, report.target, report))
             except BudgetInfeasible as error:
                 entries.append(Entry(name, target or jax.default_backend(), None,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from xform import policies
+from xform import alive, policies
+from xform.callables import function_name
 from xform.errors import BudgetInfeasible, WrongArgument
 from xform.planner.plan.plan import Plan
 from xform.planner.report.pareto import Pareto, Point
@@ -60,24 +63,27 @@ def pareto(
     if not isinstance(number, int) or points < 1:
         raise WrongArgument(f"pareto with points={points!r}", "it is no number of plans", "",
                             "give a positive integer")  # fmt: skip
-    options: dict[str, Any] = {"argnums": argnums, "has_aux": has_aux, "target": target}
-    first = plan(f, *args, **options, verify=verify)
-    plans = [first]
-    low = _floor(f, args, options | {"verify": verify}, first)
-    for i in range(1, points):
-        budget = round(_peak(first) + (low - _peak(first)) * i / max(points - 1, 1))
-        try:
-            policy = policies.budget(budget)
-            plans.append(plan(f, *args, **options, policy=policy, verify=verify))
-        except BudgetInfeasible:
-            continue
-    ours = [_point(p.policy, p, False) for p in dict.fromkeys(plans)]
-    ours.sort(key=lambda p: -p.peak_bytes)
-    stock = [
-        _point(name, plan(f, *args, **options, policy=getattr(jax.checkpoint_policies, name),
-                          verify=verify), True)
-        for name in _STOCK
-    ]  # fmt: skip
+    options: dict[str, Any] = {
+        "argnums": argnums, "has_aux": has_aux, "target": target, "verify": verify,
+    }  # fmt: skip
+    made = itertools.count(1)
+
+    def planned(policy: Any) -> Plan:
+        alive.progress(f"plan {next(made)} of {points + 1 + len(_STOCK)}")
+        return plan(f, *args, **options, policy=policy)
+
+    with alive.working(f"pareto of {function_name(f)}"):
+        first = planned(None)
+        plans, low = [first], _floor(planned, first)
+        for i in range(1, points):
+            budget = round(_peak(first) + (low - _peak(first)) * i / max(points - 1, 1))
+            with contextlib.suppress(BudgetInfeasible):
+                plans.append(planned(policies.budget(budget)))
+        ours = [_point(p.policy, p, False) for p in dict.fromkeys(plans)]
+        ours.sort(key=lambda p: -p.peak_bytes)
+        stock = [
+            _point(name, planned(getattr(jax.checkpoint_policies, name)), True) for name in _STOCK
+        ]
     return Pareto(first.function, first.target, verify, (*ours, *stock))
 
 
@@ -93,10 +99,10 @@ def _peak(result: Plan) -> int:
     return result.predicted_bytes if result.compiled_bytes is None else result.compiled_bytes
 
 
-def _floor(f: Any, args: Any, options: dict[str, Any], first: Plan) -> int:
+def _floor(planned: Callable[[Any], Plan], first: Plan) -> int:
     """The lowest peak, which a refusal names."""
     try:
-        plan(f, *args, **options, policy=policies.budget(0))
+        planned(policies.budget(0))
     except BudgetInfeasible as error:
         return min(error.floor_bytes, _peak(first))
     return _peak(first)

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from xform import alive
 from xform.budgets import Budget, Fit
+from xform.callables import function_name
 from xform.cost import flops
 from xform.interpret.joint import analyze
 from xform.memory.targets import Target, parse_target
@@ -105,7 +107,8 @@ def plan(
     """
     start, goal = time.perf_counter(), parse_target(target)
     policy = check(min_cut if policy is None else policy)
-    with planned_for(goal.backend, goal.absent):
+    planning = alive.working(f"planning {function_name(f)}")
+    with planning, planned_for(goal.backend, goal.absent):
         fitted = isinstance(policy, Fit)
         policy = in_bytes(policy)
         unbounded = fitted and not isinstance(policy, Budget)

@@ -111,6 +111,7 @@ def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bo
     def compiled(policy: Policy) -> Compilation:
         run = (_gradient if scalar else _vjp)(f, by, argnums is None, has_aux, policy)
         flat = lambda ct, *arrays: run(arguments.filled(arrays)[1], ct)
+        flat.__name__ = at.name
         step = jax.jit(flat, donate_argnums=[i + 1 for i in donated])
         return compile_for(step, (_cotangent(at), *arrays), target=goal)
 

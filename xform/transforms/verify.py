@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 
+from xform import alive
 from xform.fingerprint import fingerprint, text_of
 from xform.interpret.joint import Joint, Plan
 from xform.naming import digest
 from xform.planner.backend import backend
 from xform.planner.candidates.whole import Whole
 from xform.planner.costs.outcome import least_bytes, sent_bytes
-from xform.planner.front import Ends, Fits
+from xform.planner.front import LOWEST, Ends, Fits
 from xform.planner.plan.choice import choice_of
 from xform.planner.plan.record import record
 from xform.planner.planned import front, may_save_more, planned
@@ -29,6 +30,8 @@ from xform.text import human_bytes
 # How many plans are compiled, at most, to find one for a budget, besides the default: until one is
 # within it, and in all.
 _FIRST, _COMPILES = 5, 6
+# All that a search compiles: the default, the first, and the lowest plans before it refuses.
+_MOST = 1 + max(_COMPILES, _FIRST + LOWEST)
 # The last of the first is to leave so many times the room that those before show to be needed.
 _LAST = 1.5
 # Plans with less work than one that is within the budget are compiled too, if their simulation is
@@ -65,6 +68,7 @@ class Compiler:
         """Bytes of a plan's program, compiled; infinite if the compiler refuses it without them."""
         key = _key(whole.plan)
         if key not in self._answers:
+            alive.progress(f"{self.compiles} of at most {_MOST} candidates compiled")
             size = self._measure(whole)
             self._answers[key] = math.inf if size is None else size
             self.compiles += 1

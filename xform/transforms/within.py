@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
 
+from xform import alive
 from xform._jax import staging
 from xform.budgets import Budget
 from xform.errors import BudgetInfeasible
@@ -43,20 +46,21 @@ def first_within(budget: Budget, ladders: Iterable[Sequence[Way]],
     is compiled first, and if that is within the budget, its first one that is, is found by
     bisection. Ladders come by rising work.
     """
-    floor = math.inf
-    for ladder in ladders:
-        least = bytes_of(ladder[-1])
-        floor = min(floor, least)
-        if least > budget.bytes:
-            continue
-        low, high = 0, len(ladder) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if bytes_of(ladder[middle]) <= budget.bytes:
-                high = middle
-            else:
-                low = middle + 1
-        return ladder[low]
+    floor, compiles = math.inf, itertools.count(1)
+
+    def size(way: Way) -> float:
+        alive.progress(f"compiling way {next(compiles)}")
+        return bytes_of(way)
+
+    with alive.working("choosing what fits the budget"):
+        for ladder in ladders:
+            least = size(ladder[-1])
+            floor = min(floor, least)
+            if least <= budget.bytes:
+                at = bisect.bisect_left(
+                    ladder[:-1], True, key=lambda way: size(way) <= budget.bytes
+                )
+                return ladder[at]
     known = floor < math.inf
     raise BudgetInfeasible(
         f"policy={budget!r}",
