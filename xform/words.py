@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 
-from xform._jax import JaxprEqn, Primitive, cotangent_aval, zeros
+from xform._jax import JaxprEqn, Primitive, cotangent_aval, is_reference, zeros
 from xform.arithmetic import Value, add, differentiable, instantiate, like, reduce_like, scale
 from xform.equation import apply
-from xform.ir import Mask
+from xform.ir import Mask, gather, spread
 from xform.table import Formula, Rule, declare
 from xform.traits import ELEMENTWISE, PLAIN, Traits
 
@@ -90,6 +91,50 @@ class Linear(Rule):
             first = self.over[0] if self.over else 0
             out = [out if i == first else None for i in range(len(xs))]
         return [o if on else None for o, on in zip(out, active, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Apart(Linear):
+    """Each output is one of the operands. A symbolic zero among them stays one."""
+
+    def passed(self, eqn: JaxprEqn) -> Mask:
+        """Which operands are outputs, in the same order."""
+        return tuple([not is_reference(v.aval) for v in eqn.invars])
+
+    def narrowed(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
+        """The parameters for some of those operands."""
+        return params
+
+    def turned(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The parameters of the transpose."""
+        return params
+
+    def part(self, eqn: JaxprEqn, on: Mask) -> JaxprEqn:
+        """The equation for some of those operands."""
+        places = zip(eqn.invars, spread(on, self.passed(eqn)), strict=True)
+        inputs = [v for v, kept in places if kept is not False]
+        params = self.narrowed(eqn.params, on)
+        return eqn.replace(invars=inputs, outvars=gather(eqn.outvars, on), params=params)
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        pairs = zip(gather(active, self.passed(eqn)), eqn.outvars, strict=True)
+        return tuple([on and differentiable(v.aval) for on, v in pairs])
+
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        pairs = zip(active, spread(wanted, self.passed(eqn)), strict=True)
+        return tuple([on and want is True for on, want in pairs])
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        return self._bound(eqn, eqn.params, gather(dxs, self.passed(eqn)))
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        return spread(self._bound(eqn, self.turned(eqn.params), cts), self.passed(eqn))
+
+    def _bound(self, eqn: JaxprEqn, params: dict[str, Any], values: Sequence[Value]) -> list[Value]:
+        on = tuple([v is not None for v in values])
+        out = eqn.primitive.bind(*gather(values, on), **self.narrowed(params, on))
+        return spread(out, on)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -28,6 +28,8 @@ from xform.interpret.node import gather, join_p, spread, within
 from xform.ir import Atom, Mask, Program, trace
 from xform.passes.dce import live
 from xform.recent import Recent
+from xform.table import rule_of
+from xform.words import Apart
 
 # `joint.Joint` and `joint.Plan`, which hold what this module derives from them.
 Joint = Any
@@ -181,6 +183,11 @@ class _Left:
             if eqn.primitive in _SUMS and (term := eqn.invars[lost[0]]).aval == eqn.outvars[0].aval:
                 (self.names[eqn.outvars[0]],) = self.renamed([term])
                 return ()
+            rule = rule_of(eqn.primitive)
+            if isinstance(rule, Apart):
+                gone = gather(lost, rule.passed(eqn))
+                self.absent.update(gather(eqn.outvars, gone))
+                return self._renamed(rule.part(eqn, tuple([not g for g in gone])))
         return self._filled(eqn, lost)
 
     def _renamed(self, eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:

@@ -22,11 +22,11 @@ from jax.dtypes import prng_key
 
 from xform._jax import JaxprEqn, Primitive, ShapedArray, ad, batching, mlir
 from xform.arithmetic import Value, differentiable
-from xform.ir import Mask
+from xform.ir import Mask, gather, spread
 from xform.reach import EACH
 from xform.table import declare
 from xform.traits import Traits
-from xform.words import Linear
+from xform.words import Apart
 
 Where = Literal["everywhere", "cpu", "gpu", "cpu and tpu", "cpu and gpu", "accelerators"]
 _BACKENDS: dict[Where, tuple[str, ...]] = {
@@ -144,21 +144,21 @@ ad.primitive_transposes[barrier_p] = lambda cts, *args, n, where: [
 ]
 
 
-class _Barrier(Linear):
-    """Linear in the saved values, each by itself; the cotangents are only waited for."""
+class _Barrier(Apart):
+    """Only tangents wait: a cotangent does not."""
 
-    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
-        pairs = zip(active, eqn.outvars, strict=False)
-        return tuple(on and differentiable(v.aval) for on, v in pairs)
+    def passed(self, eqn: JaxprEqn) -> Mask:
+        return tuple([i < eqn.params["n"] for i in range(len(eqn.invars))])
+
+    def narrowed(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
+        return {**params, "n": sum(on)}
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
-        n, where = eqn.params["n"], eqn.params["where"]
-        on = [dx is not None for dx in dxs[:n]]
-        tangents = [dx for dx in dxs[:n] if dx is not None]
-        held = iter(
-            barrier_p.bind(*tangents, *xs[n:], n=len(tangents), where=where) if tangents else ()
-        )
-        return [next(held) if o else None for o in on]
+        n = eqn.params["n"]
+        on = tuple([dx is not None for dx in dxs[:n]])
+        params = self.narrowed(eqn.params, on)
+        held = barrier_p.bind(*gather(dxs[:n], on), *xs[n:], **params) if any(on) else ()
+        return spread(held, on)
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip

@@ -52,7 +52,7 @@ class CustomVmap(Structured):
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
         joint = analyze(program(eqn.params["call"]), active, wanted)
-        return _Pull(eqn, [joint], wanted, active, push)
+        return _Pull(eqn, [joint], wanted, self.useful(eqn, active, wanted), push)
 
 
 class _Pull(Whole):
@@ -61,18 +61,22 @@ class _Pull(Whole):
     def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
                  together: bool) -> list[Value]:  # fmt: skip
         active, wanted = self.results, within(self.seeded, there(seeds))
+        gives = self.gives(there(seeds))
+        on = spread(gives, active)
 
         def derivative(prog: Program, xs: list[Value], cts: list[Value]) -> list[Value]:
             plan = plans[0].alike(analyze(prog, active, wanted))
             _, kept = emit.forward(plan, xs, (False,) * len(prog.outputs))
             in_cts = spread(emit.backward(plan, kept, xs, cts, True), plan.joint.results)
-            return instantiate(in_cts, prog.in_avals, active, cotangent_aval)
+            return instantiate(in_cts, prog.in_avals, map(bool, on), cotangent_aval)
 
         given = [ct for ct in seeds if ct is not None]
-        return _derived(self.eqn, derivative, active)(list(xs), given)
+        return spread(_derived(self.eqn, derivative, active)(list(xs), given), gives)
 
     def moved(self, given: Mask) -> Mask:
-        return (True,) * sum(self.results)
+        prog = program(self.eqn.params["call"])
+        moving = path(prog, self.results, within(self.seeded, given)).inputs
+        return tuple(gather(moving, self.results))
 
 
 def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask):

@@ -16,12 +16,12 @@ from jax.experimental import multihost_utils
 from jax.experimental.layout import with_layout_constraint
 
 from xform._jax import JaxprEqn, primitives
-from xform.arithmetic import Value, cotangent_sharding, differentiable, reduce_like
-from xform.ir import Mask
+from xform.arithmetic import Value, cotangent_sharding, reduce_like
+from xform.ir import Mask, gather
 from xform.reach import EACH, Moved, Moves
 from xform.table import declare
 from xform.traits import CONVERSION, MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
-from xform.words import Linear, constant, linear, pointwise
+from xform.words import Apart, Linear, constant, linear, pointwise
 
 
 def back(ct: Value, x: Value) -> Value:
@@ -166,16 +166,15 @@ linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis), traits=moved(
 NAME = Traits("movement", identity=True, bytes=none)
 
 
-def _optimization_barrier(cts: Sequence[Value], *xs: Value) -> list[Any]:
-    on = [differentiable(jax.typeof(x)) for x in xs]
-    held = iter(lax.optimization_barrier([ct for ct, o in zip(cts, on, strict=True) if o]))
-    return [next(held) if o else None for o in on]
+class _DevicePut(Apart):
+    """A cotangent goes back where the operand came from."""
 
+    def narrowed(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
+        return {k: tuple(gather(v, on)) for k, v in params.items()}
 
-def _device_put(cts: Sequence[Value], *xs: Value, devices: Any, srcs: Any, copy_semantics: Any):
-    copy = tuple(type(c).ALWAYS_COPY for c in copy_semantics)  # also where the input was donated
-    put = primitives()["device_put"].bind
-    return put(*cts, devices=srcs, srcs=devices, copy_semantics=copy)
+    def turned(self, params: dict[str, Any]) -> dict[str, Any]:
+        copy = tuple(type(c).ALWAYS_COPY for c in params["copy_semantics"])  # also of a donated one
+        return {"devices": params["srcs"], "srcs": params["devices"], "copy_semantics": copy}
 
 
 def _sharding_constraint(ct: Value, x: Value, *, sharding: Any, layout: Any, context_mesh: Any,
@@ -214,9 +213,10 @@ linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=CONVE
 linear("with_memory_space_constraint", _space, traits=ELSEWHERE)
 # Tangents and cotangents bear no name, by which a policy would keep them.
 pointwise("name", lambda y, x, *, name: 1, traits=NAME)
-linear("optimization_barrier", _optimization_barrier, traits=Traits(
-    pure=False, flops=none, reach=EACH))  # fmt: skip
-linear("device_put", _device_put, traits=Traits(foreign=True, flops=none, reach=EACH))
+declare(Apart, "optimization_barrier", "linear", (), Traits(pure=False, flops=none, reach=EACH))
+declare(_DevicePut, "device_put", "linear", (), Traits(foreign=True, flops=none, reach=EACH), known=(
+    "devices", "srcs", "copy_semantics",
+))  # fmt: skip
 linear("sharding_constraint", _sharding_constraint, traits=MARK)
 linear(
     "layout_constraint", lambda ct, x, *, layout: with_layout_constraint(ct, layout), traits=MARK
