@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
 
 from models.data.batches import Source
 from models.data.files import readable
 from models.errors import InputError
+
+# How a pickle begins.
+_PICKLE = b"\x80"
 
 
 def mapped(path: Path) -> np.ndarray:
@@ -26,12 +30,21 @@ def mapped(path: Path) -> np.ndarray:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
             reason = str(error).splitlines()[0]
-            if "allow_pickle" in reason:  # no option of a command
-                reason = "it holds Python objects, so save it with a dtype of numbers"
+            if isinstance(error, EOFError) or "allow_pickle" in reason:  # no option of a command
+                reason = _foreign(path)
             raise InputError(f"{path} is no array of NumPy that can be read: {reason}") from None
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path} holds several arrays: give one .npy file for each")
     return array
+
+
+def _foreign(path: Path) -> str:
+    """What a file is that NumPy would read as a pickle."""
+    with path.open("rb") as file:
+        head = file.read(len(MAGIC_PREFIX))
+    if head == MAGIC_PREFIX or head[:1] == _PICKLE:
+        return "it holds Python objects, so save it with a dtype of numbers"
+    return "it is no .npy file" if head else "it is empty"
 
 
 class Chosen:

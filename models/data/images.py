@@ -178,6 +178,11 @@ def load_images(
         different sizes, or of other classes in one part than in the other.
     """
     with readable():
+        if path.is_file():
+            raise InputError(
+                f"{path} is no folder of pictures: give one with a folder for each class, or with"
+                " images.npy and labels.npy, or a --preset of models of text or series"
+            )
         names = {entry.name for entry in path.iterdir()}
     apart = [name for name in VALIDATION if name in names]
     if "train" in names and apart:

@@ -9,6 +9,7 @@ import numpy as np
 from models.data.arrays import halves, mapped
 from models.data.batches import Source
 from models.data.examples import Examples
+from models.data.files import readable
 from models.data.synthetic import SyntheticSeries
 from models.errors import InputError
 
@@ -85,6 +86,12 @@ def features(path: Path) -> int:
 
 
 def _floats(path: Path) -> np.ndarray:
+    with readable():
+        if path.is_dir():
+            raise InputError(
+                f"{path} is a folder, and series are in one .npy file: name it, or give a --preset"
+                " of models of text or pictures"
+            )
     array = mapped(path)
     if array.dtype.kind != "f" or not 1 <= array.ndim <= 3 or not array.size:
         raise InputError(

@@ -73,7 +73,7 @@ def train(
     data = run.load()
     if wish is not None and not (run.out / folder.CHECKPOINTS).is_dir():
         raise InputError(f"no checkpoint to resume from in {run.out}")
-    with _held(run), _store(run) as store:
+    with _held(run), _store(run) as store, contextlib.ExitStack() as opened:
         if wish is None:
             refuse_another(run, store)
             planned = plan_step(run, policy_of(run.policy), mesh)
@@ -90,11 +90,13 @@ def train(
                 folder.write_whole(run.out / name, text)
         after = None if start.meta is None else start.step
         sealed = None if start.meta is None else start.meta.get("log")
-        log = Log(run.out / folder.LOG if first else None, after=after, sealed=sealed)
+        path = run.out / folder.LOG if first else None
+        log = opened.enter_context(contextlib.closing(Log(path, after=after, sealed=sealed)))
         if first and run.tensorboard:
             log.also(Board(run.out / folder.BOARD, after=after))
-        seen = Log(run.out / folder.HEALTH if first and run.health else None, after=after)
-        with contextlib.closing(log), contextlib.closing(seen), display, Stop(display.say) as stop:
+        path = run.out / folder.HEALTH if first and run.health else None
+        seen = opened.enter_context(contextlib.closing(Log(path, after=after)))
+        with display, Stop(display.say) as stop:
             if origin is not None:
                 log.write(step=0, **{"from": origin.name})
             if start.changes:

@@ -97,5 +97,5 @@ def test_several_arrays_in_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.npz").rename(tmp_path / "x.npy")
     with pytest.raises(InputError, match=r"holds several arrays: give one \.npy file for each"):
         load_series(tmp_path / "x.npy", 4)
-    with pytest.raises(InputError, match="is no file"):
+    with pytest.raises(InputError, match=r"is a folder, and series are in one \.npy file"):
         load_series(tmp_path, 4)
