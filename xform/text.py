@@ -108,6 +108,17 @@ def _scaled(n: int, base: int, units: Sequence[str]) -> str:
     return f"{n} {unit}" if one == 1 else f"{n / one:.1f} {unit}"
 
 
+def several(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names, and how many more they are.
+
+    >>> from xform.text import several
+    >>> several(["w", "b"]), several(["a", "b", "c", "d", "e"])
+    ('w, b', 'a, b, c and 2 more')
+    """
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def near(where: str) -> str:
     """A place `file:line (function)` with its file relative to here, if that is shorter."""
     path, line, rest = where.rpartition(".py:")

@@ -18,7 +18,7 @@ from xform._jax import closed, compiler_options
 from xform.callables import function_name
 from xform.cost import flops
 from xform.errors import CompilationFailed
-from xform.ir import program
+from xform.ir import Program, program
 from xform.memory import buffers
 from xform.memory.answers import Answer, answered
 from xform.memory.lowering import (
@@ -58,6 +58,7 @@ class Compilation:
       refused: the compiler's words, if the program is too big for the device.
       needed_bytes: what a refused program would take; None where the compiler does not say it.
       closed_bytes: of the arrays that the function closes over.
+      program: what was traced and compiled.
     """
 
     function: str
@@ -71,6 +72,7 @@ class Compilation:
     refused: str = ""
     needed_bytes: int | None = None
     closed_bytes: int = 0
+    program: Program | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def argument_bytes(self) -> int | None:
@@ -296,7 +298,8 @@ def _compilation(name: str, goal: Target, devices: int, answer: Answer, jaxpr: A
             "",
             "report it with the program, if it is not the program's fault",
         )
-    work, needed = flops(program(jaxpr)), _needed(answer.error, goal)
+    prog = program(jaxpr)
+    work, needed = flops(prog), _needed(answer.error, goal)
     sizes = dict(answer.bytes)
     if answer.module and sizes:
         assignment = buffers.read(answer.module)
@@ -305,7 +308,7 @@ def _compilation(name: str, goal: Target, devices: int, answer: Answer, jaxpr: A
             # libtpu's own sum is up to a third above what its buffer assignment takes.
             sizes["temp"] = assignment.temp_bytes
     return Compilation(name, goal, devices, sizes, work, answer.compile_seconds, answer.module,
-                       arguments, answer.error, needed, _closed_bytes(jaxpr))  # fmt: skip
+                       arguments, answer.error, needed, _closed_bytes(jaxpr), prog)  # fmt: skip
 
 
 def _closed_bytes(jaxpr: Any) -> int:

@@ -16,6 +16,7 @@ from xform.memory.attribute import Argument, Row, fullest, rows
 from xform.memory.buffers import ON_CHIP, Assignment
 from xform.memory.compilation import Compilation
 from xform.memory.difference import KINDS, LINES, Difference
+from xform.memory.independent import Shown, shown
 from xform.memory.page import write
 from xform.memory.phases import Phase, phases
 from xform.memory.plot import draw
@@ -246,6 +247,12 @@ class MemoryReport:
             return None
         each = self.flops / self.compilation.devices
         return max(each / speed, self.moved_bytes / device.bytes_per_second)
+
+    @cached_property
+    def shown(self) -> Shown:
+        """The batches that the program proves, and the classes of its loss."""
+        prog = self.compilation.program
+        return Shown() if prog is None else shown(prog)
 
     @cached_property
     def advice(self) -> list[str]:
