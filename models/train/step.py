@@ -24,7 +24,6 @@ from models.train.optim import OptimConfig, averaged, schedule
 from models.train.precision import rounded
 from models.train.state import TrainState, abstract_state, device_bytes, shardings_of
 from models.train.update import chosen, updated, updated_in_turn
-from xform import alive
 from xform.diagnosis import Diagnosis
 
 Metrics = dict[str, Any]
@@ -235,8 +234,7 @@ def compile_step(model: Any, optim: OptimConfig, batch: Any, policy: Any = None,
     state = abstract_state(model, optim, mesh)
     around = None if mesh is None else mesh.abstract_mesh
     step = jax.jit(make_step(model, optim, policy, seed, around, health), donate_argnums=0)
-    with alive.working("compiling the step"):
-        compiled = step.lower(state, batch).compile()
+    compiled = step.lower(state, batch).compile()
     check_donation(compiled, state)
     return compiled
 
