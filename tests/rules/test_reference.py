@@ -329,6 +329,43 @@ def test_a_backward_pass_may_write(jit: bool) -> None:
     np.testing.assert_allclose(ref[...], np.cos(np.sin(0.5)))
 
 
+@jax.custom_vjp
+def logged(x, log):
+    """`x`; the sum of its cotangent is put in front of what `log` holds."""
+    return x
+
+
+def _log(log, ct):
+    log[:] = jnp.roll(log[:], 1).at[0].set(ct.sum())
+    return ct, None
+
+
+logged.defvjp(lambda x, log: (x, log), _log)
+
+
+def _twice(x, log):
+    return logged(jnp.sin(logged(x, log)), log).sum()
+
+
+LOGGED = {
+    "plain": _twice,
+    "checkpoint": jax.checkpoint(_twice),
+    "scan": lambda x, log: lax.scan(lambda c, _: (_twice(x * c, log), None), 1.0, None, 2)[0],
+    "closed over": lambda x, log: jax.jit(lambda x: _twice(x, log))(x),
+}
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", LOGGED)
+def test_a_backward_pass_reads_what_it_wrote(name: str, jit: bool) -> None:
+    ended = []
+    for grad in jax.grad, xform.grad:
+        log = jax.new_ref(jnp.arange(4.0))
+        gradient = grad(LOGGED[name])
+        ended.append(((jax.jit(gradient) if jit else gradient)(jnp.asarray(X), log), log[...]))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-6), *ended)
+
+
 @pytest.mark.parametrize("jit", [False, True])
 def test_a_rule_of_the_users_takes_no_reference(jit: bool) -> None:
     @jax.custom_vjp

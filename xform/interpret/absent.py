@@ -47,6 +47,11 @@ mlir.register_lowering(together_p, lambda ctx, *cts: cts)
 batching.primitive_batchers[together_p] = lambda cts, axes: (cts, axes)
 ad.primitive_jvps[together_p] = lambda cts, dcts: (list(cts), list(dcts))
 
+# The cotangents as the pullback gets them: what is bound from here on belongs to the backward part.
+start_p = Primitive("xform_start")
+start_p.multiple_results = True
+start_p.def_abstract_eval(lambda *avals: list(avals))
+
 Groups = dict[int, tuple[tuple[Var, ...], ...]]
 
 
@@ -56,28 +61,36 @@ def together(cts: Sequence[Value]) -> list[Value]:
     return spread(together_p.bind(*gather(cts, on)), on) if sum(on) > 1 else list(cts)
 
 
-def untied(prog: Program) -> tuple[Program, Groups]:
-    """A program without `together`; for each reader by `id`, the group of each of its inputs."""
-    if not any(eqn.primitive is together_p for eqn in prog.equations):
-        return prog, {}
+def unmarked(prog: Program) -> tuple[Program, int, Groups]:
+    """A program without `start` and `together`.
+
+    Returns:
+      The program; the number of equations before `start`; and for each reader by `id`, the group of
+      each of its inputs.
+    """
     names: dict[Any, Atom] = {}
     groups: dict[Any, tuple[Var, ...]] = {}
     readers: Groups = {}
     equations: list[JaxprEqn] = []
+    start = len(prog.equations)
     for eqn in prog.equations:
         inputs = [names.get(v, v) if isinstance(v, Var) else v for v in eqn.invars]
-        if eqn.primitive is together_p:
+        if eqn.primitive in (start_p, together_p):
             names.update(zip(eqn.outvars, inputs, strict=True))
+            if eqn.primitive is start_p:
+                start = len(equations)
+                continue
             group = tuple(v for v in inputs if isinstance(v, Var))
             groups.update(dict.fromkeys(eqn.outvars, group))
             continue
-        new = eqn.replace(invars=inputs)
+        same = all(a is b for a, b in zip(inputs, eqn.invars, strict=True))
+        new = eqn if same else eqn.replace(invars=inputs)
         tied = tuple(groups.get(v, ()) if isinstance(v, Var) else () for v in eqn.invars)
         if any(tied):
             readers[id(new)] = tied
         equations.append(new)
     outputs = tuple(names.get(v, v) if isinstance(v, Var) else v for v in prog.outputs)
-    return Program(prog.inputs, prog.consts, tuple(equations), outputs), readers
+    return Program(prog.inputs, prog.consts, tuple(equations), outputs), start, readers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -150,7 +163,10 @@ class _Left:
     def __init__(self, joint: Joint, given: Mask):
         self.tied: Groups = joint.tied
         self.consts: dict[Var, Any] = dict(joint.program.consts)
-        self.moving = {*joint.seeds, *(v for eqn in joint.backward for v in eqn.outvars)}
+        self.moving = set(joint.seeds)
+        for eqn in joint.backward:
+            if any(isinstance(v, Var) and v in self.moving for v in eqn.invars):
+                self.moving.update(eqn.outvars)
         self.absent = set(gather(joint.seeds, [not on for on in given]))
         self.names: dict[Any, Atom] = {}  # a sum of one term is that term
 

@@ -17,10 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from xform._jax import JaxprEqn, Offloadable, Var, cotangent_aval, name_p, staging, tangent_aval
+from xform._jax import (
+    JaxprEqn,
+    Offloadable,
+    Var,
+    cotangent_aval,
+    has_effects,
+    name_p,
+    staging,
+    tangent_aval,
+)
 from xform.arithmetic import Value
 from xform.errors import WrongCotangent
-from xform.interpret.absent import Groups, Part, untied
+from xform.interpret.absent import Groups, Part, start_p, unmarked
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS
 from xform.interpret.jvp import jvp
@@ -192,7 +201,7 @@ def _pull(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
     def joint(*args: Value) -> list[Value]:
         ins, cts = args[: len(prog.inputs)], args[len(prog.inputs) :]
         outs, pull = pullback(prog, active, wanted, ins, linear)
-        in_cts = pull(spread(cts, wanted))
+        in_cts = pull(spread(start_p.bind(*cts), wanted))
         results[:] = [ct is not None for ct in in_cts]
         return [*outs, *gather(in_cts, tuple(results))]
 
@@ -223,13 +232,17 @@ def _opened(traced: Program) -> Program:
 def _split(
     traced: Program, prog: Program, active: Mask, seeded: Mask, results: Mask, push: bool
 ) -> Joint:
-    """Tell the two parts apart: the backward part is all that depends on a seed."""
-    traced, tied = untied(traced)
+    """Tell the two parts apart: the backward part is all that depends on a seed.
+
+    And all that a user's backward function does besides: what it reads of a reference, for one.
+    """
+    traced, start, tied = unmarked(traced)
     n, k = len(prog.inputs), len(prog.outputs)
     dependent = set(traced.inputs[n:])
     forward, backward = [], []
-    for eqn in traced.equations:
-        if any(isinstance(v, Var) and v in dependent for v in eqn.invars):
+    for i, eqn in enumerate(traced.equations):
+        late = i >= start and has_effects(eqn)
+        if late or any(isinstance(v, Var) and v in dependent for v in eqn.invars):
             backward.append(eqn)
             dependent.update(eqn.outvars)
         else:

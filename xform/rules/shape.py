@@ -214,9 +214,8 @@ linear("with_memory_space_constraint", _space, traits=ELSEWHERE)
 # Tangents and cotangents bear no name, by which a policy would keep them.
 pointwise("name", lambda y, x, *, name: 1, traits=NAME)
 declare(Apart, "optimization_barrier", "linear", (), Traits(pure=False, flops=none, reach=EACH))
-declare(_DevicePut, "device_put", "linear", (), Traits(foreign=True, flops=none, reach=EACH), known=(
-    "devices", "srcs", "copy_semantics",
-))  # fmt: skip
+declare(_DevicePut, "device_put", "linear", (), Traits(foreign=True, flops=none, reach=EACH),
+        known=("devices", "srcs", "copy_semantics"))  # fmt: skip
 linear("sharding_constraint", _sharding_constraint, traits=MARK)
 linear(
     "layout_constraint", lambda ct, x, *, layout: with_layout_constraint(ct, layout), traits=MARK
