@@ -1,4 +1,4 @@
-"""What would take fewer bytes, with numbers that hold; and what takes the most."""
+"""The advice of a report: changes that take fewer bytes, the largest buffer, and facts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from xform.memory.changes import changes
 from xform.memory.facts import facts, largest
 from xform.text import human_bytes
 
-# What is a smaller part of the whole is not worth a line.
+# A smaller part of the total is not worth a line.
 _PART = 0.02
 
 
 def advice(report: Any) -> list[str]:
     """What to change so that a function takes fewer bytes; `report` is its `MemoryReport`.
 
-    First the changes whose bytes are known: where the program is over its device, those that spare
-    that much alone, then those that spare most. Then the largest buffer, and what else takes bytes,
-    without a promise.
+    Changes come first, since their bytes are known. If the program is too large for its device, a
+    change that makes it fit leads; others are sorted by bytes. Then come the largest buffer and the
+    facts, which promise nothing.
     """
     if not report.peak:
         return []

@@ -25,7 +25,7 @@ class Axes:
         self._mixed: list[int] = []
 
     def new(self, size: int) -> Factors:
-        """An axis of which nothing is known."""
+        """A new axis, like no other so far."""
         if size < 2:
             return ()
         self._sizes.append(size)
@@ -36,7 +36,7 @@ class Axes:
         return self._sizes[factor]
 
     def factors(self, axis: Iterable[int]) -> Factors:
-        """What is known of an axis by now."""
+        """The factors that an axis has by now."""
         out: list[int] = []
         todo = [*axis][::-1]
         while todo:

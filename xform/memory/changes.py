@@ -1,4 +1,4 @@
-"""What can be changed so that a function takes fewer bytes, and how many fewer.
+"""Changes that make a function take fewer bytes, and how many fewer.
 
 A change is here only if its number can be relied on: a test makes each one on several programs and
 asks the compiler. What has no such number is a fact (`facts`).
@@ -65,8 +65,8 @@ def _whole(report: Any) -> Iterator[Change]:
 def _batch(report: Any) -> Iterator[Change]:
     """Half of the first batch that the program proves to be one.
 
-    What is made may become small enough to lie in the memory of an output: that spares more. Of
-    several devices each has a part of a buffer, and the program does not say which.
+    A smaller temporary may also fit into the memory of an output, and spare more than is said.
+    With several devices nothing is said: the program does not show how a buffer is split.
     """
     batch = next(iter(report.shown.batches), None)
     if batch is None or batch.size % 2 or report.compilation.devices > 1:
@@ -84,8 +84,8 @@ def _batch(report: Any) -> Iterator[Change]:
 def _having(report: Any, batch: Batch) -> set[int]:
     """Which buffers have the batch in their shape, by `id`.
 
-    An argument has the shape that it has in the program. What is made may have axes merged, or in
-    another order, but as many elements as a value of the program.
+    An argument keeps the shape that the program gives it. The compiler merges or reorders axes of
+    other values, but keeps their number of elements.
     """
     counts = {math.prod(shape) for shape in batch.has}
 

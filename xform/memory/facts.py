@@ -1,6 +1,6 @@
-"""What takes the bytes of a program, and on which line: nothing is promised.
+"""Facts about the bytes of a program, and the lines that they come from.
 
-What a compiler makes of a change it alone knows; these are the buffers that a change would be for.
+They promise nothing: only the compiler knows how many bytes a change would spare.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which axes of a program's inputs are batches, by proof.
 
-An axis is a batch where what is differentiated is a sum, or a mean, over that axis of parts, each
-of which reads one index of it and what does not have the axis. It is read off the traced program of
-the derivative:
+An axis is a batch if the differentiated result is a sum or mean over that axis of independent
+parts: each part reads one index of the axis. The traced program of the derivative proves it:
 
 - axes that run over the same indices are found by unification (`axes`), equation by equation, from
   what each primitive does to the axes of its operands (`ends`);
@@ -67,7 +66,7 @@ class _Step(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What a program shows of the axes of its inputs.
+    """Facts that a program shows about the axes of its inputs.
 
     Attributes:
       batches: the axes that are proven to be batches, in the order of the inputs.
@@ -80,7 +79,7 @@ class Shown(NamedTuple):
 
 
 def shown(prog: Program) -> Shown:
-    """What a program that computes derivatives shows of its inputs' axes.
+    """The batches and classes that the program of a derivative shows.
 
     Cost: a few steps of Python for each equation, and for each axis that may be a batch.
     """
@@ -236,7 +235,7 @@ def _how(eqn: JaxprEqn) -> str:
 
 
 class _Proof:
-    """What a walk proves of the axes of a program's inputs."""
+    """Proofs about the axes of a program's inputs, from what a walk has read."""
 
     def __init__(self, walk: _Walk, inputs: Sequence[int], outputs: Sequence[int]):
         resolve = walk.axes.factors
