@@ -9,7 +9,7 @@ import jax
 
 # A cell's name, and the options that it sets. An option of JAX can also be set by an environment
 # variable of the same name in capital letters.
-_CELLS: dict[str, dict[str, Any]] = {
+ALL: dict[str, dict[str, Any]] = {
     "none": {},
     "remat3": {"jax_remat3": True},
     "custom_vjp3": {"jax_custom_vjp3": True},
@@ -25,7 +25,7 @@ _CELLS: dict[str, dict[str, Any]] = {
 
 # The cells that the JAX in use has.
 CELLS = {
-    name: options for name, options in _CELLS.items() if options.keys() <= jax.config.values.keys()
+    name: options for name, options in ALL.items() if options.keys() <= jax.config.values.keys()
 }
 
 
