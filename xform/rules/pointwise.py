@@ -30,6 +30,7 @@ from xform.traits import CONVERSION, DEAR, ELEMENTWISE, MOVEMENT, Traits
 from xform.words import Linear, bilinear, composite, constant, linear, pointwise
 
 C = constant_like
+LOG2_LOG2 = math.log2(math.log(2))
 
 
 def real_valued(x: Value) -> bool:
@@ -66,10 +67,10 @@ pointwise(
     lambda y, a, b: lax.neg(lax.mul(lax.sign(lax.div(a, b)), lax.floor(lax.abs(lax.div(a, b))))),
     traits=DEAR,
 )
-pointwise("square", lambda y, x: (x, C(x, 2)), traits=ELEMENTWISE)
+pointwise("square", lambda y, x: lax.mul(C(x, 2), x), traits=ELEMENTWISE)
 pointwise("one_minus_square", lambda y, x: (x, C(x, -2)))
-pointwise("sqrt", lambda y, x, *, accuracy=None: (Over(y), C(x, 0.5)), traits=DEAR)
-pointwise("rsqrt", lambda y, x, *, accuracy=None: lax.mul(C(x, -0.5), lax.div(y, x)), traits=DEAR)
+pointwise("sqrt", lambda y, x, *, accuracy=None: Over(lax.add(y, y)), traits=DEAR)
+pointwise("rsqrt", lambda y, x, *, accuracy=None: lax.div(lax.mul(C(x, -0.5), y), x), traits=DEAR)
 pointwise(
     "cbrt",
     lambda y, x, *, accuracy=None: lax.mul(C(x, 1 / 3), lax.integer_pow(y, -2)),
@@ -118,14 +119,24 @@ composite("polynomial", _polynomial, traits=ELEMENTWISE)
 # Exponentials and logarithms.
 
 pointwise("exp", lambda y, x, *, accuracy=None: y, traits=DEAR)
-pointwise("exp2", lambda y, x, *, accuracy=None: (y, C(x, math.log(2))), traits=DEAR)
-pointwise("expm1", lambda y, x, *, accuracy=None: lax.add(y, C(y, 1)), traits=DEAR)
+# 2^x log 2 as one power, which overflows no earlier.
+pointwise(
+    "exp2",
+    lambda y, x, *, accuracy=None: lax.exp2(lax.add(x, C(x, LOG2_LOG2)), accuracy=accuracy),
+    traits=DEAR,
+)
+# Not y + 1, nor y (1 - y): of those no digit is left where y is close to -1, or to 1.
+pointwise("expm1", lambda y, x, *, accuracy=None: lax.exp(x, accuracy=accuracy), traits=DEAR)
 pointwise("log", lambda y, x, *, accuracy=None: Over(x), traits=DEAR)
 pointwise("log2", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / math.log(2)), x), traits=DEAR)
 pointwise(
     "log1p", lambda y, x, *, accuracy=None: lax.div(C(x, 1), lax.add(x, C(x, 1))), traits=DEAR
 )
-pointwise("logistic", lambda y, x, *, accuracy=None: lax.mul(y, lax.sub(C(y, 1), y)), traits=DEAR)
+pointwise(
+    "logistic",
+    lambda y, x, *, accuracy=None: lax.mul(y, lax.logistic(lax.neg(x), accuracy=accuracy)),
+    traits=DEAR,
+)
 
 # Trigonometric and hyperbolic functions, and their inverses.
 
@@ -158,6 +169,29 @@ def _one_plus_square(x: Value) -> Value:
     return lax.add(C(x, 1), lax.square(x))
 
 
+def _scaled(a: Value, b: Value) -> tuple[Value, Value, Value]:
+    """A power of 2, and two values times it: the cube of the larger one is a normal number then."""
+    size = lax.max(lax.abs(a), lax.abs(b))
+    third = (jax.numpy.finfo(size.dtype).maxexp - 2) // 3
+    most, power = C(size, 2.0**third), lambda e: lax.full_like(size, 2.0 ** (e * third))
+    small, large = lax.lt(size, C(size, 2.0**-third)), lax.gt(size, most)
+    factor = lax.select(large, power(-2), lax.select(small, power(2), power(0)))
+    factor = lax.convert_element_type(factor, a.dtype)
+    return factor, lax.mul(a, factor), lax.mul(b, factor)
+
+
+def _reciprocal_hypotenuse(x: Value) -> Value:
+    """1 / sqrt(1 + x²), also where x² overflows."""
+    factor, one, x = _scaled(lax.full_like(x, 1), x)
+    return lax.mul(lax.rsqrt(lax.add(lax.square(one), lax.square(x))), factor)
+
+
+def _over_squares(a: Value, b: Value) -> Value:
+    """The quotient a / (a² + b²), also where squares overflow or underflow."""
+    factor, a, b = _scaled(a, b)
+    return lax.mul(lax.div(a, lax.add(lax.square(a), lax.square(b))), factor)
+
+
 pointwise("sin", lambda y, x, *, accuracy=None: lax.cos(x, accuracy=accuracy), traits=ELEMENTWISE)
 pointwise(
     "cos",
@@ -170,14 +204,14 @@ pointwise("acos", lambda y, x: lax.neg(lax.rsqrt(_one_minus_square(x))), traits=
 pointwise("atan", lambda y, x: lax.div(C(x, 1), _one_plus_square(x)), traits=DEAR)
 pointwise(
     "atan2",
-    lambda y, a, b: lax.div(b, lax.add(lax.square(a), lax.square(b))),
-    lambda y, a, b: lax.div(lax.neg(a), lax.add(lax.square(a), lax.square(b))),
+    lambda y, a, b: _over_squares(b, a),
+    lambda y, a, b: lax.neg(_over_squares(a, b)),
     traits=DEAR,
 )
 pointwise("sinh", lambda y, x: lax.cosh(x), traits=DEAR)
 pointwise("cosh", lambda y, x: lax.sinh(x), traits=DEAR)
 pointwise("tanh", lambda y, x, *, accuracy=None: _factors(y), traits=DEAR)
-pointwise("asinh", lambda y, x: lax.rsqrt(_one_plus_square(x)), traits=DEAR)
+pointwise("asinh", lambda y, x: _reciprocal_hypotenuse(x), traits=DEAR)
 pointwise("acosh", lambda y, x: _outside(x), traits=DEAR)
 pointwise("atanh", lambda y, x: lax.div(C(x, 1), _one_minus_square(x)), traits=DEAR)
 
