@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,21 +72,22 @@ def worst(f: Formula, xs: Any, exact: Exact, where: np.ndarray, dtype: str) -> t
     return float(errors.max()), int(errors.argmax())
 
 
-def rows(function: Function, dtype: str, count: int, folder: Path | None = None) -> Iterator[Row]:
+def rows(function: Function, dtype: str, count: int, folder: Path | None = None,
+         ways: Sequence[str] = tuple(WAYS)) -> Iterator[Row]:  # fmt: skip
     """The rows of a function in a type."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         xs = points(function, dtype, count)
         true = references(function, dtype, xs, folder)
         value = true.pop(())
         own = tuple(worst(way(function.f), xs, value, value.normal(dtype), dtype)[0]
-                    for way in WAYS.values())  # fmt: skip
+                    for way in map(WAYS.__getitem__, ways))  # fmt: skip
         for order, exact in true.items():
             normal = exact.normal(dtype)
             if not normal.any():
                 continue
             found = {
                 name: [worst(way(derivative(t, function.f, order)), xs, exact, normal, dtype)
-                       for way in WAYS.values()]
+                       for way in map(WAYS.__getitem__, ways)]
                 for name, t in TRANSFORMS.items()
             }  # fmt: skip
             at = max(found["xform"])[1]

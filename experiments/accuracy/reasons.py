@@ -14,7 +14,10 @@ _SQUARED = "exp multiplies the rounding of the square in its argument"
 _EDGE = "a power that is formed on the way is beyond the range of the type, in the last binades"
 _REWRITTEN = "under jit XLA divides by the product of two divisors, in the last binades"
 _DENSITY = "exp multiplies the rounding of the sum of logarithms in its argument"
-_POLYGAMMA = "JAX's polygamma has no value at negative arguments, or few digits in small types"
+_POLYGAMMA = (
+    "JAX makes polygamma of its zeta, which has no value at negative arguments, and overflows or "
+    "underflows on the way at large ones"
+)
 # By derivative, or by function.
 REASONS = {
     "tanh": _SATURATED,
@@ -30,6 +33,7 @@ REASONS = {
     "integer_pow -3": _EDGE,
     "integer_pow 3": _EDGE,
     "integer_pow 7": _EDGE,
+    "sqrt da da": _EDGE,
     "rsqrt da da": _EDGE,
     "acosh da da": _EDGE,
     "asinh": _EDGE,
@@ -37,10 +41,13 @@ REASONS = {
     "atan2": _EDGE,
     "log da da": _REWRITTEN,
     "div": _REWRITTEN,
-    "cbrt da da": "the error of the cube root counts five times",
+    "cbrt": "the error of the cube root counts twice, in the second derivative five times",
     "rem db": "the quotient is rounded before its whole part is taken",
     "lgamma": _POLYGAMMA,
     "digamma": _POLYGAMMA,
+    "polygamma 1": _POLYGAMMA,
+    "polygamma 3": _POLYGAMMA,
+    "zeta": _POLYGAMMA,
     "igamma": _DENSITY,
     "igammac": _DENSITY,
     "igamma_grad_a": _DENSITY,
