@@ -12,6 +12,10 @@ _TURNING = "near its root the second derivative is a difference of two terms"
 _CANCELS = "the two Bessel functions cancel at large arguments; no primitive computes the rest"
 _SQUARED = "exp multiplies the rounding of the square in its argument"
 _EDGE = "a power that is formed on the way is beyond the range of the type, in the last binades"
+_OVERFLOWS = (
+    "a power of the argument overflows or underflows, over a large part of the range; scaled, the "
+    "second derivative is NaN at infinity, where that of JAX is finite"
+)
 _REWRITTEN = "under jit XLA divides by the product of two divisors, in the last binades"
 _DENSITY = "exp multiplies the rounding of the sum of logarithms in its argument"
 _POLYGAMMA = (
@@ -36,9 +40,9 @@ REASONS = {
     "sqrt da da": _EDGE,
     "rsqrt da da": _EDGE,
     "acosh da da": _EDGE,
-    "asinh": _EDGE,
-    "atan da da": _EDGE,
-    "atan2": _EDGE,
+    "asinh": _OVERFLOWS,
+    "atan da da": _OVERFLOWS,
+    "atan2": _OVERFLOWS,
     "log da da": _REWRITTEN,
     "div": _REWRITTEN,
     "cbrt": "the error of the cube root counts twice, in the second derivative five times",

@@ -180,12 +180,6 @@ def _scaled(a: Value, b: Value) -> tuple[Value, Value, Value]:
     return factor, lax.mul(a, factor), lax.mul(b, factor)
 
 
-def _reciprocal_hypotenuse(x: Value) -> Value:
-    """1 / sqrt(1 + x²), also where x² overflows."""
-    factor, one, x = _scaled(lax.full_like(x, 1), x)
-    return lax.mul(lax.rsqrt(lax.add(lax.square(one), lax.square(x))), factor)
-
-
 def _over_squares(a: Value, b: Value) -> Value:
     """The quotient a / (a² + b²), also where squares overflow or underflow."""
     factor, a, b = _scaled(a, b)
@@ -211,7 +205,7 @@ pointwise(
 pointwise("sinh", lambda y, x: lax.cosh(x), traits=DEAR)
 pointwise("cosh", lambda y, x: lax.sinh(x), traits=DEAR)
 pointwise("tanh", lambda y, x, *, accuracy=None: _factors(y), traits=DEAR)
-pointwise("asinh", lambda y, x: _reciprocal_hypotenuse(x), traits=DEAR)
+pointwise("asinh", lambda y, x: lax.rsqrt(_one_plus_square(x)), traits=DEAR)
 pointwise("acosh", lambda y, x: _outside(x), traits=DEAR)
 pointwise("atanh", lambda y, x: lax.div(C(x, 1), _one_minus_square(x)), traits=DEAR)
 
