@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -34,17 +35,27 @@ SIZES = 10, 300, 3000
 KINDS = "jacfwd", "jacrev", "hessian"
 
 
+PAIRS = 3
+
+
 def cost(library: Any, kind: str, f: Any, x: jax.Array) -> tuple[int, float, int]:
-    """Characters of the program, seconds of the faster of two compilations, temporary bytes."""
-    seconds = []
-    for _ in range(2):
-        jax.clear_caches()
-        lowered = jax.jit(getattr(library, kind)(f)).lower(x)
-        start = time.perf_counter()
-        compiled = lowered.compile()
-        seconds.append(time.perf_counter() - start)
-    memory = compiled.memory_analysis()
-    return len(lowered.as_text()), min(seconds), memory.temp_size_in_bytes
+    """Characters of the program, processor seconds of its compilation, temporary bytes.
+
+    Processor time, of all threads, says the same on a busy machine.
+    """
+    jax.clear_caches()
+    lowered = jax.jit(getattr(library, kind)(f)).lower(x)
+    start = time.process_time()
+    compiled = lowered.compile()
+    seconds = time.process_time() - start
+    return len(lowered.as_text()), seconds, compiled.memory_analysis().temp_size_in_bytes
+
+
+def ratios(kind: str, f: Any, x: jax.Array) -> list[float]:
+    """Costs of xform's over those of JAX's, the medians of alternating pairs."""
+    pairs = [[cost(t, kind, f, x) for t in (xform, jax)] for _ in range(PAIRS)]
+    each = [[a / b if b else 1.0 + a for a, b in zip(*pair, strict=True)] for pair in pairs]
+    return [statistics.median(column) for column in zip(*each, strict=True)]
 
 
 def main() -> None:
@@ -53,16 +64,13 @@ def main() -> None:
     for name, f in FUNCTIONS.items():
         cells = [name]
         for kind in KINDS:
-            ratios = []
+            found = []
             for n in SIZES:
                 x = jnp.linspace(0.1, 0.9, n)
                 size = jax.eval_shape(f, x).size * n * (n if kind == "hessian" else 1)
-                if size > 30_000_000:
-                    continue
-                ours, theirs = (cost(t, kind, f, x) for t in (xform, jax))
-                ratios.append([(a + 1e-9) / (b + 1e-9) if a != b else 1.0
-                               for a, b in zip(ours, theirs, strict=True)])  # fmt: skip
-            cells.append(" / ".join(f"{max(r):.2f}" for r in zip(*ratios, strict=True)))
+                if size <= 30_000_000:
+                    found.append(ratios(kind, f, x))
+            cells.append(" / ".join(f"{max(r):.2f}" for r in zip(*found, strict=True)))
         rows.append(cells)
         print(*cells, sep=" | ", flush=True)
     write_table(HERE, ["function", *KINDS], rows, sys.argv[1])

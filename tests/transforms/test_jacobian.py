@@ -142,3 +142,17 @@ def test_the_hessian_of_a_pair_energy_takes_no_more_memory_than_jaxs() -> None:
     close(ours(c), theirs(c))
     temporary = lambda compiled: compiled.memory_analysis().temp_size_in_bytes
     assert temporary(ours) <= 1.1 * temporary(theirs)
+
+
+def test_the_jacobian_of_a_batch_of_pullbacks_takes_no_more_memory_than_jaxs() -> None:
+    def energies(c):
+        r = jnp.sqrt(((c[:, None] - c[None]) ** 2).sum(-1) + 1e-6)
+        return jnp.stack([jnp.sum(r), jnp.sum(jnp.sin(r)), jnp.sum(r**2)])
+
+    def temporary(t) -> int:
+        pulled = lambda c: jax.vmap(t.vjp(energies, c)[1])(jnp.eye(3))
+        compiled = jax.jit(t.jacfwd(pulled)).lower(c).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    c = jnp.cos(jnp.arange(90.0)).reshape(30, 3)
+    assert temporary(xform) <= 1.1 * temporary(jax)

@@ -38,6 +38,10 @@ _BACKENDS: dict[Where, tuple[str, ...]] = {
     "accelerators": ("gpu", "tpu"),
 }
 
+# A barrier before the first work of the backward part. Tangents do not wait at it: XLA reads the
+# basis of a Jacobian as a mask, and would not see through the barrier.
+EARLY: Where = "cpu and tpu"
+
 barrier_p = Primitive("xform_barrier")
 barrier_p.multiple_results = True
 barrier_p.def_impl(lambda *args, n, where: list(args[:n]))
@@ -95,6 +99,8 @@ def _barrier(backend: str, *args: Value, n: int, where: Where) -> Any:
 
 
 def _jvp(primals: Sequence[Value], tangents: Sequence[Value], *, n: int, where: Where):
+    if where == EARLY:
+        return barrier_p.bind(*primals, n=n, where=where), list(tangents[:n])
     on = [i for i in range(n) if differentiable(jax.typeof(primals[i]))]
     dxs = [ad.instantiate_zeros(tangents[i]) for i in on]
     dys = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in primals[:n]]
@@ -145,7 +151,7 @@ ad.primitive_transposes[barrier_p] = lambda cts, *args, n, where: [
 
 
 class _Barrier(Apart):
-    """Only tangents wait: a cotangent does not."""
+    """Only tangents wait, and those not at an early barrier. A cotangent does not."""
 
     def passed(self, eqn: JaxprEqn) -> Mask:
         return tuple([i < eqn.params["n"] for i in range(len(eqn.invars))])
@@ -155,6 +161,8 @@ class _Barrier(Apart):
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         n = eqn.params["n"]
+        if eqn.params["where"] == EARLY:
+            return list(dxs[:n])
         on = tuple([dx is not None for dx in dxs[:n]])
         params = self.narrowed(eqn.params, on)
         held = barrier_p.bind(*gather(dxs[:n], on), *xs[n:], **params) if any(on) else ()

@@ -9,7 +9,7 @@ from typing import Any
 from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
 from xform.cost import aval_bytes
 from xform.hijax import is_vector
-from xform.interpret.barrier import Where, holdable
+from xform.interpret.barrier import EARLY, Where, holdable
 from xform.interpret.joint import Plan, reads_of
 from xform.passes.structured import body
 from xform.table import traits
@@ -91,7 +91,7 @@ def _each(plan: Plan, together: bool) -> Waits:
             if not work:
                 sizes[start] = sum(aval_bytes(v.aval) for e in run for v in e.outvars)
         elif saved:
-            early[start] = Wait(saved, tuple(cts), "cpu and tpu")
+            early[start] = Wait(saved, tuple(cts), EARLY)
             dear = dear or any(map(_dear, run))
         run = []
     by_start |= early if dear else {}

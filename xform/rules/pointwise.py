@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, primitives, weak_as, zeros
-from xform.arithmetic import Over, Value, constant_like, reduce_like
+from xform.arithmetic import Over, Value, arrayed, constant_like, reduce_like
 from xform.equation import apply
 from xform.reach import EACH, Moved
 from xform.table import declare
@@ -129,9 +129,7 @@ pointwise(
 pointwise("expm1", lambda y, x, *, accuracy=None: lax.exp(x, accuracy=accuracy), traits=DEAR)
 pointwise("log", lambda y, x, *, accuracy=None: Over(x), traits=DEAR)
 pointwise("log2", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / math.log(2)), x), traits=DEAR)
-pointwise(
-    "log1p", lambda y, x, *, accuracy=None: lax.div(C(x, 1), lax.add(x, C(x, 1))), traits=DEAR
-)
+pointwise("log1p", lambda y, x, *, accuracy=None: Over(lax.add(x, C(x, 1))), traits=DEAR)
 pointwise(
     "logistic",
     lambda y, x, *, accuracy=None: lax.mul(y, lax.logistic(lax.neg(x), accuracy=accuracy)),
@@ -155,14 +153,20 @@ def _factors(x: Value) -> Value:
     return lax.mul(lax.sub(C(x, 1), x), lax.add(C(x, 1), x))
 
 
+@jax.custom_jvp
 def _one_minus_square(x: Value) -> Value:
     """1 - x² by factors, with the derivative of the square.
 
     Of the factors' two derivatives one is 0 where 1 - x² is 0; times an infinite cotangent it would
     be NaN.
     """
-    square = lax.sub(C(x, 1), lax.square(x))
-    return lax.add(square, lax.stop_gradient(lax.sub(_factors(x), square)))
+    return _factors(x)
+
+
+@_one_minus_square.defjvp
+def _minus_twice(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
+    x, dx = map(arrayed, (*primals, *tangents))
+    return _one_minus_square(x), lax.mul(dx, lax.mul(C(x, -2), x))
 
 
 def _one_plus_square(x: Value) -> Value:
@@ -207,7 +211,22 @@ pointwise("cosh", lambda y, x: lax.sinh(x), traits=DEAR)
 pointwise("tanh", lambda y, x, *, accuracy=None: _factors(y), traits=DEAR)
 pointwise("asinh", lambda y, x: lax.rsqrt(_one_plus_square(x)), traits=DEAR)
 pointwise("acosh", lambda y, x: _outside(x), traits=DEAR)
-pointwise("atanh", lambda y, x: lax.div(C(x, 1), _one_minus_square(x)), traits=DEAR)
+
+
+@jax.custom_jvp
+def _atanh_slope(x: Value) -> Value:
+    """1 / (1 - x²). Its derivative multiplies the tangent by one factor, in which XLA selects."""
+    return lax.div(C(x, 1), _factors(x))
+
+
+@_atanh_slope.defjvp
+def _atanh_curvature(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
+    x, dx = map(arrayed, (*primals, *tangents))
+    y = _atanh_slope(x)
+    return y, lax.mul(dx, lax.mul(lax.mul(C(x, 2), x), lax.square(y)))
+
+
+pointwise("atanh", lambda y, x: _atanh_slope(x), traits=DEAR)
 
 # Choices.
 
