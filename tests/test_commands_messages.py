@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -203,3 +204,11 @@ def test_files_are_refused_before_the_work(name: str, option: str, capsys: pytes
             "  remedy:  install it: pip install 'jax-xform[plot]', or pip install matplotlib\n"
         )
     assert not list(Path().glob("*.png"))
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_each_option_that_a_command_names_is_its_own(name: str) -> None:
+    """In the command's own file; `--help` has each of them, and messages advise no other."""
+    text = Path(commands.COMMANDS[name].__file__).read_text()
+    named = {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)}
+    assert named <= options_of(name) | {"--help"}

@@ -72,7 +72,8 @@ def text_files(path: Path | None, without: Path | None = None) -> list[Path]:
     other = [f for f in files if f.suffix.lower() in (*PICTURES, *ARRAYS) and not structured]
     if other:
         raise InputError(
-            f"{other[0]} is no text: give text, or a --preset of models of pictures or series"
+            f"{other[0]} is no text: give text; python -m models train has a --preset for each kind"
+            " of data"
         )
     return files
 

@@ -21,6 +21,7 @@ from rich.panel import Panel
 
 import xform
 from models.data.tokenizer import load_words
+from models.errors import InputError
 from models.nets.presets import TRAINED, abstract, parameter_count
 from models.run.flags import Parser
 from models.run.memory_table import measure, table
@@ -93,7 +94,12 @@ def main(arguments: list[str]) -> int:
             save_every=200,
             max_seconds=demo.max_seconds,
         )
-        outcome = train(run, console)
+        try:
+            outcome = train(run, console)
+        except InputError as error:
+            raise InputError(
+                f"{error}; what of these options the demo lacks, python -m models train has"
+            ) from None
         records = read_records(run.out / LOG)
         words = load_words(run.out / TOKENIZER)
         plan = load_plan(run.out / PLAN)

@@ -242,15 +242,29 @@ def test_a_number_is_handed_on_as_one() -> None:
 def test_a_cotangent_of_another_dtype_is_refused_where_it_is_carried(way: str) -> None:
     f = jax.custom_vjp(lambda x: 2 * x)
     f.defvjp(lambda x: (2 * x, None), lambda _, ct: (2 * ct.astype(jnp.float32),))
-    programs = {
-        "scan": lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
-        "while": lambda x: jax.lax.while_loop(lambda c: c.sum() < 5, f, x),
-    }
-    for name, program in programs.items():
+    programs = [
+        ("scan", lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0]),
+        ("while", lambda x: jax.lax.while_loop(lambda c: c.sum() < 5, f, x)),
+        ("cond", lambda x: jax.lax.cond(x.sum() > 0, f, jnp.sin, x)),
+        ("cond", lambda x: jax.lax.cond(x.sum() > 0, lambda: x, lambda: f(x))),
+        ("cond", lambda x: jax.lax.switch(x.sum().astype(int), [jnp.ones_like, jnp.sin, f], x)),
+    ]
+    for name, program in programs:
         loss = lambda x, p=program: p(x).astype(jnp.float32).sum()
         text = rf"(?s)pullback of {name}.*dtype float32 for .*bfloat16\[3\].*ct.astype\(bfloat16\)"
         with pytest.raises(WrongCotangent, match=text):
             WAYS[way](xform.grad(loss))(jnp.ones(3, jnp.bfloat16))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_branches_may_return_the_same_other_dtype(way: str) -> None:
+    f = jax.custom_vjp(lambda x: 2 * x)
+    f.defvjp(lambda x: (2 * x, None), lambda _, ct: (2 * ct.astype(jnp.float32),))
+    loss = lambda x: jax.lax.cond(x.sum() > 0, f, f, x).astype(jnp.float32).sum()
+    for lib in (jax, xform):
+        given = WAYS[way](lib.grad(loss))(jnp.ones(3, jnp.bfloat16))
+        assert given.dtype == jnp.float32
+        np.testing.assert_array_equal(given, 2.0)
 
 
 def watched() -> tuple[Any, Any]:

@@ -289,11 +289,16 @@ def with_types(eqn: JaxprEqn, joint: Joint, carried: int) -> Joint:
             continue
         given, wanted = getattr(ct.aval, "dtype", None), getattr(v.aval, "dtype", None)
         if given != wanted and isinstance(wanted, np.dtype):
-            raise WrongCotangent(
-                f"pullback of {eqn.primitive.name}",
-                f"a custom_vjp in it returned a cotangent of dtype {given} for a value of type "
-                f"{v.aval.str_short()}, and a loop carries the value's own dtype only",
-                frame(eqn),
-                f"let the backward function return ct.astype({wanted})",
-            )
+            raise wrong_dtype(eqn, given, v.aval, "a loop carries the value's own dtype only")
     return joint
+
+
+def wrong_dtype(eqn: JaxprEqn, given: Any, aval: Any, why: str) -> WrongCotangent:
+    """The error for a custom rule in a loop or branch whose cotangent has a dtype of its own."""
+    return WrongCotangent(
+        f"pullback of {eqn.primitive.name}",
+        f"a custom_vjp in it returned a cotangent of dtype {given} for a value of type "
+        f"{aval.str_short()}, and {why}",
+        frame(eqn),
+        f"let the backward function return ct.astype({aval.dtype})",
+    )

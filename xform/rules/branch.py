@@ -19,7 +19,7 @@ from xform.equation import switch
 from xform.interpret import emit
 from xform.interpret.absent import moved
 from xform.interpret.activity import path
-from xform.interpret.joint import Plan, analyze
+from xform.interpret.joint import Plan, analyze, wrong_dtype
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, gather, spread, there, within
 from xform.ir import Mask, Program, evaluate, program, trace
@@ -118,17 +118,36 @@ class _CondNode(Node):
         full_seeds = spread(seeds, wide)
         gives = self.gives(there(seeds))
         on = within(results, gives)
+        before: list[list[Any]] = []
 
         def branch(plan: Plan, kept: Any) -> Callable[..., Any]:
             def run() -> list[Value]:
                 mine = gather(full_seeds, plan.joint.seeded)
                 out = emit.backward(plan, kept, ops, mine, False)
-                return instantiate(spread(out, plan.joint.results), of, on, kind)
+                dys = instantiate(spread(out, plan.joint.results), of, on, kind)
+                return dys if self.push else self._alike(dys, gather(of, on), before)
 
             return run
 
         runs = [branch(p, k) for p, k in zip(plans, token.kept(), strict=True)]
         return spread(switch(self.eqn.params, index, runs), gives)
+
+    def _alike(self, cts: list[Value], of: Sequence[Any], before: list[list[Any]]) -> list[Value]:
+        """The cotangents of one more branch, if their dtypes are those of the branches before.
+
+        A weakly typed one takes the dtype of the others.
+        """
+        before.append([None if _weak(ct) else getattr(ct, "dtype", None) for ct in cts])
+        for dtypes, v in zip(zip(*before, strict=True), of, strict=True):
+            found = {dtype for dtype in dtypes if dtype is not None}
+            if len(found) > 1:
+                given = next(dtype for dtype in found if dtype != v.aval.dtype)
+                raise wrong_dtype(self.eqn, given, v.aval, "the branches must agree on the dtype")
+        return cts
+
+
+def _weak(x: Value) -> bool:
+    return getattr(jax.typeof(x), "weak_type", False)
 
 
 @jax.tree_util.register_pytree_node_class

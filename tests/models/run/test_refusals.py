@@ -151,7 +151,7 @@ KINDS = {
     "": ("empty", "nothing", "absent"),
 }
 SAYS = {
-    "text": r"is no text: give text, or a --preset of models of pictures or series",
+    "text": r"is no text: give text; python -m models train has a --preset for each kind of data",
     "pictures": r"is no folder of pictures: give one with a folder for each class"
     r"|holds no pictures in folders of their classes",
     "series": r"is a folder, and series are in one \.npy file|it is no \.npy file|it is empty",
@@ -220,9 +220,39 @@ def test_every_option_that_the_trainers_messages_advise_exists(
         known = options[command] | {"--help"}
         known |= {"--platform"} if name == "nets/exported.py" else set()  # `export` alone says it
         for line, text in texts(path):
-            if "python -m models train" in text:
-                known |= options["train"]
+            named = options["train"] if "python -m models train" in text else set()
             for option in OPTION.findall(text):
                 shown += 1
-                assert option in known, f"{name}:{line} advises {option}"
+                assert option in known | named, f"{name}:{line} advises {option}"
     assert shown > 60
+
+
+def test_the_data_command_advises_its_own_options(
+    every_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        known = {name: options_of(name, patch) for name in ("train", "data")}
+    names = [name for kind, names in KINDS.items() if kind != "text" for name in names]
+    for name in (*names, "classes/a/0.png", "lines.jsonl"):
+        words = ["--data", str(every_data / name), "--out", str(every_data / f"made-{name}")]
+        assert main(["data", *words, "--column", "other"]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert str(every_data / name) in said
+        options = known["data"] | (known["train"] if "python -m models train" in said else set())
+        assert {*OPTION.findall(said)} <= options
+
+
+def test_the_demo_says_whose_options_a_training_advises(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(*_: object) -> None:
+        raise InputError("--policy budget:1kB: too little: lower --batch or --context")
+
+    monkeypatch.setattr(demo, "train", train)
+    monkeypatch.setattr(demo, "measure", lambda *_: [])
+    assert main(["demo", "--policy", "budget:1kB", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        "error: --policy budget:1kB: too little: lower --batch or --context; what of these options"
+        " the demo lacks, python -m models train has\n"
+    )
