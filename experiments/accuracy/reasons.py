@@ -44,6 +44,7 @@ REASONS = {
     "atan da da": _OVERFLOWS,
     "atan2": _OVERFLOWS,
     "log da da": _REWRITTEN,
+    "log2 da da": _REWRITTEN,
     "div": _REWRITTEN,
     "cbrt": "the error of the cube root counts twice, in the second derivative five times",
     "rem db": "the quotient is rounded before its whole part is taken",
