@@ -206,10 +206,13 @@ def zeros(aval: Any) -> Any:
         return ad.zeros_like_aval(aval)
 
 
-def pull_custom_vjp(bwd: Any, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-    """The cotangents of a custom_vjp rule; since 0.11 they come with a log."""
+def pull_custom_vjp(
+    bwd: Any, residuals: Sequence[Any], cts: Sequence[Any]
+) -> tuple[list[Any], Any]:
+    """The cotangents of a custom_vjp rule, and since 0.11 its log; else None."""
     out = bwd.call_wrapped(*residuals, *cts)
-    return list(out[0] if len(out) == 2 and isinstance(out[0], list | tuple) else out)
+    logs = len(out) == 2 and isinstance(out[0], list | tuple)
+    return (list(out[0]), out[1]) if logs else (list(out), None)
 
 
 def is_zero(x: Any) -> bool:

@@ -222,3 +222,60 @@ def test_a_policy_decides_which_arguments_are_held() -> None:
         y, pull = xform.vjp(layer, jnp.asarray(X), jnp.asarray(W), policy=policy)
         assert len(jax.tree.leaves(pull.args_res)) == held
         close(pull(y), jax.vjp(layer, X, W)[1](y), 1e-6)
+
+
+def logging(key: str):
+    """x**2, whose backward pass logs where JAX's rules can."""
+    f = jax.custom_vjp(lambda x: x**2)
+    f.defvjp_with_logs(
+        lambda x: (f(x), x), lambda x, ct: ((2 * x * ct,), {key: {"x": x, "ct": ct}})
+    )
+    return f
+
+
+LOGGING = {
+    "one": lambda x: logging("a")(x) * 3,
+    "two": lambda x: logging("b")(logging("a")(x)),
+    "jit": lambda x: jax.jit(logging("a"))(x) * 3,
+    "jit in jit": lambda x: jax.jit(lambda x: jax.jit(logging("a"))(x) * 2)(x) * 3,
+    "none": jnp.sin,
+}
+HAS_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
+
+
+@pytest.mark.parametrize("name", LOGGING)
+def test_logs_are_jaxs(name: str) -> None:
+    if not HAS_LOGS:
+        assert xform.vjp(jnp.sin, 2.0)[1].with_logs(1.0)[1] == {}
+        return
+    x, ct = jnp.float32(2), jnp.float32(1)
+    theirs, mine = (t.vjp(LOGGING[name], x)[1] for t in (jax, xform))
+    for of in (lambda p: p.with_logs, lambda p: p.with_logs.with_refs(jax.ad.GradValue())):
+        want, have = of(theirs)(ct), of(mine)(ct)
+        assert jax.tree.structure(have) == jax.tree.structure(want)
+        close(jax.tree.leaves(have), jax.tree.leaves(want), 1e-6)
+    close(mine(ct), theirs(ct), 1e-6)
+    again = jax.tree.map(lambda x: x, mine.with_logs)
+    if "jit" in name:  # the body of a jit is staged when the pullback is taken apart
+        with pytest.raises(NotDifferentiable, match="taken apart"):
+            again(ct)
+        return
+    close(jax.tree.leaves(again(ct)), jax.tree.leaves(theirs.with_logs(ct)), 1e-6)
+
+
+def test_logs_that_are_lost_are_an_error() -> None:
+    if not HAS_LOGS:
+        assert not hasattr(jax.vjp(jnp.sin, 1.0)[1], "with_logs")
+        return
+    f = logging("a")
+    scanned = lambda x: lax.scan(lambda h, _: (f(h), None), x, length=2)[0]
+    for g in (scanned, jax.checkpoint(f), jax.jit(scanned)):
+        pull = xform.vjp(g, jnp.float32(2))[1]
+        close(pull(jnp.float32(1)), jax.vjp(g, jnp.float32(2))[1](jnp.float32(1)), 1e-6)
+        with pytest.raises(NotDifferentiable, match=r"'a' is logged inside"):
+            pull.with_logs(jnp.float32(1))
+    with pytest.raises(NotDifferentiable, match="planned"):
+        jax.jit(lambda x: xform.vjp(f, x)[1].with_logs(x))(jnp.float32(2))
+    for t in (jax, xform):
+        with pytest.raises(ValueError, match="Duplicate backward-pass log key 'a'"):
+            t.vjp(lambda x: f(f(x)), jnp.float32(2))[1](jnp.float32(1))

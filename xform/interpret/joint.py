@@ -33,6 +33,7 @@ from xform.interpret.absent import Groups, Part, start_p, unmarked
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS
 from xform.interpret.jvp import jvp
+from xform.interpret.logs import collected
 from xform.interpret.node import Node, fork_p, gather, join_p, released, spread
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, Program, trace
@@ -57,6 +58,7 @@ class Joint:
       push: whether the backward part pushes tangents.
       forward, backward: the equations of the two parts.
       tied: which cotangents a user's backward function takes together, see `interpret.absent`.
+      logs: the keys that users' backward functions log, with the places.
     """
 
     program: Program
@@ -71,6 +73,7 @@ class Joint:
     forward: tuple[JaxprEqn, ...]
     backward: tuple[JaxprEqn, ...]
     tied: Groups
+    logs: dict[Any, str]
 
     @cached_property
     def backward_ids(self) -> frozenset[int]:
@@ -197,17 +200,20 @@ def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool 
 
 def _pull(prog: Program, active: Mask, wanted: Mask, linear: bool) -> Joint:
     results: list[bool] = []
+    places: dict[Any, str] = {}
 
     def joint(*args: Value) -> list[Value]:
         ins, cts = args[: len(prog.inputs)], args[len(prog.inputs) :]
         outs, pull = pullback(prog, active, wanted, ins, linear)
-        in_cts = pull(spread(start_p.bind(*cts), wanted))
+        with collected() as logs:
+            in_cts = pull(spread(start_p.bind(*cts), wanted))
+        places.update(logs.places("a program that is planned, as under jit or a policy"))
         results[:] = [ct is not None for ct in in_cts]
         return [*outs, *gather(in_cts, tuple(results))]
 
     cts = [cotangent_aval(v.aval) for v, on in zip(prog.outputs, wanted, strict=True) if on]
     traced = _opened(trace(joint, *prog.in_types, *cts))
-    return _split(traced, prog, active, wanted, tuple(results), False)
+    return _split(traced, prog, active, wanted, tuple(results), False, places)
 
 
 def _push(prog: Program, active: Mask, seeded: Mask) -> Joint:
@@ -221,7 +227,7 @@ def _push(prog: Program, active: Mask, seeded: Mask) -> Joint:
 
     dxs = [tangent_aval(v.aval) for v, on in zip(prog.inputs, seeded, strict=True) if on]
     traced = _opened(trace(joint, *prog.in_types, *dxs))
-    return _split(traced, prog, active, seeded, tuple(results), True)
+    return _split(traced, prog, active, seeded, tuple(results), True, {})
 
 
 def _opened(traced: Program) -> Program:
@@ -230,7 +236,13 @@ def _opened(traced: Program) -> Program:
 
 
 def _split(
-    traced: Program, prog: Program, active: Mask, seeded: Mask, results: Mask, push: bool
+    traced: Program,
+    prog: Program,
+    active: Mask,
+    seeded: Mask,
+    results: Mask,
+    push: bool,
+    logs: dict[Any, str],
 ) -> Joint:
     """Tell the two parts apart: the backward part is all that depends on a seed.
 
@@ -260,6 +272,7 @@ def _split(
         tuple(forward),
         live(backward, traced.outputs[k:]),
         tied,
+        logs,
     )
 
 

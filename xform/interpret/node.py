@@ -17,9 +17,11 @@ import numpy as np
 from xform._jax import JaxprEqn, Primitive, ShapedArray, Trace, Tracer, cotangent_aval, tangent_aval
 from xform.arithmetic import Value, instantiate
 from xform.fingerprint import fingerprint, parameters
+from xform.interpret.logs import log_without
 from xform.ir import Mask, Program, apply
 from xform.ir import gather as gather
 from xform.ir import spread as spread
+from xform.source import frame
 from xform.table import Rule
 
 # `joint.Joint` and `joint.Plan`, which are made of nodes: a Node only hands them on.
@@ -258,6 +260,9 @@ class Structured(Rule):
                 seeds = instantiate(cts, eqn.outvars, node.seeded, cotangent_aval)
                 given = there(seeds)
             out = join_p.bind(token, *inputs, *gather(seeds, given), node=held, given=given)
+            name, where = eqn.primitive.name, frame(eqn)
+            keys = {key for joint in node.joints for key in joint.logs}
+            log_without(dict.fromkeys(keys, f"a {name} ({where})"), name, where)
             return spread(spread(out, node.gives(given)), node.results)
 
         return ys, pull

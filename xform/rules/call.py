@@ -140,7 +140,8 @@ class Jit(Structured):
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         xs = all_arrayed(xs)
-        if self.inlined(eqn, compiled()):
+        logs = not placed(eqn) and analyze(body(eqn), active, wanted).logs
+        if logs or self.inlined(eqn, compiled()):
             return pullback(body(eqn), active, wanted, xs)
         return super().vjp(eqn, xs, active, wanted)
 

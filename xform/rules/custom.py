@@ -32,6 +32,7 @@ from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.interpret.absent import together
 from xform.interpret.jvp import jvp
+from xform.interpret.logs import log
 from xform.interpret.node import Structured, gather, spread
 from xform.interpret.pullback import NOTHING, pull_of_jvp, pullback
 from xform.ir import Mask, apply, program, trace
@@ -95,7 +96,8 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
     avals = [cotangent_aval(jax.typeof(y)) for y in ys]
 
     def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
-        out = pull_custom_vjp(bwd, residuals, _filled(together(cts), avals, symbolic))
+        out, entries = pull_custom_vjp(bwd, residuals, _filled(together(cts), avals, symbolic))
+        log(entries, "custom_vjp", frame())
         cotangent = lambda ct: NOTHING if none_if_zero(ct) is None else ct
         return [cotangent(ct) if on else None for ct, on in zip(out, active, strict=True)]
 

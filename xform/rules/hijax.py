@@ -18,6 +18,7 @@ from xform.arithmetic import Value, add
 from xform.errors import NotDifferentiable, WrongCotangent
 from xform.hijax import NullAccum, ValAccum, brings, is_lost, kind, operation
 from xform.interpret.absent import together
+from xform.interpret.logs import log
 from xform.interpret.node import Pull, Structured
 from xform.interpret.pullback import NOTHING, check_cotangent, pull_of_jvp, pullback
 from xform.ir import Mask, apply, program, trace
@@ -120,8 +121,8 @@ class HiPrimitive(Structured):
             given = together([ct if on else None for ct, on in zip(cts, moving, strict=True)])
             y = prim.out_tree.unflatten(with_zeros(given, eqn.outvars, cotangent_aval))
             sums = _accumulators(eqn, active)
-            log = prim.vjp_bwd(*tree.unflatten(residuals), y, *prim.in_tree.unflatten(sums))
-            _check_log(eqn, "vjp_bwd", log)
+            entries = prim.vjp_bwd(*tree.unflatten(residuals), y, *prim.in_tree.unflatten(sums))
+            _log(eqn, "vjp_bwd", entries)
             totals = [s.total() if on else None for s, on in zip(sums, active, strict=True)]
             # As in JAX, a rule that made an input is called for zeros too.
             return [NOTHING if on and ct is None else ct
@@ -145,7 +146,7 @@ class HiPrimitive(Structured):
             y = prim.out_tree.unflatten(with_zeros(cts, eqn.outvars, cotangent_aval))
             sums = _accumulators(eqn, active)
             given = [s if on else x for s, x, on in zip(sums, xs, active, strict=True)]
-            _check_log(eqn, "transpose", prim.transpose(y, *prim.in_tree.unflatten(given)))
+            _log(eqn, "transpose", prim.transpose(y, *prim.in_tree.unflatten(given)))
             return [s.total() if on else None for s, on in zip(sums, active, strict=True)]
 
         return apply(eqn, xs), pull
@@ -195,15 +196,17 @@ def _flags(flags: Any, tree: Any) -> list[bool]:
     return leaves
 
 
-def _check_log(eqn: JaxprEqn, method: str, log: Any) -> None:
-    """Refuse what a rule returned that adds to accumulators: a dict to log, or nothing."""
-    if log is not None and not isinstance(log, dict):
+def _log(eqn: JaxprEqn, method: str, entries: Any) -> None:
+    """Log what a rule returned that adds to accumulators: a dict, or nothing."""
+    if entries is not None and not isinstance(entries, dict):
         raise WrongCotangent(
             f"pullback of {operation(eqn)}",
-            f"its {method} returned a {type(log).__name__} instead of adding to its accumulators",
+            f"its {method} returned a {type(entries).__name__} instead of adding to its "
+            "accumulators",
             frame(eqn),
             f"call accum on the arguments of {method}, or write vjp_bwd_retval",
         )
+    log(entries, operation(eqn), frame(eqn))
 
 
 def _refusal(eqn: JaxprEqn, what: str) -> NotDifferentiable:

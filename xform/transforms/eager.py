@@ -30,6 +30,7 @@ from xform.arithmetic import Value, all_arrayed, differentiable, is_number, redu
 from xform.equation import Applied
 from xform.interpret.concrete import Mark, Marked, Pushed, Results, Watch
 from xform.interpret.jvp import push
+from xform.interpret.logs import collected, log_without
 from xform.interpret.node import Node, Pull, Token, fork_p, gather, join_p, spread
 from xform.interpret.pullback import NOTHING, back, check_cotangent, pull_of_jvp
 from xform.interpret.pullback import vjp as pull_equation
@@ -279,7 +280,9 @@ class _Taped(Part):
 class _Staged(Part):
     """A linear program; the arrays are its constants."""
 
-    def __init__(self, program: Program, takes: Mask, gives: Mask, push: bool):
+    def __init__(self, program: Program, takes: Mask, gives: Mask, push: bool,
+                 places: dict[Any, str]):  # fmt: skip
+        self._places = places
         self._program, self._takes, self._gives, self._push = program, takes, gives, push
 
     def moving(self) -> Mask:
@@ -288,6 +291,7 @@ class _Staged(Part):
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
         values = all_arrayed(gather(seeds, self._takes))
         results = _directly(evaluate, self._program, [*arrays, *values])
+        log_without(self._places, "a linear map", "")
         return spread(results, self._gives)
 
 
@@ -295,9 +299,12 @@ def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any], push: bool
             ) -> tuple[Part, Any]:  # fmt: skip
     """A linear function, staged; it returns None for a zero."""
     gives: list[bool] = []
+    places: dict[Any, str] = {}
 
     def run(*seeds: Value) -> list[Value]:
-        results = f(seeds)
+        with collected() as logs:
+            results = f(seeds)
+        places.update(logs.places("a pullback that was taken apart before its call"))
         gives[:] = [r is not None for r in results]
         return gather(results, gives)
 
@@ -307,7 +314,9 @@ def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any], push: bool
     read.update(v for v in prog.outputs if isinstance(v, Var))
     kept = tuple((v, x) for v, x in prog.consts if v in read)
     whole, consts = lifted(Program(prog.inputs, kept, equations, prog.outputs))
-    return _Staged(whole, takes, tuple(gives), push), [as_array(x, "staging") for x in consts]
+    return _Staged(whole, takes, tuple(gives), push, places), [
+        as_array(x, "staging") for x in consts
+    ]
 
 
 def _watched(at: Call, trace: Watch, marks: Sequence[Any]):

@@ -80,6 +80,11 @@ def _check(of: Signature, i: int, ref: Any) -> None:
 
 def _pulled(tree: Any, at: Sequence[int], dropped: Sequence[int], pull: Any, refs: Sequence[Any],
             ct: Tree) -> Tree:  # fmt: skip
+    return pull.logged(lambda: _added(tree, at, dropped, pull, refs, ct))
+
+
+def _added(tree: Any, at: Sequence[int], dropped: Sequence[int], pull: Any, refs: Sequence[Any],
+           ct: Tree) -> Tree:  # fmt: skip
     out: list[Value] = pull.flat(ct, dropped)
     for i, ref in zip(at, refs, strict=True):
         jax.ref.addupdate(ref, ..., out[i])

@@ -6,6 +6,7 @@ Since they are pytrees, such maps may leave a jitted function, be batched, or be
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from xform.hijax import is_vector
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Plan
+from xform.interpret.logs import collected, log_without
 from xform.interpret.node import gather, spread
 from xform.ir import Mask, seldom_collected
 from xform.transforms.function import Function, Signature, Tree, as_array
@@ -71,6 +73,7 @@ class Planned(Part):
         args, joint_seeds = spread(reads, self._plan.reads), gather(full, joint.seeded)
         with seldom_collected(staging()):
             results = emit.backward(self._plan, kept, args, joint_seeds, True, whole=True)
+        log_without(joint.logs, "a planned program", "")
         return spread(results, joint.results)[0 if self._push else self._n_consts :]
 
 
@@ -109,6 +112,7 @@ class Pullback:
     def __init__(self, signature: Signature, part: Part, arrays: Any, primals: Primals):
         self._signature, self._part, self._arrays, self._primals = signature, part, arrays, primals
         self._residuals: Residuals | None = None
+        self._logs = False
         if not all(primals.saveable):
             self._apart()
 
@@ -156,15 +160,28 @@ class Pullback:
     def tree_flatten(self) -> tuple[tuple[Any, Any], Any]:
         """The arrays; all else is static."""
         of = self._apart()
-        return (of.args, of.opaque), (self._signature, self._part, of.tree, of.places)
+        return (of.args, of.opaque), (self._signature, self._part, of.tree, of.places, self._logs)
 
     @classmethod
     def tree_unflatten(cls, static: Any, children: tuple[Any, Any]) -> Pullback:
         """The map with other arrays in its place."""
-        signature, part, tree, places = static
+        signature, part, tree, places, logs = static
         new = cls(signature, part, None, Primals((), ()))
-        new._residuals = Residuals(tree, places, *children)
+        new._residuals, new._logs = Residuals(tree, places, *children), logs
         return new
+
+    @property
+    def with_logs(self) -> Pullback:
+        """The same map, which returns a pair: the cotangents, and what users' rules log."""
+        new = copy.copy(self)
+        new._logs = True
+        return new
+
+    def logged(self, run: Callable[[], Tree]) -> Tree:
+        """The result of a backward pass; with its logs, if they are wanted."""
+        with collected() as logs:
+            result = run()
+        return (result, logs.checked(self._signature.name)) if self._logs else result
 
     def __call__(self, ct: Tree, *more: Any) -> tuple[Tree, ...]:
         """Cotangents like the primals, from one like the output."""
@@ -175,7 +192,7 @@ class Pullback:
                 "",
                 "pass one cotangent with the tree of the function's output, such as a tuple",
             )
-        return self.in_tree.unflatten(self.flat(ct))
+        return self.logged(lambda: self.in_tree.unflatten(self.flat(ct)))
 
     def flat(self, ct: Tree, unwanted: Collection[int] = ()) -> list[Value]:
         """Flat cotangents of the primals, their zeros written out; some may be `unwanted`."""

@@ -1,0 +1,85 @@
+"""What users' backward functions log: a dict of trees beside the cotangents.
+
+A pullback collects the entries of its backward pass. What is logged where a program is traced once
+and run later has no value yet: its key is noted, and a user who asks for the logs gets an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from xform.errors import NotDifferentiable, WrongCotangent
+
+_NOW: contextvars.ContextVar[Logs | None] = contextvars.ContextVar("xform_logs", default=None)
+
+
+class Logs:
+    """The entries of one backward pass; `without` says of a key without a value where it is."""
+
+    def __init__(self) -> None:
+        self.entries: dict[Any, Any] = {}
+        self.without: dict[Any, str] = {}
+
+    def places(self, place: str) -> dict[Any, str]:
+        """Where each key was logged: at `place`, or where its value was lost before."""
+        return {key: self.without.get(key, place) for key in (*self.entries, *self.without)}
+
+    def checked(self, name: str) -> dict[Any, Any]:
+        """The entries; an error if one has no value."""
+        for key, place in self.without.items():
+            raise NotDifferentiable(
+                f"with_logs of the pullback of {name}",
+                f"the entry {key!r} is logged inside {place}, from which xform returns no logs",
+                "",
+                "log outside of it, or call the pullback without with_logs",
+            )
+        return self.entries
+
+
+@contextlib.contextmanager
+def collected() -> Generator[Logs]:
+    """Collect what is logged."""
+    logs = Logs()
+    token = _NOW.set(logs)
+    try:
+        yield logs
+    finally:
+        _NOW.reset(token)
+
+
+def log(entries: Any, operation: str, where: str) -> None:
+    """Add the entries of a backward function: a dict, or None."""
+    if entries is None:
+        return
+    if type(entries) is not dict:
+        raise WrongCotangent(
+            f"pullback of {operation}",
+            f"its backward function logs a {type(entries).__name__}; a backward-pass log is None "
+            "or a dict",
+            where,
+            "return a dict of trees, or None",
+        )
+    if (logs := _NOW.get()) is not None:
+        _check_new(logs, entries, operation, where)
+        logs.entries.update(entries)
+
+
+def log_without(places: Mapping[Any, str], operation: str, where: str) -> None:
+    """Note the keys that a program logs whose entries have no value here."""
+    if (logs := _NOW.get()) is not None:
+        _check_new(logs, places, operation, where)
+        logs.without.update(places)
+
+
+def _check_new(logs: Logs, keys: Mapping[Any, Any], operation: str, where: str) -> None:
+    for key in keys:
+        if key in logs.entries or key in logs.without:
+            raise WrongCotangent(
+                f"pullback of {operation}",
+                f"Duplicate backward-pass log key {key!r}: it is logged twice in one pass",
+                where,
+                "give each entry a key of its own",
+            )
