@@ -38,7 +38,9 @@ from xform.interpret.node import Node, fork_p, gather, join_p, released, spread
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, Program, trace
 from xform.passes.dce import live
+from xform.passes.erased import erased, reshaped
 from xform.passes.inline import opened, small
+from xform.passes.simplify import Simplify
 from xform.recent import Recent
 from xform.source import frame
 from xform.table import traits
@@ -111,7 +113,7 @@ class Joint:
             loop = of.fusion in ("elementwise", "movement") and of.pure and not of.identity
             if all(known) and loop:
                 constant.update(eqn.outvars)
-            elif of.view:
+            elif of.view or reshaped(eqn) or erased(eqn, self.producer) is not None:
                 views.update(eqn.outvars)
         return frozenset(constant | views)
 
@@ -231,8 +233,9 @@ def _push(prog: Program, active: Mask, seeded: Mask) -> Joint:
 
 
 def _opened(traced: Program) -> Program:
-    """A program as it was traced, with the calls opened that a plan sees through."""
-    return opened(released(traced), functools.partial(small, staged=not _SINGLY.get()))
+    """A traced program with the calls opened that a plan sees through, and simplified."""
+    prog = opened(released(traced), functools.partial(small, staged=not _SINGLY.get()))
+    return Simplify().rewrite(prog)
 
 
 def _split(

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+from jax import lax
+
 from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
 from xform.cost import aval_bytes
 from xform.hijax import is_vector
@@ -171,7 +173,7 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
             if v not in depends:
                 depends[v] = leaves[v] = 1 << len(leaves)
             over |= depends[v]
-        if id(eqn) in plan.recomputed:
+        if id(eqn) in plan.recomputed and not _folded(eqn, plan):
             reached.append(over)
         reached += [
             depends[v] for v in reads_of(eqn, plan.inner) if _repeated(v, eqn) and depends[v]
@@ -191,6 +193,16 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
         chosen.append(best)
         left &= ~gain[best]
     return tuple(chosen)
+
+
+def _folded(eqn: JaxprEqn, plan: Plan) -> bool:
+    """Whether it transposes a matrix that is there anyway: XLA makes it part of its reader.
+
+    A barrier would copy the matrix.
+    """
+    if eqn.primitive is not lax.transpose_p or eqn.invars[0] in plan.joint.producer:
+        return False
+    return len(eqn.params["permutation"]) == 2
 
 
 def _repeated(v: Var, eqn: JaxprEqn) -> bool:

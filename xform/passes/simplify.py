@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from xform._jax import JaxprEqn, Literal, Primitive
 from xform.ir import Atom, Program, trace
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
+from xform.passes.erased import number
 from xform.source import name_stack, source
 
 Producers = Mapping[Any, JaxprEqn]
@@ -91,15 +93,8 @@ def _before(atom: Atom, by: Producers, *of: Primitive) -> JaxprEqn | None:
 
 def _is(atom: Atom, by: Producers, value: float) -> bool:
     """Whether all elements are this real number, with its sign if it is zero."""
-    spread = _before(atom, by, lax.broadcast_in_dim_p)
-    if spread is not None:
-        atom = spread.invars[0]
-    if not isinstance(atom, Literal) or not isinstance(_type(atom).dtype, np.dtype):
-        return False
-    if np.issubdtype(_type(atom).dtype, np.complexfloating):
-        return False
-    x = np.asarray(atom.val).astype(np.float64)
-    return bool(x == value) and bool(np.signbit(x)) == (math.copysign(1, value) < 0)
+    x = number(atom, by)
+    return x is not None and x == value and math.copysign(1, x) == math.copysign(1, value)
 
 
 def _neutral(value: float | None, right: bool = False) -> Rule:
@@ -230,6 +225,24 @@ def _transpose(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
     return Replacement(lambda x: lax.transpose(x, both), (before.invars[0],))
 
 
+def _bitcast(eqn: JaxprEqn, by: Producers) -> Atom | None:
+    """Bits that are read as another type, and then as their own again."""
+    before = _before(eqn.invars[0], by, lax.bitcast_convert_type_p)
+    return None if before is None else before.invars[0]
+
+
+def _concatenate(eqn: JaxprEqn, by: Producers) -> Atom | None:
+    """One operand alone, or all parts of a value that was split."""
+    parts = list(eqn.invars)
+    if len(parts) == 1:
+        return parts[0]
+    split = _before(parts[0], by, lax.split_p)
+    whole = split is not None and split.params["axis"] == eqn.params["dimension"]
+    if split is None or not whole or len(parts) != len(split.outvars):
+        return None
+    return split.invars[0] if all(map(operator.is_, parts, split.outvars)) else None
+
+
 _SHAPES = (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p)
 
 
@@ -314,7 +327,8 @@ _RULES: dict[Primitive, Rule] = {
     lax.broadcast_in_dim_p: _broadcast,
     **dict.fromkeys((lax.slice_p, lax.dynamic_slice_p), _nothing(_slices)),
     lax.pad_p: _nothing(lambda eqn: any(map(any, eqn.params["padding_config"]))),
-    lax.concatenate_p: _nothing(lambda eqn: len(eqn.invars) > 1),
+    lax.concatenate_p: _concatenate,
+    lax.bitcast_convert_type_p: _bitcast,
     **dict.fromkeys(
         (lax.reduce_max_p, lax.reduce_min_p, lax.reduce_and_p, lax.reduce_or_p),
         _nothing(lambda eqn: bool(eqn.params["axes"])),

@@ -33,9 +33,9 @@ from xform.interpret.barrier import barrier_p, holds
 from xform.interpret.lanes import final_p, keep_p, some_p, store_p
 from xform.interpret.materialize import materialize_p
 from xform.ir import Program
+from xform.passes.erased import erased
 from xform.passes.structured import body
 from xform.planner.simulate.adding import Adding
-from xform.planner.simulate.identities import unchanged
 from xform.planner.simulate.products import (
     as_matrices,
     channels_last,
@@ -248,8 +248,8 @@ class Flattening(Adding):
     def _pointwise(self, eqn: JaxprEqn, reads: list[Cell]) -> Cell:
         """What an operation on elements makes; smaller operands are repeated first."""
         prim, aval = eqn.primitive, eqn.outvars[0].aval
-        if (x := unchanged(eqn, reads)) is not None:
-            return x
+        if (i := erased(eqn)) is not None:
+            return reads[i]
         ones = [self.scalar.get(c, c) for c in reads]
         if not any(c.shape for c in ones):  # of scalars alone: repeated in the end
             key, size = (tuple(ones), self.operation(eqn)), self.bytes(aval)

@@ -1,0 +1,79 @@
+"""Operations that XLA removes: their result is one of their operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from xform._jax import JaxprEqn, Literal, Primitive, jax_primitives
+
+# Operations of one operand that do nothing to it.
+_COPIES = frozenset({"copy", "copy_p", "stop_gradient"})
+# For each operation the number that leaves the other operand unchanged, and where it may stand.
+# XLA removes `x + 0` too, although -0.0 + 0 is 0: so `Simplify`, which is exact, keeps it.
+_UNITS: dict[Primitive, tuple[float, tuple[int, ...]]] = {
+    lax.add_p: (0, (0, 1)),
+    jax_primitives.add_jaxvals_p: (0, (0, 1)),
+    lax.sub_p: (0, (1,)),
+    lax.mul_p: (1, (0, 1)),
+    lax.div_p: (1, (1,)),
+    lax.max_p: (-math.inf, (0, 1)),
+    lax.min_p: (math.inf, (0, 1)),
+}
+
+_REDUCTIONS = frozenset({
+    lax.reduce_sum_p, lax.reduce_prod_p, lax.reduce_max_p, lax.reduce_min_p, lax.reduce_and_p,
+    lax.reduce_or_p,
+})  # fmt: skip
+
+
+def erased(eqn: JaxprEqn, by: Mapping[Any, JaxprEqn] | None = None) -> int | None:
+    """Return which operand the result is; None for an operation that XLA keeps.
+
+    `by` says which equation makes each value: then a number that is repeated counts as a number.
+    """
+    prim = eqn.primitive
+    if prim.name in _COPIES:
+        return 0
+    if prim is lax.convert_element_type_p:
+        old, new = (getattr(v.aval, "dtype", None) for v in (eqn.invars[0], eqn.outvars[0]))
+        return 0 if old is not None and old == new else None
+    unit, places = _UNITS.get(prim, (0.0, ()))
+    for i in places:
+        other = eqn.invars[1 - i]
+        if number(eqn.invars[i], by or {}) == unit and _shape(other) == _shape(eqn.outvars[0]):
+            return 1 - i
+    return None
+
+
+def reshaped(eqn: JaxprEqn) -> bool:
+    """Whether it reduces axes of length one only, which XLA makes a new shape."""
+    if eqn.primitive not in _REDUCTIONS:
+        return False
+    shape = _shape(eqn.invars[0])
+    return all(shape[axis] == 1 for axis in eqn.params["axes"])
+
+
+def number(atom: Any, by: Mapping[Any, JaxprEqn]) -> float | None:
+    """Return the real number that all elements of a value are, if it is known."""
+    eqn = None if isinstance(atom, Literal) else by.get(atom)
+    if eqn is not None and eqn.primitive is lax.broadcast_in_dim_p:
+        atom = eqn.invars[0]
+    if not isinstance(atom, Literal) or np.ndim(atom.val):
+        return None
+    dtype = _type(atom).dtype
+    if not isinstance(dtype, np.dtype) or np.issubdtype(dtype, np.complexfloating):
+        return None
+    return float(np.asarray(atom.val).astype(np.float64))
+
+
+def _type(atom: Any) -> Any:
+    return atom.aval
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return _type(atom).shape
