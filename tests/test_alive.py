@@ -59,7 +59,7 @@ class Run:
         self.process.stdin.flush()
 
     def end(self) -> str:
-        """What the program wrote to the terminal, all of it."""
+        """Return everything that the program wrote to the terminal."""
         while self.read():
             pass
         self.out = self.process.communicate()[0]
@@ -209,7 +209,7 @@ def test_no_thread_starts_without_a_terminal(err, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a terminal would show, had each piece of work taken long."""
+    """The lines that a terminal would show if each piece of work took long."""
     said: list[str] = []
 
     class Recorded(alive.Work):

@@ -39,7 +39,7 @@ def mapped(path: Path) -> np.ndarray:
 
 
 def _foreign(path: Path) -> str:
-    """What a file is that NumPy would read as a pickle."""
+    """Describe a file that NumPy would read as a pickle."""
     with path.open("rb") as file:
         head = file.read(len(MAGIC_PREFIX))
     if head == MAGIC_PREFIX or head[:1] == _PICKLE:

@@ -1,4 +1,4 @@
-"""No barrier copies an argument of the program for what XLA removes or makes part of a product."""
+"""No barrier copies an argument that reaches a product through operations that XLA removes."""
 
 from typing import Any
 

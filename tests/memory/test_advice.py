@@ -1,4 +1,4 @@
-"""What a report says of a program that takes too much: changes first, then the largest buffer."""
+"""The advice of a report: changes come first, then the largest buffer."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ W, X = f32(6, 6), f32(8, 6)
 TWO = {"a": f32(6, 5), "b": f32(5, 3)}
 grad = xform.grad
 CASES: dict[str, tuple[Any, tuple[Any, ...], list[Any]]] = {
-    # What is a batch.
+    # Programs with a batch axis.
     "stacked layers": (grad(stacked), (f32(12, 6, 6), X), [(8, ((1, 0),))]),
     "two inputs": (grad(dense), (TWO, X, f32(8, 3)), [(8, ((2, 0), (3, 0)))]),
     "by JAX": (jax.grad(dense), (TWO, X, f32(8, 3)), [(8, ((2, 0), (3, 0)))]),
@@ -128,7 +128,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], list[Any]]] = {
                   [(8, ((1, 0),))]),
     "a mean of no data beside it": (
         grad(lambda w, x: jnp.sum(jnp.sin(x @ w) * w.mean())), (W, X), [(8, ((1, 0),))]),
-    # What is none.
+    # Programs without a batch axis.
     "no derivative": (stacked, (f32(16, 6, 6), X), []),
     "particles": (grad(energy), (f32(60, 3),), []),
     "particles, by a scale": (grad(lambda p, c: p * energy(c)), (f32(), f32(60, 3)), []),
@@ -195,7 +195,7 @@ def exchanged(f: Any, args: Any, places: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("name", [n for n, (_, _, b) in CASES.items() if b and n != "adam"])
 def test_the_parts_of_a_batch_are_independent(name: str) -> None:
-    """Of a sum of independent parts it is the same which parts come together."""
+    """The sum of independent parts does not depend on how the parts are grouped."""
     f, args, expected = CASES[name]
     for _, places in expected:
         plain, mixed = exchanged(f, args, places)

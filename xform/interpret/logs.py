@@ -1,7 +1,7 @@
-"""What users' backward functions log: a dict of trees beside the cotangents.
+"""Logs of users' backward functions: a dict of trees beside the cotangents.
 
-A pullback collects the entries of its backward pass. What is logged where a program is traced once
-and run later has no value yet: its key is noted, and a user who asks for the logs gets an error.
+A pullback collects the entries of its backward pass. In a program that is traced once and run later
+an entry has no value yet. Its key is noted, and a user who asks for the logs gets an error.
 """
 
 from __future__ import annotations

@@ -65,8 +65,9 @@ def _whole(report: Any) -> Iterator[Change]:
 def _batch(report: Any) -> Iterator[Change]:
     """Half of the first batch that the program proves to be one.
 
-    A smaller temporary may also fit into the memory of an output, and spare more than is said.
-    With several devices nothing is said: the program does not show how a buffer is split.
+    A smaller temporary may also fit into the memory of an output and so save more bytes.
+    With several devices the report promises nothing: the program does not show how a buffer is
+    split.
     """
     batch = next(iter(report.shown.batches), None)
     if batch is None or batch.size % 2 or report.compilation.devices > 1:

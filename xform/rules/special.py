@@ -95,7 +95,7 @@ pointwise(
 
 
 def _gauss(x: Value, c: float) -> Value:
-    """C exp(-x²). From |x| = 28 on it is 0 in every dtype, and so are all its derivatives."""
+    """C exp(-x²). For |x| >= 28 the result and all its derivatives are 0 in every dtype."""
     x = lax.clamp(C(x, -28), x, C(x, 28))
     return lax.mul(C(x, c), lax.exp(lax.neg(lax.square(x))))
 
