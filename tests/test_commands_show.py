@@ -13,7 +13,7 @@ MODEL = """
 import jax, jax.numpy as jnp
 
 def layer(h, w):
-    return jnp.tanh(h @ w) * 1.0, None
+    return jnp.tanh(h @ w) * 3.0, None
 
 def loss(ws, x):
     return jnp.sum(jax.lax.scan(layer, x, ws)[0])
@@ -59,7 +59,7 @@ inputs  a:f32[3,8,8] b:f32[2,8]
     body: d:f32[2,8] e:f32[8,8]
       f:f32[2,8] = dot_general[preferred_element_type=float32] d e
       g:f32[2,8] = tanh f
-      h:f32[2,8] = mul g 1.0
+      h:f32[2,8] = mul g 3.0
     return h
   i:f32[] = reduce_sum[axes=(0,1)] c
 outputs i"""
@@ -81,7 +81,7 @@ forward
     body of 3 trips, 1 of its carry saved in each, forward: d:f32[4,8] e:f32[8,8]
       f:f32[4,8] = dot_general[preferred_element_type=float32] d e                 {saved}
       g:f32[4,8] = tanh f
-      h:f32[4,8] = mul g 1.0
+      h:f32[4,8] = mul g 3.0
     return h
   i:f32[] = reduce_sum[axes=(0,1)] c
 saved: what loops and calls keep; read where they are: b:f32[3,8,8]
@@ -89,7 +89,7 @@ backward, of j:f32[]
   k:f32[4,8] = broadcast_in_dim[shape=(4,8)] j
   l:f32[4,8] m:f32[3,8,8] = scan[length=3] k
     body of 3 trips, 1 of its carry saved in each, backward: n:f32[4,8]
-      o:f32[4,8] = mul n 1.0
+      o:f32[4,8] = mul n 3.0
       g:f32[4,8] = tanh f                                                          run AGAIN
       p:f32[4,8] = add 1.0 g                                                       run AGAIN
       q:f32[4,8] = sub 1.0 g                                                       run AGAIN

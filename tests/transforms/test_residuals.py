@@ -18,7 +18,7 @@ NEEDED, UNNEEDED = "needed", "NotNeeded"
 
 
 def layer(x, w):
-    return 2.0 * jnp.sin(1.0 * x @ w)
+    return 2.0 * jnp.sin(0.5 * x @ w)
 
 
 PROGRAMS = {

@@ -235,7 +235,10 @@ def _push(prog: Program, active: Mask, seeded: Mask) -> Joint:
 def _opened(traced: Program) -> Program:
     """A traced program with the calls opened that a plan sees through, and simplified."""
     prog = opened(released(traced), functools.partial(small, staged=not _SINGLY.get()))
-    return Simplify().rewrite(prog)
+    simpler = Simplify().rewrite(prog)
+    if simpler is prog:
+        return prog
+    return dataclasses.replace(simpler, equations=live(simpler.equations, simpler.outputs))
 
 
 def _split(

@@ -52,7 +52,7 @@ def test_pictures_and_arrays_are_no_text(name: str, tokenizer: str | None, tmp_p
     data.mkdir()
     (data / name).write_bytes(bytes(range(256)) * 40)
     for given in (data, data / name):
-        with pytest.raises(InputError, match=rf"{name} is no text: give text, or a --preset"):
+        with pytest.raises(InputError, match=rf"{name} is no text: give text"):
             load_corpus([str(given)], 8, vocab=512, tokenizer=tokenizer, work=tmp_path / "work")
 
 
