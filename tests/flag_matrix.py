@@ -69,7 +69,7 @@ def listed(cell: str, tests: Sequence[str]) -> dict[str, str]:
 
 
 def problems(cell: str, tests: Sequence[str] = FOLDERS, every: int = 1) -> list[str]:
-    """Return what is wrong with tests under a flag, or with what the list says of them."""
+    """Return the unlisted failures of tests under a flag, and the wrong entries of the list."""
     passed = run(cell, tests, every=every)
     expected = listed(cell, list(passed))
     if tests != FOLDERS or every > 1:

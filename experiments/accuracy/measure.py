@@ -67,7 +67,7 @@ def derivative(transform: Any, f: Formula, order: tuple[int, ...]) -> Formula:
 
 
 def worst(f: Formula, xs: Any, exact: Exact, where: np.ndarray, dtype: str) -> tuple[float, int]:
-    """The largest error at some of the points, and at which."""
+    """Return the largest error at the chosen points, and the place of that point."""
     errors = np.where(where, exact.errors(np.asarray(f(*xs)), dtype), 0.0)
     return float(errors.max()), int(errors.argmax())
 

@@ -33,7 +33,7 @@ def moderate(draw: np.random.Generator, a: np.ndarray, b: np.ndarray, info: Any)
 
 
 def exponents(draw: np.random.Generator, a: np.ndarray, b: np.ndarray, info: Any) -> np.ndarray:
-    """Exponents to which a power is a normal number."""
+    """Exponents that keep the power of the first number a normal number."""
     logs = np.log(np.abs(a))
     logs = np.where(logs == 0, 1, logs)
     most = np.log(float(info.max))

@@ -22,7 +22,7 @@ BITS = 200
 class Exact:
     """Numbers (high + low) 2^exponent, with high in [1/2, 1) and low below its last place.
 
-    NaN where there is none.
+    NaN where the function has no value.
     """
 
     high: np.ndarray

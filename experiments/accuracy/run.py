@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="functions; all of them if none is named")
     parser.add_argument("--quick", action="store_true", help="1,000 points; nothing is kept")
     parser.add_argument("--references", type=Path, default=Path.home() / ".cache/xform/accuracy",
-                        help="the folder in which true values are kept")  # fmt: skip
+                        help="the folder that keeps true values")  # fmt: skip
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     options.references.mkdir(parents=True, exist_ok=True)

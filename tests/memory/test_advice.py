@@ -44,7 +44,7 @@ def recurrent(w: Any, x: Any) -> Any:
     return jnp.sum(lax.scan(step, jnp.zeros(x.shape[1:]), x)[1] ** 2)
 
 
-# What was said of these before is written beside them.
+# The comment beside each program is the advice that it got before.
 ONE_BUFFER: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pairwise distances": (xform.grad(energy), (f32(200, 3),)),  # nothing
     "a kernel matrix": (xform.grad(kernel), (f32(), f32(500, 8), f32(500))),  # "250 for 500"

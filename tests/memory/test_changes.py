@@ -1,4 +1,4 @@
-"""Each change that a report promises bytes for is made, and the compiler is asked."""
+"""Make each change that a report promises bytes for, and compare with the compiler's bytes."""
 
 from __future__ import annotations
 

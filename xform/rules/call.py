@@ -140,8 +140,9 @@ class Jit(Structured):
 
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         xs = all_arrayed(xs)
-        logs = not placed(eqn) and analyze(body(eqn), active, wanted).logs
-        if logs or self.inlined(eqn, compiled()):
+        inlined = self.inlined(eqn, compiled()) is not None
+        # A call that a node holds loses what its body logs. The node uses the same analysis.
+        if inlined or (not placed(eqn) and analyze(body(eqn), active, wanted).logs):
             return pullback(body(eqn), active, wanted, xs)
         return super().vjp(eqn, xs, active, wanted)
 
