@@ -20,6 +20,7 @@ from xform.interpret.barrier import Where, barrier
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.materialize import materialize
 from xform.interpret.node import Node, fork_p, gather, join_p, spread, there
+from xform.interpret.shared import shared
 from xform.interpret.wait import Waits, waits
 from xform.interpret.written import written
 from xform.ir import Atom, Mask, bind, read, write
@@ -89,8 +90,10 @@ def backward(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seeds: Se
     write(env, joint.seeds, seeds)
     places = waits(plan, whole, together) if together or whole else {}
     with jax.named_scope(TANGENT if joint.push else BACKWARD):
-        again = written(plan) if places and staging() else {}
-        run = _BackwardRun(plan, env, plan.inner if together else (), again)
+        materialized = written(plan) if places and staging() else {}
+        if together and whole and staging():
+            materialized = shared(plan) | materialized
+        run = _BackwardRun(plan, env, plan.inner if together else (), materialized)
         run.all(plan.order, joint.backward_outputs, places)
     return [read(env, v) for v in joint.backward_outputs]
 

@@ -7,7 +7,7 @@ backward part has the same constants. Each would be as large as the one value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ _LARGER = 3
 _REPEATED = ("elementwise", "movement")
 
 
-def written(plan: Plan) -> Mapping[Var, Where]:
+def written(plan: Plan) -> dict[Var, Where]:
     """The saved values that are much smaller than what a compiler would make them from again.
 
     With what is pooled and not saved; and on which backends. Of a forward part that is compiled
@@ -47,7 +47,7 @@ def written(plan: Plan) -> Mapping[Var, Where]:
 def _pooled(plan: Plan) -> Iterator[Var]:
     """What is pooled."""
     for eqn in plan.joint.forward:
-        if traits(eqn.primitive).pools and isinstance(v := eqn.invars[0], Var) and _plain(v):
+        if traits(eqn.primitive).pools and isinstance(v := eqn.invars[0], Var) and plain(v):
             yield v
 
 
@@ -69,7 +69,7 @@ def _of_constants(plan: Plan, v: Var, there: set[Var]) -> bool:
 
 def _from_larger(plan: Plan, v: Var, there: set[Var]) -> bool:
     eqn = plan.joint.producer.get(v)
-    if eqn is None or not _repeated(eqn) or not _plain(v):
+    if eqn is None or not _repeated(eqn) or not plain(v):
         return False
     room, todo, seen = _LARGER * aval_bytes(v.aval), [eqn], set[Var]()
     for equation in todo:
@@ -92,7 +92,7 @@ def _repeated(eqn: JaxprEqn) -> bool:
     return of.fusion in _REPEATED and of.pure and not of.dear and len(eqn.outvars) == 1
 
 
-def _plain(v: Any) -> bool:
+def plain(v: Any) -> bool:
     """Whether it has elements, of a type of whole bytes."""
     dtype = v.aval.dtype
     real = jnp.issubdtype(dtype, np.floating)

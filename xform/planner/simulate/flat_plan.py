@@ -19,6 +19,7 @@ from xform.interpret.barrier import barrier, holds
 from xform.interpret.emit import send
 from xform.interpret.joint import Plan, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p, spread
+from xform.interpret.shared import shared
 from xform.interpret.wait import Wait, Waits, waits
 from xform.interpret.written import written
 from xform.ir import Mask, Program, trace
@@ -88,7 +89,7 @@ class _Part:
         `places` are barriers.
         """
         plan, env, sent = self.plan, self.env, dict[Var, Cell]()
-        stays = written(plan)
+        stays = written(plan) if places is None else shared(plan) | written(plan)
         need = {v for v in wanted if isinstance(v, Var)}  # of the results of nodes, which are used
         for eqn in equations if plan.inner else ():
             need.update(reads_of(eqn, plan.inner))

@@ -1,0 +1,61 @@
+"""Which values of the backward part XLA:CPU should compute once for all their readers.
+
+XLA:CPU fuses a chain of cheap operations into each of its readers, however long the chain is. In a
+network with residual connections the cotangent of a layer's input is such a chain: it goes on
+through all layers that follow, and the compiled program grows with the square of their number. But
+a product reads that cotangent, so it is in memory in any case. Written there first
+(`materialize.py`), it is read by all others too, and each chain ends at the layer that it is of.
+
+Two products that read one matrix read it from memory. Two that read a value of more or fewer axes
+may each read it in another shape, and the chain is then run for each.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from jax import lax
+
+from xform._jax import Var, jax_primitives
+from xform.interpret.barrier import Where
+from xform.interpret.joint import Plan, reads_of
+from xform.interpret.wait import is_work
+from xform.interpret.written import plain
+from xform.table import traits
+
+# In these the chain of a cotangent goes on.
+_SUMS = lax.add_p, lax.sub_p, jax_primitives.add_jaxvals_p
+# Chains of at most so many operations are left to XLA.
+_LONG = 8
+# Values of fewer elements are left to XLA.
+_FEW = 1024
+
+
+def shared(plan: Plan) -> dict[Var, Where]:
+    """The values at the end of a long cheap chain that a product reads, and another operation."""
+    if "shared" not in plan.cache:
+        where: dict[Var, Where] = {v: "cpu" for v in _shared(plan)}
+        plan.cache["shared"] = where
+    return plan.cache["shared"]
+
+
+def _shared(plan: Plan) -> Iterator[Var]:
+    reads = [(eqn, frozenset(reads_of(eqn, plan.inner))) for eqn in plan.order]
+    products = Counter(v for eqn, read in reads if is_work(eqn) for v in read)
+    sums = {v for eqn, read in reads if eqn.primitive in _SUMS for v in read}
+    chains: dict[Var, frozenset[int]] = {}
+    for eqn, read in reads:
+        if traits(eqn.primitive).fusion not in ("elementwise", "movement"):
+            continue
+        chain = frozenset((id(eqn),)).union(*(chains[v] for v in read if v in chains))
+        chain = frozenset(itertools.islice(chain, _LONG + 1))  # more makes no difference
+        for v in eqn.outvars:
+            aval: Any = v.aval
+            several = products[v] and (v in sums or (products[v] > 1 and aval.ndim != 2))
+            if several and len(chain) > _LONG and plain(v) and aval.size >= _FEW:
+                yield v
+            else:
+                chains[v] = chain
