@@ -55,6 +55,12 @@ def test_transforms(name: str, check_vma: bool) -> None:
     _both(lambda t: TRANSFORMS[name](t, f, *inputs()))
 
 
+@pytest.mark.parametrize("name", ["jvp", "vjp"])
+def test_no_tracer_outlives_its_trace(name: str) -> None:
+    with jax.checking_leaks():
+        TRANSFORMS[name](xform, shard(_tanh), *inputs())
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("check_vma", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_partly_manual(kind: AxisType, check_vma: bool) -> None:

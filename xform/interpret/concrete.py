@@ -259,14 +259,13 @@ class Watch(Trace, abc.ABC):
 
     def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **options: Any) -> Any:
         """Its body is traced, as it has types and names of axes of its own."""
-        results: list[Any] = []
+        structures: list[Any] = []
 
         def run(*xs: Value) -> list[Value]:
             params = {**options, "subfuns": (f,)}
-            results.append(
-                primitive.bind_with_trace(current_trace(), xs, list(map(jax.typeof, xs)), params)
-            )
-            return list(results[0])
+            out = primitive.bind_with_trace(current_trace(), xs, list(map(jax.typeof, xs)), params)
+            structures.append(out.map(lambda _: None))  # no tracer outlives its trace
+            return list(out)
 
         prog = trace(run, *map(jax.typeof, args))
         (staged,) = prog.equations
@@ -280,7 +279,7 @@ class Watch(Trace, abc.ABC):
                 self._by_equation(lookup(eqn), eqn, xs, marks, on) if any(on) else apply(staged, xs)
             )
         env.update(zip(staged.outvars, outs, strict=True))
-        return results[0].update([read(env, v) for v in prog.outputs])
+        return structures[0].update([read(env, v) for v in prog.outputs])
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /, *,
                                 symbolic_zeros: bool) -> Any:  # fmt: skip
