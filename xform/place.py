@@ -101,7 +101,7 @@ def _corner(at: Any) -> tuple[list[Any], list[int]]:
 
 
 def _picks(at: Any) -> tuple[Any, ...]:
-    """An indexer as an index of NumPy's: if a slice's start is traced, arrays for all axes."""
+    """An indexer as an index of NumPy's: arrays for all axes if a slice's start is not `_fixed`."""
     if not _moves(at):
         return tuple(
             slice(i.start, i.start + _reach(i), i.stride) if _is_slice(i) else i for i in at.indices
@@ -133,16 +133,17 @@ def _int32(starts: Sequence[Any]) -> list[Value]:
 
 
 def _moves(at: Any) -> bool:
-    """Whether a slice has a traced start."""
-    return any(_is_slice(i) and not _static(i.start) for i in at.indices)
+    """Whether a slice has a start that is not `_fixed`."""
+    return any(_is_slice(i) and not _fixed(i.start) for i in at.indices)
 
 
 def _is_slice(index: Any) -> bool:
     return hasattr(index, "stride")
 
 
-def _static(start: Any) -> bool:
-    return isinstance(start, int | np.integer)
+def _fixed(start: Any) -> bool:
+    """Whether a start is known and inside of the array: JAX counts a negative one from the end."""
+    return isinstance(start, int | np.integer) and bool(start >= 0)
 
 
 def _reach(index: Any) -> int:
@@ -151,7 +152,7 @@ def _reach(index: Any) -> int:
 
 def _whole(at: Any) -> bool:
     return all(
-        _is_slice(i) and _static(i.start) and (i.start, i.size, i.stride) == (0, n, 1)
+        _is_slice(i) and _fixed(i.start) and (i.start, i.size, i.stride) == (0, n, 1)
         for n, i in zip(at.shape, at.indices, strict=True)
     )
 

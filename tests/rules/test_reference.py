@@ -228,22 +228,33 @@ MOVING = {
 }
 
 
+def moved(name, x, i):
+    ref, index = jax.new_ref(x), MOVING[name](i)
+    y = ref[index]
+    before = jax.ref.swap(ref, index, jnp.sin(y))
+    jax.ref.addupdate(ref, index, 2.0 * y)
+    return y, before, jax.freeze(ref)
+
+
 @pytest.mark.parametrize("name", slow(MOVING, "slice", "strided and integer", "together"))
 def test_places_outside_of_a_reference(name) -> None:
     """A traced start may be negative, or beyond the end: JAX says what is read and written then."""
     x = jnp.asarray(RNG.normal(size=(4, 5, 2)))
-
-    def f(x, i):
-        ref, index = jax.new_ref(x), MOVING[name](i)
-        y = ref[index]
-        before = jax.ref.swap(ref, index, jnp.sin(y))
-        jax.ref.addupdate(ref, index, 2.0 * y)
-        return y, before, jax.freeze(ref)
-
-    found = jax.jit(lambda x, i: xform.vjp(lambda x: f(x, i), x)[0])
-    expected = jax.jit(f)
+    found = jax.jit(lambda x, i: xform.vjp(lambda x: moved(name, x, i), x)[0])
+    expected = jax.jit(lambda x, i: moved(name, x, i))
     for i in range(-7, 8):
-        for a, b in zip(found(x, i), expected(x, i), strict=True):
+        for a, b in zip(found(x, jnp.int32(i)), expected(x, jnp.int32(i)), strict=True):
+            np.testing.assert_allclose(a, b)
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_places_counted_from_the_end(name) -> None:
+    """A negative start that is known says what a traced one says."""
+    x = jnp.asarray(RNG.normal(size=(4, 5, 2)))
+    expected = jax.jit(lambda x, i: moved(name, x, i))
+    for i in (-1, np.int64(-2)):
+        found = xform.vjp(lambda x: moved(name, x, i), x)[0]  # noqa: B023
+        for a, b in zip(found, expected(x, jnp.int32(i)), strict=True):
             np.testing.assert_allclose(a, b)
 
 
