@@ -300,3 +300,10 @@ def test_what_cannot_be_asked() -> None:
             xform.jacobian(jnp.sin, **options)(*inputs)
     with pytest.raises(WrongDtype):
         xform.jacobian(lambda x: jnp.argmax(x))(X)
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_strict_dtypes(chunk: int | None) -> None:
+    with jax.numpy_dtype_promotion("strict"):
+        got = xform.jacobian(jnp.sin, mode="forward", chunk=chunk)(X)
+    close(got, jnp.diag(jnp.cos(X)))

@@ -94,6 +94,14 @@ def test_the_pattern_is(name: str) -> None:
     )
 
 
+@pytest.mark.usefixtures("x64")
+def test_a_product_with_a_known_array_under_strict_dtypes() -> None:
+    weights = jnp.asarray(WEIGHTS)
+    with jax.numpy_dtype_promotion("strict"):
+        pattern = xform.sparsity(lambda x, w: x @ w, np.ones(N), weights, at=np.ones(N))
+    np.testing.assert_array_equal(pattern.todense(), BAND.T)
+
+
 def test_rows_that_are_not_known_may_be_any() -> None:
     f = lambda x, i: x.reshape(2, 3)[:, i]
     pattern = xform.sparsity(f, X, jnp.array([2, 0]))

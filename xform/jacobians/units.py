@@ -35,7 +35,9 @@ def of_units(linear: Linear, avals: Sequence[Any], chunk: int | None = None) -> 
     places = list(zip(avals, starts, strict=True))
     if chunk is not None and chunk < n:
         unit = lambda i: [_one_hot(i, aval, start) for aval, start in places]
-        return lax.map(lambda i: list(linear(unit(i))), jnp.arange(n), batch_size=chunk)
+        return lax.map(
+            lambda i: list(linear(unit(i))), jnp.arange(n, dtype=jnp.int32), batch_size=chunk
+        )
     every = lambda *rows: of_rows(linear, rows)
     prog = Inline().program(trace(every, *(stacked(n, a) for a in avals)))
     units = {
@@ -72,7 +74,9 @@ class _Units:
 
     def array(self) -> Value:
         """Written out."""
-        return jax.vmap(lambda i: _one_hot(i, self.aval, self.start))(jnp.arange(self.n))
+        return jax.vmap(lambda i: _one_hot(i, self.aval, self.start))(
+            jnp.arange(self.n, dtype=jnp.int32)
+        )
 
     def times(self, eqn: JaxprEqn, matrix: Value, side: int) -> Value:
         """A product with it, as the operand of this side: its other operand, spread."""

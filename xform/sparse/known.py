@@ -108,7 +108,7 @@ class Known:
                    ) -> tuple[dict[Var, Any], dict[tuple[int, int], np.ndarray]]:  # fmt: skip
         if not wanted and not sloped:
             return {}, {}
-        given = {v: self._given[v] for v in wanted if v in self._given}
+        given = {v: _plain(self._given[v]) for v in wanted if v in self._given}
         computed = [v for v in wanted if v not in given]
         needed: set[Any] = {*computed}
         for eqn, _ in sloped:
@@ -152,8 +152,8 @@ class Known:
 
 
 def _plain(x: Any) -> Any:
-    """An array of NumPy's, if its elements are numbers."""
-    return np.asarray(x) if isinstance(x.dtype, np.dtype) else x
+    """An array of JAX as one of NumPy, if its elements are numbers."""
+    return np.asarray(x) if isinstance(getattr(x, "dtype", None), np.dtype) else x
 
 
 def _repeatable(eqn: JaxprEqn) -> bool:
