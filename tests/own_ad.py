@@ -61,6 +61,7 @@ _DOORS = {
     ("transforms/inspect.py", "held"),
     ("memory/compilation.py", "_compile_locally"),
     ("memory/lowering.py", "lower"),
+    ("interpret/concrete.py", "run"),  # the body of a `shard_map`
     ("ir.py", "trace"),
     # A program that is run may be left to JAX, or compared with it.
     ("commands/met.py", "_do"),
