@@ -33,7 +33,7 @@ def trodden(length, n, called=None):
     def step(x):
         if called is not None:
             jax.debug.callback(called)
-        return [lax.add(v, 1) for v in x]
+        return [lax.add(v, jnp.int32(1)) for v in x]
 
     end, trail = sweep(
         lambda x: lax.lt(x[0], length), step, [jnp.int32(0), jnp.int32(0)], (True, False), n
@@ -42,7 +42,7 @@ def trodden(length, n, called=None):
     def pull(x, after, cts):
         expected, wrong = cts
         right = lax.bitwise_and(lax.eq(x[0], expected - 1), lax.eq(after[0], expected))
-        return [x[0], wrong + 1 - right.astype(int)], [jnp.int32(1)]
+        return [x[0], wrong + 1 - right.astype(jnp.int32)], [jnp.int32(1)]
 
     ways = in_lanes(trail.trips, step, pull)
     cts, sums = back(trail, end[:1], (True,), *ways, [length, jnp.int32(0)], [jnp.int32(0)])
@@ -100,7 +100,8 @@ def retraced(length, n, called):
     def pull(i, x, after, cts, sums):
         return [cts[0] - 1], [sums[0] + ((x[0] == i) & (cts[0] == i + 1))]
 
-    slots = jnp.zeros(n + 1, jnp.int32).at[places(length, n)].set(jnp.arange(length))
+    steps = jnp.arange(length, dtype=jnp.int32)
+    slots = jnp.zeros(n + 1, jnp.int32).at[places(length, n)].set(steps)
     trail = known(length, n, [slots])
     return back(trail, [], (False,), count, pull, [jnp.int32(length)], [jnp.int32(0)])
 

@@ -106,10 +106,10 @@ def test_a_plan_runs_in_two_parts(name: str, policy) -> None:
     joint = analyze(trace(PROGRAMS[name], X), (True,), (True,))
     how = plan(joint, policy, top=True)
     (y,), kept = emit.forward(how, [jnp.asarray(X)])
-    (ct,) = emit.backward(how, kept, [jnp.asarray(X)], [jnp.ones(3)], True, whole=True)
+    (ct,) = emit.backward(how, kept, [jnp.asarray(X)], [jnp.ones_like(X)], True, whole=True)
     want, pull = jax.vjp(lambda x: PROGRAMS[name](x)[0], X)
     np.testing.assert_allclose(y, want, rtol=1e-6)
-    np.testing.assert_allclose(ct, pull(jnp.ones(3))[0], rtol=1e-5)
+    np.testing.assert_allclose(ct, pull(jnp.ones_like(X))[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -31,7 +31,7 @@ class Op(HiPrim):
 
     def expand(self, xy: Any, n: Any) -> Any:
         x, y = xy[0], xy[1]["y"]
-        return {"a": jnp.sin(x) * y, "b": jnp.exp(x) + 0.0 * n}
+        return {"a": jnp.sin(x) * y, "b": jnp.exp(x) + 0 * n.astype(x.dtype)}
 
 
 def partials(x: Any, y: Any) -> Any:
@@ -201,7 +201,7 @@ def test_what_a_rule_returns_instead_of_adding_is_refused() -> None:
     for compiled in (lambda g: g, jax.jit):
         with pytest.raises(WrongCotangent, match=r"(?s)pullback of Confused.*returned a tuple"):
             compiled(xform.grad(loss(Confused)))(X, X)
-        with pytest.raises(WrongCotangent, match=r"(?s)pullback of Misshapen.*float32\[2\]"):
+        with pytest.raises(WrongCotangent, match=rf"(?s)pullback of Misshapen.*{X.dtype}\[2\]"):
             compiled(xform.grad(loss(Misshapen)))(X, X)
 
 
@@ -227,7 +227,7 @@ class PairType(hijax.HiType):
     sizes: tuple[int, ...]
 
     def lo_ty(self) -> Any:
-        return [hijax.ShapedArray(self.sizes, jnp.dtype("float32"))] * 2
+        return [hijax.ShapedArray(self.sizes, X.dtype)] * 2
 
     def lower_val(self, value: Any) -> Any:
         return [value.a, value.b]
@@ -318,9 +318,11 @@ def test_values_of_a_type_of_ones_own_have_derivatives(compiled: bool) -> None:
     np.testing.assert_allclose(wrap(lambda p: xform.jvp(f, (p,), (p,))[1])(p), moved, rtol=1e-6)
     np.testing.assert_allclose(wrap(lambda p: xform.linearize(f, p)[1](p))(p), moved, rtol=1e-6)
     np.testing.assert_allclose(wrap(xform.grad(through))(X), jax.grad(through)(X), rtol=1e-6)
-    with pytest.raises(WrongCotangent, match=r"float32\[3\], the output it belongs to Pair\[3\]"):
+    with pytest.raises(
+        WrongCotangent, match=rf"{X.dtype}\[3\], the output it belongs to Pair\[3\]"
+    ):
         xform.vjp(lambda x: pair(x, x), X)[1](X)
-    with pytest.raises(WrongTangent, match=r"float32\[3\], but its primal Pair\[3\]"):
+    with pytest.raises(WrongTangent, match=rf"{X.dtype}\[3\], but its primal Pair\[3\]"):
         xform.jvp(f, (p,), (X,))
 
 
