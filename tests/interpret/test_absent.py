@@ -58,6 +58,7 @@ def gathered(x: Any) -> Any:
 SORTED = lambda x: lax.sort((jnp.arange(2), *map(jnp.atleast_1d, both(x * jnp.ones(2)))))
 LOOPED = lambda x: lax.fori_loop(0, 2, lambda i, c: (c[0] * 2, jnp.sqrt(c[1])), (x, x))
 MATRIX = lambda x: jnp.eye(3) * (1 + x)
+W = np.arange(1.0, 7.0).reshape(2, 3)
 PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "jit": lambda x: jax.jit(both)(x)[0],
     "checkpoint": lambda x: jax.checkpoint(both)(x)[0],
@@ -109,6 +110,32 @@ def test_a_while_loop_makes_no_nan() -> None:
         lambda c: c[2] < 2, lambda c: (c[0] * 2, jnp.sqrt(c[1]), c[2] + 1), (x, x, 0)
     )[0]
     assert float(xform.grad(loop)(0.0)) == float(jax.jit(xform.grad(loop))(0.0)) == 4.0
+
+
+def keyed(state: Any) -> Any:
+    """A step in which one carry is moved as another is sorted, and goes nowhere."""
+    a, b, c = state
+    return jnp.sin(b), lax.sort((c, a), num_keys=1)[0], 2 * b
+
+
+LENGTHS: dict[str, Callable[[int, Any], Any]] = {
+    "scan": lambda n, state: lax.scan(lambda s, _: (keyed(s), None), state, None, length=n)[0],
+    "fori_loop": lambda n, state: lax.fori_loop(0, n, lambda _, s: keyed(s), state),
+    "while_loop": lambda n, state: lax.while_loop(
+        lambda s: s[0] < n, lambda s: (s[0] + 1, *keyed(s[1:])), (0, *state))[1:],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("n", [0, 3])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_a_carry_that_depends_on_no_cotangent_gets_none(name: str, n: int, wrap: str) -> None:
+    loss = lambda loop: lambda x, y: jnp.vdot(jnp.stack(loop(n, (x, x * y, x))[1:]), W)
+    x, y = jnp.array([0.3, -0.7, 1.1]), jnp.array([1.3, 0.2, -0.4])
+    want = jax.grad(loss(LENGTHS["scan"]), (0, 1))(x, y)
+    got = WRAPS[wrap](xform.grad(loss(LENGTHS[name]), (0, 1)))(x, y)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 def test_an_auxiliary_output_makes_no_nan() -> None:

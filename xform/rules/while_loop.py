@@ -270,10 +270,7 @@ class _Steps:
         sums = instantiate([None] * n, joint.inputs[:n], consts, cotangent_aval)
         lanes = in_lanes(trail.trips, step, pull)
         cts, sums = back(trail, last, ahead, *lanes, gather(spread(cts, self.cts), carry), sums)
-        return [
-            *gather(spread(sums, consts), joint.results[:n]),
-            *gather(spread(cts, carry), self.cts),
-        ]
+        return [*sums, *cts]
 
 
 class _Pull(Node):
@@ -283,8 +280,7 @@ class _Pull(Node):
 
     def __init__(self, eqn: JaxprEqn, loop: _Loop, joint: Joint, wanted: Mask, cts: Mask):
         self.body, self.steps = loop, _Steps(loop, joint, cts)
-        consts = joint.results[: loop.n_step]
-        super().__init__(eqn, [joint], wanted, (*(False,) * loop.n_cond, *consts, *cts), False)
+        super().__init__(eqn, [joint], wanted, self._moving(wanted), False)
         self.first_carry = loop.n_step
         self._check_effects()
 
@@ -323,12 +319,16 @@ class _Pull(Node):
         cts = gather(spread(cts, carry), self.steps.cts)
         results = self.steps.compiled(plans[0], "back")(token, list(xs), cts)
         where = frame(self.eqn)
-        return [None if ct is None else final(ct, where) for ct in results]
+        return spread([final(ct, where) for ct in results], self.moved(there(seeds)))
 
     def moved(self, given: Mask) -> Mask:
-        consts, carry = self.steps.moving(within(self.seeded, given))
-        inputs = (*(False,) * self.body.n_cond, *consts, *carry)
-        return tuple(gather(inputs, self.results))
+        return tuple(gather(self._moving(within(self.seeded, given)), self.results))
+
+    def _moving(self, seeded: Mask) -> Mask:
+        """Which inputs get a cotangent, if the `seeded` outputs bring one."""
+        consts, carry = self.steps.moving(seeded)
+        carry = tuple(a and b for a, b in zip(carry, self.steps.cts, strict=True))
+        return (*(False,) * self.body.n_cond, *consts, *carry)
 
     def _check_effects(self) -> None:
         """Refuse a step whose effects make the values that it is run again for."""
