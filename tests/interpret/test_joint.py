@@ -48,6 +48,26 @@ def test_the_forward_part_does_not_depend_on_seconds_and_the_second_part_does(na
     assert joint.seeded == joint.results == (True,)
 
 
+UNCHOSEN = {
+    "scan": lambda x: lax.scan(lambda c, _: (jnp.sin(c) * c, None), x, None, length=3)[0],
+    "while": lambda x: lax.while_loop(lambda c: c[0] < 9, lambda c: c**2 + 1, x),
+    "cond": lambda x: lax.cond(x[0] > 0, jnp.sin, lambda x: x * x, x),
+    "remat": jax.checkpoint(lambda x: jnp.sin(x) * x),
+    "large jit": large,
+}
+
+
+@pytest.mark.parametrize("policy", [xform.policies.save_dots, xform.policies.save_nothing])
+@pytest.mark.parametrize("name", UNCHOSEN)
+def test_what_simplification_frees_of_its_seeds_stays_in_the_backward_part(name, policy) -> None:
+    """The cotangent of what a known choice leaves out is zeros, and depends on no seed."""
+    f = lambda x: lax.select(np.bool_(False), UNCHOSEN[name](2 * x), 3 * x)
+    joint = analyze(trace(lambda x: [f(x)], X), (True,), (True,))
+    assert not any(eqn.primitive is join_p for eqn in joint.forward)
+    got = jax.jit(lambda x: xform.vjp(f, x, policy=policy)[1](X)[0])(X)
+    np.testing.assert_array_equal(got, 3 * X)
+
+
 def test_a_program_is_analyzed_once_for_its_masks() -> None:
     prog = trace(PROGRAMS["scan"], X)
     one = analyze(prog, (True,), (True,))

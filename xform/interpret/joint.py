@@ -252,14 +252,15 @@ def _split(
 ) -> Joint:
     """Tell the two parts apart: the backward part is all that depends on a seed.
 
-    And all that a user's backward function does besides: what it reads of a reference, for one.
+    And all that a user's backward function does besides: what it reads of a reference, for one. And
+    each join, also one of which simplification found that it depends on no seed.
     """
     traced, start, tied = unmarked(traced)
     n, k = len(prog.inputs), len(prog.outputs)
     dependent = set(traced.inputs[n:])
     forward, backward = [], []
     for i, eqn in enumerate(traced.equations):
-        late = i >= start and has_effects(eqn)
+        late = eqn.primitive is join_p or (i >= start and has_effects(eqn))
         if late or any(isinstance(v, Var) and v in dependent for v in eqn.invars):
             backward.append(eqn)
             dependent.update(eqn.outvars)
