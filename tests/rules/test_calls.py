@@ -77,6 +77,52 @@ def test_a_closed_over_value_of_custom_vmap() -> None:
     close(jax.vmap(xform.grad(outer), (None, 0))(Y, X), jnp.sin(X))
 
 
+def stacked(f):
+    """A function with a rule that says of each output that it is batched, as a rule may."""
+    g = custom_vmap(f)
+
+    @g.def_vmap
+    def _(size, batched, *xs):
+        ys = jax.vmap(f, [0 if b else None for b in batched], axis_size=size)(*xs)
+        return ys, jax.tree.map(lambda _: True, ys)
+
+    return g
+
+
+STACKED = {
+    "one": lambda x: stacked(lambda x: (jnp.sin(x), x))(x)[0],
+    "beside a constant": lambda x: stacked(lambda x, n: jnp.sin(x) * n)(x, np.arange(3)),
+    "constant": lambda x: stacked(lambda x: (x, jnp.full(3, 0.3)))(x)[1] + x,
+    "closed over": lambda x: stacked(lambda y: jnp.sin(x) * y)(np.arange(3.0)),
+    "both": lambda x: stacked(lambda y: jnp.sin(x) * y)(x),
+    "twice": lambda x: stacked(stacked(jnp.sin))(x),
+    "in a scan": lambda x: lax.scan(lambda c, _: (stacked(jnp.sin)(c), None), x, None, 2)[0],
+}
+PLAIN = {
+    "one": jnp.sin,
+    "beside a constant": lambda x: jnp.sin(x) * np.arange(3),
+    "constant": lambda x: x + 0.3,
+    "closed over": lambda x: jnp.sin(x) * np.arange(3.0),
+    "both": lambda x: jnp.sin(x) * x,
+    "twice": jnp.sin,
+    "in a scan": lambda x: jnp.sin(jnp.sin(x)),
+}
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_where_tangents_alone_are_batched_outputs_are_not(name: str) -> None:
+    f, plain = STACKED[name], PLAIN[name]
+    close(xform.jacfwd(f)(X), jax.jacfwd(plain)(X))
+    close(xform.jacrev(f)(X), jax.jacfwd(plain)(X))
+    close(xform.hessian(lambda x: f(x).sum())(X), jax.hessian(lambda x: plain(x).sum())(X))
+    close(xform.jacfwd(xform.jacfwd(f))(X), jax.jacfwd(jax.jacfwd(plain))(X))
+    push = lambda x, dx: xform.jvp(f, (x,), (dx,))
+    y, dys = jax.vmap(push, (None, 0), (None, 0))(X, np.eye(3))
+    close((y, dys), (plain(X), jax.jacfwd(plain)(X).T))
+    xs = np.stack([X, X + 1])
+    close(jax.vmap(xform.jacfwd(f))(xs), jax.vmap(jax.jacfwd(plain))(xs))
+
+
 def test_linear_call_uses_each_transpose_in_turn() -> None:
     f = lambda x: linear_call(lambda _, x: x, lambda _, ct: 7.0 * ct, (), x)
     turn = lambda f: lambda ct: xform.linear_transpose(f, 1.0)(ct)[0]

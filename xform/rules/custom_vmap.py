@@ -21,7 +21,7 @@ from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Plans, Structured, Whole, gather, spread, there, within
-from xform.ir import Mask, Program, apply, program, trace
+from xform.ir import Mask, Program, apply, evaluate, program, trace
 from xform.table import declare
 from xform.traits import Traits
 
@@ -114,11 +114,10 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
     """The push of the call, as `_derived`; the rule gets as batched what JAX gives it as batched.
 
     That is an input of which the primal and the tangent are both batched. What only one of them is
-    is mapped over outside the rule.
+    is mapped over outside the rule. Where no primal is batched, neither are the outputs, whatever
+    the rule says.
     """
     prog, closed = program(eqn.params["call"]), _closed(eqn.params["in_tree"])
-    if any(gather(active, closed)):
-        return _derived(eqn, derivative, active)
 
     @custom_vmap
     def call(xs: list[Value], dxs: list[Value]) -> list[Value]:
@@ -126,7 +125,14 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
 
     @call.def_vmap
     def _(size: int, batched: Any, xs: list[Value], dxs: list[Value]):
-        if any(gather(batched[0], closed)):
+        out, flags = lanes(size, batched, xs, dxs)
+        if any(batched[0]):
+            return out, flags
+        ys = evaluate(prog, xs) if any(closed) else apply(eqn, xs)
+        return [*ys, *out[len(on) :]], [*(False,) * len(on), *flags[len(on) :]]
+
+    def lanes(size: int, batched: Any, xs: list[Value], dxs: list[Value]):
+        if any(gather(active, closed)) or any(gather(batched[0], closed)):
             return _mapped(lambda *args: derivative(prog, *args), size, batched, xs, dxs)
         both, *outside = _split(batched, active)
         mutual: list[bool] = []
