@@ -119,7 +119,7 @@ ODD = (
     ("jnp.modf({0} * 2.1)[0]", ((3,),), 1.2, 1.0),
     ("frexp({0} + 3.3)[0]", ((3,),), 1.0, 1.0),
     ("jnp.deg2rad({0}) * 40.0", ((3,),), 2.5, 2.0),
-    ("jnp.float_power({0} + 3.1, np.float32(0.5))", ((3,),), 1.5, 2.3),
+    ("jnp.float_power(lax.convert_element_type({0}, F) + 3.1, np.float32(0.5))", ((3,),), 1.5, 2.3),
     ("lax.convert_element_type({0}, np.float32).astype(F)", ((3,),), 2.5, 2.5),
     ("jax.numpy.piecewise({0}, [{0} > 0.1131], [jnp.sin, 0.25])", ((3,),), 2.5, 1.0),
 )  # fmt: skip
