@@ -3,7 +3,9 @@
 To compile thousands of derivatives of derivatives would take hours. Most primitives run in NumPy
 (`in_numpy.py`), the others by JAX, one by one, which compiles each for each shape once. With
 `noise` the last bits of each rounding are disturbed, the same way for the same value: what moves
-then is ill-conditioned. Noise is given for float64, and is larger for float32.
+then is ill-conditioned. Noise is given for float64, and is larger for float32. What becomes a
+narrower float is disturbed before, by half the last bit of that: a cotangent that is a sum may be
+rounded as one, or term by term, where what made its value is run again.
 """
 
 from __future__ import annotations
@@ -88,8 +90,11 @@ class Machine:
             return make(self, eqn)
         plain = IN_NUMPY.get(name)
         noisy = self.noise if name in ROUNDS or name in SPECIAL else 0.0
+        loss = _loss(eqn) if self.noise else 0.0
 
         def run(*xs: Any) -> list[Any]:
+            if loss:
+                xs = (_moved(xs[0], loss), *xs[1:])
             out = plain(params, *xs) if plain is not None else NotImplemented
             if out is NotImplemented:
                 out = by_jax(eqn, xs)
@@ -225,13 +230,28 @@ def _where(alive: Any, new: Any, old: Any) -> Any:
     )
 
 
+def _loss(eqn: JaxprEqn) -> float:
+    """Half the last bit of the narrower float that an equation makes, for 1; 0 if it makes none."""
+    if eqn.primitive.name != "convert_element_type":
+        return 0.0
+    old, new = (v.aval.dtype for v in (*eqn.invars, *eqn.outvars))
+    if any(not isinstance(t, np.dtype) or t.kind not in "fc" for t in (old, new)):
+        return 0.0
+    eps = float(np.finfo(new).eps)
+    return eps / 2 if eps > np.finfo(old).eps else 0.0
+
+
 def _disturbed(y: Any, noise: float) -> Any:
     """A float with its last bits moved up or down, by what the bits are."""
     if isinstance(y, list) or y.dtype.kind not in "fc":
         return y
+    return _moved(y, noise * float(np.finfo(y.dtype).eps / np.finfo(np.float64).eps))
+
+
+def _moved(y: Any, noise: float) -> Any:
+    """A float moved up or down by a part of itself, by what its bits are."""
     if y.dtype.kind == "c":
-        return _disturbed(np.real(y), noise) + 1j * _disturbed(np.imag(y), noise)
-    noise *= float(np.finfo(y.dtype).eps / np.finfo(np.float64).eps)
+        return _moved(np.real(y), noise) + 1j * _moved(np.imag(y), noise)
     bits = np.ascontiguousarray(y, np.float64).view(np.uint64)
     odd = (bits * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
     unit = odd.astype(np.float64) / 2.0**23 - 1.0

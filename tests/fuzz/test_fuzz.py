@@ -166,6 +166,18 @@ def test_noise_shows_what_is_ill_conditioned() -> None:
     assert distance(noisy, quiet) > 1e-6
 
 
+def test_noise_shows_what_a_narrower_float_rounds() -> None:
+    narrow = lambda x: (x.astype(np.float32).astype(np.float64) * 0.7,)
+    wide = lambda x: (x.astype(np.complex128).real * 0.7,)
+    x = np.linspace(0.3, 0.9, 50)
+    spread = []
+    for f in (narrow, wide):
+        jaxpr = jax.make_jaxpr(f)(x)
+        spread.append(distance(Machine(2e-15).run(jaxpr, [x]), Machine().run(jaxpr, [x])))
+    assert 1e-8 < spread[0] < 1e-7
+    assert spread[1] < 1e-14
+
+
 def test_reductions_are_compared_with_loops() -> None:
     """That are the same function: JAX's own derivative of `reduce` forgets the initial value."""
     random = np.random.default_rng(0)
