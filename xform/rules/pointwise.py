@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, primitives, weak_as, zeros
-from xform.arithmetic import Over, Value, arrayed, constant_like, reduce_like
+from xform.arithmetic import Over, Value, arrayed, constant_like, like, reduce_like
 from xform.equation import apply
 from xform.reach import EACH, Moved
 from xform.table import declare
@@ -99,19 +99,20 @@ pointwise("pow", _pow_base, lambda y, a, b: lax.mul(lax.log(nonzero(a)), y), tra
 
 def _polynomial(primals: Sequence[Value], tangents: Sequence[Any], *, unroll: int | None = None):
     (x, *c), (dx, *dc) = primals, tangents
-    p = primitives()["polynomial"]
     params = {} if unroll is None else {"unroll": unroll}
-    dy = None
-    if dx is not None:
-        slope = [lax.mul(C(ck, k), ck) for k, ck in enumerate(c[1:], 1)] or [lax.full_like(c[0], 0)]
-        dy = lax.mul(dx, p.bind(x, *slope, **params))
+    evaluate = lambda *of: primitives()["polynomial"].bind(x, *of, **params)
+    y, dy = evaluate(*c), None
+    if dx is not None and len(c) > 1:
+        slope = [lax.mul(C(ck, k), ck) for k, ck in enumerate(c[1:], 1)]
+        # No equation has one coefficient: JAX lowers that to the coefficient, in its own shape.
+        dy = lax.mul(dx, slope[0] if len(slope) == 1 else evaluate(*slope))
     power = lax.full_like(x, 1)
     for dck in dc:
         if dck is not None:
             term = lax.mul(dck, power)
             dy = term if dy is None else lax.add(dy, term)
         power = lax.mul(power, x)
-    return [p.bind(*primals, **params)], [dy]
+    return [y], [None if dy is None else like(dy, y)]
 
 
 composite("polynomial", _polynomial, traits=ELEMENTWISE)

@@ -131,11 +131,24 @@ CASES = [
          differences=False),  # that is what it is for
 ]  # fmt: skip
 
+
+def polynomial(x, *c):
+    return lax.polynomial(x, c)
+
+
 if hasattr(lax, "polynomial"):  # new in JAX 0.12
     CASES += [
         unary("log2", P),
         unary("one_minus_square"),
-        Case("polynomial", lambda x, *c: lax.polynomial(x, c), (X, B, U, P), complex=True),
-        # What the derivative of a line is; `lax.polynomial` itself makes no equation of it.
+        Case("polynomial", polynomial, (X, B, U, P), complex=True),
+        # Scalars: the slope of a line is one of its coefficients, not of the shape of the result.
+        Case("polynomial", polynomial, (MATRIX, SCALAR, -SCALAR), "line", complex=True),
+        Case("polynomial", polynomial, (MATRIX, *np.float64([0.8, -0.3, 1.2])), "square",
+             complex=True),
+        Case("polynomial", polynomial, (SCALAR, MATRIX, -SCALAR), "wide", complex=True,
+             jax=False),  # JAX 0.12 makes the tangent a scalar
+        Case("polynomial", lambda x, c: polynomial(x, *[c] * 10), (MATRIX, SCALAR), "loop",
+             complex=True),
+        # A constant: `lax.polynomial` itself makes no equation of it.
         Case("polynomial", lambda x, c: primitives()["polynomial"].bind(x, c), (X, B), "constant"),
-    ]
+    ]  # fmt: skip
