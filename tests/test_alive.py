@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -292,7 +293,8 @@ def test_long_work_says_what_it_is(name: str, said: list[str]) -> None:
 def test_a_refused_budget_leaves_nothing(said: list[str]) -> None:
     with pytest.raises(BudgetInfeasible):
         xform.plan(loss, *REFUSED, policy=xform.policies.budget("1 kB"))
-    counts = [int(text.split()[2]) for text in said if "of at most 10" in text]
+    found = (re.search(r"(\d+) of at most 10 candidates", text) for text in said)
+    counts = [int(match[1]) for match in found if match]
     assert max(counts) < 10
     assert alive._SHOWN.get() is None
     assert not [t for t in threading.enumerate() if t.name == "xform-alive"]

@@ -164,3 +164,10 @@ def test_on_the_command_line() -> None:
     assert same.report.total_bytes == default
     (over,) = xform.compare(looped, *inputs(), policies=["auto"], capacity=100)
     assert over.report is None
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_the_code_of_a_budget_makes_it(verify: bool) -> None:
+    policy = policies.budget(1000, verify=verify)
+    assert eval(policies.as_code(policy), {"xform": xform}) == policy
+    assert ("verify=False" in repr(policy)) != verify

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import Primitive
+from jax.sharding import NamedSharding, PartitionSpec
 
 import xform
 from xform import commands, errors, passes
@@ -75,6 +76,14 @@ def fails(x):
 fails.inputs = lambda: (X,)
 
 
+wave = lambda x: jnp.sum(jnp.sin(x))
+
+
+def spread() -> jax.Array:
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    return jax.device_put(jnp.ones(8), NamedSharding(mesh, PartitionSpec("data")))
+
+
 def without_matplotlib():
     plan = of_sine()
     with mock.patch.dict(sys.modules, {"matplotlib.figure": None}):
@@ -120,6 +129,18 @@ plan of <lambda>
   where:   HERE
   remedy:  give it to the derivative within: xform.value_and_grad(loss, policy=policy); or, if \
 that is no policy of what is kept, and the function a loss, bind it: lambda *args: loss(*args)""",
+    ),
+    "a budget on Auto axes": (
+        lambda: jax.jit(xform.grad(wave, policy=xform.policies.budget("1 MiB"))).lower(spread()),
+        errors.UnknownShardings,
+        ValueError,
+        """\
+policy=budget('1.0 MiB') of <lambda>
+  problem: it bounds the bytes of each device, and inside jit nothing says how values lie on a \
+mesh with Auto axes {'data': 8}
+  where:   HERE
+  remedy:  plan the whole step with xform.plan, which asks the compiler, and pass the plan as the \
+policy; or make the axes Explicit""",
     ),
     "missing extra": (
         without_matplotlib,

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 from jax import api_util
 from jax.ad_checkpoint import Offloadable
-from jax.core import ShapedArray, Trace, Tracer
+from jax.core import AbstractValue, ShapedArray, Trace, Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.experimental import compute_on as _compute_on
 from jax.experimental import scheduling_groups as _groups
@@ -61,16 +61,15 @@ from xform.meshes import on_mesh_of
 from xform.mutable import argument_type, type_alone
 
 __all__ = [
-    "AbstractToken", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable", "Primitive",
-    "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names", "axes_of",
-    "batching", "behind", "broadcast_in_dim_p", "callee", "closed", "compiler_options",
-    "compute_on", "cond_p", "context", "conv_general_dilated_p", "cotangent_aval",
-    "current_trace", "dot_general_p", "equation", "has_effects", "hlo_text", "inlines",
-    "is_jaxpr", "is_reference", "is_silent", "is_zero", "itemsize", "jax_primitives",
-    "jaxprs_of", "jit_p", "linear_part", "mlir", "name_p", "named", "perturbed",
-    "policy_answer", "primitives", "pull_custom_vjp", "registered", "scan_counts", "scan_p",
-    "set_current_trace", "source_info_util", "staging", "tagged", "tangent_aval", "trace_of",
-    "traced", "weak_as", "while_p", "zeros",
+    "AbstractToken", "AbstractValue", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable",
+    "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names",
+    "axes_of", "batching", "behind", "broadcast_in_dim_p", "callee", "closed", "compiler_options",
+    "compute_on", "cond_p", "context", "conv_general_dilated_p", "cotangent_aval", "current_trace",
+    "dot_general_p", "equation", "has_effects", "hlo_text", "inlines", "is_jaxpr", "is_reference",
+    "is_silent", "is_zero", "itemsize", "jax_primitives", "jaxprs_of", "jit_p", "linear_part",
+    "mlir", "name_p", "named", "perturbed", "policy_answer", "primitives", "pull_custom_vjp",
+    "registered", "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging",
+    "tagged", "tangent_aval", "trace_of", "traced", "weak_as", "while_p", "zeros",
 ]  # fmt: skip
 
 JVPTracer: Any = ad.JVPTracer

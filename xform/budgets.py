@@ -34,6 +34,7 @@ class Budget:
       batch: how many examples shared the bytes that were given; None if that was not said.
       device: the device whose memory it is; empty if the bytes were given.
       regions: "marked", or "open" where remat regions are dissolved, see `policies.open_regions`.
+      verify: whether the compiler is asked.
     """
 
     bytes: int
@@ -42,6 +43,7 @@ class Budget:
     batch: int | None = None
     device: str = ""
     regions: Regions = "marked"
+    verify: bool = True
 
     def __call__(self, prim: Any, *_: Any, **params: Any) -> bool:
         """False."""
@@ -49,7 +51,8 @@ class Budget:
 
     def __repr__(self) -> str:
         of = f", of={self.of!r}" if self.of != "peak" else ""
-        text = f"budget({human_bytes(self.bytes)!r}{of})"
+        verify = "" if self.verify else ", verify=False"
+        text = f"budget({human_bytes(self.bytes)!r}{of}{verify})"
         text = f"auto, {text} of {self.device}" if self.device else text
         return of_regions(self.regions, text)
 
@@ -91,8 +94,9 @@ def of_regions(regions: Regions, text: str) -> str:
 
 
 def budget(
-    amount: float | str, of: str = "peak", batch: int | None = None, solver: str = "auto"
-) -> Budget:
+    amount: float | str, of: str = "peak", batch: int | None = None, solver: str = "auto",
+    verify: bool = True,
+) -> Budget:  # fmt: skip
     """Fit a derivative into so many bytes, and run the least work again.
 
     On a GPU or TPU whose link to its host is known (`planner/costs/link.py`), values may wait in
@@ -108,15 +112,19 @@ def budget(
     Args:
       amount: bytes on each device, such as `16e9`, or a string with a unit: `"6 GiB"`, `"500 MB"`.
       of: what is bounded. `"peak"`: arguments, outputs and all that is live between, of the
-        function that is differentiated with this policy, as simulated, with a margin of 1% on a
-        CPU and 5% elsewhere if there is such a plan; `xform.plan` asks the compiler instead, which
-        needs no margin. A `remat` region has no peak of its own, and takes `"saved"` only.
+        derivative that is given this policy, by itself; a program around it counts only in
+        `xform.plan`. A `remat` region has no peak of its own, and takes `"saved"` only.
         `"saved"`: the values that are computed and wait for the backward pass
         (`xform.residuals(...).total_bytes`), not the arguments, the outputs, or what the backward
         pass has in work.
       batch: how many examples share the bytes. Under `vmap` a function is planned for one example:
         give the size of the batch. Without it, the bytes are those of one example there, and a
         warning says so. What all examples share counts for each of them in a peak.
+      verify: whether the compiler decides which plans fit a peak. Where the derivative is traced,
+        under `jit`, it is compiled under a few plans, each once in a process. Without `verify`, and
+        where no compiler can be asked (under `vmap`, inside a `shard_map`, operation by operation),
+        the peak is simulated, with a margin of 1% on a CPU and 5% elsewhere if there is such a
+        plan.
       solver: `"exact"` to solve programs of any size by integer programming (within the limits of
         HiGHS: minutes from 10,000 equations on); `"auto"` does so up to 3,000 equations.
 
@@ -128,7 +136,8 @@ def budget(
 
     Cost: planning solves an integer program of the size of the program (a second for 24 unrolled
     transformer layers), or, beyond 3,000 equations, one for each of its distinct blocks and some
-    forty minimum cuts; for a peak, some fifty plans are made, and simulated until one fits.
+    forty minimum cuts; for a peak, some fifty plans are made, and simulated until one fits. With
+    `verify`, the derivative is compiled three times at the median.
 
     >>> import xform
     >>> xform.policies.budget("1.5 MiB")
@@ -146,7 +155,7 @@ def budget(
                 asked, f"{name}={value!r} is not known", "", f"give one of {', '.join(known)}"
             )
     _check_batch(asked, batch)
-    return Budget(n // (batch or 1), of, solver, batch)
+    return Budget(n // (batch or 1), of, solver, batch, verify=bool(verify))
 
 
 def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:

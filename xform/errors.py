@@ -78,6 +78,10 @@ class NotOneDerivative(WrongArgument):
     """A function differentiates nothing under its argument `policy`, or several functions."""
 
 
+class UnknownShardings(WrongArgument):
+    """A budget is for each device, and nothing says how values lie on the devices."""
+
+
 class NotLinear(XformError, TypeError, NotImplementedError):
     """`linear_transpose` was given a function that is not linear."""
 

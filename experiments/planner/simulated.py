@@ -1,4 +1,4 @@
-"""Budgets of the peak that the simulation alone decides, as inside a trace."""
+"""Budgets of the peak that the simulation alone decides, as under `vmap`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sweep(name: str, points: int, target: str | None) -> list[Point]:
         made = xform.plan(loss, *args, policy=policy, target=target, verify=False)
         key = str(made.record)
         if key not in compiled:
-            step = jax.jit(xform.value_and_grad(loss, policy=policy))
+            step = jax.jit(xform.value_and_grad(loss, policy=made))
             compiled[key] = compile_for(step, args, target=target).total_bytes or 0
         found.append((policy.bytes, made.predicted_bytes, compiled[key]))
         print(f"  {name}: " + ", ".join(f"{n / MIB:.1f}" for n in found[-1]), flush=True)

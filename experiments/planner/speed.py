@@ -20,7 +20,6 @@ from xform.cost import flops
 from xform.errors import BudgetInfeasible
 from xform.interpret.joint import analyze
 from xform.planner.costs.outcome import recompute_flops
-from xform.planner.planned import within_peak
 from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, min_cut
 from xform.transforms.inspect import At, point
@@ -50,7 +49,7 @@ def measured(name: str, part: float) -> list[str]:
     most = liveness(default.plan, "cpu").total_bytes
     planned = time.process_time()
     try:
-        made = within_peak(*at.ends, Budget(int(part * most)))
+        made = planned(*at.ends, Budget(int(part * most)))
         work = f"{recompute_flops(made.plan) / flops(at.function.program):.2f}"
     except BudgetInfeasible:
         work = "refused: no plan takes so little"

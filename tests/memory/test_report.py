@@ -157,7 +157,7 @@ def test_a_plan_that_is_refused_without_a_size(monkeypatch: pytest.MonkeyPatch) 
         return type("Refused", (), {"total_bytes": None})
 
     monkeypatch.setattr("xform.transforms.subject.compile_for", refuse)
-    monkeypatch.setattr("xform.transforms.verify._remembered", {})
+    monkeypatch.setattr("xform.planner.compiler._remembered", {})
     f = lambda x: jnp.sum(jnp.sin(x) @ jnp.sin(x))
     made = xform.plan(f, f32(16, 16))
     assert (made.compiled_bytes, made.refused) == (None, True)

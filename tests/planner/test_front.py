@@ -12,8 +12,7 @@ from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.candidates.as_written import cuts
 from xform.planner.decide import plan
-from xform.planner.front import Front, Listed
-from xform.planner.planned import front
+from xform.planner.front import Front, Listed, front
 from xform.planner.simulate.liveness import liveness
 from xform.policies import min_cut
 

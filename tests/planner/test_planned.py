@@ -16,8 +16,9 @@ from xform.ir import trace
 from xform.planner.backend import planned_for
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
 from xform.planner.decide import plan
+from xform.planner.front import front
 from xform.planner.plan.choice import Choice
-from xform.planner.planned import front, planned, within_peak
+from xform.planner.planned import planned
 from xform.planner.simulate.liveness import liveness
 from xform.planner.simulate.profiles import CPU
 from xform.policies import min_cut
@@ -97,10 +98,10 @@ def test_the_floor_that_is_named_is_the_least_that_can_be_had() -> None:
 def test_donated_bytes_are_spared() -> None:
     at = ends(PROGRAMS["two layers"])
     least = peak(front(*at).lowest()[0].plan)
-    found = within_peak(*at, policies.budget(least - W.nbytes), beside=-W.nbytes)
+    found = planned(*at, policies.budget(least - W.nbytes), beside=-W.nbytes)
     assert peak(found.plan) == least
     with pytest.raises(errors.BudgetInfeasible) as caught:
-        within_peak(*at, policies.budget(0), beside=-W.nbytes)
+        planned(*at, policies.budget(0), beside=-W.nbytes)
     assert caught.value.floor_bytes == least - W.nbytes
 
 

@@ -27,6 +27,7 @@ from xform.interpret.joint import Plan
 from xform.ir import Mask, Program
 from xform.planner.backend import in_bytes
 from xform.planner.candidates.whole import Whole
+from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops, waiting_bytes
 from xform.planner.planned import planned
 from xform.planner.planning import planning
@@ -80,10 +81,11 @@ class Row:
     notes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter[str])
     apart: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
 
-    def plan(self, prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
+    def plan(self, prog: Program, active: Mask, wanted: Mask, policy: Policy,
+             compiler: Compiler | None) -> Whole:  # fmt: skip
         """Plan, or save everything if that fails; the numbers are those of the largest program."""
         try:
-            chosen = planned(prog, active, wanted, policy)
+            chosen = planned(prog, active, wanted, policy, compiler)
         except Exception as error:  # whatever it is, the program goes on
             policy = save_everything
             chosen = planned(prog, active, wanted, policy)

@@ -20,7 +20,6 @@ from xform.commands.function import ABOUT_POLICIES, policy
 from xform.commands.met import Met
 from xform.commands.reports import file, wrote
 from xform.memory.targets import parse_target
-from xform.planner.backend import planned_for
 
 
 def run(args: argparse.Namespace) -> str:
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> str:
         stack.enter_context(_late_options())
         stack.enter_context(_in_place(met))
         if goal is not None:
-            stack.enter_context(planned_for(goal.backend, goal.absent))
+            stack.enter_context(goal.planned_for())
         # Of a budget without `batch=`, which no policy's text can give.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "under vmap, budget")

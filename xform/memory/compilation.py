@@ -34,7 +34,6 @@ from xform.memory.remote import compile_there, read
 from xform.memory.targets import Target, check_installed, parse_target
 from xform.memory.worker import compile_and_read
 from xform.modules import compilable, holding
-from xform.planner.backend import planned_for
 from xform.text import human_bytes, parse_bytes
 
 # "... required for HLO temporaries (39.00G) exceeds ...", "Used 24.00G of 15.75G hbm".
@@ -260,7 +259,7 @@ def _on_devices(args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
 def _planned_locally(goal: Target) -> Generator[None]:
     """Within it, what is traced is planned for, and lies on, a device of this process."""
     first = jax.local_devices(backend=goal.backend)[0]
-    with planned_for(goal.backend, goal.absent), jax.default_device(first):
+    with goal.planned_for(), jax.default_device(first):
         yield
 
 

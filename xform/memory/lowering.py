@@ -19,7 +19,6 @@ from xform._jax import argument_names, closed, compiler_options, jaxprs_of
 from xform.callables import written
 from xform.errors import WrongArgument, XformError
 from xform.memory.targets import Target
-from xform.planner.backend import planned_for
 from xform.source import frame
 
 Axes = list[tuple[int, str, str]]
@@ -158,7 +157,7 @@ def lowered_for(target: Target, arguments: Arguments) -> Generator[None]:
     """Within it, what is traced is planned for a target that is not here, on its mesh."""
     mesh = arguments.mesh
     manual = jax.sharding.use_abstract_mesh(mesh) if mesh else contextlib.nullcontext()
-    with planned_for(target.backend, target.absent), manual:
+    with target.planned_for(), manual:
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import math
@@ -15,6 +16,7 @@ import jax
 from xform.devices import GPUS, TPUS, Device, Gpu, Tpu, known
 from xform.errors import MissingExtra, WrongArgument
 from xform.packages import extra
+from xform.planner.backend import planned_for
 
 # Slices of a TPU that are named in messages, by the axes of its interconnect.
 _SLICES = {2: "1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16", 3: "1x1x1, 2x2x1, 2x2x2, 2x2x4, 4x4x4"}
@@ -55,6 +57,10 @@ class Target:
     def absent(self) -> str | None:
         """The name of a device that is not here; None of one of this process."""
         return None if self.local else self.device.name
+
+    def planned_for(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, what is traced is planned for this target."""
+        return planned_for(self.backend, self.absent, self.name)
 
     @property
     def local(self) -> bool:

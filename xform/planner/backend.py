@@ -30,9 +30,19 @@ def device_kind() -> str | None:
     return _other.value[1] if _other.value else None
 
 
-def planned_for(name: str, kind: str | None = None) -> contextlib.AbstractContextManager[None]:
-    """Within it, what is traced is planned for this backend, and devices of this `kind`."""
-    return _other((name, kind))
+def target() -> str | None:
+    """The name of the target that is planned for; None for JAX's default backend."""
+    return _other.value[2] if _other.value else None
+
+
+def planned_for(
+    name: str, kind: str | None = None, target: str | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """Within it, what is traced is planned for this backend, and devices of this `kind`.
+
+    `target` is the name by which their compiler is found; None is the backend of this process.
+    """
+    return _other((name, kind, target))
 
 
 def memory() -> tuple[str, int | None]:

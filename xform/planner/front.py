@@ -13,21 +13,26 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from xform import alive
 from xform._jax import scan_counts
 from xform.cost import equation_flops
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Plan, analyze
 from xform.interpret.node import bound
 from xform.ir import Mask, Program
 from xform.passes.dce import live
+from xform.planner.backend import backend
+from xform.planner.candidates.as_written import cuts
 from xform.planner.candidates.nested import nested
 from xform.planner.candidates.snapshots import stored
 from xform.planner.candidates.split import split
 from xform.planner.candidates.whole import Whole
 from xform.planner.candidates.worth import PlannedLoop, inner_loops, large_loops
+from xform.planner.costs.link import link_of
 from xform.planner.costs.recompute import fusible
 from xform.planner.loops import loops
+from xform.planner.simulate.liveness import liveness
 
 # How many plans are the lowest: the last steps of a staircase, and one that is as low.
 LOWEST = 4
@@ -183,3 +188,17 @@ def _half(loop: PlannedLoop) -> float:
     equations = live(joint.forward, states, effects=False)
     step = sum(equation_flops(bound(e)) for e in equations if not fusible(e))
     return loop.runs * node.trips * step / 2
+
+
+def front(prog: Program, active: Mask, wanted: Mask, offload: bool = True) -> Front:
+    """The plans from which a budget of the peak is chosen, on the backend that is planned for.
+
+    Without `offload`, the link to the host is ignored.
+    """
+    here, link = backend(), link_of() if offload else None
+    joint = analyze(prog, active, wanted)
+    key: Any = "front", here, link
+    if key not in joint.program.cache:
+        peak = lambda candidate: liveness(candidate, here).total_bytes
+        joint.program.cache[key] = Front((prog, active, wanted), lambda: cuts(joint, link), peak)
+    return joint.program.cache[key]

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 
 from xform.ir import Mask, Program
 from xform.planner.candidates.whole import Whole
+from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops
 from xform.planner.planned import planned
 from xform.policies import Policy
 from xform.text import human_flops, human_seconds
 
-# Of a program, its active inputs and its wanted outputs, under a policy.
-Planner = Callable[[Program, Mask, Mask, Policy], Whole]
+# Of a program, its active inputs and its wanted outputs, under a policy, by a compiler's word.
+Planner = Callable[[Program, Mask, Mask, Policy, Compiler | None], Whole]
 
 _PLANNER: contextvars.ContextVar[Planner] = contextvars.ContextVar("planner", default=planned)
 
@@ -55,9 +56,10 @@ def timed() -> Generator[Spent]:
     """Within it, what reverse mode plans is added up."""
     spent, plan = Spent(), planner()
 
-    def by(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Whole:
+    def by(prog: Program, active: Mask, wanted: Mask, policy: Policy,
+           compiler: Compiler | None) -> Whole:  # fmt: skip
         begun = time.perf_counter()
-        whole = plan(prog, active, wanted, policy)
+        whole = plan(prog, active, wanted, policy, compiler)
         spent.seconds += time.perf_counter() - begun
         spent.plans += 1
         spent.flops += recompute_flops(whole.plan)

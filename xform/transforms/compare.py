@@ -22,7 +22,7 @@ from xform.memory.asked import Asked, asked
 from xform.memory.page import write
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
-from xform.planner.backend import in_bytes, planned_for
+from xform.planner.backend import in_bytes
 from xform.planner.plan.plan import Plan
 from xform.planner.planning import timed
 from xform.planner.report.picture import BLUE, ORANGE, axes, save
@@ -285,7 +285,8 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
     default = ask(min_cut)
     if default.total_bytes is not None and default.total_bytes <= policy.bytes:
         return default
-    inner, taken, sizes = policy, 0.0, list[int]()
+    # The whole is compiled, so the derivatives within need not be compiled by themselves.
+    inner, taken, sizes = dataclasses.replace(policy, verify=False), 0.0, list[int]()
     while not sizes or (len(sizes) < _COMPILES and taken < policy.bytes):
         try:
             report = ask(inner)
@@ -300,8 +301,8 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
         # The same bytes as before: the derivative fits by far, and what is around it is large.
         taken = _FASTER * taken if size in sizes else taken + _FURTHER * over
         sizes.append(size)
-        inner = dataclasses.replace(policy, bytes=max(0, policy.bytes - math.ceil(taken)))
-    report = _lowest(policy, ask)
+        inner = dataclasses.replace(inner, bytes=max(0, policy.bytes - math.ceil(taken)))
+    report = _lowest(inner, ask)
     least = min([n for n in (*sizes, report.total_bytes) if n is not None], default=None)
     if report.total_bytes is not None and report.total_bytes <= policy.bytes:
         return report
@@ -321,7 +322,7 @@ def _in_bytes(policy: Policy, target: str | None, options: Mapping[str, Any]) ->
     goal, capacity = parse_target(target), options.get("capacity")
     if isinstance(policy, Fit) and capacity is not None:
         return policy.within(bytes_of(capacity, f"capacity={capacity!r}"), goal.device.name)
-    with planned_for(goal.backend, goal.absent):
+    with goal.planned_for():
         return in_bytes(policy)
 
 

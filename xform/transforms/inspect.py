@@ -20,6 +20,7 @@ from xform.planner.candidates.whole import Whole
 from xform.planner.planned import planned, with_regions
 from xform.planner.report.residuals import Residuals, residuals_of
 from xform.policies import check, min_cut, said
+from xform.transforms.compiling import compiler_for
 from xform.transforms.function import (
     Function,
     Tree,
@@ -127,7 +128,12 @@ class At:
 
     def planned(self, policy: Policy) -> Whole:
         """Its plan under a policy."""
-        return planned(*self.ends, policy)
+        avals = self.function.program.in_avals
+        closed = (avals[i] if isinstance(x, int) else x for i, x in enumerate(self.closed))
+        args = [*closed, *avals[len(self.closed) :]]
+        scalar = [a.shape for a in self.function.signature.out_avals] == [()]
+        compiler = compiler_for(self.function, args, policy, "grad" if scalar else "vjp")
+        return planned(*self.ends, policy, compiler)
 
     @property
     def name(self) -> str:

@@ -14,14 +14,15 @@ from xform.callables import function_name
 from xform.cost import flops
 from xform.interpret.joint import analyze
 from xform.memory.targets import Target, parse_target
-from xform.planner.backend import in_bytes, planned_for
+from xform.planner.backend import in_bytes
 from xform.planner.bound import least_flops
 from xform.planner.candidates.whole import Whole
+from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops, waiting_bytes
 from xform.planner.plan.choice import choice_of
 from xform.planner.plan.plan import Plan
 from xform.planner.plan.record import record
-from xform.planner.planned import planned, within_peak
+from xform.planner.planned import planned
 from xform.planner.report.rows import rows_of
 from xform.planner.simulate.liveness import liveness
 from xform.policies import check, min_cut
@@ -30,7 +31,6 @@ from xform.regions import opening
 from xform.transforms.function import Tree
 from xform.transforms.reverse import Policy
 from xform.transforms.subject import Subject, subject
-from xform.transforms.verify import Compiler, within
 
 
 def plan(
@@ -108,15 +108,13 @@ def plan(
     start, goal = time.perf_counter(), parse_target(target)
     policy = check(min_cut if policy is None else policy)
     planning = alive.working(f"planning {function_name(f)}")
-    with planning, planned_for(goal.backend, goal.absent):
+    with planning, goal.planned_for():
         fitted = isinstance(policy, Fit)
         policy = in_bytes(policy)
         unbounded = fitted and not isinstance(policy, Budget)
         name = f"auto, {called(policy)}" if unbounded else called(policy)
         of = subject(f, args, argnums, has_aux, goal, donate_argnums, opening(policy))
         peak = lambda decided: liveness(decided, goal.backend).total_bytes + of.beside
-        of_peak = isinstance(policy, Budget) and policy.of == "peak"
-
         compiling: list[float] = []
 
         def made(whole: Whole) -> Plan:
@@ -134,10 +132,9 @@ def plan(
             return dataclasses.replace(made(whole), least_flops=least, seconds=spent, **verified)
 
         if not verify:
-            return finished(within_peak(*of.ends, policy, of.beside) if of_peak else
-                            planned(*of.ends, policy))  # fmt: skip
+            return finished(planned(*of.ends, policy, beside=of.beside))
         compiler = Compiler(analyze(*of.ends), peak, of.beside, measure, goal.name, *of.decides)
-        whole = within(of.ends, policy, compiler) if of_peak else planned(*of.ends, policy)
+        whole = planned(*of.ends, policy, compiler)
         size = compiler.bytes(whole)
         return finished(whole, compiles=compiler.compiles, refused=size == math.inf,
                         compiled_bytes=None if size == math.inf else int(size))  # fmt: skip

@@ -25,6 +25,7 @@ from xform.planner.planning import planner
 from xform.policies import check, min_cut
 from xform.transforms import eager
 from xform.transforms.check import check_input, check_inputs, check_output, check_scalar
+from xform.transforms.compiling import compiler_for
 from xform.transforms.function import (
     Call,
     Function,
@@ -97,15 +98,16 @@ def _vjp(at: Call, policy: Policy, saveable: Mask | None = None) -> Any:
         y, pull, aux = eager.vjp(at, saveable)
     else:
         by = min_cut if policy is None else check(policy)
-        y, pull, aux = planned_vjp(*function(at), by, saveable)
+        y, pull, aux = planned_vjp(*function(at), by, saveable, at.asked)
     return (y, pull, aux) if at.has_aux else (y, pull)
 
 
-def planned_vjp(fun: Function, args: Sequence[Value], by: Policy, saveable: Mask | None = None
-                ) -> tuple[Tree, Pullback, Tree]:  # fmt: skip
+def planned_vjp(fun: Function, args: Sequence[Value], by: Policy, saveable: Mask | None = None,
+                asked: str = "vjp") -> tuple[Tree, Pullback, Tree]:  # fmt: skip
     """Output, pullback and auxiliary output of a traced function, planned under a policy.
 
-    `saveable` says which arguments the pullback may hold; None for all.
+    `saveable` says which arguments the pullback may hold; None for all. `asked` is the transform
+    that the user called.
     """
     if isinstance(by, Budget | Fit) and by.batch is None and any(map(batched, args)):
         warnings.warn(
@@ -115,7 +117,8 @@ def planned_vjp(fun: Function, args: Sequence[Value], by: Policy, saveable: Mask
             stacklevel=3,
         )
     with seldom_collected(staging()):
-        whole = planner()(*fun.ends, by)
+        compiler = compiler_for(fun, args, by, asked) if staging() else None
+        whole = planner()(*fun.ends, by, compiler)
         outs, kept = emit.forward(whole.plan, args)
     y, aux = fun.outputs(outs)
     part = Planned(fun, whole.plan, push=False)

@@ -26,6 +26,7 @@ from xform.ir import Mask, Program, program
 from xform.memory.compilation import Compilation, compile_for, trace_for
 from xform.memory.targets import Target
 from xform.meshes import explicit
+from xform.planner.compiler import Compiler
 from xform.planner.front import Ends
 from xform.planner.planned import planned, with_regions
 from xform.planner.planning import planner, planning
@@ -133,9 +134,10 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
           regions: Regions) -> Subject:  # fmt: skip
     asked, others, met = _Undecided(), planner(), dict[Hashable, Ends]()
 
-    def by(prog: Program, active: Mask, wanted: Mask, policy: Policy) -> Any:
+    def by(prog: Program, active: Mask, wanted: Mask, policy: Policy,
+           compiler: Compiler | None) -> Any:  # fmt: skip
         if policy is not asked:
-            return others(prog, active, wanted, policy)
+            return others(prog, active, wanted, policy, compiler)
         ends = with_regions(regions, prog), active, wanted
         met[fingerprint(prog), active, wanted] = ends
         return planned(*ends, min_cut)

@@ -20,10 +20,10 @@ from xform.planner.candidates.split import split
 from xform.planner.candidates.worth import inner_loops, large_loops
 from xform.planner.costs.outcome import recompute_flops
 from xform.planner.decide import plan
+from xform.planner.front import front
 from xform.planner.loops import loops, origins, reshaped
 from xform.planner.plan.choice import choice_of
 from xform.planner.plan.record import record
-from xform.planner.planned import front
 from xform.planner.simulate.liveness import liveness
 from xform.policies import MinCut
 

@@ -29,7 +29,7 @@ from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
 from xform.planner.costs.window import room
 from xform.planner.cuts.fit import fit
 from xform.planner.decide import best, plan
-from xform.planner.planned import within_peak
+from xform.planner.planned import planned
 from xform.planner.report.residuals import residuals_of
 from xform.planner.simulate.liveness import liveness
 from xform.planner.simulate.profiles import GPU
@@ -45,7 +45,8 @@ SHORT = {
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fast link to the host, which a CPU has not."""
-    monkeypatch.setattr("xform.planner.planned.link_of", lambda: FAST)
+    for module in ("planned", "front"):
+        monkeypatch.setattr(f"xform.planner.{module}.link_of", lambda: FAST)
 
 
 def within(joint, n: int, link: Link | None):
@@ -250,12 +251,13 @@ def test_a_peak_is_met_by_what_is_sent(monkeypatch) -> None:
     prog = xform.ir.trace(lambda *xs: [f(xs[:6], xs[6])], *map(jnp.asarray, (*WS, X)))
     args = prog, (True,) * 7, (True,)
     with planned_for("gpu"):
-        found = within_peak(*args, asked).plan
+        found = planned(*args, asked).plan
     assert sent_bytes(found) > 0
     assert peak(found) <= asked.bytes
-    monkeypatch.setattr("xform.planner.planned.link_of", lambda: None)
+    for module in ("planned", "front"):
+        monkeypatch.setattr(f"xform.planner.{module}.link_of", lambda: None)
     with planned_for("gpu"):
-        without = within_peak(*args, asked).plan
+        without = planned(*args, asked).plan
     assert recompute_flops(found) < recompute_flops(without)
 
 

@@ -1,81 +1,35 @@
-"""A budget of the peak, held against the compiler.
+"""The plan of the least work within a budget of the peak.
 
-The simulation, scaled by what the compiler says of the default, says which plans to compile, and
-each that takes more than was expected is a lesson for the next. The answers are kept in the
-process, which saves time and changes no plan: a search goes by what it asked itself, as if it were
-the first.
+The compiler decides. The simulation only chooses the plans that are compiled. It is scaled by the
+compiled bytes of the default, and each plan that takes more than expected corrects it for the next.
+Compiled bytes from earlier searches save time and change no plan: a search learns from the plans
+that it tries itself, as if it were the first. Without a compiler the simulation decides, with a
+margin.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
 
-from xform import alive
-from xform.fingerprint import fingerprint, text_of
-from xform.interpret.joint import Joint, Plan
-from xform.naming import digest
 from xform.planner.backend import backend
+from xform.planner.candidates.as_written import free_regions
 from xform.planner.candidates.whole import Whole
+from xform.planner.compiler import COMPILES, FIRST, Compiler, key_of
 from xform.planner.costs.outcome import least_bytes, sent_bytes
-from xform.planner.front import LOWEST, Ends, Fits
-from xform.planner.plan.choice import choice_of
-from xform.planner.plan.record import record
-from xform.planner.planned import front, may_save_more, planned
+from xform.planner.front import Ends, Fits, front
 from xform.planner.refused import infeasible
-from xform.policies import Budget, min_cut
-from xform.recent import Recent
+from xform.planner.simulate.profiles import profile
+from xform.policies import Budget
 from xform.text import human_bytes
 
-# How many plans are compiled, at most, to find one for a budget, besides the default: until one is
-# within it, and in all.
-_FIRST, _COMPILES = 5, 6
-# All that a search compiles: the default, the first, and the lowest plans before it refuses.
-_MOST = 1 + max(_COMPILES, _FIRST + LOWEST)
 # The last of the first is to leave so many times the room that those before show to be needed.
 _LAST = 1.5
 # Plans with less work than one that is within the budget are compiled too, if their simulation is
 # over it by less than this factor: until so many in a row are over.
 _NEAR, _OVER = 1.08, 3
 
-# Bytes of compiled plans, by program and plan.
-_remembered: Recent[Hashable, dict[str, float]] = Recent(64)
 
-
-class Compiler:
-    """What the compiler says of plans of one program.
-
-    Args:
-      as_written: the program, with its loops as they are.
-      peak: bytes of a plan by the simulation.
-      beside: bytes of a peak that are not the derivative's.
-      measure: bytes of a plan by the compiler, which is run for it; None if it does not say them.
-      decides: what a plan's bytes depend on besides the plan: the backend, what is donated.
-
-    Attributes:
-      compiles: how many programs were compiled; others had been, in this process.
-    """
-
-    def __init__(self, as_written: Joint, peak: Callable[[Plan], int], beside: int,
-                 measure: Callable[[Whole], int | None], *decides: Hashable) -> None:  # fmt: skip
-        self.peak, self.beside, self._measure = peak, beside, measure
-        program = fingerprint(as_written.program), as_written.active, as_written.seeded
-        key = (*program, *decides)
-        _remembered[key] = self._answers = _remembered.get(key, {})
-        self.compiles = 0
-
-    def bytes(self, whole: Whole) -> float:
-        """Bytes of a plan's program, compiled; infinite if the compiler refuses it without them."""
-        key = _key(whole.plan)
-        if key not in self._answers:
-            alive.progress(f"{self.compiles} of at most {_MOST} candidates compiled")
-            size = self._measure(whole)
-            self._answers[key] = math.inf if size is None else size
-            self.compiles += 1
-        return self._answers[key]
-
-
-def within(ends: Ends, budget: Budget, compiler: Compiler) -> Whole:
+def compiled(ends: Ends, budget: Budget, default: Whole, compiler: Compiler) -> Whole:
     """The plan that the compiler puts within the budget, or `BudgetInfeasible`.
 
     The default is compiled, and scales the simulation of all others: what it cannot see (arguments
@@ -87,9 +41,8 @@ def within(ends: Ends, budget: Budget, compiler: Compiler) -> Whole:
     is over one budget is over all smaller ones: so a smaller one gets a plan of less work only
     where that one was not compiled for the larger.
     """
-    default = planned(*ends, min_cut)
     fits = (size := compiler.bytes(default)) <= budget.bytes
-    if fits and not may_save_more(budget, default):
+    if fits and not _may_save_more(budget, default):
         return default
     stairs = _Stairs(ends, compiler, budget.bytes, default)
     first = stairs.within(default if fits else None)
@@ -108,6 +61,38 @@ def within(ends: Ends, budget: Budget, compiler: Compiler) -> Whole:
         raise infeasible(budget, floors[0].plan, simulated, by, compiler.beside)
     by = f"compiled; {human_bytes(simulated)} simulated"
     raise infeasible(budget, least.plan, int(size), by, compiler.beside)
+
+
+def simulated(ends: Ends, budget: Budget, default: Whole, beside: int) -> Whole:
+    """The plan of the least work that the simulation puts within a budget of the peak.
+
+    With a margin, if there is such a plan. `beside` are the bytes of the peak that are not the
+    derivative's; they are negative where outputs take the memory of donated arguments.
+
+    Raises:
+      BudgetInfeasible: no plan is within it.
+    """
+    plans, most = front(*ends), budget.bytes - beside
+    wished = most - math.ceil(profile(backend()).margin * budget.bytes)
+    # A plan whose saved values alone are too much is not simulated.
+    fits = lambda w: least_bytes(w.plan, backend()) <= wished and plans.peak(w.plan) <= wished
+    chosen = default if fits(default) else None
+    if chosen is None or _may_save_more(budget, chosen):
+        less = plans.first(fits)
+        chosen = less if chosen is None or (less and less.work < chosen.work) else chosen
+    # Not any plan without the margin: a smaller budget would have one of less work.
+    chosen = chosen or plans.lowest()[0]
+    if (least := plans.peak(chosen.plan)) > most:
+        raise infeasible(budget, chosen.plan, least + beside, "simulated", beside)
+    return chosen
+
+
+def _may_save_more(budget: Budget, default: Whole) -> bool:
+    """Whether a budget that the default fits may save more than the default: in remat regions.
+
+    A program that has to fit a device is left as it is if it does.
+    """
+    return not budget.device and free_regions(default.plan)
 
 
 class _Stairs:
@@ -132,8 +117,8 @@ class _Stairs:
 
         None if there is none among the first few, or if it takes no less work than the default.
         """
-        for i in range(_FIRST):
-            if i == _FIRST - 1:
+        for i in range(FIRST):
+            if i == FIRST - 1:
                 self.beyond = [beyond and _LAST * beyond for beyond in self.beyond]
             whole = self._first(lambda w: self._expected(w) <= self.most) or self._first(
                 lambda w: self._simulated(w) <= self.most and self._untried(w)
@@ -152,7 +137,7 @@ class _Stairs:
         """
         over = 0
         self._learn(least)
-        while over < _OVER and len(self.compiled) < _COMPILES:
+        while over < _OVER and len(self.compiled) < COMPILES:
             whole = self._first(lambda w: self._expected(w) <= self.most and self._untried(w))
             if whole is None or whole.work >= least.work:
                 break
@@ -164,7 +149,7 @@ class _Stairs:
         before = [w for plans in self.stairs for w in plans.before(least, nearly)]
         over = 0
         for whole in sorted(before, key=self._expected):
-            if over == _OVER or len(self.compiled) == _COMPILES:
+            if over == _OVER or len(self.compiled) == COMPILES:
                 break
             if whole.work > least.work or not self._untried(whole):
                 continue
@@ -180,11 +165,11 @@ class _Stairs:
 
     def _untried(self, whole: Whole) -> bool:
         """Whether a plan was not compiled for this budget."""
-        return _key(whole.plan) not in self.compiled
+        return key_of(whole.plan) not in self.compiled
 
     def _bytes(self, whole: Whole) -> float:
         """Bytes of a plan by the compiler."""
-        self.compiled.add(_key(whole.plan))
+        self.compiled.add(key_of(whole.plan))
         return self.compiler.bytes(whole)
 
     def _learn(self, whole: Whole) -> None:
@@ -212,10 +197,3 @@ class _Stairs:
         if least > _NEAR * self.most:
             return least
         return max(least, self.scale * self.compiler.peak(whole.plan))
-
-
-def _key(plan: Plan) -> str:
-    """The same for equal plans of equal programs."""
-    if "key" not in plan.cache:
-        plan.cache["key"] = digest([text_of(record(choice_of(plan), plan.joint, {}))])
-    return plan.cache["key"]

@@ -12,10 +12,12 @@ import xform
 from xform import errors, policies
 from xform.interpret.joint import Plan, analyze
 from xform.memory.compilation import compile_for
+from xform.planner import search
 from xform.planner.backend import planned_for
-from xform.planner.planned import front, planned
+from xform.planner.compiler import Compiler, key_of
+from xform.planner.front import front
+from xform.planner.planned import planned
 from xform.planner.simulate.liveness import liveness
-from xform.transforms import verify
 from xform.transforms.inspect import point
 
 X = jnp.ones((64, 96)) / 3
@@ -52,7 +54,7 @@ def test_what_was_compiled_before_changes_no_plan(monkeypatch: pytest.MonkeyPatc
     f, w = layers(5)
     most = xform.plan(f, w, X).compiled_bytes
     budgets = [int(part * most) for part in (0.98, 0.97, 0.96, 0.95)]
-    forget = lambda: monkeypatch.setattr("xform.transforms.verify._remembered", {})
+    forget = lambda: monkeypatch.setattr("xform.planner.compiler._remembered", {})
     said = lambda made: (made.record, made.compiled_bytes)
     alone = [forget() or said(peak(f, w, budget)) for budget in budgets]
     forget()
@@ -112,18 +114,18 @@ def test_every_budget_down_to_the_floor_is_kept_and_less_takes_more_work(model, 
 @pytest.mark.parametrize("seed", range(5))
 def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch) -> None:
     """Where it is off by up to a tenth of each plan, and as many plans are compiled as it takes."""
-    for limit in ("_FIRST", "_COMPILES", "_OVER"):
-        monkeypatch.setattr(verify, limit, 1000)
+    for limit in ("FIRST", "COMPILES", "_OVER"):
+        monkeypatch.setattr(search, limit, 1000)
     f, w = attention(3)
     at = point("plan", f, (w, X), 0, False)
     rng, simulated = np.random.default_rng(seed), lambda how: liveness(how, "cpu").total_bytes
     measure = lambda whole: int(simulated(whole.plan) * rng.uniform(0.9, 1.1))
-    compiler = verify.Compiler(analyze(*at.ends), simulated, 0, measure, "off by a tenth", seed)
+    compiler = Compiler(analyze(*at.ends), simulated, 0, measure, "off by a tenth", seed)
     work, most = (0, 0), simulated(at.planned(policies.min_cut).plan)
     seen = set()
     for budget in np.linspace(1.1, 0.6, 60) * most:
         try:
-            made = verify.within(at.ends, policies.budget(int(budget)), compiler)
+            made = planned(*at.ends, policies.budget(int(budget)), compiler)
         except errors.BudgetInfeasible:
             break
         assert compiler.bytes(made) <= budget
@@ -172,8 +174,8 @@ def on_a_tpu(layers_in_a_loop):
 
 def searched(ends, simulated, measure, budget: int, *decides):
     """What is found within a budget, by a compiler that was asked nothing yet."""
-    compiler = verify.Compiler(analyze(*ends), simulated, 0, measure, budget, *decides)
-    made = verify.within(ends, policies.budget(budget), compiler)
+    compiler = Compiler(analyze(*ends), simulated, 0, measure, budget, *decides)
+    made = planned(*ends, policies.budget(budget), compiler)
     assert compiler.bytes(made) <= budget
     return made, compiler.compiles
 
@@ -205,7 +207,7 @@ def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, o
 
     def measure(whole) -> int:
         sent = whole.work[1]
-        err = errs.setdefault(verify._key(whole.plan), rng.uniform(-off, off))
+        err = errs.setdefault(key_of(whole.plan), rng.uniform(-off, off))
         return int(simulated(whole.plan) * (1 + err) + bool(sent) * once * most + each * sent)
 
     least = simulated(front(*ends).lowest()[0].plan)
@@ -218,7 +220,7 @@ def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, o
 
     for budget in np.linspace(0.98 * most, 1.1 * least, 20):
         made, compiles = searched(ends, simulated, asking, int(budget), once, each, off)
-        assert compiles <= 1 + verify._COMPILES
+        assert compiles <= 1 + search.COMPILES
         assert made.work >= work
         work = made.work
         # As good as without a host.
@@ -249,7 +251,7 @@ def test_a_refusal_names_what_the_compiler_would_say(monkeypatch: pytest.MonkeyP
         return type("Report", (), {"total_bytes": said[-1]})
 
     monkeypatch.setattr("xform.transforms.subject.compile_for", twice)
-    monkeypatch.setattr("xform.transforms.verify._remembered", {})
+    monkeypatch.setattr("xform.planner.compiler._remembered", {})
     with pytest.raises(errors.BudgetInfeasible) as caught:
         peak(f, w, free.compiled_bytes)
     assert 2 <= len(said) <= 5
@@ -276,8 +278,9 @@ def test_the_floor_is_one_number() -> None:
     assert floors(verify=False) == {least[False]}
     (row,) = xform.compare(f, w, X, policies=[policies.budget(0)])
     assert row.floor_bytes == least[True]
-    with pytest.raises(errors.BudgetInfeasible) as caught:
-        jax.eval_shape(xform.grad(f, policy=policies.budget(0)), w, X)
-    assert caught.value.floor_bytes == least[False]
+    for verify in (True, False):
+        with pytest.raises(errors.BudgetInfeasible) as caught:
+            jax.eval_shape(xform.grad(f, policy=policies.budget(0, verify=verify)), w, X)
+        assert caught.value.floor_bytes == least[verify]
     # It can be had, and the one beside it too.
     assert peak(f, w, least[True]).compiled_bytes == least[True]

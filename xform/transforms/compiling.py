@@ -1,0 +1,174 @@
+"""The compiler, asked about a derivative that is planned inside a trace.
+
+A budget bounds the derivative alone. So it is compiled alone, on the types of the trace.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.dtypes import float0
+from jax.sharding import AxisType
+
+from xform._jax import AbstractValue, ShapedArray, Tracer, batched, cotangent_aval
+from xform.arithmetic import Value, float0_zeros
+from xform.budgets import Budget
+from xform.errors import UnknownShardings
+from xform.interpret import emit
+from xform.interpret.joint import analyze
+from xform.meshes import explicit
+from xform.planner.backend import backend, device_kind, in_bytes, target
+from xform.planner.candidates.whole import Whole
+from xform.planner.compiler import Compiler
+from xform.planner.simulate.liveness import liveness
+from xform.policies import Policy
+from xform.source import frame
+from xform.transforms.function import Function
+from xform.transforms.linear_map import Planned
+
+if TYPE_CHECKING:
+    from xform.memory.targets import Target
+
+_VMAP = "under vmap"
+
+
+def _memory(module: str) -> Any:
+    """A module of `xform.memory`, loaded when a budget first asks: `import xform` stays quick."""
+    return importlib.import_module(f"xform.memory.{module}")
+
+
+def compiler_for(
+    fun: Function, args: Sequence[Value], policy: Policy, asked: str
+) -> Compiler | None:
+    """The compiler that measures plans of a derivative; None where plans are simulated.
+
+    Args:
+      fun: the traced function.
+      args: the inputs of its program, or their types. Arrays that are known become constants of the
+        compiled program.
+      policy: only a budget of the peak asks a compiler.
+      asked: the transform: of "grad" the value is no output, and of "grad" and "value_and_grad" the
+        cotangent is 1.
+
+    Raises:
+      UnknownShardings: the arguments lie on a mesh with `Auto` axes.
+    """
+    budget = in_bytes(policy)
+    if not isinstance(budget, Budget) or budget.of != "peak" or not budget.verify:
+        return None
+    goal = _goal()
+    avals = [x if isinstance(x, AbstractValue) else jax.typeof(x) for x in args]
+    where = _unasked(args, avals, goal)
+    if goal is None or where:
+        told = where == _VMAP and budget.batch is None  # `planned_vjp` has said what to do
+        if not (told or budget.device):
+            warnings.warn(
+                f"{budget!r} of {fun.signature.name} is simulated, with a margin: xform cannot "
+                f"compile the derivative alone {where}. Plan the whole step with xform.plan, which "
+                "compiles it, or pass verify=False to the budget to accept the simulation",
+                stacklevel=5,
+            )
+        return None
+    _check_shardings(budget, fun.signature.name, avals)
+    measure = _Measure(fun, args, avals, asked, goal)
+    peak = lambda plan: liveness(plan, goal.backend).total_bytes
+    return Compiler(analyze(*fun.ends), peak, 0, measure.bytes, goal.name, budget.regions,
+                    *measure.decides)  # fmt: skip
+
+
+class _Measure:
+    """The bytes of a derivative, compiled alone."""
+
+    def __init__(
+        self, fun: Function, args: Sequence[Value], avals: Sequence[Any], asked: str, goal: Target
+    ):
+        self.fun, self.goal, self.asked = fun, goal, asked
+        self.known = [None if isinstance(x, Tracer | AbstractValue) else x for x in args]
+        # Of a scalar function the cotangent is 1, which a compiler sees.
+        scalar = asked in ("grad", "value_and_grad")
+        cts = [] if scalar else map(cotangent_aval, fun.signature.out_avals)
+        self.cotangents = None if scalar else list(cts)
+        self.types = [_type(a) for a, x in zip(avals, self.known, strict=True) if x is None]
+        self.types += [_type(a) for a in self.cotangents or () if a.dtype != float0]
+
+    @property
+    def decides(self) -> tuple[Any, ...]:
+        """All that the bytes of a plan depend on besides the program."""
+        places = tuple(str(t.sharding) for t in self.types)
+        return self.asked, places, tuple(x is None for x in self.known)
+
+    def bytes(self, whole: Whole) -> int | None:
+        """Bytes of the derivative under a plan."""
+        name = f"derivative of {self.fun.signature.name}"
+
+        def derivative(*given: Value) -> Any:
+            return self._run(whole, given)
+
+        derivative.__name__ = name
+        compiled = _memory("compilation").compile_for(derivative, self.types, target=self.goal)
+        return compiled.total_bytes
+
+    def _run(self, whole: Whole, given: Sequence[Value]) -> Any:
+        """The outputs and the cotangents of the arguments."""
+        rest, n = iter(given), len(self.fun.signature.out_avals)
+        args = [next(rest) if x is None else x for x in self.known]
+        outs, kept = emit.forward(whole.plan, args)
+        if self.cotangents is None:
+            cts = [jnp.ones_like(y) for y in outs[:n]]
+        else:
+            cts = [float0_zeros(a.shape) if a.dtype == float0 else next(rest)
+                   for a in self.cotangents]  # fmt: skip
+        part = Planned(self.fun, whole.plan, push=False)
+        outs = outs[n:] if self.asked == "grad" else outs
+        return outs, part.run(part.arrays(kept, args), cts)
+
+
+def _type(aval: Any) -> jax.ShapeDtypeStruct:
+    """A type that an argument of a compiled function may have."""
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, weak_type=aval.weak_type,
+        sharding=aval.sharding if explicit(aval) else None,
+    )  # fmt: skip
+
+
+def _goal() -> Target | None:
+    """The target that is planned for; None if it is not known by name."""
+    if target() is None and (device_kind() or backend() != jax.default_backend()):
+        return None
+    return _memory("targets").parse_target(target())
+
+
+def _unasked(args: Sequence[Value], avals: Sequence[Any], goal: Target | None) -> str:
+    """Why there is no compiler for these arguments; empty if there is one."""
+    if any(map(batched, args)):
+        return _VMAP
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        return "inside a shard_map"
+    if not all(isinstance(a, ShapedArray) for a in avals):
+        return "for references and values that are no arrays"
+    if goal is None:
+        return "for these devices"
+    absent = _memory("targets").missing(goal)
+    return f"for {goal.name}, as {absent[0]} is not installed" if absent else ""
+
+
+def _check_shardings(budget: Budget, name: str, avals: Sequence[Any]) -> None:
+    """Refuse a budget for each device where nothing says how values lie on the devices."""
+    meshes = (*(a.sharding.mesh for a in avals), jax.sharding.get_abstract_mesh())
+    for mesh in meshes:
+        kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+        axes = {axis: n for axis, n, kind in kinds if kind == AxisType.Auto and n > 1}
+        if axes:
+            raise UnknownShardings(
+                f"policy={budget!r} of {name}",
+                f"it bounds the bytes of each device, and inside jit nothing says how values lie "
+                f"on a mesh with Auto axes {axes}",
+                frame(),
+                "plan the whole step with xform.plan, which asks the compiler, and pass the plan "
+                "as the policy; or make the axes Explicit",
+            )
