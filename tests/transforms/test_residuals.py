@@ -64,6 +64,8 @@ def test_the_attributes_are_jaxs(name: str, jitted: bool) -> None:
         assert marks(mine) == marks(theirs)
     for held, x in zip(jax.tree.leaves(mine.args_res), jax.tree.leaves(args), strict=False):
         assert jitted or any(held is x for x in jax.tree.leaves(args))
+    structured = jax.tree.leaves(getattr(theirs, "structured_residuals", []))
+    assert jax.tree.leaves(mine.structured_residuals) == structured
     n = len(jax.tree.leaves(mine.args_res)) + len(jax.tree.leaves(mine.opaque_residuals))
     assert len(jax.tree.leaves(mine)) == n
     # All that it reads may be taken out and restored, cross jit, and be mapped over.

@@ -107,6 +107,8 @@ class Pullback:
         `NotNeeded()` in place of the others. To drop an argument and to restore it later, assign
         to the list or to its entries.
       opaque_residuals: the other arrays that the pullback reads.
+      structured_residuals: always empty. JAX puts the residuals of hijax objects there; xform puts
+        their arrays among the opaque ones.
     """
 
     def __init__(self, signature: Signature, part: Part, arrays: Any, primals: Primals):
@@ -156,6 +158,11 @@ class Pullback:
     @opaque_residuals.setter
     def opaque_residuals(self, values: Any) -> None:
         self._apart().opaque = values
+
+    @property
+    def structured_residuals(self) -> list[Any]:
+        """No residual is apart from the arguments and the opaque ones."""
+        return []
 
     def tree_flatten(self) -> tuple[tuple[Any, Any], Any]:
         """The arrays; all else is static."""
