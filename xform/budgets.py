@@ -34,7 +34,7 @@ class Budget:
       batch: how many examples shared the bytes that were given; None if that was not said.
       device: the device whose memory it is; empty if the bytes were given.
       regions: "marked", or "open" where remat regions are dissolved, see `policies.open_regions`.
-      verify: whether the compiler is asked.
+      verify: whether the compiler decides under `jit` which plans fit a peak.
     """
 
     bytes: int
@@ -49,10 +49,14 @@ class Budget:
         """False."""
         return False
 
-    def __repr__(self) -> str:
+    @property
+    def options(self) -> str:
+        """The arguments of `budget` that differ from its defaults, as a call has them."""
         of = f", of={self.of!r}" if self.of != "peak" else ""
-        verify = "" if self.verify else ", verify=False"
-        text = f"budget({human_bytes(self.bytes)!r}{of}{verify})"
+        return of if self.verify else f"{of}, verify=False"
+
+    def __repr__(self) -> str:
+        text = f"budget({human_bytes(self.bytes)!r}{self.options})"
         text = f"auto, {text} of {self.device}" if self.device else text
         return of_regions(self.regions, text)
 
@@ -120,13 +124,11 @@ def budget(
       batch: how many examples share the bytes. Under `vmap` a function is planned for one example:
         give the size of the batch. Without it, the bytes are those of one example there, and a
         warning says so. What all examples share counts for each of them in a peak.
-      verify: whether the compiler decides which plans fit a peak. Where the derivative is traced,
-        under `jit`, it is compiled under a few plans, each once in a process. Without `verify`, and
-        where no compiler can be asked (under `vmap`, inside a `shard_map`, operation by operation),
-        the peak is simulated, with a margin of 1% on a CPU and 5% elsewhere if there is such a
-        plan.
       solver: `"exact"` to solve programs of any size by integer programming (within the limits of
         HiGHS: minutes from 10,000 equations on); `"auto"` does so up to 3,000 equations.
+      verify: whether the compiler decides under `jit` which plans fit a peak. Otherwise, and under
+        `vmap`, inside a `shard_map` and outside `jit`, the peak is simulated, with a margin of 1%
+        on a CPU and 5% elsewhere if there is such a plan. `xform.plan` has its own `verify`.
 
     Returns:
       A policy. Planning with it raises `errors.BudgetInfeasible`, with the floor, if no plan fits.
@@ -137,7 +139,7 @@ def budget(
     Cost: planning solves an integer program of the size of the program (a second for 24 unrolled
     transformer layers), or, beyond 3,000 equations, one for each of its distinct blocks and some
     forty minimum cuts; for a peak, some fifty plans are made, and simulated until one fits. With
-    `verify`, the derivative is compiled three times at the median.
+    `verify`, the derivative is compiled under ten plans at most, each once in a process.
 
     >>> import xform
     >>> xform.policies.budget("1.5 MiB")
@@ -155,7 +157,7 @@ def budget(
                 asked, f"{name}={value!r} is not known", "", f"give one of {', '.join(known)}"
             )
     _check_batch(asked, batch)
-    return Budget(n // (batch or 1), of, solver, batch, verify=bool(verify))
+    return Budget(n // (batch or 1), of, solver, batch, verify=verify)
 
 
 def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:

@@ -14,6 +14,13 @@ def explicit(aval: Any) -> bool:
     return AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
+def argument(aval: Any) -> jax.ShapeDtypeStruct:
+    """A type as that of an argument to compile for; it lies where the type says."""
+    place = aval.sharding if explicit(aval) else None
+    weak = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=place, weak_type=weak)
+
+
 def on_mesh_of(*avals: Any) -> contextlib.AbstractContextManager[Any]:
     """Within, operations are on the mesh of the first type that has one, if there is such a type.
 

@@ -269,8 +269,7 @@ def as_code(policy: Any) -> str:
         inside = as_code(dataclasses.replace(policy, regions="marked"))
         return inside and f"xform.policies.open_regions({inside})"
     if isinstance(policy, Budget):
-        by = f", of={policy.of!r}" * (policy.of != "peak") + ", verify=False" * (not policy.verify)
-        return f"xform.policies.budget({policy.bytes}{by})"
+        return f"xform.policies.budget({policy.bytes}{policy.options})"
     names = (name for name, known in NAMED.items() if policy == known)
     return next((f"xform.policies.{n}" for n in names if n != "auto"), "")
 

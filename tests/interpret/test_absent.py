@@ -113,7 +113,7 @@ def test_a_while_loop_makes_no_nan() -> None:
 
 
 def keyed(state: Any) -> Any:
-    """A step in which one carry is moved as another is sorted, and goes nowhere."""
+    """A step that sorts one carry and moves another with it; the moved one is dropped."""
     a, b, c = state
     return jnp.sin(b), lax.sort((c, a), num_keys=1)[0], 2 * b
 

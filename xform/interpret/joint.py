@@ -253,7 +253,7 @@ def _split(
     """Tell the two parts apart: the backward part is all that depends on a seed.
 
     And all that a user's backward function does besides: what it reads of a reference, for one. And
-    each join, also one of which simplification found that it depends on no seed.
+    each join, even if simplification has freed it of its seeds.
     """
     traced, start, tied = unmarked(traced)
     n, k = len(prog.inputs), len(prog.outputs)

@@ -40,7 +40,7 @@ def planned_for(
 ) -> contextlib.AbstractContextManager[None]:
     """Within it, what is traced is planned for this backend, and devices of this `kind`.
 
-    `target` is the name by which their compiler is found; None is the backend of this process.
+    `target` names their compiler, as in `memory/targets.py`; None is the backend of this process.
     """
     return _other((name, kind, target))
 

@@ -191,7 +191,7 @@ def _half(loop: PlannedLoop) -> float:
 
 
 def front(prog: Program, active: Mask, wanted: Mask, offload: bool = True) -> Front:
-    """The plans from which a budget of the peak is chosen, on the backend that is planned for.
+    """The candidates for a budget of the peak, on the backend that is planned for.
 
     Without `offload`, the link to the host is ignored.
     """

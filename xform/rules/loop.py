@@ -149,7 +149,7 @@ class _ScanNode(Node):
             seeded = wanted
             results = (*consts, *self.carried, *seq)
         super().__init__(eqn, [joint], seeded, results, push)
-        if not push:
+        if not push:  # a carry may depend on others by the program, and on no cotangent of theirs
             self.results = within(results, self.moved((True,) * sum(seeded)))
         consts, carry, _ = body.parts(joint.inputs)
         kept = [v for v, out in zip(carry, joint.outputs[:nk], strict=True) if v is out]

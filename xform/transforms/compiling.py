@@ -21,7 +21,7 @@ from xform.budgets import Budget
 from xform.errors import UnknownShardings
 from xform.interpret import emit
 from xform.interpret.joint import analyze
-from xform.meshes import explicit
+from xform.meshes import argument
 from xform.planner.backend import backend, device_kind, in_bytes, target
 from xform.planner.candidates.whole import Whole
 from xform.planner.compiler import Compiler
@@ -91,10 +91,9 @@ class _Measure:
         self.known = [None if isinstance(x, Tracer | AbstractValue) else x for x in args]
         # Of a scalar function the cotangent is 1, which a compiler sees.
         scalar = asked in ("grad", "value_and_grad")
-        cts = [] if scalar else map(cotangent_aval, fun.signature.out_avals)
-        self.cotangents = None if scalar else list(cts)
-        self.types = [_type(a) for a, x in zip(avals, self.known, strict=True) if x is None]
-        self.types += [_type(a) for a in self.cotangents or () if a.dtype != float0]
+        self.cotangents = None if scalar else [cotangent_aval(a) for a in fun.signature.out_avals]
+        self.types = [argument(a) for a, x in zip(avals, self.known, strict=True) if x is None]
+        self.types += [argument(a) for a in self.cotangents or () if a.dtype != float0]
 
     @property
     def decides(self) -> tuple[Any, ...]:
@@ -104,12 +103,11 @@ class _Measure:
 
     def bytes(self, whole: Whole) -> int | None:
         """Bytes of the derivative under a plan."""
-        name = f"derivative of {self.fun.signature.name}"
 
         def derivative(*given: Value) -> Any:
             return self._run(whole, given)
 
-        derivative.__name__ = name
+        derivative.__name__ = f"derivative of {self.fun.signature.name}"
         compiled = _memory("compilation").compile_for(derivative, self.types, target=self.goal)
         return compiled.total_bytes
 
@@ -126,14 +124,6 @@ class _Measure:
         part = Planned(self.fun, whole.plan, push=False)
         outs = outs[n:] if self.asked == "grad" else outs
         return outs, part.run(part.arrays(kept, args), cts)
-
-
-def _type(aval: Any) -> jax.ShapeDtypeStruct:
-    """A type that an argument of a compiled function may have."""
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, weak_type=aval.weak_type,
-        sharding=aval.sharding if explicit(aval) else None,
-    )  # fmt: skip
 
 
 def _goal() -> Target | None:

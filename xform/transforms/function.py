@@ -91,6 +91,11 @@ class Signature:
     primal_avals: list[Any]
     out_avals: list[Any]
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the output is one scalar."""
+        return [a.shape for a in self.out_avals] == [()]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Function:

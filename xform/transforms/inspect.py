@@ -131,8 +131,8 @@ class At:
         avals = self.function.program.in_avals
         closed = (avals[i] if isinstance(x, int) else x for i, x in enumerate(self.closed))
         args = [*closed, *avals[len(self.closed) :]]
-        scalar = [a.shape for a in self.function.signature.out_avals] == [()]
-        compiler = compiler_for(self.function, args, policy, "grad" if scalar else "vjp")
+        asked = "grad" if self.function.signature.is_scalar else "vjp"
+        compiler = compiler_for(self.function, args, policy, asked)
         return planned(*self.ends, policy, compiler)
 
     @property

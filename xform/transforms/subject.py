@@ -25,7 +25,7 @@ from xform.interpret.node import gather
 from xform.ir import Mask, Program, program
 from xform.memory.compilation import Compilation, compile_for, trace_for
 from xform.memory.targets import Target
-from xform.meshes import explicit
+from xform.meshes import argument
 from xform.planner.compiler import Compiler
 from xform.planner.front import Ends
 from xform.planner.planned import planned, with_regions
@@ -104,7 +104,7 @@ def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bo
     donated, arrays = arguments.of(donate), arguments.arrays()
     grads = gather(at.function.program.in_avals, at.function.active())
     by = range(len(args)) if argnums is None else positions(argnums, len(args), "plan")
-    scalar = argnums is not None and [a.shape for a in at.function.signature.out_avals] == [()]
+    scalar = argnums is not None and at.function.signature.is_scalar
     outputs = [*([] if scalar else at.function.signature.out_avals), *grads]
     over = _over([jax.typeof(arrays[i]) for i in donated], outputs)
     saved = sum(aval_bytes(a) for a in gather(outputs, over))
@@ -211,9 +211,5 @@ def _vjp(f: Any, by: Sequence[int], whole: bool, has_aux: bool, policy: Policy) 
 
 def _cotangent(at: At) -> Tree:
     signature = at.function.signature
-    cts = [cotangent_aval(a) for a in signature.out_avals]
-    types = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding if explicit(a) else None)
-        for a in cts
-    ]
+    types = [argument(cotangent_aval(a)) for a in signature.out_avals]
     return jax.tree.unflatten(signature.out_tree, types)
