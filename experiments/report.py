@@ -34,12 +34,21 @@ def write_table(
     target: str | None = None,
 ) -> None:
     """Replace a table in `folder/README.md`; date, JAX's version and backend stand below it."""
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
     day = datetime.date.today().isoformat()
     stamp = f"Measured {day}, JAX {jax.__version__}, {target or jax.default_backend()}."
+    replace(folder, name, [*table(head, rows), "", stamp])
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def replace(folder: Path, name: str, lines: Sequence[str]) -> None:
+    """Put lines between two marks of `folder/README.md`, in the place of those there."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     readme = folder / "README.md"
     before, _, rest = readme.read_text().partition(begin)
     _, _, after = rest.partition(end)
-    readme.write_text("\n".join([before + begin, *lines, "", stamp, end + after]))
-    print("\n".join([*lines, "", stamp]))
+    readme.write_text("\n".join([before + begin, *lines, end + after]))
+    print("\n".join(lines))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -76,6 +76,13 @@ def agreement(loss: Loss, args: Sequence[Any], pairs: int) -> dict[str, Any]:
     """How far the default's loss and gradients are from JAX's, and the ratio of step times."""
     mine, theirs = (jax.jit(way(loss)).lower(*args).compile()
                     for way in (XFORM["default"], JAX["jax.grad"]))  # fmt: skip
+    return differences(mine, theirs, args) | {"time": paired(mine, theirs, args, n=pairs)}
+
+
+def differences(
+    mine: Callable[..., Any], theirs: Callable[..., Any], args: Sequence[Any]
+) -> dict[str, float]:
+    """How far one loss and its gradients are from another's."""
     (one, grads), (other, expected) = mine(*args), theirs(*args)
     # What is 0 but for rounding, as of biases of keys in attention, is measured by the others.
     least = 1e-6 * max(float(np.max(np.abs(x))) for x in jax.tree.leaves(expected))
@@ -84,7 +91,6 @@ def agreement(loss: Loss, args: Sequence[Any], pairs: int) -> dict[str, Any]:
         "loss": float(one),
         "loss difference": distance(one, other),
         "gradient difference": max(jax.tree.leaves(far)),
-        "time": paired(mine, theirs, args, n=pairs),
     }
 
 

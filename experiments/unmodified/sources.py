@@ -24,9 +24,15 @@ def module(path: Path) -> types.ModuleType:
     return made
 
 
-def package(root: Path, name: str) -> types.ModuleType:
-    """A module by its name, from a folder that its own imports begin at."""
+def package(root: Path, name: str, bare: str | None = None) -> types.ModuleType:
+    """A module by its name, from a folder that its own imports begin at.
+
+    The `__init__` of the package `bare` is not run: it needs what is not installed.
+    """
     with _first(root):
+        if bare is not None:
+            sys.modules[bare] = types.ModuleType(bare)
+            sys.modules[bare].__path__ = [str(root / bare.replace(".", "/"))]
         return importlib.import_module(name)
 
 
@@ -60,11 +66,12 @@ def _named(node: ast.stmt) -> set[str]:
 
 
 def _code(path: Path) -> str:
-    """The text of a script, or of all cells of code of a notebook."""
+    """The text of a script, or of all cells of code of a notebook, without IPython's commands."""
     if path.suffix != ".ipynb":
         return path.read_text()
     cells = json.loads(path.read_text())["cells"]
-    return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    return "\n".join(line for line in code.splitlines() if not line.startswith(("%", "!")))
 
 
 @contextlib.contextmanager

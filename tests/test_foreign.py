@@ -1,0 +1,108 @@
+"""`experiments.unmodified.foreign`: its registry, and what it measures of a program of ours."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import pytest
+
+from experiments.report import keep, known
+from experiments.unmodified.foreign import __main__ as run
+from experiments.unmodified.foreign import picture, tables
+from experiments.unmodified.foreign.measure import measured, ratio, whole
+from experiments.unmodified.foreign.registry import COMMITS, PROGRAMS
+from experiments.unmodified.sources import package
+
+HERE = Path(run.__file__).parent
+
+
+def found(share: float, time: float, size: int = 2**20) -> dict:
+    seconds = {"default": [2 * time, 3 * time], "jax.grad": [2.0, 3.0]}
+    return {"temp": {"default": int(share * size), "jax.grad": size}, "compile": seconds,
+            "trace and lower": seconds, "time": (time, time, time), "loss difference": 0.0,
+            "gradient difference": 1e-7}  # fmt: skip
+
+
+def test_sixty_programs_of_more_than_twenty_repositories() -> None:
+    repositories = {p.repository for p in PROGRAMS.values()} - {"none"}
+    assert len(PROGRAMS) == 60
+    assert len(repositories) > 20
+    assert repositories <= set(COMMITS)
+    assert all(re.fullmatch("[0-9a-f]{12}", commit) for commit in COMMITS.values())
+    folders = [name.split("/")[1] for name in COMMITS]
+    assert len(set(folders)) == len(folders)
+
+
+def test_the_readme_lists_every_program() -> None:
+    text = (HERE / "README.md").read_text()
+    for name, program in PROGRAMS.items():
+        assert f"| {name} | {program.repository} | {program.files} |" in text
+    for name, commit in COMMITS.items():
+        assert f"| {name} | {commit} |" in text
+
+
+@pytest.mark.parametrize("name", [n for n, p in PROGRAMS.items() if p.repository == "none"])
+def test_reported_programs_need_no_checkout(name: str, tmp_path: Path) -> None:
+    loss, args = PROGRAMS[name].make(tmp_path)
+    assert jnp.isfinite(loss(*args))
+
+
+def test_what_is_measured() -> None:
+    def loss(w, x):
+        return jnp.mean(jnp.tanh(jnp.sin(x @ w)) ** 2)
+
+    got = measured(loss, (jnp.ones((64, 64)) / 64, jnp.ones((256, 64))))
+    assert set(got["temp"]) == set(got["compile"]) == {"default", "jax.grad"}
+    assert len(got["compile"]["default"]) == 3
+    assert got["loss difference"] == 0
+    assert got["gradient difference"] < 1e-6
+
+
+def test_ratios_are_medians_of_pairs() -> None:
+    one = found(0.5, 1.5)
+    assert ratio(one["compile"]) == whole(one) == 1.5
+
+
+def test_bars_count_programs_and_take_medians() -> None:
+    few = [found(0.5, 0.9), found(0.7, 0.9), found(1.5, 0.9)]
+    bars = [tables.Bar("bytes", tables.share, 1.02, 3), tables.Bar("bytes", tables.share, 0.72)]
+    rows = [bar.row(few) for bar in bars]
+    assert rows[0] == ["bytes", "1.02", "3 of 60", "2 of 3", "no"]
+    assert rows[1] == ["bytes", "0.72", "the median", "0.70", "yes"]
+
+
+def test_tables_and_plot(tmp_path: Path) -> None:
+    first, second, third = list(PROGRAMS)[:3]
+    results = {first: found(0.5, 0.9), second: {"failed": "ImportError"},
+               third: found(0.9, 1.2, size=100)}  # fmt: skip
+    marks = ("repositories", "programs", "bars", "measured")
+    (tmp_path / "README.md").write_text("\n".join(f"<!-- {m} -->\n<!-- /{m} -->" for m in marks))
+    assert list(tables.counted(results)) == [first]
+    tables.write(tmp_path, results)
+    text = (tmp_path / "README.md").read_text()
+    assert f"| {first} | 1.0 | 0.50 | 0.90 | 0.90 | 0.90 | 0.90 to 0.90 | 0e+00 | 1e-07 |" in text
+    assert f"| {second} | ImportError |" in text
+    picture.draw(tmp_path / "ratios.png", results)
+    assert (tmp_path / "ratios.png").stat().st_size > 0
+
+
+def test_a_process_that_fails_leaves_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "results.json")
+    error = f"Traceback\nModuleNotFoundError: none in {tmp_path}/flax\n"
+    done = SimpleNamespace(returncode=1, stderr=error)
+    monkeypatch.setattr(run.subprocess, "run", lambda *args, **options: done)
+    run.separately("Flax lm1b", tmp_path)
+    assert run.progress("Flax lm1b") == "ModuleNotFoundError: none in FOLDER/flax"
+    keep(run.RESULTS, "Flax lm1b", found(0.5, 0.9))
+    assert "bytes 0.50, compile 0.90, step 0.90" in run.progress("Flax lm1b")
+    assert list(known(run.RESULTS)) == ["Flax lm1b"]
+
+
+def test_a_package_whose_init_needs_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "bare_package").mkdir()
+    (tmp_path / "bare_package/__init__.py").write_text("import no_such_package")
+    (tmp_path / "bare_package/part.py").write_text("x = 3")
+    assert package(tmp_path, "bare_package.part", "bare_package").x == 3
