@@ -13,10 +13,9 @@ import xform
 from tests.reference import close
 from xform import commands, errors, policies
 from xform.commands import function
-from xform.planner import backend, planning
-from xform.planner.backend import in_bytes, memory, planned_for
+from xform.planner import planning
+from xform.planner.device import Device, here, in_bytes, planned_for
 from xform.planner.planned import planned
-from xform.planner.simulate.liveness import liveness
 
 X = np.sin(np.arange(48.0, dtype=np.float32)).reshape(8, 6)
 WS = np.cos(np.arange(6 * 36.0, dtype=np.float32)).reshape(6, 6, 6)
@@ -44,7 +43,7 @@ def peaks() -> Iterator[list[int]]:
 
     def watched(*problem):
         whole = planned(*problem)
-        seen.append(liveness(whole.plan, backend.backend()).total_bytes)
+        seen.append(problem[0].peak(whole.plan))
         return whole
 
     with planning.planning(watched):
@@ -53,7 +52,7 @@ def peaks() -> Iterator[list[int]]:
 
 def device(monkeypatch: pytest.MonkeyPatch, capacity: int | None) -> None:
     """Let the process's own device have so many bytes."""
-    monkeypatch.setattr(backend, "memory", lambda: ("a chip", capacity))
+    monkeypatch.setattr(Device, "memory", lambda self: ("a chip", capacity))
 
 
 def free() -> int:
@@ -112,7 +111,7 @@ def test_some_memory_can_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_whose_memory_it_is() -> None:
-    assert memory() == ("cpu", None)
+    assert here().memory() == ("cpu", None)
     assert in_bytes(policies.fit()) == policies.min_cut
     with planned_for("tpu", "TPU v5e"):
         assert in_bytes(policies.fit()).bytes == 15.75 * 2**30
@@ -131,7 +130,7 @@ def test_a_device_that_is_here_says_what_a_program_can_take(monkeypatch) -> None
             return {"bytes_limit": 1234}
 
     monkeypatch.setattr(jax, "local_devices", lambda backend: [Chip])
-    assert memory() == ("chip", 1234)
+    assert here().memory() == ("chip", 1234)
 
 
 def test_of_one_example_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ LAYERS = """
 LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}
 # The planner's own rooms.
 ROOMS = """
-    shape < loops, backend, simulate < costs < report < plan, refused < schedule, cuts < decide <
-    candidates, bound < front < compiler < search < planned < planning
+    shape < loops, device, simulate < costs < candidate, report < plan, refused < schedule, cuts <
+    decide < problem < candidates, bound < front < compiler < search < planned < planning
 """
 ROOM = {name.strip(): i for i, row in enumerate(ROOMS.split("<")) for name in row.split(",")}
 JAX_INTERNALS = ("jax.core", "jax.extend", "jax.interpreters")

@@ -6,7 +6,7 @@ import pytest
 import xform
 from xform import policies
 from xform.errors import WrongArgument
-from xform.planner.backend import in_bytes, planned_for
+from xform.planner.device import in_bytes, planned_for
 
 
 @pytest.mark.parametrize("policy", [policies.min_cut, policies.budget("1 MiB"), policies.fit(),

@@ -133,7 +133,7 @@ def joint_of(f: Callable[..., Any], args: tuple[Any, ...]) -> Joint:
 
 def ratios(joint: Joint) -> list[tuple[float, float]]:
     """At each budget: the policy's work, and that of prices alone, to the optimum's."""
-    make = lambda how: plan(joint, how, True)
+    make = lambda how: plan(joint, how, "cpu")
     most, least = make(MinCut()), make(MinCut(0.0, 0.0))
     low, high = kept_bytes(least), kept_bytes(most)
     found = []
@@ -141,7 +141,7 @@ def ratios(joint: Joint) -> list[tuple[float, float]]:
         n = low + int(part * (high - low))
         exact = recompute_flops(make(xform.policies.budget(n, of="saved", solver="exact")))
         usual = recompute_flops(make(xform.policies.budget(n, of="saved")))
-        priced = recompute_flops(best(joint, by_prices(least, n)))
+        priced = recompute_flops(best(joint, by_prices(least, n), "cpu"))
         if exact:
             found.append((usual / exact, priced / exact))
     return found

@@ -83,7 +83,7 @@ def one(name: str) -> None:
     prog = trace(lambda x: [f(x)], x)
     traced = time.process_time()
     joint = analyze(prog, (True,))
-    plan(joint, xform.policies.min_cut, top=True)
+    plan(joint, xform.policies.min_cut, backend="cpu")
     end = time.process_time()
     # Not `ru_maxrss`, which a process takes over from the one that started it.
     (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
@@ -97,7 +97,7 @@ def budgets(depth: int, part: float) -> list[str]:
     """A row on unrolled transformer layers with a part of what a minimum cut saves as budget."""
     loss, args = transformer(False, None, depth=depth)
     joint = joint_of(loss, args)
-    make = lambda how: plan(joint, how, top=True)
+    make = lambda how: plan(joint, how, backend="cpu")
     most, least = make(MinCut()), make(MinCut(0.0, 0.0))
     n = int(part * kept_bytes(most))
     start = time.process_time()
@@ -105,7 +105,7 @@ def budgets(depth: int, part: float) -> list[str]:
     assert chosen is not None
     made = make(chosen)
     solved = time.process_time()
-    priced = best(joint, by_prices(least, n))
+    priced = best(joint, by_prices(least, n), "cpu")
     end = time.process_time()
     work = recompute_flops(made) / recompute_flops(priced)
     classes = blocks.classes(most)

@@ -18,9 +18,8 @@ from experiments.planner.size import body, chain, count
 from experiments.report import write_table
 from xform.cost import flops
 from xform.errors import BudgetInfeasible
-from xform.interpret.joint import analyze
 from xform.planner.costs.outcome import recompute_flops
-from xform.planner.simulate.liveness import liveness
+from xform.planner.planned import planned
 from xform.policies import Budget, min_cut
 from xform.transforms.inspect import At, point
 
@@ -44,18 +43,17 @@ def measured(name: str, part: float) -> list[str]:
     loss, args = CASES[name]()
     at: At = point("plan", loss, args, 0, False)
     start = time.process_time()
-    joint = analyze(*at.ends)
-    default = at.planned(min_cut)
-    most = liveness(default.plan, "cpu").total_bytes
-    planned = time.process_time()
+    joint = at.problem.joint()
+    most = at.problem.peak(at.planned(min_cut).plan)
+    middle = time.process_time()
     try:
-        made = planned(*at.ends, Budget(int(part * most)))
+        made = planned(at.problem, Budget(int(part * most)))
         work = f"{recompute_flops(made.plan) / flops(at.function.program):.2f}"
     except BudgetInfeasible:
         work = "refused: no plan takes so little"
     end = time.process_time()
     return [name, f"{count(joint):,}", f"{part:.0%}",
-            f"{planned - start:.1f}", f"{end - planned:.1f}", work]  # fmt: skip
+            f"{middle - start:.1f}", f"{end - middle:.1f}", work]  # fmt: skip
 
 
 def best(name: str, part: float, times: int) -> list[str]:

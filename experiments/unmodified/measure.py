@@ -12,7 +12,7 @@ import xform
 from experiments.timing import paired
 from experiments.unmodified.ways import BUDGETS, JAX, XFORM, Loss, Way, budget, ours
 from xform.errors import BudgetInfeasible, CompilationFailed
-from xform.planner.candidates.whole import Whole
+from xform.planner.candidate import Candidate
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.planned import planned
 from xform.planner.planning import planning
@@ -48,9 +48,9 @@ def size(way: Way, loss: Loss, args: Sequence[Any], target: str) -> Size:
     step = lambda *args: way(loss)(*args)
     kept: list[int] = []
 
-    def watched(*asked: Any) -> Whole:
-        kept.append(kept_bytes((whole := planned(*asked)).plan))
-        return whole
+    def watched(*asked: Any) -> Candidate:
+        kept.append(kept_bytes((chosen := planned(*asked)).plan))
+        return chosen
 
     try:
         with planning(watched):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.candidates.as_written import cuts
 from xform.planner.decide import plan
 from xform.planner.front import Front, Listed, front
+from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
 from xform.policies import min_cut
 
@@ -40,7 +40,7 @@ def two_loops(w, x):
 
 
 def ends(f):
-    return trace(lambda *xs: [f(*xs)], W, X), (True, True), (True,)
+    return Problem(trace(lambda *xs: [f(*xs)], W, X), (True, True), (True,))
 
 
 def peak(whole) -> int:
@@ -48,14 +48,14 @@ def peak(whole) -> int:
 
 
 def budgets(at) -> list[int]:
-    most = liveness(plan(analyze(*at), min_cut, top=True), "cpu").total_bytes
-    return [int(n) for n in np.linspace(most, peak(front(*at).lowest()[0]), 20)]
+    most = liveness(plan(at.joint(), min_cut, backend="cpu"), "cpu").total_bytes
+    return [int(n) for n in np.linspace(most, peak(front(at).lowest()[0]), 20)]
 
 
 @pytest.mark.parametrize("f", [unrolled, scanned, two_loops])
 def test_twenty_budgets_are_kept_and_work_rises(f) -> None:
     at = ends(f)
-    found = [front(*at).first(lambda w, n=n: peak(w) <= n) for n in budgets(at)]
+    found = [front(at).first(lambda w, n=n: peak(w) <= n) for n in budgets(at)]
     whole = [w for w in found if w is not None]
     assert len(whole) == 20
     sizes, works = [peak(w) for w in whole], [w.work for w in whole]
@@ -67,7 +67,7 @@ def test_twenty_budgets_are_kept_and_work_rises(f) -> None:
 @pytest.mark.parametrize("f", [unrolled, scanned, two_loops])
 def test_what_was_asked_before_changes_nothing(f) -> None:
     forwards, backwards = ends(f), ends(f)
-    said = lambda at, n: [(w.work, peak(w), w.shapes) for w in [front(*at).first(
+    said = lambda at, n: [(w.work, peak(w), w.shapes) for w in [front(at).first(
         lambda w: peak(w) <= n)] if w]  # fmt: skip
     sizes = budgets(forwards)[::3]
     falling = [said(forwards, n) for n in sizes]
@@ -77,10 +77,10 @@ def test_what_was_asked_before_changes_nothing(f) -> None:
 
 def test_the_lowest_are_below_all_others() -> None:
     at = ends(scanned)
-    low = [peak(w) for w in front(*at).lowest()]
+    low = [peak(w) for w in front(at).lowest()]
     assert low == sorted(low)
-    assert low[0] < min(liveness(how, "cpu").total_bytes for how in cuts(analyze(*at)))
-    assert front(*at).first(lambda w: peak(w) < low[0]) is None
+    assert low[0] < min(liveness(how, "cpu").total_bytes for how in cuts(at))
+    assert front(at).first(lambda w: peak(w) < low[0]) is None
 
 
 def test_plans_are_made_as_far_as_they_are_asked_for() -> None:
@@ -88,7 +88,7 @@ def test_plans_are_made_as_far_as_they_are_asked_for() -> None:
     at = ends(unrolled)
 
     def flat():
-        found = cuts(analyze(*at))
+        found = cuts(at)
         made.append(len(found))
         return found
 

@@ -1,6 +1,7 @@
 """Where every policy comes in: the least work within a budget, of all saved sets that there are."""
 
 import collections
+import dataclasses
 import itertools
 import math
 
@@ -13,12 +14,13 @@ import xform
 from tests.planner.cuts.test_integer_program import joint_of
 from xform import errors, policies
 from xform.ir import trace
-from xform.planner.backend import planned_for
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
 from xform.planner.decide import plan
+from xform.planner.device import Device, planned_for
 from xform.planner.front import front
 from xform.planner.plan.choice import Choice
 from xform.planner.planned import planned
+from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
 from xform.planner.simulate.profiles import CPU
 from xform.policies import min_cut
@@ -33,7 +35,8 @@ PROGRAMS = {
 
 
 def ends(f, *args):
-    return trace(lambda *xs: [f(*xs)], *(args or (W, X))), (True,) * len(args or (W, X)), (True,)
+    args = args or (W, X)
+    return Problem(trace(lambda *xs: [f(*xs)], *args), (True,) * len(args), (True,))
 
 
 def peak(how) -> int:
@@ -45,7 +48,7 @@ def everything(f):
     joint = joint_of(f, W, X)
     values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
     sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
-    plans = (plan(joint, Choice(frozenset(s), {}), True) for s in sets)
+    plans = (plan(joint, Choice(frozenset(s), {}), "cpu") for s in sets)
     return list({frozenset(p.kept): p for p in plans}.values())
 
 
@@ -61,25 +64,25 @@ def test_no_saved_set_within_a_budget_runs_less_again(name: str, of: str) -> Non
     every = [(size(p), recompute_flops(p)) for p in everything(PROGRAMS[name])]
     at = ends(PROGRAMS[name])
     for n in sorted({n for n, _ in every}):
-        found = planned(*at, policies.budget(with_margin(n) if of == "peak" else n, of=of)).plan
+        found = planned(at, policies.budget(with_margin(n) if of == "peak" else n, of=of)).plan
         assert size(found) <= n
         assert recompute_flops(found) <= min(work for m, work in every if m <= n)
 
 
 def test_the_default_is_taken_where_it_fits() -> None:
     at = ends(PROGRAMS["three layers"])
-    default = planned(*at, min_cut).plan
+    default = planned(at, min_cut).plan
     most = with_margin(peak(default))
-    assert planned(*at, policies.budget(most)).plan is default
-    assert planned(*at, policies.budget(most - 2)).plan is not default
+    assert planned(at, policies.budget(most)).plan is default
+    assert planned(at, policies.budget(most - 2)).plan is not default
 
 
 def test_without_a_margin_there_is_only_the_lowest() -> None:
     at = ends(PROGRAMS["three layers"])
     with pytest.raises(errors.BudgetInfeasible) as caught:
-        planned(*at, policies.budget(0))
+        planned(at, policies.budget(0))
     least = caught.value.floor_bytes
-    found = [planned(*at, policies.budget(n)) for n in (with_margin(least), least + 1, least)]
+    found = [planned(at, policies.budget(n)) for n in (with_margin(least), least + 1, least)]
     assert {peak(whole.plan) for whole in found} == {least}
     assert [whole.work for whole in found] == sorted(whole.work for whole in found)
 
@@ -87,33 +90,32 @@ def test_without_a_margin_there_is_only_the_lowest() -> None:
 def test_the_floor_that_is_named_is_the_least_that_can_be_had() -> None:
     at = ends(PROGRAMS["two layers"])
     with pytest.raises(errors.BudgetInfeasible) as caught:
-        planned(*at, policies.budget(0))
+        planned(at, policies.budget(0))
     least = caught.value.floor_bytes
-    assert peak(planned(*at, policies.budget(least)).plan) == least
+    assert peak(planned(at, policies.budget(least)).plan) == least
     assert least <= min(map(peak, everything(PROGRAMS["two layers"])))
     with pytest.raises(errors.BudgetInfeasible):
-        planned(*at, policies.budget(least - 1))
+        planned(at, policies.budget(least - 1))
 
 
 def test_donated_bytes_are_spared() -> None:
     at = ends(PROGRAMS["two layers"])
-    least = peak(front(*at).lowest()[0].plan)
-    found = planned(*at, policies.budget(least - W.nbytes), beside=-W.nbytes)
+    least, donating = peak(front(at).lowest()[0].plan), dataclasses.replace(at, beside=-W.nbytes)
+    found = planned(donating, policies.budget(least - W.nbytes))
     assert peak(found.plan) == least
     with pytest.raises(errors.BudgetInfeasible) as caught:
-        planned(*at, policies.budget(0), beside=-W.nbytes)
+        planned(donating, policies.budget(0))
     assert caught.value.floor_bytes == least - W.nbytes
 
 
 def test_a_program_is_planned_once_for_each_backend() -> None:
     at, policy = ends(PROGRAMS["shared"]), policies.budget("1 MiB")
-    here = planned(*at, policy)
-    assert planned(*at, policies.budget(2**20)) is here
-    assert front(*at) is front(*at)
-    with planned_for("tpu", "a tpu"):
-        assert planned(*at, policy) is not here
-        there = front(*at)
-    assert there is not front(*at)
+    here = planned(at, policy)
+    assert planned(at, policies.budget(2**20)) is here
+    assert front(at) is front(at)
+    there = dataclasses.replace(at, device=Device("tpu", "a tpu"))
+    assert planned(there, policy) is not here
+    assert front(there) is not front(at)
 
 
 def test_without_offload_it_is_as_without_a_link() -> None:
@@ -126,15 +128,15 @@ def test_without_offload_it_is_as_without_a_link() -> None:
 
     aval = lambda *shape: jax.ShapeDtypeStruct(shape, "bfloat16")
     at = ends(f, aval(12, 4, 4096, 4096), aval(32768, 4096))
-    works = lambda **how: [w.work for w in front(*at, **how).lowest()]
-    sends = lambda **how: any(w.work[1] for w in front(*at, **how)._plans)
-    with planned_for("tpu", "TPU v5e"):
-        assert sends()
-        assert not sends(offload=False)
-        alone = works(offload=False)
-    with planned_for("tpu", "one without a link"):
-        assert front(*at) is front(*at, offload=False)
-        assert works() == alone
+    here = dataclasses.replace(at, device=Device("tpu", "TPU v5e"))
+    alone = dataclasses.replace(here, offload=False)
+    without = dataclasses.replace(at, device=Device("tpu", "one without a link"))
+    works = lambda at: [w.work for w in front(at).lowest()]
+    sends = lambda at: any(w.work[1] for w in front(at)._plans)
+    assert sends(here)
+    assert not sends(alone)
+    assert front(without) is front(dataclasses.replace(without, offload=False))
+    assert works(without) == works(alone)
 
 
 @pytest.mark.parametrize("x", [jnp.ones((0, 3)), jnp.float32(2), jnp.ones(3, jnp.bfloat16)])
@@ -142,11 +144,11 @@ def test_little_and_nothing_is_planned(x) -> None:
     f = lambda x: jnp.sum(jnp.sin(jnp.sin(x))).astype(jnp.float32)
     at = ends(f, x)
     for policy in (min_cut, policies.budget("1 KiB"), policies.budget(0, of="saved")):
-        found = planned(*at, policy)
+        found = planned(at, policy)
         assert found.shapes == {}
         assert recompute_flops(found.plan) == 0
-    constant = trace(lambda x: [jnp.float32(1)], x), (True,), (True,)
-    assert kept_bytes(planned(*constant, policies.budget(0, of="saved")).plan) == 0
+    constant = Problem(trace(lambda x: [jnp.float32(1)], x), (True,), (True,))
+    assert kept_bytes(planned(constant, policies.budget(0, of="saved")).plan) == 0
 
 
 def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
@@ -156,12 +158,12 @@ def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
 
     policy = policies.budget(12 * X.nbytes, of="saved")
     made = xform.plan(f(24), W, X, argnums=None, policy=policy, verify=False)
-    found = planned(*ends(f(24)), made)
+    found = planned(ends(f(24)), made)
     assert found.shapes == made.shapes() != {}
     assert waiting_bytes(found.plan) == made.saved_bytes <= policy.bytes
     for g, has in ((PROGRAMS["one"], "the program none"), (f(23), "one of 23")):
         with pytest.raises(errors.OtherProgram, match=has):
-            planned(*ends(g), made)
+            planned(ends(g), made)
 
 
 def test_the_default_on_a_tpu_saves_products_and_what_products_read() -> None:
@@ -174,7 +176,7 @@ def test_the_default_on_a_tpu_saves_products_and_what_products_read() -> None:
     saved = {}
     for name in ("cpu", "tpu"):
         with planned_for(name):
-            how = planned(*ends(f, W, jnp.ones((2048, 16))), min_cut).plan
+            how = planned(ends(f, W, jnp.ones((2048, 16))), min_cut).plan
             of = collections.Counter(how.joint.producer[v].primitive.name for v in how.kept)
             saved[name] = of
     assert saved["cpu"]["exp"] == 1
@@ -188,7 +190,7 @@ def test_what_a_loop_stacks_is_the_same_on_each_backend() -> None:
     stacked = []
     for name in ("cpu", "tpu"):
         with planned_for(name):
-            how = planned(*ends(f, jnp.ones((3, 16, 16)), X), min_cut).plan
+            how = planned(ends(f, jnp.ones((3, 16, 16)), X), min_cut).plan
             ((inner,),) = how.inner.values()
             stacked.append([inner.joint.producer[v].primitive.name for v in inner.kept])
     assert stacked[0] == stacked[1] == ["tanh"]

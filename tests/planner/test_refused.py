@@ -23,7 +23,7 @@ def loss(w, x):
 
 
 def how(f=loss, *args, policy=policies.save_everything):
-    return plan(joint_of(f, *(args or (W, X))), policy, True)
+    return plan(joint_of(f, *(args or (W, X))), policy, "cpu")
 
 
 def line() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +12,10 @@ from jax import lax
 
 import xform
 from xform import errors, policies
-from xform.interpret.joint import Plan, analyze
 from xform.memory.compilation import compile_for
 from xform.planner import search
-from xform.planner.backend import planned_for
 from xform.planner.compiler import Compiler, key_of
+from xform.planner.device import here, planned_for
 from xform.planner.front import front
 from xform.planner.planned import planned
 from xform.planner.simulate.liveness import liveness
@@ -120,12 +121,12 @@ def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch)
     at = point("plan", f, (w, X), 0, False)
     rng, simulated = np.random.default_rng(seed), lambda how: liveness(how, "cpu").total_bytes
     measure = lambda whole: int(simulated(whole.plan) * rng.uniform(0.9, 1.1))
-    compiler = Compiler(analyze(*at.ends), simulated, 0, measure, "off by a tenth", seed)
+    compiler = Compiler(at.problem, measure, "off by a tenth", seed)
     work, most = (0, 0), simulated(at.planned(policies.min_cut).plan)
     seen = set()
     for budget in np.linspace(1.1, 0.6, 60) * most:
         try:
-            made = planned(*at.ends, policies.budget(int(budget)), compiler)
+            made = planned(at.problem, policies.budget(int(budget)), compiler)
         except errors.BudgetInfeasible:
             break
         assert compiler.bytes(made) <= budget
@@ -152,17 +153,10 @@ def looped(n: int):
 
 @pytest.fixture(scope="module")
 def layers_in_a_loop():
-    """The ends of a program, and what simulates its plans."""
+    """The derivative of layers in a loop, for a chip with a link to its host."""
     f, ws, x = looped(12)
-    sizes = dict[int, tuple[Plan, int]]()
-
-    def simulated(how: Plan) -> int:
-        if id(how) not in sizes:
-            sizes[id(how)] = how, liveness(how, "tpu").total_bytes
-        return sizes[id(how)][1]
-
     with planned_for("tpu", "TPU v5e"):
-        return point("plan", f, (ws, x), 0, False).ends, simulated
+        return point("plan", f, (ws, x), 0, False).problem
 
 
 @pytest.fixture
@@ -172,24 +166,24 @@ def on_a_tpu(layers_in_a_loop):
         yield layers_in_a_loop
 
 
-def searched(ends, simulated, measure, budget: int, *decides):
+def searched(problem, measure, budget: int, *decides):
     """What is found within a budget, by a compiler that was asked nothing yet."""
-    compiler = Compiler(analyze(*ends), simulated, 0, measure, budget, *decides)
-    made = planned(*ends, policies.budget(budget), compiler)
+    compiler = Compiler(problem, measure, budget, *decides)
+    made = planned(problem, policies.budget(budget), compiler)
     assert compiler.bytes(made) <= budget
     return made, compiler.compiles
 
 
 def test_what_a_compiler_spares_is_learned(on_a_tpu) -> None:
     """Of plans that send it makes a quarter less than was expected: so less has to run again."""
-    ends, simulated = on_a_tpu
-    most = simulated(planned(*ends, policies.min_cut).plan)
+    problem, simulated = on_a_tpu, on_a_tpu.peak
+    most = simulated(planned(problem, policies.min_cut).plan)
     spares = lambda whole: int(simulated(whole.plan) * (0.75 if whole.work[1] else 1))
     exact = lambda whole: simulated(whole.plan)
     for budget in np.linspace(0.65, 0.4, 6) * most:
-        made, compiles = searched(ends, simulated, spares, int(budget), "spares")
+        made, compiles = searched(problem, spares, int(budget), "spares")
         assert compiles <= 7
-        of_more, _ = searched(ends, simulated, exact, int(1.1 * budget), "exact")
+        of_more, _ = searched(problem, exact, int(1.1 * budget), "exact")
         assert made.work[0] <= of_more.work[0]
 
 
@@ -201,8 +195,8 @@ def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, o
 
     As on a TPU, where XLA copies stacks of what is sent into another layout.
     """
-    ends, simulated = on_a_tpu
-    most = simulated(planned(*ends, policies.min_cut).plan)
+    problem, simulated = on_a_tpu, on_a_tpu.peak
+    most = simulated(planned(problem, policies.min_cut).plan)
     rng, errs = np.random.default_rng(0), dict[str, float]()
 
     def measure(whole) -> int:
@@ -210,8 +204,8 @@ def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, o
         err = errs.setdefault(key_of(whole.plan), rng.uniform(-off, off))
         return int(simulated(whole.plan) * (1 + err) + bool(sent) * once * most + each * sent)
 
-    least = simulated(front(*ends).lowest()[0].plan)
-    still = [*front(*ends, offload=False)._plans]
+    least = simulated(front(problem).lowest()[0].plan)
+    still = [*front(dataclasses.replace(problem, offload=False))._plans]
     work, asked = (0, 0), list[bool]()
 
     def asking(whole) -> int:
@@ -219,7 +213,7 @@ def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, o
         return measure(whole)
 
     for budget in np.linspace(0.98 * most, 1.1 * least, 20):
-        made, compiles = searched(ends, simulated, asking, int(budget), once, each, off)
+        made, compiles = searched(problem, asking, int(budget), once, each, off)
         assert compiles <= 1 + search.COMPILES
         assert made.work >= work
         work = made.work
@@ -229,13 +223,14 @@ def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, o
 
 
 def test_where_nothing_may_be_sent_the_plan_is_that_without_a_host(on_a_tpu) -> None:
-    ends, simulated = on_a_tpu
+    problem, simulated = on_a_tpu, on_a_tpu.peak
     refuses = lambda whole: None if whole.work[1] else simulated(whole.plan)
-    most = simulated(planned(*ends, policies.min_cut).plan)
+    most = simulated(planned(problem, policies.min_cut).plan)
     for part in (0.9, 0.7, 0.5):
-        made, _ = searched(ends, simulated, refuses, int(part * most), "refuses")
+        made, _ = searched(problem, refuses, int(part * most), "refuses")
         with planned_for("tpu", "a chip without a host"):
-            alone, _ = searched(ends, simulated, refuses, int(part * most), "alone")
+            there = dataclasses.replace(problem, device=here())
+            alone, _ = searched(there, refuses, int(part * most), "alone")
         assert made.work == alone.work
 
 

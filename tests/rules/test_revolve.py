@@ -64,12 +64,12 @@ def alone(w, x, steps, reverse):
 def gradient(f, snapshots, args=ARGS):
     """The gradient with the loops of `f` run again from so many states, and its Plan."""
     joint = analyze(trace(f, *args), (True,) * len(args), (True,))
-    how = plan(joint, MinCut(), top=True)
+    how = plan(joint, MinCut(), backend="cpu")
     inner = dict(choice_of(how).inner)
     for node in [n for n in inner if n.loop]:
         body: Choice = choice_of(plan(node.joints[0]))
         inner[node] = (dataclasses.replace(body, snapshots=snapshots),)
-    how = plan(joint, dataclasses.replace(choice_of(how), inner=inner), True)
+    how = plan(joint, dataclasses.replace(choice_of(how), inner=inner), "cpu")
     prog = emitted(how)
     return lambda *xs: tuple(evaluate(prog, [*xs, jnp.ones(())])[1:]), how
 

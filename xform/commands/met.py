@@ -24,13 +24,13 @@ from xform._jax import staging
 from xform.callables import function_name
 from xform.files import whole
 from xform.interpret.joint import Plan
-from xform.ir import Mask, Program
-from xform.planner.backend import in_bytes
-from xform.planner.candidates.whole import Whole
+from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops, waiting_bytes
+from xform.planner.device import in_bytes
 from xform.planner.planned import planned
 from xform.planner.planning import planning
+from xform.planner.problem import Problem
 from xform.planner.report.residuals import residuals_of
 from xform.policies import Policy, said, save_everything
 from xform.source import frame
@@ -81,19 +81,18 @@ class Row:
     notes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter[str])
     apart: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
 
-    def plan(self, prog: Program, active: Mask, wanted: Mask, policy: Policy,
-             compiler: Compiler | None) -> Whole:  # fmt: skip
+    def plan(self, problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
         """Plan, or save everything if that fails; the numbers are those of the largest program."""
         try:
-            chosen = planned(prog, active, wanted, policy, compiler)
+            chosen = planned(problem, policy, compiler)
         except Exception as error:  # whatever it is, the program goes on
             policy = save_everything
-            chosen = planned(prog, active, wanted, policy)
+            chosen = planned(problem, policy)
             self.notes[f"everything is saved, as there is no plan: {_line(error)}"] += 1
-        types = str(prog.in_avals)
+        types = str(problem.marked.in_avals)
         if types not in self.seen:  # what runs operation by operation may be planned each time
             self.seen.add(types)
-            everything = planned(prog, active, wanted, save_everything)
+            everything = planned(problem, save_everything)
             self._measure(chosen.plan, waiting_bytes(everything.plan), policy)
         return chosen
 

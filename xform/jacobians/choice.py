@@ -15,7 +15,7 @@ from xform.jacobians.chain import Link, Order, Sweep, best, forward, reverse
 from xform.jacobians.segments import Chain, chain
 from xform.jacobians.work import links
 from xform.passes.inline import Inline
-from xform.planner.backend import in_bytes
+from xform.planner.device import in_bytes
 from xform.policies import check, save_nothing
 from xform.transforms.function import Function
 from xform.transforms.within import compiled_bytes, first_within

@@ -16,7 +16,7 @@ import jax
 from xform.devices import GPUS, TPUS, Device, Gpu, Tpu, known
 from xform.errors import MissingExtra, WrongArgument
 from xform.packages import extra
-from xform.planner.backend import planned_for
+from xform.planner.device import planned_for
 
 # Slices of a TPU that are named in messages, by the axes of its interconnect.
 _SLICES = {2: "1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16", 3: "1x1x1, 2x2x1, 2x2x2, 2x2x4, 4x4x4"}

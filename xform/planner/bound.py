@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 
 from xform.cost import aval_bytes
-from xform.interpret.joint import analyze
-from xform.ir import Mask, Program
-from xform.planner.costs.link import link_of
 from xform.planner.costs.outcome import kept_bytes
-from xform.planner.cuts.integer_program import MOST, Problem, size
-from xform.planner.decide import plan
+from xform.planner.cuts.integer_program import MOST, IntegerProgram, size
+from xform.planner.problem import Problem
 from xform.policies import Budget, MinCut
 
 
-def least_flops(prog: Program, active: Mask, wanted: Mask, budget: Budget, held: int = 0
-                ) -> int:  # fmt: skip
+def least_flops(problem: Problem, budget: Budget, held: int = 0) -> int:
     """FLOPs that each plan within a budget runs again, if it runs no step of a loop twice again.
 
     A peak holds the arguments, the bytes `held` beside them (less than 0: arguments that are
@@ -25,12 +21,11 @@ def least_flops(prog: Program, active: Mask, wanted: Mask, budget: Budget, held:
     values share memory, or of a budget that is only met by loops that are run again from few of
     their states.
     """
-    joint = analyze(prog, active, wanted)
-    most = plan(joint, MinCut(), top=True)
-    arguments = sum(aval_bytes(v.aval) for v in joint.inputs) + held
+    most = problem.plan(MinCut())
+    arguments = sum(aval_bytes(v.aval) for v in most.joint.inputs) + held
     left = budget.bytes - (arguments if budget.of == "peak" else 0)
     if kept_bytes(most) <= left or size(most) > MOST:
         return 0
-    problem = Problem(most, link_of())
-    flops = None if problem.branched else problem.bound(left)
+    program = IntegerProgram(most, problem.link)
+    flops = None if program.branched else program.bound(left)
     return 0 if flops is None else math.floor(flops)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Hashable
 
 from xform import alive
 from xform.fingerprint import fingerprint, text_of
-from xform.interpret.joint import Joint, Plan
+from xform.interpret.joint import Plan
 from xform.naming import digest
-from xform.planner.candidates.whole import Whole
+from xform.planner.candidate import Candidate
 from xform.planner.front import LOWEST
 from xform.planner.plan.choice import choice_of
 from xform.planner.plan.record import record
+from xform.planner.problem import Problem
 from xform.recent import Recent
 
 # How many plans are compiled, at most, to find one for a budget, besides the default: until one is
@@ -28,30 +29,29 @@ class Compiler:
     """The compiler, asked for the bytes of plans of one program.
 
     Args:
-      as_written: the program, with its loops as they are.
-      peak: bytes of a plan by the simulation.
-      beside: bytes of a peak that are not the derivative's.
+      problem: the program, and what is differentiated.
       measure: bytes of a plan by the compiler, which is run for it; None if it does not say them.
-      decides: what a plan's bytes depend on besides the plan: the backend, what is donated.
+      decides: all else that a plan's bytes depend on: the target, what is donated.
 
     Attributes:
       compiles: how many programs were compiled; others had been, in this process.
     """
 
-    def __init__(self, as_written: Joint, peak: Callable[[Plan], int], beside: int,
-                 measure: Callable[[Whole], int | None], *decides: Hashable) -> None:  # fmt: skip
-        self.peak, self.beside, self._measure = peak, beside, measure
-        program = fingerprint(as_written.program), as_written.active, as_written.seeded
-        key = (*program, *decides)
+    def __init__(
+        self, problem: Problem, measure: Callable[[Candidate], int | None], *decides: Hashable
+    ) -> None:
+        self._measure = measure
+        joint = problem.joint()
+        key = fingerprint(joint.program), joint.active, joint.seeded, *decides
         _remembered[key] = self._answers = _remembered.get(key, {})
         self.compiles = 0
 
-    def bytes(self, whole: Whole) -> float:
+    def bytes(self, candidate: Candidate) -> float:
         """Bytes of a plan's program, compiled; infinite if the compiler refuses it without them."""
-        key = key_of(whole.plan)
+        key = key_of(candidate.plan)
         if key not in self._answers:
             alive.progress(f"{self.compiles} of at most {_MOST} candidates compiled")
-            size = self._measure(whole)
+            size = self._measure(candidate)
             self._answers[key] = math.inf if size is None else size
             self.compiles += 1
         return self._answers[key]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.ir import Mask, seldom_collected
 from xform.passes.dce import live
-from xform.planner.backend import backend
 from xform.planner.costs.held import held_bytes, token
 from xform.planner.costs.recompute import Prices, fusible
 from xform.planner.costs.rounded import rounded
@@ -51,29 +50,39 @@ class _Place:
     """Where a Joint stands.
 
     Attributes:
-      top: whether it is a whole function, of which the loops are not to be run again.
+      backend: of a whole function, the backend that is planned for; None within one.
       at_hand: the inputs that are there in the backward part, whatever is saved; None: all.
     """
 
-    top: bool
+    backend: str | None
     at_hand: Mask | None
 
+    @property
+    def top(self) -> bool:
+        """Whether it is a whole function, of which the loops are not to be run again."""
+        return self.backend is not None
 
-def plan(joint: Joint, policy: Any = None, top: bool = False, at_hand: Mask | None = None) -> Plan:
+    def alike(self, policy: Any) -> Callable[[Joint], Plan]:
+        """What plans other Joints that stand here under a policy."""
+        return functools.partial(plan, policy=policy, backend=self.backend, at_hand=self.at_hand)
+
+
+def plan(joint: Joint, policy: Any = None, backend: str | None = None,
+         at_hand: Mask | None = None) -> Plan:  # fmt: skip
     """The Plan of a Joint under a policy (None: what the backward part reads is kept as it is).
 
-    `top` marks a whole function, of which the loops are not to be run again. `at_hand` are the
-    inputs that are there in the backward part, whatever is saved (None: all). A budget is one of
-    what is saved: that of the peak is of a whole program, see `planned.py`. Linear in equations,
+    A `backend` marks a whole function, of which the loops are not to be run again. `at_hand` are
+    the inputs that are there in the backward part, whatever is saved (None: all). A budget is one
+    of what is saved: that of the peak is of a whole program, see `planned.py`. Linear in equations,
     near linear under `min_cut`.
     """
-    place = _Place(top, at_hand)
+    place = _Place(backend, at_hand)
     return _whole(_plan(joint, policy, place), place)
 
 
 def _plan(joint: Joint, policy: Any, place: _Place) -> Plan:
     policy = policy if isinstance(policy, Choice) else check(policy)
-    key: Any = policy, place.top, place.at_hand
+    key: Any = policy, place
     if key not in joint.plans:
         with seldom_collected():
             joint.plans[key] = _planned(joint, policy, place)
@@ -93,15 +102,15 @@ def _decided(joint: Joint, policy: Any, place: _Place) -> Plan:
     if isinstance(policy, MinCut):
         return _of_cut(joint, policy, place)
     if isinstance(policy, Choice):
-        inner = _inner(joint, policy, place.top)
+        inner = _inner(joint, policy, place.backend)
         cut = Cut(policy.saved, policy.offloaded, policy.snapshots, policy.asked)
         return _cut(joint, cut, inner, place)
     return _of_answers(joint, policy, place)
 
 
-def best(joint: Joint, proposals: Proposals) -> Plan:
+def best(joint: Joint, proposals: Proposals, backend: str) -> Plan:
     """The Plan of a whole function that proposals come to, which are told the Plan of each."""
-    return _best(joint, proposals, _Place(True, None))
+    return _best(joint, proposals, _Place(backend, None))
 
 
 def _best(joint: Joint, proposals: Proposals, place: _Place) -> Plan:
@@ -115,14 +124,13 @@ def _best(joint: Joint, proposals: Proposals, place: _Place) -> Plan:
 
 def _of_answers(joint: Joint, policy: Policy, place: _Place) -> Plan:
     """The Plan under a policy that is asked for one value after the other."""
-    inner, again = _inner(joint, policy, place.top), set[Node]()
+    inner, again = _inner(joint, policy, place.backend), set[Node]()
     for node, plans in inner.items():
         if not _stays(node, plans, policy, place.top):
             again.add(node)
             if not node.region:
                 inner[node] = _as_it_is(node)
-    alike = functools.partial(plan, policy=policy, top=place.top, at_hand=place.at_hand)
-    return scheduled(joint, Asked(policy, frozenset(again)), inner, alike)
+    return scheduled(joint, Asked(policy, frozenset(again)), inner, place.alike(policy))
 
 
 def _stays(node: Node, plans: tuple[Plan, ...], policy: Policy, top: bool) -> bool:
@@ -144,7 +152,7 @@ def _keeps(plans: tuple[Plan, ...]) -> bool:
 
 def _of_cut(joint: Joint, policy: MinCut, place: _Place) -> Plan:
     """The Plan of a minimum cut; a loop or call that it runs again keeps nothing of its own."""
-    return _cheapest(joint, policy, _inner(joint, policy, place.top), place)
+    return _cheapest(joint, policy, _inner(joint, policy, place.backend), place)
 
 
 def _cheapest(joint: Joint, policy: MinCut, inner: Inner, place: _Place) -> Plan:
@@ -166,15 +174,16 @@ def _whole(plan: Plan, place: _Place) -> Plan:
     own: a `Choice` says once what each of them keeps.
     """
     heavy = (e for e in plan.order if id(e) in plan.recomputed and not fusible(e))
-    if not place.top or plan.kept or plan.joint.forks or not any(heavy):
+    backend = place.backend
+    if backend is None or plan.kept or plan.joint.forks or not any(heavy):
         return plan
-    key = "thinned", backend()
+    key = "thinned", backend
     if key not in plan.cache:
-        plan.cache[key] = _thinned(plan, place)
+        plan.cache[key] = _thinned(plan, place, backend)
     return plan.cache[key]
 
 
-def _thinned(plan: Plan, place: _Place) -> Plan:
+def _thinned(plan: Plan, place: _Place, backend: str) -> Plan:
     """The Plan that runs the forward part again, and keeps of it what `min_cut` says; if lower."""
     joint = plan.joint
     cut = _cheapest(joint, min_cut, {}, place)  # it holds no other programs
@@ -193,7 +202,7 @@ def _thinned(plan: Plan, place: _Place) -> Plan:
         asked=plan.asked,
         cache=Recent(),
     )
-    fewer = liveness(thinned, backend()).total_bytes < liveness(plan, backend()).total_bytes
+    fewer = liveness(thinned, backend).total_bytes < liveness(plan, backend).total_bytes
     return thinned if fewer else plan
 
 
@@ -202,17 +211,16 @@ def _cut(joint: Joint, cut: Cut, inner: Inner, place: _Place) -> Plan:
     sent, cache = frozenset(cut.sent.items()), joint.program.cache
     key = "decided", cut.saved, sent, cut.snapshots, cut.asked, *inner.items(), place
     if key not in cache:
-        alike = functools.partial(plan, policy=min_cut, top=place.top, at_hand=place.at_hand)
-        cache[key] = scheduled(joint, cut, inner, alike)
+        cache[key] = scheduled(joint, cut, inner, place.alike(min_cut))
     return cache[key]
 
 
-def _inner(joint: Joint, policy: Any, top: bool) -> Inner:
+def _inner(joint: Joint, policy: Any, backend: str | None) -> Inner:
     """The Plans of the programs of a Joint's loops, branches, calls and regions."""
-    return {node: _of_node(node, policy, top) for _, node in _nodes(joint)}
+    return {node: _of_node(node, policy, backend) for _, node in _nodes(joint)}
 
 
-def _of_node(node: Node, policy: Any, top: bool) -> tuple[Plan, ...]:
+def _of_node(node: Node, policy: Any, backend: str | None) -> tuple[Plan, ...]:
     """The Plans of a node's programs: by a choice, by its region's policy, by the one around it."""
     if isinstance(policy, Choice) and node in policy.inner:
         choices = zip(node.joints, policy.inner[node], strict=True)
@@ -226,9 +234,9 @@ def _of_node(node: Node, policy: Any, top: bool) -> tuple[Plan, ...]:
         if node.eqn.primitive is while_p:
             return _as_it_is(node)  # what a step of it keeps lasts one step
         at_hand = inputs_at_hand(node) if isinstance(policy, MinCut) else None
-        return tuple(plan(j, policy, False, at_hand) for j in node.joints)
-    within = _Place(top and not node.region, None)
-    return tuple(_plan(j, policy, within) for j in node.joints)
+        return tuple(plan(j, policy, at_hand=at_hand) for j in node.joints)
+    place = _Place(None if node.region else backend, None)
+    return tuple(_plan(j, policy, place) for j in node.joints)
 
 
 def _as_it_is(node: Node) -> tuple[Plan, ...]:

@@ -7,21 +7,19 @@ import math
 from typing import Any
 
 from xform import alive
-from xform.budgets import Regions
 from xform.errors import BudgetInfeasible, OtherProgram
-from xform.interpret.joint import analyze
-from xform.ir import Mask, Program
-from xform.passes.open_regions import OpenRegions
-from xform.planner.backend import backend, in_bytes
-from xform.planner.candidates.whole import Shapes, Whole
+from xform.interpret.joint import Plan
+from xform.ir import Program
+from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
-from xform.planner.costs.link import link_of
 from xform.planner.costs.outcome import waiting_bytes
 from xform.planner.cuts.fit import fit, least
-from xform.planner.decide import best, plan
+from xform.planner.decide import best
+from xform.planner.device import Device, in_bytes
 from xform.planner.front import Front
-from xform.planner.loops import loops, reshaped
+from xform.planner.loops import Shapes, loops
 from xform.planner.plan.plan import Plan as Decided
+from xform.planner.problem import Problem
 from xform.planner.refused import over_budget
 from xform.planner.search import compiled, simulated
 from xform.planner.simulate.profiles import profile
@@ -30,65 +28,61 @@ from xform.regions import opening
 from xform.source import frame
 
 
-def planned(prog: Program, active: Mask, wanted: Mask, policy: Policy,
-            compiler: Compiler | None = None, beside: int = 0) -> Whole:  # fmt: skip
-    """The Plan of a whole program, under a policy, for the backend that is planned for.
+def planned(problem: Problem, policy: Policy, compiler: Compiler | None = None) -> Candidate:
+    """The Plan of a whole program under a policy, which says whether remat regions are open.
 
-    The `compiler` measures plans for a budget of the peak; without one they are simulated. `beside`
-    are the bytes that a step holds besides its derivative, such as an optimizer's state.
+    The `compiler` measures plans for a budget of the peak; without one they are simulated.
     """
     with alive.working("choosing what to save"):
-        here = _here(in_bytes(check(policy)))
-        return _planned(with_regions(opening(here), prog), active, wanted, here, compiler, beside)
+        policy = in_bytes(check(policy), problem.device)
+        problem = dataclasses.replace(problem, regions=opening(policy))
+        if isinstance(policy, Decided):
+            return problem.candidate(policy, _recorded(policy, problem.program))
+        if not isinstance(policy, Budget):
+            return problem.candidate(_settled(policy, problem.device))
+        return _budgeted(problem, policy, compiler)
 
 
-def _planned(prog: Program, active: Mask, wanted: Mask, policy: Policy,
-             compiler: Compiler | None, beside: int) -> Whole:  # fmt: skip
-    shapes = _recorded(policy, prog) if isinstance(policy, Decided) else {}
-    joint, ends = analyze(reshaped(prog, shapes), active, wanted), (prog, active, wanted)
-    if not isinstance(policy, Budget):
-        return Whole(plan(joint, policy, top=True), shapes)
-    if policy.of == "saved":
-        choose = lambda: _saved(*ends, policy)
-    else:
-        default = Whole(plan(joint, _here(min_cut), top=True), {})
-        if compiler is not None:
-            return compiled(ends, policy, default, compiler)
-        choose = lambda: simulated(ends, policy, default, beside)
-    key: Any = "whole", policy, backend(), link_of(), beside
-    if key not in joint.program.cache:
-        joint.program.cache[key] = choose()
-    return joint.program.cache[key]
-
-
-def _here(policy: Policy) -> Policy:
-    """Fill in the backend's settings for the default policy."""
+def _settled(policy: Policy, device: Device) -> Policy:
+    """The policy itself; of the default policy, the one with the settings of the backend."""
     if isinstance(policy, MinCut) and policy == dataclasses.replace(
         min_cut, regions=policy.regions
     ):
-        by = profile(backend())
+        by = profile(device.backend)
         return dataclasses.replace(policy, written=by.written, rounds=by.rounds)
     return policy
 
 
-def with_regions(regions: Regions, prog: Program) -> Program:
-    """The program with its remat regions as they are marked, or without, where they are open."""
-    return OpenRegions().program(prog) if regions == "open" else prog
+def _budgeted(problem: Problem, budget: Budget, compiler: Compiler | None) -> Candidate:
+    """The plan of the least work within a budget."""
+    cache = problem.joint().program.cache
+    key: Any = "budget", problem.device, problem.link, problem.beside, budget
+    if budget.of == "saved":
+        choose = lambda: _saved(problem, budget)
+    else:
+        default = problem.candidate(_settled(min_cut, problem.device))
+        if compiler is not None:
+            return compiled(problem, budget, default, compiler)
+        choose = lambda: simulated(problem, budget, default)
+    if key not in cache:
+        cache[key] = choose()
+    return cache[key]
 
 
-def _saved(prog: Program, active: Mask, wanted: Mask, budget: Budget) -> Whole:
+def _saved(problem: Problem, budget: Budget) -> Candidate:
     """The least work within a budget of what is saved."""
-    joint = analyze(prog, active, wanted)
-    most = plan(joint, MinCut(), top=True)
+    most, link = problem.plan(MinCut()), problem.link
 
-    def flat() -> list[Any]:
+    def flat() -> list[Plan]:
         try:
-            return [most, best(joint, fit(budget, link_of(), waiting_bytes))]
+            proposals = fit(budget, link, waiting_bytes)
+            return [most, best(most.joint, proposals, problem.device.backend)]
         except BudgetInfeasible:
-            return [most, best(joint, least(most, budget, link_of(), waiting_bytes))]
+            proposals = least(most, budget, link, waiting_bytes)
+            return [most, best(most.joint, proposals, problem.device.backend)]
 
-    here = Front((prog, active, wanted), flat, waiting_bytes)
-    chosen = here.first(lambda whole: waiting_bytes(whole.plan) <= budget.bytes)
+    here = Front(problem, flat, waiting_bytes)
+    chosen = here.first(lambda candidate: waiting_bytes(candidate.plan) <= budget.bytes)
     if chosen is None:
         floor = here.lowest()[0].plan
         raise over_budget(floor, budget, waiting_bytes(floor))

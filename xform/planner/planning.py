@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from xform.ir import Mask, Program
-from xform.planner.candidates.whole import Whole
+from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops
 from xform.planner.planned import planned
+from xform.planner.problem import Problem
 from xform.policies import Policy
 from xform.text import human_flops, human_seconds
 
-# Of a program, its active inputs and its wanted outputs, under a policy, by a compiler's word.
-Planner = Callable[[Program, Mask, Mask, Policy, Compiler | None], Whole]
+# Plans a problem under a policy; a compiler, if there is one, measures the plans.
+Planner = Callable[[Problem, Policy, Compiler | None], Candidate]
 
 _PLANNER: contextvars.ContextVar[Planner] = contextvars.ContextVar("planner", default=planned)
 
@@ -56,14 +56,13 @@ def timed() -> Generator[Spent]:
     """Within it, what reverse mode plans is added up."""
     spent, plan = Spent(), planner()
 
-    def by(prog: Program, active: Mask, wanted: Mask, policy: Policy,
-           compiler: Compiler | None) -> Whole:  # fmt: skip
+    def by(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
         begun = time.perf_counter()
-        whole = plan(prog, active, wanted, policy, compiler)
+        chosen = plan(problem, policy, compiler)
         spent.seconds += time.perf_counter() - begun
         spent.plans += 1
-        spent.flops += recompute_flops(whole.plan)
-        return whole
+        spent.flops += recompute_flops(chosen.plan)
+        return chosen
 
     with planning(by):
         yield spent

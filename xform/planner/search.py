@@ -9,14 +9,15 @@ margin.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
-from xform.planner.backend import backend
+from xform.planner.candidate import Candidate
 from xform.planner.candidates.as_written import free_regions
-from xform.planner.candidates.whole import Whole
 from xform.planner.compiler import COMPILES, FIRST, Compiler, key_of
 from xform.planner.costs.outcome import least_bytes, sent_bytes
-from xform.planner.front import Ends, Fits, front
+from xform.planner.front import Fits, front
+from xform.planner.problem import Problem
 from xform.planner.refused import infeasible
 from xform.planner.simulate.profiles import profile
 from xform.policies import Budget
@@ -29,7 +30,7 @@ _LAST = 1.5
 _NEAR, _OVER = 1.08, 3
 
 
-def compiled(ends: Ends, budget: Budget, default: Whole, compiler: Compiler) -> Whole:
+def compiled(problem: Problem, budget: Budget, default: Candidate, compiler: Compiler) -> Candidate:
     """The plan that the compiler puts within the budget, or `BudgetInfeasible`.
 
     The default is compiled, and scales the simulation of all others: what it cannot see (arguments
@@ -44,38 +45,37 @@ def compiled(ends: Ends, budget: Budget, default: Whole, compiler: Compiler) -> 
     fits = (size := compiler.bytes(default)) <= budget.bytes
     if fits and not _may_save_more(budget, default):
         return default
-    stairs = _Stairs(ends, compiler, budget.bytes, default)
+    stairs = _Stairs(problem, compiler, budget.bytes, default)
     first = stairs.within(default if fits else None)
     if first is not None:
         return stairs.least_work(first)
     if fits:
         return default
-    floors = front(*ends).lowest()
-    for whole in reversed(floors):
-        if compiler.bytes(whole) <= budget.bytes:
-            return whole
+    floors = front(problem).lowest()
+    for candidate in reversed(floors):
+        if compiler.bytes(candidate) <= budget.bytes:
+            return candidate
     least = min((*floors, default), key=compiler.bytes)
-    simulated = compiler.peak(floors[0].plan)
+    simulated = problem.peak(floors[0].plan) + problem.beside
     if (size := compiler.bytes(least)) == math.inf:
         by = "simulated; the compiler refuses it"
-        raise infeasible(budget, floors[0].plan, simulated, by, compiler.beside)
+        raise infeasible(budget, floors[0].plan, simulated, by, problem.beside)
     by = f"compiled; {human_bytes(simulated)} simulated"
-    raise infeasible(budget, least.plan, int(size), by, compiler.beside)
+    raise infeasible(budget, least.plan, int(size), by, problem.beside)
 
 
-def simulated(ends: Ends, budget: Budget, default: Whole, beside: int) -> Whole:
+def simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate:
     """The plan of the least work that the simulation puts within a budget of the peak.
 
-    With a margin, if there is such a plan. `beside` are the bytes of the peak that are not the
-    derivative's; they are negative where outputs take the memory of donated arguments.
+    With a margin, if there is such a plan.
 
     Raises:
       BudgetInfeasible: no plan is within it.
     """
-    plans, most = front(*ends), budget.bytes - beside
-    wished = most - math.ceil(profile(backend()).margin * budget.bytes)
+    plans, most, on = front(problem), budget.bytes - problem.beside, problem.device.backend
+    wished = most - math.ceil(profile(on).margin * budget.bytes)
     # A plan whose saved values alone are too much is not simulated.
-    fits = lambda w: least_bytes(w.plan, backend()) <= wished and plans.peak(w.plan) <= wished
+    fits = lambda w: least_bytes(w.plan, on) <= wished and plans.peak(w.plan) <= wished
     chosen = default if fits(default) else None
     if chosen is None or _may_save_more(budget, chosen):
         less = plans.first(fits)
@@ -83,11 +83,11 @@ def simulated(ends: Ends, budget: Budget, default: Whole, beside: int) -> Whole:
     # Not any plan without the margin: a smaller budget would have one of less work.
     chosen = chosen or plans.lowest()[0]
     if (least := plans.peak(chosen.plan)) > most:
-        raise infeasible(budget, chosen.plan, least + beside, "simulated", beside)
+        raise infeasible(budget, chosen.plan, least + problem.beside, "simulated", problem.beside)
     return chosen
 
 
-def _may_save_more(budget: Budget, default: Whole) -> bool:
+def _may_save_more(budget: Budget, default: Candidate) -> bool:
     """Whether a budget that the default fits may save more than the default: in remat regions.
 
     A program that has to fit a device is left as it is if it does.
@@ -103,16 +103,16 @@ class _Stairs:
     takes too much, the plans that there are without a host are looked at too.
     """
 
-    def __init__(self, ends: Ends, compiler: Compiler, most: int, default: Whole):
-        self.ends, self.compiler, self.most = ends, compiler, most
-        self.stairs, self.compiled = [front(*ends)], set[str]()
+    def __init__(self, problem: Problem, compiler: Compiler, most: int, default: Candidate):
+        self.problem, self.compiler, self.most = problem, compiler, most
+        self.stairs, self.compiled = [front(problem)], set[str]()
         size = compiler.bytes(default)
-        self.scale = size / max(compiler.peak(default.plan), 1) if size < math.inf else 1.0
+        self.scale = size / max(self._peak(default), 1) if size < math.inf else 1.0
         # How many bytes a plan took beyond its simulation, scaled, at most (negative if all took
         # less): of those that send nothing, and of those that do; None before there is one.
         self.beyond: list[float | None] = [None, None]
 
-    def within(self, default: Whole | None) -> Whole | None:
+    def within(self, default: Candidate | None) -> Candidate | None:
         """The first plan that is expected to be within the budget, and is.
 
         None if there is none among the first few, or if it takes no less work than the default.
@@ -120,17 +120,17 @@ class _Stairs:
         for i in range(FIRST):
             if i == FIRST - 1:
                 self.beyond = [beyond and _LAST * beyond for beyond in self.beyond]
-            whole = self._first(lambda w: self._expected(w) <= self.most) or self._first(
+            candidate = self._first(lambda w: self._expected(w) <= self.most) or self._first(
                 lambda w: self._simulated(w) <= self.most and self._untried(w)
             )
-            if whole is None or (default and whole.work >= default.work):
+            if candidate is None or (default and candidate.work >= default.work):
                 return None
-            if self._bytes(whole) <= self.most:
-                return whole
-            self._learn(whole)
+            if self._bytes(candidate) <= self.most:
+                return candidate
+            self._learn(candidate)
         return None
 
-    def least_work(self, least: Whole) -> Whole:
+    def least_work(self, least: Candidate) -> Candidate:
         """Of a plan within the budget and the steps before it, that of the least work within it.
 
         First those that are expected to be within it by what plans took that were compiled.
@@ -138,62 +138,67 @@ class _Stairs:
         over = 0
         self._learn(least)
         while over < _OVER and len(self.compiled) < COMPILES:
-            whole = self._first(lambda w: self._expected(w) <= self.most and self._untried(w))
-            if whole is None or whole.work >= least.work:
+            candidate = self._first(lambda w: self._expected(w) <= self.most and self._untried(w))
+            if candidate is None or candidate.work >= least.work:
                 break
             over += 1
-            if self._bytes(whole) <= self.most:
-                least, over = whole, 0
-            self._learn(whole)
+            if self._bytes(candidate) <= self.most:
+                least, over = candidate, 0
+            self._learn(candidate)
         nearly = lambda w: self._simulated(w) <= _NEAR * self.most
         before = [w for plans in self.stairs for w in plans.before(least, nearly)]
         over = 0
-        for whole in sorted(before, key=self._expected):
+        for candidate in sorted(before, key=self._expected):
             if over == _OVER or len(self.compiled) == COMPILES:
                 break
-            if whole.work > least.work or not self._untried(whole):
+            if candidate.work > least.work or not self._untried(candidate):
                 continue
             over += 1
-            if self._bytes(whole) <= self.most:
-                least, over = whole, 0
+            if self._bytes(candidate) <= self.most:
+                least, over = candidate, 0
         return least
 
-    def _first(self, fits: Fits) -> Whole | None:
+    def _first(self, fits: Fits) -> Candidate | None:
         """The plan of the least work that fits; None if none does."""
         found = (plans.first(fits) for plans in self.stairs)
         return min(filter(None, found), key=lambda w: w.work, default=None)
 
-    def _untried(self, whole: Whole) -> bool:
+    def _untried(self, candidate: Candidate) -> bool:
         """Whether a plan was not compiled for this budget."""
-        return key_of(whole.plan) not in self.compiled
+        return key_of(candidate.plan) not in self.compiled
 
-    def _bytes(self, whole: Whole) -> float:
+    def _bytes(self, candidate: Candidate) -> float:
         """Bytes of a plan by the compiler."""
-        self.compiled.add(key_of(whole.plan))
-        return self.compiler.bytes(whole)
+        self.compiled.add(key_of(candidate.plan))
+        return self.compiler.bytes(candidate)
 
-    def _learn(self, whole: Whole) -> None:
+    def _learn(self, candidate: Candidate) -> None:
         """Expect all plans that send, or all others, to exceed their simulations as one did.
 
         So after one that was over the budget neither that one, nor one whose simulation has as
         many bytes, is expected to fit.
         """
-        sends, size = bool(sent_bytes(whole.plan)), self._bytes(whole)
-        beyond, known = size - self._simulated(whole), self.beyond[sends]
+        sends, size = bool(sent_bytes(candidate.plan)), self._bytes(candidate)
+        beyond, known = size - self._simulated(candidate), self.beyond[sends]
         self.beyond[sends] = beyond if known is None else max(known, beyond)
         if sends and size > self.most and len(self.stairs) == 1:
-            self.stairs.append(front(*self.ends, offload=False))
+            self.stairs.append(front(dataclasses.replace(self.problem, offload=False)))
 
-    def _expected(self, whole: Whole) -> float:
+    def _expected(self, candidate: Candidate) -> float:
         """Bytes of a plan by its simulation, and by what those before were beyond theirs."""
-        return self._simulated(whole) + (self.beyond[bool(sent_bytes(whole.plan))] or 0)
+        return self._simulated(candidate) + (self.beyond[bool(sent_bytes(candidate.plan))] or 0)
 
-    def _simulated(self, whole: Whole) -> float:
+    def _simulated(self, candidate: Candidate) -> float:
         """Bytes of a plan by its simulation, scaled.
 
         If what it keeps alone is more than is asked about anywhere, by that.
         """
-        least = self.scale * (least_bytes(whole.plan, backend()) + self.compiler.beside)
+        on, beside = self.problem.device.backend, self.problem.beside
+        least = self.scale * (least_bytes(candidate.plan, on) + beside)
         if least > _NEAR * self.most:
             return least
-        return max(least, self.scale * self.compiler.peak(whole.plan))
+        return max(least, self.scale * self._peak(candidate))
+
+    def _peak(self, candidate: Candidate) -> int:
+        """Bytes of a plan by its simulation, and of what is beside it."""
+        return self.problem.peak(candidate.plan) + self.problem.beside

@@ -22,7 +22,7 @@ from xform.memory.asked import Asked, asked
 from xform.memory.page import write
 from xform.memory.report import MemoryReport
 from xform.memory.targets import parse_target
-from xform.planner.backend import in_bytes
+from xform.planner.device import in_bytes
 from xform.planner.plan.plan import Plan
 from xform.planner.planning import timed
 from xform.planner.report.picture import BLUE, ORANGE, axes, save

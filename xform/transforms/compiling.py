@@ -20,12 +20,10 @@ from xform.arithmetic import Value, float0_zeros
 from xform.budgets import Budget
 from xform.errors import UnknownShardings
 from xform.interpret import emit
-from xform.interpret.joint import analyze
 from xform.meshes import argument
-from xform.planner.backend import backend, device_kind, in_bytes, target
-from xform.planner.candidates.whole import Whole
+from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
-from xform.planner.simulate.liveness import liveness
+from xform.planner.device import here, in_bytes, target
 from xform.policies import Policy
 from xform.source import frame
 from xform.transforms.function import Function
@@ -76,9 +74,7 @@ def compiler_for(
         return None
     _check_shardings(budget, fun.signature.name, avals)
     measure = _Measure(fun, args, avals, asked, goal)
-    peak = lambda plan: liveness(plan, goal.backend).total_bytes
-    return Compiler(analyze(*fun.ends), peak, 0, measure.bytes, goal.name, budget.regions,
-                    *measure.decides)  # fmt: skip
+    return Compiler(fun.problem, measure.bytes, goal.name, *measure.decides)
 
 
 class _Measure:
@@ -101,34 +97,35 @@ class _Measure:
         places = tuple(str(t.sharding) for t in self.types)
         return self.asked, places, tuple(x is None for x in self.known)
 
-    def bytes(self, whole: Whole) -> int | None:
+    def bytes(self, candidate: Candidate) -> int | None:
         """Bytes of the derivative under a plan."""
 
         def derivative(*given: Value) -> Any:
-            return self._run(whole, given)
+            return self._run(candidate, given)
 
         derivative.__name__ = f"derivative of {self.fun.signature.name}"
         compiled = _memory("compilation").compile_for(derivative, self.types, target=self.goal)
         return compiled.total_bytes
 
-    def _run(self, whole: Whole, given: Sequence[Value]) -> Any:
+    def _run(self, candidate: Candidate, given: Sequence[Value]) -> Any:
         """The outputs and the cotangents of the arguments."""
         rest, n = iter(given), len(self.fun.signature.out_avals)
         args = [next(rest) if x is None else x for x in self.known]
-        outs, kept = emit.forward(whole.plan, args)
+        outs, kept = emit.forward(candidate.plan, args)
         if self.cotangents is None:
             cts = [jnp.ones_like(y) for y in outs[:n]]
         else:
             cts = [float0_zeros(a.shape) if a.dtype == float0 else next(rest)
                    for a in self.cotangents]  # fmt: skip
-        part = Planned(self.fun, whole.plan, push=False)
+        part = Planned(self.fun, candidate.plan, push=False)
         outs = outs[n:] if self.asked == "grad" else outs
         return outs, part.run(part.arrays(kept, args), cts)
 
 
 def _goal() -> Target | None:
     """The target that is planned for; None if it is not known by name."""
-    if target() is None and (device_kind() or backend() != jax.default_backend()):
+    device = here()
+    if target() is None and (device.kind or device.backend != jax.default_backend()):
         return None
     return _memory("targets").parse_target(target())
 

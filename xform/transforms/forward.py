@@ -122,7 +122,7 @@ def linearize(
         y, push, aux = eager.linearize(at)
     else:
         fun, args = function(at)
-        pushed = plan(analyze(fun.program, fun.active(), push=True), top=True)
+        pushed = plan(analyze(fun.program, fun.active(), push=True))
         outs, kept = emit.forward(pushed, args)
         y, aux = fun.outputs(outs)
         part = Planned(fun, pushed, push=True)

@@ -18,6 +18,7 @@ from xform.errors import WrongArgument, WrongDtype
 from xform.ir import Mask, Program, lifted, trace
 from xform.modules import inexact, opened
 from xform.mutable import is_mutable
+from xform.planner.problem import Problem
 from xform.transforms.prefix import flags
 
 Tree = Any
@@ -115,6 +116,11 @@ class Function:
     def ends(self) -> tuple[Program, Mask, Mask]:
         """The program, its inputs that are differentiated, its outputs that bring a cotangent."""
         return self.program, self.active(), self.differentiable()
+
+    @property
+    def problem(self) -> Problem:
+        """Its derivative, to be planned for the device that is planned for here."""
+        return Problem(*self.ends)
 
     def active(self) -> Mask:
         """Every primal that moves and has tangents other than float0; no constant."""

@@ -10,14 +10,13 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
-from xform.budgets import Regions
 from xform.callables import argument_names, check_callable
 from xform.interpret.node import gather, spread
-from xform.ir import Mask, Program
 from xform.modules import shaped
-from xform.planner.backend import in_bytes
-from xform.planner.candidates.whole import Whole
-from xform.planner.planned import planned, with_regions
+from xform.planner.candidate import Candidate
+from xform.planner.device import in_bytes
+from xform.planner.planned import planned
+from xform.planner.problem import Problem
 from xform.planner.report.residuals import Residuals, residuals_of
 from xform.policies import check, min_cut, said
 from xform.transforms.compiling import compiler_for
@@ -116,24 +115,18 @@ class At:
     closed: list[Any]
 
     @property
-    def ends(self) -> tuple[Program, Mask, Mask]:
-        """The program, its inputs that are differentiated, its outputs that bring a cotangent."""
-        return self.function.ends
+    def problem(self) -> Problem:
+        """The derivative, to be planned."""
+        return self.function.problem
 
-    def seen_by(self, regions: Regions) -> At:
-        """The same without remat regions, if they are open."""
-        program = with_regions(regions, self.function.program)
-        function = dataclasses.replace(self.function, program=program)
-        return dataclasses.replace(self, function=function)
-
-    def planned(self, policy: Policy) -> Whole:
+    def planned(self, policy: Policy) -> Candidate:
         """Its plan under a policy."""
         avals = self.function.program.in_avals
         closed = (avals[i] if isinstance(x, int) else x for i, x in enumerate(self.closed))
         args = [*closed, *avals[len(self.closed) :]]
         asked = "grad" if self.function.signature.is_scalar else "vjp"
         compiler = compiler_for(self.function, args, policy, asked)
-        return planned(*self.ends, policy, compiler)
+        return planned(self.problem, policy, compiler)
 
     @property
     def name(self) -> str:

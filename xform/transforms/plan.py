@@ -12,13 +12,12 @@ from xform import alive
 from xform.budgets import Budget, Fit
 from xform.callables import function_name
 from xform.cost import flops
-from xform.interpret.joint import analyze
 from xform.memory.targets import Target, parse_target
-from xform.planner.backend import in_bytes
 from xform.planner.bound import least_flops
-from xform.planner.candidates.whole import Whole
+from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops, waiting_bytes
+from xform.planner.device import in_bytes
 from xform.planner.plan.choice import choice_of
 from xform.planner.plan.plan import Plan
 from xform.planner.plan.record import record
@@ -114,35 +113,36 @@ def plan(
         unbounded = fitted and not isinstance(policy, Budget)
         name = f"auto, {called(policy)}" if unbounded else called(policy)
         of = subject(f, args, argnums, has_aux, goal, donate_argnums, opening(policy))
-        peak = lambda decided: liveness(decided, goal.backend).total_bytes + of.beside
         compiling: list[float] = []
 
-        def made(whole: Whole) -> Plan:
-            return _plan(of, name, whole, goal, peak(whole.plan))
+        def made(candidate: Candidate) -> Plan:
+            return _plan(of, name, candidate, goal)
 
-        def measure(whole: Whole) -> int | None:
+        def measure(candidate: Candidate) -> int | None:
             begun = time.perf_counter()
-            found = of.compiled(made(whole)).total_bytes
+            found = of.compiled(made(candidate)).total_bytes
             compiling.append(time.perf_counter() - begun)
             return found
 
-        def finished(whole: Whole, **verified: Any) -> Plan:
-            least = least_flops(*of.ends, policy, of.held) if isinstance(policy, Budget) else None
+        def finished(candidate: Candidate, **verified: Any) -> Plan:
+            least = least_flops(of.problem, policy, of.held) if isinstance(policy, Budget) else None
             spent = time.perf_counter() - start - sum(compiling)
-            return dataclasses.replace(made(whole), least_flops=least, seconds=spent, **verified)
+            return dataclasses.replace(
+                made(candidate), least_flops=least, seconds=spent, **verified
+            )
 
         if not verify:
-            return finished(planned(*of.ends, policy, beside=of.beside))
-        compiler = Compiler(analyze(*of.ends), peak, of.beside, measure, goal.name, *of.decides)
-        whole = planned(*of.ends, policy, compiler)
-        size = compiler.bytes(whole)
-        return finished(whole, compiles=compiler.compiles, refused=size == math.inf,
+            return finished(planned(of.problem, policy))
+        compiler = Compiler(of.problem, measure, goal.name, *of.decides)
+        candidate = planned(of.problem, policy, compiler)
+        size = compiler.bytes(candidate)
+        return finished(candidate, compiles=compiler.compiles, refused=size == math.inf,
                         compiled_bytes=None if size == math.inf else int(size))  # fmt: skip
 
 
-def _plan(of: Subject, policy: str, whole: Whole, goal: Target, predicted: int) -> Plan:
+def _plan(of: Subject, policy: str, candidate: Candidate, goal: Target) -> Plan:
     """What was decided, not verified."""
-    decided = whole.plan
+    decided = candidate.plan
     seen = liveness(decided, goal.backend)
     return Plan(
         function=of.name,
@@ -151,12 +151,12 @@ def _plan(of: Subject, policy: str, whole: Whole, goal: Target, predicted: int) 
         target=goal.name,
         rows=tuple(rows_of(decided)),
         saved_bytes=waiting_bytes(decided),
-        forward_flops=flops(of.program),
+        forward_flops=flops(of.problem.program),
         recompute_flops=recompute_flops(decided),
-        predicted_bytes=predicted,
+        predicted_bytes=seen.total_bytes + of.problem.beside,
         compiled_bytes=None,
         compiles=0,
         live=seen.live,
         saved=seen.saved,
-        record=record(choice_of(decided), decided.joint, whole.shapes, of.regions),
+        record=record(choice_of(decided), decided.joint, candidate.shapes, candidate.regions),
     )

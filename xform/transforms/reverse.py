@@ -118,10 +118,10 @@ def planned_vjp(fun: Function, args: Sequence[Value], by: Policy, saveable: Mask
         )
     with seldom_collected(staging()):
         compiler = compiler_for(fun, args, by, asked) if staging() else None
-        whole = planner()(*fun.ends, by, compiler)
-        outs, kept = emit.forward(whole.plan, args)
+        chosen = planner()(fun.problem, by, compiler)
+        outs, kept = emit.forward(chosen.plan, args)
     y, aux = fun.outputs(outs)
-    part = Planned(fun, whole.plan, push=False)
+    part = Planned(fun, chosen.plan, push=False)
     return y, _pullback(fun, part, kept, args, saveable), aux
 
 
@@ -298,7 +298,7 @@ def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any
         check_input("linear_transpose", leaf, False, False)
     fun, args = function(call(f, zero, "linear_transpose"))
     joint = analyze(fun.program, fun.active(), fun.differentiable(), linear=True)
-    linear = plan(joint, top=True)
+    linear = plan(joint)
     check_linear(linear, fun.active())
     _, kept = emit.forward(linear, args, (False,) * len(fun.program.outputs))
     part = Planned(fun, linear, push=False)

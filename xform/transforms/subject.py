@@ -22,14 +22,15 @@ from xform.cost import aval_bytes
 from xform.errors import NotOneDerivative, WrongArgument
 from xform.fingerprint import fingerprint, text_of
 from xform.interpret.node import gather
-from xform.ir import Mask, Program, program
+from xform.ir import Mask, program
 from xform.memory.compilation import Compilation, compile_for, trace_for
 from xform.memory.targets import Target
 from xform.meshes import argument
+from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
-from xform.planner.front import Ends
-from xform.planner.planned import planned, with_regions
+from xform.planner.planned import planned
 from xform.planner.planning import planner, planning
+from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness, simulate
 from xform.policies import Policy, min_cut
 from xform.transforms.function import Tree, numbers, partial, positions
@@ -44,28 +45,18 @@ class Subject:
     Attributes:
       name: of the function.
       derivative: the compiled function, such as "grad by argument 0".
-      ends: the program that is differentiated, its active inputs and its wanted outputs.
-      regions: whether remat regions are open in that program.
-      beside: bytes that are held besides the derivative at its peak, by simulation; less than 0
-        where donated arguments make room.
-      held: those of them that are arguments.
+      problem: the derivative, to be planned; what is beside it at its peak is simulated.
+      held: bytes of the arguments beside it; less than 0 where arguments are donated.
       decides: what the bytes of a compiled plan depend on besides the derivative.
       compiled: what a target's compiler says of all of it under a plan.
     """
 
     name: str
     derivative: str
-    ends: Ends
-    regions: Regions
-    beside: int
+    problem: Problem
     held: int
     decides: tuple[Hashable, ...]
     compiled: Callable[[Policy], Compilation]
-
-    @property
-    def program(self) -> Program:
-        """The program that is differentiated."""
-        return self.ends[0]
 
 
 def subject(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
@@ -77,7 +68,7 @@ def subject(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: 
     """
     donate = positions(numbers(donate_argnums, "plan", "donate_argnums"), len(args), "plan")
     if not takes_policy(f, len(args)):
-        return _loss(f, args, argnums, has_aux, goal, donate, regions)
+        return _loss(f, args, argnums, has_aux, goal, donate)
     if has_aux or argnums != 0:
         raise WrongArgument(
             f"plan of {function_name(f)} with {'has_aux' if has_aux else f'argnums={argnums!r}'}",
@@ -99,8 +90,8 @@ def with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnum
 
 
 def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool, goal: Target,
-          donate: Sequence[int], regions: Regions) -> Subject:  # fmt: skip
-    at, arguments = point("plan", f, args, argnums, has_aux).seen_by(regions), Arguments(args)
+          donate: Sequence[int]) -> Subject:  # fmt: skip
+    at, arguments = point("plan", f, args, argnums, has_aux), Arguments(args)
     donated, arrays = arguments.of(donate), arguments.arrays()
     grads = gather(at.function.program.in_avals, at.function.active())
     by = range(len(args)) if argnums is None else positions(argnums, len(args), "plan")
@@ -119,8 +110,9 @@ def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bo
     places = text_of(([getattr(x, "sharding", None) for x in arrays], at.closed))
     several = f"argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
     derivative = f"{'grad' if scalar else 'vjp'} by {several}"
-    return Subject(at.name, derivative, at.ends, regions, -saved, -saved,
-                   (donated, places, argnums is None), compiled)  # fmt: skip
+    problem = dataclasses.replace(at.problem, beside=-saved)
+    decides = donated, places, argnums is None
+    return Subject(at.name, derivative, problem, -saved, decides, compiled)
 
 
 class _Undecided:
@@ -132,38 +124,37 @@ class _Undecided:
 
 def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Sequence[int],
           regions: Regions) -> Subject:  # fmt: skip
-    asked, others, met = _Undecided(), planner(), dict[Hashable, Ends]()
+    asked, others, met = _Undecided(), planner(), dict[Hashable, Problem]()
+    default = dataclasses.replace(min_cut, regions=regions)
 
-    def by(prog: Program, active: Mask, wanted: Mask, policy: Policy,
-           compiler: Compiler | None) -> Any:  # fmt: skip
+    def by(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
         if policy is not asked:
-            return others(prog, active, wanted, policy, compiler)
-        ends = with_regions(regions, prog), active, wanted
-        met[fingerprint(prog), active, wanted] = ends
-        return planned(*ends, min_cut)
+            return others(problem, policy, compiler)
+        met[fingerprint(problem.marked), problem.active, problem.wanted] = problem
+        return planned(problem, default)
 
     run, options = with_policy(f, args, asked, 0)
     with planning(by):
         trace = trace_for(run, args, options, goal, donate)
-    ends = _one(f, list(met.values()))
+    problem = _one(f, list(met.values()))
     whole = program(trace.jaxpr)
     donated = tuple(a.donated for a in jax.tree.leaves(trace.args_info))
     over = _over(gather(whole.in_avals, donated), whole.out_avals)
     outer = simulate(whole, goal.backend, over=over)
-    inner = liveness(planned(*ends, min_cut).plan, goal.backend)
+    inner = liveness(planned(problem, default).plan, goal.backend)
 
     def compiled(policy: Policy) -> Compilation:
         run, options = with_policy(f, args, policy, 0)
         return compile_for(run, args, options, goal, donate_argnums=donate)
 
     places = text_of([getattr(x, "sharding", None) for x in jax.tree.leaves(args)])
-    return Subject(function_name(f), "the whole step", ends, regions,
-                   outer.total_bytes - inner.total_bytes,
-                   outer.argument_bytes - inner.argument_bytes,
-                   (fingerprint(whole), donated, places), compiled)  # fmt: skip
+    problem = dataclasses.replace(problem, beside=outer.total_bytes - inner.total_bytes)
+    held = outer.argument_bytes - inner.argument_bytes
+    decides = fingerprint(whole), donated, places
+    return Subject(function_name(f), "the whole step", problem, held, decides, compiled)
 
 
-def _one(f: Callable[..., Any], met: Sequence[Ends]) -> Ends:
+def _one(f: Callable[..., Any], met: Sequence[Problem]) -> Problem:
     """The one derivative that a step asks for under its argument `policy`."""
     if len(met) == 1:
         return met[0]

@@ -16,7 +16,7 @@ from xform._jax import staging
 from xform.budgets import Budget
 from xform.errors import BudgetInfeasible
 from xform.ir import evaluate, lifted, trace
-from xform.planner.backend import in_bytes
+from xform.planner.device import in_bytes
 from xform.policies import check, min_cut, save_nothing
 from xform.text import human_bytes
 

@@ -7,15 +7,19 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tests.planner.cuts.test_integer_program import joint_of
+from xform.ir import trace
 from xform.planner.candidates.as_written import _at_prices, cuts
 from xform.planner.costs.link import Link
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
-from xform.planner.decide import plan
 from xform.planner.plan.choice import Choice
+from xform.planner.problem import Problem
 from xform.policies import MinCut, min_cut
 
 W, X = jnp.ones((8, 8)) / 9, jnp.ones((16, 8))
+
+
+def problem_of(f, *args) -> Problem:
+    return Problem(trace(lambda *xs: [f(*xs)], *args), (True,) * len(args), (True,))
 
 
 def small(w, x):
@@ -39,11 +43,12 @@ def ends(plans) -> list[tuple[int, int]]:
 
 
 def test_what_a_small_program_needs_of_work_for_its_bytes_is_found() -> None:
-    joint = joint_of(small, W, X)
+    problem = problem_of(small, W, X)
+    joint = problem.joint()
     values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
     sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
-    every = ends(plan(joint, Choice(frozenset(s), {}), True) for s in sets)
-    found = ends(cuts(joint))
+    every = ends(problem.plan(Choice(frozenset(s), {})) for s in sets)
+    found = ends(cuts(problem))
     for size, _ in every:
         least = min(work for n, work in every if n <= size)
         assert min(work for n, work in found if n <= size) == least
@@ -51,46 +56,47 @@ def test_what_a_small_program_needs_of_work_for_its_bytes_is_found() -> None:
 
 @pytest.mark.parametrize("f", [small, unrolled, scanned])
 def test_work_rises_and_no_plan_is_there_twice(f) -> None:
-    joint = joint_of(f, W, X)
-    found = cuts(joint)
+    problem = problem_of(f, W, X)
+    found = cuts(problem)
     assert [w for _, w in ends(found)] == sorted(w for _, w in ends(found))
     assert len({(frozenset(p.kept), *e) for p, e in zip(found, ends(found), strict=True)}) == len(
         found
     )
-    extremes = [plan(joint, p, True) for p in (min_cut, MinCut(0.0, 0.0))]
+    extremes = [problem.plan(p) for p in (min_cut, MinCut(0.0, 0.0))]
     assert set(ends(extremes)) <= set(ends(found))
     assert min(n for n, _ in ends(found)) == kept_bytes(extremes[1])
-    assert ends(cuts(joint)) == ends(found)
+    assert ends(cuts(problem)) == ends(found)
 
 
 def test_of_what_keeps_nothing_there_is_one_plan() -> None:
     for f, x in ((lambda x: jnp.sum(2 * x), X), (lambda x: jnp.sum(jnp.sin(x)), jnp.ones((0, 3))),
                  (lambda x: jnp.sin(x), jnp.float32(1))):  # fmt: skip
-        found = cuts(joint_of(f, x))
+        found = cuts(problem_of(f, x))
         assert {w for _, w in ends(found)} == {0}
         assert len({n for n, _ in ends(found)}) <= 2
 
 
-def test_with_a_link_some_values_are_sent() -> None:
-    joint = joint_of(unrolled, W, X)
+def test_with_a_link_some_values_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(unrolled, W, X)
     fast = Link(1.0, float("inf"), latency_seconds=0.0)
-    assert not any(map(sent_bytes, cuts(joint)))
-    found = cuts(joint, fast)
+    assert not any(map(sent_bytes, cuts(problem)))
+    monkeypatch.setattr("xform.planner.problem.link_of", lambda device: fast)
+    found = cuts(problem)
     assert any(map(sent_bytes, found))
     free = [p for p in found if not recompute_flops(p)]
-    assert min(map(kept_bytes, free)) < kept_bytes(plan(joint, MinCut(), True))
+    assert min(map(kept_bytes, free)) < kept_bytes(problem.plan(MinCut()))
 
 
 def test_between_two_prices_that_save_the_same_none_is_tried() -> None:
-    joint, tried = joint_of(unrolled, W, X), list[float]()
+    problem, tried = problem_of(unrolled, W, X), list[float]()
 
     def of(price: float):
         tried.append(price)
-        return plan(joint, MinCut(price, price), True)
+        return problem.plan(MinCut(price, price))
 
     prices = [math.inf, *(2.0**-k for k in range(60)), 0.0]
     found = _at_prices(of, prices)
-    assert found == [plan(joint, MinCut(p, p), True) for p in prices]
+    assert found == [problem.plan(MinCut(p, p)) for p in prices]
     assert 1 < len(set(found)) < 8
     assert len(set(tried)) < len(prices) / 2
     assert _at_prices(of, [0.5]) == [of(0.5)]

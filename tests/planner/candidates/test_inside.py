@@ -24,6 +24,7 @@ from xform.planner.front import front
 from xform.planner.loops import loops, origins, reshaped
 from xform.planner.plan.choice import choice_of
 from xform.planner.plan.record import record
+from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
 from xform.policies import MinCut
 
@@ -104,12 +105,12 @@ def right(f, whole) -> None:
 @pytest.mark.usefixtures("x64")
 def test_values_are_the_same(name: str) -> None:
     f, at = PROGRAMS[name], ends(PROGRAMS[name])
-    found = [*nested(*at)][-1:]
-    found += [[*one][-1] for one in stored(*at)][-1:]
+    found = [*nested(Problem(*at))][-1:]
+    found += [[*one][-1] for one in stored(Problem(*at))][-1:]
     if name in ("in_call", "in_branch"):
         joint = analyze(*at)
-        above, below = (plan(joint, MinCut(n, n), top=True) for n in (np.inf, 0.0))
-        found += [*split(*at, above, below)][:1]
+        above, below = (plan(joint, MinCut(n, n), backend="cpu") for n in (np.inf, 0.0))
+        found += [*split(Problem(*at), above, below)][:1]
     assert found
     for whole in found:
         right(f, whole)
@@ -120,16 +121,16 @@ def test_values_are_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", slow(SHARES, "in_branch", "in_region_in_loop"))
 def test_the_floor_is_below_that_of_the_loops_as_they_are(name: str) -> None:
     at = ends(PROGRAMS[name])
-    as_written = min(map(peak, cuts(analyze(*at))))
-    assert peak(front(*at).lowest()[0].plan) < SHARES[name] * as_written
+    as_written = min(map(peak, cuts(Problem(*at))))
+    assert peak(front(Problem(*at)).lowest()[0].plan) < SHARES[name] * as_written
 
 
 @pytest.mark.parametrize("name", slow(["in_loop", "in_region"], "in_loop"))
 def test_work_rises_as_bytes_fall(name: str) -> None:
     at = ends(PROGRAMS[name])
-    most = peak(plan(analyze(*at), policies.min_cut, top=True))
-    sizes = np.linspace(most, peak(front(*at).lowest()[0].plan), 8)
-    found = [front(*at).first(lambda w, n=n: peak(w.plan) <= n) for n in sizes]
+    most = peak(plan(analyze(*at), policies.min_cut, backend="cpu"))
+    sizes = np.linspace(most, peak(front(Problem(*at)).lowest()[0].plan), 8)
+    found = [front(Problem(*at)).first(lambda w, n=n: peak(w.plan) <= n) for n in sizes]
     works = [w.work for w in found if w is not None]
     assert len(works) == 8
     assert works == sorted(works)
@@ -155,7 +156,7 @@ def test_a_plan_fits_by_the_compiler_and_is_loaded(tmp_path, name: str) -> None:
 def test_second_derivatives() -> None:
     f = lambda x: in_region_in_loop(W, x)
     at = ends(in_region_in_loop)
-    least = peak(front(*at).lowest()[0].plan)
+    least = peak(front(Problem(*at)).lowest()[0].plan)
     g = xform.grad(f, policy=policies.budget(int(1.1 * least)))
     ours = xform.jvp(jax.jit(g), (X,), (X,))[1]
     close(ours, jax.jvp(jax.grad(f), (X,), (X,))[1], 1e-10)
@@ -168,7 +169,7 @@ def test_a_region_with_a_policy_is_left_alone() -> None:
 
     at = ends(f)
     assert loops(at[0]) == ()
-    assert inner_loops(*at) == large_loops(*at) == {}
+    assert inner_loops(Problem(*at)) == large_loops(Problem(*at)) == {}
     assert len(loops(ends(in_region)[0])) == 1
 
 
@@ -199,8 +200,8 @@ def test_a_budget_with_room_saves_more_in_regions_and_the_default_does_not() -> 
 def test_what_the_author_of_a_region_said_holds_under_each_budget() -> None:
     f = lambda w, x: layers(w, x, jax.checkpoint_policies.nothing_saveable)
     at = ends(f)
-    default = plan(analyze(*at), policies.min_cut, top=True)
-    found = [plan for plan in cuts(analyze(*at)) if recompute_flops(plan)]
+    default = plan(analyze(*at), policies.min_cut, backend="cpu")
+    found = [plan for plan in cuts(Problem(*at)) if recompute_flops(plan)]
     assert min(map(recompute_flops, found)) == recompute_flops(default) > 0
     for budget in ("1 GiB", "auto"):
         policy = policies.budget(budget) if budget != "auto" else budget

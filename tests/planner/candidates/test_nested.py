@@ -9,12 +9,13 @@ from tests.planner.candidates.test_whole import ENDS, LEAST, TRIPS, right
 from xform.ir import trace
 from xform.planner.candidates.nested import nested
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
+from xform.planner.problem import Problem
 
 W, X = jnp.eye(16), jnp.ones((8, 16)) / 3
 
 
 def of(f, x=X):
-    return [*nested(trace(lambda x: [f(x)], x), (True,), (True,))]
+    return [*nested(Problem(trace(lambda x: [f(x)], x), (True,), (True,)))]
 
 
 def loop(length: int):
@@ -23,7 +24,7 @@ def loop(length: int):
 
 
 def test_they_keep_less_than_the_loop_as_it_is() -> None:
-    found = [*nested(*ENDS)]
+    found = [*nested(Problem(*ENDS))]
     assert min(waiting_bytes(w.plan) for w in found) < waiting_bytes(LEAST)
     for whole in found:
         right(whole)

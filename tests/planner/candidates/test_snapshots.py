@@ -11,12 +11,13 @@ from xform.interpret.checkpoints import steps_run
 from xform.ir import trace
 from xform.planner.candidates.snapshots import stored
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
+from xform.planner.problem import Problem
 
 W, X = jnp.eye(16), jnp.ones((8, 16)) / 3
 
 
 def of(f, x=X):
-    return [[*one] for one in stored(trace(lambda x: [f(x)], x), (True,), (True,))]
+    return [[*one] for one in stored(Problem(trace(lambda x: [f(x)], x), (True,), (True,)))]
 
 
 def loop(length: int):
@@ -30,7 +31,7 @@ def snapshots(whole) -> int:
 
 
 def test_fewer_stored_states_keep_less_and_run_more_again() -> None:
-    series = [[*one] for one in stored(*ENDS)]
+    series = [[*one] for one in stored(Problem(*ENDS))]
     assert len(series) >= 2
     for one in series:
         works, kept = [w.work for w in one], [waiting_bytes(w.plan) for w in one]

@@ -10,6 +10,7 @@ from xform.ir import trace
 from xform.planner.candidates.split import split
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.decide import plan
+from xform.planner.problem import Problem
 from xform.policies import MinCut
 
 X = jnp.ones((8, 16)) / 3
@@ -19,8 +20,8 @@ def between(f):
     """The two plans of a function of X, and those between."""
     ends = trace(lambda x: [f(x)], X), (True,), (True,)
     joint = analyze(*ends)
-    above, below = (plan(joint, p, top=True) for p in (MinCut(), MinCut(0.0, 0.0)))
-    return above, below, [*split(*ends, above, below)]
+    above, below = (plan(joint, p, backend="cpu") for p in (MinCut(), MinCut(0.0, 0.0)))
+    return above, below, [*split(Problem(*ends), above, below)]
 
 
 def loop(length: int, reverse: bool = False):
@@ -29,7 +30,7 @@ def loop(length: int, reverse: bool = False):
 
 
 def test_split_loops_lie_between_their_two_plans() -> None:
-    found = [*split(*ENDS, MOST, LEAST)]
+    found = [*split(Problem(*ENDS), MOST, LEAST)]
     assert len(found) > 10
     works, kept = [w.work for w in found], [kept_bytes(w.plan) for w in found]
     assert works == sorted(works)
@@ -43,7 +44,7 @@ def test_split_loops_lie_between_their_two_plans() -> None:
 def test_each_trip_costs_what_it_costs_in_the_plan_that_it_follows() -> None:
     step = (kept_bytes(MOST) - kept_bytes(LEAST)) // TRIPS
     work = recompute_flops(LEAST) // TRIPS
-    for whole in split(*ENDS, MOST, LEAST):
+    for whole in split(Problem(*ENDS), MOST, LEAST):
         ((early,), (late,)) = whole.shapes[0]
         assert kept_bytes(whole.plan) >= kept_bytes(LEAST) + late * step
         assert recompute_flops(whole.plan) == early * work

@@ -41,11 +41,11 @@ def loss(w, x):
 def base(x64):
     """The plan of a minimum cut, with its program."""
     prog = trace(lambda *xs: [loss(*xs)], W, X)
-    return prog, plan(analyze(prog, *MASKS), MinCut(), top=True)
+    return prog, plan(analyze(prog, *MASKS), MinCut(), backend="cpu")
 
 
 def changed(base, change):
-    return plan(base[1].joint, edited(base[1], change), True)
+    return plan(base[1].joint, edited(base[1], change), "cpu")
 
 
 def by_trips(base, made):

@@ -11,12 +11,13 @@ from tests.fuzz.evaluate import Machine
 from xform import policies
 from xform.interpret.joint import analyze
 from xform.ir import evaluate, trace
+from xform.planner.candidate import Candidate
 from xform.planner.candidates.nested import nested
 from xform.planner.candidates.snapshots import stored
-from xform.planner.candidates.whole import Whole
 from xform.planner.candidates.worth import large_loops
 from xform.planner.costs.outcome import kept_bytes, least_bytes, recompute_flops
 from xform.planner.decide import plan
+from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
 from xform.policies import MinCut, save_everything
 
@@ -31,8 +32,8 @@ def loss(w, x):
 
 
 ENDS = trace(lambda *xs: [loss(*xs)], W, X), (True, True), (True,)
-MOST = plan(analyze(*ENDS), MinCut(), top=True)
-LEAST = plan(analyze(*ENDS), MinCut(0.0, 0.0), top=True)
+MOST = plan(analyze(*ENDS), MinCut(), backend="cpu")
+LEAST = plan(analyze(*ENDS), MinCut(0.0, 0.0), backend="cpu")
 
 
 def right(whole) -> None:
@@ -48,10 +49,10 @@ def right(whole) -> None:
 def test_a_loop_is_large_from_four_trips_on(trips: int) -> None:
     f = lambda w, x: jnp.sum(lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, w[:trips])[0])
     ends = trace(lambda *xs: [f(*xs)], W, X), (True, True), (True,)
-    found = large_loops(*ends)
+    found = large_loops(Problem(*ends))
     assert [*found] == ([0] if trips >= 4 else [])
     if not found:
-        assert [*nested(*ends)] == stored(*ends) == []
+        assert [*nested(Problem(*ends))] == stored(Problem(*ends)) == []
 
 
 def test_a_loop_that_keeps_little_of_all_is_not_large() -> None:
@@ -61,21 +62,21 @@ def test_a_loop_that_keeps_little_of_all_is_not_large() -> None:
 
     wide = jnp.ones((256, 16))
     ends = trace(lambda *xs: [f(*xs)], W, wide), (True, True), (True,)
-    kept = kept_bytes(plan(analyze(*ends), MinCut(), top=True))
+    kept = kept_bytes(plan(analyze(*ends), MinCut(), backend="cpu"))
     assert 0.05 * kept > TRIPS * 2 * 16 * 4
-    assert large_loops(*ends) == {}
+    assert large_loops(Problem(*ends)) == {}
 
 
 def test_plans_are_compared_by_work_and_then_by_what_is_sent() -> None:
-    found = [Whole(how, {}) for how in (MOST, LEAST)]
+    found = [Candidate(how, {}) for how in (MOST, LEAST)]
     assert [w.work for w in found] == [(0, 0), (recompute_flops(LEAST), 0)]
     offload = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
-    sent = Whole(plan(analyze(*ENDS), offload, top=True), {})
+    sent = Candidate(plan(analyze(*ENDS), offload, backend="cpu"), {})
     assert found[0].work < sent.work < found[1].work
 
 
 @pytest.mark.parametrize("policy", [MinCut(), MinCut(0.0, 0.0), save_everything])
 def test_no_plan_takes_less_than_what_it_keeps(policy) -> None:
-    how = plan(analyze(*ENDS), policy, top=True)
+    how = plan(analyze(*ENDS), policy, backend="cpu")
     assert least_bytes(how, "cpu") <= liveness(how, "cpu").total_bytes
     assert recompute_flops(how) == 0 or policy == MinCut(0.0, 0.0)

@@ -29,7 +29,7 @@ V = np.ones((4, 8), np.float32)
 def classes(f, *args) -> list[int]:
     """How many blocks each class has that does real work."""
     joint = joint_of(f, *args)
-    found = blocks.classes(plan(joint, MinCut(), True))
+    found = blocks.classes(plan(joint, MinCut(), "cpu"))
     works = lambda b: any(
         e.primitive.name in ("dot_general", "xform_fork") for e in b.joint.forward
     )
@@ -103,7 +103,7 @@ def test_so_is_one_of_which_more_is_read() -> None:
 
 def budgets(joint, parts=(0.8, 0.6, 0.4, 0.2, 0.05)):
     """How to plan a Joint, its plan of least bytes, and budgets between that and all."""
-    make = lambda how: plan(joint, how, True)
+    make = lambda how: plan(joint, how, "cpu")
     least, most = make(MinCut(0.0, 0.0)), make(MinCut())
     low, high = kept_bytes(least), kept_bytes(most)
     return make, least, most, [low + int(part * (high - low)) for part in parts]
@@ -138,7 +138,7 @@ def test_a_large_program_takes_no_more_work_than_by_prices() -> None:
     for n in sizes:
         made = make(policies.budget(n, of="saved"))
         assert 0.95 * n <= kept_bytes(made) <= n
-        assert recompute_flops(made) <= recompute_flops(best(joint, by_prices(least, n)))
+        assert recompute_flops(made) <= recompute_flops(best(joint, by_prices(least, n), "cpu"))
 
 
 def test_large_layers_that_all_differ(monkeypatch) -> None:
@@ -147,12 +147,12 @@ def test_large_layers_that_all_differ(monkeypatch) -> None:
     joint = joint_of(f, *args)
     _, least, most, sizes = budgets(joint, (0.4,))
     monkeypatch.setattr(integer_program, "MOST", 0)
-    prices = recompute_flops(best(joint, by_prices(least, sizes[0])))
+    prices = recompute_flops(best(joint, by_prices(least, sizes[0]), "cpu"))
     how = policies.budget(sizes[0], of="saved")
-    assert recompute_flops(best(joint, fit(how))) <= prices
+    assert recompute_flops(best(joint, fit(how), "cpu")) <= prices
     monkeypatch.setattr(blocks, "MOST", 0)
     most.cache.pop("blocks", None)
-    assert recompute_flops(best(joint, fit(how))) <= prices
+    assert recompute_flops(best(joint, fit(how), "cpu")) <= prices
 
 
 def scans(ws, x):

@@ -89,7 +89,7 @@ def test_no_saved_set_is_cheaper(name: str, flop: float) -> None:
 
 def again(f, *args, active=(True, True)) -> set[str]:
     """Primitives that are run again."""
-    how = plan(analyze(trace(lambda *xs: [f(*xs)], *args), active), xform.policies.min_cut, True)
+    how = plan(analyze(trace(lambda *xs: [f(*xs)], *args), active), xform.policies.min_cut, "cpu")
     return {e.primitive.name for e in how.order if id(e) in how.recomputed}
 
 

@@ -142,7 +142,7 @@ def test_a_value_is_explained_by_the_users_name() -> None:
 def test_it_decides_for_the_program_that_it_was_made_for() -> None:
     made = planned(argnums=None)
     joint = joint_of(unrolled, jnp.asarray(W), jnp.asarray(X))
-    how = plan(joint, made.decide(joint), True)
+    how = plan(joint, made.decide(joint), "cpu")
     assert kept_bytes(how) == made.saved_bytes
     other = joint_of(unrolled, jnp.asarray(W), jnp.asarray(X[:8]))
     with pytest.raises(errors.OtherProgram, match="<Plan of unrolled, min_cut>"):

@@ -39,14 +39,14 @@ def same(a, b) -> bool:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_plan_comes_back_from_its_record(name: str, way: str) -> None:
     joint = joint_of(PROGRAMS[name], WS, X)
-    most = kept_bytes(plan(joint, policies.min_cut, True))
-    how = plan(joint, WAYS[way](most), True)
+    most = kept_bytes(plan(joint, policies.min_cut, "cpu"))
+    how = plan(joint, WAYS[way](most), "cpu")
     data = json.loads(json.dumps(record(choice_of(how), joint, {}).__dict__))
     read = Record(tuple(map(tuple, data["programs"])), tuple(data["choices"]), data["loops"])
     twin = joint_of(PROGRAMS[name], WS, X)
-    assert same(how, plan(joint, read.choice(joint, "test"), True))
+    assert same(how, plan(joint, read.choice(joint, "test"), "cpu"))
     # And for another trace of the same program.
-    other = plan(twin, read.choice(twin, "test"), True)
+    other = plan(twin, read.choice(twin, "test"), "cpu")
     assert kept_bytes(other) == kept_bytes(how)
     assert record(choice_of(other), twin, {}) == record(choice_of(how), joint, {})
 
@@ -69,7 +69,7 @@ def test_equal_layers_are_written_once() -> None:
     sizes = []
     for n in (4, 8):
         joint = joint_of(deep(n), WS[0], X)
-        how = plan(joint, policies.min_cut, True)
+        how = plan(joint, policies.min_cut, "cpu")
         sizes.append([len(part) for part in record(choice_of(how), joint, {}).__dict__.values()])
     assert sizes[0] == sizes[1]
 
@@ -77,7 +77,7 @@ def test_equal_layers_are_written_once() -> None:
 def test_another_program_is_refused_with_the_first_difference() -> None:
     f = lambda w, x: jnp.sum(jnp.sin(x @ w))
     joint = joint_of(f, WS[0], X)
-    made = record(choice_of(plan(joint, policies.min_cut, True)), joint, {})
+    made = record(choice_of(plan(joint, policies.min_cut, "cpu")), joint, {})
     other = joint_of(lambda w, x: jnp.sum(jnp.cos(x @ w)), WS[0], X)
     with pytest.raises(errors.OtherProgram) as caught:
         made.choice(other, "a plan")

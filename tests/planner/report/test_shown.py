@@ -7,13 +7,14 @@ from jax import lax
 from xform import policies
 from xform.ir import trace
 from xform.planner.planned import planned
+from xform.planner.problem import Problem
 from xform.planner.report.shown import shown
 
 X = jax.ShapeDtypeStruct((4,), jnp.float32)
 
 
 def text(f, policy, lines: bool = False) -> str:
-    return shown(planned(trace(f, X), (True,), (True,), policy).plan, lines)
+    return shown(planned(Problem(trace(f, X), (True,), (True,)), policy).plan, lines)
 
 
 def test_nothing_is_saved() -> None:

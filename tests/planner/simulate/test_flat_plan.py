@@ -14,6 +14,7 @@ from xform.ir import trace
 from xform.planner.candidates.nested import nested
 from xform.planner.candidates.snapshots import stored
 from xform.planner.decide import plan
+from xform.planner.problem import Problem
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.flat_plan import flatten_plan
 from xform.planner.simulate.profiles import profile
@@ -103,14 +104,14 @@ def _written(flat):
 @pytest.mark.parametrize("f", PROGRAMS)
 def test_it_is_that_of_the_emitted_program(f, policy: str, backend: str) -> None:
     joint = analyze(trace(lambda *xs: [f(*xs)], W, X), (True, True), (True,))
-    same(plan(joint, POLICIES[policy], top=True), backend)
+    same(plan(joint, POLICIES[policy], backend="cpu"), backend)
 
 
 def test_loops_of_loops_and_stored_states() -> None:
     long = lambda w, x: lax.scan(lambda x, w: (layer(x, w), None), x, w)[0].sum()
     prog = trace(lambda *xs: [long(*xs)], jnp.ones((24, 16, 16)) / 9, X)
     ends = prog, (True, True), (True,)
-    found = [*nested(*ends), *itertools.chain(*stored(*ends))]
+    found = [*nested(Problem(*ends)), *itertools.chain(*stored(Problem(*ends)))]
     assert len(found) > 5
     for whole in found:
         same(whole.plan, "cpu")
@@ -118,4 +119,4 @@ def test_loops_of_loops_and_stored_states() -> None:
 
 def test_pushed_forward() -> None:
     joint = analyze(trace(lambda *xs: [scanned(*xs)], W, X), (True, True), push=True)
-    same(plan(joint, policies.min_cut, top=True), "cpu")
+    same(plan(joint, policies.min_cut, backend="cpu"), "cpu")

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from xform.interpret.joint import Joint, Plan
-from xform.planner.costs.link import Link
+from xform.interpret.joint import Plan
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
-from xform.planner.cuts.integer_program import Problem, size
-from xform.planner.decide import plan
+from xform.planner.cuts.integer_program import IntegerProgram, size
 from xform.planner.loops import free_region
 from xform.planner.plan.choice import Choice
+from xform.planner.problem import Problem
 from xform.policies import MinCut, min_cut
 
 # Parts of what can be saved for which the least work is found: of a program of up to so many
@@ -47,7 +46,7 @@ _WAYS = ((0.0, 0), (1 / 128, 2), (0.0, 2), (1 / 128, 0), (0.0, 1), (1 / 128, 1),
          (1 / 128, 4))  # fmt: skip
 
 
-def cuts(joint: Joint, link: Link | None = None) -> list[Plan]:
+def cuts(problem: Problem) -> list[Plan]:
     """Plans from the most to the least saved bytes, by rising work.
 
     At prices of work, those that keep something else; between each two, the dearer one in the last
@@ -56,7 +55,7 @@ def cuts(joint: Joint, link: Link | None = None) -> list[Plan]:
     program there are fewer. Remat regions without a policy save nothing in some of them, and in
     others what the cut says.
     """
-    make = lambda policy: plan(joint, policy, top=True)
+    make = problem.plan
     tried: list[Plan] = [make(min_cut)]
     many = size(tried[0])
     large = many > _LARGE
@@ -67,8 +66,8 @@ def cuts(joint: Joint, link: Link | None = None) -> list[Plan]:
     looped = any(node.loop for node in tried[0].inner)
     parts = () if large else _FEW if many > _SMALL else _LOOPED if looped else _MANY
     if len(parts):
-        problem = Problem(make(MinCut()), link)
-        tried += map(make, _exact(problem, [low + int(part * (high - low)) for part in parts]))
+        program = IntegerProgram(make(MinCut()), problem.link)
+        tried += map(make, _exact(program, [low + int(part * (high - low)) for part in parts]))
     for written, apart in _WAYS[:_WAYS_OF_REGIONS] if free_regions(tried[0]) else ():
         tried += _priced(make, written, apart, free=True)
     distinct = {(frozenset(p.kept), kept_bytes(p), recompute_flops(p)): p for p in tried}
@@ -106,13 +105,13 @@ def _at_prices(of: Callable[[float], Plan], prices: Sequence[float]) -> list[Pla
     return _at_prices(of, prices[: middle + 1])[:-1] + _at_prices(of, prices[middle:])
 
 
-def _exact(problem: Problem, sizes: Sequence[int]) -> Iterator[Choice]:
+def _exact(program: IntegerProgram, sizes: Sequence[int]) -> Iterator[Choice]:
     """The least work for some numbers of saved bytes."""
     saved = math.inf
     for most in sorted(sizes, reverse=True):
         if saved <= most:  # what solved the last, solves this
             continue
-        if (point := problem.at(most, branches=_BRANCHES)) is not None:
+        if (point := program.at(most, branches=_BRANCHES)) is not None:
             saved = point.bytes
             yield point.choice
 

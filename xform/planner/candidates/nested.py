@@ -12,16 +12,16 @@ import itertools
 from collections.abc import Iterator
 
 from xform.cost import aval_bytes
-from xform.interpret.joint import Plan, analyze
+from xform.interpret.joint import Plan
 from xform.interpret.node import Node
-from xform.ir import Mask, Program
+from xform.planner.candidate import Candidate
 from xform.planner.candidates.states import all_states, outer_states
-from xform.planner.candidates.whole import Shapes, Whole
 from xform.planner.candidates.worth import inner_loops, large_loops, loops_around, nodes
 from xform.planner.costs.held import held_bytes, token
 from xform.planner.decide import plan
-from xform.planner.loops import reshaped
+from xform.planner.loops import Shapes
 from xform.planner.plan.choice import edited
+from xform.planner.problem import Problem
 from xform.planner.shape import Shape, fold
 from xform.policies import MinCut
 
@@ -33,22 +33,21 @@ _INNER_DEPTHS = (0, 1, 2)
 _WAYS = (MinCut(), MinCut(0.0, 0.0))
 
 
-def nested(prog: Program, active: Mask, wanted: Mask) -> Iterator[Whole]:
+def nested(problem: Problem) -> Iterator[Candidate]:
     """Plans with the large loops of a program as loops of loops, of several sizes."""
-    outer = nodes(large_loops(prog, active, wanted))
+    outer = nodes(large_loops(problem))
     for depth, way in itertools.product(_DEPTHS, _WAYS) if outer else ():
         shapes = {i: _shape(node, way, depth) for i, node in outer.items()}
-        joint = analyze(reshaped(prog, shapes), active, wanted)
-        base = plan(joint, way, top=True)
-        yield Whole(plan(joint, edited(base, outer_states), True), shapes)
-    inner = nodes(inner_loops(prog, active, wanted))
-    around = loops_around(prog, outer, inner)
+        base = problem.plan(way, shapes)
+        yield problem.candidate(edited(base, outer_states), shapes)
+    inner = nodes(inner_loops(problem))
+    around = loops_around(problem.program, outer, inner)
     for depth, way in itertools.product(_INNER_DEPTHS, _WAYS) if inner else ():
-        shapes: Shapes = {i: _shape(node, way, depth) for i, node in inner.items() if depth}
-        yield _of_states(prog, active, wanted, shapes, way)
+        shapes = {i: _shape(node, way, depth) for i, node in inner.items() if depth}
+        yield _of_states(problem, shapes, way)
         if depth and around:
             shapes |= {i: _of_trips(node, depth) for i, node in around.items()}
-            yield _of_states(prog, active, wanted, shapes, way)
+            yield _of_states(problem, shapes, way)
 
 
 def _shape(node: Node, inner: MinCut, depth: int) -> Shape:
@@ -71,8 +70,7 @@ def _state(node: Node, inside: Plan) -> int:
     return sum(n * aval_bytes(v.aval) for n, v in inputs) // node.trips
 
 
-def _of_states(prog: Program, active: Mask, wanted: Mask, shapes: Shapes, way: MinCut) -> Whole:
+def _of_states(problem: Problem, shapes: Shapes, way: MinCut) -> Candidate:
     """The plan of which all loops with loops inside keep states alone, the others as `way` says."""
-    joint = analyze(reshaped(prog, shapes), active, wanted)
-    base = plan(joint, MinCut(), top=True)
-    return Whole(plan(joint, edited(base, all_states(way, {})), True), shapes)
+    base = problem.plan(MinCut(), shapes)
+    return problem.candidate(edited(base, all_states(way, {})), shapes)

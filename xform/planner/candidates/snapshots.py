@@ -10,11 +10,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from xform.interpret.joint import Plan, analyze
+from xform.interpret.joint import Plan
 from xform.interpret.node import Node
-from xform.ir import Mask, Program
+from xform.planner.candidate import Candidate
 from xform.planner.candidates.states import Change, all_states
-from xform.planner.candidates.whole import Shapes, Whole
 from xform.planner.candidates.worth import (
     at_places,
     inner_loops,
@@ -26,8 +25,9 @@ from xform.planner.candidates.worth import (
 )
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.decide import plan
-from xform.planner.loops import reshaped
+from xform.planner.loops import Shapes, reshaped
 from xform.planner.plan.choice import Choice, choice_of, edited
+from xform.planner.problem import Problem
 from xform.planner.shape import Shape
 from xform.policies import MinCut
 
@@ -39,34 +39,33 @@ _FALL = 0.8
 Slots = Mapping[Node, int]
 
 
-def stored(prog: Program, active: Mask, wanted: Mask) -> list[Iterator[Whole]]:
+def stored(problem: Problem) -> list[Iterator[Candidate]]:
     """Plans whose large loops store ever fewer states: for each way one series, by rising work."""
-    return [*_flat(prog, active, wanted), *_inside(prog, active, wanted)]
+    return [*_flat(problem), *_inside(problem)]
 
 
-def _flat(prog: Program, active: Mask, wanted: Mask) -> Iterator[Iterator[Whole]]:
+def _flat(problem: Problem) -> Iterator[Iterator[Candidate]]:
     """Those of loops that nothing is around."""
-    large_nodes = nodes(large_loops(prog, active, wanted))
+    large_nodes = nodes(large_loops(problem))
     for shapes, way in _ways(large_nodes):
-        folded = reshaped(prog, shapes)
-        base = plan(analyze(folded, active, wanted), way, top=True)
-        outer = {i: loop for i, loop in planned_loops(base, folded).items() if not loop.inner}
+        base = problem.plan(way, shapes)
+        met = planned_loops(base, reshaped(problem.program, shapes))
+        outer = {i: loop for i, loop in met.items() if not loop.inner}
         loops = nodes(large(outer, kept_bytes(base))).values()
-        yield _fewer(base, loops, shapes, lambda slots, base=base: edited(base, _storing(slots)))
+        choice = lambda slots, base=base: edited(base, _storing(slots))
+        yield _fewer(problem, loops, shapes, choice)
 
 
-def _inside(prog: Program, active: Mask, wanted: Mask) -> Iterator[Iterator[Whole]]:
+def _inside(problem: Problem) -> Iterator[Iterator[Candidate]]:
     """Those of loops inside others, or inside regions; and of both."""
-    ends = prog, active, wanted
-    inner = nodes(inner_loops(*ends))
-    around = loops_around(prog, nodes(large_loops(*ends)), inner)
+    prog, inner = problem.program, nodes(inner_loops(problem))
+    around = loops_around(prog, nodes(large_loops(problem)), inner)
     for shapes, way in _ways(inner):
-        folded = reshaped(prog, shapes)
-        base = plan(analyze(folded, active, wanted), MinCut(), top=True)
+        base = problem.plan(MinCut(), shapes)
         choice = lambda slots, base=base, way=way: edited(base, all_states(way, slots))
         for places in (inner, {**inner, **around}) if around else (inner,):
             loops = at_places(base, prog, shapes, places)
-            yield _fewer(base, loops, shapes, choice)
+            yield _fewer(problem, loops, shapes, choice)
 
 
 def _ways(some: Mapping[int, Node]) -> Iterator[tuple[Shapes, MinCut]]:
@@ -79,8 +78,8 @@ def _ways(some: Mapping[int, Node]) -> Iterator[tuple[Shapes, MinCut]]:
             yield shapes, way
 
 
-def _fewer(base: Plan, loops: Iterable[Node], shapes: Shapes, choice: Callable[[Slots], Choice]
-           ) -> Iterator[Whole]:  # fmt: skip
+def _fewer(problem: Problem, loops: Iterable[Node], shapes: Shapes,
+           choice: Callable[[Slots], Choice]) -> Iterator[Candidate]:  # fmt: skip
     """A Plan, but that some loops store states: ever fewer of them."""
     loops = [node for node in loops if not node.eqn.effects]
     longest = max((n.trips for n in loops), default=0)
@@ -88,7 +87,7 @@ def _fewer(base: Plan, loops: Iterable[Node], shapes: Shapes, choice: Callable[[
     most = longest - 2
     while most > 0:
         slots = {n: max(1, math.floor(most / longest * n.trips)) for n in loops}
-        yield Whole(plan(base.joint, choice(slots), True), shapes)
+        yield problem.candidate(choice(slots), shapes)
         most = min(most - 1, int(_FALL * most))
 
 

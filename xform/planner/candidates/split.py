@@ -10,40 +10,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xform.errors import OtherProgram
-from xform.interpret.joint import Plan, analyze
+from xform.interpret.joint import Plan
 from xform.interpret.node import Node
-from xform.ir import Mask, Program
-from xform.planner.candidates.whole import Shapes, Whole
+from xform.planner.candidate import Candidate
 from xform.planner.candidates.worth import planned_loops
-from xform.planner.decide import plan
-from xform.planner.loops import origins, reshaped
+from xform.planner.loops import Shapes, origins, reshaped
 from xform.planner.plan.choice import Choice, choice_of, edited
 from xform.planner.plan.record import record
+from xform.planner.problem import Problem
 from xform.policies import MinCut
 
 # In how many parts a loop's trips are counted.
 _PARTS = 16
 
 
-def split(prog: Program, active: Mask, wanted: Mask, above: Plan, below: Plan) -> Iterator[Whole]:
+def split(problem: Problem, above: Plan, below: Plan) -> Iterator[Candidate]:
     """By rising work: each loop as two, the second of which keeps as `above` does."""
-    met = planned_loops(above, prog)
+    met = planned_loops(above, problem.program)
     trips = {i: n for i, x in met.items() if not x.inner and (n := x.node.trips) > 1}
     parts = min(_PARTS, max(trips.values(), default=0))
     for part in reversed(range(1, parts)):
         late = {i: min(max(1, part * n // parts), n - 1) for i, n in trips.items()}
         shapes: Shapes = {i: ((n - late[i],), (late[i],)) for i, n in trips.items()}
         try:
-            yield _mixed(prog, active, wanted, shapes, above, below)
+            yield _mixed(problem, shapes, above, below)
         except OtherProgram:  # a body that traces otherwise, in a loop of another length
             return
 
 
-def _mixed(prog: Program, active: Mask, wanted: Mask, shapes: Shapes, above: Plan, below: Plan
-           ) -> Whole:  # fmt: skip
+def _mixed(problem: Problem, shapes: Shapes, above: Plan, below: Plan) -> Candidate:
     """The plan of split loops: what `below` keeps in the first, what `above` does in the second."""
+    prog, most = problem.program, problem.plan(MinCut(), shapes)
     apart = reshaped(prog, shapes)
-    most = plan(analyze(apart, active, wanted), MinCut(), top=True)
     sources = [{i: x.plans for i, x in planned_loops(p, prog).items()} for p in (below, above)]
     origin = origins(prog, shapes)
     parts = {x.node: origin[i] for i, x in planned_loops(most, apart).items() if not x.inner}
@@ -60,4 +58,4 @@ def _mixed(prog: Program, active: Mask, wanted: Mask, shapes: Shapes, above: Pla
             return choice_of(was)
         return record(choice_of(was), was.joint, {}).choice(now.joint, "split")
 
-    return Whole(plan(most.joint, edited(most, as_before), True), shapes)
+    return problem.candidate(edited(most, as_before), shapes)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Iterator, Mapping
 
-from xform.interpret.joint import Plan, analyze
+from xform.interpret.joint import Plan
 from xform.interpret.node import Node
-from xform.ir import Mask, Program
-from xform.planner.candidates.whole import Shapes
+from xform.ir import Program
 from xform.planner.costs.held import held_bytes, token
 from xform.planner.costs.outcome import kept_bytes, waiting_bytes
-from xform.planner.decide import plan
-from xform.planner.loops import inside, loops, origins, reshaped
+from xform.planner.loops import Shapes, inside, loops, origins, reshaped
+from xform.planner.problem import Problem
 from xform.policies import MinCut
 
 # The part of all that waits that makes a loop worth a change.
@@ -68,19 +67,19 @@ def large(loops: dict[int, PlannedLoop], whole: int) -> dict[int, PlannedLoop]:
     }
 
 
-def large_loops(prog: Program, active: Mask, wanted: Mask) -> dict[int, PlannedLoop]:
+def large_loops(problem: Problem) -> dict[int, PlannedLoop]:
     """The loops that keep much of all that a program does, by their place."""
-    most = plan(analyze(prog, active, wanted), MinCut(), top=True)
-    outer = {i: loop for i, loop in planned_loops(most, prog).items() if not loop.inner}
+    most = problem.plan(MinCut())
+    met = planned_loops(most, problem.program)
+    outer = {i: loop for i, loop in met.items() if not loop.inner}
     return large(outer, kept_bytes(most))
 
 
-def inner_loops(prog: Program, active: Mask, wanted: Mask) -> dict[int, PlannedLoop]:
+def inner_loops(problem: Problem) -> dict[int, PlannedLoop]:
     """The loops inside other loops, or remat regions, that keep much while those go back."""
-    joint = analyze(prog, active, wanted)
-    most = plan(joint, MinCut(), top=True)
-    inner = {i: loop for i, loop in planned_loops(most, prog).items() if loop.inner}
-    return large(inner, waiting_bytes(plan(joint, MinCut(0.0, 0.0), top=True))) if inner else {}
+    met = planned_loops(problem.plan(MinCut()), problem.program)
+    inner = {i: loop for i, loop in met.items() if loop.inner}
+    return large(inner, waiting_bytes(problem.plan(MinCut(0.0, 0.0)))) if inner else {}
 
 
 def nodes(some: Mapping[int, PlannedLoop]) -> dict[int, Node]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-
 from xform._jax import Offloadable
 from xform.devices import known
-from xform.planner.backend import backend, device_kind
+from xform.planner.device import Device
 
 # Where a budget sends values, as policies by name say it.
 HOST = Offloadable(src="device", dst="pinned_host")
@@ -33,19 +31,19 @@ class Link:
         return self.latency_seconds + n_bytes / self.bytes_per_second
 
 
-def link_of() -> Link | None:
-    """The link of the devices that are planned for; None for one that is not known.
+def link_of(device: Device) -> Link | None:
+    """The link of a device; None for one that is not known.
 
     On a CPU there is one memory, whatever its kinds are called.
     """
-    kind = device_kind()
+    kind = device.kind
     if kind is None:
-        device = jax.local_devices(backend=backend())[0]
-        kind = device.device_kind
-        if all(m.kind != HOST.dst for m in device.addressable_memories()):
+        local = device.local()
+        kind = local.device_kind
+        if all(m.kind != HOST.dst for m in local.addressable_memories()):
             return None
-    device = known(kind)
-    if backend() == "cpu" or device is None:
+    facts = known(kind)
+    if device.backend == "cpu" or facts is None:
         return None
-    flops, speed = device.flops_per_second, device.host_bytes_per_second
+    flops, speed = facts.flops_per_second, facts.host_bytes_per_second
     return Link(flops, speed) if flops and speed else None

@@ -25,7 +25,7 @@ from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p, join_p
 from xform.passes.dce import live
 from xform.planner.cuts.bottleneck import bottlenecks, roots_of
-from xform.planner.cuts.integer_program import MOST, Point, Problem, size
+from xform.planner.cuts.integer_program import MOST, IntegerProgram, Point, size
 from xform.planner.plan.choice import Choice
 from xform.recent import Recent
 
@@ -79,7 +79,7 @@ def front(block: Plan) -> list[Point]:
 
     First its two ends, then always between those neighbours that enclose most of bytes x work.
     """
-    problem = Problem(block)
+    problem = IntegerProgram(block)
     least, high = problem.at_price(0.0), problem.at_price(_DEAREST)
     if least is None or high is None:
         return []

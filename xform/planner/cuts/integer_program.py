@@ -75,7 +75,7 @@ class Point:
     price: float
 
 
-class Problem:
+class IntegerProgram:
     """What each Joint within a Plan saves, to be solved for budgets.
 
     The plan says what is inside nodes that decide for themselves: remat regions and while loops.
@@ -140,7 +140,7 @@ def choose(top: Plan, budget: int | None, sure: bool = False, link: Link | None 
     """
     if size(top) > MOST and not sure:
         return None
-    problem = Problem(top, link)
+    problem = IntegerProgram(top, link)
     point = problem.at_price(0.0) if budget is None else problem.at(budget, sure)
     return point and point.choice
 

@@ -1,4 +1,4 @@
-"""The backend that is planned for, where a program is lowered for another one."""
+"""The device that is planned for, where a program is lowered for another one."""
 
 import jax
 import jax.numpy as jnp
@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 import xform
-from xform.planner.backend import backend, planned_for
+from xform.planner.device import here, planned_for
 from xform.planner.simulate.liveness import liveness
 
 X = np.ones((64, 64), np.float32)
 
 
 def test_is_the_default_unless_another_is_set() -> None:
-    assert backend() == jax.default_backend()
+    assert here().backend == jax.default_backend()
     with planned_for("tpu"):
-        assert backend() == "tpu"
+        assert here().backend == "tpu"
         with planned_for("gpu"):
-            assert backend() == "gpu"
-        assert backend() == "tpu"
-    assert backend() == jax.default_backend()
+            assert here().backend == "gpu"
+        assert here().backend == "tpu"
+    assert here().backend == jax.default_backend()
 
 
 def test_a_function_is_traced_again_for_another() -> None:
@@ -27,7 +27,7 @@ def test_a_function_is_traced_again_for_another() -> None:
 
     @jax.jit
     def f(x):
-        seen.append(backend())
+        seen.append(here().backend)
         return x
 
     for name in ("cpu", "tpu", "cpu", "tpu"):
@@ -43,7 +43,7 @@ def test_a_budget_of_the_peak_is_simulated_for_it(monkeypatch: pytest.MonkeyPatc
         seen.add(name)
         return liveness(how, name)
 
-    monkeypatch.setattr("xform.planner.front.liveness", simulated)
+    monkeypatch.setattr("xform.planner.problem.liveness", simulated)
     policy = xform.policies.budget("1 MiB", verify=False)
     loss = lambda x: jnp.sum(jnp.sin(x @ x) @ x)
     step = jax.jit(xform.grad(loss, policy=policy))

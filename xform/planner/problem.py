@@ -1,0 +1,73 @@
+"""What is planned: a program, what is differentiated, and the device.
+
+A plan depends on its problem and on its policy, and on nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+from typing import Any
+
+from xform.budgets import Regions
+from xform.interpret.joint import Joint, Plan, analyze
+from xform.ir import Mask, Program
+from xform.passes.open_regions import OpenRegions
+from xform.planner.candidate import Candidate
+from xform.planner.costs.link import Link, link_of
+from xform.planner.decide import plan
+from xform.planner.device import Device, here
+from xform.planner.loops import Shapes, reshaped
+from xform.planner.simulate.liveness import liveness
+
+_AS_WRITTEN: Shapes = MappingProxyType[int, Any]({})
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A derivative to plan.
+
+    Attributes:
+      marked: the program, with its remat regions as its author marked them.
+      active: which of its inputs are differentiated.
+      wanted: which of its outputs bring a cotangent.
+      device: the device that is planned for.
+      regions: whether remat regions are open, or as they are marked.
+      offload: whether values may wait in the memory of the host.
+      beside: bytes that a step holds besides its derivative, such as an optimizer's state; less
+        than 0 where outputs take the memory of donated arguments.
+    """
+
+    marked: Program
+    active: Mask
+    wanted: Mask
+    device: Device = dataclasses.field(default_factory=here)
+    regions: Regions = "marked"
+    offload: bool = True
+    beside: int = 0
+
+    @property
+    def program(self) -> Program:
+        """The program that is differentiated."""
+        return OpenRegions().program(self.marked) if self.regions == "open" else self.marked
+
+    @property
+    def link(self) -> Link | None:
+        """The link to the host; None if values may not wait there."""
+        return link_of(self.device) if self.offload else None
+
+    def joint(self, shapes: Shapes = _AS_WRITTEN) -> Joint:
+        """The Joint of the program, with some of its loops in other shapes."""
+        return analyze(reshaped(self.program, shapes), self.active, self.wanted)
+
+    def plan(self, policy: Any, shapes: Shapes = _AS_WRITTEN) -> Plan:
+        """The Plan of the program under a policy, or under decisions for its Joint."""
+        return plan(self.joint(shapes), policy, self.device.backend)
+
+    def candidate(self, policy: Any, shapes: Shapes = _AS_WRITTEN) -> Candidate:
+        """The Plan of the program under a policy, as a candidate."""
+        return Candidate(self.plan(policy, shapes), dict(shapes), self.regions)
+
+    def peak(self, of: Plan) -> int:
+        """Bytes of a Plan by simulation: arguments, outputs and all that is live between."""
+        return liveness(of, self.device.backend).total_bytes
