@@ -25,7 +25,7 @@ LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in 
 # The planner's own rooms.
 ROOMS = """
     shape < loops, device, simulate < costs < candidate, report < plan, refused < schedule, cuts <
-    decide < problem < candidates, bound < front < compiler < search < planned < planning
+    decide < problem < candidates, bound, compiler < front < search < planned < planning
 """
 ROOM = {name.strip(): i for i, row in enumerate(ROOMS.split("<")) for name in row.split(",")}
 JAX_INTERNALS = ("jax.core", "jax.extend", "jax.interpreters")

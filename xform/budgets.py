@@ -139,7 +139,7 @@ def budget(
     Cost: planning solves an integer program of the size of the program (a second for 24 unrolled
     transformer layers), or, beyond 3,000 equations, one for each of its distinct blocks and some
     forty minimum cuts; for a peak, some fifty plans are made, and simulated until one fits. With
-    `verify`, the derivative is compiled under ten plans at most, each once in a process.
+    `verify`, the derivative is compiled under eight plans at most, each once in a process.
 
     >>> import xform
     >>> xform.policies.budget("1.5 MiB")

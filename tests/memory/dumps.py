@@ -66,6 +66,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] 
 def dumped(name: str) -> tuple[bytes, Any]:
     """A program's dump, and what the compiler says of its memory."""
     f, args, options = PROGRAMS[name]
+    jax.clear_caches()  # JAX keeps the place of the first call of a jitted function
     lowered = jax.jit(f, **options).lower(*args)
     with tempfile.TemporaryDirectory() as folder:
         flags = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True}

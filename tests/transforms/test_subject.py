@@ -176,10 +176,10 @@ def test_what_is_beside_a_derivative() -> None:
     free = subject(step, arguments(), 0, False, goal, (), "marked")
     moments = 2 * W.nbytes
     assert moments <= donated.held <= moments + 64
-    assert moments - 64 <= donated.beside <= 1.2 * moments
-    assert free.beside > donated.beside
+    assert moments - 64 <= donated.problem.beside <= 1.2 * moments
+    assert free.problem.beside > donated.problem.beside
     of_loss = subject(loss, (W, X), 0, False, goal, (0,), "marked")
-    assert of_loss.beside == of_loss.held == -W.nbytes
+    assert of_loss.problem.beside == of_loss.held == -W.nbytes
 
 
 def test_what_is_compiled_under_a_policy() -> None:

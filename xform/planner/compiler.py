@@ -10,17 +10,15 @@ from xform.fingerprint import fingerprint, text_of
 from xform.interpret.joint import Plan
 from xform.naming import digest
 from xform.planner.candidate import Candidate
-from xform.planner.front import LOWEST
 from xform.planner.plan.choice import choice_of
 from xform.planner.plan.record import record
 from xform.planner.problem import Problem
 from xform.recent import Recent
 
 # How many plans are compiled, at most, to find one for a budget, besides the default: until one is
-# within it, and in all.
-FIRST, COMPILES = 5, 6
-# All that a search compiles: the default, the first, and the lowest plans before it refuses.
-_MOST = 1 + max(COMPILES, FIRST + LOWEST)
+# within it, and in all. Before a budget is refused, four of the lowest plans are compiled.
+FIRST, COMPILES = 3, 6
+_MOST = 1 + max(COMPILES, FIRST + 4)
 # Bytes of compiled plans, by program and plan.
 _remembered: Recent[Hashable, dict[str, float]] = Recent(64)
 

@@ -26,13 +26,11 @@ from xform.planner.candidates.as_written import cuts
 from xform.planner.candidates.nested import nested
 from xform.planner.candidates.snapshots import stored
 from xform.planner.candidates.split import split
+from xform.planner.candidates.stock import stock
 from xform.planner.candidates.worth import PlannedLoop, inner_loops, large_loops
 from xform.planner.costs.recompute import fusible
 from xform.planner.loops import loops
 from xform.planner.problem import Problem
-
-# How many plans are the lowest: the last steps of a staircase, and one that is as low.
-LOWEST = 4
 
 Fits = Callable[[Candidate], bool]
 
@@ -114,12 +112,12 @@ class Front:
             yield from filter(nearly, earlier)
 
     def lowest(self) -> list[Candidate]:
-        """The plans of the fewest bytes, by rising bytes: the last few steps.
+        """The plans of the fewest bytes, by rising bytes: the last two steps.
 
         And the one of the most work that takes no more than the lowest: by the compiler it may be
         lower.
         """
-        foot, *steps = [*self._steps(self._plans)][:-LOWEST:-1]
+        foot, *steps = [*self._steps(self._plans)][:-3:-1]
         least = self.peak(foot.plan)
         alike = [w for w in self._plans if w is not foot and self.peak(w.plan) == least]
         return [foot, *alike[-1:], *steps]
@@ -144,7 +142,8 @@ class Front:
         if len(steps) < 2 or steps[-1] is not plans[-1]:
             return
         above, below = steps[-2:]
-        if above.shapes or below.shapes:
+        regions = self._problem.regions
+        if any(c.shapes or c.regions != regions for c in (above, below)):
             return
         high, low = self.peak(above.plan), self.peak(below.plan)
         parts = split(self._problem, above.plan, below.plan)
@@ -156,8 +155,8 @@ class Front:
     def _by_work(self) -> Iterator[Candidate]:
         """All plans by rising work."""
         regions = self._problem.regions
-        as_written = (Candidate(plan, {}, regions) for plan in self._flat())
-        flat = iter(sorted(as_written, key=_work))
+        as_written = [Candidate(plan, {}, regions) for plan in self._flat()]
+        flat = iter(sorted((*as_written, *stock(self._problem)), key=_work))
         if not loops(self._problem.program):
             yield from flat
             return

@@ -14,6 +14,7 @@ import math
 
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.as_written import free_regions
+from xform.planner.candidates.stock import reference, stock
 from xform.planner.compiler import COMPILES, FIRST, Compiler, key_of
 from xform.planner.costs.outcome import least_bytes, sent_bytes
 from xform.planner.front import Fits, front
@@ -51,8 +52,8 @@ def compiled(problem: Problem, budget: Budget, default: Candidate, compiler: Com
         return stairs.least_work(first)
     if fits:
         return default
-    floors = front(problem).lowest()
-    for candidate in reversed(floors):
+    floors = [*front(problem).lowest(), reference(problem)]
+    for candidate in sorted(floors, key=lambda candidate: candidate.work):
         if compiler.bytes(candidate) <= budget.bytes:
             return candidate
     least = min((*floors, default), key=compiler.bytes)
@@ -147,8 +148,11 @@ class _Stairs:
             self._learn(candidate)
         nearly = lambda w: self._simulated(w) <= _NEAR * self.most
         before = [w for plans in self.stairs for w in plans.before(least, nearly)]
+        before += (w for w in stock(self.problem) if w.work < least.work and nearly(w))
+        # The author's own program first.
+        order = lambda w: (w.regions == self.problem.regions, self._expected(w))
         over = 0
-        for candidate in sorted(before, key=self._expected):
+        for candidate in sorted(before, key=order):
             if over == _OVER or len(self.compiled) == COMPILES:
                 break
             if candidate.work > least.work or not self._untried(candidate):

@@ -61,8 +61,8 @@ def plan(
       target: what to plan and compile for: None is JAX's default backend, and others need not be
         here, `tpu:v5e:1x1` or `gpu:h100`; see `xform.memory.targets`.
       donate_argnums: positions of the arguments whose memory the compiled function may reuse.
-      verify: whether to compile. For a budget of the peak the default is compiled, at most six
-        plans more, and a few for the floor before it is refused; the compiler's bytes have to fit.
+      verify: whether to compile. For a budget of the peak the default is compiled, and at most six
+        plans more, or seven before it is refused; the compiler's bytes have to fit.
         No plan is compiled twice in a process, and earlier compilations change no plan.
 
     Returns:

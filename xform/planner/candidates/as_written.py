@@ -70,7 +70,8 @@ def cuts(problem: Problem) -> list[Plan]:
         tried += map(make, _exact(program, [low + int(part * (high - low)) for part in parts]))
     for written, apart in _WAYS[:_WAYS_OF_REGIONS] if free_regions(tried[0]) else ():
         tried += _priced(make, written, apart, free=True)
-    distinct = {(frozenset(p.kept), kept_bytes(p), recompute_flops(p)): p for p in tried}
+    key = lambda p: (frozenset(p.kept), kept_bytes(p), recompute_flops(p))
+    distinct = {key(p): p for p in tried}
     return sorted(distinct.values(), key=lambda p: (recompute_flops(p), kept_bytes(p)))
 
 

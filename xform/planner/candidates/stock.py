@@ -1,0 +1,89 @@
+"""JAX's stock policies and the author's own marks, as candidates for a budget.
+
+With them among the candidates, no plan runs more again than they do at their bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from xform._jax import name_p
+from xform.interpret.joint import Joint
+from xform.planner.candidate import Candidate
+from xform.planner.costs.outcome import kept_bytes
+from xform.planner.problem import Problem
+from xform.policies import (
+    TAG,
+    min_cut,
+    save_dots,
+    save_dots_with_no_batch_dims,
+    save_everything,
+    save_nothing,
+    save_only_these_names,
+)
+
+_STOCK = save_everything, save_dots, save_dots_with_no_batch_dims, save_nothing
+# Of a program with more names, so many are tried: those that spare the most work for their bytes.
+_NAMES = 16
+
+
+def stock(problem: Problem) -> list[Candidate]:
+    """Plans under JAX's stock policies; plans that save the values of some names; the author's own.
+
+    The author's are of the program as it is marked, where regions are open. Kept in the program's
+    cache.
+    """
+    cache = problem.joint().program.cache
+    key: Any = "stock", problem.device, problem.marked
+    if key not in cache:
+        cache[key] = [*map(problem.candidate, _STOCK), *_named(problem), *_authors(problem)]
+    return cache[key]
+
+
+def reference(problem: Problem) -> Candidate:
+    """The one of them that is compiled before a budget is refused.
+
+    The program as its author wrote it, where regions are open; else the one of the fewest bytes.
+    """
+    if problem.regions == "open":
+        return stock(problem)[-1]
+    return min(stock(problem), key=lambda candidate: problem.peak(candidate.plan))
+
+
+def _authors(problem: Problem) -> Iterator[Candidate]:
+    """The marked program, by xform's default and as JAX saves its values."""
+    if problem.regions == "open":
+        author = dataclasses.replace(problem, regions="marked")
+        yield from map(author.candidate, (min_cut, save_everything))
+
+
+def _named(problem: Problem) -> Iterator[Candidate]:
+    """Plans that save the values that `checkpoint_name` gave some names, in every layer.
+
+    The names that spare the most work for each byte come first: one name is saved, then two, and so
+    on. Each is also saved alone.
+    """
+    names = sorted(_names(problem.joint()))
+    if not names:
+        return
+    nothing = problem.candidate(save_only_these_names())
+    alone = {name: problem.candidate(save_only_these_names(name)) for name in names}
+
+    def spared(name: str) -> float:
+        work = nothing.work[0] - alone[name].work[0]
+        return work / max(kept_bytes(alone[name].plan) - kept_bytes(nothing.plan), 1)
+
+    best = sorted(names, key=spared, reverse=True)[:_NAMES]
+    for i, name in enumerate(best):
+        yield alone[name]
+        yield problem.candidate(save_only_these_names(*best[: i + 1]))
+
+
+def _names(joint: Joint) -> set[str]:
+    """The names of a Joint's forward values, in loops, calls and open regions too."""
+    own = {e.params["name"] for e in joint.forward if e.primitive is name_p}
+    nodes = (e.params["node"] for e in joint.forks.values())
+    inner = (_names(j) for node in nodes if not node.region for j in node.joints)
+    return {name for name in own if not name.startswith(TAG)}.union(*inner)
