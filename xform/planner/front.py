@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -92,24 +91,13 @@ class Front:
         return None
 
     def before(self, last: Candidate, nearly: Fits) -> Iterator[Candidate]:
-        """The steps before one, of no more work, that `nearly` fit, from the last to the first.
-
-        One of the same work may be the smaller by the compiler.
-        """
-        places, lowest, end = list[int](), math.inf, self.peak(last.plan)
+        """The plans of no more work than one, that `nearly` fit; steps between others too."""
         for i, candidate in enumerate(self._plans):
-            if nearly(candidate) and (size := self.peak(candidate.plan)) < lowest:
-                places.append(i)
-                lowest = size
-            if lowest <= end:
-                break
-        for i in reversed(places):
-            (candidate,) = itertools.islice(self._plans, i, i + 1)
-            steps = [*self._finer_to(i), candidate]
-            earlier = (
-                w for w in reversed(steps) if w.work <= last.work and w.plan is not last.plan
-            )
-            yield from filter(nearly, earlier)
+            if candidate.work > last.work:
+                return
+            if candidate.plan is not last.plan and nearly(candidate):
+                yield from filter(nearly, self._finer_to(i))
+                yield candidate
 
     def lowest(self) -> list[Candidate]:
         """The plans of the fewest bytes, by rising bytes: the last two steps.

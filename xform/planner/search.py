@@ -14,7 +14,7 @@ import math
 
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.as_written import free_regions
-from xform.planner.candidates.stock import reference, stock
+from xform.planner.candidates.stock import reference
 from xform.planner.compiler import COMPILES, FIRST, Compiler, key_of
 from xform.planner.costs.outcome import least_bytes, sent_bytes
 from xform.planner.front import Fits, front
@@ -148,7 +148,6 @@ class _Stairs:
             self._learn(candidate)
         nearly = lambda w: self._simulated(w) <= _NEAR * self.most
         before = [w for plans in self.stairs for w in plans.before(least, nearly)]
-        before += (w for w in stock(self.problem) if w.work < least.work and nearly(w))
         # The author's own program first.
         order = lambda w: (w.regions == self.problem.regions, self._expected(w))
         over = 0

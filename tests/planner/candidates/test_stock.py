@@ -84,6 +84,18 @@ def test_each_stock_policy_and_each_name_is_there() -> None:
     assert {c.regions for c in marked} == {"marked"}
 
 
+def test_no_stock_policy_draws_random_numbers_again() -> None:
+    def f(w, x):
+        for i in range(2):
+            noise = jax.random.normal(jax.random.key(i + jnp.int32(x[0, 0])), x.shape)
+            x = jnp.sin(x @ w[0, i] * noise)
+        return jnp.sum(x)
+
+    of = problem(f, "marked")
+    assert of.plan(policies.save_nothing).kept == ()
+    assert all(c.plan.kept for c in stock(of))
+
+
 def test_names_of_closed_regions_are_left_out() -> None:
     """A region saves what its author says, so a budget does not ask about its names."""
     closed = stock(problem(model("one name"), "marked"))

@@ -6,13 +6,15 @@ With them among the candidates, no plan runs more again than they do at their by
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from xform._jax import name_p
-from xform.interpret.joint import Joint
+from xform.interpret.joint import Joint, Plan
 from xform.planner.candidate import Candidate
 from xform.planner.costs.outcome import kept_bytes
+from xform.planner.costs.recompute import repeatable
 from xform.planner.problem import Problem
 from xform.policies import (
     TAG,
@@ -32,13 +34,14 @@ _NAMES = 16
 def stock(problem: Problem) -> list[Candidate]:
     """Plans under JAX's stock policies; plans that save the values of some names; the author's own.
 
-    The author's are of the program as it is marked, where regions are open. Kept in the program's
-    cache.
+    The author's are of the program as it is marked, where regions are open. Others that draw random
+    numbers again are left out, as no budget does that. Kept in the program's cache.
     """
     cache = problem.joint().program.cache
     key: Any = "stock", problem.device, problem.marked
     if key not in cache:
-        cache[key] = [*map(problem.candidate, _STOCK), *_named(problem), *_authors(problem)]
+        made = *map(problem.candidate, _STOCK), *_named(problem)
+        cache[key] = [c for c in made if _repeatable(c.plan)] + [*_authors(problem)]
     return cache[key]
 
 
@@ -79,6 +82,13 @@ def _named(problem: Problem) -> Iterator[Candidate]:
     for i, name in enumerate(best):
         yield alone[name]
         yield problem.candidate(save_only_these_names(*best[: i + 1]))
+
+
+def _repeatable(plan: Plan) -> bool:
+    """Whether a Plan runs only operations again that a budget runs again."""
+    again = (eqn for eqn in plan.order if id(eqn) in plan.recomputed)
+    inner = (plans for node, plans in plan.inner.items() if not node.region)
+    return all(map(repeatable, again)) and all(map(_repeatable, itertools.chain(*inner)))
 
 
 def _names(joint: Joint) -> set[str]:
