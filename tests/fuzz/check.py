@@ -115,9 +115,7 @@ def _compared(source: str, xs: Sequence[Any], levels: Sequence[Level], where: st
     try:
         found = way.run(_composed(source, levels, own=True), xs)
     except Exception as e:
-        # JAX raises at it when it is run, if not when it is traced; here what is dead is not run.
-        forward_of_custom_vjp = "custom_lin" in primitives(jax.make_jaxpr(theirs)(*xs))
-        both = forward_of_custom_vjp and isinstance(e, NotDifferentiable)
+        both = isinstance(e, NotDifferentiable) and _pushed_through_custom_vjp(theirs, xs, way)
         return Outcome("refused" if both or _of_batching(e) else "crash", text=_short(e))
     if found.types != expected.types:
         text = f"types {', '.join(found.types)}\nare not {', '.join(expected.types)}"
@@ -131,6 +129,21 @@ def _compared(source: str, xs: Sequence[Any], levels: Sequence[Level], where: st
         return Outcome("ill-conditioned", error=error, text=text)
     text = f"{text}\n{differences(found.values, expected.values)}"
     return Outcome("mismatch", error=error, text=text)
+
+
+def _pushed_through_custom_vjp(theirs: Fun, xs: Sequence[Any], way: Way) -> bool:
+    """Whether JAX pushes tangents through a custom_vjp too.
+
+    It raises when that is run, if not when it is traced; the reference does not run what is dead.
+    """
+    if "custom_lin" in primitives(jax.make_jaxpr(theirs)(*xs)):
+        return True
+    try:
+        if way.run is _eager:
+            theirs(*xs)
+    except (TypeError, NotImplementedError) as e:
+        return "custom_vjp" in str(e) or "custom_lin" in str(e)
+    return False
 
 
 def results(sample: Sample) -> dict[str, list[Any]]:

@@ -169,6 +169,10 @@ class _Directions:
         return [one(i, x) for i, x in enumerate(values)]
 
 
+def _wide(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype == np.float64
+
+
 def _float(x: Any) -> bool:
     return jnp.issubdtype(_dtype(x), np.floating)
 
@@ -193,10 +197,13 @@ def _derivatives(values: Any, of: Any) -> tuple[Any, ...]:
 
 
 def _values(f: Fun, xs: Any, ys: Any, ad: Any) -> Any:
-    """Outputs as weakly typed as those of `f`: JAX loses that of `lax.cumprod` and others."""
+    """Outputs as weakly typed as those of `f` here: JAX loses that of `lax.cumprod` and others.
+
+    Under `vmap`, a `cond` may be typed otherwise than alone.
+    """
     if ad is xform:
         return ys
-    return tuple(map(weak_as, ys, jax.eval_shape(f, *xs)))
+    return tuple(weak_as(y, jax.typeof(plain)) for y, plain in zip(ys, f(*xs), strict=True))
 
 
 def _mapped(call: Callable[[Any], Any], directions: list[Any], lanes: bool, of: Any) -> list[Any]:
@@ -221,7 +228,10 @@ def _jvp(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, .
         ys = f(*xs)
         call = lambda dxs: ad.jvp(f, tuple(xs), tuple(dxs))[1]
         return (*(_some(ys) if level.both else ()), *_mapped(call, [d.like(xs)], True, ys))
-    ys, dys = ad.jvp(f, tuple(xs), tuple(d.like(xs)))
+    dxs = tuple(d.like(xs))
+    if ad is jax:  # JAX's rule for reduce_max warns of NumPy's numbers in 64 bits
+        dxs = tuple(jnp.asarray(dx) if _wide(dx) else dx for dx in dxs)
+    ys, dys = ad.jvp(f, tuple(xs), dxs)
     ys = _values(f, xs, ys, ad)
     return (*(_some(ys) if level.both else ()), *_derivatives(dys, ys))
 

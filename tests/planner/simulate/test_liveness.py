@@ -133,3 +133,16 @@ def test_the_peak_is_predicted() -> None:
                 errors.append(abs(made.predicted_bytes / made.compiled_bytes - 1))
     assert statistics.median(errors) <= 0.03
     assert max(errors) <= 0.10
+
+
+def test_a_view_of_constants_alone_is_simulated() -> None:
+    """What picks the least of a window of one element is a constant, and is reshaped."""
+
+    def f(x):
+        x = lax.reduce_window(jnp.sin(x), np.inf, lax.min, (1, 1), (1, 1), "VALID")
+        return jnp.sum(jnp.hypot(x + 2.8, jnp.ones((1, 1))))
+
+    x = jnp.full((1, 1), 0.5)
+    for policy in (policies.save_nothing, policies.save_any_names_but_these("h")):
+        got = jax.jit(xform.grad(f, policy=policy))(x)
+        np.testing.assert_allclose(got, jax.grad(f)(x), rtol=1e-6)

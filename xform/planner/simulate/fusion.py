@@ -94,7 +94,8 @@ class Fusion(abc.ABC):
         """Of each value that is another in another shape, the one that is written."""
         base: dict[Cell, Cell] = {}
         for group in self.groups:
-            if group.alone and group.root.does in (lax.reshape_p, wait_p):
+            # What reads nothing is made from constants alone.
+            if group.reads and group.alone and group.root.does in (lax.reshape_p, wait_p):
                 cell = next(iter(group.reads))
                 base[group.root.makes[0]] = base.get(cell, cell)
         return base
