@@ -21,7 +21,7 @@ from rich.progress import (
 )
 
 from experiments.fuzz.show import close, show
-from experiments.fuzz.totals import Totals, fingerprint
+from experiments.fuzz.totals import Totals, fingerprint, report
 from experiments.fuzz.worker import Result, one, prepare, work
 from tests.fuzz.check import Outcome
 
@@ -150,7 +150,7 @@ def main() -> int:
         run(totals, options.programs, options.workers)
     except KeyboardInterrupt:
         print("Stopped; the same command goes on from here.", file=sys.stderr)
-    totals.report()
+    report()
     return 1 if totals.mismatch or totals.crash or totals.invalid else 0
 
 

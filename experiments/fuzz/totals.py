@@ -1,4 +1,4 @@
-"""Totals of the fuzz since the last change to a rule: kept in a file, shown in the README."""
+"""Totals of the fuzz since the last change to a rule: a file for each JAX, and a table."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from experiments.fuzz.worker import Result
 from experiments.report import write_table
 from tests.fuzz.cases import Case, load, save
 from xform.table import every_rule
 
 HERE = Path(__file__).parent
-FILE = HERE / "totals.json"
+FILE = HERE / f"totals-{'.'.join(jax.__version__.split('.')[:2])}.json"
 _XFORM = HERE.parent.parent / "xform"
 _KEPT = 200
 
@@ -36,6 +38,7 @@ class Totals:
     """`programs` are those that were compared; `next` is the first seed that was not tried."""
 
     rules: str
+    jax: str = jax.__version__
     first: int = 0
     next: int = 0
     agrees: int = 0
@@ -67,6 +70,12 @@ class Totals:
         data = json.loads(FILE.read_text())
         if data["rules"] != rules:
             return cls(rules, first=data["next"], next=data["next"])
+        return cls.read(FILE)
+
+    @classmethod
+    def read(cls, path: Path) -> Totals:
+        """The totals in a file."""
+        data = json.loads(path.read_text())
         for name in ("orders", "depths", "ways", "names", "refusals"):
             data[name] = Counter(data[name])
         return cls(**data)
@@ -109,27 +118,34 @@ class Totals:
         verdict = found["verdict"].replace("-", "_")
         setattr(self, verdict, getattr(self, verdict) - 1)
 
-    def report(self) -> None:
-        """Put the totals into the README."""
+    def rows(self) -> list[tuple[str, str]]:
+        """What the README says of them."""
         ruled = sum(name in every_rule() for name in self.names)
         by = lambda counter: ", ".join(f"{k}: {counter[k]:,}" for k in sorted(counter))
-        rows = [
-            ["programs compared", f"{self.programs:,}"],
-            ["mismatches", f"{self.mismatch:,}"],
-            ["crashes", f"{self.crash:,}"],
-            ["equations", f"{self.equations:,}"],
-            ["compositions by order", by(self.orders)],
-            ["programs by depth of nesting", by(self.depths)],
-            ["ways of running", by(self.ways)],
-            ["primitives with a rule, in programs", f"{ruled} of {len(every_rule())}"],
-            ["largest error that agrees", f"{self.worst:.1e}"],
-            ["ill-conditioned, apart within their own noise", f"{self.ill_conditioned:,}"],
-            ["refused by JAX, not compared", f"{self.refused:,}"],
-            ["seeds", f"{self.first:,} to {self.next - 1:,}"],
-            ["minutes", f"{self.seconds / 60:.0f}"],
-            ["hash of the rules", self.rules],
+        return [
+            ("programs compared", f"{self.programs:,}"),
+            ("mismatches", f"{self.mismatch:,}"),
+            ("crashes", f"{self.crash:,}"),
+            ("equations", f"{self.equations:,}"),
+            ("compositions by order", by(self.orders)),
+            ("programs by depth of nesting", by(self.depths)),
+            ("ways of running", by(self.ways)),
+            ("primitives with a rule, in programs", f"{ruled} of {len(every_rule())}"),
+            ("largest error that agrees", f"{self.worst:.1e}"),
+            ("ill-conditioned, apart within their own noise", f"{self.ill_conditioned:,}"),
+            ("refused by JAX, not compared", f"{self.refused:,}"),
+            ("seeds", f"{self.first:,} to {self.next - 1:,}"),
+            ("minutes", f"{self.seconds / 60:.0f}"),
+            ("hash of the rules", self.rules),
         ]
-        write_table(HERE, ["what", "how many"], rows)
+
+
+def report() -> None:
+    """Put the totals of each JAX into the README."""
+    counted = [Totals.read(path) for path in sorted(HERE.glob("totals-*.json"))]
+    columns = [dict(totals.rows()) for totals in counted]
+    rows = [[what, *(column[what] for column in columns)] for what in columns[0]]
+    write_table(HERE, ["what", *(f"JAX {totals.jax}" for totals in counted)], rows)
 
 
 def keep(case: Case) -> None:
