@@ -139,7 +139,7 @@ def test_a_plan_with_loops_apart_or_stored_states_is_loaded(tmp_path, part, apar
     policy = policies.budget(int(part * most), of="saved")
     made = xform.plan(final, W, X, STEPS, argnums=None, policy=policy, verify=False)
     assert bool(made.shapes()) == apart
-    assert any(c["snapshots"] for c in made.record.choices) == stored
+    assert any(c["snapshots"] for c in made.record.decisions) == stored
     made.save(tmp_path / "plan.json")
     loaded = xform.Plan.load(tmp_path / "plan.json")
     _, pull = xform.vjp(final, W, X, STEPS, policy=loaded)

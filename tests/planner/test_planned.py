@@ -18,7 +18,7 @@ from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_byt
 from xform.planner.decide import plan
 from xform.planner.device import Device, planned_for
 from xform.planner.front import front
-from xform.planner.plan.choice import Choice
+from xform.planner.plan.decision import Decision
 from xform.planner.planned import planned
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
@@ -48,7 +48,7 @@ def everything(f):
     joint = joint_of(f, W, X)
     values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
     sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
-    plans = (plan(joint, Choice(frozenset(s), {}), "cpu") for s in sets)
+    plans = (plan(joint, Decision(frozenset(s), {}), "cpu") for s in sets)
     return list({frozenset(p.kept): p for p in plans}.values())
 
 

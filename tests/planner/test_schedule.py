@@ -12,7 +12,8 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform._jax import Offloadable, Var
 from xform.interpret.joint import Joint, Plan
 from xform.planner.decide import plan
-from xform.planner.schedule import Asked, Cut, scheduled
+from xform.planner.plan.decision import Decision
+from xform.planner.schedule import Asked, scheduled
 from xform.policies import save_dots
 
 W, X = jnp.ones((8, 8)) / 9, jnp.ones((4, 8))
@@ -37,7 +38,7 @@ def joint(f) -> Joint:
 
 
 def cut(of: Joint, saved=(), sent=None) -> Plan:
-    return scheduled(of, Cut(frozenset(saved), sent or {}), {}, plan)
+    return scheduled(of, Decision(frozenset(saved), {}, sent or {}), {}, plan)
 
 
 def made_by(of: Joint, primitive: str) -> list[Var]:

@@ -10,7 +10,7 @@ from xform.fingerprint import fingerprint, text_of
 from xform.interpret.joint import Plan
 from xform.naming import digest
 from xform.planner.candidate import Candidate
-from xform.planner.plan.choice import choice_of
+from xform.planner.plan.decision import decision_of
 from xform.planner.plan.record import record
 from xform.planner.problem import Problem
 from xform.recent import Recent
@@ -58,5 +58,5 @@ class Compiler:
 def key_of(plan: Plan) -> str:
     """The same for equal plans of equal programs."""
     if "key" not in plan.cache:
-        plan.cache["key"] = digest([text_of(record(choice_of(plan), plan.joint, {}))])
+        plan.cache["key"] = digest([text_of(record(decision_of(plan), plan.joint, {}))])
     return plan.cache["key"]

@@ -1,8 +1,8 @@
 """From a policy to the Plan of a Joint, and of all Joints within it.
 
 Loops and calls come first: what they keep inside is one value outside, of so many bytes. Then the
-policy decides for the Joint itself. A minimum cut, and a `Choice`, decide for all of it at once; a
-budget takes the best of the decisions that `cuts/fit.py` proposes; any other policy is asked for
+policy decides for the Joint itself. A minimum cut, and a `Decision`, decide for all of it at once.
+A budget takes the best of the decisions that `cuts/fit.py` proposes. Any other policy is asked for
 one value after the other. `schedule.py` makes a Plan of what is decided.
 
 A loop or call that keeps something inside keeps the outputs that are needed too, and a loop its
@@ -33,9 +33,9 @@ from xform.planner.cuts.bottleneck import bottlenecks
 from xform.planner.cuts.fit import Proposals, fit
 from xform.planner.cuts.graph import Graph
 from xform.planner.loops import free_region
-from xform.planner.plan.choice import Choice
+from xform.planner.plan.decision import Decision
 from xform.planner.plan.plan import Plan as Decided
-from xform.planner.schedule import Asked, Cut, scheduled
+from xform.planner.schedule import Asked, scheduled
 from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
 from xform.recent import Recent
@@ -81,7 +81,7 @@ def plan(joint: Joint, policy: Any = None, backend: str | None = None,
 
 
 def _plan(joint: Joint, policy: Any, place: _Place) -> Plan:
-    policy = policy if isinstance(policy, Choice) else check(policy)
+    policy = policy if isinstance(policy, Decision) else check(policy)
     key: Any = policy, place
     if key not in joint.plans:
         with seldom_collected():
@@ -101,10 +101,9 @@ def _decided(joint: Joint, policy: Any, place: _Place) -> Plan:
         policy = policy.decide(joint)
     if isinstance(policy, MinCut):
         return _of_cut(joint, policy, place)
-    if isinstance(policy, Choice):
+    if isinstance(policy, Decision):
         inner = _inner(joint, policy, place.backend)
-        cut = Cut(policy.saved, policy.offloaded, policy.snapshots, policy.asked)
-        return _cut(joint, cut, inner, place)
+        return _cut(joint, policy, inner, place)
     return _of_answers(joint, policy, place)
 
 
@@ -162,7 +161,7 @@ def _cheapest(joint: Joint, policy: MinCut, inner: Inner, place: _Place) -> Plan
     for i, eqn in joint.forks.items():
         if eqn.outvars[-1] not in saved and prices[i] < math.inf:
             inner[eqn.params["node"]] = _as_it_is(eqn.params["node"])
-    return _cut(joint, Cut(saved, {}), inner, place)
+    return _cut(joint, Decision(saved, {}), inner, place)
 
 
 def _whole(plan: Plan, place: _Place) -> Plan:
@@ -171,7 +170,7 @@ def _whole(plan: Plan, place: _Place) -> Plan:
     Of what it makes then, all that the backward part reads would be there at once, as if nothing
     were run again. So it keeps of that what `min_cut` says, and what XLA fuses runs a third time,
     where fewer bytes are live for it by simulation. Not where loops or calls keep values of their
-    own: a `Choice` says once what each of them keeps.
+    own: a `Decision` says once what each of them keeps.
     """
     heavy = (e for e in plan.order if id(e) in plan.recomputed and not fusible(e))
     backend = place.backend
@@ -206,9 +205,9 @@ def _thinned(plan: Plan, place: _Place, backend: str) -> Plan:
     return thinned if fewer else plan
 
 
-def _cut(joint: Joint, cut: Cut, inner: Inner, place: _Place) -> Plan:
+def _cut(joint: Joint, cut: Decision, inner: Inner, place: _Place) -> Plan:
     """The Plan of what is decided for a whole Joint, made once for equal decisions."""
-    sent, cache = frozenset(cut.sent.items()), joint.program.cache
+    sent, cache = frozenset(cut.offloaded.items()), joint.program.cache
     key = "decided", cut.saved, sent, cut.snapshots, cut.asked, *inner.items(), place
     if key not in cache:
         cache[key] = scheduled(joint, cut, inner, place.alike(min_cut))
@@ -221,16 +220,16 @@ def _inner(joint: Joint, policy: Any, backend: str | None) -> Inner:
 
 
 def _of_node(node: Node, policy: Any, backend: str | None) -> tuple[Plan, ...]:
-    """The Plans of a node's programs: by a choice, by its region's policy, by the one around it."""
-    if isinstance(policy, Choice) and node in policy.inner:
-        choices = zip(node.joints, policy.inner[node], strict=True)
-        return tuple(plan(j, choice) for j, choice in choices)
+    """The Plans of a node's programs: by a decision, its region's policy, or the one around it."""
+    if isinstance(policy, Decision) and node in policy.inner:
+        decisions = zip(node.joints, policy.inner[node], strict=True)
+        return tuple(plan(j, decision) for j, decision in decisions)
     opened = isinstance(policy, MinCut) and policy.free and free_region(node.eqn)
     if node.region and not opened:
         policy = of_region(check(node.policy), frame(node.eqn))
     if isinstance(policy, MinCut) and policy.rounds and node.loop:
         policy = dataclasses.replace(policy, written=0.0, rounds=False)  # it stacks what is saved
-    if isinstance(policy, MinCut | Choice):
+    if isinstance(policy, MinCut | Decision):
         if node.eqn.primitive is while_p:
             return _as_it_is(node)  # what a step of it keeps lasts one step
         at_hand = inputs_at_hand(node) if isinstance(policy, MinCut) else None

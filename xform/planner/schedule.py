@@ -15,39 +15,13 @@ from typing import ClassVar
 from xform._jax import JaxprEqn, Offloadable, Var, has_effects, name_p
 from xform.interpret.joint import Joint, Plan, reads_of
 from xform.interpret.node import Node, fork_p
+from xform.planner.plan.decision import Decision
 from xform.policies import Policy, ask, said, save_everything
 
 # Whether a value is kept, in which memory, and why.
 Answer = tuple[bool | Offloadable, str]
 _NESTED = "of a loop or call that is kept"
 _EFFECTS = "has effects: never run again"
-
-
-@dataclasses.dataclass(frozen=True)
-class Cut:
-    """What is decided for a whole Joint: the values that are saved, and those sent elsewhere.
-
-    Of a Plan under a policy (`Asked`) it may be what that came to.
-    """
-
-    saved: frozenset[Var]
-    sent: Mapping[Var, Offloadable]
-    snapshots: int | None = None
-    asked: bool = False
-
-    def answer(self, v: Var, chain: Sequence[JaxprEqn]) -> Answer:
-        """Whether a value is kept that a chain of equations makes and names."""
-        eqn = chain[0]
-        if has_effects(eqn):
-            return True, _EFFECTS
-        nested = eqn.primitive is fork_p
-        # What a loop keeps is sent by the loop, trip by trip: never as a whole.
-        token = nested and v is eqn.outvars[-1]
-        saved = [u for e in chain for u in e.outvars if u in self.saved]
-        where = None if token else next((self.sent[u] for u in saved if u in self.sent), None)
-        if where is not None:
-            return where, f"idle for longer than its way to {where.dst} and back"
-        return bool(saved), _NESTED if nested else "on the cheapest cut"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +35,8 @@ class Asked:
 
     policy: Policy
     again: frozenset[Node]
-    sent: Mapping[Var, Offloadable] = dataclasses.field(default_factory=dict)
-    snapshots: int | None = None
+    offloaded: ClassVar[Mapping[Var, Offloadable]] = {}
+    snapshots: ClassVar[int | None] = None
     asked: ClassVar[bool] = True
 
     def answer(self, v: Var, chain: Sequence[JaxprEqn]) -> Answer:
@@ -81,7 +55,23 @@ class Asked:
         return False, ""
 
 
-def scheduled(joint: Joint, decided: Cut | Asked, inner: dict[Node, tuple[Plan, ...]],
+def _answer(decided: Decision, v: Var, chain: Sequence[JaxprEqn]) -> Answer:
+    """Whether a value is kept that a chain of equations makes and names, as was decided."""
+    eqn = chain[0]
+    if has_effects(eqn):
+        return True, _EFFECTS
+    nested = eqn.primitive is fork_p
+    # What a loop keeps is sent by the loop, trip by trip: never as a whole.
+    token = nested and v is eqn.outvars[-1]
+    saved = [u for e in chain for u in e.outvars if u in decided.saved]
+    sent = (decided.offloaded[u] for u in saved if u in decided.offloaded)
+    where = None if token else next(sent, None)
+    if where is not None:
+        return where, f"idle for longer than its way to {where.dst} and back"
+    return bool(saved), _NESTED if nested else "on the cheapest cut"
+
+
+def scheduled(joint: Joint, decided: Decision | Asked, inner: dict[Node, tuple[Plan, ...]],
               alike: Callable[[Joint], Plan]) -> Plan:  # fmt: skip
     """The Plan of a Joint under what was decided for it, with the Plans of its nodes' programs.
 
@@ -101,7 +91,9 @@ class _Walk:
       reads: the program's inputs that are read.
     """
 
-    def __init__(self, joint: Joint, decided: Cut | Asked, inner: dict[Node, tuple[Plan, ...]]):
+    def __init__(
+        self, joint: Joint, decided: Decision | Asked, inner: dict[Node, tuple[Plan, ...]]
+    ):
         self.joint, self.decided, self.inner = joint, decided, inner
         self.inputs = set(joint.inputs)
         self.kept: dict[Var, str] = {}
@@ -120,7 +112,7 @@ class _Walk:
         for v in joint.backward_outputs:
             if isinstance(v, Var):
                 self._provide(v)
-        sent = self.decided.sent
+        sent = self.decided.offloaded
         self.offloaded |= {v: sent[v] for v in joint.inputs if v in sent}
         return Plan(
             joint,
@@ -183,7 +175,10 @@ class _Walk:
 
     def _keeps(self, v: Var, chain: Sequence[JaxprEqn]) -> bool:
         """Whether a value is kept, which is noted with its reason and its memory."""
-        where, reason = self.decided.answer(v, chain)
+        decided = self.decided
+        where, reason = (
+            decided.answer(v, chain) if isinstance(decided, Asked) else _answer(decided, v, chain)
+        )
         if where:
             self.kept[v] = reason
             if isinstance(where, Offloadable):

@@ -18,7 +18,7 @@ from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops, waiting_bytes
 from xform.planner.device import in_bytes
-from xform.planner.plan.choice import choice_of
+from xform.planner.plan.decision import decision_of
 from xform.planner.plan.plan import Plan
 from xform.planner.plan.record import record
 from xform.planner.planned import planned
@@ -158,5 +158,5 @@ def _plan(of: Subject, policy: str, candidate: Candidate, goal: Target) -> Plan:
         compiles=0,
         live=seen.live,
         saved=seen.saved,
-        record=record(choice_of(decided), decided.joint, candidate.shapes, candidate.regions),
+        record=record(decision_of(decided), decided.joint, candidate.shapes, candidate.regions),
     )

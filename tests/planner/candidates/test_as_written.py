@@ -11,7 +11,7 @@ from xform.ir import trace
 from xform.planner.candidates.as_written import _at_prices, cuts
 from xform.planner.costs.link import Link
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
-from xform.planner.plan.choice import Choice
+from xform.planner.plan.decision import Decision
 from xform.planner.problem import Problem
 from xform.policies import MinCut, min_cut
 
@@ -47,7 +47,7 @@ def test_what_a_small_program_needs_of_work_for_its_bytes_is_found() -> None:
     joint = problem.joint()
     values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
     sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
-    every = ends(problem.plan(Choice(frozenset(s), {})) for s in sets)
+    every = ends(problem.plan(Decision(frozenset(s), {})) for s in sets)
     found = ends(cuts(problem))
     for size, _ in every:
         least = min(work for n, work in every if n <= size)

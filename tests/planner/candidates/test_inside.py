@@ -22,7 +22,7 @@ from xform.planner.costs.outcome import recompute_flops
 from xform.planner.decide import plan
 from xform.planner.front import front
 from xform.planner.loops import loops, origins, reshaped
-from xform.planner.plan.choice import choice_of
+from xform.planner.plan.decision import decision_of
 from xform.planner.plan.record import record
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
@@ -114,8 +114,8 @@ def test_values_are_the_same(name: str) -> None:
     assert found
     for whole in found:
         right(f, whole)
-        as_data = record(choice_of(whole.plan), whole.plan.joint, whole.shapes)
-        assert as_data.choice(analyze(reshaped(at[0], whole.shapes), *at[1:]), "").inner
+        as_data = record(decision_of(whole.plan), whole.plan.joint, whole.shapes)
+        assert as_data.decision(analyze(reshaped(at[0], whole.shapes), *at[1:]), "").inner
 
 
 @pytest.mark.parametrize("name", slow(SHARES, "in_branch", "in_region_in_loop"))
@@ -145,7 +145,7 @@ def test_a_plan_fits_by_the_compiler_and_is_loaded(tmp_path, name: str) -> None:
     floor = refused.value.floor_bytes
     made = xform.plan(f, w, x, argnums=(0, 1), policy=policies.budget(floor))
     assert made.compiled_bytes == floor
-    assert made.shapes() or any(c["snapshots"] for c in made.record.choices)
+    assert made.shapes() or any(c["snapshots"] for c in made.record.decisions)
     made.save(tmp_path / "plan.json")
     loaded = xform.Plan.load(tmp_path / "plan.json")
     assert loaded.shapes() == made.shapes()

@@ -16,7 +16,7 @@ from xform.planner.candidates.states import all_states, outer_states
 from xform.planner.candidates.worth import planned_loops
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.decide import plan
-from xform.planner.plan.choice import edited
+from xform.planner.plan.decision import edited
 from xform.policies import MinCut
 
 W = np.cos(np.arange(48.0)).reshape(3, 4, 4) / 2

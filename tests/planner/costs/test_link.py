@@ -263,7 +263,7 @@ def test_a_policy_by_name_and_its_record_send_the_same() -> None:
     joint = joint_of(PROGRAMS["unrolled"], WS, X)
     policy = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
     how = plan(joint, policy, "cpu")
-    again = plan(joint, xform.planner.plan.choice.choice_of(how), "cpu")
+    again = plan(joint, xform.planner.plan.decision.decision_of(how), "cpu")
     assert again.offloaded == how.offloaded
     assert kept_bytes(again) == kept_bytes(how) == 0
     table = residuals_of(again, [""] * len(joint.inputs), "")

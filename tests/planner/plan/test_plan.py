@@ -48,7 +48,7 @@ def test_it_is_saved_and_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_is_no_plan_is_not_loaded(tmp_path) -> None:
-    for text in ("", "[]", "{}", json.dumps({"format": "xform plan 5"}), '{"format": "else"}'):
+    for text in ("", "[]", "{}", json.dumps({"format": "xform plan 6"}), '{"format": "else"}'):
         path = tmp_path / "plan.json"
         path.write_text(text)
         with pytest.raises(errors.WrongArgument, match="the file holds no plan"):

@@ -11,7 +11,7 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform import errors, policies
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.decide import plan
-from xform.planner.plan.choice import choice_of
+from xform.planner.plan.decision import decision_of
 from xform.planner.plan.record import Record, record
 
 WAYS = {
@@ -41,14 +41,14 @@ def test_a_plan_comes_back_from_its_record(name: str, way: str) -> None:
     joint = joint_of(PROGRAMS[name], WS, X)
     most = kept_bytes(plan(joint, policies.min_cut, "cpu"))
     how = plan(joint, WAYS[way](most), "cpu")
-    data = json.loads(json.dumps(record(choice_of(how), joint, {}).__dict__))
-    read = Record(tuple(map(tuple, data["programs"])), tuple(data["choices"]), data["loops"])
+    data = json.loads(json.dumps(record(decision_of(how), joint, {}).__dict__))
+    read = Record(tuple(map(tuple, data["programs"])), tuple(data["decisions"]), data["loops"])
     twin = joint_of(PROGRAMS[name], WS, X)
-    assert same(how, plan(joint, read.choice(joint, "test"), "cpu"))
+    assert same(how, plan(joint, read.decision(joint, "test"), "cpu"))
     # And for another trace of the same program.
-    other = plan(twin, read.choice(twin, "test"), "cpu")
+    other = plan(twin, read.decision(twin, "test"), "cpu")
     assert kept_bytes(other) == kept_bytes(how)
-    assert record(choice_of(other), twin, {}) == record(choice_of(how), joint, {})
+    assert record(decision_of(other), twin, {}) == record(decision_of(how), joint, {})
 
 
 def test_equal_layers_are_written_once() -> None:
@@ -70,17 +70,17 @@ def test_equal_layers_are_written_once() -> None:
     for n in (4, 8):
         joint = joint_of(deep(n), WS[0], X)
         how = plan(joint, policies.min_cut, "cpu")
-        sizes.append([len(part) for part in record(choice_of(how), joint, {}).__dict__.values()])
+        sizes.append([len(part) for part in record(decision_of(how), joint, {}).__dict__.values()])
     assert sizes[0] == sizes[1]
 
 
 def test_another_program_is_refused_with_the_first_difference() -> None:
     f = lambda w, x: jnp.sum(jnp.sin(x @ w))
     joint = joint_of(f, WS[0], X)
-    made = record(choice_of(plan(joint, policies.min_cut, "cpu")), joint, {})
+    made = record(decision_of(plan(joint, policies.min_cut, "cpu")), joint, {})
     other = joint_of(lambda w, x: jnp.sum(jnp.cos(x @ w)), WS[0], X)
     with pytest.raises(errors.OtherProgram) as caught:
-        made.choice(other, "a plan")
+        made.decision(other, "a plan")
     said = str(caught.value)
     assert "differ first at equation" in said
     assert "sin[" in said
@@ -88,4 +88,4 @@ def test_another_program_is_refused_with_the_first_difference() -> None:
     assert "test_record.py" in said
     wider = joint_of(f, WS[0], jnp.ones((16, 6)))
     with pytest.raises(errors.OtherProgram, match=r"float32\[16,6\]|f32\[16,6\]"):
-        made.choice(wider, "a plan")
+        made.decision(wider, "a plan")

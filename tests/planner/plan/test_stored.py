@@ -30,7 +30,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def last(data: dict[str, Any]) -> dict[str, Any]:
-    return data["record"]["choices"][-1]
+    return data["record"]["decisions"][-1]
 
 
 def put(*path: Any, to: Any) -> Callable[[Any], None]:
@@ -46,11 +46,11 @@ def put(*path: Any, to: Any) -> Callable[[Any], None]:
     return change
 
 
-CHOICE = "record", "choices", 0
+DECISION = "record", "decisions", 0
 CHANGED = {
     "another version": (put("format", to="xform plan 1"),
-                        "its format is 'xform plan 1', not 'xform plan 5'"),
-    "no version": (put("format", to=KeyError), "its format is None, not 'xform plan 5'"),
+                        "its format is 'xform plan 1', not 'xform plan 6'"),
+    "no version": (put("format", to=KeyError), "its format is None, not 'xform plan 6'"),
     "a part is missing": (put("live", to=KeyError), "the plan has no live"),
     "a part too many": (put("more", to=1), "the plan has more, which no plan has"),
     "a text for a number": (put("saved_bytes", to="7"),
@@ -68,27 +68,27 @@ CHANGED = {
                             "the plan.rows[0] has no trip_bytes"),
     "a shape of texts": (put("rows", 0, "shape", to=["8"]),
                          "the plan.rows[0].shape[0] is '8', not a whole number"),
-    "no choices": (put("record", "choices", to=[]),
-                   "the plan.record.choices is [], not a list of one choice at least"),
+    "no decisions": (put("record", "decisions", to=[]),
+                   "the plan.record.decisions is [], not a list of one decision at least"),
     "no programs": (put("record", "programs", to=[]),
-                    "the plan.record.choices[0].program names 1: there are 0 programs"),
-    "no snapshots": (put(*CHOICE, "snapshots", to=KeyError),
-                     "the plan.record.choices[0] has no snapshots"),
-    "no state stored": (put(*CHOICE, "snapshots", to=0),
-                        "the plan.record.choices[0].snapshots is 0, not a positive number"),
-    "a negative value": (put(*CHOICE, "saved", to=[-1]),
-                         "the plan.record.choices[0].saved names -1, which is negative"),
-    "a program that is not there": (put(*CHOICE, "program", to=9),
-                                    "the plan.record.choices[0].program names 9: there are 2 "
+                    "the plan.record.decisions[0].program names 1: there are 0 programs"),
+    "no snapshots": (put(*DECISION, "snapshots", to=KeyError),
+                     "the plan.record.decisions[0] has no snapshots"),
+    "no state stored": (put(*DECISION, "snapshots", to=0),
+                        "the plan.record.decisions[0].snapshots is 0, not a positive number"),
+    "a negative value": (put(*DECISION, "saved", to=[-1]),
+                         "the plan.record.decisions[0].saved names -1, which is negative"),
+    "a program that is not there": (put(*DECISION, "program", to=9),
+                                    "the plan.record.decisions[0].program names 9: there are 2 "
                                     "programs"),
-    "a choice of itself": (put(*CHOICE, "nodes", to={"0": [0]}),
-                           "the plan.record.choices[0].nodes.0 names 0: there are 0 choices before "
-                           "it"),
-    "a place that is none": (put(*CHOICE, "nodes", to={"-1": []}),
-                             "a name in the plan.record.choices[0].nodes is '-1', not a place in "
+    "a decision of itself": (put(*DECISION, "nodes", to={"0": [0]}),
+                           "the plan.record.decisions[0].nodes.0 names 0: there are 0 decisions "
+                           "before it"),
+    "a place that is none": (put(*DECISION, "nodes", to={"-1": []}),
+                             "a name in the plan.record.decisions[0].nodes is '-1', not a place in "
                              "the program"),
-    "one memory": (put(*CHOICE, "offloaded", to={"0": ["device"]}),
-                   "the plan.record.choices[0].offloaded.0 is ['device'], not two memories"),
+    "one memory": (put(*DECISION, "offloaded", to={"0": ["device"]}),
+                   "the plan.record.decisions[0].offloaded.0 is ['device'], not two memories"),
     "a loop of no trips": (put("record", "loops", to={"0": [[0]]}),
                            "the plan.record.loops.0 is [(0,)], not positive trips"),
 }  # fmt: skip
@@ -126,9 +126,9 @@ def test_a_file_that_is_cut_short_or_is_no_json(written: dict[str, Any], tmp_pat
         (lambda data: last(data).update(saved=[999]), "it keeps the value 999 of a program that"),
         (lambda data: last(data).update(offloaded={"999": ["device", "pinned_host"]}),
          "it keeps the value 999 of a program that"),
-        (lambda data: last(data).update(nodes={"999": [0]}), "it has 1 choices for equation 999"),
+        (lambda data: last(data).update(nodes={"999": [0]}), "it has 1 decisions for equation 999"),
         (lambda data: last(data).update(nodes={k: [0, 0] for k in last(data)["nodes"]}),
-         "it has 2 choices for equation"),
+         "it has 2 decisions for equation"),
     ],
 )  # fmt: skip
 def test_decisions_of_what_the_program_does_not_have(

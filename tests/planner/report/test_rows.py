@@ -13,7 +13,7 @@ from xform import policies
 from xform.cost import equation_flops
 from xform.interpret.node import bound
 from xform.planner.decide import plan
-from xform.planner.plan.choice import choice_of
+from xform.planner.plan.decision import decision_of
 from xform.planner.report.rows import rows_of
 from xform.policies import MinCut
 
@@ -56,7 +56,7 @@ def again(how) -> int:
 def test_a_row_says_what_the_other_decision_would_cost(policy) -> None:
     joint = joint_of(unrolled, W, X)
     how = plan(joint, policy, "cpu")
-    how = plan(joint, choice_of(how), "cpu")
+    how = plan(joint, decision_of(how), "cpu")
     values = {f"{e.primitive.name}.{i}": e.outvars[0] for i, e in enumerate(joint.forward)}
     rows = rows_of(how)
     assert {r.value for r in rows if r.decision == "SAVE"} == {
@@ -65,7 +65,7 @@ def test_a_row_says_what_the_other_decision_would_cost(policy) -> None:
     for row in rows:
         v, saved = values[row.value], frozenset(how.kept)
         other = saved - {v} if row.decision == "SAVE" else saved | {v}
-        made = plan(joint, dataclasses.replace(choice_of(how), saved=other), "cpu")
+        made = plan(joint, dataclasses.replace(decision_of(how), saved=other), "cpu")
         assert row.marginal_flops == abs(again(made) - again(how))
         assert row.marginal_bytes == v.aval.size * 4
 

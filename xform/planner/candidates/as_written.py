@@ -18,7 +18,7 @@ from xform.interpret.joint import Plan
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.cuts.integer_program import IntegerProgram, size
 from xform.planner.loops import free_region
-from xform.planner.plan.choice import Choice
+from xform.planner.plan.decision import Decision
 from xform.planner.problem import Problem
 from xform.policies import MinCut, min_cut
 
@@ -106,7 +106,7 @@ def _at_prices(of: Callable[[float], Plan], prices: Sequence[float]) -> list[Pla
     return _at_prices(of, prices[: middle + 1])[:-1] + _at_prices(of, prices[middle:])
 
 
-def _exact(program: IntegerProgram, sizes: Sequence[int]) -> Iterator[Choice]:
+def _exact(program: IntegerProgram, sizes: Sequence[int]) -> Iterator[Decision]:
     """The least work for some numbers of saved bytes."""
     saved = math.inf
     for most in sorted(sizes, reverse=True):
@@ -114,7 +114,7 @@ def _exact(program: IntegerProgram, sizes: Sequence[int]) -> Iterator[Choice]:
             continue
         if (point := program.at(most, branches=_BRANCHES)) is not None:
             saved = point.bytes
-            yield point.choice
+            yield point.decision
 
 
 def _spaced(sizes: list[int]) -> list[int]:

@@ -20,7 +20,7 @@ from xform.planner.candidates.worth import inner_loops, large_loops, loops_aroun
 from xform.planner.costs.held import held_bytes, token
 from xform.planner.decide import plan
 from xform.planner.loops import Shapes
-from xform.planner.plan.choice import edited
+from xform.planner.plan.decision import edited
 from xform.planner.problem import Problem
 from xform.planner.shape import Shape, fold
 from xform.policies import MinCut

@@ -26,7 +26,7 @@ from xform.planner.candidates.worth import (
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.decide import plan
 from xform.planner.loops import Shapes, reshaped
-from xform.planner.plan.choice import Choice, choice_of, edited
+from xform.planner.plan.decision import Decision, decision_of, edited
 from xform.planner.problem import Problem
 from xform.planner.shape import Shape
 from xform.policies import MinCut
@@ -52,8 +52,8 @@ def _flat(problem: Problem) -> Iterator[Iterator[Candidate]]:
         met = planned_loops(base, reshaped(problem.program, shapes))
         outer = {i: loop for i, loop in met.items() if not loop.inner}
         loops = nodes(large(outer, kept_bytes(base))).values()
-        choice = lambda slots, base=base: edited(base, _storing(slots))
-        yield _fewer(problem, loops, shapes, choice)
+        decision = lambda slots, base=base: edited(base, _storing(slots))
+        yield _fewer(problem, loops, shapes, decision)
 
 
 def _inside(problem: Problem) -> Iterator[Iterator[Candidate]]:
@@ -62,10 +62,10 @@ def _inside(problem: Problem) -> Iterator[Iterator[Candidate]]:
     around = loops_around(prog, nodes(large_loops(problem)), inner)
     for shapes, way in _ways(inner):
         base = problem.plan(MinCut(), shapes)
-        choice = lambda slots, base=base, way=way: edited(base, all_states(way, slots))
+        decision = lambda slots, base=base, way=way: edited(base, all_states(way, slots))
         for places in (inner, {**inner, **around}) if around else (inner,):
             loops = at_places(base, prog, shapes, places)
-            yield _fewer(problem, loops, shapes, choice)
+            yield _fewer(problem, loops, shapes, decision)
 
 
 def _ways(some: Mapping[int, Node]) -> Iterator[tuple[Shapes, MinCut]]:
@@ -79,7 +79,7 @@ def _ways(some: Mapping[int, Node]) -> Iterator[tuple[Shapes, MinCut]]:
 
 
 def _fewer(problem: Problem, loops: Iterable[Node], shapes: Shapes,
-           choice: Callable[[Slots], Choice]) -> Iterator[Candidate]:  # fmt: skip
+           decision: Callable[[Slots], Decision]) -> Iterator[Candidate]:  # fmt: skip
     """A Plan, but that some loops store states: ever fewer of them."""
     loops = [node for node in loops if not node.eqn.effects]
     longest = max((n.trips for n in loops), default=0)
@@ -87,7 +87,7 @@ def _fewer(problem: Problem, loops: Iterable[Node], shapes: Shapes,
     most = longest - 2
     while most > 0:
         slots = {n: max(1, math.floor(most / longest * n.trips)) for n in loops}
-        yield problem.candidate(choice(slots), shapes)
+        yield problem.candidate(decision(slots), shapes)
         most = min(most - 1, int(_FALL * most))
 
 
@@ -100,11 +100,11 @@ def _chunks(length: int, chunk: int) -> Shape:
 def _storing(slots: Slots) -> Change:
     """The change by which some loops store so many states."""
 
-    def change(node: Node, current: Plan) -> Choice | None:
+    def change(node: Node, current: Plan) -> Decision | None:
         if node not in slots:
             return None
         chunks = any(n.loop for n in current.inner)
-        choice = choice_of(current if chunks else plan(current.joint))
-        return dataclasses.replace(choice, snapshots=slots[node])
+        decision = decision_of(current if chunks else plan(current.joint))
+        return dataclasses.replace(decision, snapshots=slots[node])
 
     return change

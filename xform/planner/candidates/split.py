@@ -15,7 +15,7 @@ from xform.interpret.node import Node
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.worth import planned_loops
 from xform.planner.loops import Shapes, origins, reshaped
-from xform.planner.plan.choice import Choice, choice_of, edited
+from xform.planner.plan.decision import Decision, decision_of, edited
 from xform.planner.plan.record import record
 from xform.planner.problem import Problem
 from xform.policies import MinCut
@@ -46,7 +46,7 @@ def _mixed(problem: Problem, shapes: Shapes, above: Plan, below: Plan) -> Candid
     origin = origins(prog, shapes)
     parts = {x.node: origin[i] for i, x in planned_loops(most, apart).items() if not x.inner}
 
-    def as_before(node: Node, now: Plan) -> Choice | None:
+    def as_before(node: Node, now: Plan) -> Decision | None:
         if node not in parts:
             return None
         i, later, _ = parts[node]
@@ -55,7 +55,7 @@ def _mixed(problem: Problem, shapes: Shapes, above: Plan, below: Plan) -> Candid
             return None
         (was,) = kept
         if was.joint is now.joint:
-            return choice_of(was)
-        return record(choice_of(was), was.joint, {}).choice(now.joint, "split")
+            return decision_of(was)
+        return record(decision_of(was), was.joint, {}).decision(now.joint, "split")
 
     return problem.candidate(edited(most, as_before), shapes)

@@ -14,18 +14,18 @@ from xform.interpret.joint import Plan
 from xform.interpret.node import Node, gather
 from xform.planner.decide import inputs_at_hand, plan
 from xform.planner.loops import free_region
-from xform.planner.plan.choice import Choice, choice_of, edited
+from xform.planner.plan.decision import Decision, decision_of, edited
 from xform.policies import MinCut
 
 # For a node and the Plan of a program of its own: another decision, or None to look inside.
-Change = Callable[[Node, Plan], Choice | None]
+Change = Callable[[Node, Plan], Decision | None]
 
 
-def outer_states(node: Node, current: Plan) -> Choice | None:
+def outer_states(node: Node, current: Plan) -> Decision | None:
     """The change by which loops of loops keep the states of the outer one alone."""
     if _around_loops(node, current):
         return _states(node, current, outer_states)
-    return choice_of(current) if _closed(node) else None
+    return decision_of(current) if _closed(node) else None
 
 
 def all_states(way: MinCut, slots: Mapping[Node, int]) -> Change:
@@ -34,22 +34,22 @@ def all_states(way: MinCut, slots: Mapping[Node, int]) -> Change:
     Those around them keep their states; and of some loops so many `slots` are all that is kept.
     """
 
-    def inner(node: Node, current: Plan) -> Choice | None:
+    def inner(node: Node, current: Plan) -> Decision | None:
         if _closed(node):
-            return choice_of(current)
+            return decision_of(current)
         if not node.loop:
             return None
         if _around_loops(node, current):
-            choice = _states(node, current, inner)
+            decision = _states(node, current, inner)
         elif node in slots:
-            choice = choice_of(plan(current.joint))
+            decision = decision_of(plan(current.joint))
         elif node.eqn.primitive is not while_p:
-            choice = choice_of(plan(current.joint, way, at_hand=inputs_at_hand(node)))
+            decision = decision_of(plan(current.joint, way, at_hand=inputs_at_hand(node)))
         else:
             return None
-        return dataclasses.replace(choice, snapshots=slots[node]) if node in slots else choice
+        return dataclasses.replace(decision, snapshots=slots[node]) if node in slots else decision
 
-    def outer(node: Node, current: Plan) -> Choice | None:
+    def outer(node: Node, current: Plan) -> Decision | None:
         if node in slots or _closed(node) or _around_loops(node, current):
             return inner(node, current)
         return edited(current, inner) if node.region else None
@@ -57,7 +57,7 @@ def all_states(way: MinCut, slots: Mapping[Node, int]) -> Change:
     return outer
 
 
-def _states(node: Node, current: Plan, change: Change) -> Choice:
+def _states(node: Node, current: Plan, change: Change) -> Decision:
     once = frozenset(gather(current.kept, node.hoisted(current)))
     return dataclasses.replace(edited(current, change), saved=once, offloaded={})
 

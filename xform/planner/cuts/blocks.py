@@ -1,11 +1,12 @@
 """Budgets of large programs: equal blocks are found by hashing, solved once, and counted.
 
 What crosses at the narrow places of the forward part (`bottleneck.py`) is taken to be needed: it is
-saved, or made again in the block that makes it. Then no block's choice bears on another's work, and
-blocks add up. What a block is to the integer program of `integer_program.py` (its equations, their
-wiring, and what of them is read after it) is written down with variables by number: two blocks for
-which that is the same are equal, as layers are. Each class of blocks is solved at a few budgets of
-its own, and a second integer program says how many blocks of each class take which solution.
+saved, or made again in the block that makes it. Then no decision of a block changes the work of
+another, and blocks add up. What a block is to the integer program of `integer_program.py` (its
+equations, their wiring, and what of them is read after it) is written down with variables by
+number: two blocks for which that is the same are equal, as layers are. Each class of blocks is
+solved at a few budgets of its own, and a second integer program says how many blocks of each class
+take which solution.
 
 Cost: linear in equations, but for the solutions of distinct blocks; 96 equal layers are as one.
 """
@@ -26,7 +27,7 @@ from xform.interpret.node import Node, fork_p, join_p
 from xform.passes.dce import live
 from xform.planner.cuts.bottleneck import bottlenecks, roots_of
 from xform.planner.cuts.integer_program import MOST, IntegerProgram, Point, size
-from xform.planner.plan.choice import Choice
+from xform.planner.plan.decision import Decision
 from xform.recent import Recent
 
 # Of a class of blocks: how many solutions are looked for.
@@ -36,7 +37,7 @@ _DEAREST = 16.0
 _GAP = 1e-4
 
 
-def choose(top: Plan, budget: int) -> Choice | None:
+def choose(top: Plan, budget: int) -> Decision | None:
     """What a Plan's Joint saves for little work run again; None if its blocks are too large.
 
     The classes and their solutions are kept with the Plan, for other budgets.
@@ -50,14 +51,14 @@ def choose(top: Plan, budget: int) -> Choice | None:
     if counts is None:
         return None
     saved: set[Var] = set()
-    inner: dict[Node, tuple[Choice, ...]] = {}
+    inner: dict[Node, tuple[Decision, ...]] = {}
     for same, points, numbers in zip(equal, fronts, counts, strict=True):
-        taken = [p.choice for p, n in zip(points, numbers, strict=True) for _ in range(n)]
-        for block, choice in zip(same, taken, strict=True):
-            moved = _moved(choice, same[0].joint, block.joint)
+        taken = [p.decision for p, n in zip(points, numbers, strict=True) for _ in range(n)]
+        for block, decision in zip(same, taken, strict=True):
+            moved = _moved(decision, same[0].joint, block.joint)
             saved |= moved.saved
             inner |= moved.inner
-    return Choice(frozenset(saved), inner)
+    return Decision(frozenset(saved), inner)
 
 
 def classes(top: Plan) -> list[list[Plan]]:
@@ -179,15 +180,15 @@ def _block(top: Plan, part: list[JaxprEqn], ends: Iterable[Var], joins: dict[Nod
     return dataclasses.replace(top, joint=joint, inner=inner, kept=(), reads=(), cache=Recent())
 
 
-def _moved(choice: Choice, one: Joint, other: Joint) -> Choice:
+def _moved(decision: Decision, one: Joint, other: Joint) -> Decision:
     """The same decisions for another Joint of the same form."""
     if one is other:
-        return choice
+        return decision
     pairs = list(zip(one.forward, other.forward, strict=True))
     there = {v: u for a, b in pairs for v, u in zip(a.outvars, b.outvars, strict=True)}
     nodes = {a.params["node"]: b.params["node"] for a, b in pairs if a.primitive is fork_p}
     inner = {
-        nodes[n]: tuple(map(_moved, choices, n.joints, nodes[n].joints))
-        for n, choices in choice.inner.items()
+        nodes[n]: tuple(map(_moved, decisions, n.joints, nodes[n].joints))
+        for n, decisions in decision.inner.items()
     }
-    return Choice(frozenset(there[v] for v in choice.saved), inner)
+    return Decision(frozenset(there[v] for v in decision.saved), inner)

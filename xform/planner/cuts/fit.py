@@ -22,7 +22,7 @@ from xform.planner.costs.link import Link
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
 from xform.planner.cuts import blocks
 from xform.planner.cuts.integer_program import choose
-from xform.planner.plan.choice import Choice
+from xform.planner.plan.decision import Decision
 from xform.planner.refused import over_budget
 from xform.policies import Budget, MinCut
 
@@ -32,7 +32,7 @@ _DEAREST, _CHEAPEST = 16.0, 1e-8
 _HALVINGS = 24
 
 # What proposes decisions for a Joint, is sent the Plan of each, and returns the best of them.
-Proposals = Generator[MinCut | Choice, Plan, Plan]
+Proposals = Generator[MinCut | Decision, Plan, Plan]
 Size = Callable[[Plan], int]
 
 
@@ -50,12 +50,12 @@ def fit(budget: Budget, link: Link | None = None, size: Size = kept_bytes) -> Pr
     if size(best) > budget.bytes:
         raise over_budget(best, budget, size(best))
 
-    if choice := choose(most, budget.bytes, budget.solver == "exact", link):
-        exact = yield choice
+    if decision := choose(most, budget.bytes, budget.solver == "exact", link):
+        exact = yield decision
         if size(exact) <= budget.bytes:
             return min(best, exact, key=_work)
-    if choice := blocks.choose(most, budget.bytes):
-        of_blocks = yield choice
+    if decision := blocks.choose(most, budget.bytes):
+        of_blocks = yield decision
         if size(of_blocks) <= budget.bytes:
             best = min(best, of_blocks, key=_work)
     return (yield from by_prices(best, budget.bytes, size))
@@ -64,10 +64,10 @@ def fit(budget: Budget, link: Link | None = None, size: Size = kept_bytes) -> Pr
 def least(most: Plan, budget: Budget, link: Link | None, size: Size) -> Proposals:
     """The plan of the fewest bytes, which is the same for all budgets; `most` keeps the most."""
     cut = yield MinCut(0.0, 0.0)
-    choice = choose(most, None, budget.solver == "exact", link) if link else None
-    if choice is None:
+    decision = choose(most, None, budget.solver == "exact", link) if link else None
+    if decision is None:
         return cut
-    return min(cut, (yield choice), key=size)
+    return min(cut, (yield decision), key=size)
 
 
 def by_prices(best: Plan, most: int, size: Size = kept_bytes) -> Proposals:

@@ -30,7 +30,7 @@ from xform.planner.costs.link import HOST, Link
 from xform.planner.costs.recompute import fusible, price
 from xform.planner.costs.window import Room, room
 from xform.planner.cuts.highs import BRANCHES, Model
-from xform.planner.plan.choice import Choice
+from xform.planner.plan.decision import Decision
 
 # More equations than this are left to blocks and to prices.
 MOST = 3_000
@@ -70,7 +70,7 @@ class _Part:
 class Point:
     """What a solution saves, its bytes, and the price of what is then run again."""
 
-    choice: Choice
+    decision: Decision
     bytes: int
     price: float
 
@@ -132,7 +132,7 @@ class IntegerProgram:
 
 
 def choose(top: Plan, budget: int | None, sure: bool = False, link: Link | None = None
-           ) -> Choice | None:  # fmt: skip
+           ) -> Decision | None:  # fmt: skip
     """What saves for the least work run again; None if none was found, or it is too large.
 
     Without a budget, what saves the fewest bytes. With a link, values may be sent to the host.
@@ -142,7 +142,7 @@ def choose(top: Plan, budget: int | None, sure: bool = False, link: Link | None 
         return None
     problem = IntegerProgram(top, link)
     point = problem.at_price(0.0) if budget is None else problem.at(budget, sure)
-    return point and point.choice
+    return point and point.decision
 
 
 def size(top: Plan) -> int:
@@ -161,18 +161,18 @@ def _count(parts: dict[Joint, _Part]) -> int:
 
 
 def _tree(plan: Plan, decided: dict[Joint, tuple[frozenset[Var], frozenset[Var]]],
-          choices: dict[Joint, Choice]) -> Choice:  # fmt: skip
+          decisions: dict[Joint, Decision]) -> Decision:  # fmt: skip
     """The decisions, from what each Joint saves and what it sends."""
-    if plan.joint not in choices:
+    if plan.joint not in decisions:
         inner = {
-            node: tuple(_tree(p, decided, choices) for p in plans)
+            node: tuple(_tree(p, decided, decisions) for p in plans)
             for node, plans in plan.inner.items()
             if _opened(node)
         }
         saved, sent = decided[plan.joint]
         values = saved | sent.difference(plan.joint.inputs)
-        choices[plan.joint] = Choice(values, inner, dict.fromkeys(sent - saved, HOST))
-    return choices[plan.joint]
+        decisions[plan.joint] = Decision(values, inner, dict.fromkeys(sent - saved, HOST))
+    return decisions[plan.joint]
 
 
 def _opened(node: Node) -> bool:

@@ -16,7 +16,7 @@ from xform.budgets import Regions
 from xform.errors import WrongArgument
 from xform.files import whole
 from xform.interpret.joint import Joint
-from xform.planner.plan.choice import Choice
+from xform.planner.plan.decision import Decision
 from xform.planner.plan.record import Record
 from xform.planner.plan.stored import read
 from xform.planner.report.picture import draw
@@ -25,7 +25,7 @@ from xform.planner.shape import Shape
 from xform.policies import min_cut
 from xform.text import columns, human_bytes, human_flops, human_seconds, near
 
-_FORMAT = "xform plan 5"
+_FORMAT = "xform plan 6"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,9 +103,9 @@ class Plan:
         """Whether remat regions were "open" where it was made, or as they are "marked"."""
         return self.record.regions
 
-    def decide(self, joint: Joint) -> Choice:
+    def decide(self, joint: Joint) -> Decision:
         """The decisions for a Joint; `OtherProgram` if it is not the one that was planned."""
-        return self.record.choice(joint, repr(self))
+        return self.record.decision(joint, repr(self))
 
     def shapes(self) -> dict[int, Shape]:
         """The shapes of the program's loops, by their place, where they are not as written."""

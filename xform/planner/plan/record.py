@@ -2,7 +2,7 @@
 
 Programs are written as one line for each equation, see `xform.fingerprint`; decisions by the
 numbers of forward values, in the order in which they are made. What is equal is written once: a
-layer that is called 96 times has one program and, if it keeps the same, one choice.
+layer that is called 96 times has one program and, if it keeps the same, one decision.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xform.errors import OtherProgram
 from xform.fingerprint import listing
 from xform.interpret.joint import Joint
 from xform.interpret.node import Node, fork_p
-from xform.planner.plan.choice import Choice
+from xform.planner.plan.decision import Decision
 from xform.planner.plan.difference import difference
 from xform.planner.shape import Shape
 from xform.source import frame
@@ -30,9 +30,9 @@ class Record:
 
     Attributes:
       programs: of each Joint, its equations as lines, its inputs and outputs.
-      choices: of each Choice, its program, the numbers of the values that it saves, those that it
-        offloads with their memories (inputs, which are states of a loop, after all others), the
-        choices of its nodes by the place of their equation, how many states its loop stores, and
+      decisions: of each Decision, its program, the numbers of the values that it saves, those that
+        it offloads with their memories (inputs, which are states of a loop, after all others), the
+        decisions of its nodes by the place of their equation, how many states its loop stores, and
         whether a policy was asked.
         The last one is that of the whole function.
       loops: shapes of loops, by their place in the program, that are taken apart before all else.
@@ -40,38 +40,42 @@ class Record:
     """
 
     programs: tuple[tuple[str, ...], ...]
-    choices: tuple[dict[str, Any], ...]
+    decisions: tuple[dict[str, Any], ...]
     loops: dict[str, Any]
     regions: Regions = "marked"
 
-    def choice(self, joint: Joint, asked: str) -> Choice:
-        """The Choice for a Joint; `OtherProgram`, with the first difference, if it is another."""
-        return _Reading(self, asked).choice(len(self.choices) - 1, joint)
+    def decision(self, joint: Joint, asked: str) -> Decision:
+        """The Decision for a Joint; `OtherProgram`, with the first difference, if it is another."""
+        return _Reading(self, asked).decision(len(self.decisions) - 1, joint)
 
 
-def record(choice: Choice, joint: Joint, shapes: Mapping[int, Shape], regions: Regions = "marked"
-           ) -> Record:  # fmt: skip
-    """The Record of a Choice for a Joint, of a program with such loops and remat regions.
+def record(
+    decision: Decision,
+    joint: Joint,
+    shapes: Mapping[int, Shape],
+    regions: Regions = "marked",
+) -> Record:
+    """The Record of a Decision for a Joint, of a program with such loops and remat regions.
 
     Linear in equations.
     """
     writing = _Writing()
-    writing.add(choice, joint)
+    writing.add(decision, joint)
     loops = {str(i): [list(part) for part in shape] for i, shape in shapes.items()}
-    return Record(tuple(writing.programs), tuple(writing.choices), loops, regions)
+    return Record(tuple(writing.programs), tuple(writing.decisions), loops, regions)
 
 
 class _Writing:
     def __init__(self) -> None:
         self.programs: list[tuple[str, ...]] = []
-        self.choices: list[dict[str, Any]] = []
+        self.decisions: list[dict[str, Any]] = []
         self._programs: dict[Any, int] = {}
-        self._choices: dict[Any, int] = {}
+        self._decisions: dict[Any, int] = {}
         self._joints: dict[Joint, int] = {}
 
-    def add(self, choice: Choice, joint: Joint) -> int:
-        key = choice, joint
-        if key not in self._choices:
+    def add(self, decision: Decision, joint: Joint) -> int:
+        key = decision, joint
+        if key not in self._decisions:
             if joint not in self._joints:
                 self._joints[joint] = _place(self.programs, self._programs, lines(joint))
             number = _numbers(joint)
@@ -79,25 +83,25 @@ class _Writing:
             nodes = {
                 str(at[id(e)]): [
                     self.add(c, j)
-                    for c, j in zip(choice.inner[node], node.joints, strict=True)
+                    for c, j in zip(decision.inner[node], node.joints, strict=True)
                 ]
                 for e in joint.forward
-                if e.primitive is fork_p and (node := e.params["node"]) in choice.inner
+                if e.primitive is fork_p and (node := e.params["node"]) in decision.inner
             }  # fmt: skip
             row = {
                 "program": self._joints[joint],
-                "saved": sorted(number[v] for v in choice.saved if v in number),
+                "saved": sorted(number[v] for v in decision.saved if v in number),
                 "offloaded": {
-                    str(number[v]): [choice.offloaded[v].src, choice.offloaded[v].dst]
-                    for v in sorted(choice.offloaded, key=number.__getitem__)
+                    str(number[v]): [decision.offloaded[v].src, decision.offloaded[v].dst]
+                    for v in sorted(decision.offloaded, key=number.__getitem__)
                 },
                 "nodes": nodes,
-                "snapshots": choice.snapshots,
-                "asked": choice.asked,
+                "snapshots": decision.snapshots,
+                "asked": decision.asked,
             }  # fmt: skip
             # The whole function's comes last, and so is never one of another.
-            self._choices[key] = _place(self.choices, self._choices, row)
-        return self._choices[key]
+            self._decisions[key] = _place(self.decisions, self._decisions, row)
+        return self._decisions[key]
 
 
 def _place(rows: list[Any], places: dict[Any, int], row: Any) -> int:
@@ -112,30 +116,30 @@ def _place(rows: list[Any], places: dict[Any, int], row: Any) -> int:
 class _Reading:
     def __init__(self, of: Record, asked: str):
         self.of, self.asked = of, asked
-        self._made: dict[tuple[int, Joint], Choice] = {}
+        self._made: dict[tuple[int, Joint], Decision] = {}
 
-    def choice(self, i: int, joint: Joint) -> Choice:
+    def decision(self, i: int, joint: Joint) -> Decision:
         if (i, joint) in self._made:
             return self._made[i, joint]
-        row = self.of.choices[i]
+        row = self.of.decisions[i]
         self._check(self.of.programs[row["program"]], joint)
         values = [*_numbers(joint)]
-        inner: dict[Node, tuple[Choice, ...]] = {}
+        inner: dict[Node, tuple[Decision, ...]] = {}
         self._check_values(len(values) - len(joint.inputs), row["saved"])
         self._check_values(len(values), map(int, row["offloaded"]))
         for at, numbers in row["nodes"].items():
             node = self._node(joint, int(at), len(numbers))
             pairs = zip(numbers, node.joints, strict=True)
-            inner[node] = tuple(self.choice(n, j) for n, j in pairs)
-        choice = Choice(
+            inner[node] = tuple(self.decision(n, j) for n, j in pairs)
+        decision = Decision(
             frozenset(values[n] for n in row["saved"]),
             inner,
             {values[int(n)]: Offloadable(*where) for n, where in row["offloaded"].items()},
             row["snapshots"],
             row.get("asked", False),
         )
-        self._made[i, joint] = choice
-        return choice
+        self._made[i, joint] = decision
+        return decision
 
     def _check_values(self, count: int, numbers: Iterable[int]) -> None:
         for n in numbers:
@@ -145,7 +149,9 @@ class _Reading:
     def _node(self, joint: Joint, at: int, count: int) -> Node:
         eqn = joint.forward[at] if at < len(joint.forward) else None
         if eqn is None or eqn.primitive is not fork_p or len(eqn.params["node"].joints) != count:
-            raise self._damaged(f"it has {count} choices for equation {at}, which takes none such")
+            raise self._damaged(
+                f"it has {count} decisions for equation {at}, which takes none such"
+            )
         return eqn.params["node"]
 
     def _damaged(self, blocked: str) -> OtherProgram:

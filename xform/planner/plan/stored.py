@@ -24,7 +24,7 @@ _WORDS = {
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """One row of a Record's choices."""
+    """One row of a Record's decisions."""
 
     program: int
     saved: tuple[int, ...]
@@ -81,21 +81,21 @@ def _expect(holds: bool, at: str, data: Any, what: str) -> None:
 
 
 def _check(record: Record, at: str) -> None:
-    """Choices name programs, values and choices that are there, the last one all others."""
-    _expect(bool(record.choices), f"{at}.choices", [], "a list of one choice at least")
-    for i, row in enumerate(record.choices):
-        here = f"{at}.choices[{i}]"
-        choice: _Row = read(_Row, row, here)
-        _below(len(record.programs), [choice.program], f"{here}.program", "programs")
-        _below(None, choice.saved, f"{here}.saved", "values")
-        _places(choice.offloaded, f"{here}.offloaded")
-        _places(choice.nodes, f"{here}.nodes")
-        for k, where in choice.offloaded.items():
+    """Decisions name programs, values and decisions that are there, the last one all others."""
+    _expect(bool(record.decisions), f"{at}.decisions", [], "a list of one decision at least")
+    for i, row in enumerate(record.decisions):
+        here = f"{at}.decisions[{i}]"
+        decision: _Row = read(_Row, row, here)
+        _below(len(record.programs), [decision.program], f"{here}.program", "programs")
+        _below(None, decision.saved, f"{here}.saved", "values")
+        _places(decision.offloaded, f"{here}.offloaded")
+        _places(decision.nodes, f"{here}.nodes")
+        for k, where in decision.offloaded.items():
             _expect(len(where) == 2, f"{here}.offloaded.{k}", list(where), "two memories")
-        for k, numbers in choice.nodes.items():
-            _below(i, numbers, f"{here}.nodes.{k}", "choices before it")
-        snapshots = choice.snapshots is None or choice.snapshots > 0
-        _expect(snapshots, f"{here}.snapshots", choice.snapshots, "a positive number")
+        for k, numbers in decision.nodes.items():
+            _below(i, numbers, f"{here}.nodes.{k}", "decisions before it")
+        snapshots = decision.snapshots is None or decision.snapshots > 0
+        _expect(snapshots, f"{here}.snapshots", decision.snapshots, "a positive number")
     shapes = read(dict[str, tuple[tuple[int, ...], ...]], record.loops, f"{at}.loops")
     _places(shapes, f"{at}.loops")
     for k, shape in shapes.items():
