@@ -119,7 +119,7 @@ class Totals:
         setattr(self, verdict, getattr(self, verdict) - 1)
 
     def rows(self) -> list[tuple[str, str]]:
-        """What the README says of them."""
+        """The rows of the README's table."""
         ruled = sum(name in every_rule() for name in self.names)
         by = lambda counter: ", ".join(f"{k}: {counter[k]:,}" for k in sorted(counter))
         return [

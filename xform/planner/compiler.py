@@ -27,7 +27,7 @@ class Compiler:
     """The compiler, asked for the bytes of plans of one program.
 
     Args:
-      problem: the program, and what is differentiated.
+      problem: the derivative whose plans are compiled.
       measure: bytes of a plan by the compiler, which is run for it; None if it does not say them.
       decides: all else that a plan's bytes depend on: the target, what is donated.
 

@@ -59,7 +59,7 @@ class _Place:
 
     @property
     def top(self) -> bool:
-        """Whether it is a whole function, of which the loops are not to be run again."""
+        """Whether it is a whole function, whose loops are not run again."""
         return self.backend is not None
 
     def alike(self, policy: Any) -> Callable[[Joint], Plan]:
@@ -71,10 +71,9 @@ def plan(joint: Joint, policy: Any = None, backend: str | None = None,
          at_hand: Mask | None = None) -> Plan:  # fmt: skip
     """The Plan of a Joint under a policy (None: what the backward part reads is kept as it is).
 
-    A `backend` marks a whole function, of which the loops are not to be run again. `at_hand` are
-    the inputs that are there in the backward part, whatever is saved (None: all). A budget is one
-    of what is saved: that of the peak is of a whole program, see `planned.py`. Linear in equations,
-    near linear under `min_cut`.
+    A `backend` marks a whole function: its loops are not run again. `at_hand` are the inputs that
+    are there in the backward part in any case (None: all). A budget bounds the saved bytes here;
+    `planned.py` plans for a budget of the peak. Linear in equations, near linear under `min_cut`.
     """
     place = _Place(backend, at_hand)
     return _whole(_plan(joint, policy, place), place)

@@ -1,8 +1,7 @@
 """The device that is planned for: JAX's default, unless a program is lowered for another.
 
-What is asked while a function is traced is part of what the trace depends on, so the answer is in
-the keys of JAX's caches: a function that `jax.jit` has traced for one backend is traced again for
-another. What lowering alone decides (`interpret/barrier.py`) needs no such answer.
+A trace depends on this device, so the device is in the keys of JAX's caches: `jax.jit` traces a
+function again for another backend. `interpret/barrier.py` decides at lowering, and does not ask.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Device:
     def memory(self) -> tuple[str, int | None]:
         """The device's name, and the bytes of its memory; None where they are not known.
 
-        The memory of a device in this process is what the backend lets a program take.
+        For a device of this process, these are the bytes that the backend lets a program use.
         """
         if self.kind:
             device = known(self.kind)

@@ -1,4 +1,4 @@
-"""What is planned: a program, what is differentiated, and the device.
+"""The problem of a planner: a program, its differentiated inputs and outputs, and the device.
 
 A plan depends on its problem and on its policy, and on nothing else.
 """

@@ -61,7 +61,7 @@ def _answer(decided: Decision, v: Var, chain: Sequence[JaxprEqn]) -> Answer:
     if has_effects(eqn):
         return True, _EFFECTS
     nested = eqn.primitive is fork_p
-    # What a loop keeps is sent by the loop, trip by trip: never as a whole.
+    # A loop sends its saved values itself, trip by trip: never its token.
     token = nested and v is eqn.outvars[-1]
     saved = [u for e in chain for u in e.outvars if u in decided.saved]
     sent = (decided.offloaded[u] for u in saved if u in decided.offloaded)

@@ -32,16 +32,19 @@ _NEAR, _OVER = 1.08, 3
 
 
 def compiled(problem: Problem, budget: Budget, default: Candidate, compiler: Compiler) -> Candidate:
-    """The plan that the compiler puts within the budget, or `BudgetInfeasible`.
+    """The plan of the least work that the compiler puts within a budget of the peak.
 
-    The default is compiled, and scales the simulation of all others: what it cannot see (arguments
-    that are sharded over `Auto` axes) is like in all of them. A budget that the default fits has
-    it, but where remat regions may save more. Else the plan of the least work is compiled that is
-    expected to be within it; after one that is not, the next leaves room for what that one was off
-    by. When one is within the budget, those of less work are compiled: first the one of the least
-    that is expected to be within it by what that one took, then also such as were passed over. What
-    is over one budget is over all smaller ones: so a smaller one gets a plan of less work only
-    where that one was not compiled for the larger.
+    1. The default is compiled. If it fits, it is the plan, unless remat regions may save more. Its
+       compiled bytes scale the simulation of all other plans.
+    2. The plan of the least work that is expected to fit is compiled. If it does not fit, the next
+       one leaves room for the error of the expectation.
+    3. Once a plan fits, plans of less work are compiled: the author's own program first, then those
+       that are expected to be smallest. A plan that is over one budget is over all smaller ones. So
+       a smaller budget gets less work only from a plan that was not compiled for the larger one.
+    4. If no plan fits, four of the lowest plans are compiled before the budget is refused.
+
+    Raises:
+      BudgetInfeasible: none of the compiled plans fits; with the lowest compiled bytes.
     """
     fits = (size := compiler.bytes(default)) <= budget.bytes
     if fits and not _may_save_more(budget, default):
@@ -203,5 +206,5 @@ class _Stairs:
         return max(least, self.scale * self._peak(candidate))
 
     def _peak(self, candidate: Candidate) -> int:
-        """Bytes of a plan by its simulation, and of what is beside it."""
+        """Simulated bytes of a plan, with the bytes beside the derivative."""
         return self.problem.peak(candidate.plan) + self.problem.beside

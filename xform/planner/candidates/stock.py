@@ -27,7 +27,7 @@ from xform.policies import (
 )
 
 _STOCK = save_everything, save_dots, save_dots_with_no_batch_dims, save_nothing
-# Of a program with more names, so many are tried: those that spare the most work for their bytes.
+# At most so many names are tried. Those that spare the most work for their bytes come first.
 _NAMES = 16
 
 

@@ -4,11 +4,11 @@ What crosses at the narrow places of the forward part (`bottleneck.py`) is taken
 saved, or made again in the block that makes it. Then no decision of a block changes the work of
 another, and blocks add up. What a block is to the integer program of `integer_program.py` (its
 equations, their wiring, and what of them is read after it) is written down with variables by
-number: two blocks for which that is the same are equal, as layers are. Each class of blocks is
+number. Two blocks with the same text are equal, as layers are. Each class of blocks is
 solved at a few budgets of its own, and a second integer program says how many blocks of each class
 take which solution.
 
-Cost: linear in equations, but for the solutions of distinct blocks; 96 equal layers are as one.
+Cost: linear in equations, and one solution for each distinct block; 96 equal layers cost as one.
 """
 
 from __future__ import annotations

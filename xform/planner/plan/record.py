@@ -30,11 +30,10 @@ class Record:
 
     Attributes:
       programs: of each Joint, its equations as lines, its inputs and outputs.
-      decisions: of each Decision, its program, the numbers of the values that it saves, those that
-        it offloads with their memories (inputs, which are states of a loop, after all others), the
+      decisions: for each Decision, its program, the numbers of its saved values, the numbers and
+        memories of its offloaded values (inputs, which are states of a loop, after all others), the
         decisions of its nodes by the place of their equation, how many states its loop stores, and
-        whether a policy was asked.
-        The last one is that of the whole function.
+        whether a policy was asked. The last Decision is that of the whole function.
       loops: shapes of loops, by their place in the program, that are taken apart before all else.
       regions: "open" if the program is that without its remat regions.
     """
