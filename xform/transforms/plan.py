@@ -128,7 +128,11 @@ def plan(
             least = least_flops(of.problem, policy, of.held) if isinstance(policy, Budget) else None
             spent = time.perf_counter() - start - sum(compiling)
             return dataclasses.replace(
-                made(candidate), least_flops=least, seconds=spent, **verified
+                made(candidate),
+                least_flops=least,
+                seconds=spent,
+                compile_seconds=sum(compiling),
+                **verified,
             )
 
         if not verify:

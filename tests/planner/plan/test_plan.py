@@ -40,7 +40,7 @@ def test_it_is_saved_and_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> No
     made.save(tmp_path / "plan.json")
     assert os.listdir(tmp_path) == ["plan.json"]
     loaded = xform.Plan.load(tmp_path / "plan.json")
-    assert str(loaded) == str(dataclasses.replace(made, seconds=0.0))
+    assert str(loaded) == str(dataclasses.replace(made, seconds=0.0, compile_seconds=0.0))
     assert loaded.to_dict() == made.to_dict()
     monkeypatch.setattr("xform.planner.cuts.fit.choose", None)  # no solver
     monkeypatch.setattr("xform.planner.cuts.graph.Graph.cheapest", None)
@@ -120,6 +120,8 @@ def test_the_last_lines_say_what_is_known() -> None:
     assert "(at least 20 FLOP within this budget)" in said(least_flops=20)[1]
     assert "planned in" not in said()[1]
     assert "planned in 2" in said(seconds=2.0)[1]
+    both = said(seconds=2.0, compiles=3, compile_seconds=7.0)[1]
+    assert both.endswith("planned in 2.0 s, 3 programs compiled in 7.0 s")
 
 
 def test_what_is_offloaded_is_counted_apart() -> None:

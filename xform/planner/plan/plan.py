@@ -53,8 +53,8 @@ class Plan:
       refused: the compiler refused it, and did not say its size.
       least_flops: what each plan within the budget runs again at least, if it runs no step of a
         loop twice again; 0 if nothing is known of it, None if there was no budget.
-      seconds: how long planning took, without what was compiled for it; 0 if it was read from a
-        file.
+      seconds: how long planning took, without compilations; 0 if it was read from a file.
+      compile_seconds: how long the compilations for it took.
       derivative: the function that is compiled, such as "grad by argument 0".
 
     >>> loss = lambda w, x: jnp.sum(jnp.tanh(x @ w))
@@ -81,6 +81,7 @@ class Plan:
     refused: bool = False
     least_flops: int | None = None
     seconds: float = 0.0
+    compile_seconds: float = 0.0
     derivative: str = ""
 
     def __iter__(self) -> Iterator[Row]:
@@ -144,9 +145,9 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data, but how long planning took: equal plans have equal files."""
+        """All of it as plain data, without times: equal plans have equal files."""
         data = dataclasses.asdict(self)
-        del data["seconds"]
+        del data["seconds"], data["compile_seconds"]
         return {"format": _FORMAT, **data}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -213,8 +214,14 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """What is run again, how little that could be, and how long planning took, in a line."""
+        """A line: the work that is run again, the least that it could be, and the time it took.
+
+        The times of planning and of the compilations for it stand apart.
+        """
         took = f", planned in {human_seconds(self.seconds)}" if self.seconds else ""
+        if self.seconds and self.compiles:
+            programs = f"{self.compiles} program{'s' * (self.compiles > 1)}"
+            took += f", {programs} compiled in {human_seconds(self.compile_seconds)}"
         again = f"{human_flops(self.recompute_flops)} run again{self._at_least()}"
         return f"{again} beside {human_flops(self.forward_flops)} forward{took}"
 
