@@ -157,7 +157,7 @@ class _Stairs:
         for candidate in sorted(before, key=order):
             if over == _OVER or len(self.compiled) == COMPILES:
                 break
-            if candidate.work > least.work or not self._untried(candidate):
+            if candidate.work >= least.work or not self._untried(candidate):
                 continue
             over += 1
             if self._bytes(candidate) <= self.most:
