@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from experiments.report import keep, known
+from experiments.report import known
 from experiments.unmodified.foreign import __main__ as run
 from experiments.unmodified.foreign import picture, tables
-from experiments.unmodified.foreign.measure import measured, ratio, whole
+from experiments.unmodified.foreign.measure import elsewhere, measured, ratio, whole
 from experiments.unmodified.foreign.registry import COMMITS, PROGRAMS
 from experiments.unmodified.sources import package
 
@@ -59,6 +59,11 @@ def test_what_is_measured() -> None:
     assert got["gradient difference"] < 1e-6
 
 
+def test_bytes_on_another_target() -> None:
+    loss, args = lambda w: jnp.sum(jnp.tanh(w @ w) ** 2), (jnp.ones((64, 64)),)
+    assert set(elsewhere(loss, args, "cpu")["temp"]) == {"default", "jax.grad"}
+
+
 def test_ratios_are_medians_of_pairs() -> None:
     one = found(0.5, 1.5)
     assert ratio(one["compile"]) == whole(one) == 1.5
@@ -74,14 +79,19 @@ def test_bars_count_programs_and_take_medians() -> None:
 
 def test_tables_and_plot(tmp_path: Path) -> None:
     first, second, third = list(PROGRAMS)[:3]
-    results = {first: found(0.5, 0.9), second: {"failed": "ImportError"},
-               third: found(0.9, 1.2, size=100)}  # fmt: skip
+    results = {first: {"cpu": found(0.5, 0.9), "gpu:h100": {"temp": found(0.6, 1)["temp"]}},
+               second: {"cpu": {"failed": "ImportError"}},
+               third: {"cpu": found(0.9, 1.2, size=100)}}  # fmt: skip
     marks = ("repositories", "programs", "bars", "measured")
     (tmp_path / "README.md").write_text("\n".join(f"<!-- {m} -->\n<!-- /{m} -->" for m in marks))
     assert list(tables.counted(results)) == [first]
     tables.write(tmp_path, results)
     text = (tmp_path / "README.md").read_text()
-    assert f"| {first} | 1.0 | 0.50 | 0.90 | 0.90 | 0.90 | 0.90 to 0.90 | 0e+00 | 1e-07 |" in text
+    assert (
+        f"| {first} | 1.0 | 0.50 | 0.90 | 0.90 | 0.90 | 0.90 to 0.90 | 0e+00 | 1e-07 | 0.60 |"
+        in text
+    )
+    assert "| gpu:h100 | temporary bytes | 1.02 | 56 of 60 | 1 of 1 | no |" in text
     assert f"| {second} | ImportError |" in text
     picture.draw(tmp_path / "ratios.png", results)
     assert (tmp_path / "ratios.png").stat().st_size > 0
@@ -94,11 +104,21 @@ def test_a_process_that_fails_leaves_its_last_line(
     error = f"Traceback\nModuleNotFoundError: none in {tmp_path}/flax\n"
     done = SimpleNamespace(returncode=1, stderr=error)
     monkeypatch.setattr(run.subprocess, "run", lambda *args, **options: done)
-    run.separately("Flax lm1b", tmp_path)
-    assert run.progress("Flax lm1b") == "ModuleNotFoundError: none in FOLDER/flax"
-    keep(run.RESULTS, "Flax lm1b", found(0.5, 0.9))
-    assert "bytes 0.50, compile 0.90, step 0.90" in run.progress("Flax lm1b")
-    assert list(known(run.RESULTS)) == ["Flax lm1b"]
+    run.separately("Flax lm1b", "cpu", tmp_path)
+    kept = known(run.RESULTS)["Flax lm1b"]["cpu"]
+    assert run.progress(kept) == "ModuleNotFoundError: none in FOLDER/flax"
+
+
+def test_progress_and_results_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(run, "measured", lambda loss, args: found(0.5, 0.9))
+    run.here("associative scan", "cpu", tmp_path)
+    run.put("associative scan", "gpu:h100", {"temp": found(0.6, 1)["temp"]})
+    kept = known(run.RESULTS)["associative scan"]
+    assert run.progress(kept["cpu"]) == "1.0 MiB, bytes 0.50, compile 0.90, step 0.90"
+    assert run.progress(kept["gpu:h100"]) == "1.0 MiB, bytes 0.60"
 
 
 def test_a_package_whose_init_needs_what_is_missing(tmp_path: Path) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from experiments.unmodified.foreign.tables import Found, compiling, counted, share, stepping
+from experiments.unmodified.foreign.tables import Results, compiling, counted, share, stepping
 
 PANELS = {"temporary bytes": (share, 0.72, 1.02), "compile time": (compiling, 1.3, 1.5),
           "step time": (stepping, 1.0, None)}  # fmt: skip
 
 
-def draw(path: Path, results: Mapping[str, Found]) -> None:
+def draw(path: Path, results: Results) -> None:
     """A row for each program, by its share of bytes; a panel for each ratio, with its bars."""
     found = dict(sorted(counted(results).items(), key=lambda item: share(item[1])))
     size = (11, 1.2 + 0.17 * len(found))

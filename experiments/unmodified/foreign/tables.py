@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ LEAST = 2**18
 HEAD = ["program", "jax.grad, MiB", "bytes", "compile", "with tracing", "step", "quartiles",
         "loss differs by", "gradient differs by"]  # fmt: skip
 Found = Mapping[str, Any]
+# By program, by target.
+Results = Mapping[str, Mapping[str, Found]]
 
 
 def share(found: Found) -> float:
@@ -59,36 +61,42 @@ BARS = [
 ]
 
 
-def counted(results: Mapping[str, Found]) -> dict[str, Found]:
-    """The programs that were measured and are large enough, in the order of the registry."""
-    known = {name: results[name] for name in PROGRAMS if name in results}
+def counted(results: Results, target: str = "cpu") -> dict[str, Found]:
+    """The programs that are large enough on a target, in the order of the registry."""
+    known = {name: results[name][target] for name in PROGRAMS if target in results.get(name, {})}
     return {name: found for name, found in known.items()
             if "temp" in found and found["temp"]["jax.grad"] >= LEAST}  # fmt: skip
 
 
-def write(folder: Path, results: Mapping[str, Found]) -> None:
+def write(folder: Path, results: Results) -> None:
     """Put all tables into the README."""
     repositories = [[name, commit, str(sum(p.repository == name for p in PROGRAMS.values()))]
                     for name, commit in COMMITS.items()]  # fmt: skip
     replace(folder, "repositories", table(["repository", "commit", "programs"], repositories))
     listed = [[name, p.repository, p.files] for name, p in PROGRAMS.items()]
     replace(folder, "programs", table(["program", "repository", "files"], listed))
-    found = counted(results)
-    if found:
-        bars = [bar.row(list(found.values())) for bar in BARS]
-        write_table(folder, ["of jax.grad's", "at most", "in", "measured", "met"], bars, "bars",
-                    "cpu")  # fmt: skip
-    rows = [row(name, results[name]) for name in PROGRAMS if name in results]
-    write_table(folder, HEAD, rows, "measured", "cpu")
+    targets = list(dict.fromkeys(target for parts in results.values() for target in parts))
+    bars = [[target, *bar.row(list(found.values()))] for target in targets
+            if (found := counted(results, target))
+            for bar in BARS if target == "cpu" or bar.of is share]  # fmt: skip
+    head = ["target", "of jax.grad's", "at most", "in", "measured", "met"]
+    write_table(folder, head, bars, "bars", ", ".join(targets))
+    others = [target for target in targets if target != "cpu"]
+    head = [*HEAD, *(f"bytes, {target}" for target in others)]
+    rows = [row(name, results[name], others) for name in PROGRAMS if name in results]
+    write_table(folder, head, rows, "measured", ", ".join(targets))
 
 
-def row(name: str, found: Found) -> list[str]:
-    """What was measured of one program."""
+def row(name: str, parts: Mapping[str, Found], others: Sequence[str]) -> list[str]:
+    """What was measured of one program: on the CPU, and its bytes on other targets."""
+    elsewhere = [f"{share(parts[target]):.2f}" if "temp" in parts.get(target, {}) else ""
+                 for target in others]  # fmt: skip
+    found = parts.get("cpu", {"failed": ""})
     if "failed" in found:
-        return [name, found["failed"], *[""] * (len(HEAD) - 2)]
+        return [name, found["failed"], *[""] * (len(HEAD) - 2), *elsewhere]
     middle, low, high = found["time"]
     size = found["temp"]["jax.grad"] / MIB
     return [name, f"{size:.1f}" if size >= 1 else f"{size:.2f}", f"{share(found):.2f}",
             f"{compiling(found):.2f}", f"{whole(found):.2f}", f"{middle:.2f}",
             f"{low:.2f} to {high:.2f}", f"{found['loss difference']:.0e}",
-            f"{found['gradient difference']:.0e}"]  # fmt: skip
+            f"{found['gradient difference']:.0e}", *elsewhere]  # fmt: skip
