@@ -84,6 +84,12 @@ def test_agreement_tells_a_difference(loss, monkeypatch: pytest.MonkeyPatch) -> 
     assert found["gradient difference"] == pytest.approx(0.5)
 
 
+def test_gradients_without_elements_are_equal() -> None:
+    args = {"w": jnp.ones(3), "none": jnp.ones((3, 0))}
+    found = agreement(lambda p: jnp.sum(p["w"] ** 2) + jnp.sum(p["none"]), (args,), 3)
+    assert found["gradient difference"] == 0
+
+
 def test_results_tables_and_plot(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     add(path, "ours", "cpu", {"jax.grad": {"temp": 2**21, "total": 2**22, "flops": 100}})

@@ -85,7 +85,7 @@ def differences(
     """How far one loss and its gradients are from another's."""
     (one, grads), (other, expected) = mine(*args), theirs(*args)
     # What is 0 but for rounding, as of biases of keys in attention, is measured by the others.
-    least = 1e-6 * max(float(np.max(np.abs(x))) for x in jax.tree.leaves(expected))
+    least = 1e-6 * max(float(np.max(np.abs(x), initial=0)) for x in jax.tree.leaves(expected))
     far = jax.tree.map(lambda a, b: distance(a, b, least), grads, expected)
     return {
         "loss": float(one),

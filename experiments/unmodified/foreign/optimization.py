@@ -21,7 +21,7 @@ def halves(rows: int, columns: int) -> tuple[jax.Array, ...]:
 
 
 def lasso(folder: Path) -> Made:
-    """JAXopt's lasso, differentiated implicitly, with 200 columns."""
+    """JAXopt's lasso, differentiated implicitly: 60,000 rows of 50 columns."""
     package(folder / "jaxopt", "jaxopt")
     example = definitions(folder / "jaxopt/examples/implicit_diff/lasso_implicit_diff.py",
                           "outer_objective")  # fmt: skip
@@ -31,11 +31,11 @@ def lasso(folder: Path) -> Made:
     def loss(theta: jax.Array, start: jax.Array, data: Any) -> jax.Array:
         return example.outer_objective(theta, start, data)[0]
 
-    return loss, (jnp.array(-4.0), jnp.zeros(200), halves(1000, 200))
+    return loss, (jnp.array(-6.0), jnp.zeros(50), halves(60000, 50))
 
 
 def ridge(folder: Path) -> Made:
-    """JAXopt's ridge regression, differentiated through its root, with 400 columns."""
+    """JAXopt's ridge regression, differentiated through its root: 60,000 rows of 100 columns."""
     package(folder / "jaxopt", "jaxopt")
     names = "ridge_objective", "ridge_solver", "outer_objective"
     path = folder / "jaxopt/examples/implicit_diff/ridge_reg_implicit_diff.py"
@@ -44,7 +44,7 @@ def ridge(folder: Path) -> Made:
     def loss(theta: jax.Array, start: jax.Array, data: Any) -> jax.Array:
         return example.outer_objective(theta, start, data)[0]
 
-    return loss, (jnp.array(1.0), jnp.zeros(400), halves(1000, 400))
+    return loss, (jnp.array(1.0), jnp.zeros(100), halves(60000, 100))
 
 
 def equilibrium(folder: Path) -> Made:

@@ -66,13 +66,13 @@ def flow(folder: Path) -> Made:
 
 
 def kalman(folder: Path) -> Made:
-    """The likelihood of a linear Gaussian model by a Kalman filter, for 16 sequences."""
+    """The likelihood of a linear Gaussian model by a Kalman filter, for 64 sequences."""
     ssm = package(folder / "dynamax", "dynamax.linear_gaussian_ssm")
     model = ssm.LinearGaussianSSM(state_dim=8, emission_dim=4)
     params, _ = model.initialize(KEY)
     return (
         lambda params, ys: -jax.vmap(partial(model.marginal_log_prob, params))(ys).mean(),
-        (params, normal(16, 64, 4)),
+        (params, normal(64, 64, 4)),
     )
 
 
