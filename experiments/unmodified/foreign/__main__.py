@@ -36,7 +36,7 @@ def separately(name: str, target: str, sources: Path) -> None:
 
 
 def put(name: str, target: str, found: dict[str, Any]) -> None:
-    """Keep what was found of a program on a target, beside what is known of it on others."""
+    """Keep the results of a program on a target, and its results on other targets."""
     keep(RESULTS, name, known(RESULTS).get(name, {}) | {target: found})
 
 
@@ -63,7 +63,9 @@ def main() -> None:
     parser.add_argument("--sources", type=Path, help="a folder of checkouts, as the README says; "
                         "without it the tables and the plot alone are written")  # fmt: skip
     parser.add_argument("--only", action="append", choices=list(PROGRAMS), metavar="NAME")
-    parser.add_argument("--target", default="cpu", help="of another one, bytes alone are asked")
+    parser.add_argument(
+        "--target", default="cpu", help="another target than the CPU gives bytes alone"
+    )
     parser.add_argument("--again", action="store_true", help="measure what is known, too")
     parser.add_argument("--here", choices=list(PROGRAMS), help=argparse.SUPPRESS)
     options = parser.parse_args()

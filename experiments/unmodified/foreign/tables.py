@@ -88,7 +88,7 @@ def write(folder: Path, results: Results) -> None:
 
 
 def row(name: str, parts: Mapping[str, Found], others: Sequence[str]) -> list[str]:
-    """What was measured of one program: on the CPU, and its bytes on other targets."""
+    """The row of one program: its results on the CPU, and its bytes on other targets."""
     elsewhere = [f"{share(parts[target]):.2f}" if "temp" in parts.get(target, {}) else ""
                  for target in others]  # fmt: skip
     found = parts.get("cpu", {"failed": ""})
