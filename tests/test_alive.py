@@ -252,8 +252,8 @@ def command(name: str, *words: str) -> None:
 
 
 SAYS = {
-    "plan": (lambda: xform.plan(loss, *OTHERS, policy=SMALL), ["planning loss", "0 of at most 10",
-             "1 of at most 10 candidates compiled", "making candidate 1",
+    "plan": (lambda: xform.plan(loss, *OTHERS, policy=SMALL), ["planning loss", "0 of at most 8",
+             "1 of at most 8 candidates compiled", "making candidate 1",
              "compiling loss for cpu"]),
     "pareto": (lambda: xform.pareto(loss, *ARGS, points=2),
                ["pareto of loss", "plan 1 of 7", "plan 7 of 7", "planning loss"]),
@@ -293,9 +293,9 @@ def test_long_work_says_what_it_is(name: str, said: list[str]) -> None:
 def test_a_refused_budget_leaves_nothing(said: list[str]) -> None:
     with pytest.raises(BudgetInfeasible):
         xform.plan(loss, *REFUSED, policy=xform.policies.budget("1 kB"))
-    found = (re.search(r"(\d+) of at most 10 candidates", text) for text in said)
+    found = (re.search(r"(\d+) of at most 8 candidates", text) for text in said)
     counts = [int(match[1]) for match in found if match]
-    assert max(counts) < 10
+    assert max(counts) < 8
     assert alive._SHOWN.get() is None
     assert not [t for t in threading.enumerate() if t.name == "xform-alive"]
 
