@@ -27,8 +27,8 @@ DOORS = ("equinox", "flax", "testing")
 def elsewhere() -> dict[str, Path]:
     """Files of the repository outside `docs/`, by their place on the site."""
     found = {uri: ROOT / path for uri, path in ELSEWHERE.items()}
-    for readme in sorted(ROOT.glob("experiments/*/README.md")):
-        name = readme.parent.name
+    for readme in sorted(ROOT.glob("experiments/**/README.md")):
+        name = readme.parent.relative_to(ROOT / "experiments")
         found[f"experiments/{name}/index.md"] = readme
         beside = [*readme.parent.rglob("*.png"), *readme.parent.glob("*.py")]
         found |= {f"experiments/{name}/{p.relative_to(readme.parent)}": p for p in beside}
@@ -108,7 +108,7 @@ def _experiments_table() -> str:
     text += "Each folder of `experiments/` asks one question, and answers it by one command.\n"
     for uri in experiments_nav()[1:]:
         readme = (ROOT / place(uri)).read_text()
-        name = uri.split("/")[1]
+        name = uri.removeprefix("experiments/").removesuffix("/index.md")
         (title,) = re.findall(r"\A# (.*)$", readme, re.MULTILINE)
         command = re.search(r"^    ((?:python -m|make) .*?)(?:  +#.*)?$", readme, re.MULTILINE)
         text += f"\n## [{title}]({name}/index.md)\n"
