@@ -91,13 +91,13 @@ class Front:
         return None
 
     def before(self, last: Candidate, nearly: Fits) -> Iterator[Candidate]:
-        """The plans of no more work than one, that `nearly` fit; steps between others too."""
+        """The plans of less work than one that `nearly` fit, the steps between them included."""
         for i, candidate in enumerate(self._plans):
+            if nearly(candidate):
+                steps = (*self._finer_to(i), candidate)
+                yield from (w for w in steps if w.work < last.work and nearly(w))
             if candidate.work > last.work:
                 return
-            if candidate.plan is not last.plan and nearly(candidate):
-                yield from filter(nearly, self._finer_to(i))
-                yield candidate
 
     def lowest(self) -> list[Candidate]:
         """The plans of the fewest bytes, by rising bytes: the last two steps.
