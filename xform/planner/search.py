@@ -102,9 +102,9 @@ def _may_save_more(budget: Budget, default: Candidate) -> bool:
 class _Stairs:
     """The staircase of a program's plans, walked for one budget of so many bytes.
 
-    What a compiler adds to plans that send values to the host (it may copy them into another
-    layout) it does not add to others: so these are learned from apart, and as soon as one of them
-    takes too much, the plans that there are without a host are looked at too.
+    A compiler may copy values that are sent to the host into another layout. So the search learns
+    from plans that send values apart from others. As soon as one of them takes too much, it also
+    looks at the plans that send nothing.
     """
 
     def __init__(self, problem: Problem, compiler: Compiler, most: int, default: Candidate):

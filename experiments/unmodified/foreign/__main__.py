@@ -48,7 +48,7 @@ def here(name: str, target: str, sources: Path) -> None:
 
 
 def progress(found: tables.Found) -> str:
-    """What was found of a program, in a line."""
+    """The results of a program, in a line."""
     if "failed" in found:
         return found["failed"]
     line = f"{found['temp']['jax.grad'] / 2**20:.1f} MiB, bytes {tables.share(found):.2f}"

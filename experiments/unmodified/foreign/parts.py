@@ -1,4 +1,4 @@
-"""What the fields of programs share: random batches, losses, and models taken apart."""
+"""Parts that the fields of programs share: random batches, losses, and models taken apart."""
 
 from __future__ import annotations
 
