@@ -13,7 +13,7 @@ from xform._jax import Offloadable, Var
 from xform.interpret.joint import Joint, Plan
 from xform.planner.decide import plan
 from xform.planner.plan.decision import Decision
-from xform.planner.schedule import Asked, scheduled
+from xform.planner.schedule import by_decision, by_policy, scheduled
 from xform.policies import save_dots
 
 W, X = jnp.ones((8, 8)) / 9, jnp.ones((4, 8))
@@ -38,7 +38,8 @@ def joint(f) -> Joint:
 
 
 def cut(of: Joint, saved=(), sent=None) -> Plan:
-    return scheduled(of, Decision(frozenset(saved), {}, sent or {}), {}, plan)
+    decision = Decision(frozenset(saved), {}, sent or {})
+    return scheduled(of, by_decision(decision), {}, plan, decision)
 
 
 def made_by(of: Joint, primitive: str) -> list[Var]:
@@ -103,7 +104,7 @@ def test_a_name_stands_for_what_it_names() -> None:
 
 def test_a_policy_is_asked_and_is_the_reason() -> None:
     of = joint(chain)
-    made = scheduled(of, Asked(save_dots, frozenset()), {}, plan)
+    made = scheduled(of, by_policy(save_dots, ()), {}, plan)
     assert set(made.kept) == set(made_by(of, "dot_general"))
     assert all(why.endswith("saves dot_general") for why in made.why.values())
 

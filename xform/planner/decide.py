@@ -35,7 +35,7 @@ from xform.planner.cuts.graph import Graph
 from xform.planner.loops import free_region
 from xform.planner.plan.decision import Decision
 from xform.planner.plan.plan import Plan as Decided
-from xform.planner.schedule import Asked, scheduled
+from xform.planner.schedule import by_decision, by_policy, scheduled
 from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
 from xform.recent import Recent
@@ -128,7 +128,7 @@ def _of_answers(joint: Joint, policy: Policy, place: _Place) -> Plan:
             again.add(node)
             if not node.region:
                 inner[node] = _as_it_is(node)
-    return scheduled(joint, Asked(policy, frozenset(again)), inner, place.alike(policy))
+    return scheduled(joint, by_policy(policy, again), inner, place.alike(policy))
 
 
 def _stays(node: Node, plans: tuple[Plan, ...], policy: Policy, top: bool) -> bool:
@@ -209,7 +209,7 @@ def _cut(joint: Joint, cut: Decision, inner: Inner, place: _Place) -> Plan:
     sent, cache = frozenset(cut.offloaded.items()), joint.program.cache
     key = "decided", cut.saved, sent, cut.snapshots, cut.asked, *inner.items(), place
     if key not in cache:
-        cache[key] = scheduled(joint, cut, inner, place.alike(min_cut))
+        cache[key] = scheduled(joint, by_decision(cut), inner, place.alike(min_cut), cut)
     return cache[key]
 
 

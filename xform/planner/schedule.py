@@ -8,9 +8,7 @@ are made from is.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Collection, Sequence
 
 from xform._jax import JaxprEqn, Offloadable, Var, has_effects, name_p
 from xform.interpret.joint import Joint, Plan, reads_of
@@ -18,66 +16,81 @@ from xform.interpret.node import Node, fork_p
 from xform.planner.plan.decision import Decision
 from xform.policies import Policy, ask, said, save_everything
 
-# Whether a value is kept, in which memory, and why.
-Answer = tuple[bool | Offloadable, str]
+# Says whether a value is kept that a chain of equations makes and names, or in which memory it
+# waits, and why.
+Answers = Callable[[Var, Sequence[JaxprEqn]], tuple[bool | Offloadable, str]]
 _NESTED = "of a loop or call that is kept"
 _EFFECTS = "has effects: never run again"
 
 
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """A policy that is asked for one value after the other.
+def by_policy(policy: Policy, again: Collection[Node]) -> Answers:
+    """The answers of a policy in JAX's protocol, which is asked for one value after the other.
 
-    Attributes:
-      policy: what is asked.
-      again: the loops and calls that keep nothing inside, and are run again as a whole.
+    The loops and calls in `again` keep nothing inside, and are run again as a whole.
     """
 
-    policy: Policy
-    again: frozenset[Node]
-    offloaded: ClassVar[Mapping[Var, Offloadable]] = {}
-    snapshots: ClassVar[int | None] = None
-    asked: ClassVar[bool] = True
-
-    def answer(self, v: Var, chain: Sequence[JaxprEqn]) -> Answer:
-        """Whether a value is kept that a chain of equations makes and names."""
+    def answer(v: Var, chain: Sequence[JaxprEqn]) -> tuple[bool | Offloadable, str]:
         if chain[0].primitive is fork_p:
-            return chain[0].params["node"] not in self.again, _NESTED
+            return chain[0].params["node"] not in again, _NESTED
         if has_effects(chain[0]):
             return True, _EFFECTS
-        if self.policy == save_everything:
+        if policy == save_everything:
             return True, "the backward pass reads it"
         for eqn in chain:
-            kept = ask(self.policy, eqn) if eqn.primitive is not fork_p else False
+            kept = ask(policy, eqn) if eqn.primitive is not fork_p else False
             if kept:
                 name = eqn.params.get("name", eqn.primitive.name)
-                return kept, f"{said(self.policy)} saves {name}"
+                return kept, f"{said(policy)} saves {name}"
         return False, ""
 
-
-def _answer(decided: Decision, v: Var, chain: Sequence[JaxprEqn]) -> Answer:
-    """Whether a value is kept that a chain of equations makes and names, as was decided."""
-    eqn = chain[0]
-    if has_effects(eqn):
-        return True, _EFFECTS
-    nested = eqn.primitive is fork_p
-    # A loop sends its saved values itself, trip by trip: never its token.
-    token = nested and v is eqn.outvars[-1]
-    saved = [u for e in chain for u in e.outvars if u in decided.saved]
-    sent = (decided.offloaded[u] for u in saved if u in decided.offloaded)
-    where = None if token else next(sent, None)
-    if where is not None:
-        return where, f"idle for longer than its way to {where.dst} and back"
-    return bool(saved), _NESTED if nested else "on the cheapest cut"
+    return answer
 
 
-def scheduled(joint: Joint, decided: Decision | Asked, inner: dict[Node, tuple[Plan, ...]],
-              alike: Callable[[Joint], Plan]) -> Plan:  # fmt: skip
-    """The Plan of a Joint under what was decided for it, with the Plans of its nodes' programs.
+def by_decision(decision: Decision) -> Answers:
+    """The answers of a decision for a whole Joint."""
 
-    `alike` makes the Plan of a program that is met after planning. Linear in equations.
+    def answer(v: Var, chain: Sequence[JaxprEqn]) -> tuple[bool | Offloadable, str]:
+        eqn = chain[0]
+        if has_effects(eqn):
+            return True, _EFFECTS
+        nested = eqn.primitive is fork_p
+        # A loop sends its saved values itself, trip by trip: never its token.
+        token = nested and v is eqn.outvars[-1]
+        saved = [u for e in chain for u in e.outvars if u in decision.saved]
+        sent = (decision.offloaded[u] for u in saved if u in decision.offloaded)
+        where = None if token else next(sent, None)
+        if where is not None:
+            return where, f"idle for longer than its way to {where.dst} and back"
+        return bool(saved), _NESTED if nested else "on the cheapest cut"
+
+    return answer
+
+
+def scheduled(joint: Joint, keeps: Answers, inner: dict[Node, tuple[Plan, ...]],
+              alike: Callable[[Joint], Plan], decision: Decision | None = None
+              ) -> Plan:  # fmt: skip
+    """The Plan of a Joint, with the Plans of its nodes' programs. Linear in equations.
+
+    `keeps` says which values are kept. The `decision`, if there is one, says which inputs wait in
+    another memory and how often a loop's state is stored. `alike` makes the Plan of a program that
+    is met after planning.
     """
-    return _Walk(joint, decided, inner).plan(alike)
+    walk = _Walk(joint, keeps, inner)
+    walk.provide_all()
+    sent = decision.offloaded if decision else {}
+    return Plan(
+        joint,
+        tuple(walk.kept),
+        walk.offloaded | {v: sent[v] for v in joint.inputs if v in sent},
+        tuple(walk.order),
+        frozenset(walk.recomputed),
+        tuple(v in walk.reads for v in joint.inputs),
+        inner,
+        walk.kept,
+        alike,
+        decision.snapshots if decision else None,
+        decision.asked if decision else True,
+    )
 
 
 class _Walk:
@@ -91,10 +104,8 @@ class _Walk:
       reads: the program's inputs that are read.
     """
 
-    def __init__(
-        self, joint: Joint, decided: Decision | Asked, inner: dict[Node, tuple[Plan, ...]]
-    ):
-        self.joint, self.decided, self.inner = joint, decided, inner
+    def __init__(self, joint: Joint, keeps: Answers, inner: dict[Node, tuple[Plan, ...]]):
+        self.joint, self.keeps, self.inner = joint, keeps, inner
         self.inputs = set(joint.inputs)
         self.kept: dict[Var, str] = {}
         self.offloaded: dict[Var, Offloadable] = {}
@@ -103,30 +114,15 @@ class _Walk:
         self.recomputed: set[int] = set()
         self.reads: set[Var] = set()
 
-    def plan(self, alike: Callable[[Joint], Plan]) -> Plan:
-        joint = self.joint
-        for eqn in joint.backward:
+    def provide_all(self) -> None:
+        """Walk over the backward part: provide all that it reads, and all that it returns."""
+        for eqn in self.joint.backward:
             for v in reads_of(eqn, self.inner):
                 self._provide(v)
             self.order.append(eqn)
-        for v in joint.backward_outputs:
+        for v in self.joint.backward_outputs:
             if isinstance(v, Var):
                 self._provide(v)
-        sent = self.decided.offloaded
-        self.offloaded |= {v: sent[v] for v in joint.inputs if v in sent}
-        return Plan(
-            joint,
-            tuple(self.kept),
-            self.offloaded,
-            tuple(self.order),
-            frozenset(self.recomputed),
-            tuple(v in self.reads for v in joint.inputs),
-            self.inner,
-            self.kept,
-            alike,
-            self.decided.snapshots,
-            self.decided.asked,
-        )
 
     def _provide(self, wanted: Var) -> None:
         """Make a value available to the backward part: read, kept or run again.
@@ -175,10 +171,7 @@ class _Walk:
 
     def _keeps(self, v: Var, chain: Sequence[JaxprEqn]) -> bool:
         """Whether a value is kept, which is noted with its reason and its memory."""
-        decided = self.decided
-        where, reason = (
-            decided.answer(v, chain) if isinstance(decided, Asked) else _answer(decided, v, chain)
-        )
+        where, reason = self.keeps(v, chain)
         if where:
             self.kept[v] = reason
             if isinstance(where, Offloadable):

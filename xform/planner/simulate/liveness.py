@@ -29,12 +29,12 @@ from xform.interpret.node import gather
 from xform.ir import Atom, Mask, Program, program, seldom_collected
 from xform.planner.simulate.breadth_first import breadth_first
 from xform.planner.simulate.flat import counts, flatten, flatten_trip
-from xform.planner.simulate.flat_plan import flatten_plan
 from xform.planner.simulate.gain import GainFusion
 from xform.planner.simulate.gemms import as_run
 from xform.planner.simulate.heap import Value, heap_bytes
 from xform.planner.simulate.loop_fusion import LoopFusion
 from xform.planner.simulate.orders import least_memory
+from xform.planner.simulate.parts import flatten_plan
 from xform.planner.simulate.profiles import Profile, profile
 from xform.planner.simulate.steps import Cell, Flat, Step
 from xform.recent import Recent

@@ -16,7 +16,7 @@ from xform.planner.candidates.snapshots import stored
 from xform.planner.decide import plan
 from xform.planner.problem import Problem
 from xform.planner.simulate.flat import flatten
-from xform.planner.simulate.flat_plan import flatten_plan
+from xform.planner.simulate.parts import flatten_plan
 from xform.planner.simulate.profiles import profile
 from xform.policies import MinCut
 
