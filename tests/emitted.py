@@ -1,12 +1,12 @@
-"""Both parts of a Plan as one program, as they are emitted."""
+"""Both parts of a Schedule as one program, as they are emitted."""
 
 from xform.interpret import emit
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.node import gather, spread
 from xform.ir import Program, trace
 
 
-def emitted(how: Plan) -> Program:
+def emitted(how: Schedule) -> Program:
     """Inputs then cotangents to outputs then results."""
     joint = how.joint
 

@@ -14,12 +14,12 @@ from jax import lax
 import xform
 from xform import policies
 from xform._jax import Jaxpr
-from xform.interpret.joint import Joint, Plan
+from xform.interpret.joint import Joint, Schedule
 from xform.ir import Program
 
 Loss = Callable[[Any], Any]
 X = np.ones(4, np.float32)
-KEPT = (Program, Joint, Plan, Jaxpr, type(jax.make_jaxpr(lambda x: x)(0.0)))
+KEPT = (Program, Joint, Schedule, Jaxpr, type(jax.make_jaxpr(lambda x: x)(0.0)))
 
 
 def loss(i: int) -> Loss:
@@ -132,7 +132,7 @@ def test_one_program_keeps_only_the_last_plans() -> None:
     before = alive()
     for i in range(20):
         staged(xform.grad(f, policy=lambda *_, i=i, **__: bool(i % 2)))
-    assert alive()["Plan"] <= before["Plan"]
+    assert alive()["Schedule"] <= before["Schedule"]
 
 
 def test_the_collector_is_on_around_users_code() -> None:

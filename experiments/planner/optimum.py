@@ -23,7 +23,7 @@ from xform.interpret.joint import Joint, analyze
 from xform.ir import trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.cuts.fit import by_prices
-from xform.planner.decide import best, plan
+from xform.planner.decide import best, schedule
 from xform.policies import MinCut
 
 HERE = Path(__file__).parent
@@ -39,12 +39,12 @@ def drawn(seed: int) -> Case:
     pick = random.Random(seed)
     widths = [16, 32, 64, 128]
     steps = pick.randint(8, 60)
-    plan = [(pick.random(), pick.random(), pick.random(), pick.choice(widths))
+    schedule = [(pick.random(), pick.random(), pick.random(), pick.choice(widths))
             for _ in range(steps)]  # fmt: skip
 
     def f(ws: dict[str, jax.Array], x: jax.Array) -> jax.Array:
         values = [x]
-        for kind, a, b, width in plan:
+        for kind, a, b, width in schedule:
             recent = values[-6:]
             u, v = recent[int(a * len(recent))], recent[int(b * len(recent))]
             if kind < 0.45:
@@ -133,7 +133,7 @@ def joint_of(f: Callable[..., Any], args: tuple[Any, ...]) -> Joint:
 
 def ratios(joint: Joint) -> list[tuple[float, float]]:
     """At each budget: the policy's work, and that of prices alone, to the optimum's."""
-    make = lambda how: plan(joint, how, "cpu")
+    make = lambda how: schedule(joint, how, "cpu")
     most, least = make(MinCut()), make(MinCut(0.0, 0.0))
     low, high = kept_bytes(least), kept_bytes(most)
     found = []

@@ -24,7 +24,7 @@ from xform.ir import trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.cuts import blocks
 from xform.planner.cuts.fit import by_prices
-from xform.planner.decide import best, plan
+from xform.planner.decide import best, schedule
 from xform.policies import MinCut
 
 HERE = Path(__file__).parent
@@ -83,7 +83,7 @@ def one(name: str) -> None:
     prog = trace(lambda x: [f(x)], x)
     traced = time.process_time()
     joint = analyze(prog, (True,))
-    plan(joint, xform.policies.min_cut, backend="cpu")
+    schedule(joint, xform.policies.min_cut, backend="cpu")
     end = time.process_time()
     # Not `ru_maxrss`, which a process takes over from the one that started it.
     (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
@@ -97,7 +97,7 @@ def budgets(depth: int, part: float) -> list[str]:
     """A row on unrolled transformer layers with a part of what a minimum cut saves as budget."""
     loss, args = transformer(False, None, depth=depth)
     joint = joint_of(loss, args)
-    make = lambda how: plan(joint, how, backend="cpu")
+    make = lambda how: schedule(joint, how, backend="cpu")
     most, least = make(MinCut()), make(MinCut(0.0, 0.0))
     n = int(part * kept_bytes(most))
     start = time.process_time()

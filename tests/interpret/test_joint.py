@@ -14,7 +14,7 @@ from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.node import fork_p, join_p
 from xform.ir import program, trace
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 
@@ -73,8 +73,8 @@ def test_a_program_is_analyzed_once_for_its_masks() -> None:
     one = analyze(prog, (True,), (True,))
     assert analyze(prog, (True,), (True,)) is one
     assert analyze(prog, (True,), (True,), push=True) is not one
-    assert plan(one, xform.policies.save_nothing) is plan(one, xform.policies.save_nothing)
-    assert plan(one) is not plan(one, xform.policies.save_nothing)
+    assert schedule(one, xform.policies.save_nothing) is schedule(one, xform.policies.save_nothing)
+    assert schedule(one) is not schedule(one, xform.policies.save_nothing)
 
 
 def test_a_layer_called_many_times_is_analyzed_once() -> None:
@@ -124,7 +124,7 @@ def test_structured_equations_are_a_pair_that_never_leaves(name: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_plan_runs_in_two_parts(name: str, policy) -> None:
     joint = analyze(trace(PROGRAMS[name], X), (True,), (True,))
-    how = plan(joint, policy, backend="cpu")
+    how = schedule(joint, policy, backend="cpu")
     (y,), kept = emit.forward(how, [jnp.asarray(X)])
     (ct,) = emit.backward(how, kept, [jnp.asarray(X)], [jnp.ones_like(X)], True, whole=True)
     want, pull = jax.vjp(lambda x: PROGRAMS[name](x)[0], X)
@@ -134,7 +134,7 @@ def test_a_plan_runs_in_two_parts(name: str, policy) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_unwanted_outputs_are_not_computed(name: str) -> None:
-    how = plan(
+    how = schedule(
         analyze(trace(PROGRAMS[name], X), (True,), (True,)), xform.policies.save_nothing, True
     )
     run = lambda x: emit.forward(how, [x], (False,))[1]

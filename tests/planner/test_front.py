@@ -10,7 +10,7 @@ from jax import lax
 
 from xform.ir import trace
 from xform.planner.candidates.as_written import cuts
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.front import Front, Listed, front
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
@@ -44,11 +44,11 @@ def ends(f):
 
 
 def peak(whole) -> int:
-    return liveness(whole.plan, "cpu").total_bytes
+    return liveness(whole.schedule, "cpu").total_bytes
 
 
 def budgets(at) -> list[int]:
-    most = liveness(plan(at.joint(), min_cut, backend="cpu"), "cpu").total_bytes
+    most = liveness(schedule(at.joint(), min_cut, backend="cpu"), "cpu").total_bytes
     return [int(n) for n in np.linspace(most, peak(front(at).lowest()[0]), 20)]
 
 

@@ -15,7 +15,7 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform import errors, policies
 from xform.ir import trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.device import Device, planned_for
 from xform.planner.front import front
 from xform.planner.plan.decision import Decision
@@ -48,8 +48,8 @@ def everything(f):
     joint = joint_of(f, W, X)
     values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
     sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
-    plans = (plan(joint, Decision(frozenset(s), {}), "cpu") for s in sets)
-    return list({frozenset(p.kept): p for p in plans}.values())
+    schedules = (schedule(joint, Decision(frozenset(s), {}), "cpu") for s in sets)
+    return list({frozenset(p.kept): p for p in schedules}.values())
 
 
 def with_margin(n: int) -> int:
@@ -64,17 +64,17 @@ def test_no_saved_set_within_a_budget_runs_less_again(name: str, of: str) -> Non
     every = [(size(p), recompute_flops(p)) for p in everything(PROGRAMS[name])]
     at = ends(PROGRAMS[name])
     for n in sorted({n for n, _ in every}):
-        found = planned(at, policies.budget(with_margin(n) if of == "peak" else n, of=of)).plan
+        found = planned(at, policies.budget(with_margin(n) if of == "peak" else n, of=of)).schedule
         assert size(found) <= n
         assert recompute_flops(found) <= min(work for m, work in every if m <= n)
 
 
 def test_the_default_is_taken_where_it_fits() -> None:
     at = ends(PROGRAMS["three layers"])
-    default = planned(at, min_cut).plan
+    default = planned(at, min_cut).schedule
     most = with_margin(peak(default))
-    assert planned(at, policies.budget(most)).plan is default
-    assert planned(at, policies.budget(most - 2)).plan is not default
+    assert planned(at, policies.budget(most)).schedule is default
+    assert planned(at, policies.budget(most - 2)).schedule is not default
 
 
 def test_without_a_margin_there_is_only_the_lowest() -> None:
@@ -83,7 +83,7 @@ def test_without_a_margin_there_is_only_the_lowest() -> None:
         planned(at, policies.budget(0))
     least = caught.value.floor_bytes
     found = [planned(at, policies.budget(n)) for n in (with_margin(least), least + 1, least)]
-    assert {peak(whole.plan) for whole in found} == {least}
+    assert {peak(whole.schedule) for whole in found} == {least}
     assert [whole.work for whole in found] == sorted(whole.work for whole in found)
 
 
@@ -92,7 +92,7 @@ def test_the_floor_that_is_named_is_the_least_that_can_be_had() -> None:
     with pytest.raises(errors.BudgetInfeasible) as caught:
         planned(at, policies.budget(0))
     least = caught.value.floor_bytes
-    assert peak(planned(at, policies.budget(least)).plan) == least
+    assert peak(planned(at, policies.budget(least)).schedule) == least
     assert least <= min(map(peak, everything(PROGRAMS["two layers"])))
     with pytest.raises(errors.BudgetInfeasible):
         planned(at, policies.budget(least - 1))
@@ -100,9 +100,12 @@ def test_the_floor_that_is_named_is_the_least_that_can_be_had() -> None:
 
 def test_donated_bytes_are_spared() -> None:
     at = ends(PROGRAMS["two layers"])
-    least, donating = peak(front(at).lowest()[0].plan), dataclasses.replace(at, beside=-W.nbytes)
+    least, donating = (
+        peak(front(at).lowest()[0].schedule),
+        dataclasses.replace(at, beside=-W.nbytes),
+    )
     found = planned(donating, policies.budget(least - W.nbytes))
-    assert peak(found.plan) == least
+    assert peak(found.schedule) == least
     with pytest.raises(errors.BudgetInfeasible) as caught:
         planned(donating, policies.budget(0))
     assert caught.value.floor_bytes == least - W.nbytes
@@ -146,9 +149,9 @@ def test_little_and_nothing_is_planned(x) -> None:
     for policy in (min_cut, policies.budget("1 KiB"), policies.budget(0, of="saved")):
         found = planned(at, policy)
         assert found.shapes == {}
-        assert recompute_flops(found.plan) == 0
+        assert recompute_flops(found.schedule) == 0
     constant = Problem(trace(lambda x: [jnp.float32(1)], x), (True,), (True,))
-    assert kept_bytes(planned(constant, policies.budget(0, of="saved")).plan) == 0
+    assert kept_bytes(planned(constant, policies.budget(0, of="saved")).schedule) == 0
 
 
 def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
@@ -160,7 +163,7 @@ def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
     made = xform.plan(f(24), W, X, argnums=None, policy=policy, verify=False)
     found = planned(ends(f(24)), made)
     assert found.shapes == made.shapes() != {}
-    assert waiting_bytes(found.plan) == made.saved_bytes <= policy.bytes
+    assert waiting_bytes(found.schedule) == made.saved_bytes <= policy.bytes
     for g, has in ((PROGRAMS["one"], "the program none"), (f(23), "one of 23")):
         with pytest.raises(errors.OtherProgram, match=has):
             planned(ends(g), made)
@@ -176,7 +179,7 @@ def test_the_default_on_a_tpu_saves_products_and_what_products_read() -> None:
     saved = {}
     for name in ("cpu", "tpu"):
         with planned_for(name):
-            how = planned(ends(f, W, jnp.ones((2048, 16))), min_cut).plan
+            how = planned(ends(f, W, jnp.ones((2048, 16))), min_cut).schedule
             of = collections.Counter(how.joint.producer[v].primitive.name for v in how.kept)
             saved[name] = of
     assert saved["cpu"]["exp"] == 1
@@ -190,7 +193,7 @@ def test_what_a_loop_stacks_is_the_same_on_each_backend() -> None:
     stacked = []
     for name in ("cpu", "tpu"):
         with planned_for(name):
-            how = planned(ends(f, jnp.ones((3, 16, 16)), X), min_cut).plan
+            how = planned(ends(f, jnp.ones((3, 16, 16)), X), min_cut).schedule
             ((inner,),) = how.inner.values()
             stacked.append([inner.joint.producer[v].primitive.name for v in inner.kept])
     assert stacked[0] == stacked[1] == ["tanh"]

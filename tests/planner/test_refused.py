@@ -10,7 +10,7 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
 from xform.errors import BudgetInfeasible
 from xform.planner.costs.outcome import kept_bytes
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.refused import floor_rows, infeasible, over_budget
 from xform.text import human_bytes
 
@@ -23,7 +23,7 @@ def loss(w, x):
 
 
 def how(f=loss, *args, policy=policies.save_everything):
-    return plan(joint_of(f, *(args or (W, X))), policy, "cpu")
+    return schedule(joint_of(f, *(args or (W, X))), policy, "cpu")
 
 
 def line() -> int:

@@ -10,8 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tests.planner.cuts.test_integer_program import joint_of
 from xform._jax import Offloadable, Var
-from xform.interpret.joint import Joint, Plan
-from xform.planner.decide import plan
+from xform.interpret.joint import Joint, Schedule
+from xform.planner.decide import schedule
 from xform.planner.plan.decision import Decision
 from xform.planner.schedule import by_decision, by_policy, scheduled
 from xform.policies import save_dots
@@ -37,9 +37,9 @@ def joint(f) -> Joint:
     return joint_of(f, W, X)
 
 
-def cut(of: Joint, saved=(), sent=None) -> Plan:
+def cut(of: Joint, saved=(), sent=None) -> Schedule:
     decision = Decision(frozenset(saved), {}, sent or {})
-    return scheduled(of, by_decision(decision), {}, plan, decision)
+    return scheduled(of, by_decision(decision), {}, schedule, decision)
 
 
 def made_by(of: Joint, primitive: str) -> list[Var]:
@@ -104,7 +104,7 @@ def test_a_name_stands_for_what_it_names() -> None:
 
 def test_a_policy_is_asked_and_is_the_reason() -> None:
     of = joint(chain)
-    made = scheduled(of, by_policy(save_dots, ()), {}, plan)
+    made = scheduled(of, by_policy(save_dots, ()), {}, schedule)
     assert set(made.kept) == set(made_by(of, "dot_general"))
     assert all(why.endswith("saves dot_general") for why in made.why.values())
 

@@ -121,9 +121,9 @@ def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch)
     f, w = attention(3)
     at = point("plan", f, (w, X), 0, False)
     rng, simulated = np.random.default_rng(seed), lambda how: liveness(how, "cpu").total_bytes
-    measure = lambda whole: int(simulated(whole.plan) * rng.uniform(0.9, 1.1))
+    measure = lambda whole: int(simulated(whole.schedule) * rng.uniform(0.9, 1.1))
     compiler = Compiler(at.problem, measure, "off by a tenth", seed)
-    work, most = (0, 0), simulated(at.planned(policies.min_cut).plan)
+    work, most = (0, 0), simulated(at.planned(policies.min_cut).schedule)
     seen = set()
     for budget in np.linspace(1.1, 0.6, 60) * most:
         try:
@@ -178,9 +178,9 @@ def searched(problem, measure, budget: int, *decides):
 def test_what_a_compiler_spares_is_learned(on_a_tpu) -> None:
     """Of plans that send it makes a quarter less than was expected: so less has to run again."""
     problem, simulated = on_a_tpu, on_a_tpu.peak
-    most = simulated(planned(problem, policies.min_cut).plan)
-    spares = lambda whole: int(simulated(whole.plan) * (0.75 if whole.work[1] else 1))
-    exact = lambda whole: simulated(whole.plan)
+    most = simulated(planned(problem, policies.min_cut).schedule)
+    spares = lambda whole: int(simulated(whole.schedule) * (0.75 if whole.work[1] else 1))
+    exact = lambda whole: simulated(whole.schedule)
     for budget in np.linspace(0.65, 0.4, 6) * most:
         made, compiles = searched(problem, spares, int(budget), "spares")
         assert compiles <= 7
@@ -197,15 +197,15 @@ def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, o
     As on a TPU, where XLA copies stacks of what is sent into another layout.
     """
     problem, simulated = on_a_tpu, on_a_tpu.peak
-    most = simulated(planned(problem, policies.min_cut).plan)
+    most = simulated(planned(problem, policies.min_cut).schedule)
     rng, errs = np.random.default_rng(0), dict[str, float]()
 
     def measure(whole) -> int:
         sent = whole.work[1]
-        err = errs.setdefault(key_of(whole.plan), rng.uniform(-off, off))
-        return int(simulated(whole.plan) * (1 + err) + bool(sent) * once * most + each * sent)
+        err = errs.setdefault(key_of(whole.schedule), rng.uniform(-off, off))
+        return int(simulated(whole.schedule) * (1 + err) + bool(sent) * once * most + each * sent)
 
-    least = simulated(front(problem).lowest()[0].plan)
+    least = simulated(front(problem).lowest()[0].schedule)
     still = [*front(dataclasses.replace(problem, offload=False))._plans]
     work, asked = (0, 0), list[bool]()
 
@@ -225,8 +225,8 @@ def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, o
 
 def test_where_nothing_may_be_sent_the_plan_is_that_without_a_host(on_a_tpu) -> None:
     problem, simulated = on_a_tpu, on_a_tpu.peak
-    refuses = lambda whole: None if whole.work[1] else simulated(whole.plan)
-    most = simulated(planned(problem, policies.min_cut).plan)
+    refuses = lambda whole: None if whole.work[1] else simulated(whole.schedule)
+    most = simulated(planned(problem, policies.min_cut).schedule)
     for part in (0.9, 0.7, 0.5):
         made, _ = searched(problem, refuses, int(part * most), "refuses")
         with planned_for("tpu", "a chip without a host"):

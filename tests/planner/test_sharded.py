@@ -18,7 +18,7 @@ from xform.cost import aval_bytes, device_flops
 from xform.planner.costs.link import Link
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.costs.window import room
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.policies import MinCut
 
 N, ROWS = 32, 4096
@@ -137,10 +137,12 @@ def test_work_inside_shard_map_is_over_all_devices_and_bytes_on_each() -> None:
     x, w = jnp.ones((8, 6, 6)), jnp.ones((6, 6))
     body = lambda x, w: lax.psum(jnp.sum(jnp.sin(jnp.sin(x[0] @ w) @ w)), "i")
     joint = joint_of(shard(body), x, w)
-    most, least = (plan(joint, MinCut(price, price), "cpu") for price in (math.inf, 0.0))
+    most, least = (schedule(joint, MinCut(price, price), "cpu") for price in (math.inf, 0.0))
     alone = joint_of(lambda x, w: jnp.sum(jnp.sin(jnp.sin(x @ w) @ w)), x[0], w)
-    assert kept_bytes(most) == kept_bytes(plan(alone, MinCut(), "cpu"))
-    assert recompute_flops(least) == 8 * recompute_flops(plan(alone, MinCut(0.0, 0.0), "cpu")) > 0
+    assert kept_bytes(most) == kept_bytes(schedule(alone, MinCut(), "cpu"))
+    assert (
+        recompute_flops(least) == 8 * recompute_flops(schedule(alone, MinCut(0.0, 0.0), "cpu")) > 0
+    )
 
 
 def test_time_is_that_of_one_device() -> None:
@@ -149,7 +151,7 @@ def test_time_is_that_of_one_device() -> None:
     seconds = {}
     for name, args in (("alone", (WS[0], X)), ("shared", (w, x))):
         joint = joint_of(f, *args)
-        seconds[name] = room(plan(joint, MinCut(), "cpu"), Link(1.0, 1.0)).seconds
+        seconds[name] = room(schedule(joint, MinCut(), "cpu"), Link(1.0, 1.0)).seconds
         (dot, *_) = [e for e in joint.forward if e.primitive.name == "dot_general"]
         assert device_flops(dot) == 2 * N * N * ROWS / (1 if name == "alone" else 8)
     assert seconds["alone"] == pytest.approx(8 * seconds["shared"], rel=1e-3)

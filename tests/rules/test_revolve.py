@@ -18,7 +18,7 @@ from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import analyze
 from xform.ir import evaluate, trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.plan.decision import Decision, decision_of
 from xform.policies import MinCut
 
@@ -64,12 +64,12 @@ def alone(w, x, steps, reverse):
 def gradient(f, snapshots, args=ARGS):
     """The gradient with the loops of `f` run again from so many states, and its Plan."""
     joint = analyze(trace(f, *args), (True,) * len(args), (True,))
-    how = plan(joint, MinCut(), backend="cpu")
+    how = schedule(joint, MinCut(), backend="cpu")
     inner = dict(decision_of(how).inner)
     for node in [n for n in inner if n.loop]:
-        body: Decision = decision_of(plan(node.joints[0]))
+        body: Decision = decision_of(schedule(node.joints[0]))
         inner[node] = (dataclasses.replace(body, snapshots=snapshots),)
-    how = plan(joint, dataclasses.replace(decision_of(how), inner=inner), "cpu")
+    how = schedule(joint, dataclasses.replace(decision_of(how), inner=inner), "cpu")
     prog = emitted(how)
     return lambda *xs: tuple(evaluate(prog, [*xs, jnp.ones(())])[1:]), how
 

@@ -23,7 +23,7 @@ from xform import everywhere
 from xform._jax import staging
 from xform.callables import function_name
 from xform.files import whole
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops, waiting_bytes
@@ -93,18 +93,18 @@ class Row:
         if types not in self.seen:  # what runs operation by operation may be planned each time
             self.seen.add(types)
             everything = planned(problem, save_everything)
-            self._measure(chosen.plan, waiting_bytes(everything.plan), policy)
+            self._measure(chosen.schedule, waiting_bytes(everything.schedule), policy)
         return chosen
 
-    def _measure(self, plan: Plan, every: int, policy: Policy) -> None:
+    def _measure(self, schedule: Schedule, every: int, policy: Policy) -> None:
         if self.jax_bytes is not None and every < self.jax_bytes:
             return
-        self.jax_bytes, self.bytes = every, waiting_bytes(plan)
-        self.recompute_flops, self.policy = int(recompute_flops(plan)), said(in_bytes(policy))
+        self.jax_bytes, self.bytes = every, waiting_bytes(schedule)
+        self.recompute_flops, self.policy = int(recompute_flops(schedule)), said(in_bytes(policy))
         if self.detailed:
             title = f"kept for the backward pass of {self.name}, {self.policy}"
-            names = [f"input {i}" for i, _ in enumerate(plan.joint.inputs)]
-            self.kept = str(residuals_of(plan, names, title))
+            names = [f"input {i}" for i, _ in enumerate(schedule.joint.inputs)]
+            self.kept = str(residuals_of(schedule, names, title))
 
     def differs(self, by: Any, what: str) -> None:
         """Take note of a difference from JAX."""

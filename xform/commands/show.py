@@ -28,7 +28,7 @@ from xform.ir import Program, trace
 from xform.memory.printed import compiled_text, stablehlo_text
 from xform.passes import PASSES, Pipeline, Step, listing
 from xform.passes.base import size
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.report.shown import shown
 from xform.policies import said
 from xform.text import columns
@@ -133,10 +133,10 @@ def _joint(on: BoundFunction, args: argparse.Namespace) -> str:
         at = point("show", flat.f, flat.types, None, args.has_aux)
     if args.transform == "linearize":
         fun = at.function
-        pushed = plan(analyze(fun.program, fun.active(), fun.differentiable(), push=True), None)
+        pushed = schedule(analyze(fun.program, fun.active(), fun.differentiable(), push=True), None)
         return f"joint program of {on.name}, linearized\n{shown(pushed, args.lines, 'tangents')}"
     by = policy(args.policy or "min_cut")
-    decided = at.planned(by).plan
+    decided = at.planned(by).schedule
     return f"joint program of {on.name}, {said(by)}\n{shown(decided, args.lines)}"
 
 

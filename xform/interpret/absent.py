@@ -31,9 +31,9 @@ from xform.recent import Recent
 from xform.table import rule_of
 from xform.words import Apart
 
-# `joint.Joint` and `joint.Plan`, which hold what this module derives from them.
+# `joint.Joint` and `joint.Schedule`, which hold what this module derives from them.
 Joint = Any
-Plan = Any
+Schedule = Any
 
 _SUMS = (jax_primitives.add_p, named("add_any"))
 
@@ -123,15 +123,15 @@ def moved(joint: Joint, given: Mask) -> Mask:
     return within(joint.results, part(joint, given).moved)
 
 
-def narrowed(plan: Plan, given: Mask) -> tuple[Plan, Mask]:
-    """A Plan for some of its seeds, with the same values kept; and which results are left."""
-    if ("given", given) not in plan.cache:
-        of = part(plan.joint, given)
-        order = [e for eqn in plan.order for e in of.instead.get(id(eqn), (eqn,))]
+def narrowed(schedule: Schedule, given: Mask) -> tuple[Schedule, Mask]:
+    """A Schedule for some of its seeds, with the same values kept; and which results are left."""
+    if ("given", given) not in schedule.cache:
+        of = part(schedule.joint, given)
+        order = [e for eqn in schedule.order for e in of.instead.get(id(eqn), (eqn,))]
         order = live(order, of.joint.backward_outputs)
-        small = dataclasses.replace(plan, joint=of.joint, order=order, cache=Recent())
-        plan.cache["given", given] = small, of.moved
-    return plan.cache["given", given]
+        small = dataclasses.replace(schedule, joint=of.joint, order=order, cache=Recent())
+        schedule.cache["given", given] = small, of.moved
+    return schedule.cache["given", given]
 
 
 def _part(joint: Joint, given: Mask) -> Part:

@@ -1,4 +1,4 @@
-"""Run the parts of a Joint under a Plan, in the current trace.
+"""Run the parts of a Joint under a Schedule, in the current trace.
 
 Both parts carry the name scopes of the user's equations. The backward part is in one of the scopes
 below besides, so that profiles and `xform.memory` can tell the parts of a compiled program apart.
@@ -18,7 +18,7 @@ from xform.arithmetic import Value
 from xform.interpret import walk
 from xform.interpret.absent import narrowed
 from xform.interpret.barrier import Where, barrier
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.materialize import materialize
 from xform.interpret.node import fork_p, gather, spread, there
 from xform.interpret.wait import Wait
@@ -30,22 +30,22 @@ SAVED = "xform(saved: {})"
 
 
 def forward(
-    plan: Plan, args: Sequence[Value], used: Mask | None = None
+    schedule: Schedule, args: Sequence[Value], used: Mask | None = None
 ) -> tuple[list[Value], list[Value]]:
-    """Outputs of the forward part (None where not `used`), and the kept values of the plan."""
-    return walk.forward(plan, _Emit(_forward_scopes(plan)), args, used)
+    """Outputs of the forward part (None where not `used`), and the kept values of the schedule."""
+    return walk.forward(schedule, _Emit(_forward_scopes(schedule)), args, used)
 
 
 def values(
-    plan: Plan, wanted: Sequence[Atom], env: dict[Var, Value], effects: bool = True
+    schedule: Schedule, wanted: Sequence[Atom], env: dict[Var, Value], effects: bool = True
 ) -> list[Value]:
     """Forward values of a Joint, from those in `env` (its inputs, and any others known)."""
-    return walk.values(plan, _Emit(_forward_scopes(plan)), wanted, env, effects)
+    return walk.values(schedule, _Emit(_forward_scopes(schedule)), wanted, env, effects)
 
 
-def once(plan: Plan, wanted: Sequence[Var], env: dict[Var, Value]) -> dict[Var, Value]:
+def once(schedule: Schedule, wanted: Sequence[Var], env: dict[Var, Value]) -> dict[Var, Value]:
     """Some forward values by variable, where they were made."""
-    return dict(zip(wanted, values(plan, wanted, env, effects=False), strict=True))
+    return dict(zip(wanted, values(schedule, wanted, env, effects=False), strict=True))
 
 
 def recompute() -> AbstractContextManager[Any]:
@@ -53,8 +53,9 @@ def recompute() -> AbstractContextManager[Any]:
     return jax.named_scope(RECOMPUTE)
 
 
-def backward(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seeds: Sequence[Value],
-             together: bool, whole: bool = False) -> list[Value]:  # fmt: skip
+def backward(schedule: Schedule, kept: Sequence[Value], args: Sequence[Value],
+             seeds: Sequence[Value], together: bool, whole: bool = False
+             ) -> list[Value]:  # fmt: skip
     """Results of the backward part, from kept values, inputs (those it reads) and seeds.
 
     `together` says that the forward part is in the same computation as this one, so that a compiler
@@ -65,19 +66,19 @@ def backward(plan: Plan, kept: Sequence[Value], args: Sequence[Value], seeds: Se
     """
     given = there(seeds)
     if not all(given):
-        small, moved = narrowed(plan, given)
+        small, moved = narrowed(schedule, given)
         results = backward(small, kept, args, gather(seeds, given), together, whole)
         return spread(results, moved)
-    with jax.named_scope(TANGENT if plan.joint.push else BACKWARD):
-        by = _Emit(_backward_scopes(plan))
-        return walk.backward(plan, by, kept, args, seeds, together, whole)
+    with jax.named_scope(TANGENT if schedule.joint.push else BACKWARD):
+        by = _Emit(_backward_scopes(schedule))
+        return walk.backward(schedule, by, kept, args, seeds, together, whole)
 
 
-def send(plan: Plan, v: Var, x: Value, back: bool = False) -> Value:
-    """A kept value, moved to the memory where it waits (or `back`), if the plan offloads it."""
-    if v not in plan.offloaded:
+def send(schedule: Schedule, v: Var, x: Value, back: bool = False) -> Value:
+    """A kept value, moved to the memory where it waits (or `back`), if the schedule offloads it."""
+    if v not in schedule.offloaded:
         return x
-    move = plan.offloaded[v]
+    move = schedule.offloaded[v]
     kind = move.src if back else move.dst
     space = jax.memory.Space.Device if kind == "device" else jax.memory.Space.Host
     return jax.device_put(x, space)
@@ -98,19 +99,21 @@ class _Emit(walk.BackEnd):
     def results(self, eqn: JaxprEqn, xs: list[Value]) -> list[Value]:
         return bind(eqn, xs, self.scope_of(eqn))
 
-    def fork(self, eqn: JaxprEqn, plans: Sequence[Plan], xs: list[Value], used: Mask) -> list[Any]:
+    def fork(
+        self, eqn: JaxprEqn, schedules: Sequence[Schedule], xs: list[Value], used: Mask
+    ) -> list[Any]:
         node, outputs = eqn.params["node"], used[:-1]
         with source(eqn, self.scope_of(eqn)), eqn.ctx.manager:
             if not used[-1]:
-                return [*node.outputs(plans, xs, outputs), None]
-            results, token = node.forward(plans, xs, outputs)
+                return [*node.outputs(schedules, xs, outputs), None]
+            results, token = node.forward(schedules, xs, outputs)
         return [*results, token]
 
-    def join(self, eqn: JaxprEqn, plans: Sequence[Plan], token: Any, xs: list[Value],
+    def join(self, eqn: JaxprEqn, schedules: Sequence[Schedule], token: Any, xs: list[Value],
              seeds: list[Value], together: bool) -> list[Value]:  # fmt: skip
         node, given = eqn.params["node"], eqn.params["given"]
         with source(eqn, self.scope_of(eqn)), eqn.ctx.manager:
-            results = node.backward(plans, token, xs, spread(seeds, given), together)
+            results = node.backward(schedules, token, xs, spread(seeds, given), together)
         return gather(results, node.gives(given))
 
     def held(self, wait: Wait, saved: list[Value], seeds: list[Value]) -> Sequence[Value]:
@@ -120,13 +123,13 @@ class _Emit(walk.BackEnd):
         with source(eqn, self.scope_of(eqn)):
             return materialize(x, where)
 
-    def moved(self, plan: Plan, v: Var, x: Value, back: bool) -> Value:
-        return send(plan, v, x, back)
+    def moved(self, schedule: Schedule, v: Var, x: Value, back: bool) -> Value:
+        return send(schedule, v, x, back)
 
 
-def _forward_scopes(plan: Plan) -> Callable[[JaxprEqn], Any]:
+def _forward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
     """The scope of each forward equation: for one that makes a saved value, one with the reason."""
-    here, reasons = name_stack(), _reasons(plan)
+    here, reasons = name_stack(), _reasons(schedule)
 
     def scope_of(eqn: JaxprEqn) -> Any:
         reason = next((reasons[v] for v in eqn.outvars if v in reasons), "")
@@ -138,22 +141,22 @@ def _forward_scopes(plan: Plan) -> Callable[[JaxprEqn], Any]:
     return scope_of
 
 
-def _backward_scopes(plan: Plan) -> Callable[[JaxprEqn], Any]:
+def _backward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
     """The scope of each backward equation; forward equations among them are recomputes."""
     here = name_stack()
     with recompute():
         again = name_stack()
-    return lambda eqn: here if id(eqn) in plan.joint.backward_ids else again
+    return lambda eqn: here if id(eqn) in schedule.joint.backward_ids else again
 
 
-def _reasons(plan: Plan) -> dict[Var, str]:
+def _reasons(schedule: Schedule) -> dict[Var, str]:
     """Why each value is saved that is; one that is saved under a name is the value it names."""
     reasons: dict[Var, str] = {}
-    for kept in plan.kept:
-        v, reason = kept, plan.why.get(kept, "")
+    for kept in schedule.kept:
+        v, reason = kept, schedule.why.get(kept, "")
         while isinstance(v, Var) and v not in reasons:
             reasons[v] = reason
-            eqn = plan.joint.producer.get(v)
+            eqn = schedule.joint.producer.get(v)
             if eqn is not None and eqn.primitive is name_p:
                 (v,) = eqn.invars
     return reasons

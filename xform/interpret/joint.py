@@ -3,7 +3,7 @@
 `analyze` traces a program together with its pullback (or, for linearize, its push) once. What
 depends on a cotangent (tangent) is the backward part; all else is the forward part, its values the
 candidates for saving. Structured equations appear as `fork` and `join` with Joints of their own
-(`node`). A `Plan` says which candidates are kept; `emit` runs both parts under a plan.
+(`node`). A `Schedule` says which candidates are kept; `emit` runs both parts under a schedule.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Joint:
 
     @cached_property
     def backward_ids(self) -> frozenset[int]:
-        """`id`s of the backward part's equations: others in a Plan's order are run again."""
+        """`id`s of the backward part's equations: others in a Schedule's order are run again."""
         return frozenset(map(id, self.backward))
 
     @cached_property
@@ -118,8 +118,8 @@ class Joint:
         return frozenset(constant | views)
 
     @cached_property
-    def plans(self) -> dict[Any, Plan]:
-        """Plans made for this Joint, by policy: a few, as a policy may be made for each call."""
+    def schedules(self) -> dict[Any, Schedule]:
+        """The last schedules of this Joint, by policy."""
         return Recent(16)
 
     @cached_property
@@ -129,7 +129,7 @@ class Joint:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+class Schedule:
     """What the backward part of a Joint keeps, and what it runs again.
 
     Attributes:
@@ -140,9 +140,9 @@ class Plan:
       order: the backward part's equations in order, with the forward ones that it runs again.
       recomputed: `id`s of the equations in `order` that are recomputed and are not free.
       reads: which inputs of the program the backward part reads.
-      inner: the Plans of each node's Joints.
+      inner: the Schedules of each node's Joints.
       why: for each kept value, the reason.
-      alike: makes the Plan of another Joint in the same way, of a program met after planning.
+      alike: makes the Schedule of another Joint in the same way, of a program met after planning.
       snapshots: of a loop's body: how many states the loop stores on the way, from which it is run
         again, step by step; what is kept lasts for one step. None: what is kept is kept in every
         trip, and so is the state that is read.
@@ -155,15 +155,15 @@ class Plan:
     order: tuple[JaxprEqn, ...]
     recomputed: frozenset[int]
     reads: Mask
-    inner: dict[Node, tuple[Plan, ...]]
+    inner: dict[Node, tuple[Schedule, ...]]
     why: dict[Var, str]
-    alike: Callable[[Joint], Plan]
+    alike: Callable[[Joint], Schedule]
     snapshots: int | None = None
     asked: bool = False
     cache: dict[Any, Any] = dataclasses.field(default_factory=Recent, repr=False)
 
     @cached_property
-    def bare(self) -> Plan:
+    def bare(self) -> Schedule:
         """The same with nothing kept and nothing read: what serves the outputs alone."""
         reads = (False,) * len(self.reads)
         return dataclasses.replace(self, kept=(), offloaded={}, reads=reads, cache=Recent())
@@ -233,7 +233,7 @@ def _push(prog: Program, active: Mask, seeded: Mask) -> Joint:
 
 
 def _opened(traced: Program) -> Program:
-    """A traced program with the calls opened that a plan sees through, and simplified."""
+    """A traced program with the calls opened that a schedule sees through, and simplified."""
     prog = opened(released(traced), functools.partial(small, staged=not _SINGLY.get()))
     simpler = Simplify().rewrite(prog)
     if simpler is prog:
@@ -283,15 +283,15 @@ def _split(
     )
 
 
-def reads_of(eqn: JaxprEqn, inner: dict[Node, tuple[Plan, ...]]) -> list[Var]:
-    """What an equation reads under a plan: a join takes only some of its node's inputs."""
+def reads_of(eqn: JaxprEqn, inner: dict[Node, tuple[Schedule, ...]]) -> list[Var]:
+    """What an equation reads under a schedule: a join takes only some of its node's inputs."""
     atoms: Sequence[Any] = eqn.invars
     if eqn.primitive is join_p:
         node = eqn.params["node"]
         n = len(node.eqn.invars)
         token, xs, seeds = atoms[0], atoms[1 : 1 + n], atoms[1 + n :]
-        plans = inner[node]
-        atoms = [token, *gather(xs, node.reads(plans)), *seeds]
+        schedules = inner[node]
+        atoms = [token, *gather(xs, node.reads(schedules)), *seeds]
     return [v for v in atoms if isinstance(v, Var)]
 
 

@@ -8,7 +8,7 @@ from xform._jax import JaxprEqn, Var
 from xform.arithmetic import differentiable
 from xform.errors import NotLinear
 from xform.interpret.barrier import barrier_p
-from xform.interpret.joint import Plan, reads_of
+from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.node import fork_p, join_p
 from xform.ir import Mask
 from xform.passes.dce import live
@@ -16,13 +16,13 @@ from xform.source import frame
 from xform.table import lookup
 
 
-def check_linear(plan: Plan, active: Mask) -> None:
+def check_linear(schedule: Schedule, active: Mask) -> None:
     """Raise NotLinear where the transpose would need the point at which it is taken.
 
     And where an output depends on an input through steps only (rounding, comparison): its
     derivative is zero, which is not its transpose.
     """
-    joint = plan.joint
+    joint = schedule.joint
     moving = {v for v, on in zip(joint.inputs, active, strict=True) if on}
     smooth = set(moving)
     needed = set(map(id, live(joint.forward, joint.outputs)))
@@ -39,7 +39,7 @@ def check_linear(plan: Plan, active: Mask) -> None:
             node = eqn.params["node"]
             if node.steered(tuple(moves)):
                 raise _not_linear("an argument decides how many steps a loop takes", eqn)
-            for inner in plan.inner[node]:
+            for inner in schedule.inner[node]:
                 check_linear(inner, inner.joint.active)
             outs = (*lookup(node.eqn).active(node.eqn, on), False)
         else:
@@ -48,8 +48,8 @@ def check_linear(plan: Plan, active: Mask) -> None:
         if id(eqn) in needed and not any(outs) and any(map(_inexact, eqn.outvars)):
             raise _not_linear(f"{eqn.primitive.name} is constant between its steps", eqn)
     forward = set(map(id, joint.forward))
-    for eqn in plan.order:
-        for v in () if id(eqn) in forward else reads_of(eqn, plan.inner):
+    for eqn in schedule.order:
+        for v in () if id(eqn) in forward else reads_of(eqn, schedule.inner):
             token = eqn.primitive is join_p and v is eqn.invars[0]
             if v in moving and not token:
                 name = eqn.primitive.name

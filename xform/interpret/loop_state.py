@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from xform._jax import Var
-from xform.interpret.joint import Joint, Plan
+from xform.interpret.joint import Joint, Schedule
 from xform.interpret.node import gather
 from xform.ir import Atom
 from xform.passes.dce import live
@@ -13,15 +13,17 @@ from xform.passes.dce import live
 _NONE: Mapping[Var, Var] = {}
 
 
-def needed(plan: Plan, carried: Mapping[Var, Atom], ahead: Mapping[Var, Var] = _NONE) -> set[Var]:
+def needed(
+    schedule: Schedule, carried: Mapping[Var, Atom], ahead: Mapping[Var, Var] = _NONE
+) -> set[Var]:
     """Inputs of a step from which all that its backward part reads is made, here and before.
 
     `carried` has, by the input, the output that it becomes; `ahead`, those of these that are at
     hand after a step. A least fixpoint: what makes a needed carry is needed too.
     """
-    joint, inputs = plan.joint, set(plan.joint.inputs)
-    need = {*gather(joint.inputs, plan.reads), *ahead}
-    need |= read_for(joint, plan.kept, ahead.values())
+    joint, inputs = schedule.joint, set(schedule.joint.inputs)
+    need = {*gather(joint.inputs, schedule.reads), *ahead}
+    need |= read_for(joint, schedule.kept, ahead.values())
     need &= inputs
     while True:
         goal = [carried[v] for v in need if v in carried]

@@ -2,8 +2,9 @@
 
 scan, cond and calls hold programs. Where such an equation carries a derivative, the joint program
 holds a pair instead, `fork(inputs) -> outputs, token` and `join(token, inputs, seeds) -> results`.
-The pair's Node holds the nested Joints. A token's value is a pytree of residuals, chosen by a plan
-after the trace; both primitives exist only between analysis and emission and never reach the user.
+The pair's Node holds the nested Joints. A token's value is a pytree of residuals, chosen by a
+schedule after the trace; both primitives exist only between analysis and emission and never reach
+the user.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from xform.ir import spread as spread
 from xform.source import frame
 from xform.table import Rule
 
-# `joint.Joint` and `joint.Plan`, which are made of nodes: a Node only hands them on.
+# `joint.Joint` and `joint.Schedule`, which are made of nodes: a Node only hands them on.
 Joint = Any
-Plans = Sequence[Any]
+Schedules = Sequence[Any]
 Pull = Callable[[Sequence[Value]], list[Value]]
 Pushed = tuple[Sequence[Value], Sequence[Value]]
 
@@ -106,7 +107,7 @@ class Node(abc.ABC):
     trips: int = 1
     device_count: int = 1  # of the devices that each run its programs
     first_carry: int = 0  # in a loop's program
-    loop: ClassVar[bool] = False  # re-running it costs its whole length: a plan may keep its state
+    loop: ClassVar[bool] = False  # running it again costs its whole length
     policy: Any = None
     region: ClassVar[bool] = False  # a remat region: its own policy decides inside
 
@@ -125,25 +126,27 @@ class Node(abc.ABC):
         """The outputs, by the equation itself."""
         return apply(self.eqn, xs)
 
-    def outputs(self, plans: Plans, xs: Sequence[Value], used: Mask) -> list[Value]:
+    def outputs(self, schedules: Schedules, xs: Sequence[Value], used: Mask) -> list[Value]:
         """The outputs as the forward part makes them, without a token.
 
         By the forward rules of custom functions, that is: a derivative of it is a derivative of
-        those, whatever a plan runs again.
+        those, whatever a schedule runs again.
         """
-        return self.forward([p.bare for p in plans], xs, used)[0]
+        return self.forward([p.bare for p in schedules], xs, used)[0]
 
     @abc.abstractmethod
-    def reads(self, plans: Plans) -> Mask:
+    def reads(self, schedules: Schedules) -> Mask:
         """Which inputs the backward part takes from outside, rather than from the token."""
 
     @abc.abstractmethod
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask) -> tuple[list[Value], Any]:
+    def forward(
+        self, schedules: Schedules, xs: Sequence[Value], used: Mask
+    ) -> tuple[list[Value], Any]:
         """Outputs (None where not `used`) and the token's value."""
 
     @abc.abstractmethod
-    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
-                 together: bool) -> list[Value]:  # fmt: skip
+    def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
+                 seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         """Results of the backward part; `together`: the forward part is in this computation.
 
         A node with its own `moved` gets None for absent seeds, and returns None for absent results.
@@ -162,25 +165,25 @@ class Node(abc.ABC):
         """Whether the node takes the `given` seeds alone."""
         return all(given) or self.moved(given) is not None
 
-    def stacked(self, plans: Plans) -> Mask:
+    def stacked(self, schedules: Schedules) -> Mask:
         """Which inputs of the nested program the token holds once per trip: a loop's carry."""
-        return (False,) * len(plans[0].reads)
+        return (False,) * len(schedules[0].reads)
 
-    def copies(self, plans: Plans) -> Sequence[int]:
+    def copies(self, schedules: Schedules) -> Sequence[int]:
         """How many states of each input of the nested program the token holds."""
-        return [self.trips * on for on in self.stacked(plans)]
+        return [self.trips * on for on in self.stacked(schedules)]
 
     def steered(self, moving: Mask) -> bool:
         """Whether inputs that are `moving` decide how often a loop runs."""
         return False
 
-    def hoisted(self, plan: Any) -> Mask:
-        """Which of a nested plan's kept values the token holds once, rather than once per trip."""
-        return (False,) * len(plan.kept)
+    def hoisted(self, schedule: Any) -> Mask:
+        """Which kept values of a nested schedule the token holds once, not once per trip."""
+        return (False,) * len(schedule.kept)
 
-    def keeps(self, plan: Any) -> Sequence[Any]:
-        """Those of a nested plan's kept values that the token holds."""
-        return plan.kept
+    def keeps(self, schedule: Any) -> Sequence[Any]:
+        """The kept values of a nested schedule that the token holds."""
+        return schedule.kept
 
 
 def there(values: Sequence[Value]) -> Mask:
@@ -196,10 +199,10 @@ def within(mask: Mask, on: Sequence[bool]) -> Mask:
 class Whole(Node):
     """A node that keeps nothing: its backward part has all inputs, and starts from them."""
 
-    def reads(self, plans: Plans) -> Mask:
+    def reads(self, schedules: Schedules) -> Mask:
         return (True,) * len(self.eqn.invars)
 
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+    def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         return self.primal(xs), ()
 
 
@@ -207,8 +210,8 @@ class Structured(Rule):
     """The rule of a primitive that holds programs, or says itself how it is differentiated.
 
     A subclass has `jvp` for forward mode, and `node`, with a `Node` of its own, for reverse mode
-    and `linearize`; or, where its two parts need no plan, `vjp` and `split` themselves. `active`
-    says which outputs depend on the active inputs: without it, every one of a float dtype.
+    and `linearize`; or, where its two parts need no schedule, `vjp` and `split` themselves.
+    `active` says which outputs depend on the active inputs: without it, every one of a float dtype.
 
     Args:
       name: the name of the primitive.

@@ -21,7 +21,7 @@ from jax import lax
 
 from xform._jax import Var, jax_primitives
 from xform.interpret.barrier import Where
-from xform.interpret.joint import Plan, reads_of
+from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.wait import is_work
 from xform.interpret.written import plain
 from xform.table import traits
@@ -34,16 +34,16 @@ _LONG = 8
 _FEW = 1024
 
 
-def shared(plan: Plan) -> dict[Var, Where]:
+def shared(schedule: Schedule) -> dict[Var, Where]:
     """The values at the end of a long cheap chain that a product reads, and another operation."""
-    if "shared" not in plan.cache:
-        where: dict[Var, Where] = {v: "cpu" for v in _shared(plan)}
-        plan.cache["shared"] = where
-    return plan.cache["shared"]
+    if "shared" not in schedule.cache:
+        where: dict[Var, Where] = {v: "cpu" for v in _shared(schedule)}
+        schedule.cache["shared"] = where
+    return schedule.cache["shared"]
 
 
-def _shared(plan: Plan) -> Iterator[Var]:
-    reads = [(eqn, frozenset(reads_of(eqn, plan.inner))) for eqn in plan.order]
+def _shared(schedule: Schedule) -> Iterator[Var]:
+    reads = [(eqn, frozenset(reads_of(eqn, schedule.inner))) for eqn in schedule.order]
     products = Counter(v for eqn, read in reads if is_work(eqn) for v in read)
     sums = {v for eqn, read in reads if eqn.primitive in _SUMS for v in read}
     chains: dict[Var, frozenset[int]] = {}

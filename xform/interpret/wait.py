@@ -12,7 +12,7 @@ from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
 from xform.cost import aval_bytes
 from xform.hijax import is_vector
 from xform.interpret.barrier import EARLY, Where, holdable
-from xform.interpret.joint import Plan, reads_of
+from xform.interpret.joint import Schedule, reads_of
 from xform.passes.structured import body
 from xform.table import traits
 
@@ -32,8 +32,8 @@ class Wait:
 Waits = Mapping[int, Sequence[Wait]]
 
 
-def waits(plan: Plan, whole: bool, together: bool) -> Waits:
-    """What waits, by its place in `plan.order`.
+def waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
+    """What waits, by its place in `schedule.order`.
 
     `together` says that the forward part is in the same computation.
 
@@ -55,40 +55,40 @@ def waits(plan: Plan, whole: bool, together: bool) -> Waits:
     that it does not save is not to be kept, whatever the compiler would take for the better.
     """
     key = "waits", whole, together
-    if key not in plan.cache:
-        plan.cache[key] = _each(plan, together) if whole else _once(plan)
-    return plan.cache[key]
+    if key not in schedule.cache:
+        schedule.cache[key] = _each(schedule, together) if whole else _once(schedule)
+    return schedule.cache[key]
 
 
-def _once(plan: Plan) -> Waits:
-    forward = {id(e) for e in plan.joint.forward}
-    saved = cover([e for e in plan.order if id(e) in forward], plan)
-    return {0: [Wait(saved, plan.joint.seeds)]} if saved else {}
+def _once(schedule: Schedule) -> Waits:
+    forward = {id(e) for e in schedule.joint.forward}
+    saved = cover([e for e in schedule.order if id(e) in forward], schedule)
+    return {0: [Wait(saved, schedule.joint.seeds)]} if saved else {}
 
 
-def _each(plan: Plan, together: bool) -> Waits:
-    written = {v for eqn in plan.order if is_work(eqn) for v in reads_of(eqn, plan.inner)}
-    anchors = _anchors(plan, written)
-    forward = {id(e) for e in plan.joint.forward}
+def _each(schedule: Schedule, together: bool) -> Waits:
+    written = {v for eqn in schedule.order if is_work(eqn) for v in reads_of(eqn, schedule.inner)}
+    anchors = _anchors(schedule, written)
+    forward = {id(e) for e in schedule.joint.forward}
     by_start: dict[int, Wait] = {}
     sizes: dict[int, int] = {}
     early: dict[int, Wait] = {}
     shared: dict[int, list[Wait]] = {}
     run: list[JaxprEqn] = []
     start, dear = 0, False
-    for i, eqn in enumerate(plan.order):
+    for i, eqn in enumerate(schedule.order):
         if id(eqn) in forward:
             start = start if run else i
             run.append(eqn)
             continue
-        cts = [v for v in reads_of(eqn, plan.inner) if v in anchors]
-        saved = cover(run, plan) if cts else ()
+        cts = [v for v in reads_of(eqn, schedule.inner) if v in anchors]
+        saved = cover(run, schedule) if cts else ()
         last, at = max((anchors[v] for v in cts), key=lambda anchor: anchor[1], default=(None, 0))
         work = any(map(is_work, run))
         if saved and last is not None and (work or at >= 0):
-            fused = together and not (work or plan.asked or _grows(run, plan, written))
+            fused = together and not (work or schedule.asked or _grows(run, schedule, written))
             by_start[start] = Wait(saved, (last,), "cpu and gpu" if fused else "everywhere")
-            if work and at < 0 and together and (others := _operands(run, plan, saved)):
+            if work and at < 0 and together and (others := _operands(run, schedule, saved)):
                 shared[start] = [Wait(others, (last,), "gpu")]
             if not work:
                 sizes[start] = sum(aval_bytes(v.aval) for e in run for v in e.outvars)
@@ -97,7 +97,7 @@ def _each(plan: Plan, together: bool) -> Waits:
             dear = dear or any(map(_dear, run))
         run = []
     by_start |= early if dear else {}
-    left = _LIGHT * sum((*sizes.values(), *(aval_bytes(v.aval) for v in plan.kept)))
+    left = _LIGHT * sum((*sizes.values(), *(aval_bytes(v.aval) for v in schedule.kept)))
     for i in sorted(sizes, key=sizes.__getitem__):
         left -= sizes[i]
         if left < 0:
@@ -107,15 +107,15 @@ def _each(plan: Plan, together: bool) -> Waits:
     return {i: [wait, *shared.get(i, ())] for i, wait in by_start.items()}
 
 
-def _anchors(plan: Plan, written: Set[Var]) -> dict[Var, tuple[Var, int]]:
+def _anchors(schedule: Schedule, written: Set[Var]) -> dict[Var, tuple[Var, int]]:
     """For each value that depends on a cotangent, the last value in memory that it is made from.
 
-    And the place in `plan.order` of what makes that. In memory is what work reads (`written`) or
-    makes; before the first work, the cotangents, and what of them takes no more or is a sum.
+    And the place in `schedule.order` of what makes that. In memory is what work reads (`written`)
+    or makes; before the first work, the cotangents, and what of them takes no more or is a sum.
     """
-    anchors = {v: (v, -1) for v in plan.joint.seeds}
-    for i, eqn in enumerate(plan.order):
-        cts = [anchors[v] for v in reads_of(eqn, plan.inner) if v in anchors]
+    anchors = {v: (v, -1) for v in schedule.joint.seeds}
+    for i, eqn in enumerate(schedule.order):
+        cts = [anchors[v] for v in reads_of(eqn, schedule.inner) if v in anchors]
         if not cts:
             continue
         last, at = max(cts, key=lambda anchor: anchor[1])
@@ -129,10 +129,10 @@ def _anchors(plan: Plan, written: Set[Var]) -> dict[Var, tuple[Var, int]]:
     return anchors
 
 
-def _operands(run: Sequence[JaxprEqn], plan: Plan, saved: Sequence[Var]) -> tuple[Var, ...]:
+def _operands(run: Sequence[JaxprEqn], schedule: Schedule, saved: Sequence[Var]) -> tuple[Var, ...]:
     """What work in a run reads that the run does not make, and that is not held back yet."""
     made = {*saved, *(v for e in run for v in e.outvars)}
-    read = dict.fromkeys(v for e in run if is_work(e) for v in reads_of(e, plan.inner))
+    read = dict.fromkeys(v for e in run if is_work(e) for v in reads_of(e, schedule.inner))
     return tuple(v for v in read if v not in made and holdable(v.aval))
 
 
@@ -142,10 +142,10 @@ def is_work(eqn: JaxprEqn) -> bool:
     return any(map(is_work, body(eqn).equations)) if of.call else not of.fusible
 
 
-def _grows(run: Sequence[JaxprEqn], plan: Plan, written: Set[Var]) -> bool:
+def _grows(run: Sequence[JaxprEqn], schedule: Schedule, written: Set[Var]) -> bool:
     """Whether what a run makes and is written has more elements than each value that it reads."""
     made = [v for e in run for v in e.outvars]
-    read = {v for e in run for v in reads_of(e, plan.inner)}.difference(made)
+    read = {v for e in run for v in reads_of(e, schedule.inner)}.difference(made)
     most = max((_size(v) for v in made if v in written), default=0)
     return most > max((_size(v) for v in read), default=0)
 
@@ -156,7 +156,7 @@ def _dear(eqn: JaxprEqn) -> bool:
     return any(map(_dear, body(eqn).equations)) if of.call else of.dear
 
 
-def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
+def cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
     """The fewest values, greedily, such that each recomputed equation depends on one of them.
 
     Equations that cost nothing may stay merged. What is repeated may not, be it a row's statistic:
@@ -169,14 +169,14 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
     reached: list[int] = []
     for eqn in run:
         over = 0
-        for v in reads_of(eqn, plan.inner):
+        for v in reads_of(eqn, schedule.inner):
             if v not in depends:
                 depends[v] = leaves[v] = 1 << len(leaves)
             over |= depends[v]
-        if id(eqn) in plan.recomputed and not _folded(eqn, plan):
+        if id(eqn) in schedule.recomputed and not _folded(eqn, schedule):
             reached.append(over)
         reached += [
-            depends[v] for v in reads_of(eqn, plan.inner) if _repeated(v, eqn) and depends[v]
+            depends[v] for v in reads_of(eqn, schedule.inner) if _repeated(v, eqn) and depends[v]
         ]
         depends.update((v, over) for v in eqn.outvars)
     gain = {v: 0 for v in leaves if holdable(v.aval)}
@@ -195,12 +195,12 @@ def cover(run: Sequence[JaxprEqn], plan: Plan) -> tuple[Var, ...]:
     return tuple(chosen)
 
 
-def _folded(eqn: JaxprEqn, plan: Plan) -> bool:
+def _folded(eqn: JaxprEqn, schedule: Schedule) -> bool:
     """Whether it transposes a matrix that is there anyway: XLA makes it part of its reader.
 
     A barrier would copy the matrix.
     """
-    if eqn.primitive is not lax.transpose_p or eqn.invars[0] in plan.joint.producer:
+    if eqn.primitive is not lax.transpose_p or eqn.invars[0] in schedule.joint.producer:
         return False
     return len(eqn.params["permutation"]) == 2
 

@@ -1,4 +1,4 @@
-"""Walk over the two parts of a Joint under a Plan.
+"""Walk over the two parts of a Joint under a Schedule.
 
 The walk knows the order of equations, what is saved, sent to the host, written to memory and held
 back, and which parts of loops and calls are needed. What becomes of each equation is up to a back
@@ -13,7 +13,7 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Var
 from xform.interpret.barrier import Where
-from xform.interpret.joint import Plan, reads_of
+from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.node import fork_p, gather, join_p, spread
 from xform.interpret.shared import shared
 from xform.interpret.wait import Wait, Waits, waits
@@ -48,11 +48,13 @@ class BackEnd(abc.ABC):
         """The results of an equation."""
 
     @abc.abstractmethod
-    def fork(self, eqn: JaxprEqn, plans: Sequence[Plan], xs: list[Any], used: Mask) -> list[Any]:
+    def fork(
+        self, eqn: JaxprEqn, schedules: Sequence[Schedule], xs: list[Any], used: Mask
+    ) -> list[Any]:
         """The outputs of a node's forward part and its token, each None where not `used`."""
 
     @abc.abstractmethod
-    def join(self, eqn: JaxprEqn, plans: Sequence[Plan], token: Any, xs: list[Any],
+    def join(self, eqn: JaxprEqn, schedules: Sequence[Schedule], token: Any, xs: list[Any],
              seeds: list[Any], together: bool) -> list[Any]:  # fmt: skip
         """The results of a node's backward part.
 
@@ -69,58 +71,60 @@ class BackEnd(abc.ABC):
         """A result of an equation, written to memory on some backends."""
 
     @abc.abstractmethod
-    def moved(self, plan: Plan, v: Var, x: Any, back: bool) -> Any:
+    def moved(self, schedule: Schedule, v: Var, x: Any, back: bool) -> Any:
         """An offloaded value, sent to the memory where it waits, or `back`."""
 
 
 def forward(
-    plan: Plan, by: BackEnd, args: Sequence[Any], used: Mask | None = None
+    schedule: Schedule, by: BackEnd, args: Sequence[Any], used: Mask | None = None
 ) -> tuple[list[Any], list[Any]]:
-    """Outputs of the forward part (None where not `used`), and the kept values of the plan."""
-    joint = plan.joint
+    """Outputs of the forward part (None where not `used`), and the kept values of the schedule."""
+    joint = schedule.joint
     used = used or (True,) * len(joint.outputs)
     outputs = gather(joint.outputs, used)
     env = dict(zip(joint.inputs, args, strict=True))
-    walk = _Walk(plan, by, env)
-    out = walk.values([*outputs, *plan.kept], written(plan) if by.staged else {}, sends=True)
-    kept = [walk.sent.get(v, x) for v, x in zip(plan.kept, out[len(outputs) :], strict=True)]
+    walk = _Walk(schedule, by, env)
+    out = walk.values(
+        [*outputs, *schedule.kept], written(schedule) if by.staged else {}, sends=True
+    )
+    kept = [walk.sent.get(v, x) for v, x in zip(schedule.kept, out[len(outputs) :], strict=True)]
     return spread(out[: len(outputs)], used), kept
 
 
 def values(
-    plan: Plan, by: BackEnd, wanted: Sequence[Any], env: Environment, effects: bool = True
+    schedule: Schedule, by: BackEnd, wanted: Sequence[Any], env: Environment, effects: bool = True
 ) -> list[Any]:
     """Forward values of a Joint, from those in `env` (its inputs, and any others known)."""
-    return _Walk(plan, by, dict(env)).values(wanted, effects=effects)
+    return _Walk(schedule, by, dict(env)).values(wanted, effects=effects)
 
 
-def backward(plan: Plan, by: BackEnd, kept: Sequence[Any], args: Sequence[Any],
+def backward(schedule: Schedule, by: BackEnd, kept: Sequence[Any], args: Sequence[Any],
              seeds: Sequence[Any], together: bool, whole: bool) -> list[Any]:  # fmt: skip
     """Results of the backward part, from kept values, inputs (those it reads) and seeds.
 
     `together` says that the forward part is in the same computation; `whole`, that the Joint is a
     whole function or the body of a loop, see `waits`.
     """
-    joint = plan.joint
-    env = _Kept(plan, by, kept)
+    joint = schedule.joint
+    env = _Kept(schedule, by, kept)
     env.update(by.constants(joint.program))
     env.update(zip(joint.inputs, args, strict=True))
     env.update(zip(joint.seeds, seeds, strict=True))
-    places = waits(plan, whole, together) if together or whole else {}
-    stays = written(plan) if places and by.staged else {}
+    places = waits(schedule, whole, together) if together or whole else {}
+    stays = written(schedule) if places and by.staged else {}
     if together and whole and by.staged:
-        stays = shared(plan) | stays
-    walk = _Walk(plan, by, env, plan.inner if together else ())
-    walk.run(plan.order, joint.backward_outputs, stays, places)
+        stays = shared(schedule) | stays
+    walk = _Walk(schedule, by, env, schedule.inner if together else ())
+    walk.run(schedule.order, joint.backward_outputs, stays, places)
     return [by.read(env, v) for v in joint.backward_outputs]
 
 
 class _Kept(Environment):
     """An environment with the kept values; an offloaded one comes back where it is first read."""
 
-    def __init__(self, plan: Plan, by: BackEnd, kept: Sequence[Any]):
-        self._plan, self._by = plan, by
-        self._kept = dict(zip(plan.kept, kept, strict=True))
+    def __init__(self, schedule: Schedule, by: BackEnd, kept: Sequence[Any]):
+        self._plan, self._by = schedule, by
+        self._kept = dict(zip(schedule.kept, kept, strict=True))
 
     def __missing__(self, v: Var) -> Any:
         if v not in self._kept:
@@ -141,8 +145,10 @@ class _Walk:
       sent: the offloaded values, where they wait.
     """
 
-    def __init__(self, plan: Plan, by: BackEnd, env: Environment, forked: Iterable[Any] = ()):
-        self.plan, self.by, self.env = plan, by, env
+    def __init__(
+        self, schedule: Schedule, by: BackEnd, env: Environment, forked: Iterable[Any] = ()
+    ):
+        self.schedule, self.by, self.env = schedule, by, env
         self.forked = set(forked)
         self.sent: Environment = {}
 
@@ -154,7 +160,7 @@ class _Walk:
         sends: bool = False,
     ) -> list[Any]:
         """Forward values, by the equations that make them from what is known."""
-        joint = self.plan.joint
+        joint = self.schedule.joint
         equations = live(joint.forward, wanted, self.env, effects)
         self.env |= self.by.constants(joint.program)
         self.run(equations, wanted, stays or {}, sends=sends)
@@ -173,10 +179,10 @@ class _Walk:
         Results that are in `stays` are written to memory. At each of `places` values are held back
         until cotangents are there. With `sends`, offloaded values are sent when they are made.
         """
-        plan, by, env, places = self.plan, self.by, self.env, places or {}
+        schedule, by, env, places = self.schedule, self.by, self.env, places or {}
         wanted = [v for v in wanted if isinstance(v, Var)]
-        need = {*wanted, *(v for eqn in equations for v in reads_of(eqn, plan.inner))}
-        drop = {} if by.staged else _last_reads(equations, plan, wanted, places)
+        need = {*wanted, *(v for eqn in equations for v in reads_of(eqn, schedule.inner))}
+        drop = {} if by.staged else _last_reads(equations, schedule, wanted, places)
         for i, eqn in enumerate(equations):
             for wait in places.get(i, ()):
                 held = by.held(wait, self._read(wait.saved), self._read(wait.seeds))
@@ -185,8 +191,8 @@ class _Walk:
             for v in eqn.outvars:
                 if v in stays:
                     env[v] = by.materialized(eqn, env[v], stays[v])
-                if sends and v in plan.offloaded:
-                    self.sent[v] = by.moved(plan, v, env[v], back=False)
+                if sends and v in schedule.offloaded:
+                    self.sent[v] = by.moved(schedule, v, env[v], back=False)
             for v in drop.get(i, ()):
                 env.pop(v, None)
 
@@ -199,27 +205,28 @@ class _Walk:
             node = eqn.params["node"]
             self.forked.add(node)
             used = tuple(v in need for v in eqn.outvars)
-            return self.by.fork(eqn, self.plan.inner[node], self._read(eqn.invars), used)
+            return self.by.fork(eqn, self.schedule.inner[node], self._read(eqn.invars), used)
         if eqn.primitive is not join_p:
             return self.by.results(eqn, self._read(eqn.invars))
         node = eqn.params["node"]
-        plans, n = self.plan.inner[node], len(node.eqn.invars)
-        reads = node.reads(plans)
+        schedules, n = self.schedule.inner[node], len(node.eqn.invars)
+        reads = node.reads(schedules)
         token, inputs, seeds = eqn.invars[0], eqn.invars[1 : 1 + n], eqn.invars[1 + n :]
         xs = spread(self._read(gather(inputs, reads)), reads)
         token, seeds = self.by.read(self.env, token), self._read(seeds)
-        return self.by.join(eqn, plans, token, xs, seeds, node in self.forked)
+        return self.by.join(eqn, schedules, token, xs, seeds, node in self.forked)
 
 
-def _last_reads(equations: Sequence[JaxprEqn], plan: Plan, wanted: Sequence[Var], places: Waits
-                ) -> dict[int, list[Var]]:  # fmt: skip
+def _last_reads(
+    equations: Sequence[JaxprEqn], schedule: Schedule, wanted: Sequence[Var], places: Waits
+) -> dict[int, list[Var]]:
     """For each place, the values that nothing reads after it."""
-    named = plan.joint.named
+    named = schedule.joint.named
     seen = {*wanted, *(named[v] for v in wanted if v in named)}
     drop: dict[int, list[Var]] = {}
     for i, eqn in reversed([*enumerate(equations)]):
         waiting = [v for wait in places.get(i, ()) for v in (*wait.seeds, *wait.saved)]
-        for v in (*eqn.outvars, *reads_of(eqn, plan.inner), *waiting):
+        for v in (*eqn.outvars, *reads_of(eqn, schedule.inner), *waiting):
             for x in (v, named.get(v, v)):
                 if x not in seen:
                     seen.add(x)

@@ -16,7 +16,7 @@ import numpy as np
 from xform._jax import JaxprEqn, Literal, Var
 from xform.cost import aval_bytes
 from xform.interpret.barrier import Where
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.wait import is_work
 from xform.table import traits
 
@@ -26,36 +26,42 @@ _LARGER = 3
 _REPEATED = ("elementwise", "movement")
 
 
-def written(plan: Plan) -> dict[Var, Where]:
+def written(schedule: Schedule) -> dict[Var, Where]:
     """The saved values that are much smaller than what a compiler would make them from again.
 
     With what is pooled and not saved; and on which backends. Of a forward part that is compiled
     with its backward part, outside loops: what a loop stacks is written anyway. Inputs, and what
     else is saved, are there in any case, and cost nothing.
     """
-    if "written" not in plan.cache:
-        there = {plan.joint.named.get(v, v) for v in plan.kept}
-        there |= {*plan.joint.inputs, *(v for v, _ in plan.joint.program.consts)}
-        smaller = [v for v in plan.kept if v not in plan.offloaded and _from_larger(plan, v, there)]
-        pooled = [v for v in _pooled(plan) if v not in there and _of_constants(plan, v, there)]
+    if "written" not in schedule.cache:
+        there = {schedule.joint.named.get(v, v) for v in schedule.kept}
+        there |= {*schedule.joint.inputs, *(v for v, _ in schedule.joint.program.consts)}
+        smaller = [
+            v
+            for v in schedule.kept
+            if v not in schedule.offloaded and _from_larger(schedule, v, there)
+        ]
+        pooled = [
+            v for v in _pooled(schedule) if v not in there and _of_constants(schedule, v, there)
+        ]
         where: dict[Var, Where] = {v: "cpu" for v in pooled}
         where.update((v, "everywhere") for v in smaller)
-        plan.cache["written"] = where
-    return plan.cache["written"]
+        schedule.cache["written"] = where
+    return schedule.cache["written"]
 
 
-def _pooled(plan: Plan) -> Iterator[Var]:
+def _pooled(schedule: Schedule) -> Iterator[Var]:
     """What is pooled."""
-    for eqn in plan.joint.forward:
+    for eqn in schedule.joint.forward:
         if traits(eqn.primitive).pools and isinstance(v := eqn.invars[0], Var) and plain(v):
             yield v
 
 
-def _of_constants(plan: Plan, v: Var, there: set[Var]) -> bool:
+def _of_constants(schedule: Schedule, v: Var, there: set[Var]) -> bool:
     """Whether what XLA fuses to make a value has constants in it."""
     todo, seen = [v], {v}
     for x in todo:
-        maker = plan.joint.producer.get(x)
+        maker = schedule.joint.producer.get(x)
         if maker is None or is_work(maker):
             continue
         if traits(maker.primitive).call or any(isinstance(y, Literal) for y in maker.invars):
@@ -67,8 +73,8 @@ def _of_constants(plan: Plan, v: Var, there: set[Var]) -> bool:
     return False
 
 
-def _from_larger(plan: Plan, v: Var, there: set[Var]) -> bool:
-    eqn = plan.joint.producer.get(v)
+def _from_larger(schedule: Schedule, v: Var, there: set[Var]) -> bool:
+    eqn = schedule.joint.producer.get(v)
     if eqn is None or not _repeated(eqn) or not plain(v):
         return False
     room, todo, seen = _LARGER * aval_bytes(v.aval), [eqn], set[Var]()
@@ -77,7 +83,7 @@ def _from_larger(plan: Plan, v: Var, there: set[Var]) -> bool:
             if isinstance(x, Literal) or x in there or x in seen:
                 continue
             seen.add(x)
-            maker = plan.joint.producer.get(x)
+            maker = schedule.joint.producer.get(x)
             if maker is not None and _repeated(maker):
                 todo.append(maker)
             else:

@@ -21,7 +21,7 @@ def least_flops(problem: Problem, budget: Budget, held: int = 0) -> int:
     values share memory, or of a budget that is only met by loops that are run again from few of
     their states.
     """
-    most = problem.plan(MinCut())
+    most = problem.schedule(MinCut())
     arguments = sum(aval_bytes(v.aval) for v in most.joint.inputs) + held
     left = budget.bytes - (arguments if budget.of == "peak" else 0)
     if kept_bytes(most) <= left or size(most) > MOST:

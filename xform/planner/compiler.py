@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 from xform import alive
 from xform.fingerprint import fingerprint, text_of
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.naming import digest
 from xform.planner.candidate import Candidate
 from xform.planner.plan.decision import decision_of
@@ -46,7 +46,7 @@ class Compiler:
 
     def bytes(self, candidate: Candidate) -> float:
         """Bytes of a plan's program, compiled; infinite if the compiler refuses it without them."""
-        key = key_of(candidate.plan)
+        key = key_of(candidate.schedule)
         if key not in self._answers:
             alive.progress(f"{self.compiles} of at most {_MOST} candidates compiled")
             size = self._measure(candidate)
@@ -55,8 +55,8 @@ class Compiler:
         return self._answers[key]
 
 
-def key_of(plan: Plan) -> str:
+def key_of(schedule: Schedule) -> str:
     """The same for equal plans of equal programs."""
-    if "key" not in plan.cache:
-        plan.cache["key"] = digest([text_of(record(decision_of(plan), plan.joint, {}))])
-    return plan.cache["key"]
+    if "key" not in schedule.cache:
+        schedule.cache["key"] = digest([text_of(record(decision_of(schedule), schedule.joint, {}))])
+    return schedule.cache["key"]

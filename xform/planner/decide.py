@@ -1,9 +1,9 @@
-"""From a policy to the Plan of a Joint, and of all Joints within it.
+"""From a policy to the Schedule of a Joint, and of all Joints within it.
 
 Loops and calls come first: what they keep inside is one value outside, of so many bytes. Then the
 policy decides for the Joint itself. A minimum cut, and a `Decision`, decide for all of it at once.
 A budget takes the best of the decisions that `cuts/fit.py` proposes. Any other policy is asked for
-one value after the other. `schedule.py` makes a Plan of what is decided.
+one value after the other. `schedule.py` makes a Schedule of what is decided.
 
 A loop or call that keeps something inside keeps the outputs that are needed too, and a loop its
 carry; one that keeps nothing is run again as a whole, unless it has effects. Only at the top of a
@@ -22,7 +22,7 @@ import numpy as np
 
 from xform._jax import Var, has_effects, while_p
 from xform.cost import aval_bytes
-from xform.interpret.joint import Joint, Plan, reads_of
+from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.ir import Mask, seldom_collected
 from xform.passes.dce import live
@@ -34,7 +34,7 @@ from xform.planner.cuts.fit import Proposals, fit
 from xform.planner.cuts.graph import Graph
 from xform.planner.loops import free_region
 from xform.planner.plan.decision import Decision
-from xform.planner.plan.plan import Plan as Decided
+from xform.planner.plan.plan import Plan
 from xform.planner.schedule import by_decision, by_policy, scheduled
 from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
@@ -42,7 +42,7 @@ from xform.recent import Recent
 from xform.regions import of_region
 from xform.source import frame
 
-Inner = dict[Node, tuple[Plan, ...]]
+Inner = dict[Node, tuple[Schedule, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +62,16 @@ class _Place:
         """Whether it is a whole function, whose loops are not run again."""
         return self.backend is not None
 
-    def alike(self, policy: Any) -> Callable[[Joint], Plan]:
+    def alike(self, policy: Any) -> Callable[[Joint], Schedule]:
         """What plans other Joints that stand here under a policy."""
-        return functools.partial(plan, policy=policy, backend=self.backend, at_hand=self.at_hand)
+        return functools.partial(
+            schedule, policy=policy, backend=self.backend, at_hand=self.at_hand
+        )
 
 
-def plan(joint: Joint, policy: Any = None, backend: str | None = None,
-         at_hand: Mask | None = None) -> Plan:  # fmt: skip
-    """The Plan of a Joint under a policy (None: what the backward part reads is kept as it is).
+def schedule(joint: Joint, policy: Any = None, backend: str | None = None,
+         at_hand: Mask | None = None) -> Schedule:  # fmt: skip
+    """The Schedule of a Joint under a policy (None: what the backward part reads is kept as it is).
 
     A `backend` marks a whole function: its loops are not run again. `at_hand` are the inputs that
     are there in the backward part in any case (None: all). A budget bounds the saved bytes here;
@@ -79,24 +81,24 @@ def plan(joint: Joint, policy: Any = None, backend: str | None = None,
     return _whole(_plan(joint, policy, place), place)
 
 
-def _plan(joint: Joint, policy: Any, place: _Place) -> Plan:
+def _plan(joint: Joint, policy: Any, place: _Place) -> Schedule:
     policy = policy if isinstance(policy, Decision) else check(policy)
     key: Any = policy, place
-    if key not in joint.plans:
+    if key not in joint.schedules:
         with seldom_collected():
-            joint.plans[key] = _planned(joint, policy, place)
-    return joint.plans[key]
+            joint.schedules[key] = _planned(joint, policy, place)
+    return joint.schedules[key]
 
 
-def _planned(joint: Joint, policy: Any, place: _Place) -> Plan:
+def _planned(joint: Joint, policy: Any, place: _Place) -> Schedule:
     if isinstance(policy, Budget):
         of_region(policy)
         return _best(joint, fit(policy), place)
     return _decided(joint, policy, place)
 
 
-def _decided(joint: Joint, policy: Any, place: _Place) -> Plan:
-    if isinstance(policy, Decided):
+def _decided(joint: Joint, policy: Any, place: _Place) -> Schedule:
+    if isinstance(policy, Plan):
         policy = policy.decide(joint)
     if isinstance(policy, MinCut):
         return _of_cut(joint, policy, place)
@@ -106,12 +108,12 @@ def _decided(joint: Joint, policy: Any, place: _Place) -> Plan:
     return _of_answers(joint, policy, place)
 
 
-def best(joint: Joint, proposals: Proposals, backend: str) -> Plan:
-    """The Plan of a whole function that proposals come to, which are told the Plan of each."""
+def best(joint: Joint, proposals: Proposals, backend: str) -> Schedule:
+    """The Schedule that proposals return, after they were sent the Schedule of each proposal."""
     return _best(joint, proposals, _Place(backend, None))
 
 
-def _best(joint: Joint, proposals: Proposals, place: _Place) -> Plan:
+def _best(joint: Joint, proposals: Proposals, place: _Place) -> Schedule:
     try:
         decisions = next(proposals)
         while True:
@@ -120,40 +122,40 @@ def _best(joint: Joint, proposals: Proposals, place: _Place) -> Plan:
         return end.value
 
 
-def _of_answers(joint: Joint, policy: Policy, place: _Place) -> Plan:
-    """The Plan under a policy that is asked for one value after the other."""
+def _of_answers(joint: Joint, policy: Policy, place: _Place) -> Schedule:
+    """The Schedule under a policy that is asked for one value after the other."""
     inner, again = _inner(joint, policy, place.backend), set[Node]()
-    for node, plans in inner.items():
-        if not _stays(node, plans, policy, place.top):
+    for node, schedules in inner.items():
+        if not _stays(node, schedules, policy, place.top):
             again.add(node)
             if not node.region:
                 inner[node] = _as_it_is(node)
     return scheduled(joint, by_policy(policy, again), inner, place.alike(policy))
 
 
-def _stays(node: Node, plans: tuple[Plan, ...], policy: Policy, top: bool) -> bool:
+def _stays(node: Node, schedules: tuple[Schedule, ...], policy: Policy, top: bool) -> bool:
     """Whether a loop or call is kept, rather than run again as a whole."""
     loop = node.loop and top and not node.region
-    return policy == save_everything or has_effects(node.eqn) or loop or _keeps(plans)
+    return policy == save_everything or has_effects(node.eqn) or loop or _keeps(schedules)
 
 
-def _keeps(plans: tuple[Plan, ...]) -> bool:
+def _keeps(schedules: tuple[Schedule, ...]) -> bool:
     """Whether plans keep a computed value, other than the state of loops."""
     return any(
         _keeps(p.inner[p.joint.producer[v].params["node"]])
         if p.joint.producer[v].primitive is fork_p
         else True
-        for p in plans
+        for p in schedules
         for v in p.kept
     )
 
 
-def _of_cut(joint: Joint, policy: MinCut, place: _Place) -> Plan:
-    """The Plan of a minimum cut; a loop or call that it runs again keeps nothing of its own."""
+def _of_cut(joint: Joint, policy: MinCut, place: _Place) -> Schedule:
+    """The Schedule of a minimum cut; a loop or call that it runs again keeps nothing of its own."""
     return _cheapest(joint, policy, _inner(joint, policy, place.backend), place)
 
 
-def _cheapest(joint: Joint, policy: MinCut, inner: Inner, place: _Place) -> Plan:
+def _cheapest(joint: Joint, policy: MinCut, inner: Inner, place: _Place) -> Schedule:
     graph, prices = _graph(joint, inner), _prices(joint, policy, place.top)
     sizes = _sizes(joint, policy, inner, place.at_hand)
     saved = graph.cheapest(prices[graph.places], sizes, policy.written)
@@ -163,31 +165,32 @@ def _cheapest(joint: Joint, policy: MinCut, inner: Inner, place: _Place) -> Plan
     return _cut(joint, Decision(saved, {}), inner, place)
 
 
-def _whole(plan: Plan, place: _Place) -> Plan:
-    """A Plan of a whole function that keeps nothing runs the forward part again, all of it first.
+def _whole(schedule: Schedule, place: _Place) -> Schedule:
+    """The Schedule of a whole function, improved if it keeps nothing.
 
-    Of what it makes then, all that the backward part reads would be there at once, as if nothing
-    were run again. So it keeps of that what `min_cut` says, and what XLA fuses runs a third time,
-    where fewer bytes are live for it by simulation. Not where loops or calls keep values of their
-    own: a `Decision` says once what each of them keeps.
+    A Schedule that keeps nothing runs the whole forward part again before the backward part. All
+    that the backward part reads would then be live at once, as if nothing were run again. So of the
+    second run only the values of `min_cut` are kept, and operations that XLA fuses run a third
+    time, if the simulated peak is lower. Loops and calls that keep values are left as they are: a
+    `Decision` says only once what each of them keeps.
     """
-    heavy = (e for e in plan.order if id(e) in plan.recomputed and not fusible(e))
+    heavy = (e for e in schedule.order if id(e) in schedule.recomputed and not fusible(e))
     backend = place.backend
-    if backend is None or plan.kept or plan.joint.forks or not any(heavy):
-        return plan
+    if backend is None or schedule.kept or schedule.joint.forks or not any(heavy):
+        return schedule
     key = "thinned", backend
-    if key not in plan.cache:
-        plan.cache[key] = _thinned(plan, place, backend)
-    return plan.cache[key]
+    if key not in schedule.cache:
+        schedule.cache[key] = _thinned(schedule, place, backend)
+    return schedule.cache[key]
 
 
-def _thinned(plan: Plan, place: _Place, backend: str) -> Plan:
-    """The Plan that runs the forward part again, and keeps of it what `min_cut` says; if lower."""
-    joint = plan.joint
+def _thinned(schedule: Schedule, place: _Place, backend: str) -> Schedule:
+    """The Schedule that also keeps values on the second forward run, if its peak is lower."""
+    joint = schedule.joint
     cut = _cheapest(joint, min_cut, {}, place)  # it holds no other programs
     again = live(joint.forward, cut.kept, effects=False)
     if any(map(has_effects, again)):
-        return plan
+        return schedule
     ids = {id(e) for e in again if not joint.free.issuperset(e.outvars)}
     reads = {v for e in (*again, *cut.order) for v in reads_of(e, cut.inner)}
     thinned = dataclasses.replace(
@@ -197,15 +200,15 @@ def _thinned(plan: Plan, place: _Place, backend: str) -> Plan:
         order=(*again, *cut.order),
         recomputed=cut.recomputed | ids,
         reads=tuple(on or v in reads for on, v in zip(cut.reads, joint.inputs, strict=True)),
-        asked=plan.asked,
+        asked=schedule.asked,
         cache=Recent(),
     )
-    fewer = liveness(thinned, backend).total_bytes < liveness(plan, backend).total_bytes
-    return thinned if fewer else plan
+    fewer = liveness(thinned, backend).total_bytes < liveness(schedule, backend).total_bytes
+    return thinned if fewer else schedule
 
 
-def _cut(joint: Joint, cut: Decision, inner: Inner, place: _Place) -> Plan:
-    """The Plan of what is decided for a whole Joint, made once for equal decisions."""
+def _cut(joint: Joint, cut: Decision, inner: Inner, place: _Place) -> Schedule:
+    """The Schedule of what is decided for a whole Joint, made once for equal decisions."""
     sent, cache = frozenset(cut.offloaded.items()), joint.program.cache
     key = "decided", cut.saved, sent, cut.snapshots, cut.asked, *inner.items(), place
     if key not in cache:
@@ -214,15 +217,15 @@ def _cut(joint: Joint, cut: Decision, inner: Inner, place: _Place) -> Plan:
 
 
 def _inner(joint: Joint, policy: Any, backend: str | None) -> Inner:
-    """The Plans of the programs of a Joint's loops, branches, calls and regions."""
+    """The Schedules of the programs of a Joint's loops, branches, calls and regions."""
     return {node: _of_node(node, policy, backend) for _, node in _nodes(joint)}
 
 
-def _of_node(node: Node, policy: Any, backend: str | None) -> tuple[Plan, ...]:
-    """The Plans of a node's programs: by a decision, its region's policy, or the one around it."""
+def _of_node(node: Node, policy: Any, backend: str | None) -> tuple[Schedule, ...]:
+    """The Schedules of a node's programs: by a decision, its region's policy, or that around it."""
     if isinstance(policy, Decision) and node in policy.inner:
         decisions = zip(node.joints, policy.inner[node], strict=True)
-        return tuple(plan(j, decision) for j, decision in decisions)
+        return tuple(schedule(j, decision) for j, decision in decisions)
     opened = isinstance(policy, MinCut) and policy.free and free_region(node.eqn)
     if node.region and not opened:
         policy = of_region(check(node.policy), frame(node.eqn))
@@ -232,14 +235,14 @@ def _of_node(node: Node, policy: Any, backend: str | None) -> tuple[Plan, ...]:
         if node.eqn.primitive is while_p:
             return _as_it_is(node)  # what a step of it keeps lasts one step
         at_hand = inputs_at_hand(node) if isinstance(policy, MinCut) else None
-        return tuple(plan(j, policy, at_hand=at_hand) for j in node.joints)
+        return tuple(schedule(j, policy, at_hand=at_hand) for j in node.joints)
     place = _Place(None if node.region else backend, None)
     return tuple(_plan(j, policy, place) for j in node.joints)
 
 
-def _as_it_is(node: Node) -> tuple[Plan, ...]:
-    """The Plans of a node's programs, of which all is kept that is read."""
-    return tuple(plan(j) for j in node.joints)
+def _as_it_is(node: Node) -> tuple[Schedule, ...]:
+    """The Schedules of a node's programs, of which all is kept that is read."""
+    return tuple(schedule(j) for j in node.joints)
 
 
 def inputs_at_hand(node: Node) -> Mask | None:
@@ -248,7 +251,7 @@ def inputs_at_hand(node: Node) -> Mask | None:
         return None
     (joint,) = node.joints
     every = (True,) * len(joint.inputs)
-    reads_all = Plan(joint, (), {}, (), frozenset(), every, {}, {}, plan)
+    reads_all = Schedule(joint, (), {}, (), frozenset(), every, {}, {}, schedule)
     return tuple(not on for on in node.stacked([reads_all]))
 
 
@@ -281,7 +284,7 @@ def _prices(joint: Joint, policy: MinCut, top: bool) -> np.ndarray:
 
 def _graph(joint: Joint, inner: Inner) -> Graph:
     """The graph of a Joint, made once for what its nodes read."""
-    key = "graph", *(node.reads(plans) for node, plans in inner.items())
+    key = "graph", *(node.reads(schedules) for node, schedules in inner.items())
     if key not in joint.program.cache:
         joint.program.cache[key] = Graph(joint, inner)
     return joint.program.cache[key]

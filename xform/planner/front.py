@@ -17,7 +17,7 @@ from typing import Any
 from xform import alive
 from xform._jax import scan_counts
 from xform.cost import equation_flops
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.node import bound
 from xform.passes.dce import live
 from xform.planner.candidate import Candidate
@@ -76,8 +76,8 @@ class Front:
     def __init__(
         self,
         problem: Problem,
-        flat: Callable[[], Sequence[Plan]],
-        peak: Callable[[Plan], int],
+        flat: Callable[[], Sequence[Schedule]],
+        peak: Callable[[Schedule], int],
     ):
         self._problem, self._flat, self.peak = problem, flat, peak
         self._plans = Listed(self._by_work)
@@ -106,44 +106,44 @@ class Front:
         lower.
         """
         foot, *steps = [*self._steps(self._plans)][:-3:-1]
-        least = self.peak(foot.plan)
-        alike = [w for w in self._plans if w is not foot and self.peak(w.plan) == least]
+        least = self.peak(foot.schedule)
+        alike = [w for w in self._plans if w is not foot and self.peak(w.schedule) == least]
         return [foot, *alike[-1:], *steps]
 
-    def _steps(self, plans: Iterable[Candidate]) -> Iterator[Candidate]:
+    def _steps(self, schedules: Iterable[Candidate]) -> Iterator[Candidate]:
         """Those of some plans that take fewer bytes than all before."""
         lowest = None
-        for candidate in plans:
-            size = self.peak(candidate.plan)
+        for candidate in schedules:
+            size = self.peak(candidate.schedule)
             if lowest is None or size < lowest:
                 lowest = size
                 yield candidate
 
     def _finer_to(self, i: int) -> Listed:
         """The steps between a plan, if it is a step, and the step before it."""
-        plans = [*itertools.islice(self._plans, i + 1)]
-        return self._finer.setdefault(i, Listed(functools.partial(self._between, plans)))
+        schedules = [*itertools.islice(self._plans, i + 1)]
+        return self._finer.setdefault(i, Listed(functools.partial(self._between, schedules)))
 
-    def _between(self, plans: Sequence[Candidate]) -> Iterator[Candidate]:
+    def _between(self, schedules: Sequence[Candidate]) -> Iterator[Candidate]:
         """The steps between the last of some plans and the step before, by loops that are split."""
-        steps = [*self._steps(plans)] if loops(self._problem.program) else []
-        if len(steps) < 2 or steps[-1] is not plans[-1]:
+        steps = [*self._steps(schedules)] if loops(self._problem.program) else []
+        if len(steps) < 2 or steps[-1] is not schedules[-1]:
             return
         above, below = steps[-2:]
         regions = self._problem.regions
         if any(c.shapes or c.regions != regions for c in (above, below)):
             return
-        high, low = self.peak(above.plan), self.peak(below.plan)
-        parts = split(self._problem, above.plan, below.plan)
+        high, low = self.peak(above.schedule), self.peak(below.schedule)
+        parts = split(self._problem, above.schedule, below.schedule)
         yield from self._steps(
             w for w in parts
-            if above.work < w.work < below.work and low < self.peak(w.plan) < high
+            if above.work < w.work < below.work and low < self.peak(w.schedule) < high
         )  # fmt: skip
 
     def _by_work(self) -> Iterator[Candidate]:
         """All plans by rising work."""
         regions = self._problem.regions
-        as_written = [Candidate(plan, {}, regions) for plan in self._flat()]
+        as_written = [Candidate(schedule, {}, regions) for schedule in self._flat()]
         flat = iter(sorted((*as_written, *stock(self._problem)), key=_work))
         if not loops(self._problem.program):
             yield from flat

@@ -1,4 +1,4 @@
-"""From a program and a policy to its Plan: where every policy comes in."""
+"""From a program and a policy to its Schedule: where every policy comes in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from xform import alive
 from xform.errors import BudgetInfeasible, OtherProgram
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.ir import Program
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
@@ -18,7 +18,7 @@ from xform.planner.decide import best
 from xform.planner.device import Device, in_bytes
 from xform.planner.front import Front
 from xform.planner.loops import Shapes, loops
-from xform.planner.plan.plan import Plan as Decided
+from xform.planner.plan.plan import Plan
 from xform.planner.problem import Problem
 from xform.planner.refused import over_budget
 from xform.planner.search import compiled, simulated
@@ -29,14 +29,14 @@ from xform.source import frame
 
 
 def planned(problem: Problem, policy: Policy, compiler: Compiler | None = None) -> Candidate:
-    """The Plan of a whole program under a policy, which says whether remat regions are open.
+    """The Schedule of a whole program under a policy, which says whether remat regions are open.
 
     The `compiler` measures plans for a budget of the peak; without one they are simulated.
     """
     with alive.working("choosing what to save"):
         policy = in_bytes(check(policy), problem.device)
         problem = dataclasses.replace(problem, regions=opening(policy))
-        if isinstance(policy, Decided):
+        if isinstance(policy, Plan):
             return problem.candidate(policy, _recorded(policy, problem.program))
         if not isinstance(policy, Budget):
             return problem.candidate(_settled(policy, problem.device))
@@ -71,9 +71,9 @@ def _budgeted(problem: Problem, budget: Budget, compiler: Compiler | None) -> Ca
 
 def _saved(problem: Problem, budget: Budget) -> Candidate:
     """The least work within a budget of what is saved."""
-    most, link = problem.plan(MinCut()), problem.link
+    most, link = problem.schedule(MinCut()), problem.link
 
-    def flat() -> list[Plan]:
+    def flat() -> list[Schedule]:
         try:
             proposals = fit(budget, link, waiting_bytes)
             return [most, best(most.joint, proposals, problem.device.backend)]
@@ -82,14 +82,14 @@ def _saved(problem: Problem, budget: Budget) -> Candidate:
             return [most, best(most.joint, proposals, problem.device.backend)]
 
     here = Front(problem, flat, waiting_bytes)
-    chosen = here.first(lambda candidate: waiting_bytes(candidate.plan) <= budget.bytes)
+    chosen = here.first(lambda candidate: waiting_bytes(candidate.schedule) <= budget.bytes)
     if chosen is None:
-        floor = here.lowest()[0].plan
+        floor = here.lowest()[0].schedule
         raise over_budget(floor, budget, waiting_bytes(floor))
     return chosen
 
 
-def _recorded(decided: Decided, prog: Program) -> Shapes:
+def _recorded(decided: Plan, prog: Program) -> Shapes:
     """The shapes of a recorded plan's loops; `OtherProgram` if the program has no such loops."""
     shapes, here = decided.shapes(), loops(prog)
     for i, shape in shapes.items():

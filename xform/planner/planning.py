@@ -61,7 +61,7 @@ def timed() -> Generator[Spent]:
         chosen = plan(problem, policy, compiler)
         spent.seconds += time.perf_counter() - begun
         spent.plans += 1
-        spent.flops += recompute_flops(chosen.plan)
+        spent.flops += recompute_flops(chosen.schedule)
         return chosen
 
     with planning(by):

@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from xform.budgets import Regions
-from xform.interpret.joint import Joint, Plan, analyze
+from xform.interpret.joint import Joint, Schedule, analyze
 from xform.ir import Mask, Program
 from xform.passes.open_regions import OpenRegions
 from xform.planner.candidate import Candidate
 from xform.planner.costs.link import Link, link_of
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.device import Device, here
 from xform.planner.loops import Shapes, reshaped
 from xform.planner.simulate.liveness import liveness
@@ -60,14 +60,14 @@ class Problem:
         """The Joint of the program, with some of its loops in other shapes."""
         return analyze(reshaped(self.program, shapes), self.active, self.wanted)
 
-    def plan(self, policy: Any, shapes: Shapes = _AS_WRITTEN) -> Plan:
-        """The Plan of the program under a policy, or under decisions for its Joint."""
-        return plan(self.joint(shapes), policy, self.device.backend)
+    def schedule(self, policy: Any, shapes: Shapes = _AS_WRITTEN) -> Schedule:
+        """The Schedule of the program under a policy, or under decisions for its Joint."""
+        return schedule(self.joint(shapes), policy, self.device.backend)
 
     def candidate(self, policy: Any, shapes: Shapes = _AS_WRITTEN) -> Candidate:
-        """The Plan of the program under a policy, as a candidate."""
-        return Candidate(self.plan(policy, shapes), dict(shapes), self.regions)
+        """The Schedule of the program under a policy, as a candidate."""
+        return Candidate(self.schedule(policy, shapes), dict(shapes), self.regions)
 
-    def peak(self, of: Plan) -> int:
-        """Bytes of a Plan by simulation: arguments, outputs and all that is live between."""
+    def peak(self, of: Schedule) -> int:
+        """Bytes of a Schedule by simulation: arguments, outputs and all that is live between."""
         return liveness(of, self.device.backend).total_bytes

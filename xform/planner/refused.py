@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from xform.cost import aval_bytes
 from xform.errors import BudgetInfeasible
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.report.residuals import Residual, residuals_of
 from xform.policies import Budget
 from xform.text import human_bytes
 
 
-def over_budget(floor: Plan, budget: Budget, least: int) -> BudgetInfeasible:
+def over_budget(floor: Schedule, budget: Budget, least: int) -> BudgetInfeasible:
     """The error for a budget below the `least` that can be saved."""
     rows = floor_rows(floor)
     return BudgetInfeasible(
@@ -24,8 +24,8 @@ def over_budget(floor: Plan, budget: Budget, least: int) -> BudgetInfeasible:
     )
 
 
-def floor_rows(floor: Plan) -> list[str]:
-    """The three largest values that a Plan keeps."""
+def floor_rows(floor: Schedule) -> list[str]:
+    """The three largest values that a Schedule keeps."""
     rows = residuals_of(floor, [""] * len(floor.joint.inputs), "")
     return [_said(r) for r in rows if r.trip_bytes and r.kind != "argument"][:3]
 
@@ -35,7 +35,9 @@ def _said(row: Residual) -> str:
     return f"{row.type}{trips} of {row.operation} at {row.where}"
 
 
-def infeasible(budget: Budget, floor: Plan, least: int, by: str, beside: int) -> BudgetInfeasible:
+def infeasible(
+    budget: Budget, floor: Schedule, least: int, by: str, beside: int
+) -> BudgetInfeasible:
     """The error for a budget below the lowest peak, of which some bytes may be `beside` it all."""
     joint, rows = floor.joint, floor_rows(floor)
     size = lambda atoms: human_bytes(sum(aval_bytes(v.aval) for v in atoms))

@@ -1,4 +1,4 @@
-"""From decisions to a Plan: the order of the backward part, with what it runs again.
+"""From decisions to a Schedule: the order of the backward part, with what it runs again.
 
 The backward part is walked in order. A value that it reads is taken from the program's inputs, kept
 if that was decided, or made again from what it was made from; equations that are run again are
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from xform._jax import JaxprEqn, Offloadable, Var, has_effects, name_p
-from xform.interpret.joint import Joint, Plan, reads_of
+from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p
 from xform.planner.plan.decision import Decision
 from xform.policies import Policy, ask, said, save_everything
@@ -66,19 +66,19 @@ def by_decision(decision: Decision) -> Answers:
     return answer
 
 
-def scheduled(joint: Joint, keeps: Answers, inner: dict[Node, tuple[Plan, ...]],
-              alike: Callable[[Joint], Plan], decision: Decision | None = None
-              ) -> Plan:  # fmt: skip
-    """The Plan of a Joint, with the Plans of its nodes' programs. Linear in equations.
+def scheduled(joint: Joint, keeps: Answers, inner: dict[Node, tuple[Schedule, ...]],
+              alike: Callable[[Joint], Schedule], decision: Decision | None = None
+              ) -> Schedule:  # fmt: skip
+    """The Schedule of a Joint, with the Schedules of its nodes' programs. Linear in equations.
 
     `keeps` says which values are kept. The `decision`, if there is one, says which inputs wait in
-    another memory and how often a loop's state is stored. `alike` makes the Plan of a program that
-    is met after planning.
+    another memory and how often a loop's state is stored. `alike` makes the Schedule of a program
+    that is met after planning.
     """
     walk = _Walk(joint, keeps, inner)
     walk.provide_all()
     sent = decision.offloaded if decision else {}
-    return Plan(
+    return Schedule(
         joint,
         tuple(walk.kept),
         walk.offloaded | {v: sent[v] for v in joint.inputs if v in sent},
@@ -104,7 +104,7 @@ class _Walk:
       reads: the program's inputs that are read.
     """
 
-    def __init__(self, joint: Joint, keeps: Answers, inner: dict[Node, tuple[Plan, ...]]):
+    def __init__(self, joint: Joint, keeps: Answers, inner: dict[Node, tuple[Schedule, ...]]):
         self.joint, self.keeps, self.inner = joint, keeps, inner
         self.inputs = set(joint.inputs)
         self.kept: dict[Var, str] = {}

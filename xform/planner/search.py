@@ -26,8 +26,8 @@ from xform.text import human_bytes
 
 # The last of the first is to leave so many times the room that those before show to be needed.
 _LAST = 1.5
-# Plans with less work than one that is within the budget are compiled too, if their simulation is
-# over it by less than this factor: until so many in a row are over.
+# Schedules with less work than one that is within the budget are compiled too, if their simulation
+# is over it by less than this factor: until so many in a row are over.
 _NEAR, _OVER = 1.08, 3
 
 
@@ -60,12 +60,12 @@ def compiled(problem: Problem, budget: Budget, default: Candidate, compiler: Com
         if compiler.bytes(candidate) <= budget.bytes:
             return candidate
     least = min((*floors, default), key=compiler.bytes)
-    simulated = problem.peak(floors[0].plan) + problem.beside
+    simulated = problem.peak(floors[0].schedule) + problem.beside
     if (size := compiler.bytes(least)) == math.inf:
         by = "simulated; the compiler refuses it"
-        raise infeasible(budget, floors[0].plan, simulated, by, problem.beside)
+        raise infeasible(budget, floors[0].schedule, simulated, by, problem.beside)
     by = f"compiled; {human_bytes(simulated)} simulated"
-    raise infeasible(budget, least.plan, int(size), by, problem.beside)
+    raise infeasible(budget, least.schedule, int(size), by, problem.beside)
 
 
 def simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate:
@@ -79,15 +79,17 @@ def simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate
     plans, most, on = front(problem), budget.bytes - problem.beside, problem.device.backend
     wished = most - math.ceil(profile(on).margin * budget.bytes)
     # A plan whose saved values alone are too much is not simulated.
-    fits = lambda w: least_bytes(w.plan, on) <= wished and plans.peak(w.plan) <= wished
+    fits = lambda w: least_bytes(w.schedule, on) <= wished and plans.peak(w.schedule) <= wished
     chosen = default if fits(default) else None
     if chosen is None or _may_save_more(budget, chosen):
         less = plans.first(fits)
         chosen = less if chosen is None or (less and less.work < chosen.work) else chosen
     # Not any plan without the margin: a smaller budget would have one of less work.
     chosen = chosen or plans.lowest()[0]
-    if (least := plans.peak(chosen.plan)) > most:
-        raise infeasible(budget, chosen.plan, least + problem.beside, "simulated", problem.beside)
+    if (least := plans.peak(chosen.schedule)) > most:
+        raise infeasible(
+            budget, chosen.schedule, least + problem.beside, "simulated", problem.beside
+        )
     return chosen
 
 
@@ -96,7 +98,7 @@ def _may_save_more(budget: Budget, default: Candidate) -> bool:
 
     A program that has to fit a device is left as it is if it does.
     """
-    return not budget.device and free_regions(default.plan)
+    return not budget.device and free_regions(default.schedule)
 
 
 class _Stairs:
@@ -171,11 +173,11 @@ class _Stairs:
 
     def _untried(self, candidate: Candidate) -> bool:
         """Whether a plan was not compiled for this budget."""
-        return key_of(candidate.plan) not in self.compiled
+        return key_of(candidate.schedule) not in self.compiled
 
     def _bytes(self, candidate: Candidate) -> float:
         """Bytes of a plan by the compiler."""
-        self.compiled.add(key_of(candidate.plan))
+        self.compiled.add(key_of(candidate.schedule))
         return self.compiler.bytes(candidate)
 
     def _learn(self, candidate: Candidate) -> None:
@@ -184,7 +186,7 @@ class _Stairs:
         So after one that was over the budget neither that one, nor one whose simulation has as
         many bytes, is expected to fit.
         """
-        sends, size = bool(sent_bytes(candidate.plan)), self._bytes(candidate)
+        sends, size = bool(sent_bytes(candidate.schedule)), self._bytes(candidate)
         beyond, known = size - self._simulated(candidate), self.beyond[sends]
         self.beyond[sends] = beyond if known is None else max(known, beyond)
         if sends and size > self.most and len(self.stairs) == 1:
@@ -192,7 +194,7 @@ class _Stairs:
 
     def _expected(self, candidate: Candidate) -> float:
         """Bytes of a plan by its simulation, and by what those before were beyond theirs."""
-        return self._simulated(candidate) + (self.beyond[bool(sent_bytes(candidate.plan))] or 0)
+        return self._simulated(candidate) + (self.beyond[bool(sent_bytes(candidate.schedule))] or 0)
 
     def _simulated(self, candidate: Candidate) -> float:
         """Bytes of a plan by its simulation, scaled.
@@ -200,11 +202,11 @@ class _Stairs:
         If what it keeps alone is more than is asked about anywhere, by that.
         """
         on, beside = self.problem.device.backend, self.problem.beside
-        least = self.scale * (least_bytes(candidate.plan, on) + beside)
+        least = self.scale * (least_bytes(candidate.schedule, on) + beside)
         if least > _NEAR * self.most:
             return least
         return max(least, self.scale * self._peak(candidate))
 
     def _peak(self, candidate: Candidate) -> int:
         """Simulated bytes of a plan, with the bytes beside the derivative."""
-        return self.problem.peak(candidate.plan) + self.problem.beside
+        return self.problem.peak(candidate.schedule) + self.problem.beside

@@ -19,9 +19,9 @@ from xform.equation import switch
 from xform.interpret import emit
 from xform.interpret.absent import moved
 from xform.interpret.activity import path
-from xform.interpret.joint import Plan, analyze, wrong_dtype
+from xform.interpret.joint import Schedule, analyze, wrong_dtype
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Plans, Structured, gather, spread, there, within
+from xform.interpret.node import Node, Schedules, Structured, gather, spread, there, within
 from xform.ir import Mask, Program, evaluate, program, trace
 from xform.table import declare
 from xform.traits import Traits
@@ -73,23 +73,23 @@ class _CondNode(Node):
         columns = _union([moved(j, tuple(gather(full, j.seeded))) for j in self.joints])
         return tuple(gather(columns, self.results[1:]))
 
-    def reads(self, plans: Plans) -> Mask:
-        return (True, *_union([p.reads for p in plans]))
+    def reads(self, schedules: Schedules) -> Mask:
+        return (True, *_union([p.reads for p in schedules]))
 
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+    def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         index, *ops = xs
         trees: list[Any] = []
 
-        def flat(plan: Plan) -> Program:
+        def flat(schedule: Schedule) -> Program:
             def run(*ops: Value) -> list[Value]:
-                outs, kept = emit.forward(plan, ops, used)
+                outs, kept = emit.forward(schedule, ops, used)
                 leaves, tree = jax.tree.flatten(kept)
                 trees.append(tree)
                 return [*gather(outs, used), *leaves]
 
             return trace(run, *ops)
 
-        programs = [flat(p) for p in plans]
+        programs = [flat(p) for p in schedules]
         n = sum(used)
         slots, places = _slots([p.out_avals[n:] for p in programs])
 
@@ -108,8 +108,8 @@ class _CondNode(Node):
             filled, tuple(zip(trees, map(tuple, places), strict=True))
         )
 
-    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
-                 together: bool) -> list[Value]:  # fmt: skip
+    def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
+                 seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         index, *ops = xs
         wide = self.seeded[1:] if self.push else self.seeded
         results = self.results if self.push else self.results[1:]
@@ -120,16 +120,16 @@ class _CondNode(Node):
         on = within(results, gives)
         before: list[list[Any]] = []
 
-        def branch(plan: Plan, kept: Any) -> Callable[..., Any]:
+        def branch(schedule: Schedule, kept: Any) -> Callable[..., Any]:
             def run() -> list[Value]:
-                mine = gather(full_seeds, plan.joint.seeded)
-                out = emit.backward(plan, kept, ops, mine, False)
-                dys = instantiate(spread(out, plan.joint.results), of, on, kind)
+                mine = gather(full_seeds, schedule.joint.seeded)
+                out = emit.backward(schedule, kept, ops, mine, False)
+                dys = instantiate(spread(out, schedule.joint.results), of, on, kind)
                 return dys if self.push else self._alike(dys, gather(of, on), before)
 
             return run
 
-        runs = [branch(p, k) for p, k in zip(plans, token.kept(), strict=True)]
+        runs = [branch(p, k) for p, k in zip(schedules, token.kept(), strict=True)]
         return spread(switch(self.eqn.params, index, runs), gives)
 
     def _alike(self, cts: list[Value], of: Sequence[Any], before: list[list[Any]]) -> list[Value]:

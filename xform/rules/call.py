@@ -1,8 +1,8 @@
 """Calls: jit, remat regions and the like.
 
-A small jitted function (most of `jax.numpy`) is inlined, so that a plan sees through it. A large
-one stays a call: it is analyzed once however often it is called, and what is compiled once stays
-compiled once. A remat region is always a node, since its own policy decides inside.
+A small jitted function (most of `jax.numpy`) is inlined, so that a schedule sees through it. A
+large one stays a call: it is analyzed once however often it is called, and what is compiled once
+stays compiled once. A remat region is always a node, since its own policy decides inside.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from xform.interpret.absent import part
 from xform.interpret.activity import path
 from xform.interpret.joint import Joint, analyze, compiled
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Plans, Structured, gather, spread
+from xform.interpret.node import Node, Schedules, Structured, gather, spread
 from xform.interpret.pullback import pullback
 from xform.ir import Mask, Program, evaluate, lifted, program, trace
 from xform.mutable import is_mutable
@@ -54,44 +54,46 @@ class CallNode(Node):
         super().__init__(eqn, [joint], joint.seeded, joint.results, push)
         self.joint = joint
 
-    def reads(self, plans: Plans) -> Mask:
-        return plans[0].reads
+    def reads(self, schedules: Schedules) -> Mask:
+        return schedules[0].reads
 
     def moved(self, given: Mask) -> Mask:
         return part(self.joint, given).moved
 
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
-        return emit.forward(plans[0], xs, used)
+    def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
+        return emit.forward(schedules[0], xs, used)
 
-    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
-                 together: bool) -> list[Value]:  # fmt: skip
-        return emit.backward(plans[0], token, xs, seeds, together)
+    def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
+                 seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
+        return emit.backward(schedules[0], token, xs, seeds, together)
 
 
 class _JitNode(CallNode):
-    """Both parts are jitted, once for each plan: sixteen calls of one layer compile one."""
+    """Both parts are jitted, once for each schedule: sixteen calls of one layer compile one."""
 
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+    def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         def run(xs: list[Value]) -> tuple[list[Value], Any]:
-            outs, kept = emit.forward(plans[0], xs, used)
+            outs, kept = emit.forward(schedules[0], xs, used)
             return gather(outs, used), kept
 
-        outs, kept = self._jitted(plans[0], "forward", used, run, **self._places(used))(list(xs))
+        outs, kept = self._jitted(schedules[0], "forward", used, run, **self._places(used))(
+            list(xs)
+        )
         return spread(outs, used), kept
 
-    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
-                 together: bool) -> list[Value]:  # fmt: skip
+    def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
+                 seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         def run(token: Any, xs: list[Value], seeds: list[Value]) -> list[Value]:
-            return emit.backward(plans[0], token, xs, seeds, together)
+            return emit.backward(schedules[0], token, xs, seeds, together)
 
-        return self._jitted(plans[0], "backward", together, run)(token, list(xs), list(seeds))
+        return self._jitted(schedules[0], "backward", together, run)(token, list(xs), list(seeds))
 
-    def _jitted(self, plan: Any, part: str, kind: Any, run: Any, **options: Any) -> Any:
-        """A part of a plan, jitted once for each kind of it."""
-        if (part, kind) not in plan.cache:
+    def _jitted(self, schedule: Any, part: str, kind: Any, run: Any, **options: Any) -> Any:
+        """A part of a schedule, jitted once for each kind of it."""
+        if (part, kind) not in schedule.cache:
             run.__name__ = f"{self.eqn.params['name']}_{part}"
-            plan.cache[part, kind] = jax.jit(run, **options)
-        return plan.cache[part, kind]
+            schedule.cache[part, kind] = jax.jit(run, **options)
+        return schedule.cache[part, kind]
 
     def _places(self, used: Mask) -> dict[str, Any]:
         """Where a jit that places its values wants those of its forward part."""
@@ -216,25 +218,25 @@ class RegionNode(CallNode):
         self.policy = policy or _nothing
         self.prevent_cse = prevent_cse
 
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
-        run = lambda xs: emit.forward(plans[0], xs, used)
-        return _kept(plans[0], ("forward", used), run, list(xs))
+    def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
+        run = lambda xs: emit.forward(schedules[0], xs, used)
+        return _kept(schedules[0], ("forward", used), run, list(xs))
 
-    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
-                 together: bool) -> list[Value]:  # fmt: skip
+    def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
+                 seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         together = together and self.prevent_cse is not False
-        run = lambda token, xs, seeds: emit.backward(plans[0], token, xs, seeds, together)
-        return _kept(plans[0], ("backward", together), run, token, list(xs), list(seeds))
+        run = lambda token, xs, seeds: emit.backward(schedules[0], token, xs, seeds, together)
+        return _kept(schedules[0], ("backward", together), run, token, list(xs), list(seeds))
 
 
-def _kept(plan: Any, key: Any, f: Callable[..., Any], *args: Any) -> Any:
+def _kept(schedule: Any, key: Any, f: Callable[..., Any], *args: Any) -> Any:
     """`f` of pytrees; outside `jit` by its program, traced once: loops in it are compiled once."""
     if staging():
         return f(*args)
     leaves, tree = jax.tree.flatten(args)
     types = tuple(map(jax.typeof, leaves))
     key = (key, tree, types)
-    if key not in plan.cache:
+    if key not in schedule.cache:
         trees: list[Any] = []
 
         def flat(*leaves: Value) -> list[Value]:
@@ -242,8 +244,8 @@ def _kept(plan: Any, key: Any, f: Callable[..., Any], *args: Any) -> Any:
             trees.append(out)
             return ys
 
-        plan.cache[key] = trace(flat, *types), trees[0]
-    prog, out = plan.cache[key]
+        schedule.cache[key] = trace(flat, *types), trees[0]
+    prog, out = schedule.cache[key]
     return out.unflatten(evaluate(prog, leaves))
 
 

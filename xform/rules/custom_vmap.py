@@ -20,7 +20,7 @@ from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Plans, Structured, Whole, gather, spread, there, within
+from xform.interpret.node import Node, Schedules, Structured, Whole, gather, spread, there, within
 from xform.ir import Mask, Program, apply, evaluate, program, trace
 from xform.table import declare
 from xform.traits import Traits
@@ -58,16 +58,16 @@ class CustomVmap(Structured):
 class _Pull(Whole):
     """The forward part is the call; the backward part is a call of both parts."""
 
-    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
-                 together: bool) -> list[Value]:  # fmt: skip
+    def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
+                 seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         active, wanted = self.results, within(self.seeded, there(seeds))
         gives = self.gives(there(seeds))
         on = spread(gives, active)
 
         def derivative(prog: Program, xs: list[Value], cts: list[Value]) -> list[Value]:
-            plan = plans[0].alike(analyze(prog, active, wanted))
-            _, kept = emit.forward(plan, xs, (False,) * len(prog.outputs))
-            in_cts = spread(emit.backward(plan, kept, xs, cts, True), plan.joint.results)
+            schedule = schedules[0].alike(analyze(prog, active, wanted))
+            _, kept = emit.forward(schedule, xs, (False,) * len(prog.outputs))
+            in_cts = spread(emit.backward(schedule, kept, xs, cts, True), schedule.joint.results)
             return instantiate(in_cts, prog.in_avals, map(bool, on), cotangent_aval)
 
         given = [ct for ct in seeds if ct is not None]

@@ -2,10 +2,10 @@
 
 A scan's Joint is that of its body. Which carries are active, and which bring a cotangent, are least
 fixpoints: a carry that starts from a constant may become active on the way. The forward part is one
-scan that stacks what the plan keeps; the backward part is one scan in the other direction (in the
-same direction for a push). Constants, the scanned inputs, carries that never change and kept values
-that do not depend on the iteration are taken from outside, never stacked. Where the plan stores
-only some states, both parts are those of `revolve`.
+scan that stacks what the schedule keeps; the backward part is one scan in the other direction (in
+the same direction for a push). Constants, the scanned inputs, carries that never change and kept
+values that do not depend on the iteration are taken from outside, never stacked. Where the schedule
+stores only some states, both parts are those of `revolve`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from xform.equation import scan_options
 from xform.interpret import emit
 from xform.interpret.absent import moved
 from xform.interpret.activity import path
-from xform.interpret.joint import Joint, Plan, analyze, with_types
+from xform.interpret.joint import Joint, Schedule, analyze, with_types
 from xform.interpret.jvp import jvp
 from xform.interpret.loop_state import needed
-from xform.interpret.node import Node, Plans, Structured, gather, spread, there, within
+from xform.interpret.node import Node, Schedules, Structured, gather, spread, there, within
 from xform.ir import Atom, Mask, Program, program
 from xform.passes.dce import live
 from xform.rules import revolve
@@ -164,36 +164,36 @@ class _ScanNode(Node):
                 known.update(eqn.outvars)
         return known
 
-    def _needs(self, plan: Plan) -> Mask:
+    def _needs(self, schedule: Schedule) -> Mask:
         """Which inputs of the body the backward part needs, in any trip."""
-        if plan.snapshots is None:
-            return plan.reads
-        if "needs" not in plan.cache:
+        if schedule.snapshots is None:
+            return schedule.reads
+        if "needs" not in schedule.cache:
             _, carry, _ = self.body.parts(self.joint.inputs)
-            need = needed(plan, dict(zip(carry, self.joint.outputs, strict=False)))
-            plan.cache["needs"] = tuple(v in need for v in self.joint.inputs)
-        return plan.cache["needs"]
+            need = needed(schedule, dict(zip(carry, self.joint.outputs, strict=False)))
+            schedule.cache["needs"] = tuple(v in need for v in self.joint.inputs)
+        return schedule.cache["needs"]
 
-    def stacked(self, plans: Plans) -> Mask:
+    def stacked(self, schedules: Schedules) -> Mask:
         _, carry, _ = self.body.parts(self.joint.inputs)
         changing = {v for v in carry if v not in self.fixed}
-        inputs = zip(self.joint.inputs, self._needs(plans[0]), strict=True)
+        inputs = zip(self.joint.inputs, self._needs(schedules[0]), strict=True)
         return tuple(on and v in changing for v, on in inputs)
 
-    def copies(self, plans: Plans) -> list[int]:
-        slots = plans[0].snapshots
-        return [(self.trips if slots is None else slots + 1) * on for on in self.stacked(plans)]
+    def copies(self, schedules: Schedules) -> list[int]:
+        slots = schedules[0].snapshots
+        return [(self.trips if slots is None else slots + 1) * on for on in self.stacked(schedules)]
 
-    def keeps(self, plan: Plan) -> tuple[Var, ...]:
-        return plan.kept if plan.snapshots is None else ()
+    def keeps(self, schedule: Schedule) -> tuple[Var, ...]:
+        return schedule.kept if schedule.snapshots is None else ()
 
-    def reads(self, plans: Plans) -> Mask:
-        needs = self._needs(plans[0])
-        return tuple(a and not b for a, b in zip(needs, self.stacked(plans), strict=True))
+    def reads(self, schedules: Schedules) -> Mask:
+        needs = self._needs(schedules[0])
+        return tuple(a and not b for a, b in zip(needs, self.stacked(schedules), strict=True))
 
-    def hoisted(self, plan: Plan) -> Mask:
+    def hoisted(self, schedule: Schedule) -> Mask:
         """Those that are the same in every iteration."""
-        return tuple(v in self.invariant for v in plan.kept)
+        return tuple(v in self.invariant for v in schedule.kept)
 
     def moved(self, given: Mask) -> Mask:
         return tuple(gather(self.moving(given).inputs, self.results))
@@ -215,19 +215,21 @@ class _ScanNode(Node):
         """Results of the node, from the cotangents of the inputs that get one."""
         return gather(spread(cts, on.inputs), self.results)
 
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
-        (plan,), joint, nk = plans, self.joint, self.body.n_carry
-        if plan.snapshots is not None:
-            return revolve.forward(self, plan, plan.snapshots, xs, used)
-        on = self.hoisted(plan)
-        once = emit.once(plan, gather(plan.kept, on), dict(zip(joint.inputs, xs, strict=True)))
-        moved = [v for v, o in zip(plan.kept, on, strict=True) if not o]
-        states = gather(joint.inputs, self.stacked(plans))
+    def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
+        (schedule,), joint, nk = schedules, self.joint, self.body.n_carry
+        if schedule.snapshots is not None:
+            return revolve.forward(self, schedule, schedule.snapshots, xs, used)
+        on = self.hoisted(schedule)
+        once = emit.once(
+            schedule, gather(schedule.kept, on), dict(zip(joint.inputs, xs, strict=True))
+        )
+        moved = [v for v, o in zip(schedule.kept, on, strict=True) if not o]
+        states = gather(joint.inputs, self.stacked(schedules))
         ys = gather(joint.outputs[nk:], used[nk:])
         carried = self.live_carry(used[:nk], [*ys, *states, *moved], once)
         # What is both an output and kept is stacked once, unless it is to wait elsewhere.
         keys = [(id(v), False) for v in ys]
-        keys += [(id(v), v in plan.offloaded) for v in (*states, *moved)]
+        keys += [(id(v), v in schedule.offloaded) for v in (*states, *moved)]
         slots = dict(zip(keys, (*ys, *states, *moved), strict=True))
         carries = gather(joint.outputs[:nk], carried)
         consts, carry, seq = self.body.parts(xs)
@@ -235,17 +237,17 @@ class _ScanNode(Node):
         def step(state: list[Value], seq: list[Value]):
             ins = [*consts, *spread(state, carried), *seq]
             env = {v: x for v, x in zip(joint.inputs, ins, strict=True) if x is not None}
-            out = emit.values(plan, [*carries, *slots.values()], {**env, **once})
+            out = emit.values(schedule, [*carries, *slots.values()], {**env, **once})
             pairs = zip(slots.items(), out[len(carries) :], strict=True)
             return out[: len(carries)], [
-                emit.send(plan, v, x) if moves else x for ((_, moves), v), x in pairs
+                emit.send(schedule, v, x) if moves else x for ((_, moves), v), x in pairs
             ]
 
         final, stacks = lax.scan(step, gather(carry, carried), seq, **self.options)
         stack = dict(zip(slots, stacks, strict=True))
         last = spread(final, carried)
         outs = [x if u else None for x, u in zip(last, used[:nk], strict=True)]
-        hoisted = [emit.send(plan, v, x) for v, x in once.items()]
+        hoisted = [emit.send(schedule, v, x) for v, x in once.items()]
         token = hoisted, [stack[k] for k in keys[len(ys) :]]
         return [*outs, *spread([stack[k] for k in keys[: len(ys)]], used[nk:])], token
 
@@ -264,22 +266,22 @@ class _ScanNode(Node):
                 return on
             on = grown
 
-    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
-                 together: bool) -> list[Value]:  # fmt: skip
+    def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
+                 seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         run = self._push if self.push else self._pull
-        (plan,), body = plans, self.body
-        if plan.snapshots is not None:
-            return revolve.backward(self, plan, plan.snapshots, token, xs, seeds)
+        (schedule,), body = schedules, self.body
+        if schedule.snapshots is not None:
+            return revolve.backward(self, schedule, schedule.snapshots, token, xs, seeds)
         once, stack = token
         consts, fixed, seq = body.parts(xs)
-        states = self.stacked(plans)
-        on = self.hoisted(plan)
+        states = self.stacked(schedules)
+        on = self.hoisted(schedule)
 
         def inside(slices: list[Value], seq: list[Value], seeds: list[Value]) -> list[Value]:
             """The body's backward part in one iteration; None where a result is zero."""
             n = sum(states)
-            pairs = zip(gather(plan.joint.inputs, states), slices[:n], strict=True)
-            back = [emit.send(plan, v, x, back=True) for v, x in pairs]
+            pairs = zip(gather(schedule.joint.inputs, states), slices[:n], strict=True)
+            back = [emit.send(schedule, v, x, back=True) for v, x in pairs]
             carry = [
                 b if a is None else a
                 for a, b in zip(fixed, body.parts(spread(back, states))[1], strict=True)
@@ -288,7 +290,7 @@ class _ScanNode(Node):
             kept = [next(hoisted) if o else next(rest) for o in on]
             args = [*consts, *carry, *seq]
             return spread(
-                emit.backward(plan, kept, args, seeds, False, whole=True), self.joint.results
+                emit.backward(schedule, kept, args, seeds, False, whole=True), self.joint.results
             )
 
         return run(inside, (stack, seq), list(seeds))

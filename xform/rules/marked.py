@@ -17,7 +17,7 @@ from xform.arithmetic import Value, instantiate
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Plans, Structured, gather, spread, there
+from xform.interpret.node import Node, Schedules, Structured, gather, spread, there
 from xform.ir import Mask, program
 from xform.rules.call import CallNode, Inline
 from xform.table import declare
@@ -50,21 +50,21 @@ class _MarkedNode(CallNode):
         super().__init__(eqn, joint, push)
         self.mark = mark
 
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+    def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         def run(xs: list[Value]):
-            outs, kept = super(_MarkedNode, self).forward(plans, xs, used)
+            outs, kept = super(_MarkedNode, self).forward(schedules, xs, used)
             return gather(outs, used), kept
 
         spaces = gather(_spaces(self.eqn.outvars), used), DEVICE
         outs, kept = self.mark(self.eqn, run, spaces)(list(xs))
         return spread(outs, used), kept
 
-    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
-                 together: bool) -> list[Value]:  # fmt: skip
+    def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
+                 seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         gives = self.gives(there(seeds))
 
         def run(token: Any, xs: list[Value], seeds: list[Value]) -> list[Value]:
-            results = super(_MarkedNode, self).backward(plans, token, xs, seeds, together)
+            results = super(_MarkedNode, self).backward(schedules, token, xs, seeds, together)
             return gather(results, gives)
 
         of = self.eqn.outvars if self.push else self.eqn.invars

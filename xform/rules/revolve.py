@@ -2,8 +2,8 @@
 
 On the way it stores its state before some steps, the best ones for a loop of its length. The way
 back has the state before each step by running steps again from the nearest that is stored, and
-there runs the step once more, with what its plan keeps, and pulls back over it. Source: Griewank
-and Walther, "Algorithm 799: revolve", 2000.
+there runs the step once more, with what its schedule keeps, and pulls back over it. Source:
+Griewank and Walther, "Algorithm 799: revolve", 2000.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from xform._jax import Var, cotangent_aval
 from xform.arithmetic import Value, instantiate
 from xform.interpret import emit
 from xform.interpret.checkpoints import States, back, known, places
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.lanes import final, store
 from xform.interpret.node import gather, spread, there
 from xform.ir import Mask
 from xform.source import frame
 
 
-def forward(node: Any, plan: Plan, n: int, xs: Sequence[Value], used: Mask):
+def forward(node: Any, schedule: Schedule, n: int, xs: Sequence[Value], used: Mask):
     """Outputs of a scan's node (None where not `used`), and the n states that it stores."""
     joint, body, nk = node.joint, node.body, node.body.n_carry
-    stored = node.stacked([plan])
+    stored = node.stacked([schedule])
     ys = gather(joint.outputs[nk:], used[nk:])
     carried = node.live_carry(used[:nk], [*ys, *gather(joint.inputs, stored)], {})
     carries = gather(joint.outputs[:nk], carried)
@@ -43,7 +43,7 @@ def forward(node: Any, plan: Plan, n: int, xs: Sequence[Value], used: Mask):
         carry = spread(carry, carried)
         slots = [store(s, v, i) for s, v in zip(slots, gather(carry, on), strict=True)]
         env = _known(joint.inputs, [*consts, *carry, *seq])
-        out = emit.values(plan, [*carries, *ys], env)
+        out = emit.values(schedule, [*carries, *ys], env)
         return (out[: len(carries)], slots), out[len(carries) :]
 
     order = jnp.asarray(at[::-1] if node.options["reverse"] else at)
@@ -53,16 +53,16 @@ def forward(node: Any, plan: Plan, n: int, xs: Sequence[Value], used: Mask):
     return [*outs, *spread(stacks, used[nk:])], state[1]
 
 
-def backward(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
+def backward(node: Any, schedule: Schedule, n: int, slots: States, xs: Sequence[Value],
            seeds: Sequence[Value]) -> list[Value]:  # fmt: skip
     """Results of the backward part of a scan's node, from the n states that it stored."""
     joint, body, nk, length = node.joint, node.body, node.body.n_carry, node.trips
     consts, fixed, seq = body.parts(xs)
-    stored = body.parts(node.stacked([plan]))[1]
-    hoisted = node.hoisted(plan)
+    stored = body.parts(node.stacked([schedule]))[1]
+    hoisted = node.hoisted(schedule)
     with emit.recompute():
-        once = emit.once(plan, gather(plan.kept, hoisted), _known(joint.inputs, xs))
-    each = [v for v, on in zip(plan.kept, hoisted, strict=True) if not on]
+        once = emit.once(schedule, gather(schedule.kept, hoisted), _known(joint.inputs, xs))
+    each = [v for v, on in zip(schedule.kept, hoisted, strict=True) if not on]
     on = node.moving(there(seeds))
     cts, sums, ct_ys = node.starts(seeds, on)
     scanned = body.parts(node.eqn.invars)[2]
@@ -82,15 +82,15 @@ def backward(node: Any, plan: Plan, n: int, slots: States, xs: Sequence[Value],
         env = _known(joint.inputs, inputs(i, x))
         moving = gather(joint.outputs[:nk], stored)
         with emit.recompute():
-            return emit.values(plan, moving, {**env, **once}, effects=False)
+            return emit.values(schedule, moving, {**env, **once}, effects=False)
 
     def pull(i: Value, x: States, after: States, cts: States, accumulators: Any):
         sums, stacks = accumulators[:n_sums], accumulators[n_sums:]
         args = inputs(i, x)
         with emit.recompute():
-            kept = {**emit.once(plan, each, {**_known(joint.inputs, args), **once}), **once}
+            kept = {**emit.once(schedule, each, {**_known(joint.inputs, args), **once}), **once}
         step_seeds = node.step_seeds(cts, [_get(ct, at(i)) for ct in ct_ys], on)
-        out = emit.backward(plan, [kept[v] for v in plan.kept], args, step_seeds, True)
+        out = emit.backward(schedule, [kept[v] for v in schedule.kept], args, step_seeds, True)
         ct_consts, ct_carry, ct_seq = body.parts(spread(out, joint.results))
         sums = list(map(lax.add, sums, gather(ct_consts, on.consts)))
         pairs = zip(stacks, gather(ct_seq, on.seq), strict=True)

@@ -1,7 +1,7 @@
 """`shard_map`: a program that every device of a mesh runs on its own shard.
 
 The body has a Joint, made where the body's types and axis names have a meaning. Both parts are
-`shard_map`s over the same axes. What the plan keeps leaves one and enters the other with a new
+`shard_map`s over the same axes. What the schedule keeps leaves one and enters the other with a new
 leading axis, along which the shards of the devices are laid side by side: it stays where it was
 made. An input that the backward part reads is taken from outside, and so is an output that was
 kept.
@@ -32,9 +32,9 @@ from xform.interpret import emit
 from xform.interpret.absent import part
 from xform.interpret.activity import path
 from xform.interpret.concrete import Known
-from xform.interpret.joint import Joint, Plan, analyze, compiled
+from xform.interpret.joint import Joint, Schedule, analyze, compiled
 from xform.interpret.jvp import jvp
-from xform.interpret.node import Node, Plans, Structured, gather, spread, there
+from xform.interpret.node import Node, Schedules, Structured, gather, spread, there
 from xform.ir import Atom, Mask, Program, evaluate, program, trace
 from xform.recent import Recent
 from xform.source import frame
@@ -235,8 +235,8 @@ class _ShardNode(Node):
         super().__init__(eqn, [joint], joint.seeded, joint.results, push)
         self.devices, self.device_count = devices, devices.count
 
-    def reads(self, plans: Plans) -> Mask:
-        return plans[0].reads
+    def reads(self, schedules: Schedules) -> Mask:
+        return schedules[0].reads
 
     def moved(self, given: Mask) -> Mask:
         (joint,) = self.joints
@@ -244,9 +244,9 @@ class _ShardNode(Node):
             return joint.parts[given].moved
         return self.devices.inside(lambda: part(joint, given).moved)
 
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
+    def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         devices, n = self.devices, sum(used)
-        first, tree = self._first(plans[0], used)
+        first, tree = self._first(schedules[0], used)
         out_specs = gather(devices.out_specs, used)
         specs = [devices.residual_spec(a) for a in first.out_avals[n:]]
         as_output = [
@@ -268,22 +268,22 @@ class _ShardNode(Node):
         ]
         return spread(out[:n], used), _Shards(leaves, (tuple(held), new, tree))
 
-    def _first(self, plan: Plan, used: Mask) -> tuple[Program, Any]:
+    def _first(self, schedule: Schedule, used: Mask) -> tuple[Program, Any]:
         """The forward part as a program: the used outputs, then the leaves of what is kept."""
         key = ("shard_map", used)
-        if key not in plan.cache:
+        if key not in schedule.cache:
             trees: list[Any] = []
 
             def flat(*xs: Value) -> list[Value]:
-                outs, kept = emit.forward(plan, xs, used)
+                outs, kept = emit.forward(schedule, xs, used)
                 leaves, tree = jax.tree.flatten(kept)
                 trees.append(tree)
                 return [*gather(outs, used), *leaves]
 
             types = self.devices.body.in_avals
             with self.eqn.ctx.manager:
-                plan.cache[key] = self.devices.inside(lambda: trace(flat, *types)), trees[0]
-        return plan.cache[key]
+                schedule.cache[key] = self.devices.inside(lambda: trace(flat, *types)), trees[0]
+        return schedule.cache[key]
 
     def _as_output(self, v: Atom, spec: PartitionSpec, outputs: Sequence[Atom],
                    out_specs: Sequence[PartitionSpec]) -> int | None:  # fmt: skip
@@ -293,9 +293,9 @@ class _ShardNode(Node):
                 return i
         return None
 
-    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
-                 together: bool) -> list[Value]:  # fmt: skip
-        (plan,), devices, reads = plans, self.devices, self.reads(plans)
+    def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
+                 seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
+        (schedule,), devices, reads = schedules, self.devices, self.reads(schedules)
         ins = list(zip(devices.body.inputs, self.eqn.invars, devices.in_specs, strict=True))
         outs = list(zip(devices.body.outputs, self.eqn.outvars, devices.out_specs, strict=True))
         given = there(seeds)
@@ -312,7 +312,7 @@ class _ShardNode(Node):
                            for ct, (v, _, spec) in zip(seeds, takes, strict=True)]  # fmt: skip
             # The body is a whole function to its devices: each recompute waits for its cotangent.
             full = spread(xs, reads), spread(seeds, given)
-            results = gather(emit.backward(plan, kept, *full, together, whole=True), moved)
+            results = gather(emit.backward(schedule, kept, *full, together, whole=True), moved)
             if self.push:
                 return results
             return [devices.total(ct, v, s) for ct, (v, _, s) in zip(results, gives, strict=True)]

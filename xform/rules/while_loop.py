@@ -20,13 +20,13 @@ from xform.interpret import emit
 from xform.interpret.absent import moved
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS, States, back, in_lanes, sweep
-from xform.interpret.joint import Joint, Plan, analyze, with_types
+from xform.interpret.joint import Joint, Schedule, analyze, with_types
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import final, while_loop
 from xform.interpret.loop_state import needed, read_for
 from xform.interpret.node import (
     Node,
-    Plans,
+    Schedules,
     Structured,
     Whole,
     bound,
@@ -148,8 +148,8 @@ class _Push(Whole):
 
     loop = True
 
-    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
-                 together: bool) -> list[Value]:  # fmt: skip
+    def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
+                 seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         _, dys = _WHILE.jvp(self.eqn, xs, spread(seeds, self.seeded))
         return gather(dys, self.results)
 
@@ -166,33 +166,33 @@ class _Steps:
         self.slots = SNAPSHOTS.get()
         self.carried = dict(zip(joint.inputs[loop.n_step :], joint.outputs, strict=True))
 
-    def needs(self, plan: Plan) -> tuple[set[Var], dict[Var, Var]]:
+    def needs(self, schedule: Schedule) -> tuple[set[Var], dict[Var, Var]]:
         """Inputs of a step from which the way back makes everything that it reads.
 
         And outputs, by the carries that they become, which the pullback of a step reads: they are
         the state after the step, which is at hand.
         """
-        if "needs" not in plan.cache:
-            need = needed(plan, self.carried)
+        if "needs" not in schedule.cache:
+            need = needed(schedule, self.carried)
             outputs = {
                 v: y
                 for v, y in self.carried.items()
                 if v in need and isinstance(y, Var) and y in self.joint.producer
             }
-            read = {*plan.kept, *read_for(self.joint, plan.kept, outputs.values())}
+            read = {*schedule.kept, *read_for(self.joint, schedule.kept, outputs.values())}
             ahead = {v: y for v, y in outputs.items() if y in read}
-            plan.cache["needs"] = needed(plan, self.carried, ahead), ahead
-        return plan.cache["needs"]
+            schedule.cache["needs"] = needed(schedule, self.carried, ahead), ahead
+        return schedule.cache["needs"]
 
-    def stored(self, plan: Plan) -> Mask:
+    def stored(self, schedule: Schedule) -> Mask:
         """Which inputs of a step are stored: what it carries, and changes."""
-        need, _ = self.needs(plan)
+        need, _ = self.needs(schedule)
         return tuple(v in need and self.carried.get(v, v) is not v for v in self.joint.inputs)
 
-    def ahead(self, plan: Plan) -> Mask:
+    def ahead(self, schedule: Schedule) -> Mask:
         """Which of the stored carries are read after a step too."""
-        _, ahead = self.needs(plan)
-        return tuple(v in ahead for v in gather(self.joint.inputs, self.stored(plan)))
+        _, ahead = self.needs(schedule)
+        return tuple(v in ahead for v in gather(self.joint.inputs, self.stored(schedule)))
 
     def moving(self, given: Mask) -> tuple[Mask, Mask]:
         """Which constants and carries get a cotangent, if the `given` carries bring one."""
@@ -205,27 +205,27 @@ class _Steps:
                 return on[: self.loop.n_step], carry
             carry = grown
 
-    def compiled(self, plan: Plan, part: str) -> Any:
+    def compiled(self, schedule: Schedule, part: str) -> Any:
         """One part as a jitted function, made once: evaluated eagerly it is compiled once."""
         key = part, self.loop.cond
-        if key not in plan.cache:
+        if key not in schedule.cache:
             method = {"sweep": self._sweep, "back": self._back}[part]
 
             def run(*args: Any) -> Any:
-                return method(plan, *args)
+                return method(schedule, *args)
 
             run.__name__ = f"while_{part}"
-            plan.cache[key] = jax.jit(run)
-        return plan.cache[key]
+            schedule.cache[key] = jax.jit(run)
+        return schedule.cache[key]
 
-    def _sweep(self, plan: Plan, xs: list[Value]) -> tuple[list[Value], Any]:
+    def _sweep(self, schedule: Schedule, xs: list[Value]) -> tuple[list[Value], Any]:
         loop = self.loop
         cond_consts, consts, carry = loop.parts(xs)
-        stored = self.stored(plan)[loop.n_step :]
+        stored = self.stored(schedule)[loop.n_step :]
         ys, trail = sweep(
             lambda x: evaluate(loop.cond, [*cond_consts, *x])[0],
             lambda x: emit.values(
-                plan,
+                schedule,
                 self.joint.outputs,
                 dict(zip(self.joint.inputs, [*consts, *x], strict=True)),
             ),
@@ -233,11 +233,11 @@ class _Steps:
             stored,
             self.slots if any(stored) else 1,
         )
-        return ys, (trail, gather(gather(ys, stored), self.ahead(plan)))
+        return ys, (trail, gather(gather(ys, stored), self.ahead(schedule)))
 
-    def _back(self, plan: Plan, token: Any, xs: list[Value], cts: States) -> list[Value]:
+    def _back(self, schedule: Schedule, token: Any, xs: list[Value], cts: States) -> list[Value]:
         joint, n = self.joint, self.loop.n_step
-        stored, ahead = self.stored(plan), self.ahead(plan)
+        stored, ahead = self.stored(schedule), self.ahead(schedule)
         outside = xs[self.loop.n_cond :]
         moving = gather(joint.outputs, stored[n:])
         outputs = gather(moving, ahead)
@@ -253,15 +253,15 @@ class _Steps:
 
         def step(x: States) -> States:
             with emit.recompute():
-                return emit.values(plan, moving, known(x), effects=False)
+                return emit.values(schedule, moving, known(x), effects=False)
 
         def pull(x: States, after: States, cts: States) -> tuple[States, States]:
             with emit.recompute():
                 kept = emit.once(
-                    plan, plan.kept, {**known(x), **dict(zip(outputs, after, strict=True))}
+                    schedule, schedule.kept, {**known(x), **dict(zip(outputs, after, strict=True))}
                 )
             seeds = gather(spread(cts, carry), self.cts)
-            out = emit.backward(plan, list(kept.values()), inputs(x), seeds, True)
+            out = emit.backward(schedule, list(kept.values()), inputs(x), seeds, True)
             full = spread(out, joint.results)
             before = instantiate(full[n:], joint.inputs[n:], carry, cotangent_aval)
             return before, gather(full[:n], consts)
@@ -287,37 +287,37 @@ class _Pull(Node):
     def steered(self, moving: Mask) -> bool:
         return self.body.steered(moving)
 
-    def stacked(self, plans: Plans) -> Mask:
-        return self.steps.stored(plans[0])
+    def stacked(self, schedules: Schedules) -> Mask:
+        return self.steps.stored(schedules[0])
 
-    def keeps(self, plan: Plan) -> tuple[Var, ...]:
+    def keeps(self, schedule: Schedule) -> tuple[Var, ...]:
         return ()
 
-    def copies(self, plans: Plans) -> list[int]:
+    def copies(self, schedules: Schedules) -> list[int]:
         steps = self.steps
-        _, ahead = steps.needs(plans[0])
-        inputs = zip(steps.joint.inputs, self.stacked(plans), strict=True)
+        _, ahead = steps.needs(schedules[0])
+        inputs = zip(steps.joint.inputs, self.stacked(schedules), strict=True)
         return [(steps.slots + 1 + (v in ahead)) * on for v, on in inputs]
 
-    def reads(self, plans: Plans) -> Mask:
-        need, _ = self.steps.needs(plans[0])
-        inside = zip(self.steps.joint.inputs, self.stacked(plans), strict=True)
+    def reads(self, schedules: Schedules) -> Mask:
+        need, _ = self.steps.needs(schedules[0])
+        inside = zip(self.steps.joint.inputs, self.stacked(schedules), strict=True)
         return (*(False,) * self.body.n_cond, *(v in need and not s for v, s in inside))
 
-    def forward(self, plans: Plans, xs: Sequence[Value], used: Mask):
-        self._check_devices(self.stacked(plans))
-        ys, token = self.steps.compiled(plans[0], "sweep")(list(xs))
+    def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
+        self._check_devices(self.stacked(schedules))
+        ys, token = self.steps.compiled(schedules[0], "sweep")(list(xs))
         where = frame(self.eqn)
         outs = zip(ys, self.eqn.outvars, used, strict=True)
         # Under `vmap` a loop's outputs are not as weakly typed as without.
         return [final(weak_as(y, v.aval), where) if u else None for y, v, u in outs], token
 
-    def backward(self, plans: Plans, token: Any, xs: Sequence[Value], seeds: Sequence[Value],
-                 together: bool) -> list[Value]:  # fmt: skip
+    def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
+                 seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         _, carry = self.steps.moving(within(self.seeded, there(seeds)))
         cts = instantiate(spread(seeds, self.seeded), self.eqn.outvars, carry, cotangent_aval)
         cts = gather(spread(cts, carry), self.steps.cts)
-        results = self.steps.compiled(plans[0], "back")(token, list(xs), cts)
+        results = self.steps.compiled(schedules[0], "back")(token, list(xs), cts)
         where = frame(self.eqn)
         return spread([final(ct, where) for ct in results], self.moved(there(seeds)))
 

@@ -111,13 +111,13 @@ class _Measure:
         """The outputs and the cotangents of the arguments."""
         rest, n = iter(given), len(self.fun.signature.out_avals)
         args = [next(rest) if x is None else x for x in self.known]
-        outs, kept = emit.forward(candidate.plan, args)
+        outs, kept = emit.forward(candidate.schedule, args)
         if self.cotangents is None:
             cts = [jnp.ones_like(y) for y in outs[:n]]
         else:
             cts = [float0_zeros(a.shape) if a.dtype == float0 else next(rest)
                    for a in self.cotangents]  # fmt: skip
-        part = Planned(self.fun, candidate.plan, push=False)
+        part = Planned(self.fun, candidate.schedule, push=False)
         outs = outs[n:] if self.asked == "grad" else outs
         return outs, part.run(part.arrays(kept, args), cts)
 

@@ -37,7 +37,7 @@ from xform.interpret.pullback import vjp as pull_equation
 from xform.interpret.staged import Split, stage
 from xform.ir import Mask, Program, evaluate, lifted
 from xform.passes.dce import live
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule, split_by_rule
 from xform.source import frame
 from xform.table import Rule
@@ -57,19 +57,19 @@ class _Direct(Split):
         if primitive not in (fork_p, join_p):
             return super().process_primitive(primitive, args, params)
         node: Node = params["node"].node
-        plans = [plan(j, node.policy if node.region else None) for j in node.joints]
+        schedules = [schedule(j, node.policy if node.region else None) for j in node.joints]
         home = self.outside if self.staged is None else self
         if primitive is fork_p:
             with set_current_trace(home):
-                ys, value = node.forward(plans, args, (True,) * len(node.eqn.outvars))
-            reads = zip(args, node.reads(plans), strict=True)
+                ys, value = node.forward(schedules, args, (True,) * len(node.eqn.outvars))
+            reads = zip(args, node.reads(schedules), strict=True)
             return [*ys, Token(self, value, [x if on else None for x, on in reads])]
         token, given = args[0], params["given"]
         seeds = spread(args[len(args) - sum(given) :], given)
         # What a region runs again is run when the map is, not when it is made.
         where = self.staged if node.region and self.staged is not None else home
         with set_current_trace(where):
-            results = node.backward(plans, token.value, token.inputs, seeds, False)
+            results = node.backward(schedules, token.value, token.inputs, seeds, False)
         return gather(results, node.gives(given))
 
     def stages(self, args: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp as interpret
 from xform.ir import seldom_collected
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.transforms import eager
 from xform.transforms.function import Call, Tree, as_tuple, call, function
 from xform.transforms.linear_map import Planned, Pushforward, check_tangents, dense
@@ -122,7 +122,7 @@ def linearize(
         y, push, aux = eager.linearize(at)
     else:
         fun, args = function(at)
-        pushed = plan(analyze(fun.program, fun.active(), push=True))
+        pushed = schedule(analyze(fun.program, fun.active(), push=True))
         outs, kept = emit.forward(pushed, args)
         y, aux = fun.outputs(outs)
         part = Planned(fun, pushed, push=True)

@@ -76,7 +76,7 @@ def residuals(
     by = check(min_cut if policy is None else policy)
     at = point("residuals", f, args, argnums, has_aux)
     title = f"kept for the backward pass of {at.name}, {said(in_bytes(by))}"
-    return residuals_of(at.planned(by).plan, at.inputs, title)
+    return residuals_of(at.planned(by).schedule, at.inputs, title)
 
 
 class Arguments:

@@ -20,7 +20,7 @@ from xform.errors import WrongCotangent, WrongTangent
 from xform.hijax import is_vector
 from xform.interpret import emit
 from xform.interpret.activity import path
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.logs import collected, log_without
 from xform.interpret.node import gather, spread
 from xform.ir import Mask, seldom_collected
@@ -49,8 +49,8 @@ class Part(abc.ABC):
 class Planned(Part):
     """The backward part of a planned function; the arrays are what it keeps and reads."""
 
-    def __init__(self, fun: Function, plan: Plan, push: bool):
-        self._plan, self._n_consts, self._push = plan, fun.n_consts, push
+    def __init__(self, fun: Function, schedule: Schedule, push: bool):
+        self._schedule, self._n_consts, self._push = schedule, fun.n_consts, push
         self._program, self._active = fun.program, fun.active()
         self._n_outputs = len(fun.signature.out_avals)
 
@@ -60,19 +60,19 @@ class Planned(Part):
 
     def arrays(self, kept: list[Any], args: Sequence[Value]) -> Any:
         """What a forward run leaves, with the inputs that are still read."""
-        return kept, gather(args, self._plan.reads)
+        return kept, gather(args, self._schedule.reads)
 
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
         """The backward part, under its plan."""
-        joint, (kept, reads) = self._plan.joint, arrays
+        joint, (kept, reads) = self._schedule.joint, arrays
         seeds = all_arrayed(seeds)
         if self._push:
             full = [*[None] * self._n_consts, *seeds]
         else:
             full = [*seeds, *[None] * (len(joint.outputs) - len(seeds))]
-        args, joint_seeds = spread(reads, self._plan.reads), gather(full, joint.seeded)
+        args, joint_seeds = spread(reads, self._schedule.reads), gather(full, joint.seeded)
         with seldom_collected(staging()):
-            results = emit.backward(self._plan, kept, args, joint_seeds, True, whole=True)
+            results = emit.backward(self._schedule, kept, args, joint_seeds, True, whole=True)
         log_without(joint.logs, "a planned program", "")
         return spread(results, joint.results)[0 if self._push else self._n_consts :]
 

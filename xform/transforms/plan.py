@@ -146,7 +146,7 @@ def plan(
 
 def _plan(of: Subject, policy: str, candidate: Candidate, goal: Target) -> Plan:
     """What was decided, not verified."""
-    decided = candidate.plan
+    decided = candidate.schedule
     seen = liveness(decided, goal.backend)
     return Plan(
         function=of.name,

@@ -20,10 +20,10 @@ from xform._jax import JaxprEqn, Var, name_p, scan_counts, scan_p
 from xform.arithmetic import differentiable
 from xform.equation import scan_options
 from xform.errors import BudgetInfeasible
-from xform.interpret.joint import Plan, analyze
+from xform.interpret.joint import Schedule, analyze
 from xform.interpret.node import fork_p
 from xform.ir import Program, bind, environment, program, read, write
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.policies import TAG, Budget, MinCut, Tagged
 from xform.source import name_stack, source
 from xform.table import rule_of
@@ -39,7 +39,7 @@ def tagged(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, Tagged]:
     if key not in prog.cache:
         active = tuple(map(differentiable, prog.in_avals))
         try:
-            decided = plan(analyze(_named(prog, None), active), policy)
+            decided = schedule(analyze(_named(prog, None), active), policy)
         except BudgetInfeasible:
             names = frozenset[str]()
         else:
@@ -100,14 +100,14 @@ class _Naming:
         return checkpoint_name(x, name) if wanted and hasattr(x, "dtype") else x
 
 
-def _kept(plan: Plan) -> Iterator[str]:
+def _kept(schedule: Schedule) -> Iterator[str]:
     """The names of what a Plan keeps, in the programs of its nodes too."""
-    kept = set(plan.kept)
+    kept = set(schedule.kept)
     todo: list[Any] = list(kept)
     seen: set[Any] = set()
     while todo:
         v = todo.pop()
-        eqn = plan.joint.producer.get(v) if isinstance(v, Var) else None
+        eqn = schedule.joint.producer.get(v) if isinstance(v, Var) else None
         if eqn is None or v in seen:
             continue
         seen.add(v)
@@ -115,7 +115,7 @@ def _kept(plan: Plan) -> Iterator[str]:
             yield eqn.params["name"]
         elif eqn.primitive is not fork_p:
             todo += eqn.invars
-    for eqn in plan.joint.forward:
+    for eqn in schedule.joint.forward:
         if eqn.primitive is fork_p and eqn.outvars[-1] in kept:
-            for inner in plan.inner[eqn.params["node"]]:
+            for inner in schedule.inner[eqn.params["node"]]:
                 yield from _kept(inner)

@@ -20,7 +20,7 @@ from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
 from xform.ir import Mask, seldom_collected
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.planning import planner
 from xform.policies import check, min_cut
 from xform.transforms import eager
@@ -119,9 +119,9 @@ def planned_vjp(fun: Function, args: Sequence[Value], by: Policy, saveable: Mask
     with seldom_collected(staging()):
         compiler = compiler_for(fun, args, by, asked) if staging() else None
         chosen = planner()(fun.problem, by, compiler)
-        outs, kept = emit.forward(chosen.plan, args)
+        outs, kept = emit.forward(chosen.schedule, args)
     y, aux = fun.outputs(outs)
-    part = Planned(fun, chosen.plan, push=False)
+    part = Planned(fun, chosen.schedule, push=False)
     return y, _pullback(fun, part, kept, args, saveable), aux
 
 
@@ -298,7 +298,7 @@ def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any
         check_input("linear_transpose", leaf, False, False)
     fun, args = function(call(f, zero, "linear_transpose"))
     joint = analyze(fun.program, fun.active(), fun.differentiable(), linear=True)
-    linear = plan(joint)
+    linear = schedule(joint)
     check_linear(linear, fun.active())
     _, kept = emit.forward(linear, args, (False,) * len(fun.program.outputs))
     part = Planned(fun, linear, push=False)

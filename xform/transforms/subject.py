@@ -141,7 +141,7 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
     donated = tuple(a.donated for a in jax.tree.leaves(trace.args_info))
     over = _over(gather(whole.in_avals, donated), whole.out_avals)
     outer = simulate(whole, goal.backend, over=over)
-    inner = liveness(planned(problem, default).plan, goal.backend)
+    inner = liveness(planned(problem, default).schedule, goal.backend)
 
     def compiled(policy: Policy) -> Compilation:
         run, options = with_policy(f, args, policy, 0)

@@ -47,7 +47,7 @@ def test_what_a_small_program_needs_of_work_for_its_bytes_is_found() -> None:
     joint = problem.joint()
     values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
     sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
-    every = ends(problem.plan(Decision(frozenset(s), {})) for s in sets)
+    every = ends(problem.schedule(Decision(frozenset(s), {})) for s in sets)
     found = ends(cuts(problem))
     for size, _ in every:
         least = min(work for n, work in every if n <= size)
@@ -62,7 +62,7 @@ def test_work_rises_and_no_plan_is_there_twice(f) -> None:
     assert len({(frozenset(p.kept), *e) for p, e in zip(found, ends(found), strict=True)}) == len(
         found
     )
-    extremes = [problem.plan(p) for p in (min_cut, MinCut(0.0, 0.0))]
+    extremes = [problem.schedule(p) for p in (min_cut, MinCut(0.0, 0.0))]
     assert set(ends(extremes)) <= set(ends(found))
     assert min(n for n, _ in ends(found)) == kept_bytes(extremes[1])
     assert ends(cuts(problem)) == ends(found)
@@ -84,7 +84,7 @@ def test_with_a_link_some_values_are_sent(monkeypatch: pytest.MonkeyPatch) -> No
     found = cuts(problem)
     assert any(map(sent_bytes, found))
     free = [p for p in found if not recompute_flops(p)]
-    assert min(map(kept_bytes, free)) < kept_bytes(problem.plan(MinCut()))
+    assert min(map(kept_bytes, free)) < kept_bytes(problem.schedule(MinCut()))
 
 
 def test_between_two_prices_that_save_the_same_none_is_tried() -> None:
@@ -92,11 +92,11 @@ def test_between_two_prices_that_save_the_same_none_is_tried() -> None:
 
     def of(price: float):
         tried.append(price)
-        return problem.plan(MinCut(price, price))
+        return problem.schedule(MinCut(price, price))
 
     prices = [math.inf, *(2.0**-k for k in range(60)), 0.0]
     found = _at_prices(of, prices)
-    assert found == [problem.plan(MinCut(p, p)) for p in prices]
+    assert found == [problem.schedule(MinCut(p, p)) for p in prices]
     assert 1 < len(set(found)) < 8
     assert len(set(tried)) < len(prices) / 2
     assert _at_prices(of, [0.5]) == [of(0.5)]

@@ -19,7 +19,7 @@ from xform.planner.candidates.snapshots import stored
 from xform.planner.candidates.split import split
 from xform.planner.candidates.worth import inner_loops, large_loops
 from xform.planner.costs.outcome import recompute_flops
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.front import front
 from xform.planner.loops import loops, origins, reshaped
 from xform.planner.plan.decision import decision_of
@@ -97,7 +97,7 @@ def peak(how) -> int:
 
 def right(f, whole) -> None:
     """The gradient is JAX's."""
-    run = jax.jit(lambda *xs: evaluate(emitted(whole.plan), xs)[1:])
+    run = jax.jit(lambda *xs: evaluate(emitted(whole.schedule), xs)[1:])
     close(tuple(run(W, X, 1.0)), want(f), 1e-12)
 
 
@@ -109,12 +109,12 @@ def test_values_are_the_same(name: str) -> None:
     found += [[*one][-1] for one in stored(Problem(*at))][-1:]
     if name in ("in_call", "in_branch"):
         joint = analyze(*at)
-        above, below = (plan(joint, MinCut(n, n), backend="cpu") for n in (np.inf, 0.0))
+        above, below = (schedule(joint, MinCut(n, n), backend="cpu") for n in (np.inf, 0.0))
         found += [*split(Problem(*at), above, below)][:1]
     assert found
     for whole in found:
         right(f, whole)
-        as_data = record(decision_of(whole.plan), whole.plan.joint, whole.shapes)
+        as_data = record(decision_of(whole.schedule), whole.schedule.joint, whole.shapes)
         assert as_data.decision(analyze(reshaped(at[0], whole.shapes), *at[1:]), "").inner
 
 
@@ -122,15 +122,15 @@ def test_values_are_the_same(name: str) -> None:
 def test_the_floor_is_below_that_of_the_loops_as_they_are(name: str) -> None:
     at = ends(PROGRAMS[name])
     as_written = min(map(peak, cuts(Problem(*at))))
-    assert peak(front(Problem(*at)).lowest()[0].plan) < SHARES[name] * as_written
+    assert peak(front(Problem(*at)).lowest()[0].schedule) < SHARES[name] * as_written
 
 
 @pytest.mark.parametrize("name", slow(["in_loop", "in_region"], "in_loop"))
 def test_work_rises_as_bytes_fall(name: str) -> None:
     at = ends(PROGRAMS[name])
-    most = peak(plan(analyze(*at), policies.min_cut, backend="cpu"))
-    sizes = np.linspace(most, peak(front(Problem(*at)).lowest()[0].plan), 8)
-    found = [front(Problem(*at)).first(lambda w, n=n: peak(w.plan) <= n) for n in sizes]
+    most = peak(schedule(analyze(*at), policies.min_cut, backend="cpu"))
+    sizes = np.linspace(most, peak(front(Problem(*at)).lowest()[0].schedule), 8)
+    found = [front(Problem(*at)).first(lambda w, n=n: peak(w.schedule) <= n) for n in sizes]
     works = [w.work for w in found if w is not None]
     assert len(works) == 8
     assert works == sorted(works)
@@ -156,7 +156,7 @@ def test_a_plan_fits_by_the_compiler_and_is_loaded(tmp_path, name: str) -> None:
 def test_second_derivatives() -> None:
     f = lambda x: in_region_in_loop(W, x)
     at = ends(in_region_in_loop)
-    least = peak(front(Problem(*at)).lowest()[0].plan)
+    least = peak(front(Problem(*at)).lowest()[0].schedule)
     g = xform.grad(f, policy=policies.budget(int(1.1 * least)))
     ours = xform.jvp(jax.jit(g), (X,), (X,))[1]
     close(ours, jax.jvp(jax.grad(f), (X,), (X,))[1], 1e-10)
@@ -200,8 +200,8 @@ def test_a_budget_with_room_saves_more_in_regions_and_the_default_does_not() -> 
 def test_what_the_author_of_a_region_said_holds_under_each_budget() -> None:
     f = lambda w, x: layers(w, x, jax.checkpoint_policies.nothing_saveable)
     at = ends(f)
-    default = plan(analyze(*at), policies.min_cut, backend="cpu")
-    found = [plan for plan in cuts(Problem(*at)) if recompute_flops(plan)]
+    default = schedule(analyze(*at), policies.min_cut, backend="cpu")
+    found = [schedule for schedule in cuts(Problem(*at)) if recompute_flops(schedule)]
     assert min(map(recompute_flops, found)) == recompute_flops(default) > 0
     for budget in ("1 GiB", "auto"):
         policy = policies.budget(budget) if budget != "auto" else budget

@@ -25,7 +25,7 @@ def loop(length: int):
 
 def test_they_keep_less_than_the_loop_as_it_is() -> None:
     found = [*nested(Problem(*ENDS))]
-    assert min(waiting_bytes(w.plan) for w in found) < waiting_bytes(LEAST)
+    assert min(waiting_bytes(w.schedule) for w in found) < waiting_bytes(LEAST)
     for whole in found:
         right(whole)
         assert sum(map(math.prod, whole.shapes[0])) == TRIPS
@@ -39,18 +39,18 @@ def test_the_outer_loop_keeps_its_states_and_the_inner_one_is_run_again() -> Non
         assert not rest
         depth = len(outer) - 1
         assert depth >= 1
-        again = recompute_flops(whole.plan)
+        again = recompute_flops(whole.schedule)
         # Two products in a step, and three operations on elements at most.
         assert 64 * 2 * product <= again <= (depth + 1) * 64 * (2 * product + 4 * X.size)
-        assert outer[0] * state <= kept_bytes(whole.plan) <= (outer[0] + 1) * state
-        assert waiting_bytes(whole.plan) < 64 * state
+        assert outer[0] * state <= kept_bytes(whole.schedule) <= (outer[0] + 1) * state
+        assert waiting_bytes(whole.schedule) < 64 * state
 
 
 def test_more_levels_keep_less() -> None:
     least = {}
     for whole in of(loop(512)):
         depth = len(whole.shapes[0][0])
-        least[depth] = min(least.get(depth, math.inf), waiting_bytes(whole.plan))
+        least[depth] = min(least.get(depth, math.inf), waiting_bytes(whole.schedule))
     assert list(least) == [2, 3, 4]
     assert least[2] > least[3] > least[4]
 

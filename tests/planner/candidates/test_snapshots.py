@@ -26,7 +26,7 @@ def loop(length: int):
 
 
 def snapshots(whole) -> int:
-    ((inner,),) = whole.plan.inner.values()
+    ((inner,),) = whole.schedule.inner.values()
     return inner.snapshots
 
 
@@ -34,7 +34,7 @@ def test_fewer_stored_states_keep_less_and_run_more_again() -> None:
     series = [[*one] for one in stored(Problem(*ENDS))]
     assert len(series) >= 2
     for one in series:
-        works, kept = [w.work for w in one], [waiting_bytes(w.plan) for w in one]
+        works, kept = [w.work for w in one], [waiting_bytes(w.schedule) for w in one]
         assert works == sorted(works)
         assert kept == sorted(kept, reverse=True)
     for whole in itertools.chain(*(one[::8] for one in series)):
@@ -49,8 +49,8 @@ def test_single_steps_are_run_as_often_as_revolve_runs_them() -> None:
         n = snapshots(whole)
         # On the way to each state, beyond the first way; and in each step both products.
         steps = steps_run(trips, n) - (trips - 1) + trips
-        assert recompute_flops(whole.plan) == steps * 2 * product
-        assert kept_bytes(whole.plan) == (n + 1) * X.nbytes
+        assert recompute_flops(whole.schedule) == steps * 2 * product
+        assert kept_bytes(whole.schedule) == (n + 1) * X.nbytes
     counts = [snapshots(whole) for whole in single[0]]
     assert (counts[0], counts[-1]) == (trips - 2, 1)
     assert counts == sorted(set(counts), reverse=True)

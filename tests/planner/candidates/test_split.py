@@ -9,7 +9,7 @@ from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.candidates.split import split
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.policies import MinCut
 
@@ -20,7 +20,7 @@ def between(f):
     """The two plans of a function of X, and those between."""
     ends = trace(lambda x: [f(x)], X), (True,), (True,)
     joint = analyze(*ends)
-    above, below = (plan(joint, p, backend="cpu") for p in (MinCut(), MinCut(0.0, 0.0)))
+    above, below = (schedule(joint, p, backend="cpu") for p in (MinCut(), MinCut(0.0, 0.0)))
     return above, below, [*split(Problem(*ends), above, below)]
 
 
@@ -32,7 +32,7 @@ def loop(length: int, reverse: bool = False):
 def test_split_loops_lie_between_their_two_plans() -> None:
     found = [*split(Problem(*ENDS), MOST, LEAST)]
     assert len(found) > 10
-    works, kept = [w.work for w in found], [kept_bytes(w.plan) for w in found]
+    works, kept = [w.work for w in found], [kept_bytes(w.schedule) for w in found]
     assert works == sorted(works)
     assert kept == sorted(kept, reverse=True)
     assert kept_bytes(LEAST) < min(kept) < max(kept) < kept_bytes(MOST)
@@ -46,8 +46,8 @@ def test_each_trip_costs_what_it_costs_in_the_plan_that_it_follows() -> None:
     work = recompute_flops(LEAST) // TRIPS
     for whole in split(Problem(*ENDS), MOST, LEAST):
         ((early,), (late,)) = whole.shapes[0]
-        assert kept_bytes(whole.plan) >= kept_bytes(LEAST) + late * step
-        assert recompute_flops(whole.plan) == early * work
+        assert kept_bytes(whole.schedule) >= kept_bytes(LEAST) + late * step
+        assert recompute_flops(whole.schedule) == early * work
 
 
 @pytest.mark.parametrize(("length", "parts"), [(0, 0), (1, 0), (2, 1), (3, 2), (40, 15)])

@@ -15,7 +15,7 @@ from xform.ir import evaluate, trace
 from xform.planner.candidates.states import all_states, outer_states
 from xform.planner.candidates.worth import planned_loops
 from xform.planner.costs.outcome import kept_bytes
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.plan.decision import edited
 from xform.policies import MinCut
 
@@ -41,11 +41,11 @@ def loss(w, x):
 def base(x64):
     """The plan of a minimum cut, with its program."""
     prog = trace(lambda *xs: [loss(*xs)], W, X)
-    return prog, plan(analyze(prog, *MASKS), MinCut(), backend="cpu")
+    return prog, schedule(analyze(prog, *MASKS), MinCut(), backend="cpu")
 
 
 def changed(base, change):
-    return plan(base[1].joint, edited(base[1], change), "cpu")
+    return schedule(base[1].joint, edited(base[1], change), "cpu")
 
 
 def by_trips(base, made):
@@ -56,9 +56,9 @@ def by_trips(base, made):
 def test_the_outer_loop_keeps_one_state_a_trip_and_nothing_else(base, change) -> None:
     made = changed(base, change)
     outer = by_trips(base, made)[OUTER]
-    (inner,) = outer.plans
+    (inner,) = outer.schedules
     assert inner.kept == ()
-    assert any(outer.node.stacked(outer.plans))
+    assert any(outer.node.stacked(outer.schedules))
     # And the last one, which the square outside reads.
     least = (OUTER + 1) * X.nbytes
     assert kept_bytes(made) == least < kept_bytes(base[1])
@@ -67,7 +67,7 @@ def test_the_outer_loop_keeps_one_state_a_trip_and_nothing_else(base, change) ->
 def test_the_inner_loops_keep_what_the_way_says(base) -> None:
     kept = {
         price: by_trips(base, changed(base, all_states(MinCut(price, price), {})))[INNER]
-        .plans[0]
+        .schedules[0]
         .kept
         for price in (0.0, 1e9)
     }
@@ -78,11 +78,11 @@ def test_the_inner_loops_keep_what_the_way_says(base) -> None:
 def test_some_loops_store_so_many_states(base) -> None:
     outer, inner = (by_trips(base, base[1])[n].node for n in (OUTER, INNER))
     made = changed(base, all_states(MinCut(), {inner: 1}))
-    (within,) = by_trips(base, made)[INNER].plans
-    assert (within.snapshots, by_trips(base, made)[OUTER].plans[0].snapshots) == (1, None)
+    (within,) = by_trips(base, made)[INNER].schedules
+    assert (within.snapshots, by_trips(base, made)[OUTER].schedules[0].snapshots) == (1, None)
     assert gather(inner.copies([within]), inner.stacked([within])) == [2]
     made = changed(base, all_states(MinCut(), {outer: 2}))
-    assert by_trips(base, made)[OUTER].plans[0].snapshots == 2
+    assert by_trips(base, made)[OUTER].schedules[0].snapshots == 2
     assert kept_bytes(made) < OUTER * X.nbytes
 
 

@@ -76,9 +76,9 @@ def test_each_stock_policy_and_each_name_is_there() -> None:
     of = problem(model("nothing"))
     made = stock(of)
     assert stock(of) is made
-    plans = {id(c.plan) for c in made}
+    plans = {id(c.schedule) for c in made}
     for policy in (policies.save_nothing, policies.save_dots, policies.save_only_these_names("q")):
-        assert id(of.plan(policy)) in plans
+        assert id(of.schedule(policy)) in plans
     assert {c.regions for c in made} == {"open", "marked"}
     marked = stock(dataclasses.replace(of, regions="marked"))
     assert {c.regions for c in marked} == {"marked"}
@@ -92,8 +92,8 @@ def test_no_stock_policy_draws_random_numbers_again() -> None:
         return jnp.sum(x)
 
     of = problem(f, "marked")
-    assert of.plan(policies.save_nothing).kept == ()
-    assert all(c.plan.kept for c in stock(of))
+    assert of.schedule(policies.save_nothing).kept == ()
+    assert all(c.schedule.kept for c in stock(of))
 
 
 def test_names_of_closed_regions_are_left_out() -> None:

@@ -16,7 +16,7 @@ from xform.planner.candidates.nested import nested
 from xform.planner.candidates.snapshots import stored
 from xform.planner.candidates.worth import large_loops
 from xform.planner.costs.outcome import kept_bytes, least_bytes, recompute_flops
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
 from xform.policies import MinCut, save_everything
@@ -32,13 +32,13 @@ def loss(w, x):
 
 
 ENDS = trace(lambda *xs: [loss(*xs)], W, X), (True, True), (True,)
-MOST = plan(analyze(*ENDS), MinCut(), backend="cpu")
-LEAST = plan(analyze(*ENDS), MinCut(0.0, 0.0), backend="cpu")
+MOST = schedule(analyze(*ENDS), MinCut(), backend="cpu")
+LEAST = schedule(analyze(*ENDS), MinCut(0.0, 0.0), backend="cpu")
 
 
 def right(whole) -> None:
     """The gradient is JAX's."""
-    prog, xs = emitted(whole.plan), [W, X, jnp.ones(())]
+    prog, xs = emitted(whole.schedule), [W, X, jnp.ones(())]
     got = Machine().run(jax.make_jaxpr(lambda *xs: evaluate(prog, xs))(*xs), xs)[1:]
     want = jax.grad(loss, (0, 1))(W, X)
     for a, b in zip(got, want, strict=True):
@@ -62,7 +62,7 @@ def test_a_loop_that_keeps_little_of_all_is_not_large() -> None:
 
     wide = jnp.ones((256, 16))
     ends = trace(lambda *xs: [f(*xs)], W, wide), (True, True), (True,)
-    kept = kept_bytes(plan(analyze(*ends), MinCut(), backend="cpu"))
+    kept = kept_bytes(schedule(analyze(*ends), MinCut(), backend="cpu"))
     assert 0.05 * kept > TRIPS * 2 * 16 * 4
     assert large_loops(Problem(*ends)) == {}
 
@@ -71,12 +71,12 @@ def test_plans_are_compared_by_work_and_then_by_what_is_sent() -> None:
     found = [Candidate(how, {}) for how in (MOST, LEAST)]
     assert [w.work for w in found] == [(0, 0), (recompute_flops(LEAST), 0)]
     offload = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
-    sent = Candidate(plan(analyze(*ENDS), offload, backend="cpu"), {})
+    sent = Candidate(schedule(analyze(*ENDS), offload, backend="cpu"), {})
     assert found[0].work < sent.work < found[1].work
 
 
 @pytest.mark.parametrize("policy", [MinCut(), MinCut(0.0, 0.0), save_everything])
 def test_no_plan_takes_less_than_what_it_keeps(policy) -> None:
-    how = plan(analyze(*ENDS), policy, backend="cpu")
+    how = schedule(analyze(*ENDS), policy, backend="cpu")
     assert least_bytes(how, "cpu") <= liveness(how, "cpu").total_bytes
     assert recompute_flops(how) == 0 or policy == MinCut(0.0, 0.0)

@@ -17,7 +17,7 @@ from xform.planner.candidates.worth import (
     planned_loops,
 )
 from xform.planner.costs.held import held_bytes, token
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.loops import loops, reshaped
 from xform.planner.problem import Problem
 from xform.policies import MinCut
@@ -47,7 +47,7 @@ LENGTHS = [eqn.params["length"] for eqn in loops(PROG)]
 
 
 def most(prog):
-    return plan(analyze(prog, *MASKS), MinCut(), backend="cpu")
+    return schedule(analyze(prog, *MASKS), MinCut(), backend="cpu")
 
 
 def test_each_loop_that_carries_a_derivative_is_met_once_with_how_often_it_runs() -> None:
@@ -60,7 +60,7 @@ def test_each_loop_that_carries_a_derivative_is_met_once_with_how_often_it_runs(
 
 def test_large_are_those_of_some_trips_that_keep_a_twentieth() -> None:
     met = planned_loops(most(PROG), PROG)
-    size = lambda x: held_bytes(token(x.node, x.plans))
+    size = lambda x: held_bytes(token(x.node, x.schedules))
     for whole in (0, *map(size, met.values()), 10**9):
         expected = {i for i, x in met.items() if x.node.trips >= 4 and 20 * size(x) > whole}
         assert large(met, whole).keys() == expected

@@ -14,7 +14,7 @@ from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.candidates.snapshots import stored
 from xform.planner.costs.held import held, held_bytes, state_why
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 
 W, X = jnp.ones((4, 4)) / 5, jnp.ones((3, 4))
@@ -23,7 +23,7 @@ ONE = 3 * 4 * 4
 
 def of(f, *args, policy=policies.save_everything):
     """What is held, by what it is."""
-    rows = held(plan(joint_of(f, *args), policy, "cpu"))
+    rows = held(schedule(joint_of(f, *args), policy, "cpu"))
     made = lambda r: r.origin[0].primitive.name if r.origin else None
     return sorted((r.kind, made(r), r.loops, r.total_bytes) for r in rows)
 
@@ -70,7 +70,7 @@ def test_branches_share_as_many_bytes_as_are_handed_over() -> None:
     """One runs: what both make of one type lies in one place."""
     ways = lambda x: jnp.sin(jnp.exp(x)), lambda x: jnp.exp(x @ W)
     joint = joint_of(lambda x: jnp.sum(lax.cond(x[0, 0] > 0, *ways, x)), X)
-    how = plan(joint, policies.save_everything, "cpu")
+    how = schedule(joint, policies.save_everything, "cpu")
     rows = [r for r in held(how) if r.aval.shape == X.shape]
     assert sorted(r.kind for r in rows) == ["kept", "kept", "shared"]
     _, handed = jax.eval_shape(lambda x: emit.forward(how, [x]), X)
@@ -81,7 +81,7 @@ def test_branches_share_as_many_bytes_as_are_handed_over() -> None:
 def test_what_is_sent_waits_elsewhere() -> None:
     policy = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
     f = lambda x: jnp.sum(scan(lambda x: jnp.sin(x @ W), x, 5))
-    (row,) = held(plan(joint_of(f, X), policy, "cpu"))
+    (row,) = held(schedule(joint_of(f, X), policy, "cpu"))
     assert (row.memory, row.total_bytes, held_bytes([row])) == ("pinned_host", 5 * ONE, 0)
 
 
@@ -104,7 +104,7 @@ def test_nothing_is_held_of_what_is_linear_or_of_integers() -> None:
 
 def test_a_value_bears_the_name_that_the_user_gave_and_says_why() -> None:
     f = lambda x: jnp.sum(jnp.sin(checkpoint_name(jnp.sin(x), "h")))
-    (row,) = held(plan(joint_of(f, X), policies.save_only_these_names("h"), "cpu"))
+    (row,) = held(schedule(joint_of(f, X), policies.save_only_these_names("h"), "cpu"))
     assert row.origin is not None
     eqn, name = row.origin
     assert (eqn.primitive.name, name) == ("sin", "h")
@@ -116,8 +116,8 @@ def test_states_that_are_stored_on_the_way_say_so() -> None:
     ends = prog, (True,), (True,)
     first, *_, last = next(iter(stored(Problem(*ends))))
     for whole in (first, last):
-        (inner,) = next(iter(whole.plan.inner.values()))
-        (row,) = held(whole.plan)
+        (inner,) = next(iter(whole.schedule.inner.values()))
+        (row,) = held(whole.schedule)
         assert row.loops == (inner.snapshots + 1,)  # and the one that it is gone back from
         assert row.why == state_why(inner) == "a state of the loop, to run it again from"
-    assert "each trip" in held(plan(analyze(*ends), policies.save_nothing, "cpu"))[0].why
+    assert "each trip" in held(schedule(analyze(*ends), policies.save_nothing, "cpu"))[0].why

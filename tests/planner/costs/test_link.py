@@ -26,7 +26,7 @@ from xform.planner.costs.link import Link, link_of
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
 from xform.planner.costs.window import room
 from xform.planner.cuts.fit import fit
-from xform.planner.decide import best, plan
+from xform.planner.decide import best, schedule
 from xform.planner.device import here, planned_for
 from xform.planner.planned import planned
 from xform.planner.problem import Problem
@@ -98,7 +98,7 @@ def test_a_link_of_a_device_that_is_not_here() -> None:
 @pytest.mark.parametrize("name", ["unrolled", "calls", "devices"])
 def test_a_fast_link_takes_what_would_be_run_again(name: str) -> None:
     joint = joint_of(PROGRAMS[name], WS, X)
-    most = kept_bytes(plan(joint, MinCut(), "cpu"))
+    most = kept_bytes(schedule(joint, MinCut(), "cpu"))
     before = 0
     for part in (0.75, 0.5, 0.25):
         n = int(part * most)
@@ -113,7 +113,7 @@ def test_a_fast_link_takes_what_would_be_run_again(name: str) -> None:
 
 def test_a_slow_link_takes_nothing() -> None:
     joint = joint_of(PROGRAMS["unrolled"], WS, X)
-    n = kept_bytes(plan(joint, MinCut(), "cpu")) // 2
+    n = kept_bytes(schedule(joint, MinCut(), "cpu")) // 2
     how = within(joint, n, SLOW)
     assert sent_bytes(how) == 0
     assert recompute_flops(how) == recompute_flops(within(joint, n, None))
@@ -122,11 +122,11 @@ def test_a_slow_link_takes_nothing() -> None:
 def test_all_that_is_sent_shares_the_link() -> None:
     joint = joint_of(PROGRAMS["unrolled"], WS, X)
     one = X.astype("float32").nbytes
-    seconds = room(plan(joint, MinCut(), "cpu"), Link(1.0, 1.0)).seconds
+    seconds = room(schedule(joint, MinCut(), "cpu"), Link(1.0, 1.0)).seconds
     before = recompute_flops(within(joint, 0, None))
     for values in (1, 2, 3):
         link = Link(1.0, (values + 0.5) * one / seconds, latency_seconds=0.0)
-        may = room(plan(joint, MinCut(), "cpu"), link)
+        may = room(schedule(joint, MinCut(), "cpu"), link)
         assert len(may.values) > values
         how = within(joint, 0, link)
         assert sent_bytes(how) == values * one
@@ -141,7 +141,7 @@ def test_no_sets_that_fit_need_less_work(name: str) -> None:
     values = [v for e in joint.forward for v in e.outvars if v not in joint.free and v.aval.shape]
     assert len(values) <= 9
     needs = functools.cache(lambda kept: work(joint, kept))
-    most = plan(joint, MinCut(), "cpu")
+    most = schedule(joint, MinCut(), "cpu")
     size = lambda vs: sum(aval_bytes(v.aval) for v in vs)
     seconds = room(most, Link(1.0, 1.0)).seconds
     seen = set()
@@ -234,8 +234,8 @@ def test_a_plan_shows_saves_and_explains_what_it_sends(tmp_path) -> None:
 
 def test_a_peak_counts_what_is_sent_on_a_cpu_alone() -> None:
     joint = joint_of(PROGRAMS["unrolled"], WS, X)
-    n = kept_bytes(plan(joint, MinCut(), "cpu")) // 4
-    saved, sent = plan(joint, MinCut(), "cpu"), within(joint, n, FAST)
+    n = kept_bytes(schedule(joint, MinCut(), "cpu")) // 4
+    saved, sent = schedule(joint, MinCut(), "cpu"), within(joint, n, FAST)
     assert liveness(sent, "gpu").temp_bytes < liveness(saved, "gpu").temp_bytes
     assert liveness(sent, "cpu").temp_bytes >= liveness(sent, "gpu").temp_bytes
 
@@ -246,24 +246,24 @@ def test_a_peak_is_met_by_what_is_sent(monkeypatch) -> None:
     f = PROGRAMS["unrolled"]
     joint = joint_of(f, WS, X)
     peak = lambda how: liveness(how, "gpu").total_bytes
-    asked = budget(int(0.93 * peak(plan(joint, policies.min_cut, "cpu")) / (1 - GPU.margin)))
+    asked = budget(int(0.93 * peak(schedule(joint, policies.min_cut, "cpu")) / (1 - GPU.margin)))
     prog = xform.ir.trace(lambda *xs: [f(xs[:6], xs[6])], *map(jnp.asarray, (*WS, X)))
     args = prog, (True,) * 7, (True,)
     with planned_for("gpu"):
-        found = planned(Problem(*args), asked).plan
+        found = planned(Problem(*args), asked).schedule
     assert sent_bytes(found) > 0
     assert peak(found) <= asked.bytes
     monkeypatch.setattr("xform.planner.problem.link_of", lambda device: None)
     with planned_for("gpu"):
-        without = planned(Problem(*args), asked).plan
+        without = planned(Problem(*args), asked).schedule
     assert recompute_flops(found) < recompute_flops(without)
 
 
 def test_a_policy_by_name_and_its_record_send_the_same() -> None:
     joint = joint_of(PROGRAMS["unrolled"], WS, X)
     policy = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
-    how = plan(joint, policy, "cpu")
-    again = plan(joint, xform.planner.plan.decision.decision_of(how), "cpu")
+    how = schedule(joint, policy, "cpu")
+    again = schedule(joint, xform.planner.plan.decision.decision_of(how), "cpu")
     assert again.offloaded == how.offloaded
     assert kept_bytes(again) == kept_bytes(how) == 0
     table = residuals_of(again, [""] * len(joint.inputs), "")

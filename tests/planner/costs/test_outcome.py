@@ -13,7 +13,7 @@ from tests.fuzz.evaluate import Machine
 from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
 from xform.interpret import emit
-from xform.interpret.joint import Plan, analyze
+from xform.interpret.joint import Schedule, analyze
 from xform.ir import evaluate, trace
 from xform.planner.candidates.snapshots import stored
 from xform.planner.costs.outcome import (
@@ -23,7 +23,7 @@ from xform.planner.costs.outcome import (
     sent_bytes,
     waiting_bytes,
 )
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.policies import MinCut
 
@@ -96,13 +96,13 @@ class Counting(Machine):
         return counted
 
 
-def compiled(how: Plan):
+def compiled(how: Schedule):
     prog = emitted(how)
     run = jax.jit(lambda *xs: evaluate(prog, xs), keep_unused=True)
     return run, [jnp.ones(t.shape, t.dtype) for t in prog.in_avals]
 
 
-def products(how: Plan) -> int:
+def products(how: Schedule) -> int:
     """FLOPs of the products that are run, forward and backward."""
     run, xs = compiled(how)
     machine = Counting()
@@ -117,31 +117,31 @@ def bytes_of(values) -> int:
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if n != "calls"])
 def test_work_is_the_products_that_are_run_once_more(name: str) -> None:
     joint = joint_of(PROGRAMS[name], W, X)
-    once = products(plan(joint, policies.save_everything, "cpu"))
+    once = products(schedule(joint, policies.save_everything, "cpu"))
     for policy in POLICIES:
-        how = plan(joint, policy, "cpu")
+        how = schedule(joint, policy, "cpu")
         assert recompute_flops(how) == products(how) - once
 
 
 def test_a_loop_or_a_call_that_is_run_again_counts_whole() -> None:
     """With what fuses in it: two operations on elements in each step, sixty-two in each call."""
     joint = joint_of(loops, W, X)
-    how = plan(joint, MinCut(0.0, 0.0), "cpu")
+    how = schedule(joint, MinCut(0.0, 0.0), "cpu")
     steps, elements = 6 * 3, ROWS * N
-    assert products(how) - products(plan(joint, MinCut(), "cpu")) == steps * 2 * PRODUCT
+    assert products(how) - products(schedule(joint, MinCut(), "cpu")) == steps * 2 * PRODUCT
     assert recompute_flops(how) == steps * 2 * (PRODUCT + elements)
-    how = plan(joint_of(called, W, X), policies.save_nothing, "cpu")
+    how = schedule(joint_of(called, W, X), policies.save_nothing, "cpu")
     assert recompute_flops(how) == 2 * (2 * PRODUCT + 62 * elements)
 
 
 def test_work_is_counted_in_each_step_of_the_way_between_stored_states() -> None:
     prog = trace(lambda *xs: [loop(9)(*xs)], jnp.ones((9, N, N)) / 9, X)
     ends = prog, (True, True), (True,)
-    once = products(plan(analyze(*ends), policies.save_everything, "cpu"))
+    once = products(schedule(analyze(*ends), policies.save_everything, "cpu"))
     works = []
     for whole in itertools.chain(*stored(Problem(*ends))):
-        works.append(recompute_flops(whole.plan))
-        assert works[-1] == products(whole.plan) - once
+        works.append(recompute_flops(whole.schedule))
+        assert works[-1] == products(whole.schedule) - once
     assert len(set(works)) > 5
 
 
@@ -152,7 +152,7 @@ def test_work_of_all_devices_is_counted() -> None:
     whole = jax.shard_map(lambda w, x: jax.lax.psum(f(w, x), "i"), mesh=mesh,
                           in_specs=(jax.sharding.PartitionSpec(), spec),
                           out_specs=jax.sharding.PartitionSpec())  # fmt: skip
-    alone, shared = (plan(joint_of(g, W, X), MinCut(0.0, 0.0), "cpu") for g in (f, whole))
+    alone, shared = (schedule(joint_of(g, W, X), MinCut(0.0, 0.0), "cpu") for g in (f, whole))
     assert recompute_flops(shared) == recompute_flops(alone) == 2 * PRODUCT
 
 
@@ -160,7 +160,7 @@ def test_work_of_all_devices_is_counted() -> None:
 def test_bytes_are_those_that_the_forward_part_hands_over(name: str) -> None:
     joint = joint_of(PROGRAMS[name], W, X)
     for policy in (*POLICIES, policies.save_everything):
-        how = plan(joint, policy, "cpu")
+        how = schedule(joint, policy, "cpu")
         _, handed = jax.eval_shape(lambda *xs, how=how: emit.forward(how, xs), W, X)
         assert kept_bytes(how) == bytes_of(handed)
         assert sent_bytes(how) == 0
@@ -169,14 +169,14 @@ def test_bytes_are_those_that_the_forward_part_hands_over(name: str) -> None:
 def test_what_is_sent_is_not_kept_on_the_device() -> None:
     joint = joint_of(loop(5), W, X)
     offload = policies.offload_dots_with_no_batch_dims("device", "pinned_host")
-    sent, all_kept = (plan(joint, p, "cpu") for p in (offload, policies.save_dots))
+    sent, all_kept = (schedule(joint, p, "cpu") for p in (offload, policies.save_dots))
     assert sent_bytes(sent) == 2 * 5 * ONE
     assert kept_bytes(sent) == kept_bytes(all_kept) - 2 * 5 * ONE
 
 
 def test_an_inner_loop_that_is_run_again_waits_for_one_trip() -> None:
     """Its state and three factors in each of its trips; outside, a state in each, and the last."""
-    how = plan(joint_of(loops, W, X), MinCut(0.0, 0.0), "cpu")
+    how = schedule(joint_of(loops, W, X), MinCut(0.0, 0.0), "cpu")
     assert kept_bytes(how) == (6 + 1) * ONE
     assert waiting_bytes(how) == (6 + 1) * ONE + 3 * (1 + 3) * ONE
 
@@ -185,7 +185,7 @@ def test_an_inner_loop_that_is_run_again_waits_for_one_trip() -> None:
 def test_no_compiled_program_takes_less_than_the_least(name: str) -> None:
     joint = joint_of(PROGRAMS[name], W, X)
     for policy in (MinCut(), policies.save_nothing):
-        how = plan(joint, policy, "cpu")
+        how = schedule(joint, policy, "cpu")
         run, xs = compiled(how)
         took = run.lower(*xs).compile().memory_analysis()
         whole = took.argument_size_in_bytes + took.output_size_in_bytes + took.temp_size_in_bytes
@@ -194,7 +194,7 @@ def test_no_compiled_program_takes_less_than_the_least(name: str) -> None:
 
 def test_what_is_kept_may_lie_where_a_result_will() -> None:
     x = jnp.ones((64, 64))
-    how = plan(joint_of(lambda x: jnp.sum(jnp.exp(x)), x), policies.save_everything, "cpu")
+    how = schedule(joint_of(lambda x: jnp.sum(jnp.exp(x)), x), policies.save_everything, "cpu")
     assert kept_bytes(how) == x.nbytes
     run, xs = compiled(how)
     took = run.lower(*xs).compile().memory_analysis()
@@ -211,7 +211,7 @@ def test_of_branches_the_dearest_counts() -> None:
             return jnp.sum(x**2)
 
         prog = trace(lambda w, x: [f(w, x)], W, X)
-        return plan(analyze(prog, (True, True)), MinCut(0.0, 0.0), "cpu")
+        return schedule(analyze(prog, (True, True)), MinCut(0.0, 0.0), "cpu")
 
     twice = lambda x, w: layer(layer(x, w), w)
     one, two = (recompute_flops(branched(f, f)) for f in (layer, twice))

@@ -9,7 +9,7 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform.cost import equation_flops
 from xform.planner.costs.link import Link
 from xform.planner.costs.window import room
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.policies import MinCut
 
 N = 64
@@ -19,7 +19,7 @@ PRODUCT = 2 * N**3
 def waits(f, link: Link, *args):
     """The Joint of a function, and what of it may be sent."""
     joint = joint_of(f, *args)
-    may = room(plan(joint, MinCut(), "cpu"), link)
+    may = room(schedule(joint, MinCut(), "cpu"), link)
     return joint, may
 
 
@@ -70,7 +70,7 @@ def test_keys_and_what_has_no_link_stay() -> None:
 
     w = jnp.ones((N, N))
     joint = joint_of(lambda w: f(w, jax.random.key(0)), w)
-    how = plan(joint, MinCut(), "cpu")
+    how = schedule(joint, MinCut(), "cpu")
     kinds = {str(v.aval.dtype) for v in room(how, taking(0.0)).values}
     assert kinds
     assert not [k for k in kinds if k.startswith("key")]

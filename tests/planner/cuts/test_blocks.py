@@ -19,7 +19,7 @@ from xform import policies
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.cuts import blocks, integer_program
 from xform.planner.cuts.fit import by_prices, fit
-from xform.planner.decide import best, plan
+from xform.planner.decide import best, schedule
 from xform.policies import MinCut
 
 W = np.ones((8, 8, 8), np.float32)
@@ -29,7 +29,7 @@ V = np.ones((4, 8), np.float32)
 def classes(f, *args) -> list[int]:
     """How many blocks each class has that does real work."""
     joint = joint_of(f, *args)
-    found = blocks.classes(plan(joint, MinCut(), "cpu"))
+    found = blocks.classes(schedule(joint, MinCut(), "cpu"))
     works = lambda b: any(
         e.primitive.name in ("dot_general", "xform_fork") for e in b.joint.forward
     )
@@ -103,7 +103,7 @@ def test_so_is_one_of_which_more_is_read() -> None:
 
 def budgets(joint, parts=(0.8, 0.6, 0.4, 0.2, 0.05)):
     """How to plan a Joint, its plan of least bytes, and budgets between that and all."""
-    make = lambda how: plan(joint, how, "cpu")
+    make = lambda how: schedule(joint, how, "cpu")
     least, most = make(MinCut(0.0, 0.0)), make(MinCut())
     low, high = kept_bytes(least), kept_bytes(most)
     return make, least, most, [low + int(part * (high - low)) for part in parts]

@@ -10,7 +10,7 @@ from xform import policies
 from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.cuts.bottleneck import bottlenecks
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.simulate.liveness import liveness
 from xform.policies import MinCut
 
@@ -62,7 +62,7 @@ def test_the_default_starts_no_wave_of_recomputes() -> None:
 
     ws, x = [np.zeros((256, 256), np.float32)] * 16, np.zeros((1024, 256), np.float32)
     joint = analyze(trace(lambda *xs: [loss(xs[:-1], xs[-1])], *ws, x), (True,) * 17)
-    peak = lambda how: liveness(plan(joint, how, backend="cpu"), "cpu").temp_bytes
+    peak = lambda how: liveness(schedule(joint, how, backend="cpu"), "cpu").temp_bytes
     assert peak(policies.min_cut) < 0.8 * peak(MinCut())
     compiled = [
         xform.plan(loss, ws, x, policy=how).compiled_bytes

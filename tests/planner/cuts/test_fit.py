@@ -182,7 +182,7 @@ def test_a_budget_bounds_the_peak_in_any_trace() -> None:
 
     def watched(*problem):
         whole = planned(*problem)
-        seen.append(liveness(whole.plan, "cpu").total_bytes)
+        seen.append(liveness(whole.schedule, "cpu").total_bytes)
         return whole
 
     g = xform.grad(unrolled, policy=policy)

@@ -18,7 +18,7 @@ from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.costs.recompute import price
 from xform.planner.cuts.graph import Graph
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 
 X, W = jax.ShapeDtypeStruct((4, 6), np.float32), jax.ShapeDtypeStruct((6, 6), np.float32)
 
@@ -89,7 +89,9 @@ def test_no_saved_set_is_cheaper(name: str, flop: float) -> None:
 
 def again(f, *args, active=(True, True)) -> set[str]:
     """Primitives that are run again."""
-    how = plan(analyze(trace(lambda *xs: [f(*xs)], *args), active), xform.policies.min_cut, "cpu")
+    how = schedule(
+        analyze(trace(lambda *xs: [f(*xs)], *args), active), xform.policies.min_cut, "cpu"
+    )
     return {e.primitive.name for e in how.order if id(e) in how.recomputed}
 
 

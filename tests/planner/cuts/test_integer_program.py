@@ -13,7 +13,7 @@ from xform.interpret.joint import analyze, reads_of
 from xform.ir import trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.costs.recompute import fusible, repeatable
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.policies import MinCut, budget
 
 SHORT = {
@@ -54,10 +54,10 @@ def test_no_saved_set_that_fits_needs_less_work(name: str) -> None:
     sets = [s for n in range(len(values) + 1) for s in itertools.combinations(values, n)]
     size = {s: sum(aval_bytes(v.aval) for v in s) for s in sets}
     cost = {s: work(joint, set(s)) for s in sets}
-    most = kept_bytes(plan(joint, MinCut(), "cpu"))
+    most = kept_bytes(schedule(joint, MinCut(), "cpu"))
     for n in np.linspace(0, most, 9).astype(int):
         best = min(cost[s] for s in sets if size[s] <= n)
-        assert recompute_flops(plan(joint, budget(int(n), of="saved"), "cpu")) == best
+        assert recompute_flops(schedule(joint, budget(int(n), of="saved"), "cpu")) == best
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -65,7 +65,7 @@ def test_no_price_gives_less_work_for_its_bytes(name: str) -> None:
     """Within loops, calls and branches too."""
     joint = joint_of(PROGRAMS[name], WS, X)
     for price in (1e-3, 3e-2, 0.1, 0.3, 1.0):
-        by_price = plan(joint, MinCut(price, price), "cpu")
-        exact = plan(joint, budget(kept_bytes(by_price), of="saved"), "cpu")
+        by_price = schedule(joint, MinCut(price, price), "cpu")
+        exact = schedule(joint, budget(kept_bytes(by_price), of="saved"), "cpu")
         assert kept_bytes(exact) <= kept_bytes(by_price)
         assert recompute_flops(exact) <= recompute_flops(by_price)

@@ -14,7 +14,7 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform.interpret.node import fork_p
 from xform.ir import evaluate
 from xform.planner.costs.outcome import kept_bytes
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.plan.decision import Decision, decision_of
 from xform.policies import MinCut, min_cut, save_everything
 
@@ -43,10 +43,10 @@ def test_whatever_is_chosen_no_more_is_kept_and_values_are_the_same() -> None:
     joint = joint_of(small, W, X)
     values = [v for e in joint.forward for v in e.outvars]
     sets = [frozenset(s) for s in subsets(values)]
-    plans = {saved: plan(joint, Decision(saved, {}), "cpu") for saved in sets}
-    for saved, how in plans.items():
+    schedules = {saved: schedule(joint, Decision(saved, {}), "cpu") for saved in sets}
+    for saved, how in schedules.items():
         assert saved.issuperset(how.kept)
-    distinct = {frozenset(how.kept): how for how in plans.values()}
+    distinct = {frozenset(how.kept): how for how in schedules.values()}
     assert 8 < len(distinct) < len(sets)
     for how in list(distinct.values())[::5]:
         right(small, how)
@@ -61,7 +61,7 @@ def test_whatever_is_chosen_in_a_loop_values_are_the_same() -> None:
     sizes = set()
     for saved in subsets(values):
         made = Decision(frozenset(eqn.outvars), {node: (Decision(frozenset(saved), {}),)})
-        how = plan(joint, made, "cpu")
+        how = schedule(joint, made, "cpu")
         sizes.add(kept_bytes(how))
         if len(saved) in (0, len(values)):
             right(loop, how)
@@ -74,8 +74,8 @@ def test_whatever_is_chosen_in_a_loop_values_are_the_same() -> None:
 @pytest.mark.parametrize("f", [small, loop, lambda w, x: jnp.float32(1)])
 def test_the_decisions_of_a_plan_give_the_plan(f, policy) -> None:
     joint = joint_of(f, W, X)
-    how = plan(joint, policy, "cpu")
-    again = plan(joint, decision_of(how), "cpu")
+    how = schedule(joint, policy, "cpu")
+    again = schedule(joint, decision_of(how), "cpu")
     assert set(again.kept) == set(how.kept)
     assert again.order == how.order
     assert (again.recomputed, again.reads) == (how.recomputed, how.reads)
@@ -88,7 +88,7 @@ def test_what_several_nodes_share_is_one_choice() -> None:
             x = jnp.sin(x)
         return x @ w
 
-    how = plan(joint_of(lambda w, x: jnp.sum(block(block(x, w), w) ** 2), W, X), min_cut, "cpu")
+    how = schedule(joint_of(lambda w, x: jnp.sum(block(block(x, w), w) ** 2), W, X), min_cut, "cpu")
     first, second = decision_of(how).inner.values()
     assert first[0] is second[0]
     assert decision_of(how) is decision_of(how)
@@ -97,7 +97,7 @@ def test_what_several_nodes_share_is_one_choice() -> None:
 def test_a_loop_that_is_not_kept_is_run_again() -> None:
     joint = joint_of(loop, W, X)
     (eqn,) = (e for e in joint.forward if e.primitive is fork_p)
-    again = plan(joint, Decision(frozenset(), {}), "cpu")
+    again = schedule(joint, Decision(frozenset(), {}), "cpu")
     assert (kept_bytes(again), id(eqn) in again.recomputed) == (0, True)
     right(loop, again)
 
@@ -107,15 +107,17 @@ def test_a_region_that_is_not_named_decides_for_itself() -> None:
     inner = jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w), policy=policy)
     joint = joint_of(lambda w, x: jnp.sum(inner(x, w)), W, X)
     tokens = frozenset(e.outvars[-1] for e in joint.forward if e.primitive is fork_p)
-    assert kept_bytes(plan(joint, Decision(tokens, {}), "cpu")) == 2 * X.nbytes
+    assert kept_bytes(schedule(joint, Decision(tokens, {}), "cpu")) == 2 * X.nbytes
 
 
 def test_how_many_states_are_stored_and_what_is_sent_is_decided_too() -> None:
-    how = plan(joint_of(loop, W, X), min_cut, "cpu")
+    how = schedule(joint_of(loop, W, X), min_cut, "cpu")
     (node,) = how.inner
     (inner,) = decision_of(how).inner[node]
     stored = dataclasses.replace(inner, snapshots=2)
-    made = plan(how.joint, dataclasses.replace(decision_of(how), inner={node: (stored,)}), "cpu")
+    made = schedule(
+        how.joint, dataclasses.replace(decision_of(how), inner={node: (stored,)}), "cpu"
+    )
     (found,) = decision_of(made).inner[node]
     assert (found.snapshots, made.inner[node][0].snapshots) == (2, 2)
     right(loop, made)

@@ -18,7 +18,7 @@ from tests.reference import close
 from xform import errors, policies
 from xform._jax import Primitive, dot_general_p
 from xform.planner.costs.outcome import kept_bytes
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 
 W = np.cos(np.arange(6 * 16 * 16.0)).reshape(6, 16, 16).astype(np.float32) / 4
 X = np.sin(np.arange(16 * 16.0)).reshape(16, 16).astype(np.float32)
@@ -144,7 +144,7 @@ def test_a_value_is_explained_by_the_users_name() -> None:
 def test_it_decides_for_the_program_that_it_was_made_for() -> None:
     made = planned(argnums=None)
     joint = joint_of(unrolled, jnp.asarray(W), jnp.asarray(X))
-    how = plan(joint, made.decide(joint), "cpu")
+    how = schedule(joint, made.decide(joint), "cpu")
     assert kept_bytes(how) == made.saved_bytes
     other = joint_of(unrolled, jnp.asarray(W), jnp.asarray(X[:8]))
     with pytest.raises(errors.OtherProgram, match="<Plan of unrolled, min_cut>"):

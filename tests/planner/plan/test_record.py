@@ -10,7 +10,7 @@ from tests.planner.cuts.test_fit import PROGRAMS, WS, X
 from tests.planner.cuts.test_integer_program import joint_of
 from xform import errors, policies
 from xform.planner.costs.outcome import kept_bytes
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.plan.decision import decision_of
 from xform.planner.plan.record import Record, record
 
@@ -39,14 +39,14 @@ def same(a, b) -> bool:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_plan_comes_back_from_its_record(name: str, way: str) -> None:
     joint = joint_of(PROGRAMS[name], WS, X)
-    most = kept_bytes(plan(joint, policies.min_cut, "cpu"))
-    how = plan(joint, WAYS[way](most), "cpu")
+    most = kept_bytes(schedule(joint, policies.min_cut, "cpu"))
+    how = schedule(joint, WAYS[way](most), "cpu")
     data = json.loads(json.dumps(record(decision_of(how), joint, {}).__dict__))
     read = Record(tuple(map(tuple, data["programs"])), tuple(data["decisions"]), data["loops"])
     twin = joint_of(PROGRAMS[name], WS, X)
-    assert same(how, plan(joint, read.decision(joint, "test"), "cpu"))
+    assert same(how, schedule(joint, read.decision(joint, "test"), "cpu"))
     # And for another trace of the same program.
-    other = plan(twin, read.decision(twin, "test"), "cpu")
+    other = schedule(twin, read.decision(twin, "test"), "cpu")
     assert kept_bytes(other) == kept_bytes(how)
     assert record(decision_of(other), twin, {}) == record(decision_of(how), joint, {})
 
@@ -69,7 +69,7 @@ def test_equal_layers_are_written_once() -> None:
     sizes = []
     for n in (4, 8):
         joint = joint_of(deep(n), WS[0], X)
-        how = plan(joint, policies.min_cut, "cpu")
+        how = schedule(joint, policies.min_cut, "cpu")
         sizes.append([len(part) for part in record(decision_of(how), joint, {}).__dict__.values()])
     assert sizes[0] == sizes[1]
 
@@ -77,7 +77,7 @@ def test_equal_layers_are_written_once() -> None:
 def test_another_program_is_refused_with_the_first_difference() -> None:
     f = lambda w, x: jnp.sum(jnp.sin(x @ w))
     joint = joint_of(f, WS[0], X)
-    made = record(decision_of(plan(joint, policies.min_cut, "cpu")), joint, {})
+    made = record(decision_of(schedule(joint, policies.min_cut, "cpu")), joint, {})
     other = joint_of(lambda w, x: jnp.sum(jnp.cos(x @ w)), WS[0], X)
     with pytest.raises(errors.OtherProgram) as caught:
         made.decision(other, "a plan")

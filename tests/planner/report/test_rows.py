@@ -12,7 +12,7 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
 from xform.cost import equation_flops
 from xform.interpret.node import bound
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.plan.decision import decision_of
 from xform.planner.report.rows import rows_of
 from xform.policies import MinCut
@@ -41,7 +41,7 @@ def loops(w, x):
 
 
 def of(f, policy=policies.save_everything):
-    how = plan(joint_of(f, W, X), policy, "cpu")
+    how = schedule(joint_of(f, W, X), policy, "cpu")
     return how, rows_of(how)
 
 
@@ -55,8 +55,8 @@ def again(how) -> int:
                                     policies.save_everything, policies.save_dots])  # fmt: skip
 def test_a_row_says_what_the_other_decision_would_cost(policy) -> None:
     joint = joint_of(unrolled, W, X)
-    how = plan(joint, policy, "cpu")
-    how = plan(joint, decision_of(how), "cpu")
+    how = schedule(joint, policy, "cpu")
+    how = schedule(joint, decision_of(how), "cpu")
     values = {f"{e.primitive.name}.{i}": e.outvars[0] for i, e in enumerate(joint.forward)}
     rows = rows_of(how)
     assert {r.value for r in rows if r.decision == "SAVE"} == {
@@ -65,7 +65,7 @@ def test_a_row_says_what_the_other_decision_would_cost(policy) -> None:
     for row in rows:
         v, saved = values[row.value], frozenset(how.kept)
         other = saved - {v} if row.decision == "SAVE" else saved | {v}
-        made = plan(joint, dataclasses.replace(decision_of(how), saved=other), "cpu")
+        made = schedule(joint, dataclasses.replace(decision_of(how), saved=other), "cpu")
         assert row.marginal_flops == abs(again(made) - again(how))
         assert row.marginal_bytes == v.aval.size * 4
 
@@ -126,6 +126,6 @@ def test_types_of_scalars_empty_and_narrow_values() -> None:
     for x, text in ((jnp.float32(1), "float32[]"), (jnp.ones((0, 3)), "float32[0,3]"),
                     (jnp.ones(5, jnp.bfloat16), "bfloat16[5]")):  # fmt: skip
         f = lambda x: jnp.sum(jnp.sin(x)).astype(jnp.float32)
-        (row,) = rows_of(plan(joint_of(f, x), policies.save_everything, "cpu"))
+        (row,) = rows_of(schedule(joint_of(f, x), policies.save_everything, "cpu"))
         assert (row.type, row.marginal_bytes) == (text, x.nbytes)
         assert row.trip_bytes == jax.eval_shape(jnp.sin, x).size * x.dtype.itemsize

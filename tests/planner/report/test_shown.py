@@ -14,7 +14,7 @@ X = jax.ShapeDtypeStruct((4,), jnp.float32)
 
 
 def text(f, policy, lines: bool = False) -> str:
-    return shown(planned(Problem(trace(f, X), (True,), (True,)), policy).plan, lines)
+    return shown(planned(Problem(trace(f, X), (True,), (True,)), policy).schedule, lines)
 
 
 def test_nothing_is_saved() -> None:

@@ -13,7 +13,7 @@ from xform.interpret.joint import analyze
 from xform.ir import trace
 from xform.planner.candidates.nested import nested
 from xform.planner.candidates.snapshots import stored
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.parts import flatten_plan
@@ -104,7 +104,7 @@ def _written(flat):
 @pytest.mark.parametrize("f", PROGRAMS)
 def test_it_is_that_of_the_emitted_program(f, policy: str, backend: str) -> None:
     joint = analyze(trace(lambda *xs: [f(*xs)], W, X), (True, True), (True,))
-    same(plan(joint, POLICIES[policy], backend="cpu"), backend)
+    same(schedule(joint, POLICIES[policy], backend="cpu"), backend)
 
 
 def test_loops_of_loops_and_stored_states() -> None:
@@ -114,9 +114,9 @@ def test_loops_of_loops_and_stored_states() -> None:
     found = [*nested(Problem(*ends)), *itertools.chain(*stored(Problem(*ends)))]
     assert len(found) > 5
     for whole in found:
-        same(whole.plan, "cpu")
+        same(whole.schedule, "cpu")
 
 
 def test_pushed_forward() -> None:
     joint = analyze(trace(lambda *xs: [scanned(*xs)], W, X), (True, True), push=True)
-    same(plan(joint, policies.min_cut, backend="cpu"), "cpu")
+    same(schedule(joint, policies.min_cut, backend="cpu"), "cpu")

@@ -1,4 +1,4 @@
-"""Plans of a program with its loops as they are, from the most to the least saved bytes.
+"""Schedules of a program with its loops as they are, from the most to the least saved bytes.
 
 What is saved is not what is live: a value that is made again lives too, and with few saved bytes a
 wave of recomputes may stand higher than what it spared. So a budget of the peak is chosen from many
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.cuts.integer_program import IntegerProgram, size
 from xform.planner.loops import free_region
@@ -46,8 +46,8 @@ _WAYS = ((0.0, 0), (1 / 128, 2), (0.0, 2), (1 / 128, 0), (0.0, 1), (1 / 128, 1),
          (1 / 128, 4))  # fmt: skip
 
 
-def cuts(problem: Problem) -> list[Plan]:
-    """Plans from the most to the least saved bytes, by rising work.
+def cuts(problem: Problem) -> list[Schedule]:
+    """Schedules from the most to the least saved bytes, by rising work.
 
     At prices of work, those that keep something else; between each two, the dearer one in the last
     part of the program, since what is made late is read early and leaves room; and the least work
@@ -55,8 +55,8 @@ def cuts(problem: Problem) -> list[Plan]:
     program there are fewer. Remat regions without a policy save nothing in some of them, and in
     others what the cut says.
     """
-    make = problem.plan
-    tried: list[Plan] = [make(min_cut)]
+    make = problem.schedule
+    tried: list[Schedule] = [make(min_cut)]
     many = size(tried[0])
     large = many > _LARGE
     for written, apart in _WAYS[: _WAYS_OF_LARGE if large else None]:
@@ -75,25 +75,25 @@ def cuts(problem: Problem) -> list[Plan]:
     return sorted(distinct.values(), key=lambda p: (recompute_flops(p), kept_bytes(p)))
 
 
-def free_regions(current: Plan) -> bool:
+def free_regions(current: Schedule) -> bool:
     """Whether there is a remat region in which a budget may decide."""
     pairs = current.inner.items()
-    return any(free_region(n.eqn) or any(map(free_regions, plans)) for n, plans in pairs)
+    return any(free_region(n.eqn) or any(map(free_regions, schedules)) for n, schedules in pairs)
 
 
-def _priced(make: Callable[[MinCut], Plan], written: float, apart: int, free: bool = False
-            ) -> Iterator[Plan]:  # fmt: skip
+def _priced(make: Callable[[MinCut], Schedule], written: float, apart: int, free: bool = False
+            ) -> Iterator[Schedule]:  # fmt: skip
     """Minimum cuts at prices of work, and between each two."""
     of = lambda price, then, at: make(MinCut(price, then, at, written, apart, free))
-    plans = _at_prices(lambda price: of(price, price, 1.0), _PRICES)
-    corners = {kept_bytes(p): (price, p) for price, p in zip(_PRICES, plans, strict=True)}
+    schedules = _at_prices(lambda price: of(price, price, 1.0), _PRICES)
+    corners = {kept_bytes(p): (price, p) for price, p in zip(_PRICES, schedules, strict=True)}
     chosen = _spaced(sorted(corners))
     yield from (corners[n][1] for n in chosen)
     for low, high in itertools.pairwise(corners[n][0] for n in chosen):
         yield from (of(low, high, at) for at in _CHANGES)
 
 
-def _at_prices(of: Callable[[float], Plan], prices: Sequence[float]) -> list[Plan]:
+def _at_prices(of: Callable[[float], Schedule], prices: Sequence[float]) -> list[Schedule]:
     """The plan at each of some falling prices. If those at both ends are one, so are all between.
 
     What a cheapest cut saves shrinks as the price falls: Gallo, Grigoriadis and Tarjan, "A fast

@@ -12,13 +12,13 @@ import itertools
 from collections.abc import Iterator
 
 from xform.cost import aval_bytes
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.states import all_states, outer_states
 from xform.planner.candidates.worth import inner_loops, large_loops, loops_around, nodes
 from xform.planner.costs.held import held_bytes, token
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.loops import Shapes
 from xform.planner.plan.decision import edited
 from xform.planner.problem import Problem
@@ -34,11 +34,11 @@ _WAYS = (MinCut(), MinCut(0.0, 0.0))
 
 
 def nested(problem: Problem) -> Iterator[Candidate]:
-    """Plans with the large loops of a program as loops of loops, of several sizes."""
+    """Schedules with the large loops of a program as loops of loops, of several sizes."""
     outer = nodes(large_loops(problem))
     for depth, way in itertools.product(_DEPTHS, _WAYS) if outer else ():
         shapes = {i: _shape(node, way, depth) for i, node in outer.items()}
-        base = problem.plan(way, shapes)
+        base = problem.schedule(way, shapes)
         yield problem.candidate(edited(base, outer_states), shapes)
     inner = nodes(inner_loops(problem))
     around = loops_around(problem.program, outer, inner)
@@ -53,18 +53,18 @@ def nested(problem: Problem) -> Iterator[Candidate]:
 def _shape(node: Node, inner: MinCut, depth: int) -> Shape:
     """The shape of a loop that keeps least, where a minimum cut says what each step keeps."""
     (joint,) = node.joints
-    plans = (plan(joint, inner),)
-    step = held_bytes(token(node, plans)) // node.trips
-    return fold(node.trips, depth, _state(node, plans[0]), step)[0]
+    schedules = (schedule(joint, inner),)
+    step = held_bytes(token(node, schedules)) // node.trips
+    return fold(node.trips, depth, _state(node, schedules[0]), step)[0]
 
 
 def _of_trips(node: Node, depth: int) -> Shape:
     """The same for a loop that keeps nothing but its states."""
-    state = _state(node, plan(node.joints[0], MinCut()))
+    state = _state(node, schedule(node.joints[0], MinCut()))
     return fold(node.trips, depth, state, state)[0]
 
 
-def _state(node: Node, inside: Plan) -> int:
+def _state(node: Node, inside: Schedule) -> int:
     """Bytes of what a loop hands on from trip to trip, as far as its way back reads it."""
     inputs = zip(node.copies((inside,)), inside.joint.inputs, strict=True)
     return sum(n * aval_bytes(v.aval) for n, v in inputs) // node.trips
@@ -72,5 +72,5 @@ def _state(node: Node, inside: Plan) -> int:
 
 def _of_states(problem: Problem, shapes: Shapes, way: MinCut) -> Candidate:
     """The plan of which all loops with loops inside keep states alone, the others as `way` says."""
-    base = problem.plan(MinCut(), shapes)
+    base = problem.schedule(MinCut(), shapes)
     return problem.candidate(edited(base, all_states(way, {})), shapes)

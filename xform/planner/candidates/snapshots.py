@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.states import Change, all_states
@@ -24,7 +24,7 @@ from xform.planner.candidates.worth import (
     planned_loops,
 )
 from xform.planner.costs.outcome import kept_bytes
-from xform.planner.decide import plan
+from xform.planner.decide import schedule
 from xform.planner.loops import Shapes, reshaped
 from xform.planner.plan.decision import Decision, decision_of, edited
 from xform.planner.problem import Problem
@@ -40,7 +40,7 @@ Slots = Mapping[Node, int]
 
 
 def stored(problem: Problem) -> list[Iterator[Candidate]]:
-    """Plans whose large loops store ever fewer states: for each way one series, by rising work."""
+    """Series of candidates whose large loops store ever fewer states, by rising work."""
     return [*_flat(problem), *_inside(problem)]
 
 
@@ -48,7 +48,7 @@ def _flat(problem: Problem) -> Iterator[Iterator[Candidate]]:
     """Those of loops that nothing is around."""
     large_nodes = nodes(large_loops(problem))
     for shapes, way in _ways(large_nodes):
-        base = problem.plan(way, shapes)
+        base = problem.schedule(way, shapes)
         met = planned_loops(base, reshaped(problem.program, shapes))
         outer = {i: loop for i, loop in met.items() if not loop.inner}
         loops = nodes(large(outer, kept_bytes(base))).values()
@@ -61,7 +61,7 @@ def _inside(problem: Problem) -> Iterator[Iterator[Candidate]]:
     prog, inner = problem.program, nodes(inner_loops(problem))
     around = loops_around(prog, nodes(large_loops(problem)), inner)
     for shapes, way in _ways(inner):
-        base = problem.plan(MinCut(), shapes)
+        base = problem.schedule(MinCut(), shapes)
         decision = lambda slots, base=base, way=way: edited(base, all_states(way, slots))
         for places in (inner, {**inner, **around}) if around else (inner,):
             loops = at_places(base, prog, shapes, places)
@@ -80,7 +80,7 @@ def _ways(some: Mapping[int, Node]) -> Iterator[tuple[Shapes, MinCut]]:
 
 def _fewer(problem: Problem, loops: Iterable[Node], shapes: Shapes,
            decision: Callable[[Slots], Decision]) -> Iterator[Candidate]:  # fmt: skip
-    """A Plan, but that some loops store states: ever fewer of them."""
+    """A Schedule, but that some loops store states: ever fewer of them."""
     loops = [node for node in loops if not node.eqn.effects]
     longest = max((n.trips for n in loops), default=0)
     # With a state for each trip but one, nothing is gained over the loop as it is.
@@ -100,11 +100,11 @@ def _chunks(length: int, chunk: int) -> Shape:
 def _storing(slots: Slots) -> Change:
     """The change by which some loops store so many states."""
 
-    def change(node: Node, current: Plan) -> Decision | None:
+    def change(node: Node, current: Schedule) -> Decision | None:
         if node not in slots:
             return None
         chunks = any(n.loop for n in current.inner)
-        decision = decision_of(current if chunks else plan(current.joint))
+        decision = decision_of(current if chunks else schedule(current.joint))
         return dataclasses.replace(decision, snapshots=slots[node])
 
     return change

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xform.errors import OtherProgram
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.worth import planned_loops
@@ -24,7 +24,7 @@ from xform.policies import MinCut
 _PARTS = 16
 
 
-def split(problem: Problem, above: Plan, below: Plan) -> Iterator[Candidate]:
+def split(problem: Problem, above: Schedule, below: Schedule) -> Iterator[Candidate]:
     """By rising work: each loop as two, the second of which keeps as `above` does."""
     met = planned_loops(above, problem.program)
     trips = {i: n for i, x in met.items() if not x.inner and (n := x.node.trips) > 1}
@@ -38,15 +38,15 @@ def split(problem: Problem, above: Plan, below: Plan) -> Iterator[Candidate]:
             return
 
 
-def _mixed(problem: Problem, shapes: Shapes, above: Plan, below: Plan) -> Candidate:
+def _mixed(problem: Problem, shapes: Shapes, above: Schedule, below: Schedule) -> Candidate:
     """The plan of split loops: what `below` keeps in the first, what `above` does in the second."""
-    prog, most = problem.program, problem.plan(MinCut(), shapes)
+    prog, most = problem.program, problem.schedule(MinCut(), shapes)
     apart = reshaped(prog, shapes)
-    sources = [{i: x.plans for i, x in planned_loops(p, prog).items()} for p in (below, above)]
+    sources = [{i: x.schedules for i, x in planned_loops(p, prog).items()} for p in (below, above)]
     origin = origins(prog, shapes)
     parts = {x.node: origin[i] for i, x in planned_loops(most, apart).items() if not x.inner}
 
-    def as_before(node: Node, now: Plan) -> Decision | None:
+    def as_before(node: Node, now: Schedule) -> Decision | None:
         if node not in parts:
             return None
         i, later, _ = parts[node]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xform._jax import name_p
-from xform.interpret.joint import Joint, Plan
+from xform.interpret.joint import Joint, Schedule
 from xform.planner.candidate import Candidate
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.costs.recompute import repeatable
@@ -32,16 +32,17 @@ _NAMES = 16
 
 
 def stock(problem: Problem) -> list[Candidate]:
-    """Plans under JAX's stock policies; plans that save the values of some names; the author's own.
+    """Candidates that a user could have written.
 
-    The author's are of the program as it is marked, where regions are open. Others that draw random
-    numbers again are left out, as no budget does that. Kept in the program's cache.
+    They are JAX's stock policies, policies that save the values of some names and, where regions
+    are open, the program as its author marked it. Candidates that draw random numbers again are
+    left out, unless the author's marks do so. Kept in the program's cache.
     """
     cache = problem.joint().program.cache
     key: Any = "stock", problem.device, problem.marked
     if key not in cache:
         made = *map(problem.candidate, _STOCK), *_named(problem)
-        cache[key] = [c for c in made if _repeatable(c.plan)] + [*_authors(problem)]
+        cache[key] = [c for c in made if _repeatable(c.schedule)] + [*_authors(problem)]
     return cache[key]
 
 
@@ -52,7 +53,7 @@ def reference(problem: Problem) -> Candidate:
     """
     if problem.regions == "open":
         return stock(problem)[-1]
-    return min(stock(problem), key=lambda candidate: problem.peak(candidate.plan))
+    return min(stock(problem), key=lambda candidate: problem.peak(candidate.schedule))
 
 
 def _authors(problem: Problem) -> Iterator[Candidate]:
@@ -63,7 +64,7 @@ def _authors(problem: Problem) -> Iterator[Candidate]:
 
 
 def _named(problem: Problem) -> Iterator[Candidate]:
-    """Plans that save the values that `checkpoint_name` gave some names, in every layer.
+    """Schedules that save the values that `checkpoint_name` gave some names, in every layer.
 
     The names that spare the most work for each byte come first: one name is saved, then two, and so
     on. Each is also saved alone.
@@ -76,7 +77,7 @@ def _named(problem: Problem) -> Iterator[Candidate]:
 
     def spared(name: str) -> float:
         work = nothing.work[0] - alone[name].work[0]
-        return work / max(kept_bytes(alone[name].plan) - kept_bytes(nothing.plan), 1)
+        return work / max(kept_bytes(alone[name].schedule) - kept_bytes(nothing.schedule), 1)
 
     best = sorted(names, key=spared, reverse=True)[:_NAMES]
     for i, name in enumerate(best):
@@ -85,10 +86,10 @@ def _named(problem: Problem) -> Iterator[Candidate]:
             yield problem.candidate(save_only_these_names(*best[: i + 1]))
 
 
-def _repeatable(plan: Plan) -> bool:
-    """Whether a Plan runs only operations again that a budget runs again."""
-    again = (eqn for eqn in plan.order if id(eqn) in plan.recomputed)
-    inner = (plans for node, plans in plan.inner.items() if not node.region)
+def _repeatable(schedule: Schedule) -> bool:
+    """Whether a Schedule runs only operations again that a budget runs again."""
+    again = (eqn for eqn in schedule.order if id(eqn) in schedule.recomputed)
+    inner = (schedules for node, schedules in schedule.inner.items() if not node.region)
     return all(map(repeatable, again)) and all(map(_repeatable, itertools.chain(*inner)))
 
 

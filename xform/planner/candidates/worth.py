@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Iterator, Mapping
 
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
 from xform.ir import Program
 from xform.planner.costs.held import held_bytes, token
@@ -22,23 +22,23 @@ _TRIPS = 4
 
 @dataclasses.dataclass(frozen=True)
 class PlannedLoop:
-    """A loop where a Plan meets it.
+    """A loop where a Schedule meets it.
 
     Attributes:
-      node, plans: the loop, and the Plan of its body.
+      node, plans: the loop, and the Schedule of its body.
       runs: how often it is run, in the trips of loops around it.
       inner: whether a loop or a remat region is around it, so that what it keeps lasts as long as
         one trip, or the region's way back, does.
     """
 
     node: Node
-    plans: tuple[Plan, ...]
+    schedules: tuple[Schedule, ...]
     runs: int = 1
     inner: bool = False
 
 
-def planned_loops(current: Plan, prog: Program) -> dict[int, PlannedLoop]:
-    """The loops of a Plan's program, by their place, as far as they carry a derivative."""
+def planned_loops(current: Schedule, prog: Program) -> dict[int, PlannedLoop]:
+    """The loops of a Schedule's program, by their place, as far as they carry a derivative."""
     places: dict[int, list[int]] = {}
     for i, eqn in enumerate(loops(prog)):
         places.setdefault(id(eqn), []).append(i)
@@ -50,11 +50,11 @@ def planned_loops(current: Plan, prog: Program) -> dict[int, PlannedLoop]:
     return met
 
 
-def _visit(current: Plan, runs: int, inner: bool) -> Iterator[PlannedLoop]:
-    for node, plans in current.inner.items():
+def _visit(current: Schedule, runs: int, inner: bool) -> Iterator[PlannedLoop]:
+    for node, schedules in current.inner.items():
         if node.loop:
-            yield PlannedLoop(node, plans, runs, inner)
-        for p in plans:
+            yield PlannedLoop(node, schedules, runs, inner)
+        for p in schedules:
             yield from _visit(p, runs * node.trips, inner or node.loop or node.region)
 
 
@@ -63,13 +63,14 @@ def large(loops: dict[int, PlannedLoop], whole: int) -> dict[int, PlannedLoop]:
     return {
         place: loop
         for place, loop in loops.items()
-        if loop.node.trips >= _TRIPS and held_bytes(token(loop.node, loop.plans)) > _PART * whole
+        if loop.node.trips >= _TRIPS
+        and held_bytes(token(loop.node, loop.schedules)) > _PART * whole
     }
 
 
 def large_loops(problem: Problem) -> dict[int, PlannedLoop]:
     """The loops that keep much of all that a program does, by their place."""
-    most = problem.plan(MinCut())
+    most = problem.schedule(MinCut())
     met = planned_loops(most, problem.program)
     outer = {i: loop for i, loop in met.items() if not loop.inner}
     return large(outer, kept_bytes(most))
@@ -77,9 +78,9 @@ def large_loops(problem: Problem) -> dict[int, PlannedLoop]:
 
 def inner_loops(problem: Problem) -> dict[int, PlannedLoop]:
     """The loops inside other loops, or remat regions, that keep much while those go back."""
-    met = planned_loops(problem.plan(MinCut()), problem.program)
+    met = planned_loops(problem.schedule(MinCut()), problem.program)
     inner = {i: loop for i, loop in met.items() if loop.inner}
-    return large(inner, waiting_bytes(problem.plan(MinCut(0.0, 0.0)))) if inner else {}
+    return large(inner, waiting_bytes(problem.schedule(MinCut(0.0, 0.0)))) if inner else {}
 
 
 def nodes(some: Mapping[int, PlannedLoop]) -> dict[int, Node]:
@@ -93,8 +94,10 @@ def loops_around(prog: Program, outer: Mapping[int, Node], inner: Mapping[int, N
     return {i: n for i, n in outer.items() if not inner.keys().isdisjoint(inside(prog, i))}
 
 
-def at_places(current: Plan, prog: Program, shapes: Shapes, places: Container[int]) -> list[Node]:
-    """The outermost loops, in the Plan of a program in other shapes, of those at some places."""
+def at_places(
+    current: Schedule, prog: Program, shapes: Shapes, places: Container[int]
+) -> list[Node]:
+    """The outermost loops at some places, in the Schedule of a program in other shapes."""
     origin = origins(prog, shapes)
     met = planned_loops(current, reshaped(prog, shapes))
     return [

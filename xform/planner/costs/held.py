@@ -1,8 +1,8 @@
-"""What a Plan holds for the backward part, value by value.
+"""What a Schedule holds for the backward part, value by value.
 
-The walk follows the Plan: a token among the kept values stands for what its loop, call or branch
-keeps, once per trip. A value that is both kept inside a call or loop and one of its outputs is one
-buffer, and is listed once, where it was made.
+The walk follows the Schedule: a token among the kept values stands for what its loop, call or
+branch keeps, once per trip. A value that is both kept inside a call or loop and one of its outputs
+is one buffer, and is listed once, where it was made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Var, name_p
 from xform.cost import aval_bytes
-from xform.interpret.joint import Joint, Plan
+from xform.interpret.joint import Joint, Schedule
 from xform.interpret.node import Node, fork_p, gather
 from xform.policies import TAG
 
@@ -46,9 +46,9 @@ class Held:
         return aval_bytes(self.aval) * math.prod(self.loops) if self.kind != "shared" else 0
 
 
-def held(plan: Plan) -> list[Held]:
-    """All that a Plan holds. Linear in its kept values, those of nested Plans included."""
-    return _kept(plan, plan.kept)
+def held(schedule: Schedule) -> list[Held]:
+    """All that a Schedule holds. Linear in its kept values, those of nested Schedules included."""
+    return _kept(schedule, schedule.kept)
 
 
 def held_bytes(values: Iterable[Held]) -> int:
@@ -56,26 +56,28 @@ def held_bytes(values: Iterable[Held]) -> int:
     return sum(v.total_bytes for v in values if v.memory == "device")
 
 
-def _kept(plan: Plan, values: Sequence[Var]) -> list[Held]:
-    """Some of the values that a Plan keeps; for a token, those of its nested Plans."""
+def _kept(schedule: Schedule, values: Sequence[Var]) -> list[Held]:
+    """Some of the values that a Schedule keeps; for a token, those of its nested Schedules."""
     rows: list[Held] = []
     for v in values:
-        eqn = plan.joint.producer[v]
+        eqn = schedule.joint.producer[v]
         node = eqn.params["node"] if eqn.primitive is fork_p else None
         if node and v is eqn.outvars[-1]:
-            rows += token(node, plan.inner[node])
-        elif not (node and eqn.outvars[-1] in plan.kept and _inside(plan, eqn, v)):
-            memory = plan.offloaded[v].dst if v in plan.offloaded else "device"
-            rows.append(Held("kept", v.aval, _origin(plan.joint, v), plan.why[v], memory=memory))
+            rows += token(node, schedule.inner[node])
+        elif not (node and eqn.outvars[-1] in schedule.kept and _inside(schedule, eqn, v)):
+            memory = schedule.offloaded[v].dst if v in schedule.offloaded else "device"
+            rows.append(
+                Held("kept", v.aval, _origin(schedule.joint, v), schedule.why[v], memory=memory)
+            )
     return rows
 
 
-def _inside(plan: Plan, eqn: JaxprEqn, v: Var) -> bool:
+def _inside(schedule: Schedule, eqn: JaxprEqn, v: Var) -> bool:
     """Whether an output of a node is, in the same memory, among what its token holds."""
     node: Node = eqn.params["node"]
     if len(node.joints) != 1:
         return False
-    (inner,), (joint,) = plan.inner[node], node.joints
+    (inner,), (joint,) = schedule.inner[node], node.joints
     once = set(gather(inner.kept, node.hoisted(inner)))
     held = {u for u in node.keeps(inner) if u not in once}
     held = held.union(gather(joint.inputs, node.stacked([inner]))).difference(inner.offloaded)
@@ -93,39 +95,39 @@ def _loops(node: Node) -> tuple[int, ...]:
     return (node.trips,) if node.loop else ()
 
 
-def token(node: Node, plans: Sequence[Plan]) -> list[Held]:
+def token(node: Node, schedules: Sequence[Schedule]) -> list[Held]:
     """What a node's token holds."""
-    if len(plans) != 1:
-        return _branches(plans)
-    (plan,), joint = plans, plans[0].joint
-    once = {v for v, on in zip(plan.kept, node.hoisted(plan), strict=True) if on}
-    held = node.keeps(plan)
-    rows = _kept(plan, [v for v in held if v in once])
-    for r in _kept(plan, [v for v in held if v not in once]):
+    if len(schedules) != 1:
+        return _branches(schedules)
+    (schedule,), joint = schedules, schedules[0].joint
+    once = {v for v, on in zip(schedule.kept, node.hoisted(schedule), strict=True) if on}
+    held = node.keeps(schedule)
+    rows = _kept(schedule, [v for v in held if v in once])
+    for r in _kept(schedule, [v for v in held if v not in once]):
         rows.append(dataclasses.replace(r, loops=(*_loops(node), *r.loops)))
-    for i, n in enumerate(node.copies(plans)):
+    for i, n in enumerate(node.copies(schedules)):
         if n:
             v, output = joint.inputs[i], joint.outputs[i - node.first_carry]
             origin = _origin(joint, output) or (node.eqn, "")
-            memory = plan.offloaded[v].dst if v in plan.offloaded else "device"
-            rows.append(Held("carry", v.aval, origin, state_why(plan), (n,), memory))
+            memory = schedule.offloaded[v].dst if v in schedule.offloaded else "device"
+            rows.append(Held("carry", v.aval, origin, state_why(schedule), (n,), memory))
     return rows
 
 
-def state_why(plan: Plan) -> str:
-    """Why a loop with such a Plan of its body keeps states."""
-    if plan.snapshots is None:
+def state_why(schedule: Schedule) -> str:
+    """Why a loop with such a Schedule of its body keeps states."""
+    if schedule.snapshots is None:
         return "the state of the loop in each trip"
     return "a state of the loop, to run it again from"
 
 
-def _branches(plans: Sequence[Plan]) -> list[Held]:
+def _branches(schedules: Sequence[Schedule]) -> list[Held]:
     """Rows of all branches of a cond: as one branch runs, a slot of memory serves each of them."""
     slots = collections.Counter[Any]()
     rows: list[Held] = []
-    for plan in plans:
+    for schedule in schedules:
         free = slots.copy()
-        for row in _kept(plan, plan.kept):
+        for row in _kept(schedule, schedule.kept):
             slot = (*row.loops, *row.aval.shape), row.aval.dtype
             taken = row.kind != "shared" and free[slot] > 0
             free[slot] -= taken

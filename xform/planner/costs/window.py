@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from xform._jax import JaxprEqn, Var, scan_p
 from xform.cost import aval_bytes, device_flops
-from xform.interpret.joint import Joint, Plan, reads_of
+from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.passes.dce import live
 from xform.planner.costs.link import Link
@@ -40,8 +40,8 @@ class Room:
     seconds: float = 0.0
 
 
-def room(top: Plan, link: Link | None) -> Room:
-    """What of a Plan's Joint, and of those within, may be sent over a link. Linear in equations."""
+def room(top: Schedule, link: Link | None) -> Room:
+    """The values of a Schedule's Joints that may be sent over a link. Linear in equations."""
     if link is None:
         return Room()
     clock = _Clock(link)
@@ -81,12 +81,12 @@ class _Clock:
         trip = max((sum(self.times(joint)[back]) for joint in node.joints), default=0.0)
         return node.trips * trip
 
-    def visit(self, plan: Plan, around: float, states: Iterable[Var] = ()) -> None:
+    def visit(self, schedule: Schedule, around: float, states: Iterable[Var] = ()) -> None:
         """Note the windows of a Joint's values, and of those within; `around` is spent outside.
 
         `states` are inputs that are stored in each trip.
         """
-        joint = plan.joint
+        joint = schedule.joint
         forward, backward = self.times(joint)
         left = _before(reversed(forward))[::-1]  # after each equation
         # A factor of the backward part is made at the end; or there, if what makes it is sent.
@@ -94,26 +94,26 @@ class _Clock:
         last = {v: i for i, eqn in enumerate(joint.forward)
                 for v in (*(eqn.invars if id(eqn) in outputs else ()), *eqn.outvars)
                 if isinstance(v, Var)}  # fmt: skip
-        use = self._first_uses(plan, _before(backward))
+        use = self._first_uses(schedule, _before(backward))
         for v in (*joint.producer, *states):
             after = left[last[v]] if v in last else sum(forward)
             self.windows.setdefault(v, []).append(around + after + use.get(v, math.inf))
         for i, eqn in enumerate(joint.forward):
             # Branches hand on what they keep in shared memory, of which there is one kind.
-            if eqn.primitive is not fork_p or len(plan.inner[eqn.params["node"]]) != 1:
+            if eqn.primitive is not fork_p or len(schedule.inner[eqn.params["node"]]) != 1:
                 continue
             node: Node = eqn.params["node"]
-            (inner,), trips = plan.inner[node], node.trips
+            (inner,), trips = schedule.inner[node], node.trips
             trip = sum(map(sum, self.times(inner.joint)))
             wait = left[i] + use.get(eqn.outvars[-1], 0.0)
             self.visit(inner, around + wait + (trips - 1) / 2 * trip, _states(node, inner))
 
-    def _first_uses(self, plan: Plan, start: list[float]) -> dict[Var, float]:
+    def _first_uses(self, schedule: Schedule, start: list[float]) -> dict[Var, float]:
         """When the backward part first reads each value, or what is made from it."""
-        joint = plan.joint
+        joint = schedule.joint
         read: dict[Var, float] = {}
         for eqn, now in zip(joint.backward, start, strict=True):
-            for v in reads_of(eqn, plan.inner):
+            for v in reads_of(eqn, schedule.inner):
                 read.setdefault(v, now)
         use = dict(read)
         for eqn in reversed(joint.forward):
@@ -124,7 +124,7 @@ class _Clock:
         return use
 
 
-def _states(node: Node, inner: Plan) -> list[Var]:
+def _states(node: Node, inner: Schedule) -> list[Var]:
     """The inputs of a scan's body that it stores in each trip, if they are read."""
     if node.eqn.primitive is not scan_p:
         return []

@@ -22,7 +22,7 @@ import scipy  # its parts are imported when they are first used
 
 from xform._jax import JaxprEqn, Var
 from xform.fingerprint import lines
-from xform.interpret.joint import Joint, Plan, reads_of
+from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p, join_p
 from xform.passes.dce import live
 from xform.planner.cuts.bottleneck import bottlenecks, roots_of
@@ -37,10 +37,10 @@ _DEAREST = 16.0
 _GAP = 1e-4
 
 
-def choose(top: Plan, budget: int) -> Decision | None:
-    """What a Plan's Joint saves for little work run again; None if its blocks are too large.
+def choose(top: Schedule, budget: int) -> Decision | None:
+    """What a Schedule's Joint saves for little work run again; None if its blocks are too large.
 
-    The classes and their solutions are kept with the Plan, for other budgets.
+    The classes and their solutions are kept with the Schedule, for other budgets.
     """
     if "blocks" not in top.cache:
         equal = classes(top)
@@ -61,9 +61,9 @@ def choose(top: Plan, budget: int) -> Decision | None:
     return Decision(frozenset(saved), inner)
 
 
-def classes(top: Plan) -> list[list[Plan]]:
-    """The blocks of a Plan, as Plans of their own, equal ones together."""
-    alike: dict[Any, list[Plan]] = {}
+def classes(top: Schedule) -> list[list[Schedule]]:
+    """The blocks of a Schedule, as Schedules of their own, equal ones together."""
+    alike: dict[Any, list[Schedule]] = {}
     for block in _blocks(top):
         joint = block.joint
         names: dict[Any, str] = {}
@@ -75,7 +75,7 @@ def classes(top: Plan) -> list[list[Plan]]:
     return list(alike.values())
 
 
-def front(block: Plan) -> list[Point]:
+def front(block: Schedule) -> list[Point]:
     """Solutions of one block, from the fewest bytes to the least work; empty if none was found.
 
     First its two ends, then always between those neighbours that enclose most of bytes x work.
@@ -129,8 +129,8 @@ def _counts(fronts: Sequence[Sequence[Point]], numbers: Sequence[int], budget: i
     return [[int(n) for n in whole[of == k]] for k in range(len(fronts))]
 
 
-def _blocks(top: Plan) -> list[Plan]:
-    """The blocks of a Plan, in order: what hangs together when crossing values are at hand.
+def _blocks(top: Schedule) -> list[Schedule]:
+    """The blocks of a Schedule, in order: what hangs together when crossing values are at hand.
 
     So is what is made without real work from inputs: it is not worth saving in any block.
     """
@@ -165,9 +165,9 @@ def _blocks(top: Plan) -> list[Plan]:
     return [_block(top, part, ends | crossing, joins) for part in parts.values()]
 
 
-def _block(top: Plan, part: list[JaxprEqn], ends: Iterable[Var], joins: dict[Node, JaxprEqn]
-           ) -> Plan:  # fmt: skip
-    """Some equations as a Plan of their own; what they read from outside is at hand."""
+def _block(top: Schedule, part: list[JaxprEqn], ends: Iterable[Var], joins: dict[Node, JaxprEqn]
+           ) -> Schedule:  # fmt: skip
+    """Some equations as a Schedule of their own; what they read from outside is at hand."""
     nodes = [e.params["node"] for e in part if e.primitive is fork_p]
     joint = dataclasses.replace(
         top.joint,

@@ -8,8 +8,8 @@ either side of the budget, each program takes the price of one up to some point 
 other from there on, since equal layers all change at the same price. The better of the two ways is
 taken.
 
-A proposal is data: what makes Plans of proposals (`planner/decide.py`) takes one, sends back its
-Plan, and takes the next.
+A proposal is data: what makes Schedules of proposals (`planner/decide.py`) takes one, sends back
+its Schedule, and takes the next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.planner.costs.link import Link
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
 from xform.planner.cuts import blocks
@@ -31,13 +31,13 @@ from xform.policies import Budget, MinCut
 _DEAREST, _CHEAPEST = 16.0, 1e-8
 _HALVINGS = 24
 
-# What proposes decisions for a Joint, is sent the Plan of each, and returns the best of them.
-Proposals = Generator[MinCut | Decision, Plan, Plan]
-Size = Callable[[Plan], int]
+# What proposes decisions for a Joint, is sent the Schedule of each, and returns the best of them.
+Proposals = Generator[MinCut | Decision, Schedule, Schedule]
+Size = Callable[[Schedule], int]
 
 
 def fit(budget: Budget, link: Link | None = None, size: Size = kept_bytes) -> Proposals:
-    """The Plan of a Joint of which the `size` is at most `budget.bytes`.
+    """The Schedule of a Joint of which the `size` is at most `budget.bytes`.
 
     Of the plans that are tried and fit, it is the one that runs the least work again. With a link,
     values may be sent to the host, in programs that are decided exactly. Raises `BudgetInfeasible`
@@ -61,7 +61,7 @@ def fit(budget: Budget, link: Link | None = None, size: Size = kept_bytes) -> Pr
     return (yield from by_prices(best, budget.bytes, size))
 
 
-def least(most: Plan, budget: Budget, link: Link | None, size: Size) -> Proposals:
+def least(most: Schedule, budget: Budget, link: Link | None, size: Size) -> Proposals:
     """The plan of the fewest bytes, which is the same for all budgets; `most` keeps the most."""
     cut = yield MinCut(0.0, 0.0)
     decision = choose(most, None, budget.solver == "exact", link) if link else None
@@ -70,23 +70,23 @@ def least(most: Plan, budget: Budget, link: Link | None, size: Size) -> Proposal
     return min(cut, (yield decision), key=size)
 
 
-def by_prices(best: Plan, most: int, size: Size = kept_bytes) -> Proposals:
+def by_prices(best: Schedule, most: int, size: Size = kept_bytes) -> Proposals:
     """The least work within so many bytes, of the plans at all prices, and of `best`."""
-    fits = lambda plan: size(plan) <= most
+    fits = lambda schedule: size(schedule) <= most
     below, above = _CHEAPEST, _DEAREST
     for _ in range(_HALVINGS):
         middle = math.sqrt(below * above)
-        plan = yield MinCut(middle, middle)
-        best = min(best, plan, key=_work) if fits(plan) else best
-        below, above = (middle, above) if fits(plan) else (below, middle)
+        schedule = yield MinCut(middle, middle)
+        best = min(best, schedule, key=_work) if fits(schedule) else best
+        below, above = (middle, above) if fits(schedule) else (below, middle)
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS // 2):
         middle = (low + high) / 2
-        plan = yield MinCut(below, above, middle)
-        best = min(best, plan, key=_work) if fits(plan) else best
-        low, high = (low, middle) if fits(plan) else (middle, high)
+        schedule = yield MinCut(below, above, middle)
+        best = min(best, schedule, key=_work) if fits(schedule) else best
+        low, high = (low, middle) if fits(schedule) else (middle, high)
     return best
 
 
-def _work(plan: Plan) -> tuple[int, int, int]:
-    return recompute_flops(plan), sent_bytes(plan), kept_bytes(plan)
+def _work(schedule: Schedule) -> tuple[int, int, int]:
+    return recompute_flops(schedule), sent_bytes(schedule), kept_bytes(schedule)

@@ -21,7 +21,7 @@ import numpy as np
 
 from xform._jax import JaxprEqn, Var, name_p
 from xform.cost import aval_bytes
-from xform.interpret.joint import Joint, Plan, reads_of
+from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node
 from xform.naming import digest
 from xform.passes.dce import live
@@ -39,7 +39,7 @@ class Graph:
     where they stand in the forward part: a price for each of them is what a cut takes.
     """
 
-    def __init__(self, joint: Joint, inner: dict[Node, tuple[Plan, ...]]):
+    def __init__(self, joint: Joint, inner: dict[Node, tuple[Schedule, ...]]):
         wanted = {v for eqn in joint.backward for v in reads_of(eqn, inner)}
         wanted.update(v for v in joint.backward_outputs if isinstance(v, Var))
         inputs = set(joint.inputs)

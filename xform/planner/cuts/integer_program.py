@@ -22,7 +22,7 @@ import numpy as np
 
 from xform._jax import Var, name_p, while_p
 from xform.cost import aval_bytes, equation_flops
-from xform.interpret.joint import Joint, Plan, reads_of
+from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.planner.costs.held import held_bytes
 from xform.planner.costs.held import token as held_by
@@ -54,7 +54,7 @@ class _Part:
     `runs`: `branches` are the nodes of which one runs, with how often.
     """
 
-    plan: Plan
+    schedule: Schedule
     times: int = 0
     runs: int = 0
     outside: int = 0
@@ -76,13 +76,13 @@ class Point:
 
 
 class IntegerProgram:
-    """What each Joint within a Plan saves, to be solved for budgets.
+    """What each Joint within a Schedule saves, to be solved for budgets.
 
     The plan says what is inside nodes that decide for themselves: remat regions and while loops.
     With a link, values may be sent to the host.
     """
 
-    def __init__(self, top: Plan, link: Link | None = None):
+    def __init__(self, top: Schedule, link: Link | None = None):
         self.top, self.parts, self.model = top, _parts(top), Model()
         may = room(top, link)
         self.seconds = may.seconds
@@ -131,7 +131,7 @@ class IntegerProgram:
         return Point(_tree(self.top, decided, {}), self.fixed + round(size), price)
 
 
-def choose(top: Plan, budget: int | None, sure: bool = False, link: Link | None = None
+def choose(top: Schedule, budget: int | None, sure: bool = False, link: Link | None = None
            ) -> Decision | None:  # fmt: skip
     """What saves for the least work run again; None if none was found, or it is too large.
 
@@ -145,12 +145,12 @@ def choose(top: Plan, budget: int | None, sure: bool = False, link: Link | None 
     return point and point.decision
 
 
-def size(top: Plan) -> int:
-    """How many forward equations a Plan decides about, those of its nodes included."""
+def size(top: Schedule) -> int:
+    """How many forward equations a Schedule decides about, those of its nodes included."""
     return _count(_parts(top))
 
 
-def _parts(top: Plan) -> dict[Joint, _Part]:
+def _parts(top: Schedule) -> dict[Joint, _Part]:
     parts: dict[Joint, _Part] = {}
     _visit(top, None, 1, 1, 1, parts)
     return parts
@@ -160,19 +160,19 @@ def _count(parts: dict[Joint, _Part]) -> int:
     return sum(len(joint.forward) for joint in parts)
 
 
-def _tree(plan: Plan, decided: dict[Joint, tuple[frozenset[Var], frozenset[Var]]],
+def _tree(schedule: Schedule, decided: dict[Joint, tuple[frozenset[Var], frozenset[Var]]],
           decisions: dict[Joint, Decision]) -> Decision:  # fmt: skip
     """The decisions, from what each Joint saves and what it sends."""
-    if plan.joint not in decisions:
+    if schedule.joint not in decisions:
         inner = {
-            node: tuple(_tree(p, decided, decisions) for p in plans)
-            for node, plans in plan.inner.items()
+            node: tuple(_tree(p, decided, decisions) for p in schedules)
+            for node, schedules in schedule.inner.items()
             if _opened(node)
         }
-        saved, sent = decided[plan.joint]
-        values = saved | sent.difference(plan.joint.inputs)
-        decisions[plan.joint] = Decision(values, inner, dict.fromkeys(sent - saved, HOST))
-    return decisions[plan.joint]
+        saved, sent = decided[schedule.joint]
+        values = saved | sent.difference(schedule.joint.inputs)
+        decisions[schedule.joint] = Decision(values, inner, dict.fromkeys(sent - saved, HOST))
+    return decisions[schedule.joint]
 
 
 def _opened(node: Node) -> bool:
@@ -180,29 +180,29 @@ def _opened(node: Node) -> bool:
     return not node.region and node.eqn.primitive is not while_p
 
 
-def _visit(plan: Plan, node: Node | None, times: int, runs: int, outside: int,
+def _visit(schedule: Schedule, node: Node | None, times: int, runs: int, outside: int,
            parts: dict[Joint, _Part]) -> None:  # fmt: skip
     """Count how often each Joint runs."""
-    part = parts.setdefault(plan.joint, _Part(plan))
+    part = parts.setdefault(schedule.joint, _Part(schedule))
     part.times += times
     part.runs += runs
     part.outside += outside
     if node is not None:
-        values = tuple(v for eqn in plan.joint.forward for v in eqn.outvars)
-        every = dataclasses.replace(plan, kept=values)
+        values = tuple(v for eqn in schedule.joint.forward for v in eqn.outvars)
+        every = dataclasses.replace(schedule, kept=values)
         part.once = frozenset(gather(values, node.hoisted(every)))
-    for inner, plans in plan.inner.items():
+    for inner, schedules in schedule.inner.items():
         within = runs * inner.trips * inner.device_count
-        if runs and len(plans) > 1 and _opened(inner):
+        if runs and len(schedules) > 1 and _opened(inner):
             part.branches.append((inner, runs))
             within = 0
-        for p in plans if _opened(inner) else ():
+        for p in schedules if _opened(inner) else ():
             _visit(p, inner, times * inner.trips, within, times, parts)
 
 
 def _values(model: Model, part: _Part, may: Room, link: Link | None) -> None:
     """The columns of a Joint's values."""
-    joint = part.plan.joint
+    joint = part.schedule.joint
     part.needed = {v: model.column() for v in joint.inputs}
     for v in joint.inputs:
         if link and v in may.values:  # a state of a loop, which is stored if it is needed
@@ -225,7 +225,7 @@ def _values(model: Model, part: _Part, may: Room, link: Link | None) -> None:
 
 def _equations(model: Model, parts: dict[Joint, _Part], part: _Part) -> int:
     """The rows of a Joint; returns the bytes that are kept whatever is decided."""
-    joint, plan, needed, fixed = part.plan.joint, part.plan, part.needed, 0
+    joint, schedule, needed, fixed = part.schedule.joint, part.schedule, part.needed, 0
     for eqn in joint.forward:
         cost = math.inf if eqn.primitive is fork_p else price(eqn, 1.0)
         once = cost == math.inf
@@ -243,15 +243,15 @@ def _equations(model: Model, parts: dict[Joint, _Part], part: _Part) -> int:
     wanted = [v for v in joint.backward_outputs if isinstance(v, Var)]
     for eqn in joint.backward:
         if eqn.primitive is not join_p:
-            wanted += reads_of(eqn, plan.inner)
+            wanted += reads_of(eqn, schedule.inner)
             continue
         node = eqn.params["node"]
         if _opened(node):
             wanted += [v for v in eqn.invars[:1] if isinstance(v, Var)]
             wanted += _nested(model, parts, part, node, eqn.invars[1:])
         else:
-            wanted += reads_of(eqn, plan.inner)
-            fixed += part.times * held_bytes(held_by(node, plan.inner[node]))
+            wanted += reads_of(eqn, schedule.inner)
+            fixed += part.times * held_bytes(held_by(node, schedule.inner[node]))
     for v in wanted:
         if v in needed:
             model.lower[needed[v]] = 1.0
@@ -263,7 +263,7 @@ def _inner_work(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node
     """The work of a node within a Joint that runs so often; of branches, of the dearest."""
     runs *= node.trips * node.device_count
     programs: list[list[Term]] = []
-    for p in part.plan.inner[node]:
+    for p in part.schedule.inner[node]:
         inner = parts[p.joint]
         terms = [(column, runs * cost, runs * flops) for column, cost, flops in inner.work]
         for n in filter(_opened, p.inner):
@@ -291,10 +291,10 @@ def _nested(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node, at
 
     Returns what is read from outside in any case.
     """
-    plans = part.plan.inner[node]
-    nothing = [dataclasses.replace(p, reads=(False,) * len(p.joint.inputs)) for p in plans]
+    schedules = part.schedule.inner[node]
+    nothing = [dataclasses.replace(p, reads=(False,) * len(p.joint.inputs)) for p in schedules]
     always = node.reads(nothing)
-    for k, p in enumerate(plans):
+    for k, p in enumerate(schedules):
         columns = parts[p.joint].needed
         for i, u in enumerate(p.joint.inputs):
             one = dataclasses.replace(p, reads=tuple(i == j for j in range(len(p.joint.inputs))))

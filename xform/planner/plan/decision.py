@@ -1,4 +1,4 @@
-"""A Plan's decisions alone: which values each Joint keeps, in a tree with the Joints' nodes."""
+"""A Schedule's decisions alone: which values each Joint keeps, in a tree with the Joints' nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from xform._jax import Offloadable, Var
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
 
 
@@ -14,9 +14,9 @@ from xform.interpret.node import Node
 class Decision:
     """What is kept of one Joint, and of the Joints of its nodes.
 
-    A policy for `decide.plan` that decides for a whole Joint. A node whose token is not kept is
+    A policy for `decide.schedule` that decides for a whole Joint. A node whose token is not kept is
     run again; one that is not among `inner` decides for itself. `snapshots` and `asked` are those
-    of a `Plan`.
+    of a `Schedule`.
     """
 
     saved: frozenset[Var]
@@ -26,28 +26,32 @@ class Decision:
     asked: bool = False
 
 
-def decision_of(plan: Plan) -> Decision:
-    """The decisions of a Plan; a Plan that several nodes share gives one Decision."""
-    if "decision" not in plan.cache:
-        inner = {node: tuple(map(decision_of, plans)) for node, plans in plan.inner.items()}
-        plan.cache["decision"] = Decision(
-            frozenset(plan.kept), inner, plan.offloaded, plan.snapshots, plan.asked
+def decision_of(schedule: Schedule) -> Decision:
+    """The decisions of a Schedule; a Schedule that several nodes share gives one Decision."""
+    if "decision" not in schedule.cache:
+        inner = {
+            node: tuple(map(decision_of, schedules)) for node, schedules in schedule.inner.items()
+        }
+        schedule.cache["decision"] = Decision(
+            frozenset(schedule.kept), inner, schedule.offloaded, schedule.snapshots, schedule.asked
         )
-    return plan.cache["decision"]
+    return schedule.cache["decision"]
 
 
-def edited(plan: Plan, change: Callable[[Node, Plan], Decision | None]) -> Decision:
-    """The decisions of a Plan, but for what `change` decides of the programs of some nodes.
+def edited(schedule: Schedule, change: Callable[[Node, Schedule], Decision | None]) -> Decision:
+    """The decisions of a Schedule, but for what `change` decides of the programs of some nodes.
 
     Where it decides nothing, the programs of nodes within are asked about in turn.
     """
-    decisions: dict[tuple[Node, Plan], Decision] = {}
+    decisions: dict[tuple[Node, Schedule], Decision] = {}
 
-    def of(node: Node, inner: Plan) -> Decision:
+    def of(node: Node, inner: Schedule) -> Decision:
         if (node, inner) not in decisions:
             decisions[node, inner] = change(node, inner) or edited(inner, change)
         return decisions[node, inner]
 
-    inner = {node: tuple(of(node, p) for p in plans) for node, plans in plan.inner.items()}
-    same = decision_of(plan)
+    inner = {
+        node: tuple(of(node, p) for p in schedules) for node, schedules in schedule.inner.items()
+    }
+    same = decision_of(schedule)
     return same if inner == same.inner else dataclasses.replace(same, inner=inner)

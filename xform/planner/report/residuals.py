@@ -1,4 +1,4 @@
-"""What a Plan keeps for the backward part, as a table: the answer to "which values do I store?"."""
+"""The table of residuals: which values the backward part reads, and where they come from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xform.cost import aval_bytes
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.node import bound, gather
 from xform.planner.costs.held import Held, held
 from xform.source import frame
@@ -138,13 +138,13 @@ def _line(r: Residual, count: int) -> list[str]:
     ]
 
 
-def residuals_of(plan: Plan, inputs: Sequence[str], title: str) -> Residuals:
-    """The Residuals of a whole function's Plan; `inputs` names the inputs of its program."""
-    named = gather(list(zip(plan.joint.inputs, inputs, strict=True)), plan.reads)
+def residuals_of(schedule: Schedule, inputs: Sequence[str], title: str) -> Residuals:
+    """The Residuals of a whole function's Schedule; `inputs` names the inputs of its program."""
+    named = gather(list(zip(schedule.joint.inputs, inputs, strict=True)), schedule.reads)
     why = "the backward pass reads it"
     arguments = [_row(Held("argument", v.aval, None, why), name) for v, name in named]
     size = lambda row: -row.total_bytes
-    kept = [_row(value) for value in held(plan)]
+    kept = [_row(value) for value in held(schedule)]
     return Residuals(title, (*sorted(kept, key=size), *sorted(arguments, key=size)))
 
 

@@ -10,27 +10,27 @@ from collections.abc import Iterator, Sequence
 
 from xform._jax import JaxprEqn, Var
 from xform.cost import aval_bytes
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.passes.dce import live
 from xform.passes.listing import Names, line, place
 from xform.text import columns, human_bytes
 
 
-def shown(plan: Plan, lines: bool = False, word: str = "backward") -> str:
-    """A whole function's Joint under its Plan; `lines` adds the user's lines.
+def shown(schedule: Schedule, lines: bool = False, word: str = "backward") -> str:
+    """A whole function's Joint under its Schedule; `lines` adds the user's lines.
 
     Behind an equation of the forward part stands what of it is saved, and why; behind one of the
     backward part, that it is run again, or made again because that is free.
     """
-    names, joint = Names(), plan.joint
+    names, joint = Names(), schedule.joint
     inputs = names.typed(joint.inputs)
-    rows = [["forward"], *_forward(plan, names, "  ")]
+    rows = [["forward"], *_forward(schedule, names, "  ")]
     rows += [
-        [f"saved: {_saved(plan, names)}"],
+        [f"saved: {_saved(schedule, names)}"],
         [f"{word}, of {names.typed(joint.seeds)}"],
     ]
-    rows += _backward(plan, names, "  ", word)
+    rows += _backward(schedule, names, "  ", word)
     width = max(map(len, rows))
     if not lines:
         rows, width = [row[:2] for row in rows], 2
@@ -40,18 +40,18 @@ def shown(plan: Plan, lines: bool = False, word: str = "backward") -> str:
     return f"inputs {inputs}\n{text}\n{tail}"
 
 
-def _saved(plan: Plan, names: Names) -> str:
-    values = [v for v in plan.kept if plan.joint.producer[v].primitive is not fork_p]
-    read = names.typed(gather(plan.joint.inputs, plan.reads))
+def _saved(schedule: Schedule, names: Names) -> str:
+    values = [v for v in schedule.kept if schedule.joint.producer[v].primitive is not fork_p]
+    read = names.typed(gather(schedule.joint.inputs, schedule.reads))
     parts = [names.typed(values)] if values else []
-    parts += ["what loops and calls keep"] if len(values) < len(plan.kept) else []
+    parts += ["what loops and calls keep"] if len(values) < len(schedule.kept) else []
     return "; ".join([*parts, *([f"read where they are: {read}"] if read else [])]) or "nothing"
 
 
-def _forward(plan: Plan, names: Names, indent: str) -> Iterator[list[str]]:
-    joint = plan.joint
-    for eqn in live(joint.forward, [*joint.outputs, *plan.kept], joint.inputs):
-        notes = [_why(plan, v) for v in eqn.outvars if v in plan.kept]
+def _forward(schedule: Schedule, names: Names, indent: str) -> Iterator[list[str]]:
+    joint = schedule.joint
+    for eqn in live(joint.forward, [*joint.outputs, *schedule.kept], joint.inputs):
+        notes = [_why(schedule, v) for v in eqn.outvars if v in schedule.kept]
         note = ", ".join(dict.fromkeys(filter(None, notes)))
         if eqn.primitive is not fork_p:
             yield _row(indent + line(eqn, names), note, eqn)
@@ -60,23 +60,23 @@ def _forward(plan: Plan, names: Names, indent: str) -> Iterator[list[str]]:
         outputs = names.typed(eqn.outvars[:-1])
         called = line(node.eqn.replace(invars=eqn.invars, outvars=[]), names)
         yield _row(f"{indent}{outputs} = {called}", note, node.eqn)
-        for head, inner in _bodies(node, plan.inner[node]):
+        for head, inner in _bodies(node, schedule.inner[node]):
             yield _row(f"{indent}  {head}, forward: {names.typed(inner.joint.inputs)}")
             yield from _forward(inner, names, f"{indent}    ")
             yield _row(f"{indent}  return {' '.join(map(names, inner.joint.outputs))}")
 
 
-def _why(plan: Plan, v: Var) -> str:
-    if plan.joint.producer[v].primitive is fork_p:
+def _why(schedule: Schedule, v: Var) -> str:
+    if schedule.joint.producer[v].primitive is fork_p:
         return ""
-    where = "OFFLOADED" if v in plan.offloaded else "SAVED"
-    return f"{where}, {human_bytes(aval_bytes(v.aval))}: {plan.why[v]}"
+    where = "OFFLOADED" if v in schedule.offloaded else "SAVED"
+    return f"{where}, {human_bytes(aval_bytes(v.aval))}: {schedule.why[v]}"
 
 
-def _backward(plan: Plan, names: Names, indent: str, word: str) -> Iterator[list[str]]:
-    forward = {id(eqn) for eqn in plan.joint.forward}
-    for eqn in plan.order:
-        again = "run AGAIN" if id(eqn) in plan.recomputed else "again, which is free"
+def _backward(schedule: Schedule, names: Names, indent: str, word: str) -> Iterator[list[str]]:
+    forward = {id(eqn) for eqn in schedule.joint.forward}
+    for eqn in schedule.order:
+        again = "run AGAIN" if id(eqn) in schedule.recomputed else "again, which is free"
         note = again if id(eqn) in forward else ""
         if eqn.primitive not in (fork_p, join_p):
             yield _row(indent + line(eqn, names), note, eqn)
@@ -88,19 +88,19 @@ def _backward(plan: Plan, names: Names, indent: str, word: str) -> Iterator[list
         outputs = names.typed(eqn.outvars if back else eqn.outvars[:-1])
         way = "" if back else " forward"
         yield _row(f"{indent}{outputs} ={way} {called}", note, node.eqn)
-        for head, inner in _bodies(node, plan.inner[node]) if back else ():
+        for head, inner in _bodies(node, schedule.inner[node]) if back else ():
             joint = inner.joint
             yield _row(f"{indent}  {head}, {word}: {names.typed(joint.seeds)}")
             yield from _backward(inner, names, f"{indent}    ", word)
             yield _row(f"{indent}  return {' '.join(map(names, joint.backward_outputs))}")
 
 
-def _bodies(node: Node, plans: Sequence[Plan]) -> Iterator[tuple[str, Plan]]:
-    """The Plans of a node, with what each is of, and which of its inputs are stored on the way."""
-    for k, inner in enumerate(plans):
-        head = f"branch {k}" if len(plans) > 1 else "body"
+def _bodies(node: Node, schedules: Sequence[Schedule]) -> Iterator[tuple[str, Schedule]]:
+    """The Schedules of a node, each with a heading that names its program."""
+    for k, inner in enumerate(schedules):
+        head = f"branch {k}" if len(schedules) > 1 else "body"
         if node.loop:
-            stored = sum(n > 0 for n in node.copies(plans))
+            stored = sum(n > 0 for n in node.copies(schedules))
             head += f" of {node.trips} trips" if node.trips > 1 else ""
             head += f", {stored} of its carry saved in each" if stored else ""
         yield head, inner

@@ -24,7 +24,7 @@ import numpy as np
 
 from xform._jax import JaxprEqn, jaxprs_of, scan_p, while_p
 from xform.fingerprint import fingerprint
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.node import gather
 from xform.ir import Atom, Mask, Program, program, seldom_collected
 from xform.planner.simulate.breadth_first import breadth_first
@@ -79,19 +79,19 @@ def simulate(prog: Program, backend: str, n_seeds: int = 0, over: Mask = ()) -> 
     return _simulated(flat, prog.inputs, prog.outputs, by, n_seeds, over)
 
 
-def liveness(plan: Plan, backend: str) -> Liveness:
-    """The Liveness of both parts of a Plan in one program; simulated once.
+def liveness(schedule: Schedule, backend: str) -> Liveness:
+    """The Liveness of both parts of a Schedule in one program; simulated once.
 
     Nothing is traced but loops and calls with what they keep, once each.
     """
     key = "liveness", backend
-    if key not in plan.cache:
-        by, joint = profile(backend), plan.joint
+    if key not in schedule.cache:
+        by, joint = profile(backend), schedule.joint
         inputs, outputs = (*joint.inputs, *joint.seeds), joint.program.outputs
         with seldom_collected():
-            flat = flatten_plan(plan, by)
-            plan.cache[key] = _simulated(flat, inputs, outputs, by, len(joint.seeds))
-    return plan.cache[key]
+            flat = flatten_plan(schedule, by)
+            schedule.cache[key] = _simulated(flat, inputs, outputs, by, len(joint.seeds))
+    return schedule.cache[key]
 
 
 def _simulated(flat: Flat, inputs: Sequence[Atom], outputs: Sequence[Atom], by: Profile,

@@ -1,8 +1,8 @@
-"""Both parts of a Plan as one flat program: the steps of what `emit` would run.
+"""Both parts of a Schedule as one flat program: the steps of what `emit` would run.
 
 A budget is held against many plans, and to emit each of them would be to trace it. So the walk over
 the plan adds steps instead of binding equations. The parts of a loop or call are traced, once for
-the Plans of its Joints.
+the Schedules of its Joints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xform.fingerprint import typed
 from xform.interpret import walk
 from xform.interpret.barrier import Where, barrier, holds
 from xform.interpret.emit import send
-from xform.interpret.joint import Plan
+from xform.interpret.joint import Schedule
 from xform.interpret.node import gather, spread
 from xform.interpret.wait import Wait
 from xform.ir import Mask, Program, trace
@@ -27,14 +27,14 @@ from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import Cell, Flat
 
 
-def flatten_plan(plan: Plan, profile: Profile) -> Flat:
+def flatten_plan(schedule: Schedule, profile: Profile) -> Flat:
     """The steps of both parts: inputs then cotangents to outputs then results."""
-    joint, work = plan.joint, Flattening(profile)
+    joint, work = schedule.joint, Flattening(profile)
     inputs, seeds = work.inputs(joint.inputs), work.seeds(joint.seeds)
-    by = _Flatten(plan, work)
+    by = _Flatten(schedule, work)
     with work.reading(joint.program):
-        outputs, kept = walk.forward(plan, by, inputs)
-        results = walk.backward(plan, by, kept, inputs, seeds, together=True, whole=True)
+        outputs, kept = walk.forward(schedule, by, inputs)
+        results = walk.backward(schedule, by, kept, inputs, seeds, together=True, whole=True)
     return work.flat((*inputs, *seeds), (*outputs, *results))
 
 
@@ -50,8 +50,8 @@ class _Token:
 class _Flatten(walk.BackEnd):
     """Adds the steps of equations to a flat program."""
 
-    def __init__(self, plan: Plan, work: Flattening):
-        self.plan, self.work = plan, work
+    def __init__(self, schedule: Schedule, work: Flattening):
+        self.schedule, self.work = schedule, work
 
     def read(self, env: walk.Environment, v: Any) -> Any:
         return self.work.read(env, v)
@@ -62,30 +62,32 @@ class _Flatten(walk.BackEnd):
     def results(self, eqn: JaxprEqn, xs: list[Cell]) -> list[Cell]:
         return self.work.results(eqn, xs)[: len(eqn.outvars)]
 
-    def fork(self, eqn: JaxprEqn, plans: Sequence[Plan], xs: list[Cell], used: Mask) -> list[Any]:
+    def fork(
+        self, eqn: JaxprEqn, schedules: Sequence[Schedule], xs: list[Cell], used: Mask
+    ) -> list[Any]:
         node, outputs = eqn.params["node"], used[:-1]
         trees: list[Any] = []
 
         def run(*xs: Any) -> list[Any]:
             with eqn.ctx.manager:
                 if used[-1]:
-                    ys, token = node.forward(plans, xs, outputs)
+                    ys, token = node.forward(schedules, xs, outputs)
                 else:
-                    ys, token = node.outputs(plans, xs, outputs), None
+                    ys, token = node.outputs(schedules, xs, outputs), None
             leaves, tree = jax.tree.flatten(token)
             trees.append(tree)
             return [*gather(ys, outputs), *leaves]
 
-        key, cache = ("fork", node, used, *plans), self._cache(plans)
+        key, cache = ("fork", node, used, *schedules), self._cache(schedules)
         prog = _once(cache, key, run, [v.aval for v in eqn.invars])
         tree = cache.setdefault(("tree", key), *trees)
         cells, n = self.work.run(prog, xs), sum(outputs)
         return [*spread(cells[:n], outputs), _Token(cells[n:], tree, prog.out_avals[n:])]
 
-    def join(self, eqn: JaxprEqn, plans: Sequence[Plan], token: _Token, xs: list[Cell],
+    def join(self, eqn: JaxprEqn, schedules: Sequence[Schedule], token: _Token, xs: list[Cell],
              seeds: list[Cell], together: bool) -> list[Cell]:  # fmt: skip
         node, given = eqn.params["node"], eqn.params["given"]
-        n, k, reads = len(node.eqn.invars), len(token.cells), node.reads(plans)
+        n, k, reads = len(node.eqn.invars), len(token.cells), node.reads(schedules)
         inputs = gather(eqn.invars[1 : 1 + n], reads)
 
         def run(*values: Any) -> list[Any]:
@@ -93,33 +95,35 @@ class _Flatten(walk.BackEnd):
             ins = spread(values[k : k + len(inputs)], reads)
             cts = spread(values[k + len(inputs) :], given)
             with eqn.ctx.manager:
-                return gather(node.backward(plans, held, ins, cts, True), node.gives(given))
+                return gather(node.backward(schedules, held, ins, cts, True), node.gives(given))
 
         types = [*token.types, *(v.aval for v in (*inputs, *eqn.invars[1 + n :]))]
-        key = "join", node, given, token.tree, *map(typed, types), *plans
-        prog = _once(self._cache(plans), key, run, types)
+        key = "join", node, given, token.tree, *map(typed, types), *schedules
+        prog = _once(self._cache(schedules), key, run, types)
         return self.work.run(prog, [*token.cells, *gather(xs, reads), *seeds])
 
     def held(self, wait: Wait, saved: list[Cell], seeds: list[Cell]) -> list[Cell]:
         n, types = len(saved), [v.aval for v in (*wait.saved, *wait.seeds)]
         key = "barrier", n, wait.where, *map(typed, types)
         run = lambda *xs: barrier(xs[:n], xs[n:], wait.where)
-        prog = _once(self.plan.joint.program.cache, key, run, types)
+        prog = _once(self.schedule.joint.program.cache, key, run, types)
         return self.work.run(prog, [*saved, *seeds])
 
     def materialized(self, eqn: JaxprEqn, x: Cell, where: Where) -> Cell:
         return self.work.written(eqn, x) if holds(where, self.work.profile.name) else x
 
-    def moved(self, plan: Plan, v: Var, x: Cell, back: bool) -> Cell:
+    def moved(self, schedule: Schedule, v: Var, x: Cell, back: bool) -> Cell:
         def program(back: bool) -> Program:
             kind = program(False).out_avals[0] if back else v.aval
-            return _once(plan.cache, ("sent", v, back), lambda x: [send(plan, v, x, back)], [kind])
+            return _once(
+                schedule.cache, ("sent", v, back), lambda x: [send(schedule, v, x, back)], [kind]
+            )
 
         (cell,) = self.work.run(program(back), [x])
         return cell
 
-    def _cache(self, plans: Sequence[Plan]) -> dict[Any, Any]:
-        return plans[0].cache if plans else self.plan.cache
+    def _cache(self, schedules: Sequence[Schedule]) -> dict[Any, Any]:
+        return schedules[0].cache if schedules else self.schedule.cache
 
 
 def _once(cache: dict[Any, Any], key: Any, run: Callable[..., list[Any]], types: Sequence[Any]
