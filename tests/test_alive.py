@@ -22,7 +22,7 @@ from xform.errors import BudgetInfeasible
 
 # A step ends when a byte arrives, so no test depends on time.
 STEPS = f"""
-import os, sys, threading
+import os, signal, sys, threading
 sys.path.append({str(Path(alive.__file__).parent)!r})  # without the time that JAX takes to import
 import alive
 alive.AFTER_SECONDS = alive.EVERY_SECONDS = 0.001
@@ -105,7 +105,7 @@ print([t.name for t in threading.enumerate()])
     assert slow.process.returncode == 0
 
 
-@pytest.mark.parametrize("how", ["raise ValueError('no')", "os.kill(os.getpid(), 2)"])
+@pytest.mark.parametrize("how", ["raise ValueError('no')", "signal.raise_signal(2)"])
 def test_an_error_and_an_interrupt_leave_no_line_and_no_thread(how: str, run) -> None:
     slow = run(f"""
 try:
