@@ -44,11 +44,11 @@ def measured(name: str, part: float) -> list[str]:
     at: At = point("plan", loss, args, 0, False)
     start = time.process_time()
     joint = at.problem.joint()
-    most = at.problem.peak(at.planned(min_cut).plan)
+    most = at.problem.peak(at.planned(min_cut).schedule)
     middle = time.process_time()
     try:
         made = planned(at.problem, Budget(int(part * most)))
-        work = f"{recompute_flops(made.plan) / flops(at.function.program):.2f}"
+        work = f"{recompute_flops(made.schedule) / flops(at.function.program):.2f}"
     except BudgetInfeasible:
         work = "refused: no plan takes so little"
     end = time.process_time()

@@ -49,7 +49,7 @@ def size(way: Way, loss: Loss, args: Sequence[Any], target: str) -> Size:
     kept: list[int] = []
 
     def watched(*asked: Any) -> Candidate:
-        kept.append(kept_bytes((chosen := planned(*asked)).plan))
+        kept.append(kept_bytes((chosen := planned(*asked)).schedule))
         return chosen
 
     try:
