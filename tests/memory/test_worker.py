@@ -49,6 +49,17 @@ def test_of_several_programs_the_largest_after_the_last_pass_is_read(tmp_path, r
         assert module == b"aaaaaaaa"
 
 
+@pytest.mark.parametrize("dtype", [
+    "float32", "bfloat16", "complex64", "int8", "bool", jax.random.key(0).dtype,
+    jax.random.key(0, impl="rbg").dtype,
+])  # fmt: skip
+def test_an_argument_that_is_not_read_has_any_dtype(dtype) -> None:
+    types = [jax.ShapeDtypeStruct((3,), d) for d in ("float32", dtype)]
+    exported = jax.export.export(jax.jit(lambda x, unread: x + 1))(*types)
+    request = {"target": {"platform": "cpu"}, "axes": [], "donated": []}
+    assert len(worker.lower(exported, request).in_avals[0]) == 1
+
+
 def test_it_notices_that_nobody_waits() -> None:
     reads, writes = os.pipe()
     alone = threading.Event()

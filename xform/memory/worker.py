@@ -79,8 +79,9 @@ def lower(exported: export.Exported, request: dict[str, Any]) -> Any:
 
     def call(*arrays: Any) -> Any:
         by = dict(zip(kept, arrays, strict=True))
+        unread = lambda a: jnp.zeros(a.shape, a.dtype)
         avals = enumerate(exported.in_avals)
-        return exported.call(*(by[i] if i in by else _unread(a) for i, a in avals))
+        return exported.call(*(by[i] if i in by else unread(a) for i, a in avals))
 
     call.__name__ = exported.fun_name
     # Of a program that reads no argument on a device, the mesh alone says where it runs.
@@ -100,12 +101,6 @@ def _shardings(exported: export.Exported, mesh: Mesh) -> Sequence[Any]:
     waits = lambda x: kind(x) not in (None, "device")
     return [b if waits(b) and kind(a) != kind(b) else a for a, b in zip(*there, strict=True)]
 
-
-def _unread(aval: Any) -> Any:
-    """Something of this type."""
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0, impl=str(jax.random.key_impl(aval))), aval.shape)
-    return jnp.zeros(aval.shape, aval.dtype)
 
 
 def answer(folder: Path) -> None:
