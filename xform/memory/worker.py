@@ -102,7 +102,6 @@ def _shardings(exported: export.Exported, mesh: Mesh) -> Sequence[Any]:
     return [b if waits(b) and kind(a) != kind(b) else a for a, b in zip(*there, strict=True)]
 
 
-
 def answer(folder: Path) -> None:
     """Compile the request in a folder."""
     request = json.loads((folder / "request.json").read_text())
