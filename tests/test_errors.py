@@ -191,7 +191,7 @@ holds these values""",
         """\
 writing /nope/x.html
   problem: FileNotFoundError: No such file or directory
-  remedy:  name a file in a folder that is there and can be written to""",
+  remedy:  choose a file in an existing folder that is writable""",
     ),
     "missing rule": (
         lambda: xform.grad(lambda x: jnp.sum(ruleless_p.bind(x)))(jnp.asarray(X)),
@@ -210,9 +210,9 @@ in jax.custom_vjp, or cut it off with jax.lax.stop_gradient""",
         NotImplementedError,
         """\
 derivative of strict_of_test_errors
-  problem: its rule does not know the parameter mode='odd'
+  problem: its rule does not support the parameter mode='odd'
   where:   HERE
-  remedy:  declare a rule that takes it as a keyword-only argument, with xform.extend""",
+  remedy:  declare a rule with xform.extend that takes it as a keyword-only argument""",
     ),
     "forward of custom_vjp": (
         lambda: xform.jvp(lambda x: reverse_only(x), (1.0,), (1.0,)),

@@ -1,4 +1,4 @@
-"""`python -m xform`: what xform knows, and sees, on the command line."""
+"""The command line: `python -m xform`."""
 
 import os
 import sys
@@ -7,9 +7,9 @@ from xform.commands import main
 
 
 def script() -> int:
-    """The command `xform`: the same, and like `python -m` it finds modules where it is run."""
+    """Run the command `xform`. Like `python -m xform`, it imports from the current folder."""
     if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd()  # of a script it is the folder where scripts are installed
+        sys.path[0] = os.getcwd()  # Python sets it to the folder where the script is installed
     return main()
 
 

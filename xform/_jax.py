@@ -1,16 +1,17 @@
-"""The one door to JAX's internals: every import from jax.core, jax.extend and jax.interpreters.
+"""Access to JAX's internals: all imports from jax.core, jax.extend and jax.interpreters.
 
-What differs between JAX 0.10.2 and 0.12 is levelled here, once:
+The differences between JAX 0.10.2 and 0.12 are handled here:
 
-- `closed`: a ClosedJaxpr became a Jaxpr with `consts` in 0.11;
-- `pull_custom_vjp`: the backward function of a custom_vjp began to return a log in 0.11;
-- `scan_counts`: scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out` in 0.11;
-- `compute_on`: `compute_on2` took the name of the older `compute_on` in 0.11;
-- `current_trace`: where the current trace is taken away, nothing runs in 0.12;
-- `inlines`: a jit's `inline` became an enumeration in 0.11;
-- `callee`: the bodies of a composite and of an `eval_jaxpr` got another name in 0.11;
-- `tagged`, `linear_part`: metadata of a call became one parameter, with another for the linear part
-  of its derivative, in 0.12.
+- `closed`: in 0.11, ClosedJaxpr was replaced by a Jaxpr with `consts`;
+- `pull_custom_vjp`: since 0.11, the backward function of a custom_vjp also returns a log;
+- `scan_counts`: in 0.11, scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out`;
+- `compute_on`: in 0.11, `compute_on2` was renamed to `compute_on`, and replaced the older function;
+- `current_trace`: in 0.12, no operation runs within `take_current_trace`;
+- `inlines`: in 0.11, a jit's `inline` became an enumeration;
+- `callee`: in 0.11, the parameters with the bodies of a composite and of an `eval_jaxpr` were
+  renamed;
+- `tagged`, `linear_part`: in 0.12, the metadata of a call became one parameter, with a second one
+  for the linear part of its derivative.
 """
 
 from __future__ import annotations
@@ -74,25 +75,26 @@ __all__ = [
 
 JVPTracer: Any = ad.JVPTracer
 
-# A function with a mark, as `compute_on2` is in 0.10.
+# Wraps a function, like `compute_on2` in 0.10.
 compute_on: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compute_on
 
 
 def closed(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
-    """The open jaxpr and its constants, of a Jaxpr or a ClosedJaxpr of any version."""
+    """The open jaxpr and the constants of a Jaxpr or a ClosedJaxpr."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
 def is_jaxpr(x: Any) -> bool:
-    """Whether something is a Jaxpr or a ClosedJaxpr."""
+    """Whether `x` is a Jaxpr or a ClosedJaxpr."""
     return isinstance(x, Jaxpr | ClosedJaxpr)
 
 
 def traced(f: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Jaxpr, Sequence[Any]]:
-    """The jaxpr of a function of flat arguments, and the values of its first variables.
+    """The jaxpr of a function of flat arguments, and the values that it closed over.
 
-    Those are closed over: constvars, leading inputs since 0.11. `jax.make_jaxpr` spends
-    more on trees and names than a small function takes to trace.
+    The jaxpr's first variables stand for these values: constvars, or leading inputs since 0.11.
+    `jax.make_jaxpr` is not used: for a small function, it spends more time on pytrees and names
+    than on tracing.
     """
     info = api_util.debug_info("xform", f, (), {})
     flat = linear_util.wrap_init(lambda *xs: jax.tree.leaves(f(*xs)), debug_info=info)
@@ -103,7 +105,7 @@ def traced(f: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Jaxpr,
 
 
 def compiler_options(traced: Any) -> dict[str, Any]:
-    """The options that `jax.jit` was given for the compiler, of what it traced."""
+    """The `compiler_options` of the `jax.jit` that returned this `Traced`."""
     return dict(getattr(traced, "_params", {}).get("compiler_options_kvs", ()))
 
 
@@ -114,41 +116,41 @@ def hlo_text(module: bytes) -> str:
 
 
 def argument_names(jaxpr: Any) -> list[str]:
-    """What a traced function calls its inputs, as paths: `params['w']`."""
+    """The names of a jaxpr's inputs, as paths such as `params['w']`."""
     opened = closed(jaxpr)[0]
     return [str(name) for name in opened.debug_info.safe_arg_names(len(opened.invars))]
 
 
 def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
-    """The jaxprs that an equation holds, in whatever parameter."""
+    """The jaxprs in the parameters of an equation."""
     return list(jaxprs_in_params(eqn.params))
 
 
 def _names_axis(effect: Any) -> bool:
-    """Whether an effect is none: JAX notes so which named axes are asked for."""
+    """Whether an effect only records the use of a named axis, and is not a side effect."""
     return type(effect).__name__ == "NamedAxisEffect"
 
 
 def has_effects(eqn: JaxprEqn) -> bool:
-    """Whether an equation does more than to compute its outputs, from the other devices' too."""
+    """Whether an equation has side effects. Communication between devices is not one."""
     return not all(map(_names_axis, eqn.effects))
 
 
 def axes_of(jaxpr: Any) -> set[Any]:
-    """The named axes that a jaxpr asks for: in collectives, and for the place along an axis."""
+    """The named axes that a jaxpr uses: in collectives and in `axis_index`."""
     opened = closed(jaxpr)[0]
     effects: Any = opened.effects
-    asked = {e.name for e in effects if _names_axis(e)}
-    return asked.union(*(axes_of(j) for eqn in opened.eqns for j in jaxprs_of(eqn)))
+    axes = {e.name for e in effects if _names_axis(e)}
+    return axes.union(*(axes_of(j) for eqn in opened.eqns for j in jaxprs_of(eqn)))
 
 
 def callee(params: dict[str, Any], name: str) -> Any:
-    """What a call holds in a parameter, which may have got another name; None if nothing."""
+    """The called program of a call, from the parameter `name` or `call_jaxpr`; None if absent."""
     return params.get(name, params.get("call_jaxpr"))
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many of a scan's inputs are constants and how many are carried."""
+    """The numbers of constants and of carried values among a scan's inputs."""
     if "num_carry" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
@@ -156,26 +158,26 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def inlines(params: dict[str, Any]) -> bool:
-    """Whether a jit was asked to be inlined; since 0.11 by an enumeration, all of it true."""
-    asked = params["inline"]
-    return asked if isinstance(asked, bool) else asked.name in ("JAX_EARLY", "JAX_LATE")
+    """Whether a jit has `inline=True`. Since 0.11 it is an enumeration, and each member is true."""
+    inline = params["inline"]
+    return inline if isinstance(inline, bool) else inline.name in ("JAX_EARLY", "JAX_LATE")
 
 
 def tagged(f: Callable[..., Any], params: dict[str, Any]) -> Callable[..., Any]:
-    """A function called with the metadata of an `xla_metadata_call`."""
+    """`f` wrapped in an `xla_metadata_call` with the metadata of `params`."""
     if "xla_metadata" not in params:
         return _groups.xla_metadata_call(f, **{k: v for k, v in params.items() if k != "jaxpr"})
-    mark: Any = _metadata
-    derived = params["ad_metadata"]
-    derived = derived if derived == "same" else dict(derived)
-    return mark.xla_metadata_call2(f, dict(params["xla_metadata"]), ad_metadata=derived)
+    module: Any = _metadata
+    linear = params["ad_metadata"]
+    linear = linear if linear == "same" else dict(linear)
+    return module.xla_metadata_call2(f, dict(params["xla_metadata"]), ad_metadata=linear)
 
 
 def linear_part(eqn: JaxprEqn) -> JaxprEqn:
-    """An equation with the marks of its linear part, which may have its own since 0.12."""
-    if (derived := eqn.params.get("ad_metadata", "same")) == "same":
+    """An equation with the metadata for the linear part of its derivative, separate since 0.12."""
+    if (linear := eqn.params.get("ad_metadata", "same")) == "same":
         return eqn
-    return eqn.replace(params={**eqn.params, "xla_metadata": derived, "ad_metadata": "same"})
+    return eqn.replace(params={**eqn.params, "xla_metadata": linear, "ad_metadata": "same"})
 
 
 def tangent_aval(aval: Any) -> Any:
@@ -184,12 +186,15 @@ def tangent_aval(aval: Any) -> Any:
 
 
 def cotangent_aval(aval: Any) -> Any:
-    """The type of a cotangent: a tangent's, but for values that are sums over a mesh axis."""
+    """The type of a cotangent of a value of type `aval`.
+
+    It equals the tangent's type, except for values that are sums over a mesh axis.
+    """
     return aval.to_ct_aval()
 
 
 def itemsize(dtype: Any) -> int:
-    """Bytes of an element; a dtype of another library's says what it is made of."""
+    """Bytes of an element, also of an extended dtype, such as that of PRNG keys."""
     if not hasattr(dtype, "itemsize"):
         physical = dtype._rules.physical_element_aval(dtype)
         return physical.size * physical.dtype.itemsize
@@ -197,9 +202,9 @@ def itemsize(dtype: Any) -> int:
 
 
 def zeros(aval: Any) -> Any:
-    """Zeros of a type: shape, dtype, sharding and varying manual axes are those of `aval`.
+    """Zeros of type `aval`: shape, dtype, sharding and varying manual axes.
 
-    What a `shard_map` closes over has the mesh outside in its type.
+    The mesh is that of `aval`: a value that a `shard_map` closes over has the outer mesh.
     """
     with on_mesh_of(aval):
         return ad.zeros_like_aval(aval)
@@ -208,7 +213,7 @@ def zeros(aval: Any) -> Any:
 def pull_custom_vjp(
     bwd: Any, residuals: Sequence[Any], cts: Sequence[Any]
 ) -> tuple[list[Any], Any]:
-    """The cotangents of a custom_vjp rule, and since 0.11 its log; else None."""
+    """Call the backward function of a custom_vjp: its cotangents, and its log (None in 0.10)."""
     out = bwd.call_wrapped(*residuals, *cts)
     logs = len(out) == 2 and isinstance(out[0], list | tuple)
     return (list(out[0]), out[1]) if logs else (list(out), None)
@@ -219,7 +224,7 @@ def is_zero(x: Any) -> bool:
     return isinstance(x, SymbolicZero | ad.Zero)
 
 
-# Functions of JAX's that stand for another, which they hold under a name.
+# Wrapper functions of JAX: the variable of the closure that holds the wrapped function.
 _WRAPPERS = {
     "_memoize.<locals>.memoized": "fn",
     "DynamicJaxprTrace.process_custom_jvp_call.<locals>.jvp_jaxpr_thunk": "jvp",
@@ -228,36 +233,37 @@ _WRAPPERS = {
     "lift_jvp.<locals>.jvp": "jvp_jaxpr_fun",
     "lift_fwd.<locals>.fwd": "fwd_jaxpr_thunk",
     "transformation_with_aux2.<locals>.<lambda>": "out_store",
-    "linear_call.<locals>.transpose_thunk": "",  # all but tracers, which are for messages
+    "linear_call.<locals>.transpose_thunk": "",  # the full closure without tracers (for messages)
 }
 
 
 def behind(f: Any) -> Any:
-    """What a function that JAX made of a user's rule stands for; itself if it is no such.
+    """The user's function inside a wrapper of JAX; `f` itself if it is not a wrapper.
 
-    JAX wraps the rules of custom functions anew each time that they are traced or bound. They mean
-    the same; only constants that are to be skipped, and what is done to arguments, are more.
+    JAX wraps the rules of custom functions in new objects at each trace or bind. Two wrappers of
+    the same function are equivalent, if they skip the same constants and transform the arguments
+    in the same way; so these are returned too.
     """
     if not (getattr(f, "__module__", "") or "").startswith("jax."):
         return f
     if type(f).__name__ == "WrappedFun":
-        done = [(g, args) for g, args in f.transforms
-                if g.__name__ != "_handle_consts_in_bwd" or any(args)]  # fmt: skip
-        return (f.f, tuple(done), f.params) if done or f.params else f.f
+        transforms = [(g, args) for g, args in f.transforms
+                      if g.__name__ != "_handle_consts_in_bwd" or any(args)]  # fmt: skip
+        return (f.f, tuple(transforms), f.params) if transforms or f.params else f.f
     if getattr(f, "__qualname__", "") not in _WRAPPERS or not f.__closure__:
         return f
     cells = zip(f.__code__.co_freevars, f.__closure__, strict=True)
-    held = {name: cell.cell_contents for name, cell in cells}
+    closure = {name: cell.cell_contents for name, cell in cells}
     if not _WRAPPERS[f.__qualname__]:
-        return tuple(v for k, v in held.items() if k not in ("residual_args", "linear_args"))
-    inner, skipped = held[_WRAPPERS[f.__qualname__]], held.get("num_consts", 0)
+        return tuple(v for k, v in closure.items() if k not in ("residual_args", "linear_args"))
+    inner, skipped = closure[_WRAPPERS[f.__qualname__]], closure.get("num_consts", 0)
     return (skipped, inner) if skipped else inner
 
 
 def is_silent(x: Any) -> bool:
-    """Whether an object says nothing of what a function does.
+    """Whether an object is irrelevant to what a program computes.
 
-    A trace, names for messages, a place for what a function will have returned.
+    These are traces, debug information, and storage for output trees.
     """
     silent = ("DebugInfo", "Store", "EqualStore")
     kind = type(x)
@@ -265,14 +271,14 @@ def is_silent(x: Any) -> bool:
 
 
 def context(ctx: Any) -> dict[str, Any]:
-    """What the context of an equation says beyond what is usual: mesh, compute type, metadata."""
-    usual = {"threefry_partitionable": "True", "remove_size_one_mesh_axis": "False",
-             "cur_layout_mode": "LayoutMode.AUTO", "no_collectives": "frozenset()"}  # fmt: skip
+    """The non-default fields of an equation's context, such as mesh, compute type, metadata."""
+    default = {"threefry_partitionable": "True", "remove_size_one_mesh_axis": "False",
+               "cur_layout_mode": "LayoutMode.AUTO", "no_collectives": "frozenset()"}  # fmt: skip
     fields = {k: getattr(ctx, k, None) for k in type(ctx).__slots__ if not k.startswith("__")}
     return {
         k: v
         for k, v in fields.items()
-        if k != "configs" and str(v) != usual.get(k, "None") and not getattr(v, "empty", False)
+        if k != "configs" and str(v) != default.get(k, "None") and not getattr(v, "empty", False)
     }
 
 
@@ -284,7 +290,7 @@ def is_reference(aval: Any) -> bool:
 def policy_answer(answer: Any) -> bool | Offloadable | None:
     """A checkpoint policy's answer as True (save), False (recompute) or an Offloadable.
 
-    None if it is none that JAX knows: numbers and NumPy's booleans are not.
+    None if JAX does not accept the answer, such as a number or a NumPy boolean.
     """
     if isinstance(answer, bool | Offloadable):
         return answer
@@ -292,17 +298,16 @@ def policy_answer(answer: Any) -> bool | Offloadable | None:
 
 
 def primitives() -> dict[str, Primitive]:
-    """The primitives that JAX names publicly, by name."""
+    """The primitives in `jax.extend.core.primitives`, by name."""
     public = {k: getattr(jax_primitives, k) for k in dir(jax_primitives) if k.endswith("_p")}
     return {p.name: p for p in public.values()}
 
 
 def named(name: str) -> Primitive | None:
-    """JAX's own primitive of this name; None where no module of JAX's that is loaded has one.
+    """JAX's own primitive of this name; None if no loaded module of JAX holds one.
 
-    JAX names some of its primitives publicly; of the others, and of those in modules that are
-    loaded late, all that is known is that a module of JAX's holds them. Somebody else's primitive
-    of the same name is not one of those.
+    Only some of JAX's primitives are public, so all loaded modules of JAX are searched. A primitive
+    of the same name in another library is not returned.
     """
     if name not in _OWN:
         for module in sys.modules.keys() - _SEEN:
@@ -315,14 +320,14 @@ def named(name: str) -> Primitive | None:
 
 
 _OWN: dict[str, Primitive] = {}
-_SEEN: set[str] = set()  # the modules that were looked through
+_SEEN: set[str] = set()  # the modules that were searched
 
 
 def registered() -> set[str]:
-    """Names of the primitives that JAX names publicly, or has a derivative for.
+    """Names of JAX's primitives that are public or have a derivative in JAX.
 
-    Those of a module that has not been imported are not registered yet. Other libraries (Flax) add
-    primitives of their own; those are not JAX's.
+    Primitives of modules that are not imported yet are missing. Primitives that other libraries
+    (Flax) register are left out.
     """
     known = {*ad.primitive_jvps, *ad.primitive_transposes}
     return {*primitives(), *(p.name for p in known if named(p.name) is p)}
@@ -330,9 +335,9 @@ def registered() -> set[str]:
 
 def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any],
              outputs: list[Var] | None = None) -> JaxprEqn:  # fmt: skip
-    """An equation that applies a primitive to variables, written where the user's code stands.
+    """An equation that applies a primitive to variables, with the current source position.
 
-    Its `outputs` are given if it was run: an abstract evaluation takes longer than most operations.
+    Pass `outputs` if they are known: abstract evaluation takes longer than most operations.
     """
     effects: Any = set()
     if outputs is None:
@@ -343,10 +348,7 @@ def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any],
 
 
 def current_trace() -> Any:
-    """The trace in which operations run.
-
-    It is read, and stays current: where it is taken away, 0.12 runs nothing.
-    """
+    """The trace in which operations run now."""
     with take_current_trace() as trace:
         return trace
 
@@ -357,14 +359,15 @@ def trace_of(x: Any) -> Any:
 
 
 def batched(x: Any) -> bool:
-    """Whether a value stands for a batch, under `vmap`."""
+    """Whether a value is a batched tracer of `vmap`."""
     return type(trace_of(x)).__name__ == "BatchTrace"
 
 
 def staging() -> bool:
-    """Whether operations are being staged (under `jit`, in a loop's body), not run.
+    """Whether operations are staged (under `jit`, in a loop body) rather than run.
 
-    What is between, `vmap` or another transform, hands its operations on to its parent.
+    The current trace may be that of `vmap` or another transform, which passes operations on to its
+    parent trace.
     """
     trace = current_trace()
     while trace is not None:
@@ -375,7 +378,7 @@ def staging() -> bool:
 
 
 def weak_as(x: Any, aval: Any) -> Any:
-    """`x`, as weakly typed as `aval` or as little: lax has no public way to a weak type."""
+    """`x` with the weak type of `aval`. lax has no public function for this."""
     weak = getattr(aval, "weak_type", False)
     if weak == getattr(jax.typeof(x), "weak_type", False):
         return x
@@ -384,9 +387,9 @@ def weak_as(x: Any, aval: Any) -> Any:
 
 
 def perturbed(aval: Any) -> Tracer[Any]:
-    """A tracer of this type, to show to who asks whether a value may have a tangent.
+    """A tracer of type `aval`, for code that tests whether a value may have a tangent.
 
-    `jax.closure_convert` asks, and knows JAX's own tracers only.
+    `jax.closure_convert` does, and recognizes only JAX's own tracers.
     """
     tracer = object.__new__(partial_eval.DynamicJaxprTracer)
     tracer.aval = aval

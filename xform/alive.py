@@ -1,7 +1,7 @@
-"""A sign of life: after two seconds a terminal shows what is being done, and for how long.
+"""A progress line for long work: after two seconds a terminal shows the work and its duration.
 
-The line is on standard error, is updated in place and disappears at the end. Nothing is written
-where standard error is no terminal: in a notebook, a file, a pipe, or under pytest.
+The line goes to standard error, is updated in place and disappears at the end. Nothing is written
+if standard error is not a terminal: in a notebook, to a file or a pipe, or under pytest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ERASE = "\r\x1b[K"
 
 @dataclasses.dataclass(eq=False)
 class Work:
-    """One piece of work, such as `planning loss`; `progress` says how far it is."""
+    """One piece of work, such as `planning loss`; `progress` is a text such as `3 of 8`."""
 
     title: str
     progress: str = ""
@@ -31,15 +31,15 @@ class Work:
         return f"{self.title}: {self.progress}" if self.progress else self.title
 
 
-# The work of the present thread that is shown, the outermost first.
+# The current thread's work that is on the line, the outermost first.
 _SHOWN: contextvars.ContextVar[list[Work] | None] = contextvars.ContextVar("shown", default=None)
 
 
 @contextlib.contextmanager
 def working(title: str) -> Generator[None]:
-    """Show `title` in a terminal while the body runs, from its third second on.
+    """Show `title` in a terminal while the body runs, once it has taken two seconds.
 
-    Work within other work of the same thread stands behind it on the same line.
+    Nested work of the same thread is appended to the same line.
     """
     outer = _SHOWN.get()
     if outer is None and not _is_terminal():
@@ -57,22 +57,22 @@ def working(title: str) -> Generator[None]:
 
 
 def progress(text: str) -> None:
-    """Say how far the innermost work of this thread is."""
+    """Set the progress text of this thread's innermost work."""
     if shown := _SHOWN.get():
         shown[-1].progress = text
 
 
 def _is_terminal() -> bool:
     """Whether standard error is a terminal that can erase a line."""
-    # What replaces standard error, in a notebook or beside a progress bar, prints whole lines.
+    # Notebooks and progress bars replace standard error by objects that print whole lines only.
     err, kind = sys.stderr, os.environ.get("TERM")
     return isinstance(err, io.TextIOWrapper) and err.isatty() and kind not in ("dumb", "unknown")
 
 
 class _Ticker:
-    """A thread that shows some work until the body ends, however it ends."""
+    """A thread that updates the line until the body ends, with or without an error."""
 
-    # The ticker that has the terminal's line: of several threads, the first that needs it.
+    # Only one ticker writes at a time: the first whose work has taken two seconds.
     _lock, _owner = threading.Lock(), None
 
     def __init__(self, shown: list[Work]) -> None:
@@ -103,12 +103,12 @@ class _Ticker:
         return (text if len(text) <= room else text[: max(room - 3, 0)] + "...") + seconds
 
     def _write(self, text: str) -> None:
-        """Show a text in place of the one before; an empty one leaves the line to others."""
+        """Replace the text of the line; an empty text releases the line for other threads."""
         with _Ticker._lock:
             mine = _Ticker._owner is self
             if mine or (text and _Ticker._owner is None):
                 _Ticker._owner = self if text else None
-                # The terminal may have gone, or standard error may have been closed.
+                # The terminal may be gone, or standard error closed.
                 with contextlib.suppress(OSError, ValueError):
                     sys.stderr.write(_ERASE + text)
                     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Arithmetic of tangents and cotangents: None is zero, factors are applied one by one."""
+"""Arithmetic of tangents and cotangents. None is a symbolic zero."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from xform.hijax import is_vector
 from xform.meshes import explicit, on_mesh_of
 
 Value = Any
-# As tuples: a union would be made at each question, and these are asked for every operation.
+# Tuples, not unions: `isinstance` is called for every operation, and would build a union each time.
 NUMPY = np.ndarray, np.generic
 _PYTHON = bool, int, float, complex
 
@@ -48,9 +48,10 @@ def _inexact(dtype: Any) -> bool:
 
 def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] | None = None,
                 kind: Callable[[Any], Any] = tangent_aval) -> list[Value]:  # fmt: skip
-    """The values in the places that are `on` (None: all), zeros for those that are None.
+    """The values at the positions where `on` is True (None: all), with zeros in place of None.
 
-    `of` are the variables, or types, whose tangents they are; of a cotangent, `kind` says so.
+    `of` holds the primals, as variables or types. `kind` maps the type of a primal to the type of
+    its zeros: `tangent_aval` or `cotangent_aval`.
     """
     places = zip(values, of, itertools.repeat(True) if on is None else on, strict=on is not None)
     return [
@@ -59,9 +60,9 @@ def instantiate(values: Sequence[Value], of: Iterable[Any], on: Iterable[bool] |
 
 
 def arrayed(x: Value) -> Value:
-    """`x` as JAX takes it: a Python number as an array, NumPy's in a dtype that is enabled.
+    """`x` as JAX converts it: a Python number to an array, a NumPy value to an enabled dtype.
 
-    A literal of a program, NumPy's too, stays as weakly typed as it is.
+    A literal of a program keeps its weak type, also if it is a NumPy value.
     """
     if isinstance(x, NUMPY):
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
@@ -71,38 +72,43 @@ def arrayed(x: Value) -> Value:
 
 
 def all_arrayed(xs: Iterable[Value]) -> list[Value]:
-    """Values, each `arrayed`."""
+    """Apply `arrayed` to each value that is not a tracer."""
     return [x if isinstance(x, Tracer) else arrayed(x) for x in xs]
 
 
 def is_number(x: Value) -> bool:
-    """Whether a value is a number of Python's; those of NumPy that are floats by class are none."""
+    """Whether a value is a Python float or complex. `np.float64`, a subclass of float, is not."""
     return isinstance(x, float | complex) and not isinstance(x, np.generic)
 
 
 def cotangent_sharding(x: Value) -> Any:
-    """Where the cotangent of `x` lies, as far as the types of explicit axes say it."""
+    """The sharding of the cotangent of `x`, along the explicit axes of the mesh."""
     return cotangent_aval(jax.typeof(x)).sharding
 
 
 def laid(x: Value, aval: Any, kind: Callable[[Any], Any] = tangent_aval) -> Value:
-    """The tangent of a value of type `aval`, or as `kind` says, where it lies if types say it."""
+    """Reshard a tangent `x` of a value of type `aval`, if the type has explicit mesh axes.
+
+    `kind` is `tangent_aval`, or `cotangent_aval` if `x` is a cotangent.
+    """
     if not explicit(aval):
         return x
-    place = kind(aval).sharding
-    return x if jax.typeof(x).sharding.spec == place.spec else jax.sharding.reshard(x, place)
+    sharding = kind(aval).sharding
+    same = jax.typeof(x).sharding.spec == sharding.spec
+    return x if same else jax.sharding.reshard(x, sharding)
 
 
 def float0_zeros(shape: tuple[int, ...]) -> Any:
-    """The only value of a float0 type."""
+    """The only value of a float0 type of this shape."""
     return np.zeros(shape, jax.dtypes.float0)
 
 
 def constant_like(x: Value, c: float) -> Value:
     """The scalar `c` in the dtype of `x`: a literal, which lax broadcasts for free.
 
-    Of a weakly typed scalar it is a Python number, as weakly typed as `x`; where that would be of
-    another dtype, and for arrays, it is none: JAX's own rules do the same.
+    If `x` is a weakly typed scalar, the result is a Python number, which is weakly typed too. If
+    that would have another dtype, or if `x` is an array, the result is a NumPy scalar. JAX's own
+    rules do the same.
     """
     weak = getattr(x, "weak_type", is_number(x)) and np.ndim(x) == 0
     if weak and x.dtype == jax.typeof(1.0 * c).dtype:
@@ -112,13 +118,16 @@ def constant_like(x: Value, c: float) -> Value:
 
 @dataclasses.dataclass(frozen=True)
 class Over:
-    """The factor 1 / `divisor`, not formed."""
+    """The factor 1 / `divisor`, applied as a division."""
 
     divisor: Value
 
 
 def scale(ct: Value, d: Value) -> Value:
-    """`ct` times a partial derivative: 1, -1, an array, an `Over`, or several of these in turn."""
+    """`ct` times a partial derivative: 1, -1, an array, an `Over`, or a tuple of these.
+
+    The factors of a tuple are applied one by one.
+    """
     if isinstance(d, tuple):
         return functools.reduce(scale, d, ct)
     if isinstance(d, Over):
@@ -129,38 +138,40 @@ def scale(ct: Value, d: Value) -> Value:
 
 
 def add(terms: Sequence[Value]) -> Value:
-    """The sum, as their dtype means it: that of another library may have an addition of its own."""
+    """The sum of the terms. A dtype of another library may define its own addition."""
     return terms[0] if len(terms) == 1 else functools.reduce(_plus, terms)
 
 
 def _plus(a: Value, b: Value) -> Value:
-    """On the mesh of their own: a sum of cotangents belongs to no equation, which would say it."""
+    """Add on the mesh of the operands: a sum of cotangents has no equation that sets the mesh."""
     avals = jax.typeof(a), jax.typeof(b)
-    own = not isinstance(getattr(avals[0], "dtype", None), np.dtype)
+    foreign = not isinstance(getattr(avals[0], "dtype", None), np.dtype)
     with on_mesh_of(*avals):
-        return ad.add_jaxvals(a, b) if own else lax.add(a, b)
+        return ad.add_jaxvals(a, b) if foreign else lax.add(a, b)
 
 
 def like(dx: Value, y: Value) -> Value:
-    """`dx` in the shape of `y`, and where it lies: elementwise operands may differ in both."""
+    """`dx` in the shape and sharding of `y`, which may differ from those of an operand."""
     full = dx if dx.shape == y.shape else lax.broadcast_in_dim(dx, y.shape, kept(dx, y))
     return laid(full, jax.typeof(y))
 
 
 def kept(x: Value, y: Value) -> tuple[int, ...]:
+    """The `broadcast_dimensions` from `x` to `y`: all axes of `y`, or none if `x` is a scalar."""
     return tuple(range(y.ndim)) if x.ndim == y.ndim else ()
 
 
 def common_dtype(dtypes: Iterable[Any]) -> Any:
-    """The dtype that holds what others do, also where JAX promotes none by itself."""
+    """The dtype that all dtypes promote to, also under strict promotion."""
     with jax.numpy_dtype_promotion("standard"):
         return functools.reduce(jnp.promote_types, dtypes)
 
 
 def reduce_like(ct: Value, x: Value) -> Value:
-    """Transpose of what an elementwise primitive does to an operand: it lets it meet another.
+    """Sum and reshard a cotangent to the shape and sharding of the operand `x`.
 
-    A scalar is broadcast, and of explicit axes the other may lie along more.
+    This transposes what an elementwise primitive does to an operand: it broadcasts a scalar, and
+    shards the operand along the explicit axes of the other operand.
     """
     aval = jax.typeof(x)
     if ct.shape != aval.shape:

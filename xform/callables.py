@@ -1,4 +1,4 @@
-"""What a user's function says of itself: its arguments' names, its line, what transform made it."""
+"""Facts about a user's function: argument names, source line, the transform that returned it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from xform.errors import WrongArgument
 
 @dataclasses.dataclass(frozen=True)
 class Derived:
-    """That a function is what a transform of xform made.
+    """The transform of xform that returned a function.
 
     Attributes:
-      transform: such as "grad".
-      argnums: position or positions of the arguments that are differentiated.
-      policy: as it was given; None is the default.
+      transform: its name, such as "grad".
+      argnums: position or positions of the differentiated arguments.
+      policy: the argument `policy` of the transform; None is the default.
     """
 
     transform: str
@@ -30,12 +30,12 @@ _DERIVED: weakref.WeakKeyDictionary[Any, Derived] = weakref.WeakKeyDictionary()
 
 
 def mark(f: Callable[..., Any], transform: str, argnums: Any, policy: Any) -> None:
-    """Remember that a transform of xform made `f`."""
+    """Record that a transform of xform returned `f`."""
     _DERIVED[f] = Derived(transform, argnums, policy)
 
 
 def derived(f: Any) -> Derived | None:
-    """What transform of xform made a function, which `jax.jit` may have compiled since.
+    """The transform of xform that returned `f`, also if `f` is wrapped in `jax.jit`; else None.
 
     >>> import xform
     >>> from xform.callables import derived
@@ -46,12 +46,12 @@ def derived(f: Any) -> Derived | None:
         f = f.__wrapped__
     try:
         return _DERIVED.get(f)
-    except TypeError:  # it has no weak references, or no hash
+    except TypeError:  # `f` has no weak references, or no hash
         return None
 
 
 def function_name(f: Any) -> str:
-    """What a function is called; of an object that has no name, its class.
+    """The name of a function, or the class name of a callable object without a name.
 
     >>> import functools
     >>> from xform.callables import function_name
@@ -62,7 +62,7 @@ def function_name(f: Any) -> str:
 
 
 def argument_names(f: Callable[..., Any], n: int) -> list[str]:
-    """What a function calls its first `n` positional arguments.
+    """The names of the first `n` positional arguments of a function.
 
     >>> from xform.callables import argument_names
     >>> argument_names(lambda w, *xs: w, 3)
@@ -87,25 +87,26 @@ def takes_policy(f: Callable[..., Any], n: int) -> bool:
     try:
         signature = inspect.signature(f)
         return "policy" in signature.parameters.keys() - signature.bind_partial(*range(n)).arguments
-    except (TypeError, ValueError):  # it has no signature, or not this one: its call says so
+    except (TypeError, ValueError):  # no signature, or too few arguments: the call raises an error
         return False
 
 
 def written(f: Any) -> str:
-    """`file:line (function)` where a function was written; empty if that is not known."""
+    """`file:line (function)` of a function's definition; empty if unknown."""
     code = getattr(inspect.unwrap(f), "__code__", None) if callable(f) else None
     return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})" if code else ""
 
 
 def check_callable(f: Any, asked: str) -> None:
-    """Refuse what is no function, and what returns something else than its value when called."""
+    """Raise an error if `f` is not callable, or is a generator or coroutine function."""
     if not callable(f):
         raise WrongArgument(asked, f"{f!r} is not callable", "", "pass a function of arrays")
     if inspect.isgeneratorfunction(f) or inspect.iscoroutinefunction(f):
         kind = "generator" if inspect.isgeneratorfunction(f) else "coroutine"
         raise WrongArgument(
             asked,
-            f"{getattr(f, '__name__', 'it')} is a {kind} function: a call of it returns no arrays",
+            f"{getattr(f, '__name__', 'it')} is a {kind} function: calling it returns a {kind}, "
+            "not arrays",
             written(f),
-            "pass a function that returns arrays, where this one has yield or async",
+            "pass a function that returns arrays, without yield or async",
         )

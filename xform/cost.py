@@ -1,19 +1,19 @@
-"""What a program costs: bytes of its values, FLOPs of its equations times their trip counts.
+"""The cost of a program: bytes of its values, FLOPs of its equations times their trip counts.
 
-FLOPs are counted from the program, since the compiler's own count takes a loop's body once. One
-elementwise operation on one element is one FLOP whatever its kind (`exp` like `add`) and its dtype
-(complex like real); moving data is none. Equations that no output depends on are not counted, as
-the compiler drops them. A count is of the whole program, over all devices; bytes are those on each
-device, so far as types say how values are sharded.
+FLOPs are counted from the program, because the compiler counts the body of a loop only once. One
+elementwise operation on one element is one FLOP, whatever the operation (`exp` like `add`) and the
+dtype (complex like real). Moving data takes no FLOPs. Equations that no output depends on are not
+counted, because the compiler drops them. FLOPs are summed over all devices. Bytes are per device,
+as far as the types of the values tell their sharding.
 
 | equation | FLOPs |
 | --- | --- |
-| elementwise, and whatever is not below | 1 per output element |
+| elementwise, and everything not listed below | 1 per output element |
 | reduction, cumulative sum | 1 per input element |
-| dot, convolution | 2 per multiply-add; a tap of a window that falls on padding is none |
+| dot, convolution | 2 per multiply-add; the taps of a window that fall on padding do not count |
 | scan | length x body |
-| while | condition and body once: the number of trips is not known |
-| cond | that of the dearest branch |
+| while | condition and body once: the trip count is not known |
+| cond | the most expensive branch |
 | jit, remat, custom rules | the body |
 | shard_map | body x number of devices that it is mapped over |
 | fft | 5 N log2 N, half of it for real data (Frigo and Johnson, "The design and implementation of FFTW3", 2005) |
@@ -39,10 +39,10 @@ from xform.table import traits
 def aval_bytes(aval: Any) -> int:
     """Bytes of a value of type `aval` on each device; 0 for float0 and for tokens.
 
-    Of a type that is sharded over explicit axes these are the bytes of one shard, and within
-    `shard_map` types are those of one device; of axes that the compiler decides about (`Auto`)
-    types say nothing, and a value counts as if it were whole. A PRNG key counts its key data; a
-    4-bit integer a whole byte, as JAX stores it.
+    A type that is sharded over explicit axes counts the bytes of one shard. Within `shard_map`,
+    types are those of one device. For axes that the compiler decides about (`Auto`), types do not
+    tell the sharding, and the full value counts. A PRNG key counts its key data. A 4-bit integer
+    counts a whole byte, as JAX stores it.
     """
     if is_vector(aval):
         return sum(map(aval_bytes, aval.lo_ty()))
@@ -51,7 +51,7 @@ def aval_bytes(aval: Any) -> int:
 
 
 def _shards(aval: Any) -> int:
-    """How many parts its type says that a value is in."""
+    """The number of shards of a value, as far as its type tells."""
     sharding = getattr(aval, "sharding", None)
     if sharding is None or sharding.mesh.empty:
         return 1
@@ -62,7 +62,9 @@ def _shards(aval: Any) -> int:
 
 
 def program_flops(f: Callable[..., Any], *args: Any) -> int:
-    """FLOPs of `f` at `args` (arrays, or `jax.ShapeDtypeStruct`s in pytrees); see the table above.
+    """FLOPs of `f` at `args`, which are arrays or `jax.ShapeDtypeStruct`s in pytrees.
+
+    The module's docstring has the table of counts.
 
     Cost: one trace of `f`. Nothing is compiled or allocated.
 
@@ -74,14 +76,14 @@ def program_flops(f: Callable[..., Any], *args: Any) -> int:
 
 
 def flops(prog: Program) -> int:
-    """FLOPs of a program, counted once for each program."""
+    """FLOPs of a program. The count is cached on the program."""
     if "flops" not in prog.cache:
         prog.cache["flops"] = sum(equation_flops(e) for e in live(prog.equations, prog.outputs))
     return prog.cache["flops"]
 
 
 def equation_flops(eqn: JaxprEqn) -> int:
-    """FLOPs of one equation, with the programs that it holds."""
+    """FLOPs of one equation, including its nested programs."""
     known = traits(eqn.primitive)
     if known.flops is not None:
         return int(known.flops(eqn))
@@ -93,7 +95,7 @@ def equation_flops(eqn: JaxprEqn) -> int:
 
 
 def equation_bytes(eqn: JaxprEqn) -> float:
-    """Bytes that running one equation again passes over."""
+    """Bytes of memory traffic that a recompute of one equation costs."""
     known = traits(eqn.primitive)
     if known.bytes is not None:
         return known.bytes(eqn)
@@ -102,15 +104,15 @@ def equation_bytes(eqn: JaxprEqn) -> float:
 
 
 def device_flops(eqn: JaxprEqn) -> float:
-    """FLOPs of one equation on each device, if its work is shared as finely as its values are."""
+    """FLOPs of one equation per device, if the work is split into as many parts as the values."""
     return equation_flops(eqn) / max(_shards(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
 
-# What the counts of single primitives, which stand in their rules, are made of.
+# Helpers for the FLOP counts in the rules of primitives.
 
 
 def shape(v: Any) -> tuple[int, ...]:
-    """The shape of a variable's type; of a type without one, that of no elements."""
+    """The shape of a variable's type; `(0,)` (no elements) for a type without a shape."""
     return getattr(v.aval, "shape", (0,))
 
 
@@ -125,7 +127,7 @@ def operand_size(eqn: JaxprEqn) -> int:
 
 
 def factorization(cost: Callable[[int, int], float]) -> Callable[[JaxprEqn], float]:
-    """A count in terms of the matrix's longer and shorter side, for each matrix of a batch."""
+    """FLOPs of a matrix factorization: `cost(longer side, shorter side)` for each matrix."""
 
     def count(eqn: JaxprEqn) -> float:
         *batch, a, b = shape(eqn.invars[0])

@@ -1,7 +1,7 @@
-"""What is known of TPUs and GPUs: memory, speed, and what XLA asks of a GPU that is not at hand.
+"""Data of TPUs and GPUs: memory, speed, and the facts XLA needs to compile for an absent GPU.
 
-Numbers are those of one device as JAX counts them: of a TPU v4, v5p or v6e one chip, of a TPU7x
-one of the two cores of a chip. Speeds are peaks of dense products, not counting sparsity.
+The numbers are per device, as JAX counts devices: one chip for a TPU v4, v5p or v6e; one of the
+two cores of a chip for a TPU7x. Speeds are peaks of dense products, without structured sparsity.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class Device:
     """A kind of device.
 
     Attributes:
-      name: what it is called.
-      kind: what its name has in it where JAX names it, as `Device.device_kind`.
+      name: display name.
+      kind: a word that JAX's `Device.device_kind` contains.
       capacity_bytes: memory that a program can use.
-      flops_per_second: of matrix products in bfloat16.
-      f32_flops_per_second: of matrix products in float32 at JAX's default precision: a TPU makes
-        them in one bfloat16 pass, a GPU in TF32.
-      bytes_per_second: of its memory.
-      host_bytes_per_second: of its link to the memory of the host, in one direction.
+      flops_per_second: speed of matrix products in bfloat16.
+      f32_flops_per_second: speed of matrix products in float32 at JAX's default precision: one
+        bfloat16 pass on a TPU, TF32 on a GPU.
+      bytes_per_second: memory bandwidth.
+      host_bytes_per_second: bandwidth of the link to host memory, in one direction.
     """
 
     name: str
@@ -41,9 +41,9 @@ class Tpu(Device):
     """A TPU.
 
     Attributes:
-      axes: of its interconnect: how many numbers name a slice.
-      per_chip: devices of a chip.
-      chip_config: in which way the cores of a chip are one device, where libtpu asks.
+      axes: dimensions of the interconnect, that is, of the topology of a slice.
+      per_chip: number of devices on a chip.
+      chip_config: how the cores of a chip form one device, if libtpu needs to be told.
     """
 
     axes: int
@@ -53,13 +53,13 @@ class Tpu(Device):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu(Device):
-    """A GPU, with what the XLA compiler asks of it.
+    """A GPU, with the facts that the XLA compiler needs.
 
     Attributes:
-      capability: of CUDA, major and minor.
-      processors: streaming multiprocessors.
+      capability: CUDA compute capability, major and minor.
+      processors: number of streaming multiprocessors.
       clock_ghz: boost clock.
-      l2_bytes: second level cache.
+      l2_bytes: size of the second level cache.
     """
 
     capability: tuple[int, int]
@@ -100,7 +100,7 @@ class Gpu(Device):
         )
 
 
-# By compute capability: threads and float32 units of a multiprocessor, bytes of its shared memory.
+# By compute capability, for one multiprocessor: threads, float32 units, bytes of shared memory.
 # Source: NVIDIA, CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _CAPABILITIES = {
     (8, 0): (2048, 64, 164 * _KIB),
@@ -119,9 +119,9 @@ def _tpu(name: str, kind: str, gib: float, teraflops: float, gigabytes: float, a
                axes=axes, per_chip=per_chip, chip_config=chip_config)  # fmt: skip
 
 
-# Memory: what the compiler says is available when a program is too big for it. Speeds: Google
-# Cloud, "TPU versions", the page of each; those of a TPU7x chip halved. Links to the host: of a v4
-# https://jax-ml.github.io/scaling-book/tpus says 16 GB/s; later ones are no slower.
+# Memory: the available memory that the compiler reports when a program is too large. Speeds: Google
+# Cloud, "TPU versions", the page of each version; halved for TPU7x. Links to the host:
+# https://jax-ml.github.io/scaling-book/tpus gives 16 GB/s for v4; later versions are not slower.
 TPUS = {
     "v4": _tpu("TPU v4", "TPU v4", 30.75, 275, 1228, axes=3, chip_config="megacore"),
     "v5e": _tpu("TPU v5e", "TPU v5 lite", 15.75, 197, 819, axes=2),
@@ -141,12 +141,12 @@ def _gpu(name: str, kind: str, gib: float, bf16: float, tf32: float, gigabytes: 
                l2_bytes=l2_mib * 2**20)  # fmt: skip
 
 
-# Four fifths of what 16 lanes carry in one direction, by generation: 15.8, 31.5 and 63 GB/s.
+# By generation: four fifths of the peak of 16 lanes in one direction (15.8, 31.5 and 63 GB/s).
 _PCI_EXPRESS = {3: 12e9, 4: 25e9, 5: 50e9}
 
-# Memory: the total that CUDA reports, less than that on the label; JAX takes 0.75 of it unless
-# XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise. The rest: NVIDIA's data sheet of each (the SXM
-# module where there is one), of which the rates with sparsity are halved.
+# Memory: the total that CUDA reports, which is less than the nominal size. JAX takes 0.75 of it
+# unless XLA_PYTHON_CLIENT_MEM_FRACTION is set. The rest: NVIDIA's data sheet of each GPU (the SXM
+# module if there is one); rates with sparsity are halved.
 GPUS = {
     "a100-40": _gpu("NVIDIA A100 40GB", "A100", 39.39, 312, 156, 1555, (8, 0), 108, 1.41, 40),
     "a100-80": _gpu("NVIDIA A100 80GB", "A100", 79.15, 312, 156, 2039, (8, 0), 108, 1.41, 40),
@@ -157,7 +157,7 @@ GPUS = {
     "rtx4090": _gpu("NVIDIA RTX 4090", "RTX 4090", 23.64, 165.2, 82.6, 1008, (8, 9), 128, 2.52, 72),
 }
 
-# Those that are no targets: nothing compiles for them where they are not.
+# Devices that are not compilation targets: they can only be planned for on the device itself.
 _OTHERS = (
     Device(
         name="NVIDIA V100",
@@ -170,9 +170,9 @@ _OTHERS = (
 
 
 def known(kind: str) -> Device | None:
-    """What is known of a device, by what JAX calls it or by a `Device.name`.
+    """The `Device` for a `device_kind` of JAX or a `Device.name`; None if unknown.
 
-    Two sizes of one GPU are not told apart: ask the device at hand for its memory.
+    GPUs that come in two memory sizes are not told apart: ask the actual device for its memory.
 
     >>> from xform.devices import known
     >>> known("TPU v5 lite").name, known("NVIDIA H100 80GB HBM3").name, known("cpu")

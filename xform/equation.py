@@ -1,4 +1,4 @@
-"""Equations of a jaxpr: their inputs read from an environment, their primitives bound again."""
+"""Equations of a jaxpr: read inputs from an environment, bind primitives, write outputs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Atom = Var | Literal
 
 
 class Applied:
-    """The equation of an operation that is differentiated as it runs, made as far as it is read.
+    """The equation of an operation that is differentiated eagerly. It is built on demand.
 
-    A whole one takes as long to make as a small operation takes to run; most rules read only what
-    is applied, and the types of the outputs, which are known where it was run.
+    Building a `JaxprEqn` takes as long as a small operation takes to run. Most rules read only the
+    primitive, the parameters and the output types, which are known without it.
     """
 
     def __init__(self, primitive: Primitive, params: dict[str, Any], avals: Sequence[Any],
@@ -29,10 +29,10 @@ class Applied:
             self.outvars = outputs
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._whole, name)
+        return getattr(self._equation, name)
 
     @functools.cached_property
-    def _whole(self) -> JaxprEqn:
+    def _equation(self) -> JaxprEqn:
         outputs = self.__dict__.get("outvars")
         return equation(self.primitive, list(map(Var, self._avals)), self.params, outputs)
 
@@ -41,42 +41,43 @@ def read(env: dict[Var, Any], atom: Atom) -> Any:
     """The value of a variable or literal."""
     if not isinstance(atom, Literal):
         return env[atom]
-    # The only literal of JAX that is a plain Python number, without a dtype, is a truth value.
+    # A bool is the only literal of JAX that is a plain Python value without a dtype.
     return np.bool_(atom.val) if isinstance(atom.val, bool) else atom.val
 
 
 def write(env: dict[Var, Any], variables: Iterable[Var], values: Sequence[Any]) -> None:
-    """Give variables their values."""
+    """Set the values of variables in an environment."""
     env.update(zip(variables, values, strict=True))
 
 
 def bind(eqn: JaxprEqn, args: Sequence[Any], outer: Any = None) -> list[Any]:
-    """Apply an equation's primitive to `args`, where it was written; a list of outputs.
+    """Bind an equation's primitive to `args`, in its source context; returns a list of outputs.
 
-    `outer` is the current name stack; give it when many equations are bound in a row.
+    `outer` is the current name stack. Pass it when many equations are bound in a row.
     """
     with source(eqn, name_stack() if outer is None else outer), eqn.ctx.manager:
         return apply(eqn, args)
 
 
 def apply(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
-    """The same where the code is now, which already stands for where the equation was written."""
+    """Like `bind`, but in the current source context, which the caller has set."""
     prim = eqn.primitive
     out = prim.bind(*args, **prim.get_bind_params(eqn.params))
     return list(out) if prim.multiple_results else [out]
 
 
 def scan_options(params: dict[str, Any]) -> dict[str, Any]:
-    """What `lax.scan` is given, besides functions and values, to make a scan like one."""
+    """Keyword arguments with which `lax.scan` makes a scan like the one with these parameters."""
     names = ("length", "reverse", "unroll", "_split_transpose")
     return {k: params[k] for k in names if k in params}
 
 
 def switch(params: dict[str, Any], index: Any, branches: Sequence[Callable[..., Any]],
            *operands: Any) -> Any:  # fmt: skip
-    """One of the branches, chosen as an equation of a cond chooses: by index, or by platform.
+    """Make a cond with new branches that selects like the given one: by index, or by platform.
 
-    Of `lax.platform_dependent`, those of other platforms are never compiled, and need not compile.
+    `lax.platform_dependent` selects by platform. Branches for other platforms are never compiled,
+    and may not be compilable.
     """
     if (platforms := params.get("branches_platforms")) is None:
         return lax.switch(index, branches, *operands)

@@ -1,8 +1,8 @@
-"""Every exception of xform, with the text of its message.
+"""The exceptions of xform.
 
-A message has four parts: what was asked, what blocks it, where in the user's code, what to do. An
-error is also an instance of the type that JAX raises in the same place, so that code which catches
-`TypeError` or `ValueError` keeps working.
+A message has four parts: the request, the problem, the line of the user's code, the remedy. Each
+exception is also an instance of the type that JAX raises in the same situation, so code that
+catches `TypeError` or `ValueError` keeps working.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 
 
 class XformError(Exception):
-    """Base of all errors of xform.
+    """The base class of all errors of xform.
 
     Args:
-      asked: what the caller asked for.
-      blocked: what stands in the way.
-      where: the place in the user's code, `file:line (function)`; empty when there is none.
+      asked: the request, such as "derivative of sort".
+      blocked: the problem.
+      where: the line of the user's code, as `file:line (function)`; empty if unknown.
       remedy: what to do about it.
     """
 
@@ -27,14 +27,14 @@ class XformError(Exception):
         lines = [asked, f"  problem: {blocked}"]
         if where:
             lines.append(f"  where:   {where}")
-        # Not by `super`: JAX's types make a text of their own, of a tracer.
+        # Not `super().__init__`: JAX's exception types take a tracer and build their own text.
         Exception.__init__(self, "\n".join([*lines, f"  remedy:  {remedy}"]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.asked, self.blocked, self.where, self.remedy)
 
     def at(self, where: str) -> XformError:
-        """The same error, at a place."""
+        """The same error with another `where`."""
         return type(self)(self.asked, self.blocked, where, self.remedy)
 
 
@@ -43,43 +43,43 @@ class MissingRule(XformError, NotImplementedError):
 
 
 class UnsupportedParam(XformError, NotImplementedError):
-    """A primitive carries a parameter that its rule does not know."""
+    """A primitive has a parameter that its rule does not support."""
 
 
 class NotDifferentiable(XformError, TypeError, ValueError):
-    """The derivative that was asked for does not exist, or not in this mode."""
+    """The requested derivative does not exist, or not in this mode (forward or reverse)."""
 
 
 class DerivativeLost(XformError, ConcretizationTypeError, TracerArrayConversionError):
-    """A value that is being differentiated was made a number, which carries no derivative."""
+    """A value under differentiation was converted to a number, which loses its derivative."""
 
 
 class WrongCotangent(XformError, TypeError, ValueError):
-    """A cotangent does not have the type or the tree of the value it belongs to."""
+    """A cotangent does not have the type or the tree structure of its primal."""
 
 
 class WrongTangent(XformError, TypeError, ValueError):
-    """A tangent does not have the type or the tree of its primal."""
+    """A tangent does not have the type or the tree structure of its primal."""
 
 
 class NotScalar(XformError, TypeError):
-    """`grad` was asked for the gradient of something that is not a scalar."""
+    """The function that `grad` differentiates does not return a scalar."""
 
 
 class WrongDtype(XformError, TypeError):
-    """An input or output has a dtype that cannot be differentiated as asked."""
+    """An input or output has a dtype that the requested derivative does not support."""
 
 
 class WrongArgument(XformError, TypeError, ValueError):
-    """An argument of a transform itself is unusable."""
+    """An argument of a transform is invalid."""
 
 
 class NotOneDerivative(WrongArgument):
-    """A function differentiates nothing under its argument `policy`, or several functions."""
+    """A function passes its argument `policy` to no derivative, or to several functions' ones."""
 
 
 class UnknownShardings(WrongArgument):
-    """A budget is for each device, and nothing says how values lie on the devices."""
+    """A budget is per device, but the sharding of the values is unknown."""
 
 
 class NotLinear(XformError, TypeError, NotImplementedError):
@@ -87,14 +87,14 @@ class NotLinear(XformError, TypeError, NotImplementedError):
 
 
 class WrongRule(XformError, AssertionError):
-    """A declared rule contradicts itself or the primitive it is for."""
+    """A declared rule contradicts itself or its primitive."""
 
 
 class BudgetInfeasible(XformError, ValueError):
-    """No plan fits a budget.
+    """No plan fits the budget.
 
     Attributes:
-      floor_bytes: what the plan with the fewest bytes takes.
+      floor_bytes: bytes of the plan with the lowest memory.
     """
 
     def __init__(self, asked: str, blocked: str, where: str, remedy: str, floor_bytes: int = 0):
@@ -106,7 +106,7 @@ class BudgetInfeasible(XformError, ValueError):
 
 
 class NotSolved(XformError, RuntimeError):
-    """A solver stopped before it was sure of what was asked for."""
+    """A solver stopped before it proved its result."""
 
 
 class OtherProgram(XformError, ValueError):
@@ -114,20 +114,20 @@ class OtherProgram(XformError, ValueError):
 
 
 class MissingExtra(XformError, ImportError):
-    """Something that xform can do without, and was asked for, is not installed."""
+    """An optional dependency that the request needs is not installed."""
 
 
 class CompilationFailed(XformError, RuntimeError):
-    """The compiler of a target failed, or was stopped."""
+    """The compiler for a target failed, or was stopped."""
 
 
 class FailedFunction(XformError):
-    """A function that was named on the command line, or what gives its inputs, failed."""
+    """A function named on the command line, or the function for its inputs, failed."""
 
 
 class FileNotWritten(XformError, OSError):
-    """A file that was asked for cannot be written."""
+    """A requested output file cannot be written."""
 
 
 class BrokenPass(XformError, AssertionError):
-    """A pass made something that is no program, or one of other types or effects."""
+    """A pass returned an invalid program, or one with other types or effects."""

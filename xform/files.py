@@ -1,4 +1,4 @@
-"""Files that appear whole, or not at all."""
+"""Atomic writing of files: a file appears complete, or not at all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from xform.errors import FileNotWritten
 
 @contextlib.contextmanager
 def whole(path: str | os.PathLike[str]) -> Generator[Path]:
-    """A path to write to, with the suffix of `path`, which takes its place if all went well.
+    """Yield a temporary path, with the suffix of `path`; move it to `path` if the body succeeds.
 
     Raises:
-      FileNotWritten: the file system does not let it be written.
+      FileNotWritten: the file cannot be written.
 
     >>> import os, tempfile
     >>> from xform.files import whole
@@ -26,20 +26,20 @@ def whole(path: str | os.PathLike[str]) -> Generator[Path]:
     ['plan.json']
     """
     target = Path(path)
-    # Beside its target: a file can take another's place only within one file system.
+    # In the same folder: a file can atomically replace another only within one file system.
     partial = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
     try:
         yield partial
         partial.replace(target)
     except OSError as error:
-        if error.filename not in (str(partial), partial):  # it is of something else
+        if error.filename not in (str(partial), partial):  # an error about another file
             raise
         raise FileNotWritten(
             f"writing {target}",
             f"{type(error).__name__}: {error.strerror}",
             "",
-            "name a file in a folder that is there and can be written to",
+            "choose a file in an existing folder that is writable",
         ) from None
     finally:
-        with contextlib.suppress(OSError):  # such as a folder that is none
+        with contextlib.suppress(OSError):  # for example, the folder does not exist
             partial.unlink(missing_ok=True)

@@ -1,12 +1,13 @@
-"""What a program is, as text that is equal for equal programs only.
+"""Fingerprints: texts that are equal for equal programs only.
 
-Compilers' answers, plans on disk, equal blocks and equal equations are all found by it. A
-fingerprint covers the primitive of each equation, every parameter, the context that it was traced
-in, the type of every value (sharding, memory space, weak type and varying axes among it), and
-constants by their content. Line numbers and names of variables are not part of it.
+A fingerprint is the key for cached compiler results, for plans on disk, and for finding equal
+blocks and equal equations. It covers the primitive of each equation, every parameter, the context
+of the trace, the type of every value (with sharding, memory space, weak type and varying axes), and
+the content of constants. Line numbers and variable names are not part of it.
 
-Plain values, and what is made of them, have the same text in every process. What cannot be said
-with certainty is equal to nothing but itself: it has a number, in this process alone.
+Plain values, and objects built from plain values, have the same text in every process. An object
+whose equality cannot be decided gets a number that is valid in this process only, so it equals only
+itself.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ from xform._jax import (
 from xform.ir import Atom, Program
 from xform.naming import digest, from_library, is_importable, itself, name_of, once, primitive_name
 
-# `id`s of the objects that are being said, outermost first: one may hold itself.
+# `id`s of the enclosing objects, outermost first, to detect an object that contains itself.
 _Outer = tuple[int, ...]
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), type(...), range))
-# What makes an object of its class alone.
+# Functions in a reduction (`__reduce_ex__`) that create an object from its class.
 _NEW: Any = (copyreg.__newobj__, copyreg.__newobj_ex__)  # pyright: ignore[reportAttributeAccessIssue]
-# Bytes of an object that has attributes at most.
+# Maximum size in bytes of an object whose only state are its attributes.
 _BARE = object.__basicsize__ + 16
 
 
 def fingerprint(prog: Program) -> str:
-    """A text that other programs do not have. Linear in equations; made once for a program."""
+    """A text that only equal programs share. Cost: linear in equations; cached on the program."""
     if "fingerprint" not in prog.cache:
         consts = (text_of(x) for _, x in prog.consts)
         prog.cache["fingerprint"] = digest((*listing(prog), *consts))
@@ -59,9 +60,9 @@ def fingerprint(prog: Program) -> str:
 
 
 def listing(prog: Program) -> tuple[str, ...]:
-    """The equations of a program as lines, then its inputs, constants and outputs; kept with it.
+    """The lines of a program: equations, inputs, constants, outputs. Cached on the program.
 
-    Constants are there by type, as inputs are.
+    Constants are listed by type, like inputs, not by content.
     """
     if "listing" not in prog.cache:
         consts = [v for v, _ in prog.consts]
@@ -81,9 +82,9 @@ def _listing(inputs: Sequence[Any], consts: Sequence[Any], equations: Sequence[J
 
 
 def lines(equations: Iterable[JaxprEqn], names: dict[Any, str]) -> Iterator[str]:
-    """Equations as text, one line for each; variables are named in the order in which they come.
+    """Iterate over equations as text, one line each. Variables are named in order of appearance.
 
-    What is in `names` has a name already, and a type; what is made is added to them.
+    `names` has the names of variables that are already known, and is extended with new ones.
     """
     for eqn in equations:
         reads = [_atom(v, names) for v in eqn.invars]
@@ -95,45 +96,46 @@ def lines(equations: Iterable[JaxprEqn], names: dict[Any, str]) -> Iterator[str]
 def _atom(v: Atom, names: dict[Any, str]) -> str:
     if isinstance(v, Literal):
         return literal(v)
-    if v not in names:  # made outside
+    if v not in names:  # defined outside these equations
         names[v] = f"v{len(names)}"
         return f"{names[v]}:{typed(v.aval)}"
     return names[v]
 
 
 def operation(eqn: JaxprEqn) -> str:
-    """What an equation does, to whatever inputs: primitive, parameters, types of outputs."""
+    """An equation without its inputs, as text: primitive, parameters, types of outputs."""
     outputs = " ".join([typed(v.aval) for v in eqn.outvars])
     return f"{outputs} = {primitive_name(eqn.primitive)}[{parameters(eqn)}]"
 
 
 def literal(v: Literal) -> str:
-    """A literal as text, with its type. By its bits: -0.0 == 0.0, and NaN != NaN."""
+    """A literal as text, with its type. It is taken by its bits, as -0.0 == 0.0 and NaN != NaN."""
     plain = isinstance(getattr(v.aval, "dtype", None), np.dtype)
     value = np.asarray(v.val) if plain else v.val
     return f"{(_number(value) if plain else '') or text_of(value)}:{typed(v.aval)}"
 
 
 def parameters(eqn: JaxprEqn) -> str:
-    """The parameters of an equation, and the context that it was traced in, as text.
+    """The parameters of an equation, and the context of its trace, as text.
 
-    Of JAX's primitives None is what a parameter is that was not given, and it is left out: versions
-    of JAX, and ways to bind a primitive, differ in which of those they write down. What it means to
-    another primitive that a parameter is not there, nobody knows.
+    For JAX's own primitives, parameters that are None are left out: whether an equation lists them
+    depends on the version of JAX and on how the primitive was bound. For other primitives, a
+    missing parameter may mean something else than None.
     """
-    sparse = named(eqn.primitive.name) is eqn.primitive
+    skip_none = named(eqn.primitive.name) is eqn.primitive
     params = sorted(eqn.params.items())
-    texts = [f"{k}={text_of(v)}" for k, v in params if v is not None or not sparse]
+    texts = [f"{k}={text_of(v)}" for k, v in params if v is not None or not skip_none]
     where = once(eqn.ctx, _context)
-    if where and _on_its_mesh(eqn):
+    if where and _mesh_in_types(eqn):
         where = _context(eqn.ctx, mesh=False)
     return ", ".join([*texts, where] if where else texts)
 
 
-def _on_its_mesh(eqn: JaxprEqn) -> bool:
-    """Whether a type says in which mesh the equation is: the context may say so too, or not.
+def _mesh_in_types(eqn: JaxprEqn) -> bool:
+    """Whether a type of an input or output has the mesh of the equation's context.
 
-    Which it does depends on who traced a function of JAX first, as JAX keeps what it traced.
+    Then the mesh of the context is ignored. Whether it is set depends on which call traced a
+    function of JAX first, because JAX caches its traces.
     """
     mesh = getattr(eqn.ctx, "cur_abstract_mesh", None)
     types = (v.aval for v in (*eqn.outvars, *eqn.invars))
@@ -152,20 +154,20 @@ def typed(aval: Any) -> str:
 
 def _typed(aval: Any) -> str:
     if type(aval) is not ShapedArray:
-        return _remade(aval, (id(aval),))
-    # What is as it is for a value of no mesh, in the device's memory, is left out.
-    usual = ShapedArray(aval.shape, aval.dtype).__getnewargs_ex__()[1]
-    more = {k: v for k, v in aval.__getnewargs_ex__()[1].items() if v != usual[k]}
+        return _reduced(aval, (id(aval),))
+    # Attributes that equal those of a value without a mesh, in device memory, are left out.
+    default = ShapedArray(aval.shape, aval.dtype).__getnewargs_ex__()[1]
+    more = {k: v for k, v in aval.__getnewargs_ex__()[1].items() if v != default[k]}
     dims = ",".join(str(n) if type(n) is int else text_of(n) for n in aval.shape)
     name = f"{'~' if aval.weak_type else ''}{_dtype(aval.dtype)}[{dims}]"
     return f"{name}{{{_pairs(more, ())}}}" if more else name
 
 
 def text_of(x: Any, outer: _Outer = ()) -> str:
-    """A value as text that no other value has; its type is part of it: 1, 1.0 and True differ.
+    """A text that only equal values share. It includes the type, so 1, 1.0 and True differ.
 
-    An equal value of another process has the same text if it is plain data, or made of it: arrays,
-    enums, dataclasses, functions by their code and what they close over, programs, JAX's own types.
+    The text is the same in every process for plain data and for objects built from it: arrays,
+    enums, dataclasses, functions (by code and closure), programs, JAX's own types.
     """
     kind = type(x)
     if kind in _PLAIN:
@@ -179,11 +181,11 @@ def text_of(x: Any, outer: _Outer = ()) -> str:
         return once(x, _nested)
     if id(x) in outer:
         return f"<what is {len(outer) - outer.index(id(x))} levels up>"
-    return _held(x, (*outer, id(x)))
+    return _compound(x, (*outer, id(x)))
 
 
-def _held(x: Any, outer: _Outer) -> str:
-    """A value that may hold others."""
+def _compound(x: Any, outer: _Outer) -> str:
+    """The text of a value that may contain other values."""
     kind = type(x)
     if isinstance(x, np.ndarray | np.generic):
         return _array(x, outer)
@@ -198,12 +200,12 @@ def _held(x: Any, outer: _Outer) -> str:
     if isinstance(x, jax.Device):
         return f"<{x.platform} {x.device_kind!r} {x.id} of process {x.process_index}>"
     if isinstance(x, NamedSharding | Mesh | AbstractMesh):
-        return once(x, _placed)
+        return once(x, _mesh_or_sharding)
     if isinstance(x, type | types.ModuleType):
         return name_of(x)
     if is_silent(x):
         return name_of(kind)
-    if (rule := _behind(x)) is not x:
+    if (rule := _unwrapped(x)) is not x:
         return f"rule {text_of(rule, outer)}"
     if hasattr(kind, "__fingerprint__"):
         return f"{name_of(kind)}{text_of(x.__fingerprint__(), outer)}"
@@ -220,9 +222,9 @@ def _held(x: Any, outer: _Outer) -> str:
 
 
 def _function(x: Any, outer: _Outer) -> str:
-    """A function: its name, its code, and what it holds.
+    """The text of a function: its name, code, defaults and closure.
 
-    Of one that is not found by its name, such as a lambda, the globals that it reads are part.
+    A function that cannot be imported by its name, such as a lambda, includes the globals it reads.
     """
     if isinstance(x, types.MethodType):
         return f"method({text_of(x.__self__, outer)}, {text_of(x.__func__, outer)})"
@@ -234,21 +236,21 @@ def _function(x: Any, outer: _Outer) -> str:
         return name_of(x)
     if not isinstance(x, types.FunctionType):
         return _object(x, outer)
-    cells = [_content(c) for c in x.__closure__ or ()]
-    reads = () if known or from_library(x) else _reads(x.__code__)
-    read = {k: x.__globals__[k] for k in reads if k in x.__globals__}
-    holds = text_of((x.__defaults__, x.__kwdefaults__, cells), outer), _pairs(read, outer)
-    return f"{x.__module__}.{x.__qualname__}#{digest((once(x.__code__, _code), *holds))}"
+    cells = [_cell_content(c) for c in x.__closure__ or ()]
+    names = () if known or from_library(x) else _global_names(x.__code__)
+    values = {k: x.__globals__[k] for k in names if k in x.__globals__}
+    texts = text_of((x.__defaults__, x.__kwdefaults__, cells), outer), _pairs(values, outer)
+    return f"{x.__module__}.{x.__qualname__}#{digest((once(x.__code__, _code), *texts))}"
 
 
-def _behind(x: Any) -> Any:
-    """What a function stands for, however often it was wrapped."""
+def _unwrapped(x: Any) -> Any:
+    """The user's function inside all wrappers of JAX."""
     while (inner := behind(x)) is not x:
         x = inner
     return x
 
 
-def _content(cell: types.CellType) -> Any:
+def _cell_content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not yet filled
@@ -256,7 +258,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _code(code: types.CodeType) -> str:
-    """What a code object does: where its lines stand is no part of it."""
+    """The text of a code object, without its line numbers."""
     consts = [
         once(c, _code) if isinstance(c, types.CodeType) else text_of(c) for c in code.co_consts
     ]
@@ -266,40 +268,42 @@ def _code(code: types.CodeType) -> str:
     return digest((repr(code.co_code), *consts, repr(names), repr(counts), repr(table)))
 
 
-def _reads(code: types.CodeType) -> set[str]:
-    """Names that a code object, or one in it, may read from its module."""
-    inner = (_reads(c) for c in code.co_consts if isinstance(c, types.CodeType))
+def _global_names(code: types.CodeType) -> set[str]:
+    """The names that a code object, or a nested one, may read from its module."""
+    inner = (_global_names(c) for c in code.co_consts if isinstance(c, types.CodeType))
     return {*code.co_names}.union(*inner)
 
 
 def _object(x: Any, outer: _Outer) -> str:
-    """An object of a class: what it would be made of again, if its class says when two are equal.
-
-    Parameters of JAX's own classes are immutable: those are what they are made of.
-    """
+    """The text of an object by its fields, or else by its reduction; see `_reduced`."""
     kind = type(x)
     if isinstance(x, tuple) and hasattr(x, "_fields"):
         return f"{name_of(kind)}({_several(x, outer)})"
     if dataclasses.is_dataclass(x):
         fields = {f.name: getattr(x, f.name) for f in dataclasses.fields(x) if hasattr(x, f.name)}
         return f"{name_of(kind)}({_pairs(fields, outer)})"
-    return _remade(x, outer)
+    return _reduced(x, outer)
 
 
-def _remade(x: Any, outer: _Outer) -> str:
+def _reduced(x: Any, outer: _Outer) -> str:
+    """The text of an object by its `__reduce_ex__`, the data from which a copy would be made.
+
+    This applies if its class defines equality, or is JAX's own: JAX's parameters are immutable. Any
+    other object gets a number.
+    """
     kind = type(x)
     if kind.__eq__ is object.__eq__ and kind.__module__.partition(".")[0] != "jax":
         return itself(x)
     try:
         reduction = x.__reduce_ex__(4)
-    except Exception:  # whatever the class raises: it does not say
+    except Exception:  # a class may raise anything
         return itself(x)
     if not isinstance(reduction, tuple):
         return itself(x)
     make, args, *more = reduction
     parts = [_part(kind, x) for x in more if x is not None]
     if make in _NEW:
-        # No state of a class that has some: it is kept where copies do not look.
+        # The class has state, but its reduction has none, so equality cannot be decided.
         slots = any(vars(c).get("__slots__") for c in kind.__mro__)
         if len(args) == 1 and not parts and (slots or kind.__basicsize__ > _BARE):
             return itself(x)
@@ -310,17 +314,17 @@ def _remade(x: Any, outer: _Outer) -> str:
 
 
 def _part(kind: type, x: Any) -> Any:
-    """What an object is made of besides arguments: its attributes, say, but those it works out."""
+    """One part of a reduction, such as the attributes, without the values of cached properties."""
     if isinstance(x, Iterator):
         return list(x)
     if not isinstance(x, dict):
         return x
-    worked_out = functools.cached_property
-    return {k: v for k, v in x.items() if not isinstance(getattr(kind, str(k), None), worked_out)}
+    cached = functools.cached_property
+    return {k: v for k, v in x.items() if not isinstance(getattr(kind, str(k), None), cached)}
 
 
 def _array(x: Any, outer: _Outer = ()) -> str:
-    """An array of NumPy by its content."""
+    """The text of a NumPy array, by its content."""
     if x.dtype.hasobject:
         return f"array({x.shape}, {text_of(x.tolist(), outer)})"
     kind = f"{type(x).__name__} {_dtype(x.dtype)}"
@@ -330,22 +334,22 @@ def _array(x: Any, outer: _Outer = ()) -> str:
 
 
 def _number(x: Any) -> str:
-    """An array that is one number; nothing for others, and for NaN, of which there are many."""
+    """The text of a scalar number; empty for arrays and for NaN, which has many bit patterns."""
     value = x.item() if x.ndim == 0 else None
     return repr(value) if isinstance(value, int | float) and value == value else ""
 
 
-def _placed(x: Any) -> str:
-    """A mesh, or a sharding over one, in short."""
+def _mesh_or_sharding(x: Any) -> str:
+    """A short text of a mesh, or of a sharding over a mesh."""
     mesh, kind = getattr(x, "mesh", x), type(x).__name__
-    ways = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
-    axes = ", ".join(f"{name}={size} {way.name}" for name, size, way in ways)
+    triples = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    axes = ", ".join(f"{name}={size} {type_.name}" for name, size, type_ in triples)
     spec = f"{text_of(x.spec.partitions)} on " if isinstance(x, NamedSharding) else ""
-    return f"{kind}({spec}{axes})#{digest([_remade(x, (id(x),))])[:16]}"
+    return f"{kind}({spec}{axes})#{digest([_reduced(x, (id(x),))])[:16]}"
 
 
 def _device_array(x: jax.Array) -> str:
-    """An array of JAX by its content and where it lies; itself if that cannot be read here."""
+    """The text of a JAX array, by content and sharding; a number if it cannot be read here."""
     try:
         with jax.ensure_compile_time_eval():
             keys = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -363,7 +367,7 @@ def _dtype(dtype: Any) -> str:
 
 
 def _nested(jaxpr: Any) -> str:
-    """A program within an equation."""
+    """The text of a nested program."""
     opened, consts = closed(jaxpr)
     rows = _listing(opened.invars, opened.constvars, opened.eqns, opened.outvars)
     return f"program#{digest((*rows, *map(text_of, consts)))}"

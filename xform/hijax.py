@@ -1,8 +1,8 @@
-"""JAX's objects that stand for an operation (`jax.experimental.hijax`), alike in every version.
+"""Operations that JAX represents as objects (`jax.experimental.hijax`), for every JAX version.
 
-JAX is writing some of its own operations anew as such objects: remat regions (`jax_remat3`) and
-names. xform reads these as the primitives that they replace, so each rule, pass and policy knows
-them.
+JAX is converting some of its own operations to such objects: remat regions (`jax_remat3`) and
+checkpoint names. xform converts them back to the primitives that they replace, so rules, passes and
+policies see only primitives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xform._jax import AbstractToken, JaxprEqn, Primitive, closed, name_p, named
 from xform.errors import UnsupportedParam
 from xform.source import frame
 
-# The base class of all objects. JAX 0.10 calls it otherwise, and names no accumulators publicly.
+# The base class of the objects. JAX 0.10 has another name for it, and no public accumulators.
 HiPrim: Any = getattr(hijax, "HiPrim", None) or getattr(hijax, "VJPHiPrimitive")  # noqa: B009
 _accumulators: Any = hijax if hasattr(hijax, "ValAccum") else HiPrim.vjp_bwd.__globals__["ad"]
 ValAccum: Any = _accumulators.ValAccum
@@ -25,8 +25,8 @@ NullAccum: Any = _accumulators.NullAccum
 
 _NO_TANGENT = hijax.HiType.to_tangent_aval
 
-# Rules that JAX derives from another rule of the same object. They enter JAX's own autodiff. Since
-# JAX 0.12 the first three names are pairs of rules.
+# Rules that JAX derives from another rule of the same object. They call JAX's own autodiff. Since
+# JAX 0.12, the first three names are pairs of rules.
 _DERIVATIONS = (
     "linearize_from_jvp", "vjp_from_jvp", "vjp_from_lin", "apply_derived_linearization",
     "vjp_fwd_from_jvp", "transpose_jvp", "vjp_fwd_from_lin", "transpose_linearized",
@@ -40,13 +40,13 @@ _REGION = {"jaxpr", "policy", "prevent_cse"}
 
 
 def is_vector(aval: Any) -> bool:
-    """Whether a type is a library's own (a `HiType`) and has tangents."""
-    own = isinstance(aval, hijax.HiType) and type(aval).to_tangent_aval is not _NO_TANGENT
-    return own and getattr(aval.to_tangent_aval(), "dtype", None) != jax.dtypes.float0
+    """Whether a type is a `HiType`, which a library defines, and has tangents."""
+    has = isinstance(aval, hijax.HiType) and type(aval).to_tangent_aval is not _NO_TANGENT
+    return has and getattr(aval.to_tangent_aval(), "dtype", None) != jax.dtypes.float0
 
 
 def is_lost(aval: Any) -> bool:
-    """Whether no derivative passes a value of this type: it is no array, and has no tangents."""
+    """Whether values of a type block derivatives: it is not an array type and has no tangents."""
     if hasattr(aval, "dtype") or isinstance(aval, AbstractToken):
         return False
     if isinstance(aval, hijax.HiType):
@@ -55,25 +55,25 @@ def is_lost(aval: Any) -> bool:
 
 
 def kind(prim: Any) -> str:
-    """The name of the class of an object of JAX's own; empty for an object of somebody else."""
+    """The class name of an operation object that JAX defines; empty for one of another library."""
     cls = type(prim)
     return cls.__name__ if cls.__module__.startswith("jax.") else ""
 
 
 def operation(eqn: JaxprEqn) -> str:
-    """The name of an equation's operation: of its class, if it is an object."""
+    """The name of an equation's operation: the primitive, or the class of the operation object."""
     prim = eqn.params.get("_prim")
     return type(prim).__name__ if isinstance(prim, HiPrim) else eqn.primitive.name
 
 
 def brings(prim: Any, method: str) -> bool:
-    """Whether the class of an object has a rule of its own under this name."""
+    """Whether the class of an operation object defines the rule `method` itself."""
     rule = getattr(type(prim), method, None)
     return rule is not None and rule is not getattr(HiPrim, method, None) and rule not in _DERIVED
 
 
 def settled(primitive: Primitive, params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
-    """A primitive and its parameters, after an object that stands for a primitive is replaced."""
+    """Convert an operation object to the primitive it replaces; else return the arguments."""
     prim = params["_prim"] if primitive is _CALL else None
     if prim is None:
         return primitive, params
@@ -87,16 +87,16 @@ def settled(primitive: Primitive, params: dict[str, Any]) -> tuple[Primitive, di
 
 
 def _region(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of `remat2` for those of a region that is an object."""
+    """Convert the parameters of a remat region object to those of the primitive `remat2`."""
     jaxpr, consts = closed(params["jaxpr"])
     unknown = [*(f"parameter {name!r}" for name in params.keys() - _REGION),
                *(f"constant {jax.typeof(c).str_short()}" for c in consts)]  # fmt: skip
     if unknown:
         raise UnsupportedParam(
             "derivative of a jax.checkpoint region",
-            f"it has a {unknown[0]}, which xform does not know for regions under jax_remat3",
+            f"it has a {unknown[0]}, which xform does not support for regions under jax_remat3",
             frame(),
-            "mark the region with xform.checkpoint, or turn the flag jax_remat3 off",
+            "use xform.checkpoint for the region, or turn off the flag jax_remat3",
         )
     return {
         "jaxpr": jaxpr,
@@ -107,7 +107,7 @@ def _region(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def settle(eqn: JaxprEqn) -> JaxprEqn:
-    """An equation; of an object that replaces a primitive, the equation of that primitive."""
+    """Convert an equation of an operation object to one of the primitive that it replaces."""
     primitive, params = settled(eqn.primitive, eqn.params)
     if primitive is eqn.primitive:
         return eqn
@@ -115,9 +115,9 @@ def settle(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def settle_all(jaxpr: Any) -> Any:
-    """Replace each object that stands for a primitive, in a jaxpr and in nested ones.
+    """Apply `settle` to all equations of a jaxpr and of nested ones.
 
-    A jaxpr without such an object is returned itself.
+    A jaxpr without operation objects is returned unchanged.
     """
     body = jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr
     eqns = [_settle_nested(settle(eqn)) for eqn in body.eqns]

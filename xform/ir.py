@@ -1,8 +1,8 @@
-"""Programs: what a traced function is to xform.
+"""Programs: traced functions as data.
 
-A `Program` is a jaxpr read as plain data. It is made by `trace` (from a function) or by `program`
-(from a jaxpr found in an equation), and run by `evaluate`, which binds its equations again in
-whatever trace is current: eagerly, under `jit`, under `vmap`, inside another transform.
+A `Program` holds the equations of a jaxpr. `trace` makes one from a function, and `program` from a
+jaxpr, such as the body of a loop. `evaluate` runs it: it binds the equations in the current trace,
+so it works eagerly, under `jit`, under `vmap` and inside other transforms.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Mask = tuple[bool, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A traced function: `outputs` from `inputs`, by `equations` in order.
+    """A traced function: its `equations` compute `outputs` from `inputs`, in order.
 
-    `consts` are the values that the function closed over, with their variables. `cache` holds what
-    was derived from this very program (its Joints); programs are equal only if identical.
+    `consts` pairs variables with the values that the function closed over. `cache` holds data that
+    was derived from this program (its Joints, for example). Programs compare by identity.
     """
 
     inputs: tuple[Var, ...]
@@ -49,7 +49,7 @@ class Program:
 
     @property
     def in_types(self) -> list[Any]:
-        """What to trace the program again with: `in_avals`, and what mutable values hold first."""
+        """Types to trace the program with: `in_avals`, plus the initial state of mutable values."""
         return [input_type(v) for v in self.inputs]
 
     @property
@@ -61,7 +61,7 @@ _PROGRAMS: weakref.WeakKeyDictionary[Any, Program] = weakref.WeakKeyDictionary()
 
 
 def program(jaxpr: Any) -> Program:
-    """The Program of a Jaxpr or ClosedJaxpr; one jaxpr gives one Program, while it lives."""
+    """The Program of a Jaxpr or ClosedJaxpr. It is cached for as long as the jaxpr lives."""
     prog = _PROGRAMS.get(jaxpr)
     if prog is None:
         prog = _PROGRAMS[jaxpr] = _read(*closed(jaxpr))
@@ -69,12 +69,12 @@ def program(jaxpr: Any) -> Program:
 
 
 def forget() -> None:
-    """Read jaxprs anew from now on: what was derived from their Programs no longer holds."""
+    """Clear the cache of `program`, when data derived from the Programs is no longer valid."""
     _PROGRAMS.clear()
 
 
 def lifted(prog: Program) -> tuple[Program, list[Any]]:
-    """The program with what it closed over as leading inputs; and the values of those."""
+    """The program with its constants as leading inputs, and the values of these constants."""
     inputs = (*(v for v, _ in prog.consts), *prog.inputs)
     return Program(inputs, (), prog.equations, prog.outputs), [x for _, x in prog.consts]
 
@@ -89,22 +89,22 @@ def _read(jaxpr: Any, consts: Sequence[Any]) -> Program:
 
 
 def trace(f: Callable[..., Any], *args: Any) -> Program:
-    """The Program of `f`, which takes flat `args` (values or types) and returns a flat sequence."""
+    """The Program of `f` at `args` (values or types). `f` takes and returns flat sequences."""
     with seldom_collected():
         return _read(*traced(f, args))
 
 
-# How many new objects there are between two searches for cycles, where most will stay.
+# Garbage collection threshold while tracing: new objects between two collections.
 _SELDOM = 50_000
 
 
 @contextlib.contextmanager
 def seldom_collected(on: bool = True) -> Generator[None]:
-    """Cycles are searched for less often meanwhile: of a trace, or a plan, nearly all stays.
+    """Collect garbage less often in the body: nearly all objects of a trace or a plan stay alive.
 
-    Of 100,000 equations the searches would take a third of the time. They are not switched off:
-    what a user's function leaves behind is found as ever. Not for operations that run one by one
-    (not `on`): there a cycle may hold large arrays.
+    At 100,000 equations, garbage collection would take a third of the time. It is not disabled, so
+    the garbage of a user's function is still collected. Pass `on=False` where operations run
+    eagerly: there a reference cycle may hold large arrays.
     """
     young, *older = gc.get_threshold()
     raised = on and 0 < young < _SELDOM
@@ -118,7 +118,7 @@ def seldom_collected(on: bool = True) -> Generator[None]:
 
 
 def evaluate(prog: Program, args: Sequence[Any]) -> list[Any]:
-    """Run a program: its outputs, as a list. Values are dropped after their last use."""
+    """Run a program; returns its outputs as a list. Values are dropped after their last use."""
     env = environment(prog, args)
     drop = last_uses(prog.equations, prog.outputs)
     outer = name_stack()
@@ -130,14 +130,14 @@ def evaluate(prog: Program, args: Sequence[Any]) -> list[Any]:
 
 
 def environment(prog: Program, args: Sequence[Any]) -> dict[Var, Any]:
-    """Variables of the inputs and constants of a program, with their values."""
+    """A dict from the variables of a program's inputs and constants to their values."""
     env = dict(prog.consts)
     env.update(zip(prog.inputs, args, strict=True))
     return env
 
 
 def last_uses(equations: Sequence[JaxprEqn], outputs: Sequence[Atom]) -> dict[int, list[Var]]:
-    """For each equation, by `id`, the variables that nothing reads after it."""
+    """A dict from the `id` of each equation to the variables that nothing reads after it."""
     seen = {v for v in outputs if isinstance(v, Var)}
     drop: dict[int, list[Var]] = {}
     for eqn in reversed(equations):
@@ -149,11 +149,11 @@ def last_uses(equations: Sequence[JaxprEqn], outputs: Sequence[Atom]) -> dict[in
 
 
 def spread(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    """Values in the places that are True, None elsewhere."""
+    """The values, in order, at the positions where `mask` is True; None elsewhere."""
     rest = iter(values)
     return [next(rest) if on else None for on in mask]
 
 
 def gather(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    """The values in the places that are True: the inverse of `spread`."""
+    """The values at the positions where `mask` is True: the inverse of `spread`."""
     return [v for v, on in zip(values, mask, strict=True) if on]

@@ -1,8 +1,7 @@
-"""The modules that Python has loaded, and the names that each one holds.
+"""The modules that Python has loaded, and the names that each one defines.
 
-Anything may stand in `sys.modules`: None for a module that must not be imported, a module that
-loads itself when it is first used, a C library that claims to be a module, any other object.
-Nothing here runs the code of such an entry.
+`sys.modules` may hold anything: None for a module that must not be imported, a lazy module, a C
+library that claims to be a module, any other object. These functions never run code of an entry.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Names = dict[str, Any] | types.MappingProxyType[str, Any]
 
 
 def loaded() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the entries of `sys.modules` that hold names: where each stands, its names."""
+    """Iterate over the loaded modules: pairs of a module's name and its namespace."""
     entries: list[tuple[Any, Any]] = list(sys.modules.items())
     for name, module in entries:
         names = names_of(module)
@@ -25,13 +24,13 @@ def loaded() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def names_of(x: Any) -> Names:
-    """The names that a module or a class holds; empty for what holds none.
+    """The namespace of a module or a class; empty for other objects.
 
     >>> names_of(None)
     {}
     """
     try:
         names = object.__getattribute__(x, "__dict__")
-    except Exception:  # a class can define `__dict__` as it likes
+    except Exception:  # a class may define `__dict__` as a property that fails
         return {}
     return names if type(names) in (dict, types.MappingProxyType) else {}

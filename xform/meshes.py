@@ -1,4 +1,4 @@
-"""The mesh in a type of JAX's: along `Explicit` axes a type says where its values lie."""
+"""The mesh in a JAX type. Along `Explicit` mesh axes, the type tells the sharding of the value."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from jax.sharding import AxisType
 
 
 def explicit(aval: Any) -> bool:
-    """Whether a type says where its values lie, along some axes of a mesh at least."""
+    """Whether a type tells the sharding of its values, along at least one mesh axis."""
     return AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
 def argument(aval: Any) -> jax.ShapeDtypeStruct:
-    """A type as that of an argument to compile for; it lies where the type says."""
-    place = aval.sharding if explicit(aval) else None
+    """The `jax.ShapeDtypeStruct` of a type, with its sharding if the type tells it."""
+    sharding = aval.sharding if explicit(aval) else None
     weak = getattr(aval, "weak_type", False)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=place, weak_type=weak)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
 
 
 def on_mesh_of(*avals: Any) -> contextlib.AbstractContextManager[Any]:
-    """Within, operations are on the mesh of the first type that has one, if there is such a type.
+    """Context that sets the current mesh to that of the first type that has a mesh.
 
-    It is another than that around where `jax.sharding.auto_axes` and its like change axes.
+    This mesh differs from the current one inside `jax.sharding.auto_axes` and similar functions,
+    which change the types of axes. If no type has a mesh, the current one stays.
     """
-    there = (getattr(getattr(aval, "sharding", None), "mesh", None) for aval in avals)
-    mesh = next((mesh for mesh in there if mesh is not None and not mesh.empty), None)
+    meshes = (getattr(getattr(aval, "sharding", None), "mesh", None) for aval in avals)
+    mesh = next((mesh for mesh in meshes if mesh is not None and not mesh.empty), None)
     if mesh is None or mesh == jax.sharding.get_abstract_mesh():
         return contextlib.nullcontext()
     return jax.sharding.use_abstract_mesh(mesh)

@@ -1,7 +1,8 @@
-"""Names of what Python holds, and numbers for what has none.
+"""Stable names for Python objects, as a part of fingerprints.
 
-A class, a function or a primitive is called by the place where a module holds it, the same in every
-process. Whatever is not found at a place has a number, of this process alone.
+A class, a function or a primitive that a module holds is named after the module and the attribute.
+That name is the same in every process. Any other object gets a number that is valid in this process
+only.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _LIBRARIES = ("builtins", "copyreg", "jax", "jaxlib", "numpy")
 
 
 def primitive_name(primitive: Primitive) -> str:
-    """A primitive: JAX's by its name, another by the module that holds it too."""
-    return once(primitive, _place)
+    """The name of a primitive; for one that is not JAX's, with the module that holds it."""
+    return once(primitive, _primitive_name)
 
 
-def _place(primitive: Primitive) -> str:
+def _primitive_name(primitive: Primitive) -> str:
     name = primitive.name
     if named(name) is primitive:
         return name
@@ -40,15 +41,15 @@ def _place(primitive: Primitive) -> str:
 
 
 def name_of(x: Any) -> str:
-    """The name of a class, a module, or what a module holds; and a number, if it is not found."""
+    """The name of a class, function or module; with a number if it cannot be imported by it."""
     if isinstance(x, types.ModuleType):
         return f"module {x.__name__}" if sys.modules.get(x.__name__) is x else itself(x)
     name = f"{x.__module__}.{x.__qualname__}"
-    return _claimed(name, x) if is_importable(x) else f"{name} {itself(x)}"
+    return _unique_name(name, x) if is_importable(x) else f"{name} {itself(x)}"
 
 
 def is_importable(x: Any) -> bool:
-    """Whether a module holds something by its own name."""
+    """Whether an object can be imported by its module and qualified name."""
     at: Any = sys.modules.get(getattr(x, "__module__", None) or "")
     for part in getattr(x, "__qualname__", "").split("."):
         at = names_of(at).get(part)
@@ -56,31 +57,38 @@ def is_importable(x: Any) -> bool:
 
 
 def from_library(x: Any) -> bool:
-    """Whether something is of Python, NumPy or JAX, in which no name is given twice."""
+    """Whether an object belongs to Python, NumPy or JAX. They never define a name twice."""
     return (x.__module__ or "").partition(".")[0] in _LIBRARIES
 
 
-def _claimed(name: str, x: Any) -> str:
-    """A name, which belongs to the first that had it: a cell of a notebook may be run again."""
+def _unique_name(name: str, x: Any) -> str:
+    """`name` for the first object that had it; with a number for a later one.
+
+    A notebook cell that is run twice defines two objects of the same name.
+    """
     if not from_library(x) and _claims.setdefault(name, weakref.ref(x))() is not x:
         return f"{name} {itself(x)}"
     return name
 
 
 def itself(x: Any) -> str:
-    """What nothing else is called, in this process or another."""
+    """A name that no other object has, in any process."""
     return once(x, lambda _: f"<{_PROCESS}:{next(_numbers)}>", keep=True)
 
 
 _claims: dict[str, weakref.ref[Any]] = {}
 _numbers = itertools.count()
 _PROCESS = uuid.uuid4().hex[:12]
-# Of objects, by `id`: the object, if it still lives, and its text.
+# By `id` of an object: a reference to the object, and its text.
 _texts: dict[int, tuple[Callable[[], Any], str]] = {}
 
 
 def once(x: Any, make: Callable[[Any], str], keep: bool = False) -> str:
-    """The text of an immutable object, made once. What cannot be referred to weakly may be kept."""
+    """The text `make(x)` of an immutable object `x`, cached while `x` lives.
+
+    If `x` does not support weak references, the text is cached only with `keep`, and `x` is never
+    freed.
+    """
     known = _texts.get(id(x))
     if known is not None and known[0]() is x:
         return known[1]
@@ -99,7 +107,7 @@ def _forget(key: int, ref: Any) -> None:
 
 
 def digest(parts: Iterable[str | bytes]) -> str:
-    """A short text for long ones, one by one: other parts have another."""
+    """A hash of a sequence of texts, 32 hexadecimal digits of SHA-256."""
     hasher = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

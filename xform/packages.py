@@ -1,4 +1,4 @@
-"""What pip knows: xform as a distribution, and the versions of what is installed."""
+"""Installed packages: their versions, the name of xform for pip, and its extras."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Generator
 
 from xform.errors import MissingExtra
 
-# The package index has another project of the name `xform`.
+# On PyPI the name `xform` belongs to another project.
 DISTRIBUTION = "jax-xform"
 
 
@@ -23,18 +23,25 @@ def version(package: str) -> str | None:
 
 
 def own_version() -> str:
-    """The version of xform; of sources that nobody installed only the form of one."""
+    """The version of xform; `0+unknown` if it is imported from sources that are not installed."""
     return version(DISTRIBUTION) or "0+unknown"
 
 
 def extra(name: str) -> str:
-    """What to give to `pip install` for xform with one of its extras, quoted for a shell."""
+    """The argument of `pip install` for xform with an extra, quoted for a shell."""
     return f"'{DISTRIBUTION}[{name}]'"
 
 
 @contextlib.contextmanager
 def required(package: str, name: str, by: str, brings: str) -> Generator[None]:
-    """Context in which a module imports what it needs and an extra of xform brings."""
+    """Context for importing an optional package; raises `MissingExtra` if it is not installed.
+
+    Args:
+      package: the name under which Python imports it.
+      name: its display name.
+      by: the request that needs it.
+      brings: the extra of xform that installs it.
+    """
     try:
         yield
     except ModuleNotFoundError as missing:

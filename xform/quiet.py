@@ -1,9 +1,9 @@
-"""What JAX and its plugins print when they start, kept out of what commands print.
+"""Suppress the startup messages of JAX and its plugins in xform's commands.
 
-With the compilers for TPUs and GPUs installed, and no such device, JAX writes tens of lines of
-errors to stderr before it goes on without: while it is imported, and when it looks for devices.
-They are the writing of C++, and pass by Python's `sys.stderr`. A process that is a command of
-xform's imports JAX here, before any other module of xform does; what goes wrong is shown in full.
+If the compilers for TPUs and GPUs are installed but there is no such device, JAX writes tens of
+lines of errors to stderr and then continues: when it is imported, and when it looks for devices.
+C++ code writes them, so redirecting Python's `sys.stderr` does not help. In a process that runs a
+command of xform, this module imports JAX first. If the import fails, all messages are shown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def hushed() -> Generator[None]:
-    """Within it nothing is written to stderr; what was is written then, if there is an error."""
+    """Context that hides all output to stderr; if the body fails, the output is shown then."""
     try:
         sys.stderr.flush()
         own = os.dup(2)
@@ -41,7 +41,7 @@ def hushed() -> Generator[None]:
 
 
 def is_command() -> bool:
-    """Whether this process is `python -m xform`, or the script `xform`."""
+    """Whether this process runs `python -m xform` or the script `xform`."""
     first = sys.argv[0] if sys.argv else ""
     if first == "-m":  # Python is still looking for the module
         after = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []

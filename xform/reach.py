@@ -1,8 +1,9 @@
 """Reach: on which elements of its operands an element of a primitive's result depends.
 
-It is a trait of a primitive's rule. Elements are followed in one of four ways: one by one (`Each`),
-by moving numbers as the primitive moves data (`Moved`), axis by axis (`Linked`), or by a list of
-pairs (`Paired`). What differentiates to zero is no concern of these: the word `constant` says so.
+The reach is a trait in a primitive's rule, and gives the sparsity pattern of its Jacobian. There
+are four kinds. `Each`: element by element. `Moved`: found by moving element numbers as the
+primitive moves data. `Linked`: axis by axis. `Paired`: a list of pairs of elements. Primitives with
+a zero derivative need no reach: their rule is `constant`.
 """
 
 from __future__ import annotations
@@ -17,29 +18,33 @@ from xform._jax import JaxprEqn
 
 Values = Sequence[np.ndarray | None]
 Moves = Callable[..., Any]
-# Some operands: from one on, up to another.
+# A range of operands: first and last + 1 (None: up to the end).
 Span = tuple[int, int | None]
 NONE: Span = (0, 0)
 
 
-# The rows of a sparse matrix of places: where each row begins and ends, and the places in it.
+# A sparse boolean matrix by rows (CSR): the offsets of the rows, and the column indices.
 Rows = tuple[np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class Each:
-    """Element by element; an operand without axes is seen by all. Several results are pairs."""
+    """Element by element.
+
+    All elements of the result depend on a scalar operand. If there are several results, each
+    depends on one operand: the first on the first, and so on.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Along:
-    """An axis of the result that follows an axis of an operand.
+    """How indices along an axis of the result depend on indices along an axis of an operand.
 
     Attributes:
-      axis: of the operand.
-      sees: for each place on the result's axis the places on the operand's that it depends on;
-        None: its own.
-      cumulative: 1 or -1 for all places up to its own, from the first or from the last.
+      axis: the axis of the operand.
+      sees: for each index of the result, the indices of the operand that it depends on; None: the
+        same index.
+      cumulative: 1: index `i` depends on the operand's indices up to `i`; -1: from `i` to the end.
     """
 
     axis: int
@@ -47,8 +52,8 @@ class Along:
     cumulative: int = 0
 
 
-# For each axis of the result what it follows. An axis of the operand that none follows is seen
-# whole; an axis of the result that follows none repeats what is seen.
+# One entry for each axis of the result. The result depends on all indices of an operand's axis that
+# has no entry. None: the dependence is the same for all indices of that axis of the result.
 Links = tuple[Along | None, ...]
 
 
@@ -57,9 +62,10 @@ class Linked:
     """Axis by axis.
 
     Attributes:
-      links: `links(eqn, values)` says for each operand in how many ways it is seen, and how. The
-        `values` are those operands that are the same at every point, None for others.
-      reads: the operands whose values it asks for.
+      links: `links(eqn, values)` returns a list of `Links` for each operand; the dependence is the
+        union of these. `values` has the values of operands that do not depend on the inputs of the
+        function, and None for other operands.
+      reads: the operands whose values it uses.
     """
 
     links: Callable[[JaxprEqn, Values], list[list[Links]]]
@@ -68,13 +74,13 @@ class Linked:
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-    """By pairs of elements, counted in the order of the arrays.
+    """By pairs of elements, numbered in row-major order.
 
     Attributes:
-      pairs: `pairs(eqn, values)` says for each operand which of its elements an element of the
-        result depends on; None for none.
-      reads: the operands whose values it asks for; all of them must be known.
-      otherwise: where they are not.
+      pairs: `pairs(eqn, values)` returns for each operand the elements on which each element of the
+        result depends; None for an operand that does not matter.
+      reads: the operands whose values it uses; all of them must be known.
+      otherwise: the reach if they are not known.
     """
 
     pairs: Callable[[JaxprEqn, Sequence[Any]], list[Rows | None]]
@@ -84,14 +90,13 @@ class Paired:
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
-    """Each element of the result is an element of an operand, or none.
+    """Each element of the result is an element of an operand, or a constant.
 
     Attributes:
-      move: `move(params, *operands)` does with NumPy's arrays what the primitive does: what it does
-        to numbers that stand for elements says where those go. 0 stands for none. None: the
-        primitive itself is applied.
-      reads: the operands that say where to, and are not moved. All their values must be known.
-      otherwise: where they are not.
+      move: `move(params, *operands)` does on NumPy arrays what the primitive does. It is applied to
+        arrays of element numbers, with 0 for a constant. None: the primitive itself is applied.
+      reads: the operands that hold indices, and are not moved. All their values must be known.
+      otherwise: the reach if they are not known.
     """
 
     move: Moves | None = None
@@ -105,33 +110,33 @@ MOVED = Moved()
 
 
 def linked(links: Callable[[JaxprEqn], list[list[Links]]]) -> Linked:
-    """Axis by axis, in a way that no value changes."""
+    """Axis by axis, for links that do not depend on values of operands."""
     return Linked(lambda eqn, values: links(eqn))
 
 
 def kept(ndim: int, axes: Sequence[int]) -> Links:
-    """All axes but some, in order: what a reduction over those keeps."""
+    """Links of a reduction over `axes` of an operand with `ndim` axes."""
     return tuple(Along(i) for i in range(ndim) if i not in axes)
 
 
 def places(at: np.ndarray) -> Rows:
-    """Rows of places `[n, k]`; negative ones are none."""
+    """Convert an array of indices, `[n, k]`, to `Rows`; negative indices are left out."""
     there = at >= 0
     return np.concatenate([[0], np.cumsum(there.sum(1))]), at[there]
 
 
 def nonzeros(matrix: np.ndarray) -> Rows:
-    """Where the rows of a matrix are not zero. NaN is not zero."""
+    """The nonzero elements of a matrix, as `Rows`. NaN counts as nonzero."""
     rows, columns = np.nonzero(matrix)
     return np.searchsorted(rows, np.arange(len(matrix) + 1)), columns
 
 
 def window(n: int, m: int, size: int, stride: int = 1, low: int = 0, base: int = 1,
            spread: int = 1) -> np.ndarray:  # fmt: skip
-    """Places of `m` windows on an axis of `n` elements, `[m, size]`; -1 where none is.
+    """Indices of the elements in each of `m` windows on an axis of `n` elements, `[m, size]`.
 
-    `base - 1` holes are between the elements, `spread - 1` between the places of a window, and
-    `low` places before the first element.
+    -1 marks padding and holes. `low` is the padding before the first element, `base` the dilation
+    of the axis, `spread` the dilation of the window.
     """
     at = np.arange(m)[:, None] * stride + np.arange(size) * spread - low
     there = (at >= 0) & (at <= (n - 1) * base) & (at % base == 0)

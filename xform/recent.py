@@ -1,4 +1,4 @@
-"""A cache that does not grow for ever."""
+"""A cache of bounded size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class Recent(dict[Key, Value]):
-    """A dict of the entries that were made last, at most so many.
+    """A dict that keeps only the `most` entries that were added last.
 
     >>> from xform.recent import Recent
     >>> found = Recent(2)

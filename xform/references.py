@@ -1,9 +1,9 @@
-"""Mutable references (`jax.new_ref`) made pure: what a reference holds becomes a value.
+"""Remove mutable references (`jax.new_ref`) from a program: their contents become plain values.
 
-A reference that is made inside a differentiated function is a `Cell` while its program is read:
-`ref[...]` reads the cell, `ref[...] = x` gives it a new value, and a nested program that uses the
-reference takes its value and returns it changed. What comes out is an ordinary program. References
-that come from outside are left as they are.
+This applies to references that a differentiated function creates. The program is evaluated with a
+`Cell` for each reference: `ref[...]` reads the cell, and `ref[...] = x` replaces its value. A
+nested program that uses the reference takes its value as an input and returns the new value. The
+result is an ordinary program. References from outside the function are left unchanged.
 """
 
 from __future__ import annotations
@@ -37,48 +37,48 @@ Value = Any
 
 @dataclasses.dataclass(eq=False)
 class Cell:
-    """A reference, while it is being made pure: what it holds now.
+    """The current value of a reference.
 
-    What a reference of the kind "no_grad_no_remat" holds is a constant.
+    `constant`: no derivative passes through it (a reference of kind "no_grad_no_remat").
     """
 
     value: Value
     constant: bool = False
 
     def put(self, value: Value) -> None:
-        """Hold another value."""
+        """Replace the value."""
         self.value = lax.stop_gradient(value) if self.constant else value
 
 
 def makes_references(jaxpr: Any) -> bool:
-    """Whether equations of a jaxpr, nested ones aside, make references."""
+    """Whether a jaxpr creates references, not counting nested programs."""
     return any(eqn.primitive in MAKERS for eqn in jaxpr.eqns)
 
 
 def pure(jaxpr: Any, consts: Sequence[Any]) -> Any:
-    """A jaxpr of the same inputs and outputs, without the references that it makes."""
+    """A jaxpr that computes the same without references, for one that creates references."""
     run = lambda *args: _run(jaxpr, consts, args)
     inputs = (*jaxpr.constvars, *jaxpr.invars)[len(consts) :]
     return jax.make_jaxpr(run)(*[v.aval for v in inputs])
 
 
 def involves(primitive: Primitive, args: Sequence[Any]) -> bool:
-    """Whether an operation makes a reference, or is on a cell."""
+    """Whether an operation creates a reference, or has a cell among its arguments."""
     return primitive in MAKERS or any(isinstance(x, Cell) for x in args)
 
 
 def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
           where: str = "") -> list[Any]:  # fmt: skip
-    """Outputs of an operation that `involves` references; cells among `args` change."""
+    """Run an operation that `involves` references; updates the cells among `args`."""
     name = primitive.name
     if primitive in _OPERATIONS:
         return _OPERATIONS[primitive](params, *args)
     if primitive not in _PROGRAMS:
         raise NotDifferentiable(
             f"derivative of a program in which {name} uses a mutable reference",
-            f"what a reference holds cannot be passed through {name}",
+            f"xform does not support references as arguments of {name}",
             where,
-            f"read the reference before, pass the value to {name}, and write what it returns",
+            f"read the reference first, pass the value to {name}, and write the result back",
         )
     cells = list(dict.fromkeys(x for x in args if isinstance(x, Cell)))
     outs, values = _PROGRAMS[primitive](params, list(args), cells)
@@ -88,7 +88,7 @@ def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
 
 
 def _run(jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
-    """Outputs of a jaxpr; cells among its inputs change."""
+    """Evaluate a jaxpr; updates the cells among its inputs."""
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
     outer = name_stack()
     for eqn in map(settle, jaxpr.eqns):
@@ -135,15 +135,15 @@ def _addupdate(params: dict[str, Any], cell: Cell, value: Value, *indices: Value
     return []
 
 
-# Programs: the values of the cells go in, and come out changed.
+# Operations with nested programs: the values of the cells become inputs and outputs of these.
 
-Inside = Callable[..., tuple[list[Value], list[Value]]]
+_Function = Callable[..., tuple[list[Value], list[Value]]]
 
 
-def _inside(jaxpr: Any, args: Sequence[Any], cells: Sequence[Cell]) -> Inside:
-    """A program as a function from its inputs and what the cells hold to outputs and the same.
+def _as_function(jaxpr: Any, args: Sequence[Any], cells: Sequence[Cell]) -> _Function:
+    """A nested program as a function `(inputs, cell values) -> (outputs, new cell values)`.
 
-    `args` says where the cells stand among the inputs; in those places inputs are not looked at.
+    `args` shows which inputs are cells. The function ignores its inputs at these positions.
     """
     opened, consts = closed(jaxpr)
     places = [cells.index(x) if isinstance(x, Cell) else None for x in args]
@@ -156,53 +156,53 @@ def _inside(jaxpr: Any, args: Sequence[Any], cells: Sequence[Cell]) -> Inside:
     return run
 
 
-def _plain(args: Sequence[Any]) -> list[Any]:
+def _without_cells(args: Sequence[Any]) -> list[Any]:
     return [None if isinstance(x, Cell) else x for x in args]
 
 
-def _held(cells: Sequence[Cell]) -> list[Value]:
+def _values(cells: Sequence[Cell]) -> list[Value]:
     return [c.value for c in cells]
 
 
 def _call(params: dict[str, Any], args: list[Any], cells: list[Cell]):
     body = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
-    run = _inside(body, args, cells)
+    run = _as_function(body, args, cells)
     if "name" in params:
         run.__name__ = params["name"]
-        return jax.jit(run)(_plain(args), _held(cells))
+        return jax.jit(run)(_without_cells(args), _values(cells))
     if "policy" in params:
         run = checkpoint(run, policy=params["policy"], prevent_cse=params["prevent_cse"])
-    return run(_plain(args), _held(cells))
+    return run(_without_cells(args), _values(cells))
 
 
 def _cond(params: dict[str, Any], args: list[Any], cells: list[Cell]):
     index, *operands = args
-    branches = [_inside(b, operands, cells) for b in params["branches"]]
-    return switch(params, index, branches, _plain(operands), _held(cells))
+    branches = [_as_function(b, operands, cells) for b in params["branches"]]
+    return switch(params, index, branches, _without_cells(operands), _values(cells))
 
 
 def _while(params: dict[str, Any], args: list[Any], cells: list[Cell]):
     a = params["cond_nconsts"]
     b = a + params["body_nconsts"]
     carry = args[b:]
-    cond = _inside(params["cond_jaxpr"], [*args[:a], *carry], cells)
-    body = _inside(params["body_jaxpr"], [*args[a:b], *carry], cells)
-    before, inside = _plain(args[:a]), _plain(args[a:b])
+    cond = _as_function(params["cond_jaxpr"], [*args[:a], *carry], cells)
+    body = _as_function(params["body_jaxpr"], [*args[a:b], *carry], cells)
+    before, inside = _without_cells(args[:a]), _without_cells(args[a:b])
     return lax.while_loop(
         lambda state: cond([*before, *state[0]], state[1])[0][0],
         lambda state: body([*inside, *state[0]], state[1]),
-        (list(carry), _held(cells)),
+        (list(carry), _values(cells)),
     )
 
 
 def _scan(params: dict[str, Any], args: list[Any], cells: list[Cell]):
-    """A cell among the scanned inputs is scanned along its first axis."""
+    """A scan. A cell among the scanned inputs is scanned along its first axis."""
     n_consts, n_carry = scan_counts(params)
     a, b = n_consts, n_consts + n_carry
-    consts, carry, seq = _plain(args[:a]), args[a:b], args[b:]
+    consts, carry, seq = _without_cells(args[:a]), args[a:b], args[b:]
     sliced = [x for x in seq if isinstance(x, Cell)]
     whole = [c for c in cells if c not in sliced]
-    run = _inside(params["jaxpr"], args, [*whole, *sliced])
+    run = _as_function(params["jaxpr"], args, [*whole, *sliced])
 
     def step(state: Any, x: Any) -> Any:
         carry, values = state
@@ -211,17 +211,17 @@ def _scan(params: dict[str, Any], args: list[Any], cells: list[Cell]):
         k = len(whole)
         return (outs[:n_carry], after[:k]), (outs[n_carry:], after[k:])
 
-    start, xs = (list(carry), _held(whole)), (_plain(seq), _held(sliced))
+    start, xs = (list(carry), _values(whole)), (_without_cells(seq), _values(sliced))
     (carry, values), (ys, slices) = lax.scan(step, start, xs, **scan_options(params))
     after = dict(zip([*whole, *sliced], [*values, *slices], strict=True))
     return [*carry, *ys], [after[c] for c in cells]
 
 
 def _run_state(params: dict[str, Any], *values: Value) -> list[Any]:
-    """A program of references only: from what they hold to what they hold in the end."""
+    """Run a program whose inputs are all references; returns their final values."""
     cells = [Cell(v) for v in values]
     _run(params["jaxpr"], (), cells)
-    return _held(cells)
+    return _values(cells)
 
 
 _new_p, _empty_p, _run_state_p = named("new_ref"), named("empty_ref"), named("run_state")

@@ -1,4 +1,4 @@
-"""Where in the user's code an equation was written: its frames, and the name scopes around it."""
+"""Source positions of equations: frames of the user's code, and name scopes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import jax
 
 from xform._jax import JaxprEqn, source_info_util
 
-# User frames in error messages and HLO metadata are the user's, not ours.
+# Hide frames of xform from error messages and HLO metadata.
 source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 
 
 def source(eqn: JaxprEqn, outer: Any):
-    """Context in which `eqn` is bound again: its traceback and name stack.
+    """Context that sets the traceback and the name stack of `eqn`, to bind it in another trace.
 
-    JAX cuts tracebacks at a jit, so an equation of `jax.nn.silu` has none in the user's code; then
-    that of the call, which is current, is kept.
+    JAX cuts tracebacks at a jit, so an equation inside `jax.nn.silu` has no frame in the user's
+    code. For such an equation the current traceback, that of the call, is kept.
     """
     info = eqn.source_info
     traceback = info.traceback if _in_user_code(info.traceback) else None
@@ -28,7 +28,7 @@ def source(eqn: JaxprEqn, outer: Any):
 
 
 def within(eqn: JaxprEqn, call: JaxprEqn) -> JaxprEqn:
-    """An equation of a called function as one of its caller's, where the call stands."""
+    """An equation of a called function, with its source position nested in that of the call."""
     info, outer = eqn.source_info, call.source_info
     traceback = info.traceback if _in_user_code(info.traceback) else outer.traceback
     stack = outer.name_stack + info.name_stack
@@ -42,14 +42,14 @@ def _in_user_code(traceback: Any) -> bool:
 
 
 def name_stack():
-    """The name stack of the code that is being traced."""
+    """The current name stack."""
     return source_info_util.current_name_stack()
 
 
 def frame(eqn: Any = None) -> str:
-    """`file:line (function)` of the user's code that made `eqn`, or else of what runs now.
+    """`file:line (function)` of the user's code for `eqn`, or of the running code without one.
 
-    A layer of an installed library is not the user's code, unless there is nothing else.
+    Installed libraries count as the user's code only if there are no other frames.
     """
     info = getattr(eqn, "source_info", None)
     info = info if info and _in_user_code(info.traceback) else source_info_util.current()
@@ -59,7 +59,7 @@ def frame(eqn: Any = None) -> str:
 
 
 def _running() -> str:
-    """The same of Python's own stack: JAX's is cut where a trace begins."""
+    """`file:line (function)` from Python's stack: JAX's traceback is cut where a trace begins."""
     at: Any = sys._getframe()
     while at and at.f_code.co_filename.startswith(_LIBRARIES):
         at = at.f_back

@@ -1,8 +1,9 @@
-"""The registry: what is known of each primitive, its derivative and its traits, in one place.
+"""The registry of rules: the derivative and the traits of each primitive.
 
-A rule is that of a Primitive object, not of a name: a user's own "sin" is not JAX's. The library's
-own rules name JAX's primitives, and find the object when they load, or, where JAX loads it later
-(kernels, sparse arrays), when it is first met. `xform.words` has the words to declare one.
+A rule belongs to a Primitive object, not to a name: a user's primitive "sin" is not JAX's. The
+library's own rules give JAX's primitives by name. The object is looked up when the rule is
+declared or, if JAX loads the primitive later (kernels, sparse arrays), on first use. `xform.words`
+has the functions that declare rules.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from xform.traits import PLAIN, UNKNOWN, Traits
 Formula = Callable[..., Any]
 R = TypeVar("R", bound="Rule")
 RULES: dict[Primitive, Rule] = {}
-# Rules of primitives that JAX has not loaded yet, by name, and of those that other versions have.
+# By name: rules of primitives that JAX has not loaded yet, or that only other versions of JAX have.
 LATER: dict[str, Rule] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rule:
-    """What xform knows of one primitive.
+    """The rule of one primitive: its derivative and its traits.
 
     Attributes:
-      name: what its equations are called.
-      word: how its derivative is declared.
-      formulas: the derivative.
-      used: for each formula, the parameters that it takes.
-      known: the parameters that the rule knows; None: any, which none of them may change.
-      traits: what else is known.
+      name: name of the primitive.
+      word: how the derivative is declared, such as "linear"; see `xform.words`.
+      formulas: functions that compute the derivative.
+      used: for each formula, the parameters of the primitive that it takes.
+      known: parameters that the rule supports; None: parameters are not checked.
+      traits: properties besides the derivative.
       own: whether it is one of the library's own rules.
     """
 
@@ -47,8 +48,8 @@ class Rule:
     known: frozenset[str] | None = None
     traits: Traits = PLAIN
     own: bool = False
-    users: ClassVar[bool] = False  # it calls a user's backward function
-    numbers: ClassVar[bool] = False  # it takes Python's numbers as they are
+    users: ClassVar[bool] = False  # the rule calls a user's backward function
+    numbers: ClassVar[bool] = False  # the rule takes Python numbers, not converted to arrays
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         """Which outputs depend differentiably on the active inputs."""
@@ -57,28 +58,34 @@ class Rule:
         return tuple([differentiable(v.aval) for v in eqn.outvars])
 
     def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
-        """Which of the active inputs the wanted outputs may depend on."""
+        """Which active inputs the wanted outputs may depend on."""
         return active
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
-        """The program that stands for a call of no weight of its own.
+        """The program to inline in place of a call; None: the call stays.
 
-        `staged`: whether the call is part of another computation, rather than run by itself.
+        `staged`: whether the call is part of a traced computation, rather than run eagerly.
         """
         return None
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]
              ) -> Sequence[Value]:  # fmt: skip
-        """Tangents of the outputs, from the inputs, the outputs and the inputs' tangents."""
+        """Tangents `dys` of the outputs, given inputs `xs`, outputs `ys` and input tangents `dxs`.
+
+        A tangent may be None, a symbolic zero.
+        """
         raise NotImplementedError
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask) -> Sequence[Value]:  # fmt: skip
-        """Cotangents of the active inputs, from the inputs, the outputs and their cotangents."""
+        """Cotangents of the inputs, given inputs `xs`, outputs `ys` and output cotangents `cts`.
+
+        A cotangent may be None, a symbolic zero; those of inputs that are not `active` are None.
+        """
         raise NotImplementedError
 
     def check(self, eqn: JaxprEqn) -> None:
-        """Refuse a parameter that this rule does not know."""
+        """Raise an error if the equation has a parameter that this rule does not support."""
         if self.known is None or eqn.params.keys() <= self.known:
             return
         for name, value in eqn.params.items():
@@ -86,12 +93,13 @@ class Rule:
             if name not in self.known and not neutral:
                 raise UnsupportedParam(
                     f"derivative of {eqn.primitive.name}",
-                    f"its rule does not know the parameter {name}={value!r}",
+                    f"its rule does not support the parameter {name}={value!r}",
                     frame(eqn),
-                    "declare a rule that takes it as a keyword-only argument, with xform.extend",
+                    "declare a rule with xform.extend that takes it as a keyword-only argument",
                 )
 
     def call(self, formula: Formula, eqn: JaxprEqn, *args: Any) -> Any:
+        """Call a formula with `args` and the parameters of the equation that it takes."""
         used = self.used[formula]
         if not used:
             return formula(*args)
@@ -101,7 +109,10 @@ class Rule:
 def declare(kind: type[R], primitive: Primitive | str, word: str,
             formulas: Sequence[Formula], traits: Traits = PLAIN,
             known: Iterable[str] | None = (), **fields: Any) -> R:  # fmt: skip
-    """Enter a rule of some kind; the formulas' keyword-only arguments are known parameters too."""
+    """Add a rule of class `kind`. It supports the parameters `known`, and those its formulas take.
+
+    A formula takes a parameter of the primitive as a keyword-only argument of the same name.
+    """
     used = {f: _keywords(f) for f in formulas}
     name = primitive if isinstance(primitive, str) else primitive.name
     every = None if known is None else frozenset(known).union(*used.values())
@@ -114,18 +125,19 @@ def _keywords(f: Formula) -> tuple[str, ...]:
 
 
 def add_rule(primitive: Primitive | str, rule: R) -> R:
-    """Enter the rule of a primitive; declared again (a notebook cell run twice), it is replaced.
+    """Add the rule of a primitive, or replace the previous one (a notebook cell run twice).
 
     Args:
-      primitive: the Primitive; a name stands for JAX's own primitive of that name.
-      rule: an instance of a subclass of `Rule`, mostly of `xform.extend.Structured`, which has the
-        example.
+      primitive: the Primitive, or the name of one of JAX's own primitives.
+      rule: an instance of a subclass of `Rule`, usually of `xform.extend.Structured`, whose
+        docstring has an example.
 
     Returns:
       The rule.
 
     Raises:
-      WrongRule: the primitive has one of the library's own rules, or a name is no primitive's.
+      WrongRule: the primitive has one of the library's own rules, or JAX has no primitive of that
+        name.
     """
     if isinstance(primitive, str):
         own, rule = named(primitive), dataclasses.replace(rule, own=True)
@@ -159,9 +171,10 @@ _elsewhere: Callable[[Primitive], Rule | None] | None = None
 
 
 def loaded(elsewhere: Callable[[Primitive], Rule | None]) -> None:
-    """The library's own rules are all there: a name that JAX does not know is wrong from now on.
+    """Call this once all of the library's own rules are declared.
 
-    A primitive that has no rule here may have one `elsewhere`.
+    From then on `add_rule` refuses names that JAX does not have. `elsewhere` returns rules for
+    primitives that have none in the registry.
     """
     global _elsewhere
     _elsewhere = elsewhere
@@ -176,22 +189,22 @@ def rule_of(primitive: Primitive) -> Rule | None:
 
 
 def every_rule() -> dict[str, Rule]:
-    """All rules by the names of their primitives, loaded or not: for lists, not for looking up.
+    """All rules by name of the primitive, also of primitives that are not loaded. For listings.
 
-    Of primitives of one name, the library's own.
+    If several primitives share a name, the library's own rule is returned.
     """
     rules = sorted((*LATER.values(), *RULES.values()), key=lambda rule: rule.own)
     return {rule.name: rule for rule in rules}
 
 
 def traits(primitive: Primitive) -> Traits:
-    """The traits of a primitive; those of which nothing is known, if it has no rule."""
+    """The traits of a primitive; `UNKNOWN` if it has no rule."""
     rule = rule_of(primitive)
     return UNKNOWN if rule is None else rule.traits
 
 
 def lookup(eqn: JaxprEqn) -> Rule:
-    """The rule of an equation's primitive, checked against its parameters."""
+    """The rule of an equation's primitive; checks that it supports the equation's parameters."""
     rule = rule_of(eqn.primitive)
     if rule is None:
         raise MissingRule(

@@ -1,4 +1,4 @@
-"""Plain text tables, and numbers as people read them."""
+"""Plain text tables, and human-readable numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
 
 
 def human_bytes(n: int | None) -> str:
-    """A byte count in B, KiB, MiB, GiB or TiB; None is one that nobody says.
+    """A byte count in B, KiB, MiB, GiB or TiB; None is shown as "not known".
 
     >>> from xform.text import human_bytes
     >>> human_bytes(512), human_bytes(1536), human_bytes(3 * 2**30), human_bytes(None)
@@ -27,9 +27,10 @@ def human_bytes(n: int | None) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """A byte count from a number and a unit: `6 GiB`, `1.5GB`, `512 MB`, `1000`, `1e9`.
+    """Parse a byte count with an optional unit: `6 GiB`, `1.5GB`, `512 MB`, `1000`, `1e9`.
 
-    Units with an i are powers of 1024, those without are powers of 1000. ValueError otherwise.
+    KiB, MiB, ... are powers of 1024; KB, MB, ... are powers of 1000. Raises ValueError if the text
+    is not a byte count.
 
     >>> from xform.text import parse_bytes
     >>> parse_bytes("1.5 KiB"), parse_bytes("2MB")
@@ -48,7 +49,7 @@ def parse_bytes(text: str) -> int:
 
 
 def byte_count(amount: float | str) -> int:
-    """Bytes from a whole number or a string.
+    """Convert a whole number or a string to a byte count.
 
     Raises ValueError or TypeError for anything else, and for negative numbers.
 
@@ -57,12 +58,12 @@ def byte_count(amount: float | str) -> int:
     (16000000000, 1000000000)
     """
     if isinstance(amount, bool):
-        raise TypeError(f"{amount!r} is no number of bytes")
+        raise TypeError(f"{amount!r} is not a number of bytes")
     if isinstance(amount, str):
         n = parse_bytes(amount)
     elif isinstance(amount, float | np.floating):
         if not float(amount).is_integer():
-            raise ValueError(f"{amount!r} is no whole number")
+            raise ValueError(f"{amount!r} is not a whole number")
         n = int(amount)
     else:
         n = operator.index(amount)
@@ -90,14 +91,14 @@ def human_seconds(seconds: float) -> str:
 
 
 def unit_of(n: float, base: int, units: Sequence[str]) -> tuple[str, int]:
-    """The unit in which a number is written, and how many of the first unit it is.
+    """The unit in which to write `n`, and its size in the first unit.
 
     >>> from xform.text import BYTES, unit_of
     >>> unit_of(3 * 2**20, 1024, BYTES)
     ('MiB', 1048576)
     """
     power = 0
-    # What would round up to the base is shown in the next unit.
+    # A number that would be rounded up to the base is shown in the next unit.
     while abs(n) / base**power >= base - 0.05 and power < len(units) - 1:
         power += 1
     return units[power], base**power
@@ -109,7 +110,7 @@ def _scaled(n: int, base: int, units: Sequence[str]) -> str:
 
 
 def several(names: Sequence[str], most: int = 3) -> str:
-    """The first of some names, and how many more they are.
+    """The first `most` names as a text, and the number of the others.
 
     >>> from xform.text import several
     >>> several(["w", "b"]), several(["a", "b", "c", "d", "e"])
@@ -120,7 +121,7 @@ def several(names: Sequence[str], most: int = 3) -> str:
 
 
 def near(where: str) -> str:
-    """A place `file:line (function)` with its file relative to here, if that is shorter."""
+    """`file:line (function)` with the path relative to the current folder, if that is shorter."""
     path, line, rest = where.rpartition(".py:")
     if not path or path.startswith("<"):
         return where
@@ -128,7 +129,7 @@ def near(where: str) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Rows of cells as aligned lines; the columns at `right` are aligned to the right.
+    """Format rows of cells as aligned lines. `right`: indices of right-aligned columns.
 
     >>> from xform.text import columns
     >>> print(columns([["argument", "8 B"], ["temp", "512 B"]], right=[1]))
@@ -148,10 +149,10 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     )
 
 
-# How a terminal is told a colour.
+# Escape sequences that set a terminal's colour.
 _ANSI = re.compile("\x1b\\[[0-9;]*m")
 
 
 def _width(cell: str) -> int:
-    """How many columns of a terminal a text takes."""
+    """The number of terminal columns that a text takes."""
     return len(_ANSI.sub("", cell)) if "\x1b" in cell else len(cell)

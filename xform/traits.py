@@ -1,7 +1,7 @@
-"""Traits: what xform knows of a primitive besides its derivative.
+"""Traits: the properties of a primitive besides its derivative.
 
-They stand in the primitive's rule, and nowhere else: what a compiler does with an equation, what it
-costs, what may be done to it. Planner, passes and interpreters ask `table.traits(eqn.primitive)`.
+They tell how the compiler treats an equation, what it costs, and which rewrites are allowed. They
+are part of the primitive's rule: `table.traits(eqn.primitive)` returns them.
 """
 
 from __future__ import annotations
@@ -17,39 +17,42 @@ Count = Callable[[JaxprEqn], float]
 
 
 def none(eqn: JaxprEqn) -> float:
-    """The count of what takes no FLOPs, or passes over no bytes."""
+    """The count of FLOPs or bytes of an equation that takes none."""
     return 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """What is known of a primitive besides its derivative.
+    """The properties of a primitive besides its derivative.
+
+    The planner does not choose to recompute equations that are `random`, `collective` or
+    `foreign`. They are recomputed only under a policy that saves exactly the values it names.
 
     Attributes:
-      fusion: what XLA fuses it as with the equations around it: an operation on elements, a
-        movement of data (no FLOPs), or a reduction; "" where it is a kernel of its own.
-      view: its result is the elements of its operand in another shape, or repeated: nobody needs to
-        save it beside the operand.
-      identity: its result is its operand, which only bears a name, a place or a mark from there on.
-      pools: takes what stands in each of many windows to one element.
-      dear: takes so long for each element that XLA does not repeat it in every reader.
-      pure: one like it may stand for it. Not so of what keeps values apart for the compiler.
-      foldable: may be run while a program is made; without a word, what is no call.
-      random: draws random numbers, or makes keys. Run again only where a policy keeps what it names
-        and nothing else.
-      collective: what the devices of a mesh say to each other. Likewise.
-      foreign: a kernel, a callback, a transfer: the compiler does not see into it. Likewise.
-      call: of a call, the parameter that holds what is called.
-      calls: what a call means besides its body: nothing, a "custom" derivative, a "region" of
-        rematerialization, a "mark" of how it runs.
-      flops: counts its FLOPs; None: one for each element of the results, of the operand where it is
-        a reduction, none where it is a movement.
-      bytes: counts the bytes passed over when it is run again; None: those of the results, of the
-        operands where it is a reduction.
-      lowered: makes the `Program` that compilers for CPUs and GPUs are given in its place, or None
-        where it is not known; None: it is one of their operations, or they do not see into it.
-      reach: on which elements of the operands an element of the result depends; None: nothing is
-        known but what the derivative says.
+      fusion: how XLA fuses it with its neighbours: as an elementwise operation, a movement of data
+        (no FLOPs) or a reduction; "" if it runs as a kernel of its own.
+      view: the result holds the elements of the operand, reshaped or repeated. It is never saved,
+        because it costs nothing to make from the operand.
+      identity: the result equals the operand, with a name, a sharding or a mark attached.
+      pools: reduces each of many windows of the operand to one element.
+      dear: so expensive per element that XLA does not duplicate it into every reader.
+      pure: an equal equation may replace it. False for primitives that keep the compiler from
+        merging values, such as barriers.
+      foldable: may be evaluated at trace time if its inputs are known. Calls never are.
+      random: draws random numbers, or makes keys.
+      collective: communicates between the devices of a mesh.
+      foreign: a kernel, a callback or a transfer, which the compiler cannot analyze.
+      call: for a call, the parameter that holds the called program.
+      calls: the meaning of a call beyond its body: "" for none, a "custom" derivative, a remat
+        "region", a "mark" of how to run it.
+      flops: a function that counts its FLOPs. None: one per element of the results (of the operand,
+        for a reduction; none for a movement).
+      bytes: a function that counts the bytes of memory traffic of a recompute. None: the bytes of
+        the results (of the operands, for a reduction).
+      lowered: a function that returns the `Program` to which it is lowered for CPUs and GPUs, or
+        None if unknown. None: it is an XLA operation, or opaque to XLA.
+      reach: on which elements of the operands an element of the result depends. None: on all
+        elements of every operand that it has a derivative in.
     """
 
     fusion: Literal["elementwise", "movement", "reduction", ""] = ""
@@ -71,27 +74,27 @@ class Traits:
 
     @property
     def folds(self) -> bool:
-        """Whether it is run while a program is made, if its inputs are known; no call is."""
+        """Whether it is evaluated at trace time if its inputs are known. Calls never are."""
         return self.foldable and not (self.call or self.calls)
 
     @property
     def fusible(self) -> bool:
-        """Whether XLA fuses it with what reads its result."""
+        """Whether XLA fuses it with the readers of its result."""
         return bool(self.fusion)
 
     @property
     def repeatable(self) -> bool:
-        """Whether it may be run again without a policy that says so."""
+        """Whether the planner may choose to recompute it."""
         return not (self.random or self.collective or self.foreign)
 
     @property
     def named(self) -> list[str]:
-        """The traits that differ from those of a primitive of which nothing is known, as words."""
-        usual = Traits()
+        """Words for the traits that differ from the default."""
+        default = Traits()
         words: list[str] = [self.fusion] if self.fusion else []
         for field in dataclasses.fields(self)[1:]:
             value = getattr(self, field.name)
-            if value == getattr(usual, field.name) or field.name == "reach":
+            if value == getattr(default, field.name) or field.name == "reach":
                 continue
             if isinstance(value, str):
                 words.append(f"{field.name}={value}")
@@ -108,10 +111,10 @@ ELEMENTWISE = Traits("elementwise", reach=EACH)
 DEAR = Traits("elementwise", dear=True, reach=EACH)
 MOVEMENT = Traits("movement", reach=MOVED)
 VIEW = Traits("movement", view=True, reach=MOVED)
-# Moved nowhere: a conversion.
+# A conversion: counted as a movement, but each element stays where it is.
 CONVERSION = Traits("movement", reach=EACH)
 REDUCTION = Traits("reduction")
-# Neither FLOPs nor a loop over elements.
+# No FLOPs, and no loop over elements.
 MARK = Traits(identity=True, flops=none, reach=EACH)
 UNFUSED = Traits(flops=none)
 RANDOM = Traits(random=True)

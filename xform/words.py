@@ -1,19 +1,19 @@
-"""The words in which a rule is declared.
+"""Functions that declare rules. Each stands for one form of derivative.
 
-| word | the formula | what follows |
+| word | formula | push (forward mode) and pull (reverse mode) |
 | --- | --- | --- |
-| `pointwise(p, d1, d2, ...)` | `di(y, *x)`: elementwise partial derivative | push, pull multiply |
+| `pointwise(p, d1, d2, ...)` | `di(y, *x)`: elementwise partial derivative | both multiply |
 | `linear(p, transpose)` | `transpose(ct, *x)`: cotangents of linear inputs | push is `p` |
 | `bilinear(p, lhs, rhs)` | `lhs(ct, a, b)`, `rhs(ct, a, b)`: two transposes | product rule |
-| `constant(p, ...)` | none: the derivative is zero wherever it exists | nothing flows |
-| `composite(p, jvp)` | `jvp(primals, tangents)` in JAX operations | pull is derived |
-| `Structured` | a class; the primitive holds programs | see `interpret.node` |
-| `opaque` | none: a kernel, a callback | an error, where one is needed |
+| `constant(p, ...)` | none: the derivative is zero wherever it exists | symbolic zeros |
+| `composite(p, jvp)` | `jvp(primals, tangents)` in JAX operations | pull is derived from it |
+| `Structured` | a class, for a primitive with nested programs | see `interpret.node` |
+| `opaque` | none: a kernel, a callback | raise an error |
 
-In formulas `y` is the output, `x` or `a, b` the inputs, `ct` a cotangent, `d...` a tangent, and
-`None` a symbolic zero. A formula takes the parameters that it uses as keyword-only arguments; any
-other parameter of the equation must be neutral (None, False or empty), else `UnsupportedParam`: a
-parameter that a new JAX adds is never ignored silently.
+In formulas, `y` is the output, `x` or `a, b` the inputs, `ct` a cotangent, `d...` a tangent, and
+`None` a symbolic zero. A formula takes parameters of the equation as keyword-only arguments. Any
+other parameter must be neutral (None, False or empty), else `UnsupportedParam` is raised. So a
+parameter that a new version of JAX adds is never ignored silently.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from xform.traits import ELEMENTWISE, PLAIN, Traits
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pointwise(Rule):
-    """Formulas are partial derivatives `di(y, *x)`.
+    """An elementwise primitive. The formulas are partial derivatives `di(y, *x)`.
 
-    A plain 1 or -1 costs no multiplication. A tuple of factors is applied one by one, so that the
-    factors are what is saved (they may be saved anyhow, or be inputs) and not their product.
+    A plain 1 or -1 costs no multiplication. A tuple of factors is applied one by one. So the
+    residuals are the factors, which may be inputs or saved anyway, and not their product.
     """
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
@@ -60,7 +60,10 @@ class Pointwise(Rule):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Linear(Rule):
-    """The formula is the transpose in the inputs at `over` (None: every differentiable one)."""
+    """A primitive that is linear in the inputs at `over` (None: in every differentiable input).
+
+    The formula is the transpose.
+    """
 
     over: tuple[int, ...] | None = None
 
@@ -82,7 +85,7 @@ class Linear(Rule):
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip
-        # The zeros of integers are integers: operations that move values take no float0.
+        # Zeros for integer outputs are integers: data movement operations do not accept float0.
         kind = lambda aval: cotangent_aval(aval) if differentiable(aval) else aval
         full = instantiate(cts, eqn.outvars, kind=kind)
         ct = full if eqn.primitive.multiple_results else full[0]
@@ -95,22 +98,25 @@ class Linear(Rule):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Apart(Linear):
-    """Each output is one of the operands. A symbolic zero among them stays one."""
+    """A primitive that returns its operands unchanged, such as `optimization_barrier`.
+
+    Symbolic zeros among tangents and cotangents stay symbolic zeros.
+    """
 
     def passed(self, eqn: JaxprEqn) -> Mask:
-        """Which operands are outputs, in the same order."""
+        """Which operands are returned. The outputs are these operands in the same order."""
         return tuple([not is_reference(v.aval) for v in eqn.invars])
 
     def narrowed(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
-        """The parameters for some of those operands."""
+        """The parameters of the equation for some of the returned operands."""
         return params
 
     def turned(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The parameters of the transpose."""
+        """The parameters of the transposed equation."""
         return params
 
     def part(self, eqn: JaxprEqn, on: Mask) -> JaxprEqn:
-        """The equation for some of those operands."""
+        """The equation for some of the returned operands only."""
         places = zip(eqn.invars, spread(on, self.passed(eqn)), strict=True)
         inputs = [v for v, kept in places if kept is not False]
         params = self.narrowed(eqn.params, on)
@@ -139,7 +145,7 @@ class Apart(Linear):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bilinear(Rule):
-    """Formulas `lhs(ct, a, b)` and `rhs(ct, a, b)` are the transposes in `a` and in `b`."""
+    """A product: the formula `lhs(ct, a, b)` is the transpose in `a`, `rhs(ct, a, b)` in `b`."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         (a, b), (da, db) = xs, dxs
@@ -156,23 +162,23 @@ class Bilinear(Rule):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Composite(Rule):
-    """The formula is a jvp; `interpret` derives the pullback from its linear part."""
+    """A primitive whose formula is a jvp; `interpret` transposes its linear part."""
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        """Outputs and their tangents; a formula without outputs means those of the primitive."""
+        """Outputs and their tangents; binds the primitive if the formula returns no outputs."""
         ys, dys = self.call(self.formulas[0], eqn, xs, dxs)
         return apply(eqn, xs) if ys is None else ys, dys
 
 
 def pointwise(primitive: Primitive | str, *partials: Formula, traits: Traits = ELEMENTWISE) -> Rule:
-    """An elementwise primitive: one partial derivative `di(y, *x)` for each input.
+    """Declare an elementwise primitive by a partial derivative `di(y, *x)` for each input.
 
     Args:
       primitive: the Primitive; it returns one array, of the shape that its inputs broadcast to.
-      *partials: for each input a function of the output and the inputs, which returns the partial
-        derivative as an array, or 1 or -1, or a tuple of factors; parameters of the primitive that
-        it takes are keyword-only.
-      traits: what else is known; without a word, that XLA fuses it.
+      *partials: for each input a function of the output and the inputs. It returns the partial
+        derivative as an array, 1, -1, or a tuple of factors. Parameters of the primitive are
+        keyword-only arguments.
+      traits: other properties; the default says that XLA fuses the primitive.
 
     Raises:
       WrongRule: the primitive has one of the library's own rules.
@@ -189,15 +195,15 @@ def pointwise(primitive: Primitive | str, *partials: Formula, traits: Traits = E
 
 def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...] | None = None,
            traits: Traits = PLAIN) -> Rule:  # fmt: skip
-    """A primitive that is linear in its array inputs.
+    """Declare a primitive that is linear in its array inputs.
 
     Args:
       primitive: the Primitive.
-      transpose: `transpose(ct, *x)` returns one cotangent (that of the first linear input) or a
-        list for all inputs, None where there is none; `ct` is a list if the primitive has
+      transpose: `transpose(ct, *x)` returns one cotangent (of the first linear input), or a list
+        for all inputs with None for those without a cotangent; `ct` is a list if the primitive has
         `multiple_results`.
-      over: the positions of the linear inputs; None: every one of a float or complex dtype.
-      traits: what else is known.
+      over: positions of the linear inputs; None: every input of a float or complex dtype.
+      traits: other properties.
 
     Raises:
       WrongRule: the primitive has one of the library's own rules.
@@ -215,13 +221,13 @@ def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...]
 def bilinear(
     primitive: Primitive | str, lhs: Formula, rhs: Formula, traits: Traits = PLAIN
 ) -> Rule:
-    """A primitive that is linear in each of its two inputs, with the other one held.
+    """Declare a primitive that is linear in each of its two inputs, with the other one fixed.
 
     Args:
       primitive: the Primitive.
       lhs: `lhs(ct, a, b)` returns the cotangent of `a`.
       rhs: `rhs(ct, a, b)` returns the cotangent of `b`.
-      traits: what else is known.
+      traits: other properties.
 
     Raises:
       WrongRule: the primitive has one of the library's own rules.
@@ -239,12 +245,14 @@ def bilinear(
 
 def constant(*primitives: Primitive | str, known: Iterable[str] | None = None,
              traits: Traits = PLAIN) -> None:  # fmt: skip
-    """Primitives whose derivative is zero wherever it exists (rounding, comparison, integers).
+    """Declare primitives whose derivative is zero wherever it exists.
+
+    Examples are rounding, comparisons and integer operations.
 
     Args:
       *primitives: any number of Primitives.
       known: the parameters that they may have; None: any.
-      traits: what else is known of all of them.
+      traits: other properties, shared by all of them.
 
     Raises:
       WrongRule: a primitive has one of the library's own rules.
@@ -262,14 +270,14 @@ def constant(*primitives: Primitive | str, known: Iterable[str] | None = None,
 
 
 def composite(primitive: Primitive | str, jvp: Formula, traits: Traits = PLAIN) -> Rule:
-    """A primitive whose derivative is written in JAX operations.
+    """Declare a primitive by a jvp that is written in JAX operations.
 
     Args:
       primitive: the Primitive.
       jvp: `jvp(primals, tangents, **params)` returns a list of outputs and a list of their
-        tangents, None where zero; its linear part is transposed for the pullback. The outputs are
-        the primitive's own, bit for bit: bind it, or return None for the list.
-      traits: what else is known.
+        tangents, None for zero. Its linear part is transposed for the pullback. The outputs must
+        equal those of the primitive bit for bit: bind it, or return None for the list of outputs.
+      traits: other properties.
 
     Raises:
       WrongRule: the primitive has one of the library's own rules.
