@@ -158,10 +158,10 @@ Plan.plot
         ValueError,
         """\
 policy=budget('3 B')
-  problem: the lowest peak found takes 48 B (simulated): arguments 16 B, outputs 16 B, saved 0 B, \
-the rest in work
+  problem: the lowest peak found is 48 B (simulated): arguments 16 B, outputs 16 B, saved values \
+0 B, the rest temporary
   remedy:  raise the budget, donate arguments that are not read later, make the batch or the \
-sequence smaller, shard the largest arguments, or offload what is saved""",
+sequence smaller, shard the largest arguments, or offload saved values""",
     ),
     "a solver that stopped": (
         unsolved,
@@ -179,10 +179,10 @@ a budget with solver='exact'
         ValueError,
         """\
 policy=budget('3 B', of='saved')
-  problem: the plan that saves least saves 36 B: float32[3] x 3 of cos at HERE
+  problem: the smallest plan saves 36 B: float32[3] x 3 of cos at HERE
   where:   HERE
-  remedy:  raise the budget, make the batch or the sequence smaller, or mark with xform.remat what \
-holds these values""",
+  remedy:  raise the budget, make the batch or the sequence smaller, or apply xform.remat to the \
+functions that compute these values""",
     ),
     "a folder that is not there": (
         lambda: xform.memory_analysis(lambda x: x, X).save_html("/nope/x.html"),

@@ -93,8 +93,8 @@ def test_scalars_and_what_has_no_bytes() -> None:
         ("jit(f)/mlp/sin", "", "mlp"),
         ("jit(f)/xform(saved: on the cheapest cut)/mlp/sin", "on the cheapest cut", "mlp"),
         ("jit(f)/xform(saved: names('a/b') saves a/b)/mlp/sin", "names('a/b') saves a/b", "mlp"),
-        ("jit(f)/while/body/xform(saved: has effects: never run again)/sin",
-         "has effects: never run again", ""),
+        ("jit(f)/while/body/xform(saved: has effects: never recomputed)/sin",
+         "has effects: never recomputed", ""),
         ("jit(f)/xform(backward)/mlp/sin", "", "mlp"),
     ],
 )  # fmt: skip

@@ -164,5 +164,5 @@ def test_a_plan_that_is_refused_without_a_size(monkeypatch: pytest.MonkeyPatch) 
     assert "refused by the compiler" in str(made)
     with pytest.raises(xform.errors.BudgetInfeasible) as caught:
         xform.plan(f, f32(16, 16), policy=xform.policies.budget("1 MiB"))
-    assert "(simulated; the compiler refuses it)" in str(caught.value)
+    assert "(simulated; the compiler refuses the program)" in str(caught.value)
     assert math.isfinite(caught.value.floor_bytes)

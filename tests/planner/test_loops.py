@@ -77,7 +77,7 @@ def every(prog: Program) -> list[JaxprEqn]:
 
 def test_a_shape_of_another_length_is_refused() -> None:
     prog = trace(lambda *xs: [recurrent(*xs)], W, X, STEPS)
-    with pytest.raises(ValueError, match="no shape of a loop of 30 steps"):
+    with pytest.raises(ValueError, match="does not have the 30 steps of the loop"):
         reshaped(prog, {0: ((4, 7),)})
 
 

@@ -164,7 +164,7 @@ def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
     found = planned(ends(f(24)), made)
     assert found.shapes == made.shapes() != {}
     assert waiting_bytes(found.schedule) == made.saved_bytes <= policy.bytes
-    for g, has in ((PROGRAMS["one"], "the program none"), (f(23), "one of 23")):
+    for g, has in ((PROGRAMS["one"], "the program has no such loop"), (f(23), "23 in the program")):
         with pytest.raises(errors.OtherProgram, match=has):
             planned(ends(g), made)
 

@@ -45,7 +45,9 @@ def test_too_much_is_saved() -> None:
     error = over_budget(floor, policies.budget(100, of="saved"), kept_bytes(floor))
     assert isinstance(error, BudgetInfeasible)
     assert error.floor_bytes == kept_bytes(floor)
-    assert f"saves least saves {human_bytes(kept_bytes(floor))}: float32[4,8] x 7" in str(error)
+    assert f"the smallest plan saves {human_bytes(kept_bytes(floor))}: float32[4,8] x 7" in str(
+        error
+    )
     assert "policy=budget('100 B', of='saved')" in str(error)
     assert "test_refused.py" in error.where
     assert " x 7" not in error.where
@@ -56,11 +58,13 @@ def test_the_peak_is_too_high() -> None:
     error = infeasible(policies.budget(100), floor, 5 * 1024, "simulated", 2048)
     said = str(error)
     assert error.floor_bytes == 5 * 1024
-    assert "takes 5.0 KiB (simulated)" in said
+    assert "is 5.0 KiB (simulated)" in said
     # Arguments with the cotangent of the loss; the loss with both gradients.
-    assert ", 2.0 KiB beside the derivative, the rest in work" in said
+    assert ", 2.0 KiB outside the derivative, the rest temporary" in said
     size = human_bytes(W.nbytes + X.nbytes + 4)
-    assert f"arguments {size}, outputs {size}, saved {human_bytes(kept_bytes(floor))} (" in said
+    assert (
+        f"arguments {size}, outputs {size}, saved values {human_bytes(kept_bytes(floor))} (" in said
+    )
 
 
 @pytest.mark.parametrize("args", [(jnp.ones((0, 8)),), (jnp.float32(1),)])
@@ -68,6 +72,6 @@ def test_where_nothing_is_saved_no_line_is_named(args) -> None:
     floor = how(lambda x: jnp.sum(2 * x), *args)
     assert floor_rows(floor) == []
     error = infeasible(policies.budget(1), floor, 7, "compiled", -8)
-    assert "saved 0 B, the rest in work" in str(error)
+    assert "saved values 0 B, the rest temporary" in str(error)
     assert error.where == ""
     assert over_budget(floor, policies.budget(0, of="saved"), 7).where == ""

@@ -115,7 +115,7 @@ def test_every_budget_down_to_the_floor_is_kept_and_less_takes_more_work(model, 
 @pytest.mark.parametrize("seed", range(12))
 def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch) -> None:
     """Where it is off by up to a tenth of each plan, and as many plans are compiled as it takes."""
-    for limit in ("FIRST", "COMPILES", "_OVER"):
+    for limit in ("FIRST", "COMPILES", "_MAX_MISSES"):
         monkeypatch.setattr(search, limit, 1000)
     monkeypatch.setattr(search, "_NEAR", 1.1 / 0.9)  # the plan and the default, both off by a tenth
     f, w = attention(3)

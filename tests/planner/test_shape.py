@@ -39,7 +39,7 @@ def test_a_loop_in_another_shape_makes_the_same(shape, reverse: bool) -> None:
 
 def test_a_shape_of_another_length_is_refused() -> None:
     (eqn,) = trace(lambda *xs: jax.tree.leaves(scanned(False, *xs)), STEPS[0], STEPS).equations
-    with pytest.raises(ValueError, match="no shape of a loop of 12 steps"):
+    with pytest.raises(ValueError, match="does not have the 12 steps of the loop"):
         in_parts(eqn, [STEPS[0], STEPS], ((3, 3),))
 
 

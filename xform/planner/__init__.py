@@ -1,1 +1,1 @@
-"""What a backward pass keeps, and what it costs."""
+"""The planner: chooses which values the backward pass saves, and predicts bytes and FLOPs."""

@@ -1,4 +1,4 @@
-"""How little any plan within a budget could run again: what a plan is to be compared with."""
+"""A lower bound on the FLOPs that any plan within a budget recomputes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from xform.policies import Budget, MinCut
 
 
 def least_flops(problem: Problem, budget: Budget, held: int = 0) -> int:
-    """FLOPs that each plan within a budget runs again, if it runs no step of a loop twice again.
+    """Return a lower bound on the FLOPs that a plan within `budget` recomputes.
 
-    A peak holds the arguments, the bytes `held` beside them (less than 0: arguments that are
-    donated), and what is kept. So no plan within it runs less again than the least, in part even,
-    for so many bytes kept. 0
-    where no more is known: of a program that is too large to solve, of one with branches, whose
-    values share memory, or of a budget that is only met by loops that are run again from few of
-    their states.
+    The bound holds for plans that recompute each step of a loop at most once. A peak contains the
+    arguments, the bytes `held` in addition (negative if arguments are donated) and the saved
+    values. So the saved values have at most the rest of the budget, and the bound is the relaxed
+    integer program (values may be saved in part) for that number of bytes.
+
+    The bound is 0 if nothing better is known: if the program is too large to solve, if it has
+    branches (their values share memory), or if only plans that rerun loops from a few stored states
+    fit the budget.
     """
-    most = problem.schedule(MinCut())
-    arguments = sum(aval_bytes(v.aval) for v in most.joint.inputs) + held
-    left = budget.bytes - (arguments if budget.of == "peak" else 0)
-    if kept_bytes(most) <= left or size(most) > MOST:
+    save_most = problem.schedule(MinCut())
+    arguments = sum(aval_bytes(v.aval) for v in save_most.joint.inputs) + held
+    remaining = budget.bytes - (arguments if budget.of == "peak" else 0)
+    if kept_bytes(save_most) <= remaining or size(save_most) > MOST:
         return 0
-    program = IntegerProgram(most, problem.link)
-    flops = None if program.branched else program.bound(left)
+    program = IntegerProgram(save_most, problem.link)
+    flops = None if program.branched else program.bound(remaining)
     return 0 if flops is None else math.floor(flops)

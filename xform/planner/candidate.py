@@ -1,4 +1,4 @@
-"""A whole program under a schedule, as a candidate for a budget."""
+"""A candidate for a budget: one Schedule of the whole program."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from xform.planner.loops import Shapes
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A whole program under a Schedule.
+    """A Schedule of the whole program, with the changes to its loops and remat regions.
 
     Attributes:
-      schedule: its Schedule.
-      shapes: the shapes of the program's loops that are taken apart, by their place.
-      regions: whether remat regions are open in the program, or as they are marked.
+      schedule: the values that are saved and the equations that are recomputed.
+      shapes: for each loop that is split or nested, its index in `loops` and its new shape.
+      regions: "open" if remat regions are dissolved, "marked" if they are as their author wrote.
     """
 
     schedule: Schedule
@@ -26,5 +26,5 @@ class Candidate:
 
     @property
     def work(self) -> tuple[int, int]:
-        """FLOPs that are run again, then bytes that are sent: candidates are compared by this."""
+        """Recomputed FLOPs, then bytes sent to the host. Candidates are ordered by this pair."""
         return recompute_flops(self.schedule), sent_bytes(self.schedule)

@@ -1,4 +1,4 @@
-"""The compiled bytes of plans: each plan of a program is compiled once in a process."""
+"""The compiled size of plans. A process compiles each plan of a program once."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from xform.planner.plan.record import record
 from xform.planner.problem import Problem
 from xform.recent import Recent
 
-# How many plans are compiled, at most, to find one for a budget, besides the default: until one is
-# within it, and in all. Before a budget is refused, four of the lowest plans are compiled.
+# Limits on the plans that are compiled for a budget, besides the default: FIRST until one of them
+# fits, COMPILES in total. Four of the smallest plans are compiled before a budget is refused.
 FIRST, COMPILES = 3, 6
 _MOST = 1 + max(COMPILES, FIRST + 4)
-# Bytes of compiled plans, by program and plan.
+# Compiled bytes by program, then by plan.
 _remembered: Recent[Hashable, dict[str, float]] = Recent(64)
 
 
 class Compiler:
-    """The compiler, asked for the bytes of plans of one program.
+    """Compiles plans of one program and returns their peak bytes.
 
     Args:
       problem: the derivative whose plans are compiled.
-      measure: bytes of a plan by the compiler, which is run for it; None if it does not say them.
-      decides: all else that a plan's bytes depend on: the target, what is donated.
+      measure: compiles one plan and returns its bytes; None if the compiler refuses the plan
+        without a size.
+      decides: everything else that the bytes depend on, such as the target and donated arguments.
 
     Attributes:
-      compiles: how many programs were compiled; others had been, in this process.
+      compiles: how many programs this object compiled. Sizes that this process already knew do not
+        count.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class Compiler:
         self.compiles = 0
 
     def bytes(self, candidate: Candidate) -> float:
-        """Bytes of a plan's program, compiled; infinite if the compiler refuses it without them."""
+        """Compiled bytes of a plan; infinite if the compiler refuses it without a size."""
         key = key_of(candidate.schedule)
         if key not in self._answers:
             alive.progress(f"{self.compiles} of at most {_MOST} candidates compiled")
@@ -56,7 +58,7 @@ class Compiler:
 
 
 def key_of(schedule: Schedule) -> str:
-    """The same for equal plans of equal programs."""
+    """A key of a Schedule. Equal decisions for equal programs have equal keys."""
     if "key" not in schedule.cache:
         schedule.cache["key"] = digest([text_of(record(decision_of(schedule), schedule.joint, {}))])
     return schedule.cache["key"]

@@ -1,13 +1,15 @@
-"""From a policy to the Schedule of a Joint, and of all Joints within it.
+"""Apply a policy to a Joint and to all Joints inside it; the result is a Schedule.
 
-Loops and calls come first: what they keep inside is one value outside, of so many bytes. Then the
-policy decides for the Joint itself. A minimum cut, and a `Decision`, decide for all of it at once.
-A budget takes the best of the decisions that `cuts/fit.py` proposes. Any other policy is asked for
-one value after the other. `schedule.py` makes a Schedule of what is decided.
+Loops and calls are planned first. To the Joint around them, the saved values of a loop or call are
+one value (its token) with a size. Then the policy decides for the Joint itself. A minimum cut and a
+`Decision` decide for all values at once. A budget takes the best of the decisions that
+`cuts/fit.py` proposes. Any other policy decides about one value at a time. `schedule.py` turns the
+decisions into a Schedule.
 
-A loop or call that keeps something inside keeps the outputs that are needed too, and a loop its
-carry; one that keeps nothing is run again as a whole, unless it has effects. Only at the top of a
-function is a loop never run again: its carries are kept, and the policy decides inside its body.
+If a loop or call saves values inside, its outputs that the backward pass reads are saved too, and
+so is the carry of a loop. A loop or call that saves nothing is recomputed as a whole, unless it has
+effects. The loops at the top level of a function are never recomputed: their carries are saved, and
+the policy decides inside their bodies.
 """
 
 from __future__ import annotations
@@ -46,12 +48,13 @@ Inner = dict[Node, tuple[Schedule, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where a Joint stands.
+class _Context:
+    """Where a Joint is in the program.
 
     Attributes:
-      backend: of a whole function, the backend that is planned for; None within one.
-      at_hand: the inputs that are there in the backward part, whatever is saved; None: all.
+      backend: the backend that the plan is for if the Joint is a whole function; None if it is
+        inside another Joint.
+      at_hand: which inputs are available in the backward part in any case; None means all.
     """
 
     backend: str | None
@@ -59,11 +62,11 @@ class _Place:
 
     @property
     def top(self) -> bool:
-        """Whether it is a whole function, whose loops are not run again."""
+        """Whether the Joint is a whole function, whose loops are not recomputed."""
         return self.backend is not None
 
-    def alike(self, policy: Any) -> Callable[[Joint], Schedule]:
-        """What plans other Joints that stand here under a policy."""
+    def plan_like_this(self, policy: Any) -> Callable[[Joint], Schedule]:
+        """A function that plans other Joints in this context under `policy`."""
         return functools.partial(
             schedule, policy=policy, backend=self.backend, at_hand=self.at_hand
         )
@@ -71,78 +74,81 @@ class _Place:
 
 def schedule(joint: Joint, policy: Any = None, backend: str | None = None,
          at_hand: Mask | None = None) -> Schedule:  # fmt: skip
-    """The Schedule of a Joint under a policy (None: what the backward part reads is kept as it is).
+    """Return the Schedule of a Joint under a policy; None saves everything the backward part reads.
 
-    A `backend` marks a whole function: its loops are not run again. `at_hand` are the inputs that
-    are there in the backward part in any case (None: all). A budget bounds the saved bytes here;
-    `planned.py` plans for a budget of the peak. Linear in equations, near linear under `min_cut`.
+    `backend` is given for a whole function, whose loops are not recomputed. `at_hand` says which
+    inputs are available in the backward part in any case (None: all). A budget bounds the saved
+    bytes here; `planned.py` plans for a budget of the peak.
+
+    Cost: linear in the number of equations, near linear under `min_cut`.
     """
-    place = _Place(backend, at_hand)
-    return _whole(_plan(joint, policy, place), place)
+    context = _Context(backend, at_hand)
+    return _improve_if_empty(_plan(joint, policy, context), context)
 
 
-def _plan(joint: Joint, policy: Any, place: _Place) -> Schedule:
+def _plan(joint: Joint, policy: Any, context: _Context) -> Schedule:
     policy = policy if isinstance(policy, Decision) else check(policy)
-    key: Any = policy, place
+    key: Any = policy, context
     if key not in joint.schedules:
         with seldom_collected():
-            joint.schedules[key] = _planned(joint, policy, place)
+            joint.schedules[key] = _plan_uncached(joint, policy, context)
     return joint.schedules[key]
 
 
-def _planned(joint: Joint, policy: Any, place: _Place) -> Schedule:
+def _plan_uncached(joint: Joint, policy: Any, context: _Context) -> Schedule:
     if isinstance(policy, Budget):
         of_region(policy)
-        return _best(joint, fit(policy), place)
-    return _decided(joint, policy, place)
+        return _best(joint, fit(policy), context)
+    return _dispatch(joint, policy, context)
 
 
-def _decided(joint: Joint, policy: Any, place: _Place) -> Schedule:
+def _dispatch(joint: Joint, policy: Any, context: _Context) -> Schedule:
     if isinstance(policy, Plan):
         policy = policy.decide(joint)
     if isinstance(policy, MinCut):
-        return _of_cut(joint, policy, place)
+        return _by_cut(joint, policy, context)
     if isinstance(policy, Decision):
-        inner = _inner(joint, policy, place.backend)
-        return _cut(joint, policy, inner, place)
-    return _of_answers(joint, policy, place)
+        inner = _inner(joint, policy, context.backend)
+        return _cut(joint, policy, inner, context)
+    return _by_answers(joint, policy, context)
 
 
 def best(joint: Joint, proposals: Proposals, backend: str) -> Schedule:
-    """The Schedule that proposals return, after they were sent the Schedule of each proposal."""
-    return _best(joint, proposals, _Place(backend, None))
+    """Run the generator `proposals`: send it the Schedule of each proposal, return its result."""
+    return _best(joint, proposals, _Context(backend, None))
 
 
-def _best(joint: Joint, proposals: Proposals, place: _Place) -> Schedule:
+def _best(joint: Joint, proposals: Proposals, context: _Context) -> Schedule:
     try:
         decisions = next(proposals)
         while True:
-            decisions = proposals.send(_whole(_planned(joint, decisions, place), place))
+            proposed = _plan_uncached(joint, decisions, context)
+            decisions = proposals.send(_improve_if_empty(proposed, context))
     except StopIteration as end:
         return end.value
 
 
-def _of_answers(joint: Joint, policy: Policy, place: _Place) -> Schedule:
-    """The Schedule under a policy that is asked for one value after the other."""
-    inner, again = _inner(joint, policy, place.backend), set[Node]()
+def _by_answers(joint: Joint, policy: Policy, context: _Context) -> Schedule:
+    """The Schedule under a policy that decides about one value at a time."""
+    inner, recomputed = _inner(joint, policy, context.backend), set[Node]()
     for node, schedules in inner.items():
-        if not _stays(node, schedules, policy, place.top):
-            again.add(node)
+        if not _is_kept(node, schedules, policy, context.top):
+            recomputed.add(node)
             if not node.region:
-                inner[node] = _as_it_is(node)
-    return scheduled(joint, by_policy(policy, again), inner, place.alike(policy))
+                inner[node] = _save_all_reads(node)
+    return scheduled(joint, by_policy(policy, recomputed), inner, context.plan_like_this(policy))
 
 
-def _stays(node: Node, schedules: tuple[Schedule, ...], policy: Policy, top: bool) -> bool:
-    """Whether a loop or call is kept, rather than run again as a whole."""
+def _is_kept(node: Node, schedules: tuple[Schedule, ...], policy: Policy, top: bool) -> bool:
+    """Whether a loop or call is saved, rather than recomputed as a whole."""
     loop = node.loop and top and not node.region
-    return policy == save_everything or has_effects(node.eqn) or loop or _keeps(schedules)
+    return policy == save_everything or has_effects(node.eqn) or loop or _saves_values(schedules)
 
 
-def _keeps(schedules: tuple[Schedule, ...]) -> bool:
-    """Whether plans keep a computed value, other than the state of loops."""
+def _saves_values(schedules: tuple[Schedule, ...]) -> bool:
+    """Whether any of the Schedules saves a computed value; the states of loops do not count."""
     return any(
-        _keeps(p.inner[p.joint.producer[v].params["node"]])
+        _saves_values(p.inner[p.joint.producer[v].params["node"]])
         if p.joint.producer[v].primitive is fork_p
         else True
         for p in schedules
@@ -150,79 +156,87 @@ def _keeps(schedules: tuple[Schedule, ...]) -> bool:
     )
 
 
-def _of_cut(joint: Joint, policy: MinCut, place: _Place) -> Schedule:
-    """The Schedule of a minimum cut; a loop or call that it runs again keeps nothing of its own."""
-    return _cheapest(joint, policy, _inner(joint, policy, place.backend), place)
+def _by_cut(joint: Joint, policy: MinCut, context: _Context) -> Schedule:
+    """The Schedule of a minimum cut. Loops and calls that it recomputes save nothing inside."""
+    return _cheapest(joint, policy, _inner(joint, policy, context.backend), context)
 
 
-def _cheapest(joint: Joint, policy: MinCut, inner: Inner, place: _Place) -> Schedule:
-    graph, prices = _graph(joint, inner), _prices(joint, policy, place.top)
-    sizes = _sizes(joint, policy, inner, place.at_hand)
+def _cheapest(joint: Joint, policy: MinCut, inner: Inner, context: _Context) -> Schedule:
+    graph, prices = _graph(joint, inner), _prices(joint, policy, context.top)
+    sizes = _sizes(joint, policy, inner, context.at_hand)
     saved = graph.cheapest(prices[graph.places], sizes, policy.written)
     for i, eqn in joint.forks.items():
         if eqn.outvars[-1] not in saved and prices[i] < math.inf:
-            inner[eqn.params["node"]] = _as_it_is(eqn.params["node"])
-    return _cut(joint, Decision(saved, {}), inner, place)
+            inner[eqn.params["node"]] = _save_all_reads(eqn.params["node"])
+    return _cut(joint, Decision(saved, {}), inner, context)
 
 
-def _whole(schedule: Schedule, place: _Place) -> Schedule:
-    """The Schedule of a whole function, improved if it keeps nothing.
+def _improve_if_empty(schedule: Schedule, context: _Context) -> Schedule:
+    """Reduce the peak of a whole function's Schedule that saves nothing; return others unchanged.
 
-    A Schedule that keeps nothing runs the whole forward part again before the backward part. All
-    that the backward part reads would then be live at once, as if nothing were run again. So of the
-    second run only the values of `min_cut` are kept, and operations that XLA fuses run a third
-    time, if the simulated peak is lower. Loops and calls that keep values are left as they are: a
-    `Decision` says only once what each of them keeps.
+    Such a Schedule recomputes the whole forward part before the backward part. Then all values that
+    the backward part reads are live at once, as if nothing were recomputed. The improved Schedule
+    holds only the values of `min_cut` after this second forward run, and runs fused operations a
+    third time. It is used if its simulated peak is lower.
+
+    A Schedule with loops or calls that carry a derivative is returned unchanged: a `Decision` can
+    say only once what each of them saves.
     """
-    heavy = (e for e in schedule.order if id(e) in schedule.recomputed and not fusible(e))
-    backend = place.backend
-    if backend is None or schedule.kept or schedule.joint.forks or not any(heavy):
+    expensive = (e for e in schedule.order if id(e) in schedule.recomputed and not fusible(e))
+    backend = context.backend
+    if backend is None or schedule.kept or schedule.joint.forks or not any(expensive):
         return schedule
-    key = "thinned", backend
+    key = "two steps", backend
     if key not in schedule.cache:
-        schedule.cache[key] = _thinned(schedule, place, backend)
+        schedule.cache[key] = _recompute_in_two_steps(schedule, context, backend)
     return schedule.cache[key]
 
 
-def _thinned(schedule: Schedule, place: _Place, backend: str) -> Schedule:
-    """The Schedule that also keeps values on the second forward run, if its peak is lower."""
+def _recompute_in_two_steps(schedule: Schedule, context: _Context, backend: str) -> Schedule:
+    """The Schedule that recomputes the values of `min_cut` first, then everything else from them.
+
+    Returns `schedule` itself unless the simulated peak of the new one is lower.
+    """
     joint = schedule.joint
-    cut = _cheapest(joint, min_cut, {}, place)  # it holds no other programs
-    again = live(joint.forward, cut.kept, effects=False)
-    if any(map(has_effects, again)):
+    cut = _cheapest(joint, min_cut, {}, context)  # {}: the Joint has no loops or calls
+    recomputed = live(joint.forward, cut.kept, effects=False)
+    if any(map(has_effects, recomputed)):
         return schedule
-    ids = {id(e) for e in again if not joint.free.issuperset(e.outvars)}
-    reads = {v for e in (*again, *cut.order) for v in reads_of(e, cut.inner)}
-    thinned = dataclasses.replace(
+    ids = {id(e) for e in recomputed if not joint.free.issuperset(e.outvars)}
+    reads = {v for e in (*recomputed, *cut.order) for v in reads_of(e, cut.inner)}
+    two_steps = dataclasses.replace(
         cut,
         kept=(),
         why={},
-        order=(*again, *cut.order),
+        order=(*recomputed, *cut.order),
         recomputed=cut.recomputed | ids,
         reads=tuple(on or v in reads for on, v in zip(cut.reads, joint.inputs, strict=True)),
         asked=schedule.asked,
         cache=Recent(),
     )
-    fewer = liveness(thinned, backend).total_bytes < liveness(schedule, backend).total_bytes
-    return thinned if fewer else schedule
+    lower = liveness(two_steps, backend).total_bytes < liveness(schedule, backend).total_bytes
+    return two_steps if lower else schedule
 
 
-def _cut(joint: Joint, cut: Decision, inner: Inner, place: _Place) -> Schedule:
-    """The Schedule of what is decided for a whole Joint, made once for equal decisions."""
+def _cut(joint: Joint, cut: Decision, inner: Inner, context: _Context) -> Schedule:
+    """The Schedule of a Decision for a whole Joint. Equal decisions share one Schedule."""
     sent, cache = frozenset(cut.offloaded.items()), joint.program.cache
-    key = "decided", cut.saved, sent, cut.snapshots, cut.asked, *inner.items(), place
+    key = "schedule", cut.saved, sent, cut.snapshots, cut.asked, *inner.items(), context
     if key not in cache:
-        cache[key] = scheduled(joint, by_decision(cut), inner, place.alike(min_cut), cut)
+        cache[key] = scheduled(joint, by_decision(cut), inner, context.plan_like_this(min_cut), cut)
     return cache[key]
 
 
 def _inner(joint: Joint, policy: Any, backend: str | None) -> Inner:
     """The Schedules of the programs of a Joint's loops, branches, calls and regions."""
-    return {node: _of_node(node, policy, backend) for _, node in _nodes(joint)}
+    return {node: _node_schedules(node, policy, backend) for _, node in _nodes(joint)}
 
 
-def _of_node(node: Node, policy: Any, backend: str | None) -> tuple[Schedule, ...]:
-    """The Schedules of a node's programs: by a decision, its region's policy, or that around it."""
+def _node_schedules(node: Node, policy: Any, backend: str | None) -> tuple[Schedule, ...]:
+    """The Schedules of a node's programs.
+
+    They follow a Decision that names the node, else the node's own region policy, else `policy`.
+    """
     if isinstance(policy, Decision) and node in policy.inner:
         decisions = zip(node.joints, policy.inner[node], strict=True)
         return tuple(schedule(j, decision) for j, decision in decisions)
@@ -230,23 +244,24 @@ def _of_node(node: Node, policy: Any, backend: str | None) -> tuple[Schedule, ..
     if node.region and not opened:
         policy = of_region(check(node.policy), frame(node.eqn))
     if isinstance(policy, MinCut) and policy.rounds and node.loop:
-        policy = dataclasses.replace(policy, written=0.0, rounds=False)  # it stacks what is saved
+        # A loop stacks its saved values: they are in memory, unrounded, in any case.
+        policy = dataclasses.replace(policy, written=0.0, rounds=False)
     if isinstance(policy, MinCut | Decision):
         if node.eqn.primitive is while_p:
-            return _as_it_is(node)  # what a step of it keeps lasts one step
+            return _save_all_reads(node)  # values saved in a step are freed after that step
         at_hand = inputs_at_hand(node) if isinstance(policy, MinCut) else None
         return tuple(schedule(j, policy, at_hand=at_hand) for j in node.joints)
-    place = _Place(None if node.region else backend, None)
-    return tuple(_plan(j, policy, place) for j in node.joints)
+    context = _Context(None if node.region else backend, None)
+    return tuple(_plan(j, policy, context) for j in node.joints)
 
 
-def _as_it_is(node: Node) -> tuple[Schedule, ...]:
-    """The Schedules of a node's programs, of which all is kept that is read."""
+def _save_all_reads(node: Node) -> tuple[Schedule, ...]:
+    """The Schedules of a node's programs that save everything the backward part reads."""
     return tuple(schedule(j) for j in node.joints)
 
 
 def inputs_at_hand(node: Node) -> Mask | None:
-    """Which inputs of a loop's program are not stored in each trip, whatever reads them."""
+    """Which inputs of a loop's body are never stored in each iteration; None if not a loop."""
     if not node.loop:
         return None
     (joint,) = node.joints
@@ -256,12 +271,15 @@ def inputs_at_hand(node: Node) -> Mask | None:
 
 
 def _nodes(joint: Joint) -> Iterator[tuple[Any, Node]]:
-    """The nodes of a Joint, with their forks."""
+    """Yield (fork equation, node) for each node of a Joint."""
     return ((e, e.params["node"]) for e in joint.forks.values())
 
 
 def _sizes(joint: Joint, policy: MinCut, inner: Inner, at_hand: Mask | None) -> dict[Var, int]:
-    """Bytes of values where they are not those of their type: inputs, bottlenecks and tokens."""
+    """The prices, in bytes, of saving inputs, values at bottlenecks, rounded values and tokens.
+
+    All other values cost the bytes of their type.
+    """
     inputs = zip(joint.inputs, at_hand or (True,) * len(joint.inputs), strict=True)
     sizes = {v: 0 if there else aval_bytes(v.aval) for v, there in inputs}
     if policy.apart:
@@ -274,16 +292,16 @@ def _sizes(joint: Joint, policy: MinCut, inner: Inner, at_hand: Mask | None) -> 
 
 
 def _prices(joint: Joint, policy: MinCut, top: bool) -> np.ndarray:
-    """What running each equation of the forward part again costs."""
-    early = np.arange(len(joint.forward)) < policy.at * len(joint.forward)
-    prices = _priced(joint).at(np.where(early, policy.price, policy.then))
+    """The price of recomputing each equation of the forward part."""
+    early_price = np.arange(len(joint.forward)) < policy.at * len(joint.forward)
+    prices = _priced(joint).at(np.where(early_price, policy.price, policy.then))
     nodes = ((i, eqn.params["node"]) for i, eqn in joint.forks.items())
     prices[[i for i, node in nodes if node.region or (node.loop and top)]] = math.inf
     return prices
 
 
 def _graph(joint: Joint, inner: Inner) -> Graph:
-    """The graph of a Joint, made once for what its nodes read."""
+    """The graph of a Joint, cached by the inputs that its nodes read."""
     key = "graph", *(node.reads(schedules) for node, schedules in inner.items())
     if key not in joint.program.cache:
         joint.program.cache[key] = Graph(joint, inner)
@@ -291,7 +309,7 @@ def _graph(joint: Joint, inner: Inner) -> Graph:
 
 
 def _priced(joint: Joint) -> Prices:
-    """The prices of a Joint's forward part."""
+    """The recompute prices of a Joint's forward equations, cached."""
     if "prices" not in joint.program.cache:
         joint.program.cache["prices"] = Prices(joint.forward)
     return joint.program.cache["prices"]

@@ -1,7 +1,8 @@
-"""The device that is planned for: JAX's default, unless a program is lowered for another.
+"""The device that plans are made for: JAX's default, or the target that a program is lowered for.
 
-A trace depends on this device, so the device is in the keys of JAX's caches: `jax.jit` traces a
-function again for another backend. `interpret/barrier.py` decides at lowering, and does not ask.
+A trace depends on this device. So the device is part of the keys of JAX's caches, and `jax.jit`
+traces a function again for another backend. `interpret/barrier.py` decides at lowering time and
+does not use it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ class Device:
 
     Attributes:
       backend: "cpu", "gpu" or "tpu".
-      kind: the name of a device that is not in this process; None for the devices of this process.
+      kind: the name of a device that this process does not have; None for its own devices.
     """
 
     backend: str
     kind: str | None = None
 
     def memory(self) -> tuple[str, int | None]:
-        """The device's name, and the bytes of its memory; None where they are not known.
+        """The device's name and the bytes of its memory, or None if they are unknown.
 
         For a device of this process, these are the bytes that the backend lets a program use.
         """
@@ -48,7 +49,7 @@ class Device:
 
 
 def here() -> Device:
-    """The device that is planned for."""
+    """The device that plans are made for."""
     if _other.value:
         name, kind, _ = _other.value
         return Device(name, kind)
@@ -56,25 +57,25 @@ def here() -> Device:
 
 
 def target() -> str | None:
-    """The name of the target that is planned for; None for JAX's default backend."""
+    """The name of the target that plans are made for; None for JAX's default backend."""
     return _other.value[2] if _other.value else None
 
 
 def planned_for(
     name: str, kind: str | None = None, target: str | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Within it, what is traced is planned for this backend, and devices of this `kind`.
+    """A context manager: traces inside it plan for the backend `name` and devices of this `kind`.
 
-    `target` names their compiler, as in `memory/targets.py`; None is the backend of this process.
+    `target` names the compiler, as in `memory/targets.py`; None means the backend of this process.
     """
     return _other((name, kind, target))
 
 
 def in_bytes(policy: Policy, device: Device | None = None) -> Policy:
-    """The policy itself; of `fit()` the budget that is the memory of a device.
+    """Return the policy with `fit()` replaced by a budget of the device's memory.
 
-    Where that memory is not known, `fit()` is the default policy. None stands for the device that
-    is planned for.
+    If that memory is unknown, `fit()` becomes the default policy. Other policies are returned
+    unchanged. If `device` is None, the device of `here()` is used.
     """
     if not isinstance(policy, Fit):
         return policy

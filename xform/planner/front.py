@@ -1,8 +1,9 @@
-"""The plans of a program that are worth choosing from: a staircase of bytes and work.
+"""The Pareto front of a program: plans in the order of their recomputed FLOPs.
 
-Each runs more again than the one before and takes fewer bytes. It is one staircase for all budgets,
-which is why fewer bytes never mean less work. It is made as far as somebody asks: by rising work,
-first with the loops as they are, then also with those that are taken apart or store some states.
+Each plan on the front recomputes more than the one before and takes fewer bytes. All budgets of a
+program share one front. So a smaller budget never gets a plan that recomputes less. The front is
+produced lazily: first plans with the loops as written, then also plans whose loops are split,
+nested, or store only some of their states.
 """
 
 from __future__ import annotations
@@ -35,42 +36,43 @@ Fits = Callable[[Candidate], bool]
 
 
 class Listed(Iterable[Candidate]):
-    """The plans that an iterator makes, each made when it is first asked for.
+    """A lazy list: the items of an iterator, each computed at its first use and then stored.
 
-    One that was interrupted is made again, and goes on where it was; threads wait for each other.
+    `make` returns the iterator. If an exception interrupts it, the next use calls `make` again and
+    continues after the stored items. One thread computes at a time; the others wait.
     """
 
     def __init__(self, make: Callable[[], Iterator[Candidate]]):
-        self._make, self._made = make, list[Candidate]()
+        self._make, self._produced = make, list[Candidate]()
         self._rest: Iterator[Candidate] | None = None
         self._lock = threading.RLock()
 
     def __iter__(self) -> Iterator[Candidate]:
         for i in itertools.count():
             with self._lock:
-                following = self._made[i] if i < len(self._made) else self._following()
-            if following is None:
+                item = self._produced[i] if i < len(self._produced) else self._produce_next()
+            if item is None:
                 return
-            yield following
+            yield item
 
-    def _following(self) -> Candidate | None:
-        rest = self._rest or itertools.islice(self._make(), len(self._made), None)
-        self._rest = None  # should it be interrupted
-        with alive.working(f"making candidate {len(self._made) + 1}"):
-            following = next(rest, None)
-        if following is not None:
-            self._made.append(following)
+    def _produce_next(self) -> Candidate | None:
+        rest = self._rest or itertools.islice(self._make(), len(self._produced), None)
+        self._rest = None  # stays None if the next line is interrupted
+        with alive.working(f"making candidate {len(self._produced) + 1}"):
+            item = next(rest, None)
+        if item is not None:
+            self._produced.append(item)
         self._rest = rest
-        return following
+        return item
 
 
 class Front:
-    """The staircase of a program.
+    """The plans of one program, produced in the order of their recomputed FLOPs.
 
     Args:
       problem: the derivative.
-      flat: makes the plans with the loops as they are.
-      peak: the bytes of a plan.
+      flat: returns the Schedules with the loops as written.
+      peak: returns the bytes of a Schedule.
     """
 
     def __init__(
@@ -81,37 +83,41 @@ class Front:
     ):
         self._problem, self._flat, self.peak = problem, flat, peak
         self._plans = Listed(self._by_work)
-        self._finer: dict[int, Listed] = {}
+        self._between_steps: dict[int, Listed] = {}
 
     def first(self, fits: Fits) -> Candidate | None:
-        """The plan of the least work that fits; None if none does."""
+        """The plan with the least recomputation that fits; None if no plan fits."""
         for i, candidate in enumerate(self._plans):
             if fits(candidate):
-                return next(filter(fits, self._finer_to(i)), candidate)
+                return next(filter(fits, self._steps_before(i)), candidate)
         return None
 
     def before(self, last: Candidate, nearly: Fits) -> Iterator[Candidate]:
-        """The plans of less work than one that `nearly` fit, the steps between them included."""
+        """Yield the plans that `nearly` accepts and that recompute less than `last`.
+
+        Plans with split loops between two plans of the front are included.
+        """
         for i, candidate in enumerate(self._plans):
             if nearly(candidate):
-                steps = (*self._finer_to(i), candidate)
-                yield from (w for w in steps if w.work < last.work and nearly(w))
+                steps = (*self._steps_before(i), candidate)
+                yield from (c for c in steps if c.work < last.work and nearly(c))
             if candidate.work > last.work:
                 return
 
     def lowest(self) -> list[Candidate]:
-        """The plans of the fewest bytes, by rising bytes: the last two steps.
+        """The two smallest plans of the front, smallest first.
 
-        And the one of the most work that takes no more than the lowest: by the compiler it may be
-        lower.
+        If other plans have exactly the bytes of the smallest, the one of them that recomputes most
+        comes second: it may be smaller when compiled.
         """
-        foot, *steps = [*self._steps(self._plans)][:-3:-1]
-        least = self.peak(foot.schedule)
-        alike = [w for w in self._plans if w is not foot and self.peak(w.schedule) == least]
-        return [foot, *alike[-1:], *steps]
+        smallest, *steps = [*self._pareto(self._plans)][:-3:-1]
+        least_bytes = self.peak(smallest.schedule)
+        others = (c for c in self._plans if c is not smallest)
+        equal_bytes = [c for c in others if self.peak(c.schedule) == least_bytes]
+        return [smallest, *equal_bytes[-1:], *steps]
 
-    def _steps(self, schedules: Iterable[Candidate]) -> Iterator[Candidate]:
-        """Those of some plans that take fewer bytes than all before."""
+    def _pareto(self, schedules: Iterable[Candidate]) -> Iterator[Candidate]:
+        """Keep the plans that take fewer bytes than every plan before them."""
         lowest = None
         for candidate in schedules:
             size = self.peak(candidate.schedule)
@@ -119,14 +125,18 @@ class Front:
                 lowest = size
                 yield candidate
 
-    def _finer_to(self, i: int) -> Listed:
-        """The steps between a plan, if it is a step, and the step before it."""
+    def _steps_before(self, i: int) -> Listed:
+        """The plans between plan `i` and the plan before it on the front.
+
+        Empty if plan `i` is not on the front.
+        """
         schedules = [*itertools.islice(self._plans, i + 1)]
-        return self._finer.setdefault(i, Listed(functools.partial(self._between, schedules)))
+        listed = Listed(functools.partial(self._between, schedules))
+        return self._between_steps.setdefault(i, listed)
 
     def _between(self, schedules: Sequence[Candidate]) -> Iterator[Candidate]:
-        """The steps between the last of some plans and the step before, by loops that are split."""
-        steps = [*self._steps(schedules)] if loops(self._problem.program) else []
+        """Yield plans with split loops, between the last of `schedules` and its predecessor."""
+        steps = [*self._pareto(schedules)] if loops(self._problem.program) else []
         if len(steps) < 2 or steps[-1] is not schedules[-1]:
             return
         above, below = steps[-2:]
@@ -135,43 +145,43 @@ class Front:
             return
         high, low = self.peak(above.schedule), self.peak(below.schedule)
         parts = split(self._problem, above.schedule, below.schedule)
-        yield from self._steps(
+        yield from self._pareto(
             w for w in parts
             if above.work < w.work < below.work and low < self.peak(w.schedule) < high
         )  # fmt: skip
 
     def _by_work(self) -> Iterator[Candidate]:
-        """All plans by rising work."""
+        """Yield all plans in the order of their recomputed FLOPs."""
         regions = self._problem.regions
         as_written = [Candidate(schedule, {}, regions) for schedule in self._flat()]
         flat = iter(sorted((*as_written, *stock(self._problem)), key=_work))
         if not loops(self._problem.program):
             yield from flat
             return
-        least = self._least_work()
+        least_bytes = self._least_loop_flops()
         for candidate in flat:
-            if candidate.work[0] >= least:
+            if candidate.work[0] >= least_bytes:
                 flat = itertools.chain([candidate], flat)
                 break
             yield candidate
         others = sorted(nested(self._problem), key=_work), *stored(self._problem)
         yield from heapq.merge(flat, *others, key=_work)
 
-    def _least_work(self) -> float:
-        """A bound on the work of each plan that changes a loop.
+    def _least_loop_flops(self) -> float:
+        """A lower bound on the FLOPs that any plan with a changed loop recomputes.
 
-        At least every other step is run again, to make the state that it hands on.
+        Such a plan recomputes at least half of a loop's state updates.
         """
         large = *large_loops(self._problem).values(), *inner_loops(self._problem).values()
-        return min(map(_half, large), default=0)
+        return min(map(_recompute_lower_bound, large), default=0)
 
 
 def _work(candidate: Candidate) -> tuple[int, int]:
     return candidate.work
 
 
-def _half(loop: PlannedLoop) -> float:
-    """FLOPs of every other step of a loop: of the work that it needs for its next state."""
+def _recompute_lower_bound(loop: PlannedLoop) -> float:
+    """A lower bound on the recomputed FLOPs of a changed loop: half of its state updates."""
     node = loop.node
     (joint,), (_, n_states) = node.joints, scan_counts(node.eqn.params)
     states = joint.outputs[:n_states]
@@ -181,7 +191,7 @@ def _half(loop: PlannedLoop) -> float:
 
 
 def front(problem: Problem) -> Front:
-    """The candidates for a budget of the peak; kept in the program's cache."""
+    """The Front for budgets of the peak. The program's cache holds it."""
     cache = problem.joint().program.cache
     key: Any = "front", problem.device, problem.link
     if key not in cache:

@@ -1,9 +1,9 @@
-"""The loops of a program, wherever they stand, and the program with some of them taken apart.
+"""Find the loops of a program, and rebuild the program with some of them split or nested.
 
-Loops are numbered in the order of the program, each before those inside it: in bodies of loops and
-branches, in calls, and in remat regions without a policy. What says more than its program stays as
-it is, with the loops inside: a custom rule, a call that places its values, a region whose author
-said what it saves.
+Loops are numbered in program order, an outer loop before its inner loops. The numbering covers
+bodies of loops and branches, calls, and remat regions without a policy. Loops inside other
+equations are neither counted nor changed: custom rules, calls that fix where values are placed, and
+remat regions with a policy of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shapes = Mapping[int, Shape]
 
 
 def loops(prog: Program) -> tuple[JaxprEqn, ...]:
-    """The scans of a program in order, each before those inside it."""
+    """The scans of a program in order, an outer scan before its inner scans."""
     if "loops" not in prog.cache:
         prog.cache["loops"] = tuple(eqn for e in prog.equations for eqn in _loops(e))
     return prog.cache["loops"]
@@ -39,58 +39,59 @@ def _loops(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
 
 
 def _programs(eqn: JaxprEqn) -> tuple[Program, ...]:
-    """The programs of an equation in which loops may be taken apart."""
+    """The programs inside an equation whose loops may be changed."""
     if (called := small(eqn)) is not None:
         return (called,)
     return (body(eqn),) if free_region(eqn) else bodies(eqn)
 
 
 def free_region(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a remat region whose author did not say what it saves."""
+    """Whether an equation is a remat region without a policy."""
     return region(eqn) and eqn.params["policy"] is None
 
 
 def inside(prog: Program, place: int) -> range:
-    """The places of the loops that stand inside a loop."""
+    """The indices in `loops(prog)` of all loops inside the loop with the index `place`."""
     (steps,) = _programs(loops(prog)[place])
     return range(place + 1, place + 1 + len(loops(steps)))
 
 
 def reshaped(prog: Program, shapes: Shapes) -> Program:
-    """The program with some of its loops, by their place in `loops`, in other shapes.
+    """The program with new shapes for the loops whose indices in `loops` are keys of `shapes`.
 
-    Values are the same, operation by operation. Kept in the program's cache.
+    It does the same operations on the same values. The program's cache holds it.
     """
     if not shapes:
         return prog
     key = "reshaped", tuple(sorted(shapes.items()))
     if key not in prog.cache:
-        prog.cache[key] = trace(lambda *xs: _run(prog, shapes, xs), *prog.in_avals)
+        prog.cache[key] = trace(lambda *xs: _evaluate(prog, shapes, xs), *prog.in_avals)
     return prog.cache[key]
 
 
-def _run(prog: Program, shapes: Shapes, args: Sequence[Any]) -> list[Any]:
+def _evaluate(prog: Program, shapes: Shapes, args: Sequence[Any]) -> list[Any]:
     env, outer, place = environment(prog, args), name_stack(), 0
     for eqn in prog.equations:
         xs, n = [read(env, v) for v in eqn.invars], sum(1 for _ in _loops(eqn))
-        mine = _among(shapes, place, n)
+        own = _subset(shapes, place, n)
         place += n
-        write(env, eqn.outvars, _apart(eqn, mine, xs, outer) if mine else bind(eqn, xs, outer))
+        outs = _reshape_equation(eqn, own, xs, outer) if own else bind(eqn, xs, outer)
+        write(env, eqn.outvars, outs)
     return [read(env, v) for v in prog.outputs]
 
 
-def _among(shapes: Shapes, first: int, n: int) -> Shapes:
-    """The shapes of `n` loops, counted from the first of them."""
+def _subset(shapes: Shapes, first: int, n: int) -> Shapes:
+    """The shapes of `n` consecutive loops, renumbered so that the loop `first` is 0."""
     return {i - first: shape for i, shape in shapes.items() if first <= i < first + n}
 
 
-def _apart(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer: Any) -> list[Any]:
-    """What an equation makes, with some of its loops in other shapes."""
+def _reshape_equation(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer: Any) -> list[Any]:
+    """The outputs of an equation whose loops have the new `shapes`."""
     place = int(eqn.primitive is scan_p)
     new: list[Program] = []
     for inner in _programs(eqn):
         n = len(loops(inner))
-        new.append(reshaped(inner, _among(shapes, place, n)))
+        new.append(reshaped(inner, _subset(shapes, place, n)))
         place += n
     if small(eqn) is not None:
         return evaluate(new[0], xs)
@@ -101,8 +102,8 @@ def _apart(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer: Any) -> list
             return in_parts(eqn.replace(params=params), xs, shapes[0])
         if free_region(eqn):
             return list(mark(_jaxpr(new[0]), xs, None, eqn.params["prevent_cse"]))
-    again = rebuilt(eqn, new, (True,) * len(eqn.outvars))
-    return bind(eqn, xs, outer) if again is None else evaluate(again, xs)
+    changed_program = rebuilt(eqn, new, (True,) * len(eqn.outvars))
+    return bind(eqn, xs, outer) if changed_program is None else evaluate(changed_program, xs)
 
 
 def _jaxpr(prog: Program) -> Any:
@@ -110,16 +111,20 @@ def _jaxpr(prog: Program) -> Any:
 
 
 def origins(prog: Program, shapes: Shapes) -> list[tuple[int, int, int]]:
-    """Of each loop of the program in other shapes: the place that it had, its part, its level."""
+    """For each loop of the reshaped program: its original index, its part, and its nesting level.
+
+    A loop that is split has several parts; a part that is nested has several levels, the outermost
+    being 0.
+    """
     places: list[tuple[int, int, int]] = []
     place = 0
     while place < len(loops(prog)):
         within = inside(prog, place)
         (steps,) = _programs(loops(prog)[place])
-        own = [(i + place + 1, k, level) for i, k, level in
-               origins(steps, _among(shapes, place + 1, len(within)))]  # fmt: skip
+        inner_shapes = _subset(shapes, place + 1, len(within))
+        inner = [(i + place + 1, k, level) for i, k, level in origins(steps, inner_shapes)]
         for k, trips in enumerate(shapes.get(place, ((1,),))):
             places += [(place, k, level) for level in range(levels(trips))]
-            places += own
+            places += inner
         place = within.stop
     return places

@@ -1,4 +1,4 @@
-"""From a program and a policy to its Schedule: where every policy comes in."""
+"""Plan a program under any policy: the entry point of the planner."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ from xform.source import frame
 
 
 def planned(problem: Problem, policy: Policy, compiler: Compiler | None = None) -> Candidate:
-    """The Schedule of a whole program under a policy, which says whether remat regions are open.
+    """Return the Schedule of a whole program under `policy`, as a Candidate.
 
-    The `compiler` measures plans for a budget of the peak; without one they are simulated.
+    The policy also says whether remat regions are open. For a budget of the peak, `compiler`
+    measures the plans; if it is None, their peaks are simulated.
     """
     with alive.working("choosing what to save"):
         policy = in_bytes(check(policy), problem.device)
         problem = dataclasses.replace(problem, regions=opening(policy))
         if isinstance(policy, Plan):
-            return problem.candidate(policy, _recorded(policy, problem.program))
+            return problem.candidate(policy, _recorded_shapes(policy, problem.program))
         if not isinstance(policy, Budget):
-            return problem.candidate(_settled(policy, problem.device))
-        return _budgeted(problem, policy, compiler)
+            return problem.candidate(_resolve_for_backend(policy, problem.device))
+        return _plan_for_budget(problem, policy, compiler)
 
 
-def _settled(policy: Policy, device: Device) -> Policy:
-    """The policy itself; of the default policy, the one with the settings of the backend."""
+def _resolve_for_backend(policy: Policy, device: Device) -> Policy:
+    """Fill in the backend's settings if `policy` is the default policy."""
     if isinstance(policy, MinCut) and policy == dataclasses.replace(
         min_cut, regions=policy.regions
     ):
@@ -53,14 +54,14 @@ def _settled(policy: Policy, device: Device) -> Policy:
     return policy
 
 
-def _budgeted(problem: Problem, budget: Budget, compiler: Compiler | None) -> Candidate:
-    """The plan of the least work within a budget."""
+def _plan_for_budget(problem: Problem, budget: Budget, compiler: Compiler | None) -> Candidate:
+    """The plan within a budget that recomputes least."""
     cache = problem.joint().program.cache
     key: Any = "budget", problem.device, problem.link, problem.beside, budget
     if budget.of == "saved":
         choose = lambda: _saved(problem, budget)
     else:
-        default = problem.candidate(_settled(min_cut, problem.device))
+        default = problem.candidate(_resolve_for_backend(min_cut, problem.device))
         if compiler is not None:
             return compiled(problem, budget, default, compiler)
         choose = lambda: simulated(problem, budget, default)
@@ -70,38 +71,39 @@ def _budgeted(problem: Problem, budget: Budget, compiler: Compiler | None) -> Ca
 
 
 def _saved(problem: Problem, budget: Budget) -> Candidate:
-    """The least work within a budget of what is saved."""
-    most, link = problem.schedule(MinCut()), problem.link
+    """The plan that recomputes least within a budget of the saved bytes."""
+    save_most, link = problem.schedule(MinCut()), problem.link
 
     def flat() -> list[Schedule]:
         try:
             proposals = fit(budget, link, waiting_bytes)
-            return [most, best(most.joint, proposals, problem.device.backend)]
+            return [save_most, best(save_most.joint, proposals, problem.device.backend)]
         except BudgetInfeasible:
-            proposals = least(most, budget, link, waiting_bytes)
-            return [most, best(most.joint, proposals, problem.device.backend)]
+            proposals = least(save_most, budget, link, waiting_bytes)
+            return [save_most, best(save_most.joint, proposals, problem.device.backend)]
 
-    here = Front(problem, flat, waiting_bytes)
-    chosen = here.first(lambda candidate: waiting_bytes(candidate.schedule) <= budget.bytes)
+    front = Front(problem, flat, waiting_bytes)
+    chosen = front.first(lambda candidate: waiting_bytes(candidate.schedule) <= budget.bytes)
     if chosen is None:
-        floor = here.lowest()[0].schedule
+        floor = front.lowest()[0].schedule
         raise over_budget(floor, budget, waiting_bytes(floor))
     return chosen
 
 
-def _recorded(decided: Plan, prog: Program) -> Shapes:
-    """The shapes of a recorded plan's loops; `OtherProgram` if the program has no such loops."""
-    shapes, here = decided.shapes(), loops(prog)
+def _recorded_shapes(plan: Plan, prog: Program) -> Shapes:
+    """The loop shapes of a recorded plan. Raises OtherProgram if the program's loops differ."""
+    shapes, program_loops = plan.shapes(), loops(prog)
     for i, shape in shapes.items():
-        then = sum(map(math.prod, shape))
-        now = here[i].params["length"] if i < len(here) else None
-        if now != then:
-            has = f"one of {now}" if now is not None else "none"
+        recorded = sum(map(math.prod, shape))
+        actual = program_loops[i].params["length"] if i < len(program_loops) else None
+        if actual != recorded:
+            exists = actual is not None
+            program_has = f"{actual} in the program" if exists else "the program has no such loop"
             raise OtherProgram(
-                repr(decided),
-                f"it was made for another program: in place {i} the plan has a loop of {then} "
-                f"steps, the program {has}",
-                frame(here[i]) if now is not None else "",
+                repr(plan),
+                f"it was made for another program: loop {i} has {recorded} iterations in the plan, "
+                f"{program_has}",
+                frame(program_loops[i]) if exists else "",
                 "make a new plan with xform.plan for this function and these shapes",
             )
     return shapes

@@ -1,4 +1,4 @@
-"""What plans the functions that are differentiated: `planned`, or what watches it at work."""
+"""The planner that reverse mode calls: `planned`, or a replacement that observes it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from xform.planner.problem import Problem
 from xform.policies import Policy
 from xform.text import human_flops, human_seconds
 
-# Plans a problem under a policy; a compiler, if there is one, measures the plans.
+# Plans a problem under a policy. The compiler, if it is not None, measures the plans.
 Planner = Callable[[Problem, Policy, Compiler | None], Candidate]
 
 _PLANNER: contextvars.ContextVar[Planner] = contextvars.ContextVar("planner", default=planned)
 
 
 def planner() -> Planner:
-    """What plans here: `planned`, unless another has been put in its place."""
+    """The planner in use: `planned`, unless `planning` has replaced it."""
     return _PLANNER.get()
 
 
 @contextmanager
 def planning(by: Planner) -> Generator[None]:
-    """Within it, reverse mode is planned by another planner."""
+    """A context manager: reverse mode inside it uses the planner `by`."""
     before = _PLANNER.set(by)
     try:
         yield
@@ -39,7 +39,7 @@ def planning(by: Planner) -> Generator[None]:
 
 @dataclasses.dataclass
 class Spent:
-    """What was planned: how often, for how long, and the work that the plans run again."""
+    """How many plans were made, how long that took, and the FLOPs that the plans recompute."""
 
     plans: int = 0
     seconds: float = 0.0
@@ -48,18 +48,18 @@ class Spent:
     def __str__(self) -> str:
         if not self.plans:
             return ""
-        return f"{human_flops(self.flops)} run again, planned in {human_seconds(self.seconds)}"
+        return f"{human_flops(self.flops)} recomputed, planned in {human_seconds(self.seconds)}"
 
 
 @contextmanager
 def timed() -> Generator[Spent]:
-    """Within it, what reverse mode plans is added up."""
-    spent, plan = Spent(), planner()
+    """A context manager that counts the plans of reverse mode in the Spent that it yields."""
+    spent, plan_with = Spent(), planner()
 
     def by(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
-        begun = time.perf_counter()
-        chosen = plan(problem, policy, compiler)
-        spent.seconds += time.perf_counter() - begun
+        start = time.perf_counter()
+        chosen = plan_with(problem, policy, compiler)
+        spent.seconds += time.perf_counter() - start
         spent.plans += 1
         spent.flops += recompute_flops(chosen.schedule)
         return chosen

@@ -1,6 +1,6 @@
-"""The problem of a planner: a program, its differentiated inputs and outputs, and the device.
+"""A planning problem: a program, its differentiated inputs and outputs, and the device.
 
-A plan depends on its problem and on its policy, and on nothing else.
+A plan depends on its problem and its policy only.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Problem:
     Attributes:
       marked: the program, with its remat regions as its author marked them.
       active: which of its inputs are differentiated.
-      wanted: which of its outputs bring a cotangent.
-      device: the device that is planned for.
-      regions: whether remat regions are open, or as they are marked.
-      offload: whether values may wait in the memory of the host.
-      beside: bytes that a step holds besides its derivative, such as an optimizer's state; less
-        than 0 where outputs take the memory of donated arguments.
+      wanted: which of its outputs have a cotangent.
+      device: the device that the plan is for.
+      regions: "open" to dissolve remat regions, "marked" to keep them.
+      offload: whether values may be offloaded to the host's memory.
+      beside: bytes that a training step holds outside its derivative, such as an optimizer's state;
+        negative if outputs reuse the memory of donated arguments.
     """
 
     marked: Program
@@ -48,26 +48,26 @@ class Problem:
 
     @property
     def program(self) -> Program:
-        """The program that is differentiated."""
+        """The program that is differentiated: without its remat regions if they are "open"."""
         return OpenRegions().program(self.marked) if self.regions == "open" else self.marked
 
     @property
     def link(self) -> Link | None:
-        """The link to the host; None if values may not wait there."""
+        """The link to the host; None if it is unknown or values may not be offloaded."""
         return link_of(self.device) if self.offload else None
 
     def joint(self, shapes: Shapes = _AS_WRITTEN) -> Joint:
-        """The Joint of the program, with some of its loops in other shapes."""
+        """The Joint of the program, with new `shapes` for some of its loops."""
         return analyze(reshaped(self.program, shapes), self.active, self.wanted)
 
     def schedule(self, policy: Any, shapes: Shapes = _AS_WRITTEN) -> Schedule:
-        """The Schedule of the program under a policy, or under decisions for its Joint."""
+        """The Schedule of the program under a policy, or under a Decision for its Joint."""
         return schedule(self.joint(shapes), policy, self.device.backend)
 
     def candidate(self, policy: Any, shapes: Shapes = _AS_WRITTEN) -> Candidate:
-        """The Schedule of the program under a policy, as a candidate."""
+        """The Schedule of the program under a policy, as a Candidate."""
         return Candidate(self.schedule(policy, shapes), dict(shapes), self.regions)
 
     def peak(self, of: Schedule) -> int:
-        """Bytes of a Schedule by simulation: arguments, outputs and all that is live between."""
+        """Simulated peak bytes of a Schedule: arguments, outputs and live temporary values."""
         return liveness(of, self.device.backend).total_bytes

@@ -1,4 +1,4 @@
-"""The errors of budgets that no plan fits: what takes the bytes, and what to do."""
+"""The errors for budgets that no plan fits. They list what takes the bytes and what to do."""
 
 from __future__ import annotations
 
@@ -11,46 +11,50 @@ from xform.policies import Budget
 from xform.text import human_bytes
 
 
-def over_budget(floor: Schedule, budget: Budget, least: int) -> BudgetInfeasible:
-    """The error for a budget below the `least` that can be saved."""
-    rows = floor_rows(floor)
+def over_budget(smallest: Schedule, budget: Budget, least: int) -> BudgetInfeasible:
+    """The error for a budget of the saved bytes. `smallest` saves the fewest bytes: `least`."""
+    rows = floor_rows(smallest)
     return BudgetInfeasible(
         f"policy={budget!r}",
-        f"the plan that saves least saves {human_bytes(least)}: {'; '.join(rows)}",
+        f"the smallest plan saves {human_bytes(least)}: {'; '.join(rows)}",
         rows[0].rpartition(" at ")[2] if rows else "",
-        "raise the budget, make the batch or the sequence smaller, or mark with xform.remat what "
-        "holds these values",
+        "raise the budget, make the batch or the sequence smaller, or apply xform.remat to the "
+        "functions that compute these values",
         least,
     )
 
 
-def floor_rows(floor: Schedule) -> list[str]:
-    """The three largest values that a Schedule keeps."""
-    rows = residuals_of(floor, [""] * len(floor.joint.inputs), "")
-    return [_said(r) for r in rows if r.trip_bytes and r.kind != "argument"][:3]
+def floor_rows(smallest: Schedule) -> list[str]:
+    """Describe the three largest values that a Schedule saves."""
+    rows = residuals_of(smallest, [""] * len(smallest.joint.inputs), "")
+    return [_describe(r) for r in rows if r.trip_bytes and r.kind != "argument"][:3]
 
 
-def _said(row: Residual) -> str:
+def _describe(row: Residual) -> str:
     trips = f" x {row.trips}" if row.trips > 1 else ""
     return f"{row.type}{trips} of {row.operation} at {row.where}"
 
 
 def infeasible(
-    budget: Budget, floor: Schedule, least: int, by: str, beside: int
+    budget: Budget, smallest: Schedule, least: int, by: str, beside: int
 ) -> BudgetInfeasible:
-    """The error for a budget below the lowest peak, of which some bytes may be `beside` it all."""
-    joint, rows = floor.joint, floor_rows(floor)
+    """The error for a budget of the peak.
+
+    `smallest` has the lowest peak, of `least` bytes; `by` says how they were measured. `beside` of
+    these bytes are outside the derivative.
+    """
+    joint, rows = smallest.joint, floor_rows(smallest)
     size = lambda atoms: human_bytes(sum(aval_bytes(v.aval) for v in atoms))
-    saved = human_bytes(kept_bytes(floor)) + (f" ({'; '.join(rows)})" if rows else "")
-    others = f"{human_bytes(beside)} beside the derivative, " if beside > 0 else ""
+    saved = human_bytes(kept_bytes(smallest)) + (f" ({'; '.join(rows)})" if rows else "")
+    others = f"{human_bytes(beside)} outside the derivative, " if beside > 0 else ""
     return BudgetInfeasible(
         f"policy={budget!r}",
-        f"the lowest peak found takes {human_bytes(least)} ({by}): arguments "
+        f"the lowest peak found is {human_bytes(least)} ({by}): arguments "
         f"{size((*joint.inputs, *joint.seeds))}, outputs "
-        f"{size((*joint.outputs, *joint.backward_outputs))}, saved {saved}, {others}"
-        "the rest in work",
+        f"{size((*joint.outputs, *joint.backward_outputs))}, saved values {saved}, {others}"
+        "the rest temporary",
         rows[0].rpartition(" at ")[2] if rows else "",
         "raise the budget, donate arguments that are not read later, make the batch or the "
-        "sequence smaller, shard the largest arguments, or offload what is saved",
+        "sequence smaller, shard the largest arguments, or offload saved values",
         least,
     )

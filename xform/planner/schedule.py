@@ -1,9 +1,8 @@
-"""From decisions to a Schedule: the order of the backward part, with what it runs again.
+"""Turn decisions into a Schedule: the order of the backward part, with the recomputed equations.
 
-The backward part is walked in order. A value that it reads is taken from the program's inputs, kept
-if that was decided, or made again from what it was made from; equations that are run again are
-placed just before their first use. Constants (a causal mask) and views are never kept: what they
-are made from is.
+The backward part is walked in order. Each value that it reads is an input of the program, a saved
+value, or is recomputed from its operands. Recomputed equations are placed just before their first
+use. Constants (such as a causal mask) and views are never saved; their sources are.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from xform.interpret.node import Node, fork_p
 from xform.planner.plan.decision import Decision
 from xform.policies import Policy, ask, said, save_everything
 
-# Says whether a value is kept that a chain of equations makes and names, or in which memory it
-# waits, and why.
+# Takes a value and its chain of equations: the one that names it, if any, and the one that computes
+# it. Returns whether the value is saved, or the memories it is offloaded between, and the reason.
 Answers = Callable[[Var, Sequence[JaxprEqn]], tuple[bool | Offloadable, str]]
-_NESTED = "of a loop or call that is kept"
-_EFFECTS = "has effects: never run again"
+_NESTED = "its loop or call is saved"
+_EFFECTS = "has effects: never recomputed"
 
 
-def by_policy(policy: Policy, again: Collection[Node]) -> Answers:
-    """The answers of a policy in JAX's protocol, which is asked for one value after the other.
+def by_policy(policy: Policy, recomputed: Collection[Node]) -> Answers:
+    """The answers of a policy in JAX's protocol, which decides about one value at a time.
 
-    The loops and calls in `again` keep nothing inside, and are run again as a whole.
+    The loops and calls in `recomputed` save nothing inside and are recomputed as a whole.
     """
 
     def answer(v: Var, chain: Sequence[JaxprEqn]) -> tuple[bool | Offloadable, str]:
         if chain[0].primitive is fork_p:
-            return chain[0].params["node"] not in again, _NESTED
+            return chain[0].params["node"] not in recomputed, _NESTED
         if has_effects(chain[0]):
             return True, _EFFECTS
         if policy == save_everything:
@@ -47,20 +46,20 @@ def by_policy(policy: Policy, again: Collection[Node]) -> Answers:
 
 
 def by_decision(decision: Decision) -> Answers:
-    """The answers of a decision for a whole Joint."""
+    """The answers of a Decision for a whole Joint."""
 
     def answer(v: Var, chain: Sequence[JaxprEqn]) -> tuple[bool | Offloadable, str]:
         eqn = chain[0]
         if has_effects(eqn):
             return True, _EFFECTS
         nested = eqn.primitive is fork_p
-        # A loop sends its saved values itself, trip by trip: never its token.
+        # A loop offloads its saved values itself, in each iteration; its token is never offloaded.
         token = nested and v is eqn.outvars[-1]
         saved = [u for e in chain for u in e.outvars if u in decision.saved]
-        sent = (decision.offloaded[u] for u in saved if u in decision.offloaded)
-        where = None if token else next(sent, None)
-        if where is not None:
-            return where, f"idle for longer than its way to {where.dst} and back"
+        offloaded_inputs = (decision.offloaded[u] for u in saved if u in decision.offloaded)
+        memory = None if token else next(offloaded_inputs, None)
+        if memory is not None:
+            return memory, f"idle for longer than the transfer to {memory.dst} and back"
         return bool(saved), _NESTED if nested else "on the cheapest cut"
 
     return answer
@@ -69,19 +68,20 @@ def by_decision(decision: Decision) -> Answers:
 def scheduled(joint: Joint, keeps: Answers, inner: dict[Node, tuple[Schedule, ...]],
               alike: Callable[[Joint], Schedule], decision: Decision | None = None
               ) -> Schedule:  # fmt: skip
-    """The Schedule of a Joint, with the Schedules of its nodes' programs. Linear in equations.
+    """Return the Schedule of a Joint, given the Schedules of its nodes' programs in `inner`.
 
-    `keeps` says which values are kept. The `decision`, if there is one, says which inputs wait in
-    another memory and how often a loop's state is stored. `alike` makes the Schedule of a program
-    that is met after planning.
+    `keeps` decides which values are saved. `decision`, if given, says which inputs are offloaded
+    and how many states a loop stores. `alike` plans programs that appear only after planning.
+
+    Cost: linear in the number of equations.
     """
     walk = _Walk(joint, keeps, inner)
     walk.provide_all()
-    sent = decision.offloaded if decision else {}
+    offloaded_inputs = decision.offloaded if decision else {}
     return Schedule(
         joint,
         tuple(walk.kept),
-        walk.offloaded | {v: sent[v] for v in joint.inputs if v in sent},
+        walk.offloaded | {v: offloaded_inputs[v] for v in joint.inputs if v in offloaded_inputs},
         tuple(walk.order),
         frozenset(walk.recomputed),
         tuple(v in walk.reads for v in joint.inputs),
@@ -97,11 +97,11 @@ class _Walk:
     """One walk over the backward part of a Joint.
 
     Attributes:
-      kept: the values that are kept, each with its reason.
-      order: the backward part so far, with what is run again.
-      placed: `id`s of the forward equations in that order.
-      recomputed: those of them that make a value which could have been kept.
-      reads: the program's inputs that are read.
+      kept: the saved values, each with its reason.
+      order: the equations of the backward part so far, recomputed equations included.
+      placed: `id`s of the forward equations in `order`.
+      recomputed: `id`s of the forward equations in `order` that are neither constants nor views.
+      reads: the inputs of the program that are read.
     """
 
     def __init__(self, joint: Joint, keeps: Answers, inner: dict[Node, tuple[Schedule, ...]]):
@@ -115,7 +115,7 @@ class _Walk:
         self.reads: set[Var] = set()
 
     def provide_all(self) -> None:
-        """Walk over the backward part: provide all that it reads, and all that it returns."""
+        """Walk over the backward part and provide all values that it reads or returns."""
         for eqn in self.joint.backward:
             for v in reads_of(eqn, self.inner):
                 self._provide(v)
@@ -125,21 +125,24 @@ class _Walk:
                 self._provide(v)
 
     def _provide(self, wanted: Var) -> None:
-        """Make a value available to the backward part: read, kept or run again.
+        """Make a value available to the backward part: as an input, saved, or recomputed.
 
-        What is still to do is a stack: values to provide, and equations of which all that they
-        read has been provided by the time they are met.
+        `todo` is a stack of values to provide and of equations to place. When an equation is
+        popped, all its operands have been provided.
         """
         todo: list[Var | JaxprEqn] = [wanted]
         while todo:
             item = todo.pop()
             if isinstance(item, Var):
-                todo += self._to_run(item)
+                todo += self._recompute(item)
             else:
                 self.order.append(item)
 
-    def _to_run(self, v: Var) -> list[Var | JaxprEqn]:
-        """The equations that make a value again, each before what it reads; none if it is there."""
+    def _recompute(self, v: Var) -> list[Var | JaxprEqn]:
+        """The equations that recompute a value, each followed by its operands, for the stack.
+
+        Empty if the value is an input, saved, or already recomputed.
+        """
         while v in self.joint.named:
             v = self.joint.named[v]
         if v in self.inputs:
@@ -147,20 +150,20 @@ class _Walk:
         eqn = self.joint.producer.get(v)
         if eqn is None or v in self.kept or id(eqn) in self.placed:
             return []
-        free, chain = v in self.joint.free, self._chain(eqn)
-        if not free and self._keeps(v, chain):
+        is_free, chain = v in self.joint.free, self._chain(eqn)
+        if not is_free and self._decide_to_save(v, chain):
             return []
-        between = {u for e in chain[1:] for u in e.outvars}
+        internal = {u for e in chain[1:] for u in e.outvars}
         todo: list[Var | JaxprEqn] = []
         for e in chain:
             self.placed.add(id(e))
-            if not free:
+            if not is_free:
                 self.recomputed.add(id(e))
-            todo += [e, *(u for u in reads_of(e, self.inner) if u not in between)]
+            todo += [e, *(u for u in reads_of(e, self.inner) if u not in internal)]
         return todo
 
     def _chain(self, eqn: JaxprEqn) -> list[JaxprEqn]:
-        """An equation, and, if all it does is name a value, those that make the value."""
+        """The equation and, if it only names a value, the equations that compute that value."""
         chain = [eqn]
         while chain[-1].primitive is name_p:
             (named,) = chain[-1].invars
@@ -169,11 +172,11 @@ class _Walk:
             chain.append(self.joint.producer[named])
         return chain
 
-    def _keeps(self, v: Var, chain: Sequence[JaxprEqn]) -> bool:
-        """Whether a value is kept, which is noted with its reason and its memory."""
-        where, reason = self.keeps(v, chain)
-        if where:
+    def _decide_to_save(self, v: Var, chain: Sequence[JaxprEqn]) -> bool:
+        """Whether a value is saved; if so, record the reason and the memory."""
+        memory, reason = self.keeps(v, chain)
+        if memory:
             self.kept[v] = reason
-            if isinstance(where, Offloadable):
-                self.offloaded[v] = where
-        return bool(where)
+            if isinstance(memory, Offloadable):
+                self.offloaded[v] = memory
+        return bool(memory)

@@ -1,10 +1,10 @@
-"""The plan of the least work within a budget of the peak.
+"""Find the plan that recomputes least within a budget of the peak.
 
-The compiler decides. The simulation only chooses the plans that are compiled. It is scaled by the
-compiled bytes of the default, and each plan that takes more than expected corrects it for the next.
-Compiled bytes from earlier searches save time and change no plan: a search learns from the plans
-that it tries itself, as if it were the first. Without a compiler the simulation decides, with a
-margin.
+The compiler decides whether a plan fits. The simulation only chooses which plans are compiled. It
+is scaled by the compiled bytes of the default plan, and each plan that takes more than expected
+corrects the estimate for the next ones. Compiled bytes from earlier searches save time but never
+change the result: a search learns only from plans that it tries itself. Without a compiler the
+simulation decides, with a margin.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from xform.planner.simulate.profiles import profile
 from xform.policies import Budget
 from xform.text import human_bytes
 
-# The last of the first is to leave so many times the room that those before show to be needed.
-_LAST = 1.5
-# Schedules with less work than one that is within the budget are compiled too, if their simulation
-# is over it by less than this factor: until so many in a row are over.
-_NEAR, _OVER = 1.08, 3
+# Before the last of the FIRST tries, the learned excess of plans is multiplied by this factor.
+_LAST_ROOM = 1.5
+# Once a plan fits, plans that recompute less are compiled too if their scaled simulation exceeds
+# the budget by less than the factor _NEAR, until _MAX_MISSES in a row do not fit.
+_NEAR, _MAX_MISSES = 1.08, 3
 
 
 def compiled(problem: Problem, budget: Budget, default: Candidate, compiler: Compiler) -> Candidate:
-    """The plan of the least work that the compiler puts within a budget of the peak.
+    """Find the plan that recomputes least and whose compiled peak is within the budget.
 
-    1. The default is compiled. If it fits, it is the plan, unless remat regions may save more. Its
+    1. Compile the default. If it fits, return it, unless remat regions could save more. Its
        compiled bytes scale the simulation of all other plans.
-    2. The plan of the least work that is expected to fit is compiled. If it does not fit, the next
-       one leaves room for the error of the expectation.
-    3. Once a plan fits, plans of less work are compiled: the author's own program first, then those
-       that are expected to be smallest. A plan that is over one budget is over all smaller ones. So
-       a smaller budget gets less work only from a plan that was not compiled for the larger one.
-    4. If no plan fits, four of the lowest plans are compiled before the budget is refused.
+    2. Compile the plan with the least recomputation that is expected to fit. If it does not fit,
+       correct the estimate by its error and try the next one.
+    3. Once a plan fits, compile plans that recompute less: first the program as its author marked
+       it, then the plans that are expected to be smallest. A plan that exceeds one budget exceeds
+       all smaller ones. So a smaller budget can get a plan that recomputes less only if that plan
+       was not compiled for the larger budget.
+    4. If no plan fits, compile four of the smallest plans before refusing the budget.
 
     Raises:
-      BudgetInfeasible: none of the compiled plans fits; with the lowest compiled bytes.
+      BudgetInfeasible: none of the compiled plans fits; it has the lowest compiled bytes.
     """
     fits = (size := compiler.bytes(default)) <= budget.bytes
-    if fits and not _may_save_more(budget, default):
+    if fits and not _may_open_regions(budget, default):
         return default
-    stairs = _Stairs(problem, compiler, budget.bytes, default)
-    first = stairs.within(default if fits else None)
+    search = _Search(problem, compiler, budget.bytes, default)
+    first = search.within(default if fits else None)
     if first is not None:
-        return stairs.least_work(first)
+        return search.least_work(first)
     if fits:
         return default
     floors = [*front(problem).lowest(), reference(problem)]
@@ -62,151 +63,158 @@ def compiled(problem: Problem, budget: Budget, default: Candidate, compiler: Com
     least = min((*floors, default), key=compiler.bytes)
     simulated = problem.peak(floors[0].schedule) + problem.beside
     if (size := compiler.bytes(least)) == math.inf:
-        by = "simulated; the compiler refuses it"
-        raise infeasible(budget, floors[0].schedule, simulated, by, problem.beside)
-    by = f"compiled; {human_bytes(simulated)} simulated"
-    raise infeasible(budget, least.schedule, int(size), by, problem.beside)
+        measured_by = "simulated; the compiler refuses the program"
+        raise infeasible(budget, floors[0].schedule, simulated, measured_by, problem.beside)
+    measured_by = f"compiled; {human_bytes(simulated)} simulated"
+    raise infeasible(budget, least.schedule, int(size), measured_by, problem.beside)
 
 
 def simulated(problem: Problem, budget: Budget, default: Candidate) -> Candidate:
-    """The plan of the least work that the simulation puts within a budget of the peak.
+    """Find the plan that recomputes least and whose simulated peak is within the budget.
 
-    With a margin, if there is such a plan.
+    The peak leaves a margin for the error of the simulation, if any plan is that small.
 
     Raises:
-      BudgetInfeasible: no plan is within it.
+      BudgetInfeasible: no plan fits.
     """
-    plans, most, on = front(problem), budget.bytes - problem.beside, problem.device.backend
-    wished = most - math.ceil(profile(on).margin * budget.bytes)
-    # A plan whose saved values alone are too much is not simulated.
-    fits = lambda w: least_bytes(w.schedule, on) <= wished and plans.peak(w.schedule) <= wished
+    plans, backend = front(problem), problem.device.backend
+    available = budget.bytes - problem.beside
+    target = available - math.ceil(profile(backend).margin * budget.bytes)
+    # Skip the simulation if the saved values alone exceed the budget.
+    fits = lambda c: least_bytes(c.schedule, backend) <= target and plans.peak(c.schedule) <= target
     chosen = default if fits(default) else None
-    if chosen is None or _may_save_more(budget, chosen):
+    if chosen is None or _may_open_regions(budget, chosen):
         less = plans.first(fits)
         chosen = less if chosen is None or (less and less.work < chosen.work) else chosen
-    # Not any plan without the margin: a smaller budget would have one of less work.
+    # Without the margin only the smallest plan is allowed. Otherwise a smaller budget could get a
+    # plan that recomputes less.
     chosen = chosen or plans.lowest()[0]
-    if (least := plans.peak(chosen.schedule)) > most:
+    if (least := plans.peak(chosen.schedule)) > available:
         raise infeasible(
             budget, chosen.schedule, least + problem.beside, "simulated", problem.beside
         )
     return chosen
 
 
-def _may_save_more(budget: Budget, default: Candidate) -> bool:
-    """Whether a budget that the default fits may save more than the default: in remat regions.
+def _may_open_regions(budget: Budget, default: Candidate) -> bool:
+    """Whether plans that save more in remat regions are tried although the default fits.
 
-    A program that has to fit a device is left as it is if it does.
+    They are not if the budget is a device's memory: then a default that fits is the plan.
     """
     return not budget.device and free_regions(default.schedule)
 
 
-class _Stairs:
-    """The staircase of a program's plans, walked for one budget of so many bytes.
+class _Search:
+    """The search on a program's Pareto front for one budget of `limit` bytes.
 
-    A compiler may copy values that are sent to the host into another layout. So the search learns
-    from plans that send values apart from others. As soon as one of them takes too much, it also
-    looks at the plans that send nothing.
+    A compiler may copy offloaded values into another layout. So the search learns separately from
+    plans that offload values and from plans that do not. As soon as a plan that offloads exceeds
+    the budget, the front without offloading is searched too.
     """
 
-    def __init__(self, problem: Problem, compiler: Compiler, most: int, default: Candidate):
-        self.problem, self.compiler, self.most = problem, compiler, most
-        self.stairs, self.compiled = [front(problem)], set[str]()
+    def __init__(self, problem: Problem, compiler: Compiler, limit: int, default: Candidate):
+        self.problem, self.compiler, self.limit = problem, compiler, limit
+        self.fronts, self.compiled = [front(problem)], set[str]()
         size = compiler.bytes(default)
         self.scale = size / max(self._peak(default), 1) if size < math.inf else 1.0
-        # How many bytes a plan took beyond its simulation, scaled, at most (negative if all took
-        # less): of those that send nothing, and of those that do; None before there is one.
-        self.beyond: list[float | None] = [None, None]
+        # The largest excess of compiled over simulated bytes so far (negative if all were smaller):
+        # of plans without offloading, then of plans with it. None before the first such plan.
+        self.excess: list[float | None] = [None, None]
 
     def within(self, default: Candidate | None) -> Candidate | None:
-        """The first plan that is expected to be within the budget, and is.
+        """The first plan that is expected to fit and does.
 
-        None if there is none among the first few, or if it takes no less work than the default.
+        None if the FIRST plans do not fit, or if the plan does not recompute less than `default`.
         """
         for i in range(FIRST):
             if i == FIRST - 1:
-                self.beyond = [beyond and _LAST * beyond for beyond in self.beyond]
-            candidate = self._first(lambda w: self._expected(w) <= self.most) or self._first(
-                lambda w: self._simulated(w) <= self.most and self._untried(w)
+                self.excess = [excess and _LAST_ROOM * excess for excess in self.excess]
+            candidate = self._cheapest(lambda c: self._expected(c) <= self.limit) or self._cheapest(
+                lambda c: self._simulated(c) <= self.limit and self._untried(c)
             )
             if candidate is None or (default and candidate.work >= default.work):
                 return None
-            if self._bytes(candidate) <= self.most:
+            if self._bytes(candidate) <= self.limit:
                 return candidate
             self._learn(candidate)
         return None
 
     def least_work(self, least: Candidate) -> Candidate:
-        """Of a plan within the budget and the steps before it, that of the least work within it.
+        """The plan that recomputes least and fits: `least`, or one before it on the front.
 
-        First those that are expected to be within it by what plans took that were compiled.
+        First come the plans that are expected to fit with the learned excess, then the plans whose
+        simulation nearly fits.
         """
-        over = 0
+        misses = 0
         self._learn(least)
-        while over < _OVER and len(self.compiled) < COMPILES:
-            candidate = self._first(lambda w: self._expected(w) <= self.most and self._untried(w))
+        while misses < _MAX_MISSES and len(self.compiled) < COMPILES:
+            candidate = self._cheapest(
+                lambda c: self._expected(c) <= self.limit and self._untried(c)
+            )
             if candidate is None or candidate.work >= least.work:
                 break
-            over += 1
-            if self._bytes(candidate) <= self.most:
-                least, over = candidate, 0
+            misses += 1
+            if self._bytes(candidate) <= self.limit:
+                least, misses = candidate, 0
             self._learn(candidate)
-        nearly = lambda w: self._simulated(w) <= _NEAR * self.most
-        before = [w for plans in self.stairs for w in plans.before(least, nearly)]
-        # The author's own program first.
-        order = lambda w: (w.regions == self.problem.regions, self._expected(w))
-        over = 0
-        for candidate in sorted(before, key=order):
-            if over == _OVER or len(self.compiled) == COMPILES:
+        nearly = lambda c: self._simulated(c) <= _NEAR * self.limit
+        cheaper = [c for plans in self.fronts for c in plans.before(least, nearly)]
+        # The program as its author marked it comes first.
+        order = lambda c: (c.regions == self.problem.regions, self._expected(c))
+        misses = 0
+        for candidate in sorted(cheaper, key=order):
+            if misses == _MAX_MISSES or len(self.compiled) == COMPILES:
                 break
             if candidate.work >= least.work or not self._untried(candidate):
                 continue
-            over += 1
-            if self._bytes(candidate) <= self.most:
-                least, over = candidate, 0
+            misses += 1
+            if self._bytes(candidate) <= self.limit:
+                least, misses = candidate, 0
         return least
 
-    def _first(self, fits: Fits) -> Candidate | None:
-        """The plan of the least work that fits; None if none does."""
-        found = (plans.first(fits) for plans in self.stairs)
-        return min(filter(None, found), key=lambda w: w.work, default=None)
+    def _cheapest(self, fits: Fits) -> Candidate | None:
+        """The plan on all fronts that recomputes least and fits; None if no plan fits."""
+        candidates = (plans.first(fits) for plans in self.fronts)
+        return min(filter(None, candidates), key=lambda c: c.work, default=None)
 
     def _untried(self, candidate: Candidate) -> bool:
-        """Whether a plan was not compiled for this budget."""
+        """Whether this search has not compiled the plan yet."""
         return key_of(candidate.schedule) not in self.compiled
 
     def _bytes(self, candidate: Candidate) -> float:
-        """Bytes of a plan by the compiler."""
+        """Compiled bytes of a plan."""
         self.compiled.add(key_of(candidate.schedule))
         return self.compiler.bytes(candidate)
 
     def _learn(self, candidate: Candidate) -> None:
-        """Expect all plans that send, or all others, to exceed their simulations as one did.
+        """Correct the estimate by the excess of one compiled plan.
 
-        So after one that was over the budget neither that one, nor one whose simulation has as
-        many bytes, is expected to fit.
+        The correction applies to all plans that offload, or to all that do not, as this plan does.
+        So if the plan exceeded the budget, neither it nor any plan with the same simulated bytes is
+        expected to fit.
         """
         sends, size = bool(sent_bytes(candidate.schedule)), self._bytes(candidate)
-        beyond, known = size - self._simulated(candidate), self.beyond[sends]
-        self.beyond[sends] = beyond if known is None else max(known, beyond)
-        if sends and size > self.most and len(self.stairs) == 1:
-            self.stairs.append(front(dataclasses.replace(self.problem, offload=False)))
+        excess, largest = size - self._simulated(candidate), self.excess[sends]
+        self.excess[sends] = excess if largest is None else max(largest, excess)
+        if sends and size > self.limit and len(self.fronts) == 1:
+            self.fronts.append(front(dataclasses.replace(self.problem, offload=False)))
 
     def _expected(self, candidate: Candidate) -> float:
-        """Bytes of a plan by its simulation, and by what those before were beyond theirs."""
-        return self._simulated(candidate) + (self.beyond[bool(sent_bytes(candidate.schedule))] or 0)
+        """Expected bytes of a plan: the scaled simulation plus the learned excess."""
+        return self._simulated(candidate) + (self.excess[bool(sent_bytes(candidate.schedule))] or 0)
 
     def _simulated(self, candidate: Candidate) -> float:
-        """Bytes of a plan by its simulation, scaled.
+        """Simulated bytes of a plan, scaled.
 
-        If what it keeps alone is more than is asked about anywhere, by that.
+        If the saved values alone are clearly over the budget, their scaled bytes are returned
+        without a simulation.
         """
-        on, beside = self.problem.device.backend, self.problem.beside
-        least = self.scale * (least_bytes(candidate.schedule, on) + beside)
-        if least > _NEAR * self.most:
+        backend, beside = self.problem.device.backend, self.problem.beside
+        least = self.scale * (least_bytes(candidate.schedule, backend) + beside)
+        if least > _NEAR * self.limit:
             return least
         return max(least, self.scale * self._peak(candidate))
 
     def _peak(self, candidate: Candidate) -> int:
-        """Simulated bytes of a plan, with the bytes beside the derivative."""
+        """Simulated bytes of a plan, including the bytes outside the derivative."""
         return self.problem.peak(candidate.schedule) + self.problem.beside

@@ -220,7 +220,7 @@ def test_a_plan_shows_saves_and_explains_what_it_sends(tmp_path) -> None:
     assert made.saved_bytes <= 400
     assert made.recompute_flops == 0
     assert "OFFLOAD" in str(made)
-    assert "idle for longer than its way to pinned_host and back" in str(made)
+    assert "idle for longer than the transfer to pinned_host and back" in str(made)
     assert " offloaded, peak" in str(made)
     assert "saving it would take" in made.explain(sent[0].value)
     made.save(tmp_path / "plan.json")

@@ -1,1 +1,1 @@
-"""Generators of plans, from the most to the least bytes."""
+"""Generators of candidate plans for a budget of the peak."""

@@ -1,9 +1,9 @@
-"""Loops of loops: the outer one keeps its states, the inner one is run again in each trip.
+"""Plans with nested loops: the outer loop saves its states, the inner loop is recomputed.
 
-So a budget is met that a loop's states alone exceed, or that would have its whole body run again:
-the inner loop keeps, for one trip of the outer one, what a minimum cut says. Where a program has
-loops inside loops or remat regions, those are loops of loops too, and all that is around them keeps
-its states alone.
+During each outer iteration of the backward pass, the inner loop saves the values of a minimum cut.
+Such plans fit budgets that are smaller than the states of the original loop, or that would
+otherwise need its whole body recomputed. Loops inside other loops or remat regions can be nested
+too; then all loops around them save their states only.
 """
 
 from __future__ import annotations
@@ -25,52 +25,55 @@ from xform.planner.problem import Problem
 from xform.planner.shape import Shape, fold
 from xform.policies import MinCut
 
-# How many levels of outer trips are tried.
+# The numbers of outer loops that are tried.
 _DEPTHS = (1, 2, 3)
-# The same where loops inside others are taken apart.
+# The same for loops inside other loops or regions.
 _INNER_DEPTHS = (0, 1, 2)
-# What the innermost loops keep: all but what fuses, or the least.
-_WAYS = (MinCut(), MinCut(0.0, 0.0))
+# The policies of the innermost loops: they save everything that does not fuse, or the fewest bytes.
+_BODY_POLICIES = (MinCut(), MinCut(0.0, 0.0))
 
 
 def nested(problem: Problem) -> Iterator[Candidate]:
-    """Schedules with the large loops of a program as loops of loops, of several sizes."""
+    """Yield candidates whose large loops are nested, in several shapes."""
     outer = nodes(large_loops(problem))
-    for depth, way in itertools.product(_DEPTHS, _WAYS) if outer else ():
-        shapes = {i: _shape(node, way, depth) for i, node in outer.items()}
-        base = problem.schedule(way, shapes)
+    for depth, body_policy in itertools.product(_DEPTHS, _BODY_POLICIES) if outer else ():
+        shapes = {i: _shape(node, body_policy, depth) for i, node in outer.items()}
+        base = problem.schedule(body_policy, shapes)
         yield problem.candidate(edited(base, outer_states), shapes)
     inner = nodes(inner_loops(problem))
     around = loops_around(problem.program, outer, inner)
-    for depth, way in itertools.product(_INNER_DEPTHS, _WAYS) if inner else ():
-        shapes = {i: _shape(node, way, depth) for i, node in inner.items() if depth}
-        yield _of_states(problem, shapes, way)
+    for depth, body_policy in itertools.product(_INNER_DEPTHS, _BODY_POLICIES) if inner else ():
+        shapes = {i: _shape(node, body_policy, depth) for i, node in inner.items() if depth}
+        yield _all_states_candidate(problem, shapes, body_policy)
         if depth and around:
-            shapes |= {i: _of_trips(node, depth) for i, node in around.items()}
-            yield _of_states(problem, shapes, way)
+            shapes |= {i: _state_shape(node, depth) for i, node in around.items()}
+            yield _all_states_candidate(problem, shapes, body_policy)
 
 
 def _shape(node: Node, inner: MinCut, depth: int) -> Shape:
-    """The shape of a loop that keeps least, where a minimum cut says what each step keeps."""
+    """The smallest nested shape of a loop if the policy `inner` decides what each step saves."""
     (joint,) = node.joints
     schedules = (schedule(joint, inner),)
     step = held_bytes(token(node, schedules)) // node.trips
     return fold(node.trips, depth, _state(node, schedules[0]), step)[0]
 
 
-def _of_trips(node: Node, depth: int) -> Shape:
-    """The same for a loop that keeps nothing but its states."""
+def _state_shape(node: Node, depth: int) -> Shape:
+    """The smallest nested shape of a loop that saves its states only."""
     state = _state(node, schedule(node.joints[0], MinCut()))
     return fold(node.trips, depth, state, state)[0]
 
 
 def _state(node: Node, inside: Schedule) -> int:
-    """Bytes of what a loop hands on from trip to trip, as far as its way back reads it."""
+    """Bytes of the part of a loop's carry that the backward pass reads, for one iteration."""
     inputs = zip(node.copies((inside,)), inside.joint.inputs, strict=True)
     return sum(n * aval_bytes(v.aval) for n, v in inputs) // node.trips
 
 
-def _of_states(problem: Problem, shapes: Shapes, way: MinCut) -> Candidate:
-    """The plan of which all loops with loops inside keep states alone, the others as `way` says."""
+def _all_states_candidate(problem: Problem, shapes: Shapes, body_policy: MinCut) -> Candidate:
+    """The candidate whose loops around other loops save their states only.
+
+    The loops inside follow `body_policy`.
+    """
     base = problem.schedule(MinCut(), shapes)
-    return problem.candidate(edited(base, all_states(way, {})), shapes)
+    return problem.candidate(edited(base, all_states(body_policy, {})), shapes)

@@ -1,7 +1,7 @@
-"""Loops that store some of their states, at the best places, and are run again from those.
+"""Plans whose loops store only some of their states and recompute from the stored ones.
 
-Between two stored states are single steps, or chunks of steps within which a minimum cut says what
-is kept. `interpret/checkpoints.py` says which states, and in what order they are run again.
+The backward pass takes one step at a time, or a chunk of steps inside which a minimum cut decides
+what is saved. `interpret/checkpoints.py` chooses the stored states and the order of recomputation.
 """
 
 from __future__ import annotations
@@ -31,74 +31,82 @@ from xform.planner.problem import Problem
 from xform.planner.shape import Shape
 from xform.policies import MinCut
 
-# Steps between stored states that are gone back over together.
+# The lengths of the chunks that the backward pass takes at once.
 _CHUNKS = (1, 4, 16)
-# How many states are stored: each number is this part of the one before.
-_FALL = 0.8
+# Each candidate stores this fraction of the states that the one before stores.
+_SLOT_RATIO = 0.8
 
 Slots = Mapping[Node, int]
 
 
 def stored(problem: Problem) -> list[Iterator[Candidate]]:
-    """Series of candidates whose large loops store ever fewer states, by rising work."""
-    return [*_flat(problem), *_inside(problem)]
+    """Series of candidates whose large loops store fewer and fewer states.
+
+    Each series is in the order of recomputed FLOPs.
+    """
+    return [*_outermost(problem), *_inside(problem)]
 
 
-def _flat(problem: Problem) -> Iterator[Iterator[Candidate]]:
-    """Those of loops that nothing is around."""
+def _outermost(problem: Problem) -> Iterator[Iterator[Candidate]]:
+    """The series for loops that are not inside other loops or regions."""
     large_nodes = nodes(large_loops(problem))
-    for shapes, way in _ways(large_nodes):
-        base = problem.schedule(way, shapes)
-        met = planned_loops(base, reshaped(problem.program, shapes))
-        outer = {i: loop for i, loop in met.items() if not loop.inner}
+    for shapes, policy in _chunked_shapes(large_nodes):
+        base = problem.schedule(policy, shapes)
+        planned = planned_loops(base, reshaped(problem.program, shapes))
+        outer = {i: loop for i, loop in planned.items() if not loop.inner}
         loops = nodes(large(outer, kept_bytes(base))).values()
-        decision = lambda slots, base=base: edited(base, _storing(slots))
-        yield _fewer(problem, loops, shapes, decision)
+        decision = lambda slots, base=base: edited(base, _store_states(slots))
+        yield _decreasing_slots(problem, loops, shapes, decision)
 
 
 def _inside(problem: Problem) -> Iterator[Iterator[Candidate]]:
-    """Those of loops inside others, or inside regions; and of both."""
+    """The series for loops inside other loops or regions, without and with the loops around."""
     prog, inner = problem.program, nodes(inner_loops(problem))
     around = loops_around(prog, nodes(large_loops(problem)), inner)
-    for shapes, way in _ways(inner):
+    for shapes, policy in _chunked_shapes(inner):
         base = problem.schedule(MinCut(), shapes)
-        decision = lambda slots, base=base, way=way: edited(base, all_states(way, slots))
+        decision = lambda slots, base=base, p=policy: edited(base, all_states(p, slots))
         for places in (inner, {**inner, **around}) if around else (inner,):
             loops = at_places(base, prog, shapes, places)
-            yield _fewer(problem, loops, shapes, decision)
+            yield _decreasing_slots(problem, loops, shapes, decision)
 
 
-def _ways(some: Mapping[int, Node]) -> Iterator[tuple[Shapes, MinCut]]:
-    """Shapes of some loops, of which chunks of steps are gone back over together."""
-    for chunk in _CHUNKS if some else ():
-        shapes = {i: _chunks(node.trips, chunk) for i, node in some.items() if chunk > 1}
+def _chunked_shapes(loops_by_index: Mapping[int, Node]) -> Iterator[tuple[Shapes, MinCut]]:
+    """Yield shapes that divide the loops into chunks, each with the policy inside a chunk."""
+    for chunk in _CHUNKS if loops_by_index else ():
+        divided = loops_by_index.items() if chunk > 1 else ()
+        shapes = {i: _chunks(node.trips, chunk) for i, node in divided}
         if not all(shapes.values()):
             return
-        for way in (MinCut(), MinCut(0.0, 0.0)):
-            yield shapes, way
+        for policy in (MinCut(), MinCut(0.0, 0.0)):
+            yield shapes, policy
 
 
-def _fewer(problem: Problem, loops: Iterable[Node], shapes: Shapes,
-           decision: Callable[[Slots], Decision]) -> Iterator[Candidate]:  # fmt: skip
-    """A Schedule, but that some loops store states: ever fewer of them."""
+def _decreasing_slots(
+    problem: Problem, loops: Iterable[Node], shapes: Shapes, decision: Callable[[Slots], Decision]
+) -> Iterator[Candidate]:
+    """Yield candidates whose `loops` store fewer and fewer states.
+
+    `decision` returns the decisions for the number of states that each loop stores.
+    """
     loops = [node for node in loops if not node.eqn.effects]
     longest = max((n.trips for n in loops), default=0)
-    # With a state for each trip but one, nothing is gained over the loop as it is.
-    most = longest - 2
-    while most > 0:
-        slots = {n: max(1, math.floor(most / longest * n.trips)) for n in loops}
+    # Storing all states but one gains nothing over the loop as written.
+    max_slots = longest - 2
+    while max_slots > 0:
+        slots = {n: max(1, math.floor(max_slots / longest * n.trips)) for n in loops}
         yield problem.candidate(decision(slots), shapes)
-        most = min(most - 1, int(_FALL * most))
+        max_slots = min(max_slots - 1, int(_SLOT_RATIO * max_slots))
 
 
 def _chunks(length: int, chunk: int) -> Shape:
-    """The shape of a loop in chunks of so many steps; none if they are few."""
+    """The shape of a loop in chunks of `chunk` steps; () if there are fewer than four chunks."""
     outer, rest = divmod(length, chunk)
     return ((outer, chunk), *([(rest,)] if rest else ())) if outer >= 4 else ()
 
 
-def _storing(slots: Slots) -> Change:
-    """The change by which some loops store so many states."""
+def _store_states(slots: Slots) -> Change:
+    """The change that makes each loop in `slots` store that many states."""
 
     def change(node: Node, current: Schedule) -> Decision | None:
         if node not in slots:

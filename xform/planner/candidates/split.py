@@ -1,8 +1,8 @@
-"""Loops as two in a row, of which the second keeps more: between two plans of one program.
+"""Plans between two plans of a program: each loop is split in two, and the second part saves more.
 
-What is made late is read early. So of two plans that keep little and much in each trip, the last
-trips may do as the one does, and those before as the other. Loops inside others, or inside regions,
-stay as they are.
+Values that are computed late are read early, so they are live for a short time. Therefore the last
+iterations follow the plan that saves more, and the first ones the plan that saves less. Loops
+inside other loops or inside regions are not changed.
 """
 
 from __future__ import annotations
@@ -20,42 +20,46 @@ from xform.planner.plan.record import record
 from xform.planner.problem import Problem
 from xform.policies import MinCut
 
-# In how many parts a loop's trips are counted.
-_PARTS = 16
+# A split is tried after each of so many equal parts of a loop.
+_N_PARTS = 16
 
 
 def split(problem: Problem, above: Schedule, below: Schedule) -> Iterator[Candidate]:
-    """By rising work: each loop as two, the second of which keeps as `above` does."""
-    met = planned_loops(above, problem.program)
-    trips = {i: n for i, x in met.items() if not x.inner and (n := x.node.trips) > 1}
-    parts = min(_PARTS, max(trips.values(), default=0))
+    """Yield candidates with split loops, in the order of their recomputed FLOPs.
+
+    The second part of each loop saves what `above` saves, the first part what `below` saves.
+    """
+    planned = planned_loops(above, problem.program)
+    trips = {i: n for i, loop in planned.items() if not loop.inner and (n := loop.node.trips) > 1}
+    parts = min(_N_PARTS, max(trips.values(), default=0))
     for part in reversed(range(1, parts)):
-        late = {i: min(max(1, part * n // parts), n - 1) for i, n in trips.items()}
-        shapes: Shapes = {i: ((n - late[i],), (late[i],)) for i, n in trips.items()}
+        late_trips = {i: min(max(1, part * n // parts), n - 1) for i, n in trips.items()}
+        shapes: Shapes = {i: ((n - late_trips[i],), (late_trips[i],)) for i, n in trips.items()}
         try:
             yield _mixed(problem, shapes, above, below)
-        except OtherProgram:  # a body that traces otherwise, in a loop of another length
+        except OtherProgram:  # the body traces differently in a loop of another length
             return
 
 
 def _mixed(problem: Problem, shapes: Shapes, above: Schedule, below: Schedule) -> Candidate:
-    """The plan of split loops: what `below` keeps in the first, what `above` does in the second."""
-    prog, most = problem.program, problem.schedule(MinCut(), shapes)
-    apart = reshaped(prog, shapes)
-    sources = [{i: x.schedules for i, x in planned_loops(p, prog).items()} for p in (below, above)]
-    origin = origins(prog, shapes)
-    parts = {x.node: origin[i] for i, x in planned_loops(most, apart).items() if not x.inner}
+    """The candidate whose loops follow `below` in their first part and `above` in the second."""
+    prog, base = problem.program, problem.schedule(MinCut(), shapes)
+    planned = [planned_loops(p, prog) for p in (below, above)]
+    sources = [{i: loop.schedules for i, loop in loops.items()} for loops in planned]
+    origin_of = origins(prog, shapes)
+    new_loops = planned_loops(base, reshaped(prog, shapes))
+    parts = {loop.node: origin_of[i] for i, loop in new_loops.items() if not loop.inner}
 
-    def as_before(node: Node, now: Schedule) -> Decision | None:
+    def as_planned(node: Node, current: Schedule) -> Decision | None:
         if node not in parts:
             return None
         i, later, _ = parts[node]
-        kept = sources[later or i not in shapes].get(i)
-        if kept is None:
+        schedules = sources[later or i not in shapes].get(i)
+        if schedules is None:
             return None
-        (was,) = kept
-        if was.joint is now.joint:
-            return decision_of(was)
-        return record(decision_of(was), was.joint, {}).decision(now.joint, "split")
+        (original,) = schedules
+        if original.joint is current.joint:
+            return decision_of(original)
+        return record(decision_of(original), original.joint, {}).decision(current.joint, "split")
 
-    return problem.candidate(edited(most, as_before), shapes)
+    return problem.candidate(edited(base, as_planned), shapes)

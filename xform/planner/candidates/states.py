@@ -1,7 +1,7 @@
-"""Decisions by which loops that have loops inside keep their states alone.
+"""Decisions under which loops that contain loops save their states only.
 
-All else in a trip of them is run again when they go back, and so are the loops inside: what those
-keep lasts for one trip.
+In the backward pass, each iteration of such a loop recomputes everything else, its inner loops
+included. The values that an inner loop saves are held for one iteration of the outer loop.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from xform.planner.loops import free_region
 from xform.planner.plan.decision import Decision, decision_of, edited
 from xform.policies import MinCut
 
-# For a node and the Schedule of a program of its own: another decision, or None to look inside.
+# Takes a node and the Schedule of one of its programs. Returns a new Decision for that program, or
+# None to apply the change to the nodes inside it.
 Change = Callable[[Node, Schedule], Decision | None]
 
 
 def outer_states(node: Node, current: Schedule) -> Decision | None:
-    """The change by which loops of loops keep the states of the outer one alone."""
+    """The change that makes loops that contain loops save the states of the outer loop only."""
     if _around_loops(node, current):
         return _states(node, current, outer_states)
     return decision_of(current) if _closed(node) else None
 
 
-def all_states(way: MinCut, slots: Mapping[Node, int]) -> Change:
-    """The change by which loops inside others, or inside regions, keep what `way` says.
+def all_states(body_policy: MinCut, slots: Mapping[Node, int]) -> Change:
+    """The change that makes loops inside other loops or regions follow `body_policy`.
 
-    Those around them keep their states; and of some loops so many `slots` are all that is kept.
+    The loops around them save their states only. Loops in `slots` store that many states and
+    nothing else.
     """
 
     def inner(node: Node, current: Schedule) -> Decision | None:
@@ -44,7 +46,8 @@ def all_states(way: MinCut, slots: Mapping[Node, int]) -> Change:
         elif node in slots:
             decision = decision_of(schedule(current.joint))
         elif node.eqn.primitive is not while_p:
-            decision = decision_of(schedule(current.joint, way, at_hand=inputs_at_hand(node)))
+            inner_schedule = schedule(current.joint, body_policy, at_hand=inputs_at_hand(node))
+            decision = decision_of(inner_schedule)
         else:
             return None
         return dataclasses.replace(decision, snapshots=slots[node]) if node in slots else decision
@@ -58,8 +61,8 @@ def all_states(way: MinCut, slots: Mapping[Node, int]) -> Change:
 
 
 def _states(node: Node, current: Schedule, change: Change) -> Decision:
-    once = frozenset(gather(current.kept, node.hoisted(current)))
-    return dataclasses.replace(edited(current, change), saved=once, offloaded={})
+    hoisted = frozenset(gather(current.kept, node.hoisted(current)))
+    return dataclasses.replace(edited(current, change), saved=hoisted, offloaded={})
 
 
 def _around_loops(node: Node, current: Schedule) -> bool:
@@ -67,11 +70,11 @@ def _around_loops(node: Node, current: Schedule) -> bool:
 
 
 def _holds_loop(current: Schedule) -> bool:
-    """Whether there is a loop that a plan may decide about."""
+    """Whether the program contains a loop that a plan may decide about."""
     nodes = ((node, schedules) for node, schedules in current.inner.items() if not _closed(node))
     return any(node.loop or any(map(_holds_loop, schedules)) for node, schedules in nodes)
 
 
 def _closed(node: Node) -> bool:
-    """Whether the author of a region said what it saves."""
+    """Whether a node is a remat region with a policy of its own."""
     return node.region and not free_region(node.eqn)

@@ -1,6 +1,7 @@
-"""JAX's stock policies and the author's own marks, as candidates for a budget.
+"""JAX's stock policies and the program as its author marked it, as candidates for a budget.
 
-A search that compiles enough of its candidates runs no more again than these do at their bytes.
+So a search that compiles enough candidates recomputes at most as much as these plans do within the
+same bytes.
 """
 
 from __future__ import annotations
@@ -27,75 +28,78 @@ from xform.policies import (
 )
 
 _STOCK = save_everything, save_dots, save_dots_with_no_batch_dims, save_nothing
-# At most so many names are tried, from the one that spares the most work for its bytes on.
+# The maximum number of names to try. Names that spare the most FLOPs per byte come first.
 _NAMES = 16
 
 
 def stock(problem: Problem) -> list[Candidate]:
-    """Candidates that a user could have written.
+    """Candidates that a user could have written by hand.
 
-    They are JAX's stock policies, policies that save the values of some names and, where regions
-    are open, the program as its author marked it. Candidates that draw random numbers again are
-    left out, unless the author's marks do so. Kept in the program's cache.
+    They are JAX's stock policies, policies that save the values of some names and, if regions are
+    open, the program as its author marked it. Candidates that recompute operations which budgets
+    never recompute, such as random numbers, are left out, except the author's own program. The
+    program's cache holds the result.
     """
     cache = problem.joint().program.cache
     key: Any = "stock", problem.device, problem.marked
     if key not in cache:
-        made = *map(problem.candidate, _STOCK), *_named(problem)
-        cache[key] = [c for c in made if _repeatable(c.schedule)] + [*_authors(problem)]
+        candidates = *map(problem.candidate, _STOCK), *_named(problem)
+        allowed = [c for c in candidates if _only_repeatable(c.schedule)]
+        cache[key] = [*allowed, *_as_marked(problem)]
     return cache[key]
 
 
 def reference(problem: Problem) -> Candidate:
-    """The one of them that is compiled before a budget is refused.
+    """The stock candidate that is compiled before a budget is refused.
 
-    The program as its author wrote it, where regions are open; else the one of the fewest bytes.
+    If regions are open, it is the program as its author marked it, else the candidate with the
+    lowest simulated peak.
     """
     if problem.regions == "open":
         return stock(problem)[-1]
     return min(stock(problem), key=lambda candidate: problem.peak(candidate.schedule))
 
 
-def _authors(problem: Problem) -> Iterator[Candidate]:
-    """The marked program, by xform's default and as JAX saves its values."""
+def _as_marked(problem: Problem) -> Iterator[Candidate]:
+    """If regions are open, yield the marked program under `min_cut` and `save_everything`."""
     if problem.regions == "open":
         author = dataclasses.replace(problem, regions="marked")
         yield from map(author.candidate, (min_cut, save_everything))
 
 
 def _named(problem: Problem) -> Iterator[Candidate]:
-    """Schedules that save the values that `checkpoint_name` gave some names, in every layer.
+    """Yield candidates that save the values with some names (`checkpoint_name`) in every layer.
 
-    The names that spare the most work for each byte come first: one name is saved, then two, and so
-    on. Each is also saved alone.
+    Names are ranked by the recomputed FLOPs that each of their bytes spares. The candidates save
+    each name alone, and the first two names, the first three, and so on.
     """
-    names = sorted(_names(problem.joint()))
+    names = sorted(_names_in(problem.joint()))
     if not names:
         return
     nothing = problem.candidate(save_only_these_names())
     alone = {name: problem.candidate(save_only_these_names(name)) for name in names}
 
-    def spared(name: str) -> float:
-        work = nothing.work[0] - alone[name].work[0]
-        return work / max(kept_bytes(alone[name].schedule) - kept_bytes(nothing.schedule), 1)
+    def flops_per_byte(name: str) -> float:
+        spared = nothing.work[0] - alone[name].work[0]
+        return spared / max(kept_bytes(alone[name].schedule) - kept_bytes(nothing.schedule), 1)
 
-    best = sorted(names, key=spared, reverse=True)[:_NAMES]
+    best = sorted(names, key=flops_per_byte, reverse=True)[:_NAMES]
     for i, name in enumerate(best):
         yield alone[name]
         if i:
             yield problem.candidate(save_only_these_names(*best[: i + 1]))
 
 
-def _repeatable(schedule: Schedule) -> bool:
-    """Whether a Schedule runs only operations again that a budget runs again."""
-    again = (eqn for eqn in schedule.order if id(eqn) in schedule.recomputed)
+def _only_repeatable(schedule: Schedule) -> bool:
+    """Whether a Schedule recomputes only operations that a budget may recompute."""
+    recomputed = (eqn for eqn in schedule.order if id(eqn) in schedule.recomputed)
     inner = (schedules for node, schedules in schedule.inner.items() if not node.region)
-    return all(map(repeatable, again)) and all(map(_repeatable, itertools.chain(*inner)))
+    return all(map(repeatable, recomputed)) and all(map(_only_repeatable, itertools.chain(*inner)))
 
 
-def _names(joint: Joint) -> set[str]:
-    """The names of a Joint's forward values, in loops, calls and open regions too."""
-    own = {e.params["name"] for e in joint.forward if e.primitive is name_p}
+def _names_in(joint: Joint) -> set[str]:
+    """The names of a Joint's forward values, including values in loops and calls."""
+    own_names = {e.params["name"] for e in joint.forward if e.primitive is name_p}
     nodes = (e.params["node"] for e in joint.forks.values())
-    inner = (_names(j) for node in nodes if not node.region for j in node.joints)
-    return {name for name in own if not name.startswith(TAG)}.union(*inner)
+    inner = (_names_in(j) for node in nodes if not node.region for j in node.joints)
+    return {name for name in own_names if not name.startswith(TAG)}.union(*inner)

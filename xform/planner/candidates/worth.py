@@ -1,4 +1,4 @@
-"""The loops of a program that are worth a change, where a plan meets them."""
+"""Find the loops of a program that save enough for a split, a nesting or stored states to pay."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from xform.planner.loops import Shapes, inside, loops, origins, reshaped
 from xform.planner.problem import Problem
 from xform.policies import MinCut
 
-# The part of all that waits that makes a loop worth a change.
-_PART = 0.05
-# Of a loop of fewer trips nothing is gained.
-_TRIPS = 4
+# A loop is large if it saves more than this share of all saved bytes.
+_MIN_SHARE = 0.05
+# Changing a loop with fewer iterations gains nothing.
+_MIN_TRIPS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedLoop:
-    """A loop where a Schedule meets it.
+    """A loop and its Schedule.
 
     Attributes:
-      node, plans: the loop, and the Schedule of its body.
-      runs: how often it is run, in the trips of loops around it.
-      inner: whether a loop or a remat region is around it, so that what it keeps lasts as long as
-        one trip, or the region's way back, does.
+      node: the loop.
+      schedules: the Schedule of its body, in a tuple.
+      runs: how often the loop runs, in all iterations of the loops around it.
+      inner: whether it is inside another loop or a remat region. If so, its saved values are held
+        for one iteration of that loop, or for the backward pass of that region.
     """
 
     node: Node
@@ -38,16 +39,16 @@ class PlannedLoop:
 
 
 def planned_loops(current: Schedule, prog: Program) -> dict[int, PlannedLoop]:
-    """The loops of a Schedule's program, by their place, as far as they carry a derivative."""
+    """The loops of a Schedule that carry a derivative, by their index in `loops(prog)`."""
     places: dict[int, list[int]] = {}
     for i, eqn in enumerate(loops(prog)):
         places.setdefault(id(eqn), []).append(i)
-    met: dict[int, PlannedLoop] = {}
+    planned: dict[int, PlannedLoop] = {}
     for loop in _visit(current, 1, False) if places else ():
-        free = (i for i in places.get(id(loop.node.eqn), ()) if i not in met)
-        if (place := next(free, None)) is not None:
-            met[place] = loop
-    return met
+        unclaimed = (i for i in places.get(id(loop.node.eqn), ()) if i not in planned)
+        if (place := next(unclaimed, None)) is not None:
+            planned[place] = loop
+    return planned
 
 
 def _visit(current: Schedule, runs: int, inner: bool) -> Iterator[PlannedLoop]:
@@ -58,50 +59,56 @@ def _visit(current: Schedule, runs: int, inner: bool) -> Iterator[PlannedLoop]:
             yield from _visit(p, runs * node.trips, inner or node.loop or node.region)
 
 
-def large(loops: dict[int, PlannedLoop], whole: int) -> dict[int, PlannedLoop]:
-    """Those of some loops that keep much of a `whole`."""
+def large(loops: dict[int, PlannedLoop], total_bytes: int) -> dict[int, PlannedLoop]:
+    """Keep the loops that save a large share of `total_bytes` and have enough iterations."""
     return {
         place: loop
         for place, loop in loops.items()
-        if loop.node.trips >= _TRIPS
-        and held_bytes(token(loop.node, loop.schedules)) > _PART * whole
+        if loop.node.trips >= _MIN_TRIPS
+        and held_bytes(token(loop.node, loop.schedules)) > _MIN_SHARE * total_bytes
     }
 
 
 def large_loops(problem: Problem) -> dict[int, PlannedLoop]:
-    """The loops that keep much of all that a program does, by their place."""
-    most = problem.schedule(MinCut())
-    met = planned_loops(most, problem.program)
-    outer = {i: loop for i, loop in met.items() if not loop.inner}
-    return large(outer, kept_bytes(most))
+    """The outermost loops that save a large share of the program's saved bytes, by index."""
+    save_most = problem.schedule(MinCut())
+    planned = planned_loops(save_most, problem.program)
+    outer = {i: loop for i, loop in planned.items() if not loop.inner}
+    return large(outer, kept_bytes(save_most))
 
 
 def inner_loops(problem: Problem) -> dict[int, PlannedLoop]:
-    """The loops inside other loops, or remat regions, that keep much while those go back."""
-    met = planned_loops(problem.schedule(MinCut()), problem.program)
-    inner = {i: loop for i, loop in met.items() if loop.inner}
+    """The loops inside other loops or regions that save a large share, by index.
+
+    The share is of all bytes that wait at once if the rest of the program saves least.
+    """
+    planned = planned_loops(problem.schedule(MinCut()), problem.program)
+    inner = {i: loop for i, loop in planned.items() if loop.inner}
     return large(inner, waiting_bytes(problem.schedule(MinCut(0.0, 0.0)))) if inner else {}
 
 
-def nodes(some: Mapping[int, PlannedLoop]) -> dict[int, Node]:
-    """Some loops alone."""
-    return {i: loop.node for i, loop in some.items()}
+def nodes(planned: Mapping[int, PlannedLoop]) -> dict[int, Node]:
+    """The nodes of the loops, by index."""
+    return {i: loop.node for i, loop in planned.items()}
 
 
 def loops_around(prog: Program, outer: Mapping[int, Node], inner: Mapping[int, Node]
                  ) -> dict[int, Node]:  # fmt: skip
-    """Those of the outer loops of a program in which some inner ones stand."""
+    """Keep the outer loops that contain one of the inner loops."""
     return {i: n for i, n in outer.items() if not inner.keys().isdisjoint(inside(prog, i))}
 
 
 def at_places(
     current: Schedule, prog: Program, shapes: Shapes, places: Container[int]
 ) -> list[Node]:
-    """The outermost loops at some places, in the Schedule of a program in other shapes."""
-    origin = origins(prog, shapes)
-    met = planned_loops(current, reshaped(prog, shapes))
+    """The nodes for some loops in the Schedule of a reshaped program.
+
+    `places` are indices in the original program. Of a nested loop, the outermost level is returned.
+    """
+    origin_of = origins(prog, shapes)
+    planned = planned_loops(current, reshaped(prog, shapes))
     return [
         loop.node
-        for at, loop in met.items()
-        if at < len(origin) and origin[at][0] in places and not origin[at][2]
+        for index, loop in planned.items()
+        if index < len(origin_of) and origin_of[index][0] in places and not origin_of[index][2]
     ]
