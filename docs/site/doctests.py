@@ -1,4 +1,4 @@
-"""Docstrings for the site: their doctests become blocks of code."""
+"""Format docstrings for the site: doctests become code blocks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import griffe
 
-# From the first prompt to the empty line, or the end, after it.
+# From the first prompt to the next empty line, or to the end.
 DOCTEST = re.compile(r"^( *)>>> .*?(?=\n\s*\n|\Z)", re.DOTALL | re.MULTILINE)
 LABEL = re.compile(r"^(Cost|Source|Bound|Note): ", re.MULTILINE)
 
 
 class Doctests(griffe.Extension):
-    """Puts fences around doctests, and makes the labels of paragraphs bold."""
+    """Put fences around doctests, and make the labels of paragraphs bold."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Change the docstring of one object."""

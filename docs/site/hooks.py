@@ -1,4 +1,4 @@
-"""What MkDocs does besides: pages of what stands elsewhere in the repository, and links to them."""
+"""Hooks for MkDocs: add pages from other folders of the repository, and adapt the links to them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FROM_THE_NETWORK = re.compile(
 
 
 def on_config(config: Any) -> None:
-    """The parts of the navigation that are made of what is there."""
+    """Add the generated parts of the navigation."""
     config.nav.append({"Reference": texts.reference_nav()})
     config.nav.append({"Experiments": texts.experiments_nav()})
     config.nav.append({"The project": texts.project_nav()})
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages and pictures that are not in `docs/`."""
+    """Add pages and pictures from outside `docs/`."""
     for uri, path in texts.elsewhere().items():
         files.append(File.generated(config, uri, abs_src_path=str(path)))
     for uri, text in texts.made().items():
@@ -37,7 +37,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Make links between files of the repository links between pages."""
+    """Turn links between files of the repository into links between pages."""
     here = texts.place(page.file.src_uri)
 
     def moved(link: re.Match[str]) -> str:
@@ -53,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Refuse a page that takes anything from the network."""
+    """Raise an error if a page loads anything from the network."""
     if found := FROM_THE_NETWORK.search(output):
         raise PluginError(f"{page.file.src_uri} needs the network: {found[0]}")
     return output

@@ -1,9 +1,9 @@
-"""Guides are notebooks, kept as text by Jupytext: what each cell prints is kept below it.
+"""Run the guides, which are notebooks in Jupytext's text format, and store their outputs in them.
 
-    python docs/site/notebooks.py [GUIDE ...]    # run them, and write what they print into them
+    python docs/site/notebooks.py [GUIDE ...]    # run the guides and write their outputs into them
 
-A cell is a block of `python` or `bash`. What it prints stands after it, in a block of `text`.
-`needs:` at the top names a target without whose compiler the guide cannot run.
+A cell is a block of `python` or `bash`. Its output follows in a block of `text`.
+`needs:` at the top names a target. The guide cannot run without the compiler of that target.
 """
 
 from __future__ import annotations
@@ -27,39 +27,42 @@ MULTI = re.DOTALL | re.MULTILINE
 CELL = re.compile(r"^```(?:python|bash)\n.*?^```\n(?:\n```text\n.*?^```\n)?", MULTI)
 PRINTED = re.compile(r"\n```text\n(.*?)^```\n", MULTI)
 FRONT = re.compile(r"\A---\n.*?^---\n", MULTI)
-# Without it the language of a notebook is that of most of its cells.
+# Otherwise Jupytext sets the language of a notebook to the one that most cells use.
 KERNEL = "---\njupyter:\n  kernelspec: {display_name: '', language: python, name: python3}\n---\n"
-# A cell's lines are `cell 3:7` in tables and errors, rather than a file of this one process.
+# Tables and errors then show a line as `cell 3:7`, not as a temporary file of this process.
 NAMES = "get_ipython().compile.get_code_name = lambda raw, code, number: f'cell {number}'"
 
 
 def needs(path: Path) -> str | None:
-    """The target without whose compiler a guide cannot run."""
+    """Return the target whose compiler the guide needs, or None."""
     found = re.search(r"\A---\nneeds: (\S+)$", path.read_text(), re.MULTILINE)
     return found and found[1]
 
 
 def shown(text: str) -> list[str]:
-    """What a guide says that each of its cells prints."""
+    """Return the stored output of each cell of a guide."""
     printed = [PRINTED.search(cell) for cell in CELL.findall(text)]
     return [found[1] if found else "" for found in printed]
 
 
 def run(path: Path, folder: Path) -> list[str]:
-    """What each cell of a guide prints, run in a folder, where its files are left."""
+    """Run a guide in a folder, and return the output of each cell. Files stay in the folder."""
     notebook = jupytext.reads(KERNEL + FRONT.sub("", path.read_text()), "md")
     cells = [c for c in notebook.cells if c.cell_type == "code"]
     notebook.cells.insert(0, nbformat.v4.new_code_cell(NAMES))
     resources = {"metadata": {"path": str(folder)}}
     client = NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=resources)
     manager = client.create_kernel_manager()
-    manager.transport, manager.ip = "ipc", str(folder / "kernel")  # sockets: no port, no network
+    manager.transport, manager.ip = (
+        "ipc",
+        str(folder / "kernel"),
+    )  # sockets need no port and no network
     client.execute(env=_environment())
     return [_printed(cell.outputs, folder) for cell in cells]
 
 
 def _environment() -> dict[str, str]:
-    """That of this process, with this checkout and Python first, and nothing said to JAX."""
+    """Return this process's environment: this checkout and Python first, no settings for JAX."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
     paths = {"PYTHONPATH": str(ROOT), "PATH": str(Path(sys.executable).parent)}
     first = {k: os.pathsep.join([v, *filter(None, [env.get(k)])]) for k, v in paths.items()}
@@ -74,7 +77,7 @@ def _printed(outputs: list[dict], folder: Path) -> str:
 
 
 def rewrite(path: Path) -> None:
-    """Run a guide, and put into it what its cells print, and beside it the pictures they make."""
+    """Run a guide, write its outputs into it, and copy its pictures beside it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         printed = iter(run(path, folder))

@@ -1,4 +1,4 @@
-"""The pages that are made: a reference of docstrings, and experiments of their READMEs."""
+"""Generate pages: a reference from docstrings, and pages from the READMEs of experiments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import xform
 from xform import commands
 
 ROOT = Path(__file__).parent.parent.parent
-# What a page shows that is another folder's, by its place on the site.
+# Pages whose files are in other folders, by their place on the site.
 ELSEWHERE = {
     "project/contributing.md": "CONTRIBUTING.md",
     "project/changelog.md": "CHANGELOG.md",
@@ -20,12 +20,12 @@ ELSEWHERE = {
     "project/models.md": "models/README.md",
     "project/conformance.md": "tests/conformance.md",
 }
-# Modules that are public and imported when they are first used.
+# Public modules that are imported at their first use.
 DOORS = ("equinox", "flax", "testing")
 
 
 def elsewhere() -> dict[str, Path]:
-    """Files of the repository outside `docs/`, by their place on the site."""
+    """Return the files outside `docs/` that the site shows, by their place on the site."""
     found = {uri: ROOT / path for uri, path in ELSEWHERE.items()}
     for readme in sorted(ROOT.glob("experiments/**/README.md")):
         name = readme.parent.relative_to(ROOT / "experiments")
@@ -38,19 +38,19 @@ def elsewhere() -> dict[str, Path]:
 
 
 def place(uri: str) -> str:
-    """The file of the repository that a page shows."""
+    """Return the file of the repository that a page shows."""
     path = elsewhere().get(uri)
     return str(path.relative_to(ROOT)) if path else f"docs/{uri}"
 
 
 def page(path: str) -> str:
-    """The page that shows a file or a folder of the repository."""
+    """Return the page that shows a file or a folder of the repository."""
     places = {str(p.relative_to(ROOT)): uri for uri, p in elsewhere().items()}
     return places.get(path) or places.get(f"{path}/README.md") or path.removeprefix("docs/")
 
 
 def made() -> dict[str, str]:
-    """Pages that are no file, by their place on the site."""
+    """Return the generated pages, by their place on the site."""
     pages = {f"reference/{name}.md": _reference(name) for name in names()}
     pages["reference/index.md"] = _names_table()
     pages["reference/command_line.md"] = _command_line()
@@ -59,12 +59,12 @@ def made() -> dict[str, str]:
 
 
 def names() -> list[str]:
-    """Every public name, and the modules that are imported when they are first used."""
+    """Return every public name, and the modules that are imported at their first use."""
     return sorted({*xform.__all__, *DOORS}, key=str.lower)
 
 
 def reference_nav() -> list[str | dict[str, str]]:
-    """Names as they are written, which a title would not be."""
+    """Return the pages of the reference, with each name spelled as in code."""
     pages = [{name: f"reference/{name}.md"} for name in names()]
     return ["reference/index.md", *pages, "reference/command_line.md"]
 
@@ -81,7 +81,7 @@ def _reference(name: str) -> str:
     value = getattr(xform, name)
     if inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value):
         return f"::: xform.{name}\n"
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"  # what can be called, and more
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"  # a callable object
     return f"# xform.{name}\n\n::: {kind}\n    options: {{heading_level: 2}}\n"
 
 

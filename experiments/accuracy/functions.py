@@ -1,7 +1,7 @@
-"""Elementwise functions, their derivatives in mpmath, and where they are defined.
+"""Elementwise functions, their derivatives in mpmath, and their domains.
 
-The derivatives are written from textbooks, not from the rules: a test compares each with
-differences of the function itself. M. Abramowitz and I. Stegun, Handbook of Mathematical Functions
+The derivatives are written from textbooks, not from the rules. A test compares each with finite
+differences of the function. M. Abramowitz and I. Stegun, Handbook of Mathematical Functions
 (1964), sections 4 (elementary), 6 (gamma), 7 (erf), 9 (Bessel), 23 and 26 (zeta, beta).
 """
 
@@ -29,12 +29,12 @@ class Function:
       name: its name in the table.
       primitive: the primitive that it binds.
       f: the function, of arrays.
-      value: the same in mpmath.
-      derivatives: in mpmath, by the arguments that they are taken in: `(0,)`, `(0, 0)`.
-      domain: the ends of the open interval in which each argument lies.
-      special: points near which to look.
+      value: the same function in mpmath.
+      derivatives: in mpmath, by their arguments: `(0,)`, `(0, 0)`.
+      domain: the ends of an open interval for each argument.
+      special: points near which errors are measured too.
       defined: whether it has derivatives at a point of the domain.
-      paired: the second argument that goes with a first, of two arrays drawn independently.
+      paired: makes the second argument for a first, from two arrays drawn independently.
     """
 
     name: str
@@ -51,19 +51,19 @@ class Function:
 def unary(name: str, value: Formula, first: Formula, second: Formula, low: float = -INF,
           high: float = INF, f: Formula | None = None, primitive: str | None = None,
           **fields: Any) -> Function:  # fmt: skip
-    """A function of one argument."""
+    """Return a function of one argument."""
     f = getattr(lax, name) if f is None else f
     derivatives = {(0,): first, (0, 0): second}
     return Function(name, primitive or name, f, value, derivatives, ((low, high),), **fields)
 
 
 def power(x: Any, e: str) -> Any:
-    """|x| to a power that is written as a fraction."""
+    """Compute |x| to a power that is given as a fraction in text."""
     return mp.power(abs(x), mp.fraction(*map(int, e.split("/"))))
 
 
 def half(x: Any) -> Any:
-    """exp(-|x|) / (1 + exp(-|x|))², the slope of the logistic function."""
+    """Compute exp(-|x|) / (1 + exp(-|x|))², the slope of the logistic function."""
     small = mp.exp(-abs(x))
     return small / (1 + small) ** 2
 
@@ -73,7 +73,7 @@ def sech(x: Any) -> Any:
 
 
 def polygamma(m: int, x: Any) -> Any:
-    """ψ of order 0, 1 or 2; reflected where x is negative."""
+    """Compute ψ of order 0, 1 or 2; for negative x by reflection."""
     if x > 0 or m == 0:
         return mp.psi(m, x)
     sine, cosine = mp.sinpi(x), mp.cospi(x)
@@ -101,7 +101,7 @@ def complement(a: Any, x: Any) -> Any:
 
 
 def gamma_slope(a: Any, x: Any) -> Any:
-    """The slope of P(a, x) in a, by a difference with half as many digits more."""
+    """Compute the slope of P(a, x) in a, by a finite difference with 50% more digits."""
     bits = mp.prec // 2
     with mp.extraprec(bits):
         h = mp.ldexp(a, -bits)
@@ -117,10 +117,10 @@ def beta_density(a: Any, b: Any, x: Any) -> Any:
 
 
 def bessel(order: int, x: Any, derivative: int) -> Any:
-    """A derivative of exp(-|x|) I(|x|), whose parity is that of the order.
+    """Compute a derivative of exp(-|x|) I(|x|), whose parity is that of the order.
 
-    For a large argument by Hankel's expansion, term by term: there the difference of the two
-    orders would cancel.
+    For a large argument it uses Hankel's expansion, term by term, because the difference of the two
+    orders would cancel there.
     """
     sign = mp.sign(x) if (order + derivative) % 2 else 1
     x = abs(x)
@@ -139,7 +139,7 @@ def bessel(order: int, x: Any, derivative: int) -> Any:
 
 
 def hurwitz(s: Any, q: Any) -> Any:
-    """ζ(s, q): its first terms, and Euler's and Maclaurin's formula for the others."""
+    """Compute ζ(s, q): its first terms directly, the others by Euler and Maclaurin's formula."""
     first = max(16, int(s / 3 - q)) if s < 30_000 else 1
     total = mp.mpf(0)
     for k in range(first):
@@ -175,7 +175,7 @@ def is_pole(x: float) -> bool:
 
 
 def _missing(name: str) -> bool:
-    """Whether this version of JAX lacks the primitive."""
+    """Return whether this version of JAX lacks the primitive."""
     return not hasattr(lax, name)
 
 
@@ -247,7 +247,7 @@ if not _missing("polynomial"):
         lambda x: 6 * x + 4, f=lambda x: lax.polynomial(x, [jnp.full_like(x, c)
                                                             for c in (1, 2, 3, 4)])))  # fmt: skip
 
-# Of the incomplete gamma function mpmath computes nothing at huge arguments.
+# mpmath cannot compute the incomplete gamma function at huge arguments.
 REAL, POSITIVE, MODERATE = (-INF, INF), (0.0, INF), (0.0, 1000.0)
 zero = lambda *x: mp.mpf(0)
 
@@ -255,12 +255,12 @@ zero = lambda *x: mp.mpf(0)
 def binary(name: str, value: Formula, derivatives: dict[tuple[int, ...], Formula],
            f: Formula | None = None, domain: Sequence[tuple[float, float]] = (REAL, REAL),
            **fields: Any) -> Function:  # fmt: skip
-    """A function of two arguments."""
+    """Return a function of two arguments."""
     return Function(name, name, f or getattr(lax, name), value, derivatives, domain, **fields)
 
 
 def quotient(a: Any, b: Any) -> Any:
-    """a / b, rounded towards zero."""
+    """Compute a / b, rounded towards zero."""
     q = a / b
     return mp.floor(q) if q > 0 else mp.ceil(q)
 

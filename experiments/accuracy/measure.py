@@ -1,4 +1,4 @@
-"""Worst errors of a function and of its derivatives, in units of the last place."""
+"""Worst errors of a function and of its derivatives, in units in the last place."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from experiments.accuracy.references import Exact, references
 
 TRANSFORMS: dict[str, Any] = {"jax": jax, "xform": xform}
 WAYS = {"eager": lambda f: f, "jit": jax.jit}
-BAR = 8.0  # units of the last place; or twice the function's own error
+BAR = 8.0  # units in the last place; or twice the function's own error
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A derivative in a type: worst errors outside `jit` and under it.
+    """A derivative in one type, with its worst errors outside and under `jit`.
 
     Attributes:
       function: the function's name.
-      order: the arguments that the derivative is taken in.
+      order: the arguments of the derivative.
       dtype: the type.
-      points: at how many points the derivative is a normal number.
+      points: the number of points where the derivative is a normal number.
       own: errors of the function itself.
       jax, xform: errors of its derivative.
       at: the point of xform's worst error.
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def missed(self) -> bool:
-        """Whether the error exceeds 8 units and twice the function's own."""
+        """Whether the error exceeds both 8 units and twice the function's own error."""
         return any(x > max(BAR, 2 * own) for x, own in zip(self.xform, self.own, strict=True))
 
     @property
@@ -60,21 +60,21 @@ class Row:
 
 
 def derivative(transform: Any, f: Formula, order: tuple[int, ...]) -> Formula:
-    """The derivative of an elementwise function, at each element."""
+    """Return the derivative of an elementwise function, as a function of arrays."""
     for i in order:
         f = transform.grad(lambda *x, f=f: jnp.sum(f(*x)), i)
     return f
 
 
 def worst(f: Formula, xs: Any, exact: Exact, where: np.ndarray, dtype: str) -> tuple[float, int]:
-    """Return the largest error at the chosen points, and the place of that point."""
+    """Return the largest error at the chosen points, and the index of that point."""
     errors = np.where(where, exact.errors(np.asarray(f(*xs)), dtype), 0.0)
     return float(errors.max()), int(errors.argmax())
 
 
 def rows(function: Function, dtype: str, count: int, folder: Path | None = None,
          ways: Sequence[str] = tuple(WAYS)) -> Iterator[Row]:  # fmt: skip
-    """The rows of a function in a type."""
+    """Return the rows of a function in one type."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         xs = points(function, dtype, count)
         true = references(function, dtype, xs, folder)

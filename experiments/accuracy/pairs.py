@@ -1,4 +1,4 @@
-"""Second arguments of functions of two arguments: such that the derivatives are normal numbers."""
+"""Second arguments of functions of two, chosen so that derivatives are normal numbers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ TURNS = tuple(k * math.pi / 2 for k in (-3, -2, -1, 1, 2, 3, 11, 64))
 
 
 def _some(draw: np.random.Generator, a: np.ndarray, b: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Three quarters of the new numbers, and the others as they were."""
+    """Return the new numbers at three quarters of the places, and the old ones elsewhere."""
     return np.where(draw.random(a.shape) < 0.75, new, b)
 
 
 def independent(draw: np.random.Generator, a: np.ndarray, b: np.ndarray, info: Any) -> np.ndarray:
-    """The numbers that were drawn."""
+    """Return the drawn numbers."""
     return b
 
 
 def near(draw: np.random.Generator, a: np.ndarray, b: np.ndarray, info: Any) -> np.ndarray:
-    """Numbers of a size like that of the first."""
+    """Return numbers about as large as the first ones."""
     return _some(draw, a, b, a * np.exp2(draw.uniform(-12, 12, a.shape)) * _signs(draw, a))
 
 
 def moderate(draw: np.random.Generator, a: np.ndarray, b: np.ndarray, info: Any) -> np.ndarray:
-    """Positive numbers between 2^-10 and 2^10."""
+    """Return positive numbers between 2^-10 and 2^10."""
     return _some(draw, a, b, np.exp2(draw.uniform(-10, 10, a.shape)))
 
 
 def exponents(draw: np.random.Generator, a: np.ndarray, b: np.ndarray, info: Any) -> np.ndarray:
-    """Exponents that keep the power of the first number a normal number."""
+    """Return exponents that keep the power of the first number a normal number."""
     logs = np.log(np.abs(a))
     logs = np.where(logs == 0, 1, logs)
     most = np.log(float(info.max))
@@ -41,7 +41,7 @@ def exponents(draw: np.random.Generator, a: np.ndarray, b: np.ndarray, info: Any
 
 
 def gamma(draw: np.random.Generator, a: np.ndarray, b: np.ndarray, info: Any) -> np.ndarray:
-    """Numbers within some standard deviations of the first."""
+    """Return numbers within some standard deviations of the first ones."""
     a = np.abs(a)
     spread = draw.uniform(-8, 8, a.shape) * np.sqrt(np.minimum(a, 1e200))
     return _some(draw, a, b, np.where(a > 1, np.abs(a + spread), np.abs(b)))

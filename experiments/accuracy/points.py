@@ -1,4 +1,4 @@
-"""Points at which derivatives are measured: over the whole range of a type, with its extremes."""
+"""The points where derivatives are measured: the whole range of a type, with its extremes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from experiments.accuracy.functions import Function
 
-STEPS = 4  # how many neighbours of a point are taken on each side
+STEPS = 4  # the number of neighbours on each side of a point
 
 
 def points(function: Function, dtype: str, count: int) -> tuple[np.ndarray, ...]:
-    """`count` points of the domain, the same each time: an array for each argument."""
+    """Return `count` points of the domain, always the same: an array for each argument."""
     draw = np.random.default_rng(zlib.crc32(f"{function.name} {dtype}".encode()))
     info = jnp.finfo(dtype)
     fixed = _extremes(function.special, info, dtype)
@@ -46,7 +46,7 @@ def points(function: Function, dtype: str, count: int) -> tuple[np.ndarray, ...]
 
 
 def _ok(x: np.ndarray, ends: tuple[float, float], info: Any) -> np.ndarray:
-    """Which are normal numbers, or zero, of the open interval."""
+    """Return which numbers in the open interval are normal or zero."""
     normal = (np.abs(x) >= float(info.smallest_normal)) & (np.abs(x) <= float(info.max))
     return (normal | (x == 0)) & (x > ends[0]) & (x < ends[1])
 
@@ -58,7 +58,7 @@ def _within(x: np.ndarray, ends: tuple[float, float], info: Any, dtype: str) -> 
 
 
 def _extremes(special: Any, info: Any, dtype: str) -> np.ndarray:
-    """Special points, and where common functions overflow, with their neighbours."""
+    """Return special points and points where common functions overflow, with their neighbours."""
     most, least = float(info.max), float(info.smallest_normal)
     ends = [math.log(most), math.log2(most), math.log(least), math.log2(least), math.sqrt(most),
             math.sqrt(least), math.cbrt(most), math.cbrt(least), most, least, float(info.eps),
@@ -75,7 +75,7 @@ def _extremes(special: Any, info: Any, dtype: str) -> np.ndarray:
 
 
 def _drawn(draw: np.random.Generator, special: Any, info: Any, count: int) -> np.ndarray:
-    """Numbers over all exponents, of usual sizes, evenly spread, and near the special points."""
+    """Draw numbers over all exponents, at common magnitudes, evenly spaced, and near `special`."""
     signs = draw.choice([-1.0, 1.0], count)
     wide = np.exp2(draw.uniform(info.minexp, info.maxexp, count))
     most = math.log2(math.log(float(info.max))) + 1

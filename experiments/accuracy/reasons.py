@@ -62,5 +62,5 @@ REASONS = {
 
 
 def reason(row: Row) -> str:
-    """Why a row misses the bar."""
+    """Return the reason why a row misses the bar."""
     return REASONS.get(row.name, REASONS.get(row.function, "UNKNOWN"))

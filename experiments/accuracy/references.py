@@ -1,4 +1,4 @@
-"""True values, by mpmath: kept in files, as they take longer to compute than all else."""
+"""True values from mpmath, stored in files because they take longest to compute."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Exact:
             return np.ldexp(self.high, self.exponent)
 
     def normal(self, dtype: str) -> np.ndarray:
-        """Where it is a normal number of the type."""
+        """Return where the number is a normal number of the type."""
         info, size = jnp.finfo(dtype), np.abs(self.rounded())
         return (size >= float(info.smallest_normal)) & (size <= float(info.max))
 
     def errors(self, got: np.ndarray, dtype: str) -> np.ndarray:
-        """Distances from these numbers in units of their last place.
+        """Return the distances from these numbers, in units in their last place.
 
-        It is at most half of the number's binade: no digit is right then.
+        A distance is at most half of the number's binade: then no digit is right.
         """
         digits = jnp.finfo(dtype).nmant + 1
         with np.errstate(all="ignore"):
@@ -51,7 +51,7 @@ class Exact:
 
 
 def exact(formula: Formula, xs: Sequence[np.ndarray]) -> Exact:
-    """A formula at points."""
+    """Compute a formula at points."""
     rows = [_split(formula, x) for x in zip(*(x.astype(float) for x in xs), strict=True)]
     high, low, exponent = zip(*rows, strict=True)
     return Exact(np.array(high), np.array(low), np.array(exponent))
@@ -66,7 +66,7 @@ def _split(formula: Formula, x: Sequence[float]) -> tuple[float, float, int]:
         if isinstance(y, mp.mpc) or not mp.isfinite(y):
             return math.nan, math.nan, 0
         fraction, exponent = mp.frexp(y)
-        if abs(exponent) > 20_000:  # no type holds it
+        if abs(exponent) > 20_000:  # too large or small for every type
             return math.nan, math.nan, 0
         high = float(fraction)
         return high, float(fraction - high), int(exponent)
@@ -75,7 +75,7 @@ def _split(formula: Formula, x: Sequence[float]) -> tuple[float, float, int]:
 def references(
     function: Function, dtype: str, xs: Sequence[np.ndarray], folder: Path | None
 ) -> dict[tuple[int, ...], Exact]:
-    """The value `()` and the derivatives of a function at points, from a file if they are there."""
+    """Return the value `()` and the derivatives of a function at points, read from a cache file."""
     wanted = {(): function.value, **function.derivatives}
     key = hashlib.sha256(b"".join(x.tobytes() for x in xs)).hexdigest()[:12]
     found: dict[tuple[int, ...], Exact] = {}

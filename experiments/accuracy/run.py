@@ -1,4 +1,4 @@
-"""How accurate derivatives are: the table of worst errors."""
+"""Measure how accurate derivatives are, and write the table of worst errors."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FEW = ("zeta", "igamma", "igammac", "igamma_grad_a")  # mpmath takes up to 0.1 s
 
 
 def number(error: float, dtype: str) -> str:
-    """An error; "all" where all digits are wrong."""
+    """Return an error as text; "all" if no digit is right."""
     if error >= 2.0 ** jnp.finfo(dtype).nmant:
         return "all"
     return f"{error:.1f}" if error < 100 else f"{error:.0e}".replace("e+0", "e")
 
 
 def errors(ways: Sequence[float], dtype: str) -> str:
-    """The errors outside `jit` and under it, which are mostly the same."""
+    """Return the errors outside and under `jit` as text; once if they are equal."""
     return ", ".join(dict.fromkeys(number(e, dtype) for e in ways))
 
 
@@ -44,7 +44,7 @@ def cell(row: Row | None) -> str:
 
 
 def read(results: dict[str, list[dict[str, object]]]) -> list[Row]:
-    """The rows of a file of results."""
+    """Return the rows of a file of results."""
     fields = ("order", "own", "jax", "xform", "at")
     held = [row for name in sorted(results) for row in results[name]]
     made = [Row(**{k: tuple(v) if k in fields else v for k, v in row.items()}) for row in held]  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def read(results: dict[str, list[dict[str, object]]]) -> list[Row]:
 
 
 def tables(found: Sequence[Row]) -> None:
-    """Write the totals, the rows that miss the bar, and all of them."""
+    """Write three tables: the totals, the rows that miss the bar, and all rows."""
     totals: list[list[str]] = []
     for dtype in (*DTYPES, "all"):
         some = [r for r in found if dtype in (r.dtype, "all")]
@@ -80,7 +80,7 @@ def tables(found: Sequence[Row]) -> None:
 
 
 def measured(name: str, count: int, references: Path) -> list[Row]:
-    """The rows of one function."""
+    """Measure the rows of one function."""
     found = [row for dtype in DTYPES for row in rows(FUNCTIONS[name], dtype, count, references)]
     jax.clear_caches()
     return found
@@ -88,10 +88,10 @@ def measured(name: str, count: int, references: Path) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="functions; all of them if none is named")
-    parser.add_argument("--quick", action="store_true", help="1,000 points; nothing is kept")
+    parser.add_argument("names", nargs="*", help="functions to measure (default: all)")
+    parser.add_argument("--quick", action="store_true", help="use 1,000 points, and store nothing")
     parser.add_argument("--references", type=Path, default=Path.home() / ".cache/xform/accuracy",
-                        help="the folder that keeps true values")  # fmt: skip
+                        help="folder that caches true values")  # fmt: skip
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     options.references.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Step time of xform.value_and_grad over jax.value_and_grad, and time to trace and lower."""
+"""Compare step time, and time to trace and lower, of xform's and JAX's value_and_grad."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from models.nets.llama import Llama, LlamaConfig
 from models.nets.mlp import MLP, MLPConfig
 
 HERE = Path(__file__).parent
-# XLA:CPU drops the barriers that keep jax.checkpoint's recompute apart; without this pass it keeps
-# them, and JAX recomputes what xform recomputes.
+# XLA:CPU drops the barriers that separate jax.checkpoint's recompute from the forward pass.
+# Without this pass it keeps them, and JAX recomputes the same values as xform.
 KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 DECODER = LlamaConfig(width=256, depth=6, heads=8, kv_heads=4, hidden=768, context=256, tied=True)
 DEEP_MLP = MLPConfig(depth=12)
@@ -31,7 +31,7 @@ Loss = Callable[..., jax.Array]
 
 
 def mlp(scan: bool, policy: str | None) -> tuple[Loss, tuple[Any, Any]]:
-    """A residual MLP's mean square output, with its parameters and a batch of 1024."""
+    """Return a residual MLP's mean square output, with its parameters and a batch of 1024."""
     config = dataclasses.replace(DEEP_MLP, scan=scan, remat=policy)
     graphdef, params = nnx.split(MLP(config, rngs=nnx.Rngs(0)))
     batch = jax.random.normal(jax.random.key(1), (1024, config.inputs))
@@ -39,7 +39,7 @@ def mlp(scan: bool, policy: str | None) -> tuple[Loss, tuple[Any, Any]]:
 
 
 def transformer(scan: bool, policy: str | None, depth: int = DECODER.depth):
-    """A decoder's loss, with its parameters and a batch of four windows."""
+    """Return a decoder's loss, with its parameters and a batch of four windows."""
     config = dataclasses.replace(DECODER, scan=scan, remat=policy, depth=depth)
     graphdef, params = nnx.split(Llama(config, rngs=nnx.Rngs(0)))
     tokens = jax.random.randint(jax.random.key(1), (4, config.context + 1), 0, config.vocab)
@@ -47,12 +47,12 @@ def transformer(scan: bool, policy: str | None, depth: int = DECODER.depth):
 
 
 def compiled(transform: Any, loss: Loss, args: Any, options: dict[str, str] | None = None) -> Any:
-    """The jitted value and gradient."""
+    """Compile the value and gradient."""
     return jax.jit(transform(loss), compiler_options=options).lower(*args).compile()
 
 
 def trace_and_lower(transform: Any, loss: Loss, args: Any) -> float:
-    """Seconds to trace and lower, with nothing cached for this function."""
+    """Return the seconds to trace and lower, with nothing cached for this function."""
     start = time.perf_counter()
     jax.jit(lambda *a: transform(loss)(*a)).lower(*args)
     return time.perf_counter() - start
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def plot(ratios: list[tuple[str, float, float, float]]) -> None:
-    """Ratios with their quartiles."""
+    """Plot ratios with their quartiles."""
     figure, axes = plt.subplots(figsize=(8, 0.4 * len(ratios) + 1.2), layout="constrained")
     for i, (_, middle, low, high) in enumerate(reversed(ratios)):
         axes.plot([low, high], [i, i], color="tab:blue", linewidth=3, alpha=0.35)

@@ -1,1 +1,1 @@
-"""What texts claim of the cost, memory and stability of derivatives, measured."""
+"""Claims from the literature about cost, memory and stability of derivatives, measured."""

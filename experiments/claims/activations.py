@@ -1,4 +1,4 @@
-"""Whether activations or parameters are larger, of large models, by shapes alone."""
+"""Whether activations or parameters of large models take more bytes, from shapes alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from experiments.claims.claim import Claim, Finding, verdict
 from models.nets.presets import PRESETS, abstract, parameter_count
 
 GB = 1e9
-# Batch and length of a sequence.
+# Batch and sequence length.
 SMALL, LARGE = (1, 2048), (4, 4096)
 
 
 def kept(preset: str, batch: int, length: int, policy: Any) -> tuple[int, int]:
-    """Parameters, and bytes that wait for the backward pass in bfloat16; nothing is compiled."""
+    """Return the parameters, and the bytes of residuals in bfloat16. Nothing is compiled."""
     config = dataclasses.replace(PRESETS[preset], context=length, dtype="bfloat16")
     model = abstract(config)
     graphdef, params = nnx.split(model)
@@ -32,7 +32,7 @@ def kept(preset: str, batch: int, length: int, policy: Any) -> tuple[int, int]:
 
 
 def measure(quick: bool) -> Finding:
-    """Llama 7B and Llama-2 70B, saving everything and by default."""
+    """Measure Llama 7B and Llama-2 70B, saving everything and with the default."""
     everything, default = xform.policies.save_everything, None
     small = {p: kept("llama2-7b", *SMALL, policy) for p, policy in
              (("everything", everything), ("default", default))}  # fmt: skip
@@ -40,7 +40,7 @@ def measure(quick: bool) -> Finding:
              (("everything", everything), ("default", default))}  # fmt: skip
     count, waits = small["everything"]
     big, theirs = large["everything"]
-    # Weights in bfloat16, and gradients; Adam's moments and masters in float32.
+    # Weights and gradients in bfloat16; Adam's moments and master weights in float32.
     state = big * (2 + 2 + 12)
     per_token = waits / (SMALL[0] * SMALL[1])
     above = 2 * count / per_token
@@ -86,7 +86,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, found: dict[str, tuple[float, ...]]) -> None:
-    """Bars in GB."""
+    """Draw bars in GB."""
     names = ("weights, bfloat16", "weights and optimizer", "activations, all saved",
              "activations, xform's default")  # fmt: skip
     for axes, (title, sizes) in zip(figure.subplots(1, 2), found.items(), strict=True):

@@ -18,7 +18,7 @@ SHARE = 0.05
 
 
 def measure(quick: bool) -> Finding:
-    """An LSTM under a budget of 5% of what saving everything keeps, at several lengths."""
+    """Measure an LSTM under a budget of 5% of saving everything, at several lengths."""
     found: dict[int, tuple[float, float, float]] = {}
     for steps in STEPS[:2] if quick else STEPS:
         loss, args = lstm(steps=steps, width=64, batch=16)
@@ -51,7 +51,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, found: dict[int, tuple[float, float, float]]) -> None:
-    """Bytes and time by the number of steps."""
+    """Draw bytes and time by the number of steps."""
     axes = figure.subplots()
     for i, name in enumerate(("temporary bytes", "time")):
         axes.plot([*found], [f[i] for f in found.values()], "o-", label=name)

@@ -1,4 +1,4 @@
-"""How much larger a batch is with remat, and what it costs."""
+"""How much larger a batch can be with remat, and what it costs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ POLICIES: dict[str, Any] = {
 
 
 def made(batch: int) -> Any:
-    """A transformer, and a batch for it."""
+    """Return a transformer, and a batch for it."""
     return transformer(WIDTH, DEPTH, batch, LENGTH)
 
 
 def largest(target: str, policy: Any, capacity: str | None) -> Any:
-    """The largest batch whose gradient fits."""
+    """Return the largest batch whose gradient fits."""
 
     def gradient(w: Any, x: jax.Array) -> Any:
         return xform.value_and_grad(made(x.shape[0])[0], policy=policy)(w, x)
@@ -39,7 +39,7 @@ def largest(target: str, policy: Any, capacity: str | None) -> Any:
 
 
 def rate(batch: int, policy: Any) -> float:
-    """Samples a second on this machine, the best of three."""
+    """Return samples per second on this machine, the best of three runs."""
     loss, args = made(batch)
     run = jax.jit(xform.value_and_grad(loss, policy=policy)).lower(*args).compile()
     seconds(run, args)
@@ -47,7 +47,7 @@ def rate(batch: int, policy: Any) -> float:
 
 
 def measure(quick: bool) -> Finding:
-    """On the CPU with a capacity of a GiB, where time is measured; on chips, by the roofline."""
+    """Measure times on a CPU with a capacity of a GiB, and estimate chips by the roofline."""
     sizes = {n: largest("cpu", p, CAPACITY).size for n, p in POLICIES.items()}
     rates = {n: rate(sizes[n], p) for n, p in POLICIES.items()}
     base = "save_everything"
@@ -90,7 +90,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, rows: dict[str, dict[str, tuple[float, float]]]) -> None:
-    """Batch against time, for each target."""
+    """Draw batch against time, for each target."""
     axes = figure.subplots()
     for i, (target, by) in enumerate(rows.items()):
         for (name, (size, time)), marker in zip(by.items(), "so^", strict=False):

@@ -1,4 +1,4 @@
-"""In which order a product of matrices is cheapest, and when that order is one of the two modes."""
+"""The cheapest order of a product of matrices, and when it is forward or reverse mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE = "Griewank and Naumann, Accumulating Jacobians as chained sparse matrix 
 
 
 def least(sizes: Sequence[int]) -> int:
-    """Multiplications of the cheapest order of matrices `sizes[i] x sizes[i + 1]`."""
+    """Return the multiplications of the cheapest order of matrices `sizes[i] x sizes[i + 1]`."""
 
     @functools.cache
     def part(i: int, j: int) -> int:
@@ -34,17 +34,17 @@ def least(sizes: Sequence[int]) -> int:
 
 
 def forward(sizes: Sequence[int]) -> int:
-    """Multiplications from the input on; `sizes` go from outputs to inputs, as products do."""
+    """Return the multiplications from the input on; `sizes` go from outputs to inputs."""
     return sum(sizes[-1] * a * b for a, b in itertools.pairwise(sizes[:-1]))
 
 
 def reverse(sizes: Sequence[int]) -> int:
-    """Multiplications from the output back."""
+    """Return the multiplications from the output back."""
     return sum(sizes[0] * a * b for a, b in itertools.pairwise(sizes[1:]))
 
 
 def measure(quick: bool) -> Finding:
-    """Random chains, chains whose dimensions fall, and one product with a vector."""
+    """Measure random chains, chains with falling dimensions, and one product with a vector."""
     rng = np.random.default_rng(0)
     count = CHAINS // 10 if quick else CHAINS
     some = [rng.integers(1, LARGEST, rng.integers(4, LONGEST)).tolist() for _ in range(count)]
@@ -89,7 +89,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, ratios: np.ndarray) -> None:
-    """How many chains cost how much more than the optimum."""
+    """Draw how many chains cost how much more than the optimum."""
     axes = figure.subplots()
     axes.hist(np.log10(ratios), bins=40, color="#2b6cb0")
     axes.set(xlabel="the better of forward and reverse mode / the optimum, as a power of ten",

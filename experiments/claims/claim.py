@@ -1,4 +1,4 @@
-"""What one claim is: what is said, what theory predicts, what is measured, and a verdict."""
+"""The parts of one claim: its text, the prediction of theory, the measurement, and the verdict."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Claim:
     """One row of the table.
 
     Attributes:
-      claim: what is claimed, as a sentence.
-      source: who claims it, or where it is derived.
-      predicted: what theory predicts.
-      measured: what was measured, with the ratio or the exponent.
-      verdict: "holds", "holds if ...", or "wrong: ...". It is computed from what was measured.
+      claim: the claim, as a sentence.
+      source: who makes it, or where it is derived.
+      predicted: the prediction of theory.
+      measured: the measurement, with the ratio or the exponent.
+      verdict: "holds", "holds if ...", or "wrong: ...", computed from the measurement.
     """
 
     claim: str
@@ -33,7 +33,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a module of claims found.
+    """The results of one module of claims.
 
     Attributes:
       claims: its rows.
@@ -45,16 +45,16 @@ class Finding:
 
 
 def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """The slope of a line through points in logarithms: `p` of `y = c * x**p`, least squares."""
+    """Return the exponent `p` of `y = c * x**p`, by least squares in logarithms."""
     return float(np.polyfit(np.log(np.asarray(xs, float)), np.log(np.asarray(ys, float)), 1)[0])
 
 
 def verdict(holds: Any, otherwise: str) -> str:
-    """ "holds", or what is the case."""
+    """Return "holds", or the other text if the claim does not hold."""
     return HOLDS if holds else otherwise
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """The least and the most of some numbers, as text."""
+    """Return the smallest and the largest of some numbers, as text."""
     low, high = (f"{f(values):.{digits}f}" for f in (min, max))
     return low if low == high else f"{low} to {high}"

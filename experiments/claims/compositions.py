@@ -1,4 +1,4 @@
-"""Every order of four transforms, to a depth of three, against a reference."""
+"""Every order of four transforms, up to depth three, against a reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEPTH = 3
 
 
 def f(x: jax.Array) -> jax.Array:
-    """A number of a number, with a loop, a branch and a product in it."""
+    """A scalar function with a loop, a branch and a product."""
 
     def step(y: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
         return jnp.where(i % 2 == 0, jnp.sin(y) * x, y * y + x), None
@@ -29,9 +29,9 @@ def f(x: jax.Array) -> jax.Array:
 
 
 def applied(ours: Any, names: tuple[str, ...]) -> Any:
-    """The function under transforms of `ours`, the last name outermost, of a batch of points.
+    """Apply transforms of `ours` to the function, the last name outermost, at a batch of points.
 
-    `vmap` maps over a copy of each point, so that any number of them nest.
+    `vmap` maps over a copy of each point, so any number of them nest.
     """
 
     def mapped(g: Function) -> Function:
@@ -50,7 +50,7 @@ def applied(ours: Any, names: tuple[str, ...]) -> Any:
 
 
 def measure(quick: bool) -> Finding:
-    """The largest relative difference from JAX, in float64, of every order."""
+    """Measure the largest relative difference from JAX in float64, over every order."""
     names = ("jit", "grad", "vmap", "jvp")
     orders = [o for n in range(1, DEPTH + 1) for o in itertools.product(names, repeat=n)]
     some = X[:2] if quick else X
@@ -77,7 +77,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, apart: dict[tuple[str, ...], float]) -> None:
-    """The differences, in the order of depth."""
+    """Draw the differences, in the order of depth."""
     axes = figure.subplots()
     axes.semilogy([max(v, 1e-17) for v in apart.values()], ".", color="#2b6cb0")
     axes.axhline(1e-12, color="gray", linewidth=0.8)

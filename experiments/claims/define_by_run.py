@@ -1,4 +1,4 @@
-"""Whether Python sees values while a derivative is taken: print, branches, numbers."""
+"""Whether Python can inspect values while a derivative is taken: print, branches, numbers."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from experiments.claims.claim import Claim, Finding, verdict
 
 
 def halved(x: jax.Array) -> jax.Array:
-    """Halve until it is below 1: how often depends on the value."""
+    """Halve a number until it is below 1. The number of iterations depends on the value."""
     while x > 1:
         x = x / 2
     return jnp.sin(x)
 
 
 def printed(x: jax.Array) -> jax.Array:
-    """A number printed between operations."""
+    """Print a number between operations."""
     y = x * x
     print(f"y = {y:.3f}")
     return jnp.sin(y)
 
 
 def chosen(x: jax.Array) -> jax.Array:
-    """A Python branch, and an index computed from a value."""
+    """Use a Python branch, and an index computed from a value."""
     place = int(x.sum()) % 3
     return x[place] ** 2 if x[0] > 0 else x.sum()
 
 
 def works(grad: Any, f: Any, x: Any) -> bool | None:
-    """Whether a gradient equals finite differences in float64; None where it is refused."""
+    """Return whether a gradient equals finite differences in float64; None if it is refused."""
     x = np.asarray(x, np.float64)
     with contextlib.redirect_stdout(io.StringIO()):
         try:
@@ -53,7 +53,7 @@ def works(grad: Any, f: Any, x: Any) -> bool | None:
 
 
 def measure(quick: bool) -> Finding:
-    """Programs with Python between operations, differentiated outside jit."""
+    """Measure programs with Python code between operations, differentiated outside jit."""
     with jax.enable_x64():
         square = xform.grad(lambda x: jnp.sum(x**2))(jnp.array([1.0, 2.0]))
         cases: dict[str, tuple[Any, Any]] = {
@@ -88,7 +88,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, rows: dict[str, list[bool | None]]) -> None:
-    """The table."""
+    """Draw the table."""
     axes = figure.subplots()
     axes.axis("off")
     words = {True: "equals finite differences", False: "wrong", None: "refused"}

@@ -1,4 +1,4 @@
-"""How activations and gradients grow or fade with depth, by initialization and by activation."""
+"""How activations and gradients grow or vanish with depth, by initialization and activation."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ INITS = {"LeCun, 1/in": 1.0, "Xavier, 2/(in + out)": 1.0, "He, 2/in": 2.0}
 
 def norms(activation: Any, gain: float, depth: int, width: int = WIDTH,
           residual: bool = False) -> tuple[float, float]:  # fmt: skip
-    """How activations grow forward, and gradients backward: powers of ten for each layer.
+    """Return how activations grow forward and gradients backward, in powers of ten per layer.
 
-    They are of root mean squares, of the last activation over the first, and of the gradient at the
-    input over that at the output. A residual branch ends in a product, so that its mean is 0.
+    The ratios are of root mean squares: the last activation over the first, and the gradient at the
+    input over the gradient at the output. A residual branch ends in a product, so its mean is 0.
     """
     keys = jax.random.split(jax.random.key(0), depth)
     draw = lambda key, gain: jax.random.normal(key, (width, width)) * (gain / width) ** 0.5
@@ -58,7 +58,7 @@ def _both(f: Any, x: jax.Array, ct: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def measure(quick: bool) -> Finding:
-    """Slopes for each pair of activation and initialization, in float64."""
+    """Measure the slopes for each pair of activation and initialization, in float64."""
     depths = DEPTHS[:2] if quick else DEPTHS
     run: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
     with jax.enable_x64():
@@ -70,14 +70,14 @@ def measure(quick: bool) -> Finding:
                 for name, gain in (("ReLU", 2.0), ("linear", 1.0))}  # fmt: skip
     deepest = depths[-1]
     slope = lambda name, init: run[name, init][deepest]
-    # Half of a ReLU's inputs pass, so variances are halved by a gain of 1: 10**(-0.15) in the root.
+    # Half of a ReLU's inputs pass, so a gain of 1 halves variances: 10**(-0.15) for the root.
     half = np.log10(0.5) / 2
     he = {n: slope(n, "He, 2/in") for n in ACTIVATIONS}
     lecun = {n: slope(n, "LeCun, 1/in") for n in ACTIVATIONS}
     said = lambda pair: f"{10 ** pair[0]:.3f} forward, {10 ** pair[1]:.3f} backward"
     # Within a factor of ten over all layers together.
     kept = lambda pair, depth=deepest: all(abs(p) * depth < 1 for p in pair)
-    # A layer of n columns loses some 1/n of the logarithm's mean, whatever its mean square does.
+    # A layer of n columns loses about 1/n of the logarithm's mean, whatever its mean square does.
     near = f"; {WIDE} columns instead of {WIDTH}, 100 layers: "
     finite = f"holds if layers are wide: of {WIDTH} columns the typical size fades"
     matches = all(abs(p - half) < 0.01 for p in lecun["ReLU"])
@@ -137,7 +137,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, run: Any, residual: Any) -> None:
-    """The gradient's size at the input, by depth."""
+    """Draw the size of the gradient at the input, by depth."""
     axes = figure.subplots()
     for (name, init), by in run.items():
         if (name, init) in SHOWN:

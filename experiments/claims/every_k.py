@@ -21,7 +21,7 @@ KEEP = xform.policies.save_everything
 
 
 def loss(k: int) -> Any:
-    """Layers of a product, a tanh and a sine; each `k` of them are one region, run again."""
+    """Return a loss of layers (product, tanh, sine); each `k` layers are a remat region."""
 
     def layer(h: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
         return jnp.sin(jnp.tanh(h @ w)), None
@@ -39,22 +39,22 @@ def loss(k: int) -> Any:
 
 
 def inputs(depth: int) -> tuple[jax.Array, jax.Array]:
-    """Weights and a batch."""
+    """Return weights and a batch."""
     return jnp.stack([normal(WIDTH, WIDTH, seed=i) for i in range(depth)]), normal(ROWS, WIDTH)
 
 
 def compiled(k: int, args: Any) -> Any:
-    """The gradient, compiled; regions run again, all else is saved."""
+    """Compile the gradient: regions are recomputed, everything else is saved."""
     return jax.jit(xform.grad(loss(k), policy=KEEP)).lower(*args).compile()
 
 
 def temp(run: Any) -> int:
-    """Temporary bytes."""
+    """Return the temporary bytes."""
     return run.memory_analysis().temp_size_in_bytes
 
 
 def measure(quick: bool) -> Finding:
-    """Bytes for every k that divides the depth; time at the best k and without checkpoints."""
+    """Measure bytes for each k that divides the depth, and time at the best k and without remat."""
     found: dict[int, dict[int, int]] = {}
     for depth in DEPTHS[:3] if quick else DEPTHS:
         args = jax.eval_shape(lambda depth=depth: inputs(depth))
@@ -107,7 +107,7 @@ def measure(quick: bool) -> Finding:
 
 
 def fitted(by: dict[int, int], depth: int) -> tuple[float, float, float]:
-    """Bytes of `a L / k + b k + c` by least squares: a, b, and the largest relative error."""
+    """Fit `a L / k + b k + c` to the bytes; return a, b, and the largest relative error."""
     ks, ys = np.array([*by], float), np.array([*by.values()], float)
     matrix = np.stack([depth / ks, ks, np.ones_like(ks)], axis=1) / ys[:, None]
     (a, b, c), *_ = np.linalg.lstsq(matrix, np.ones_like(ks), rcond=None)
@@ -115,7 +115,7 @@ def fitted(by: dict[int, int], depth: int) -> tuple[float, float, float]:
 
 
 def draw(figure: Figure, found: dict[int, dict[int, int]]) -> None:
-    """Bytes by k, a line for each depth."""
+    """Draw bytes by k, a line for each depth."""
     axes = figure.subplots()
     for i, (depth, by) in enumerate(found.items()):
         axes.loglog([*by], [n / 2**20 for n in by.values()], "o-", color=f"C{i}",

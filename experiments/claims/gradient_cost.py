@@ -1,4 +1,4 @@
-"""What a gradient costs beside its function: FLOPs, and time."""
+"""The cost of a gradient relative to its function: FLOPs and time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEEP = xform.policies.save_everything
 
 
 def measure(quick: bool) -> Finding:
-    """Ratios of value and gradient over value, for four programs."""
+    """Measure the ratio of value and gradient to value, for four programs."""
     work: dict[tuple[str, str], float] = {}
     time: dict[tuple[str, str], float] = {}
     for name, make in PROGRAMS.items():
@@ -69,7 +69,7 @@ def measure(quick: bool) -> Finding:
 
 
 def bounded(work: dict[tuple[str, str], float], time: dict[tuple[str, str], float]) -> str:
-    """The verdict on five times."""
+    """Return the verdict on the bound of five times."""
     over = sorted({name for (name, _), ratio in work.items() if ratio > 5})
     late = sorted({name for (name, _), ratio in time.items() if ratio > 5})
     if over:
@@ -80,7 +80,7 @@ def bounded(work: dict[tuple[str, str], float], time: dict[tuple[str, str], floa
 
 
 def draw(figure: Figure, work: dict[tuple[str, str], float], time: Any) -> None:
-    """Bars of both ratios for each program."""
+    """Draw bars of both ratios for each program."""
     left, right = figure.subplots(1, 2, sharey=True)
     for axes, ratios, title in ((left, work, "FLOPs"), (right, time, "time, paired on one CPU")):
         for i, of in enumerate((BOTH, WEIGHTS)):

@@ -18,13 +18,13 @@ TOLERANCE = 1e-7
 
 
 def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The mean square error of a network with one hidden layer of ReLU."""
+    """Compute the mean square error of a network with one hidden layer of ReLU."""
     (w1, b1), (w2, b2) = params
     return jnp.mean((jax.nn.relu(x @ w1 + b1) @ w2 + b2 - y) ** 2)
 
 
 def by_hand(params: Any, x: np.ndarray, y: np.ndarray) -> Any:
-    """Its gradient, in NumPy."""
+    """Compute its gradient in NumPy."""
     (w1, b1), (w2, b2) = params
     before = x @ w1 + b1
     hidden = np.maximum(before, 0)
@@ -34,7 +34,7 @@ def by_hand(params: Any, x: np.ndarray, y: np.ndarray) -> Any:
 
 
 def difference(dtype: str) -> tuple[float, float]:
-    """The largest relative difference of an element, and how many in a thousand are over."""
+    """Return the largest relative difference, and how many in 1,000 exceed the tolerance."""
     shapes = ((SIZES[0], SIZES[1]), (SIZES[1],), (SIZES[1], SIZES[2]), (SIZES[2],))
     w1, b1, w2, b2 = (np.asarray(normal(*s, seed=i), dtype) for i, s in enumerate(shapes))
     x, y = (np.asarray(normal(ROWS, n, seed=9 + n), dtype) for n in (SIZES[0], SIZES[2]))
@@ -47,7 +47,7 @@ def difference(dtype: str) -> tuple[float, float]:
 
 
 def measure(quick: bool) -> Finding:
-    """In float32 and in float64."""
+    """Measure in float32 and in float64."""
     found = {"float32": difference("float32")}
     with jax.enable_x64():
         found["float64"] = difference("float64")
@@ -74,7 +74,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, found: dict[str, tuple[float, float]]) -> None:
-    """The largest difference of each type."""
+    """Draw the largest difference for each type."""
     axes = figure.subplots()
     axes.bar([*found], [largest for largest, _ in found.values()], color="#2b6cb0")
     axes.axhline(TOLERANCE, color="#c53030", linestyle="--", label="the tolerance claimed")

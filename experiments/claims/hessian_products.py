@@ -1,4 +1,4 @@
-"""What a product with the Hessian costs, by two ways."""
+"""The cost of a product with the Hessian, computed in two ways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORWARD, TWICE = "forward over reverse", "reverse over reverse"
 
 
 def products(loss: Any, w: Any, x: Any, v: Any) -> dict[str, Any]:
-    """Functions of `(w, x, v)` that return a product with the Hessian in `w`."""
+    """Return functions of `(w, x, v)` that compute a product with the Hessian in `w`."""
 
     def forward(w: Any, x: Any, v: Any) -> Any:
         return xform.hvp(lambda w: loss(w, x), (w,), (v,))
@@ -33,7 +33,7 @@ def products(loss: Any, w: Any, x: Any, v: Any) -> dict[str, Any]:
 
 
 def measure(quick: bool) -> Finding:
-    """FLOPs, time and bytes over those of a gradient, for four programs."""
+    """Measure FLOPs, time and bytes relative to a gradient, for four programs."""
     work: dict[str, list[float]] = {FORWARD: [], TWICE: []}
     time: dict[str, list[float]] = {FORWARD: [], TWICE: []}
     held: dict[str, list[float]] = {FORWARD: [], TWICE: []}
@@ -81,7 +81,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, work: dict[str, list[float]], held: dict[str, list[float]]) -> None:
-    """Bars of FLOPs and bytes for each program."""
+    """Draw bars of FLOPs and bytes for each program."""
     for axes, table, name in zip(
         figure.subplots(1, 2), (work, held), ("FLOPs", "bytes, with arguments"), strict=True
     ):

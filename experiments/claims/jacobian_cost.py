@@ -1,4 +1,4 @@
-"""What a Jacobian costs by forward and by reverse mode: along layers, and by width."""
+"""The cost of a Jacobian in forward and in reverse mode, by number of layers and by width."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ ROWS = 2**14
 
 
 def loss(x: jax.Array, ws: jax.Array) -> jax.Array:
-    """A number at the end of layers of products."""
+    """Compute a number from layers of products."""
     return jnp.sum(jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)[0] ** 2)
 
 
 def layers(m: int, d: int) -> tuple[jax.Array, jax.Array]:
-    """A point of `d` numbers, and `m` layers."""
+    """Return a point of `d` numbers, and `m` layers."""
     return jnp.ones(d), jnp.stack([normal(d, d, seed=i) for i in range(m)])
 
 
 def rows(m: int, d: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Types of so many points that what a compiler copies of the weights does not count."""
+    """Return types with so many points that compiler-made copies of the weights do not matter."""
     f32 = jnp.float32
     return jax.ShapeDtypeStruct((ROWS, d), f32), jax.ShapeDtypeStruct((m, d, d), f32)
 
 
 def waiting(f: Callable[..., Any], *args: Any) -> int:
-    """Temporary bytes of a compiled function; nothing is run."""
+    """Return the temporary bytes of a compiled function. Nothing is run."""
     memory: Any = jax.jit(f).lower(*args).compile().memory_analysis()
     return memory.temp_size_in_bytes
 
 
 def measure(quick: bool) -> Finding:
-    """Exponents of FLOPs and of bytes, in layers and in width."""
+    """Measure the exponents of FLOPs and of bytes, in layers and in width."""
     sizes = [*((m, FIXED_WIDTH) for m in LAYERS), *((FIXED_LAYERS, d) for d in WIDTHS)]
     reverse, forward = xform.grad(loss), xform.jacfwd(loss)
     one = lambda x, ws: xform.jvp(lambda x: loss(x, ws), (x,), (x,))[1]
@@ -95,7 +95,7 @@ def measure(quick: bool) -> Finding:
 
 
 def passed() -> tuple[float, float]:
-    """FLOPs of the Jacobian of a function from 24 numbers to 10, in passes of each mode."""
+    """Return the FLOPs of a Jacobian from 24 to 10 numbers, in passes of each mode."""
     ws = normal(32, 24), normal(10, 32, seed=1)
     f = lambda x: jnp.tanh(ws[1] @ jnp.tanh(ws[0] @ x))
     x, value = jnp.ones(24), program_flops(lambda x: f(x), jnp.ones(24))
@@ -108,7 +108,7 @@ def passed() -> tuple[float, float]:
 
 
 def draw(figure: Figure, work: Any, held: Any) -> None:
-    """FLOPs and bytes by layers and by width."""
+    """Draw FLOPs and bytes by layers and by width."""
     for axes, (table, name) in zip(
         figure.subplots(1, 2), ((work, "FLOPs"), (held, "temporary bytes")), strict=True
     ):

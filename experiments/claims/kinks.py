@@ -1,4 +1,4 @@
-"""Derivatives where there is none: at kinks and at ties."""
+"""Derivatives at points that have none: kinks and ties."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], list[float], str]] = {
 
 
 def of_torch(text: str, at: list[float]) -> Any:
-    """What PyTorch says, where it is installed."""
+    """Return PyTorch's derivative, if PyTorch is installed."""
     torch: Any = importlib.import_module("torch")
     x = torch.tensor(at, dtype=torch.float64, requires_grad=True)
     value = eval(text, {**vars(torch), "x": x})
@@ -36,12 +36,12 @@ def of_torch(text: str, at: list[float]) -> Any:
 
 
 def shown(values: Any) -> str:
-    """Numbers as short text."""
+    """Return numbers as short text."""
     return " ".join(f"{v:.3g}" for v in np.ravel(values))
 
 
 def measure(quick: bool) -> Finding:
-    """Each case by xform, by JAX, and by PyTorch where it is installed."""
+    """Measure each case with xform, with JAX, and with PyTorch if it is installed."""
     there = importlib.util.find_spec("torch") is not None
     rows: list[list[str]] = []
     with jax.enable_x64():
@@ -82,7 +82,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, rows: list[list[str]]) -> None:
-    """The table."""
+    """Draw the table."""
     axes = figure.subplots()
     axes.axis("off")
     table = axes.table([["", "xform", "JAX", "PyTorch"], *rows], loc="center", cellLoc="left")

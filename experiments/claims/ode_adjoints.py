@@ -1,4 +1,4 @@
-"""Four ways to the gradient of a neural differential equation: bytes, and errors."""
+"""Four ways to compute the gradient of a neural differential equation: bytes and errors."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ FEW = 100
 
 
 def field(params: Any, t: Any, x: jax.Array) -> jax.Array:
-    """A network's slope, and a pull to the origin that is the stiffer the larger `params[2]`."""
+    """Compute a network's slope plus a pull to the origin, which `params[2]` makes stiffer."""
     return jnp.tanh(x @ params[0]) @ params[1] - params[2] * x
 
 
 def inputs(stiffness: float = 0.0) -> tuple[Any, jax.Array]:
-    """Parameters and states."""
+    """Return parameters and states."""
     a, b = normal(WIDTH, HIDDEN), normal(HIDDEN, WIDTH, seed=1)
     return (a, b, jnp.asarray(stiffness)), normal(ROWS, WIDTH, seed=2)
 
 
 def direct(steps: int) -> Any:
-    """The loss by the steps themselves."""
+    """Return the loss, differentiated through the steps themselves."""
     return lambda p, x: jnp.mean(flow(lambda t, x: field(p, t, x), x, TIME, steps) ** 2)
 
 
 def symplectic(steps: int) -> Any:
-    """The same, by the symplectic adjoint."""
+    """Return the same loss, differentiated by the symplectic adjoint."""
     return lambda p, x: jnp.mean(symplectic_flow(field, p, x, TIME, steps) ** 2)
 
 
 def backsolve(steps: int) -> Any:
-    """The gradient by following state, cotangent and sums backward from the end."""
+    """Return the gradient by integrating state, cotangent and sums backward from the end."""
 
     def gradient(params: Any, x: jax.Array) -> Any:
         last = flow(lambda t, x: field(params, t, x), x, TIME, steps)
@@ -62,7 +62,7 @@ def backsolve(steps: int) -> Any:
 
 
 def ways(steps: int) -> dict[str, Callable[..., Any]]:
-    """Gradients in the parameters."""
+    """Return the gradients by the parameters."""
     loss, everything = direct(steps), xform.policies.save_everything
     few = xform.policies.budget(ROWS * WIDTH * 4 * 12, of="saved")
     return {
@@ -74,13 +74,13 @@ def ways(steps: int) -> dict[str, Callable[..., Any]]:
 
 
 def temp(gradient: Any) -> int:
-    """Temporary bytes of the compiled gradient."""
+    """Return the temporary bytes of the compiled gradient."""
     memory: Any = jax.jit(gradient).lower(*inputs()).compile().memory_analysis()
     return memory.temp_size_in_bytes
 
 
 def error(gradient: Any, reference: Any, stiffness: float) -> float:
-    """The relative error in the weights."""
+    """Return the relative error in the weights."""
     args = inputs(stiffness)
     got, want = (
         np.concatenate([np.ravel(leaf) for leaf in jax.jit(g)(*args)[:2]])
@@ -90,7 +90,7 @@ def error(gradient: Any, reference: Any, stiffness: float) -> float:
 
 
 def measure(quick: bool) -> Finding:
-    """Bytes by steps, in float32; errors against the direct gradient in float64, by stiffness."""
+    """Measure bytes by steps in float32, and errors against the direct gradient in float64."""
     steps, stiff = (STEPS[:3], STIFFNESS[::2]) if quick else (STEPS, STIFFNESS)
     held = {name: [temp(ways(n)[name]) for n in steps] for name in ways(1)}
     grows = {name: exponent(steps, sizes) for name, sizes in held.items()}
@@ -149,7 +149,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, held: Any, wide: Any, steps: Any, stiff: Any) -> None:
-    """Bytes by steps, and errors by stiffness."""
+    """Draw bytes by steps, and errors by stiffness."""
     left, right = figure.subplots(1, 2)
     for name, sizes in held.items():
         left.loglog(steps, [n / 2**20 for n in sizes], "o-", label=name)

@@ -1,4 +1,4 @@
-"""When a value is better sent to the host than run again."""
+"""When offloading a value to the host is better than recomputing it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ ROWS, DEPTH, SHARE = 8192, 8, 0.5
 
 
 def crossover(device: Any) -> float:
-    """Of a product in bfloat16: the width from which its time covers its result's way there."""
-    # A result of b bytes takes b / link; its product 2 w / 2 FLOPs for each byte of it.
+    """Return the width where a bfloat16 product takes as long as sending its result to the host."""
+    # A result of b bytes takes b / link; its product takes 2 w / 2 FLOPs for each byte.
     return device.flops_per_second / device.host_bytes_per_second
 
 
 def loss(ws: Any, x: jax.Array) -> jax.Array:
-    """Products of one width, with a tanh after each."""
+    """Compute products of one width, each followed by a tanh."""
     for w in ws:
         x = jnp.tanh(x @ w)
     return jnp.sum(x.astype(jnp.float32))
 
 
 def sent(width: int) -> float:
-    """Which part of the bytes saved, under a budget of half of them, a plan sends to the host."""
+    """Return the offloaded share of the bytes that a budget of half of them does not keep."""
     f = jax.ShapeDtypeStruct
     args = [f((width, width), jnp.bfloat16)] * DEPTH, f((ROWS, width), jnp.bfloat16)
     budget = xform.policies.budget(int(SHARE * DEPTH * ROWS * width * 2), of="saved")
@@ -44,11 +44,12 @@ def sent(width: int) -> float:
 
 
 def measure(quick: bool) -> Finding:
-    """The crossover by each device's numbers, and what budgets do at several widths."""
+    """Compute the crossover of each device, and the plans of budgets at several widths."""
     widths = WIDTHS[::2] if quick else WIDTHS
     shares = {w: sent(w) for w in widths}
     least = {name: crossover(device) for name, device in CHIPS.items()}
-    # The way back counts too, and both lie between the value's last use and its first one back.
+    # The copy back counts too. Both copies happen between the value's last use in the forward pass
+    # and its first use in the backward pass.
     low = [w for w in widths if w < least[TARGET] / 8]
     falls = np.all(np.diff([*shares.values()]) >= -0.2)
     return Finding(
@@ -79,7 +80,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, shares: dict[int, float], least: dict[str, float]) -> None:
-    """What is sent, by width; the crossovers."""
+    """Draw the offloaded share by width, and the crossovers."""
     axes = figure.subplots()
     axes.semilogx([*shares], [*shares.values()], "o-", label=f"sent, {TARGET}")
     for i, (name, width) in enumerate(least.items()):

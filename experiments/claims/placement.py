@@ -1,4 +1,4 @@
-"""Where marks of rematerialization stand in a transformer, against plans at the same bytes."""
+"""Where remat marks should stand in a transformer, compared with plans of the same bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 2**20
 
 
 def measure(quick: bool) -> Finding:
-    """Bytes and FLOPs of the marks, of the default, and of budgets at the bytes of the marks."""
+    """Measure bytes and FLOPs of the marks, the default, and budgets at the marks' bytes."""
     args = jax.eval_shape(lambda: scanned_inputs(WIDTH, DEPTH, BATCH, LENGTH))
     base = program_flops(jax.grad(scanned()), *args)
 
@@ -65,7 +65,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, none: Any, block: Any, attention: Any, default: Any, plans: Any) -> None:
-    """Bytes against FLOPs run again."""
+    """Draw bytes against recomputed FLOPs."""
     axes = figure.subplots()
     marks = {"jax.grad": none, "jax.checkpoint, blocks": block,
              "jax.checkpoint, attention": attention}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Programs whose derivatives are measured: losses of weights and a batch, in plain JAX."""
+"""The programs whose derivatives are measured: losses of weights and a batch, in plain JAX."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Made = tuple[Loss, tuple[Any, Any]]
 
 
 def normal(*shape: int, seed: int = 0) -> jax.Array:
-    """Random numbers of a size that keeps activations near 1."""
+    """Return random numbers of a size that keeps activations near 1."""
     fan = 1 if len(shape) < 2 else shape[-2] if len(shape) == 2 else shape[0] * shape[1] * shape[2]
     return jax.random.normal(jax.random.key(seed), shape) * fan**-0.5
 
 
 def mlp(width: int = 256, depth: int = 4, batch: int = 128) -> Made:
-    """Dense layers of one width."""
+    """Return dense layers of one width."""
     ws = [normal(width, width, seed=i) for i in range(depth)]
 
     def loss(ws: Sequence[jax.Array], x: jax.Array) -> jax.Array:
@@ -32,7 +32,7 @@ def mlp(width: int = 256, depth: int = 4, batch: int = 128) -> Made:
 
 
 def cnn(width: int = 32, depth: int = 4, batch: int = 8, size: int = 32) -> Made:
-    """Convolutions of three by three."""
+    """Return three by three convolutions."""
     ws = [normal(3, 3, width, width, seed=i) for i in range(depth)]
     names = ("NHWC", "HWIO", "NHWC")
 
@@ -48,7 +48,7 @@ HEADS = 4
 
 
 def attended(x: jax.Array, p: dict[str, jax.Array]) -> jax.Array:
-    """Causal attention of normalized rows `[B, T, D]`."""
+    """Compute causal attention of normalized rows `[B, T, D]`."""
     rows = (normed(x) @ p["qkv"]).reshape(*x.shape[:2], HEADS, -1)
     q, k, v = jnp.split(rows, 3, -1)
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
@@ -58,12 +58,12 @@ def attended(x: jax.Array, p: dict[str, jax.Array]) -> jax.Array:
 
 
 def normed(x: jax.Array) -> jax.Array:
-    """Rows divided by their root mean square."""
+    """Divide rows by their root mean square."""
     return x * lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
 
 
 def scanned(mark: str = "none") -> Loss:
-    """A scanned transformer, with its blocks or attention alone in `jax.checkpoint`, or neither."""
+    """Return a scanned transformer; `mark` puts `jax.checkpoint` around blocks or attention."""
     attention = jax.checkpoint(attended) if mark == "attention" else attended
 
     def block(x: jax.Array, p: dict[str, jax.Array]) -> tuple[jax.Array, None]:
@@ -75,7 +75,7 @@ def scanned(mark: str = "none") -> Loss:
 
 
 def scanned_inputs(width: int, depth: int, batch: int, length: int) -> tuple[Any, jax.Array]:
-    """The weights of all layers, stacked, and a batch."""
+    """Return the weights of all layers, stacked, and a batch."""
     parts = {"qkv": (width, 3 * width), "out": (width, width),
              "up": (width, 4 * width), "down": (4 * width, width)}  # fmt: skip
     layers = {n: jnp.stack([normal(*s, seed=i) for i in range(depth)]) for n, s in parts.items()}
@@ -83,12 +83,12 @@ def scanned_inputs(width: int, depth: int, batch: int, length: int) -> tuple[Any
 
 
 def transformer(width: int = 128, depth: int = 2, batch: int = 4, length: int = 128) -> Made:
-    """The same transformer."""
+    """Return the same transformer with its inputs."""
     return scanned(), scanned_inputs(width, depth, batch, length)
 
 
 def elementwise(size: int = 2**18) -> Made:
-    """Functions of one element, with a weight for each."""
+    """Return functions of one element, with a weight for each."""
 
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         for _ in range(4):
@@ -99,14 +99,14 @@ def elementwise(size: int = 2**18) -> Made:
 
 
 def total_bytes(compiled: Any) -> int:
-    """Arguments, results and temporary bytes of a compiled program."""
+    """Return the bytes of arguments, results and temporary buffers of a compiled program."""
     memory = compiled.memory_analysis()
     sizes = memory.argument_size_in_bytes + memory.output_size_in_bytes
     return sizes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
 
 
 def types(tree: Any) -> Any:
-    """The shapes and dtypes of arrays."""
+    """Return the shapes and dtypes of arrays."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 

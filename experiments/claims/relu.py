@@ -1,4 +1,4 @@
-"""Whether a ReLU is better run again than read from memory."""
+"""Whether recomputing a ReLU is better than reading it from memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICES: dict[str, Device] = {"v5e": TPUS["v5e"], "a100-80": GPUS["a100-80"], "h
 
 
 def loss(ws: Any, x: jax.Array) -> jax.Array:
-    """Layers of a product, a normalization of rows and a ReLU."""
+    """Compute layers of a product, a normalization of rows and a ReLU."""
 
     def layer(h: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
         y = h @ w
@@ -28,7 +28,7 @@ def loss(ws: Any, x: jax.Array) -> jax.Array:
 
 
 def report(grad: Any) -> Any:
-    """The compiled gradient, on the CPU, whose bytes moved are counted."""
+    """Compile the gradient on the CPU, and report the bytes that it moves."""
     f32 = jnp.float32
     ws, x = (
         jax.ShapeDtypeStruct((DEPTH, WIDTH, WIDTH), f32),
@@ -38,9 +38,9 @@ def report(grad: Any) -> Any:
 
 
 def measure(quick: bool) -> Finding:
-    """Seconds of a layer's ReLU by both ways, by the roofline; and bytes moved, as compiled."""
+    """Estimate the time of a layer's ReLU both ways, and count the compiled bytes moved."""
     elements = ROWS * WIDTH
-    # Saved, a mask of a byte is written and read; run again, its input is at hand.
+    # If saved, a one-byte mask is written and read. If recomputed, its input is available anyway.
     read = {n: 2 * elements / (d.bytes_per_second or 1) for n, d in DEVICES.items()}
     again = {n: elements / (d.f32_flops_per_second or 1) for n, d in DEVICES.items()}
     ratio = {n: read[n] / again[n] for n in DEVICES}
@@ -85,7 +85,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, read: dict[str, float], again: dict[str, float]) -> None:
-    """Seconds on each device."""
+    """Draw the seconds on each device."""
     axes = figure.subplots()
     for i, (name, seconds) in enumerate((("save and read", read), ("run again", again))):
         axes.bar([x + 0.38 * i for x in range(len(seconds))],

@@ -1,5 +1,7 @@
-"""Vanishing, exploding, dead, saturated and shattered: what `xform.health` says of a network before
-and after each remedy."""
+"""What `xform.health` reports about faulty networks before and after each remedy.
+
+The faults are vanishing, exploding, dead, saturated and shattered layers.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ from experiments.claims.claim import Claim, Finding, verdict
 from xform.diagnosis.report import Report
 
 WIDTH, DEPTH, ROWS, CLASSES = 128, 50, 64, 10
-# Symptoms that are of units; the others are of gradients.
+# Symptoms of units; the other symptoms are of gradients.
 UNITS = ("dead", "saturated")
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A perceptron: variance of a weight times the fan-in, and what else a remedy changes."""
+    """A perceptron: its variance of a weight times the fan-in, and what the remedies change."""
 
     activation: Callable[[jax.Array], jax.Array] = jax.nn.relu
     gain: float = 2.0
@@ -34,7 +36,7 @@ class Network:
     depth: int = DEPTH
 
     def params(self) -> Any:
-        """Weights of all layers, of which the middle one has the bias, and of the last."""
+        """Return the weights of all layers, with the bias in the middle one, and of the last."""
         keys = jax.random.split(jax.random.key(0), self.depth + 1)
         draw = lambda k: jax.random.normal(k, (WIDTH, WIDTH)) * (self.gain / WIDTH) ** 0.5
         biases = jnp.zeros((self.depth, WIDTH)).at[self.depth // 2].set(self.bias)
@@ -42,7 +44,7 @@ class Network:
         return {"w": jax.vmap(draw)(keys[:-1]), "b": biases, "head": head}
 
     def loss(self, params: Any, batch: Any) -> jax.Array:
-        """The cross-entropy."""
+        """Compute the cross-entropy."""
 
         def layer(h: jax.Array, p: Any) -> tuple[jax.Array, None]:
             z = h @ p[0] + p[1]
@@ -57,7 +59,7 @@ class Network:
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     def health(self, update: Any = None) -> Report:
-        """What is said of it."""
+        """Return its health report."""
         x = jax.random.normal(jax.random.key(1), (ROWS, WIDTH))
         batch = x, jnp.zeros(ROWS, int)
         return xform.health(self.loss, self.params(), batch, update=update, iterations=0)
@@ -65,7 +67,7 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A symptom, who names it, the network that has it, and those with a remedy each."""
+    """A symptom, its source, the network that has it, and a network for each remedy."""
 
     symptom: str
     source: str
@@ -137,14 +139,14 @@ CASES = (
 
 
 def said(report: Report) -> str:
-    """How many layers are at fault, and of what."""
+    """Return how many layers are at fault, and with which fault, as text."""
     found = [row.verdict for row in report.findings]
     kinds = dict.fromkeys(found)
     return ", ".join(f"{found.count(k)} {k}" for k in kinds) or "fine"
 
 
 def claim(case: Case, before: Report, after: dict[str, Report]) -> Claim:
-    """The row of a symptom."""
+    """Return the row of a symptom."""
     has = case.symptom in {row.verdict for row in before.findings}
     cured = [name for name, report in after.items() if report.healthy]
     others = [name for name in after if name not in cured]
@@ -165,7 +167,7 @@ def claim(case: Case, before: Report, after: dict[str, Report]) -> Claim:
 
 
 def clipped() -> Claim:
-    """That clipping bounds the step where gradients explode, and changes no gradient."""
+    """Claim that clipping bounds the step if gradients explode, and changes no gradient."""
     plain, with_ = (LARGE.health(update) for update in (
         optax.sgd(0.1), optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
     ))  # fmt: skip
@@ -182,7 +184,7 @@ def clipped() -> Claim:
 
 
 def measure(quick: bool) -> Finding:
-    """Each network before and after."""
+    """Measure each network before and after."""
     cases = CASES[2:3] if quick else CASES
     found = [
         (case, case.network.health(), {n: of.health() for n, of in case.remedies.items()})
@@ -193,7 +195,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, found: list[tuple[Case, Report, dict[str, Report]]]) -> None:
-    """Gradients by layer, before and after."""
+    """Draw gradients by layer, before and after."""
     panels = np.atleast_1d(figure.subplots(1, len(found)))
     for axes, (case, before, after) in zip(panels, found, strict=True):
         for name, report in {"before": before, **after}.items():

@@ -1,4 +1,4 @@
-"""At which batch ResNet-50 takes 7.5 GB."""
+"""The batch at which ResNet-50 takes 7.5 GB."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 224
 
 
 def bytes_of(batch: int, gradient: Any) -> int:
-    """All bytes of a gradient in float32, compiled, by shapes alone."""
+    """Return all bytes of a compiled float32 gradient, from shapes alone."""
     graphdef, params, rest = nnx.split(abstract(PRESETS["resnet50"]), nnx.Param, ...)
 
     def loss(params: Any, rest: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
@@ -33,7 +33,7 @@ def bytes_of(batch: int, gradient: Any) -> int:
 
 
 def measure(quick: bool) -> Finding:
-    """Bytes at two batches give the batch, which is then compiled."""
+    """Estimate the batch from the bytes at two batches, and compile it."""
     tried = {n: bytes_of(n, jax.grad) for n in (2, 8)}
     each = (tried[8] - tried[2]) / 6
     batch = round((CLAIMED - tried[2]) / each) + 2
@@ -57,7 +57,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, tried: dict[int, int], ours: dict[int, int]) -> None:
-    """Bytes by batch."""
+    """Draw bytes by batch."""
     axes = figure.subplots()
     for name, found in (("jax.grad", tried), ("xform.grad", ours)):
         batches = sorted(found)

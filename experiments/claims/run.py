@@ -1,4 +1,4 @@
-"""One table of claims: each is measured, and said to hold, to hold under a condition, or not.
+"""Measure all claims and write one table: each claim holds, holds under a condition, or is wrong.
 
 python -m experiments.claims.run [--quick] [--only NAME,NAME]
 """
@@ -28,13 +28,13 @@ MODULES = (
 
 
 def measured(name: str, quick: bool) -> Finding:
-    """What one module finds."""
+    """Return the results of one module."""
     module = importlib.import_module(f"experiments.claims.{name}")
     return module.measure(quick)
 
 
 def plot(name: str, finding: Finding) -> None:
-    """Draw what was found: readable at a width of 800 pixels."""
+    """Draw the results, readable at a width of 800 pixels."""
     figure = plt.figure(figsize=(8, 4), layout="constrained")
     finding.draw(figure)
     PLOTS.mkdir(exist_ok=True)
@@ -43,7 +43,7 @@ def plot(name: str, finding: Finding) -> None:
 
 
 def table() -> None:
-    """Write the table of all that was measured so far."""
+    """Write the table of all measurements so far."""
     results = known(RESULTS)
     rows = [
         [c.claim, c.source, c.predicted, c.measured, f"**{c.verdict}**",
@@ -57,9 +57,9 @@ def table() -> None:
 
 
 def main() -> None:
-    """Measure the claims that are asked for, one module after another."""
+    """Measure the selected claims, one module after another."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="smaller sizes: nothing is kept")
+    parser.add_argument("--quick", action="store_true", help="use smaller sizes, and store nothing")
     parser.add_argument("--only", default="", help=", ".join(MODULES))
     given = parser.parse_args()
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How time and memory of a network grow with width and depth, and where parameters outweigh."""
+"""How time and memory of a network grow with width and depth, and when parameters dominate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEEP = xform.policies.save_everything
 
 
 def sizes(made: Made) -> tuple[int, int, int]:
-    """FLOPs of the gradient, bytes saved for it, and bytes of parameters."""
+    """Return the FLOPs of the gradient, the bytes saved for it, and the bytes of parameters."""
     loss, args = made
     w, x = types(args)
     saved = xform.plan(loss, w, x, policy=KEEP, verify=False).saved_bytes
@@ -27,7 +27,7 @@ def sizes(made: Made) -> tuple[int, int, int]:
 
 
 def measure(quick: bool) -> Finding:
-    """Exponents for an MLP, and ratios of parameters over activations for three networks."""
+    """Measure exponents for an MLP, and ratios of parameters to activations for three networks."""
     mlp: Callable[..., Made] = PROGRAMS["MLP"]
     wide = [sizes(mlp(width=w, depth=8, batch=BATCH)) for w in WIDTHS]
     deep = [sizes(mlp(width=256, depth=d, batch=BATCH)) for d in DEPTHS]
@@ -79,7 +79,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, wide: Any, deep: Any, ratios: dict[str, float]) -> None:
-    """FLOPs and bytes by size, and the ratios."""
+    """Draw FLOPs and bytes by size, and the ratios."""
     left, right = figure.subplots(1, 2)
     for xs, found, name, style in ((WIDTHS, wide, "width", "o-"), (DEPTHS, deep, "depth", "s--")):
         for i, what in enumerate(("FLOPs", "saved bytes")):

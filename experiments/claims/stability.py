@@ -15,7 +15,7 @@ DEPTHS = (10, 30, 100, 300, 1000)
 
 
 def errors(depth: int, seed: int) -> tuple[float, float]:
-    """Relative errors, in float32, of the gradient of a chain: by products first, and backward."""
+    """Return the relative float32 errors of a chain's gradient: by products first, and backward."""
     keys = [normal(WIDTH, WIDTH, seed=seed * 10_000 + i) for i in range(depth)]
     matrices, ct = np.stack(keys), np.asarray(normal(WIDTH, seed=seed + 7))
     exact = ct.astype(np.float64)
@@ -30,7 +30,7 @@ def errors(depth: int, seed: int) -> tuple[float, float]:
 
 
 def measure(quick: bool) -> Finding:
-    """Random chains of ten to a thousand layers, each of several seeds."""
+    """Measure random chains of ten to a thousand layers, each for several seeds."""
     depths, seeds = (DEPTHS[:-1], 5) if quick else (DEPTHS, SEEDS)
     found = {d: np.array([errors(d, s) for s in range(seeds)]) for d in depths}
     ratios = {d: float(np.median(e[:, 0] / e[:, 1])) for d, e in found.items()}
@@ -56,7 +56,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, found: dict[int, np.ndarray]) -> None:
-    """The errors of both, by depth."""
+    """Draw both errors by depth."""
     axes = figure.subplots()
     for i, (name, marker) in enumerate((("forward, by products", "o"), ("reverse", "s"))):
         middle = [np.median(e[:, i]) for e in found.values()]

@@ -1,4 +1,4 @@
-"""What training takes beside inference, in compiled bytes."""
+"""The memory of training relative to inference, in compiled bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADAM = optax.adam(1e-3)
 
 
 def step(loss: Any, gradient: Any) -> Any:
-    """A step of training with Adam."""
+    """Return a training step with Adam."""
 
     def train(w: Any, state: Any, x: Any) -> Any:
         updates, state = ADAM.update(gradient(loss)(w, x), state)
@@ -36,7 +36,7 @@ def step(loss: Any, gradient: Any) -> Any:
 
 
 def measure(quick: bool) -> Finding:
-    """Bytes of a step over those of the loss alone, for batches of four sizes."""
+    """Measure the bytes of a step relative to the loss alone, for batches of four sizes."""
     batches = BATCHES[1::2] if quick else BATCHES
     found: dict[tuple[str, str], list[float]] = {}
     for name, make in MODELS.items():
@@ -74,7 +74,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, found: dict[tuple[str, str], list[float]], batches: Any) -> None:
-    """Ratios by batch: theirs drawn through, ours dashed."""
+    """Draw ratios by batch: JAX's as solid lines, xform's dashed."""
     axes = figure.subplots()
     colors = {name: f"C{i}" for i, name in enumerate(MODELS)}
     for (name, by), ratios in found.items():

@@ -1,4 +1,4 @@
-"""Adjoints on three small graphs: pulled, pushed, and as texts print them."""
+"""Adjoints on three small graphs: pulled, pushed, and as published."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xform.adjoints.parts import Step
 
 @dataclasses.dataclass(frozen=True)
 class Worked:
-    """A function, a point, the gradient there, and how many digits of it are printed."""
+    """A function, a point, the published gradient there, and its number of printed digits."""
 
     function: Callable[..., Any]
     point: tuple[float, ...]
@@ -28,7 +28,7 @@ class Worked:
 
 
 def first(x1: Any, x2: Any) -> Any:
-    """Griewank and Walther, section 1.3: the first example."""
+    """Griewank and Walther, section 1.3, first example."""
     v = x1 / x2
     e = jnp.exp(x2)
     return (jnp.sin(v) + v - e) * (v - e)
@@ -58,12 +58,12 @@ GRAPHS = {
 
 
 def adjoints(graph: Graph, steps: tuple[Step, ...]) -> dict[int, float]:
-    """The adjoint of each value after the last step."""
+    """Return the adjoint of each value after the last step."""
     return {graph.edges[s.edge].source: float(s.total) for s in steps}
 
 
 def ordered(graph: Graph, steps: tuple[Step, ...]) -> bool:
-    """Whether an edge is taken only after all that leave what its operation makes."""
+    """Return whether each edge is used only after all edges that leave its operation's result."""
     done = set[int]()
     for step in steps:
         made = graph.operations[graph.edges[step.edge].target].outputs
@@ -75,7 +75,7 @@ def ordered(graph: Graph, steps: tuple[Step, ...]) -> bool:
 
 
 def shared(quick: bool) -> float:
-    """Of a weight that several layers share: the gradient, from the sum of its uses' gradients."""
+    """Return the error of the gradient of a shared weight: it is the sum of its uses' gradients."""
     depth, width = 3 if quick else 8, 16
     w = jax.random.normal(jax.random.key(0), (width, width)) / width**0.5
     x = jax.random.normal(jax.random.key(1), (4, width))
@@ -92,7 +92,7 @@ def shared(quick: bool) -> float:
 
 
 def measure(quick: bool) -> Finding:
-    """Both orders of accumulation on each graph, in float64."""
+    """Measure both orders of accumulation on each graph, in float64."""
     with jax.enable_x64():
         graphs = {name: xform.graph(of.function, *of.point) for name, of in GRAPHS.items()}
         apart = shared(quick)
@@ -145,7 +145,7 @@ def measure(quick: bool) -> Finding:
 
 
 def draw(figure: Figure, graphs: dict[str, Graph]) -> None:
-    """How the adjoints of the inputs grow, edge by edge, in both orders."""
+    """Draw how the adjoints of the inputs grow, edge by edge, in both orders."""
     panels = figure.subplots(1, len(graphs))
     for axes, (name, graph) in zip(panels, graphs.items(), strict=True):
         for way, steps in (("pushed", graph.pushed), ("pulled", graph.pulled)):

@@ -23,18 +23,18 @@ SAMPLES, KEY = 24, 0
 
 
 def dense(product: Callable[[Any], Any], unflatten: Any, n: int) -> jax.Array:
-    """A matrix from its products with the unit vectors."""
+    """Return a matrix from its products with the unit vectors."""
     column = lambda e: ravel_pytree(product(unflatten(e)))[0]
     return jax.jit(jax.vmap(column))(jnp.eye(n)).T
 
 
 def off(got: Any, want: Any) -> str:
-    """The largest difference, of the largest element."""
+    """Return the largest difference relative to the largest element, as text."""
     return f"{float(jnp.max(jnp.abs(got - want)) / jnp.max(jnp.abs(want))):.1e}"
 
 
 def against_dense() -> None:
-    """The table of values."""
+    """Write the table of values."""
     draw = np.random.default_rng(0)
     x, labels = draw.normal(size=(EXAMPLES, INPUTS)), draw.integers(0, CLASSES, EXAMPLES)
     params = {"w": draw.normal(size=(INPUTS, HIDDEN)), "b": draw.normal(size=HIDDEN),
@@ -108,14 +108,14 @@ def against_dense() -> None:
 
 
 def errors(spectrum: Spectrum, k: int, values: jax.Array) -> str:
-    """How far a moment is off, in standard errors over samples."""
+    """Return the error of a moment, in standard errors over samples."""
     each = jnp.sum(spectrum.weights * spectrum.nodes**k, axis=1)
     error = jnp.std(each, ddof=1) / len(each) ** 0.5
     return f"{float((jnp.mean(each) - jnp.mean(values**k)) / error):+.2f}"
 
 
 def picture(spectrum: Spectrum, values: jax.Array) -> None:
-    """The density, over a histogram of the eigenvalues."""
+    """Draw the density over a histogram of the eigenvalues."""
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
     at = spectrum.grid(2000)
     axes.hist(np.asarray(values), bins=60, density=True, color="0.8", label="dense, eigenvalues")
@@ -126,7 +126,7 @@ def picture(spectrum: Spectrum, values: jax.Array) -> None:
 
 
 def budgets() -> None:
-    """The table of bytes."""
+    """Write the table of bytes."""
     ws = jax.ShapeDtypeStruct((16, 64, 64), jnp.float32)
     x = jax.ShapeDtypeStruct((256, 64), jnp.float32)
     deep = lambda ws, x: lax.scan(lambda h, w: (jnp.tanh(jnp.sin(h @ w)), None), x, ws)[0]

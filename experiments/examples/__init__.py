@@ -1,1 +1,1 @@
-"""Programs of under 80 lines, each of which needs a derivative that takes some thought."""
+"""Programs of under 80 lines, each with a derivative that takes some thought."""

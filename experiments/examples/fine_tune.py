@@ -1,8 +1,8 @@
-"""GPT-2 (124M) is fine-tuned within 4 GiB: a step of training planned as a whole.
+"""Fine-tune GPT-2 (124M) within 4 GiB: a training step planned as a whole.
 
-Weights are random here, as nothing is downloaded; `models.nets.huggingface.load` reads yours.
-Weights, gradients and AdamW's moments take 1.9 GiB, so that 2.1 are left for activations and all
-else. The compiler says whether the plan holds.
+Weights are random here, because nothing is downloaded; `models.nets.huggingface.load` reads real
+ones. Weights, gradients and AdamW's moments take 1.9 GiB, so 2.1 GiB are left for activations and
+everything else. The compiler verifies the plan.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BUDGET, BATCH, CONTEXT, STEPS = 4 * 2**30, 4, 512, 2
 
 
 def main() -> tuple[int, int, list[float]]:
-    """Bytes of the step by the plan and by default, and losses."""
+    """Return the bytes of the step with the plan and with the default, and the losses."""
     config: Any = dataclasses.replace(PRESETS["gpt2-124m"], context=CONTEXT, dropout=0.0)
     optim = OptimConfig(learning_rate=1e-4, warmup=0)
 

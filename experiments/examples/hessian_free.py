@@ -1,4 +1,4 @@
-"""Hessian-free optimization: Newton's steps by products with the Hessian alone.
+"""Hessian-free optimization: Newton steps from products with the Hessian alone.
 
 Martens, "Deep learning via Hessian-free optimization", 2010: the step solves `(H + λ) d = -g` by
 conjugate gradients, and the damping `λ` follows how well the quadratic model predicted the loss.
@@ -18,7 +18,7 @@ STEPS, ROWS = 60, 200
 
 
 def main() -> tuple[float, float, float]:
-    """The loss at the start, after steps of Newton, and after as many gradients of descent."""
+    """Return the loss at the start, after Newton steps, and after equally expensive descent."""
     keys = jax.random.split(jax.random.key(0), 3)
     x = jax.random.uniform(keys[0], (ROWS, 2), minval=-2, maxval=2)
     y = jnp.sin(2 * x[:, 0]) * x[:, 1]
@@ -35,7 +35,7 @@ def main() -> tuple[float, float, float]:
         value, g = xform.value_and_grad(loss)(flat)
         product = lambda d: xform.hvp(loss, (flat,), (d,)) + damping * d
         d, _ = jax.scipy.sparse.linalg.cg(product, -g, maxiter=50)
-        # Where the Hessian is not positive, the step may lead uphill: then the gradient's does.
+        # If the Hessian is not positive, the step may lead uphill. Then the gradient replaces it.
         d = jnp.where(g @ d < 0, d, -g)
         model = g @ d + 0.5 * d @ (product(d) - damping * d)
         after = loss(flat + d)

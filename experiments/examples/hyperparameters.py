@@ -1,7 +1,8 @@
-"""Hyperparameter gradients: the validation loss, differentiated in a penalty through training.
+"""Hyperparameter gradients: the validation loss, differentiated by a penalty through training.
 
-Ridge regression by 300 steps of gradient descent. The logarithm of its penalty is improved by
-gradient steps of its own, which go through all of training; the best penalty by a fine grid judges.
+The model is ridge regression, trained by 300 steps of gradient descent. Gradient steps on the
+logarithm of the penalty go through all of training. The best penalty of a fine grid is the
+reference.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ STEPS, RATE, UPDATES = 300, 0.1, 60
 
 
 def data(key: jax.Array) -> tuple[jax.Array, ...]:
-    """Few noisy rows to train on, and others to judge."""
+    """Return a few noisy rows for training, and others for validation."""
     keys = jax.random.split(key, 4)
     truth = jax.random.normal(keys[0], (20,)) * (jnp.arange(20) < 5)
     x, held = jax.random.normal(keys[1], (25, 20)), jax.random.normal(keys[2], (200, 20))
@@ -25,7 +26,7 @@ def data(key: jax.Array) -> tuple[jax.Array, ...]:
 
 def validation(log_penalty: jax.Array, x: jax.Array, y: jax.Array, held: jax.Array,
                wanted: jax.Array) -> jax.Array:  # fmt: skip
-    """The error on held rows of weights that were trained under a penalty."""
+    """Compute the error on held-out rows of weights that were trained under a penalty."""
 
     def train(w: jax.Array) -> jax.Array:
         return jnp.mean((x @ w - y) ** 2) + jnp.exp(log_penalty) * jnp.sum(w**2)
@@ -36,7 +37,7 @@ def validation(log_penalty: jax.Array, x: jax.Array, y: jax.Array, held: jax.Arr
 
 
 def main() -> tuple[float, float]:
-    """The held error at the penalty found, and at the best of a grid."""
+    """Return the held-out error at the penalty found, and at the best of a grid."""
     rows = data(jax.random.key(0))
     step = jax.jit(xform.value_and_grad(validation))
     log_penalty = jnp.asarray(-4.0)

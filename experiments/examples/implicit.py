@@ -1,8 +1,8 @@
-"""Implicit differentiation: the derivative of a solution, without the way to it.
+"""Implicit differentiation: the derivative of a solution, without the iterations that lead to it.
 
 `x(a)` solves `x = tanh(a x + b)`. Whatever iteration finds it, its derivative follows from the
-equation alone: `dx = (1 - df/dx)^-1 df`. A `custom_vjp` says so, and solves a linear system that is
-the transpose of a linearization: one `xform.vjp`, applied again and again.
+equation alone: `dx = (1 - df/dx)^-1 df`. A `custom_vjp` implements this. It solves a linear system
+with the transpose of a linearization: one `xform.vjp`, applied repeatedly.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def f(params: Any, x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fixed_point(f: Map, params: Any, x: jax.Array) -> jax.Array:
-    """Where `x = f(params, x)`, from a start."""
+    """Solve `x = f(params, x)`, from a start."""
     moved = lambda state: jnp.max(jnp.abs(state[1] - state[0])) > 1e-12
     step = lambda state: (state[1], f(params, state[1]))
     return jax.lax.while_loop(moved, step, (x, f(params, x)))[1]
 
 
 def forward(f: Map, params: Any, x: jax.Array) -> Any:
-    """The solution, which is all that is kept."""
+    """Return the solution, which is the only residual."""
     found = fixed_point(f, params, x)
     return found, (params, found)
 
 
 def backward(f: Map, kept: Any, ct: jax.Array) -> Any:
-    """`u = ct + (df/dx)ᵀ u`, solved as a fixed point too; then pulled back to the parameters."""
+    """Solve `u = ct + (df/dx)ᵀ u` as a fixed point too, then pull `u` back to the parameters."""
     params, x = kept
     _, pull = xform.vjp(f, params, x)
     adjoint = lambda ct, u: ct + pull(u)[1]
@@ -52,7 +52,7 @@ fixed_point.defvjp(forward, backward)
 
 
 def main() -> float:
-    """The relative difference from finite differences, in float64."""
+    """Return the relative difference from finite differences, in float64."""
     with jax.enable_x64():
         n = 6
         a = jax.random.normal(jax.random.key(0), (n, n), jnp.float64) / (3 * n**0.5)

@@ -1,7 +1,7 @@
-"""An LSTM through 10,000 steps, in a twentieth of what saving everything takes.
+"""Train an LSTM through 10,000 steps, in a twentieth of the memory of saving everything.
 
-The task is to say, at the end, which of two marks came first, thousands of steps before: gradients
-have to come all the way back. A budget stores some states; the others are run again.
+The task is to decide at the end which of two marks came first, thousands of steps before. So
+gradients have to pass through all steps. A budget stores some states; the others are recomputed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STEPS, WIDTH, BATCH = 10_000, 32, 8
 
 
 def init(key: jax.Array) -> dict[str, jax.Array]:
-    """Weights; forget gates begin open, and stay so over all steps."""
+    """Return weights. Forget gates start open, and stay open over all steps."""
     keys = jax.random.split(key, 3)
     bias = jnp.zeros(4 * WIDTH).at[WIDTH : 2 * WIDTH].set(9.0)
     return {
@@ -29,7 +29,7 @@ def init(key: jax.Array) -> dict[str, jax.Array]:
 
 
 def loss(p: dict[str, jax.Array], xs: jax.Array, labels: jax.Array) -> jax.Array:
-    """The logistic loss of the first mark's kind."""
+    """Compute the logistic loss of the first mark's kind."""
 
     def step(state: Any, x: jax.Array) -> tuple[Any, None]:
         h, c = state
@@ -43,7 +43,7 @@ def loss(p: dict[str, jax.Array], xs: jax.Array, labels: jax.Array) -> jax.Array
 
 
 def main() -> tuple[float, float]:
-    """Bytes of the gradient over those of saving everything; its largest relative difference."""
+    """Return the bytes relative to saving everything, and the largest relative difference."""
     labels = jnp.where(jnp.arange(BATCH) % 2 == 0, 1.0, -1.0)
     xs = jnp.zeros((STEPS, BATCH, 2)).at[100, :, 0].set(labels).at[STEPS // 2, :, 1].set(1.0)
     args = init(jax.random.key(0)), xs, labels

@@ -1,7 +1,7 @@
 """Meta-learning through 1,000 inner steps, in a byte budget.
 
-A learner takes 1,000 steps of gradient descent on a small network; the gradient in its *initial*
-weights goes back through all of them. `jax.grad` of it takes 40 times the budget.
+A learner takes 1,000 steps of gradient descent on a small network. The gradient by its *initial*
+weights goes back through all of them. `jax.grad` takes 40 times the budget for it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def net(params: Any, x: jax.Array) -> jax.Array:
 
 
 def fit(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The mean square error."""
+    """Compute the mean square error."""
     return jnp.mean((net(params, x) - y) ** 2)
 
 
 def after(params: Any, task: jax.Array) -> jax.Array:
-    """The error on other points of a task, after it was learned from a few."""
+    """Compute the error on other points of a task, after learning it from a few."""
     few, many = jnp.linspace(-2, 2, 8)[:, None], jnp.linspace(-2, 2, 32)[:, None]
 
     def step(params: Any, _: Any) -> tuple[Any, None]:
@@ -42,7 +42,7 @@ def after(params: Any, task: jax.Array) -> jax.Array:
 
 
 def main() -> tuple[float, float, float]:
-    """The mean error over tasks before and after, and the part of `jax.grad`'s bytes taken."""
+    """Return the mean error over tasks before and after, and the bytes relative to `jax.grad`'s."""
     keys = jax.random.split(jax.random.key(1), 2)
     params = (jax.random.normal(keys[0], (1, 16)), jnp.zeros(16),
               jax.random.normal(keys[1], (16, 1)) / 4)  # fmt: skip

@@ -1,7 +1,7 @@
-"""A neural ODE fitted to data: the gradient of many small steps, in few stored states.
+"""Fit a neural ODE to data: the gradient of many small steps, with few stored states.
 
-A spiral is followed for 200 steps of Runge and Kutta's fourth order; the field is a network. The
-budget lets the backward pass store a few states only, and run steps again from these.
+The model follows a spiral for 200 fourth-order Runge-Kutta steps; the field is a network. Under the
+budget the backward pass stores only a few states, and recomputes steps from these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STEPS, TIME, UPDATES = 200, 6.0, 400
 
 
 def spiral(t: jax.Array) -> jax.Array:
-    """Where the data are."""
+    """Return the data at time `t`."""
     return jnp.exp(-0.2 * t) * jnp.stack([jnp.cos(t), jnp.sin(t)])
 
 
@@ -30,7 +30,7 @@ def field(params: Any, t: Any, x: jax.Array) -> jax.Array:
 
 
 def loss(params: Any, times: jax.Array) -> jax.Array:
-    """The mean square distance at times, each of which is an equal part of the way."""
+    """Compute the mean square distance at times, which divide the interval into equal parts."""
     part = TIME / len(times)
     x, total = spiral(jnp.asarray(0.0)), 0.0
     for t in times:
@@ -40,7 +40,7 @@ def loss(params: Any, times: jax.Array) -> jax.Array:
 
 
 def main() -> tuple[float, float]:
-    """The loss before and after."""
+    """Return the loss before and after."""
     keys = jax.random.split(jax.random.key(0), 2)
     w, v = (jax.random.normal(k, s) / s[0] ** 0.5
             for k, s in zip(keys, ((2, 32), (32, 2)), strict=True))  # fmt: skip

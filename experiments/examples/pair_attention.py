@@ -1,7 +1,7 @@
-"""Attention on pairs, as models of proteins have it: cubic memory, under a budget.
+"""Attention on pairs, as in models of proteins: cubic memory, under a budget.
 
-Each of N x N pairs attends to the N pairs in its row: scores take N³ numbers for each head. The
-budget keeps the peak to less than half of `jax.grad`'s.
+Each of N x N pairs attends to the N pairs in its row, so scores take N³ numbers for each head. The
+budget keeps the peak below half of `jax.grad`'s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHARE = 0.4
 
 
 def init(key: jax.Array) -> dict[str, jax.Array]:
-    """Weights of all layers."""
+    """Return the weights of all layers."""
     shapes = {"qkv": (WIDTH, 3 * WIDTH), "bias": (WIDTH, HEADS), "out": (WIDTH, WIDTH),
               "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}  # fmt: skip
     keys = jax.random.split(key, len(shapes))
@@ -27,12 +27,12 @@ def init(key: jax.Array) -> dict[str, jax.Array]:
 
 
 def normed(z: jax.Array) -> jax.Array:
-    """Each pair divided by its root mean square."""
+    """Divide each pair by its root mean square."""
     return z * jax.lax.rsqrt(jnp.mean(z**2, -1, keepdims=True) + 1e-6)
 
 
 def layer(z: jax.Array, p: dict[str, jax.Array]) -> tuple[jax.Array, None]:
-    """Attention along the rows of pairs `[N, N, D]`, biased by the third side, and an MLP."""
+    """Apply attention along the rows of pairs `[N, N, D]`, biased by the third side, and an MLP."""
     y = normed(z)
     q, k, v = jnp.split((y @ p["qkv"]).reshape(SIZE, SIZE, HEADS, -1), 3, -1)
     scores = jnp.einsum("ijhd,ikhd->hijk", q, k) / q.shape[-1] ** 0.5
@@ -43,12 +43,12 @@ def layer(z: jax.Array, p: dict[str, jax.Array]) -> tuple[jax.Array, None]:
 
 
 def loss(params: Any, z: jax.Array) -> jax.Array:
-    """A number of all pairs."""
+    """Compute a number from all pairs."""
     return jnp.mean(jax.lax.scan(layer, z, params)[0] ** 2)
 
 
 def main() -> tuple[float, float]:
-    """The bytes of `jax.grad` that the plan takes, and the work that it runs again."""
+    """Return the plan's bytes relative to `jax.grad`'s, and its recomputed work."""
     args = init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (SIZE, SIZE, WIDTH))
     usual = xform.memory_analysis(jax.value_and_grad(loss), *args).total_bytes
     plan = xform.plan(loss, *args, policy=xform.policies.budget(int(SHARE * usual)))

@@ -1,8 +1,8 @@
-"""A physics-informed network: derivatives of a network in its input, inside a loss.
+"""A physics-informed network: derivatives of a network by its input, inside a loss.
 
-The heat equation `u_t = u_xx` on [0, 1], 0 at both ends, `sin(pi x)` at the start; its solution is
-`exp(-pi² t) sin(pi x)`. The network's second derivative is forward mode over forward mode, and the
-gradient of all that in the weights is reverse mode.
+The heat equation is `u_t = u_xx` on [0, 1], with 0 at both ends and `sin(pi x)` at the start. Its
+solution is `exp(-pi² t) sin(pi x)`. The network's second derivative is forward mode over forward
+mode. The gradient of the loss by the weights is reverse mode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIDTH, STEPS = 32, 2000
 
 
 def init(key: jax.Array) -> Any:
-    """Weights of a network with two hidden layers."""
+    """Return the weights of a network with two hidden layers."""
     sizes = [(2, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]
     keys = jax.random.split(key, len(sizes))
     return [(jax.random.normal(k, s) / s[0] ** 0.5, jnp.zeros(s[1]))
@@ -27,7 +27,7 @@ def init(key: jax.Array) -> Any:
 
 
 def u(params: Any, t: jax.Array, x: jax.Array) -> jax.Array:
-    """The temperature; boundary and start are kept by construction."""
+    """Compute the temperature. Boundary and initial values hold by construction."""
     h = jnp.stack([t, x])
     for w, b in params[:-1]:
         h = jnp.tanh(h @ w + b)
@@ -36,7 +36,7 @@ def u(params: Any, t: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def residual(params: Any, t: jax.Array, x: jax.Array) -> jax.Array:
-    """How far the network is from the equation at a point."""
+    """Compute how far the network is from the equation at a point."""
     u_x = lambda x: xform.jvp(lambda x: u(params, t, x), (x,), (1.0,))[1]
     u_xx = xform.jvp(u_x, (x,), (1.0,))[1]
     u_t = xform.jvp(lambda t: u(params, t, x), (t,), (1.0,))[1]
@@ -44,12 +44,12 @@ def residual(params: Any, t: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def loss(params: Any, points: jax.Array) -> jax.Array:
-    """The mean square of it."""
+    """Compute the mean square of the residual."""
     return jnp.mean(jax.vmap(residual, (None, 0, 0))(params, points[:, 0], points[:, 1]) ** 2)
 
 
 def main() -> float:
-    """The largest error against the solution."""
+    """Return the largest error against the solution."""
     key, start = jax.random.split(jax.random.key(0))
     params = init(start)
     adam = optax.adam(optax.cosine_decay_schedule(5e-3, STEPS))

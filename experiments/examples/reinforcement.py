@@ -1,7 +1,7 @@
-"""Reinforcement learning: values learned from targets that hold still (`stop_gradient`).
+"""Reinforcement learning: values learned from constant targets (`stop_gradient`).
 
-A walker on a line of 19 places steps left or right by chance; the right end pays 1, the left end
-nothing. A linear value function is learned by semi-gradient TD(0): the target `r + v(next)` is a
+A walker on a line of 19 places steps left or right at random. The right end pays 1, the left end
+nothing. Semi-gradient TD(0) learns a linear value function: the target `r + v(next)` is a
 number, not a function of the weights, so no gradient flows through it.
 """
 
@@ -16,13 +16,13 @@ PLACES, STEPS, RATE = 19, 100_000, 0.05
 
 
 def value(w: jax.Array, place: jax.Array) -> jax.Array:
-    """The expected pay from a place; 0 beyond the ends, where the walk is over."""
+    """Return the expected pay from a place; 0 beyond the ends, where the walk is over."""
     inside = (place >= 0) & (place < PLACES)
     return jnp.where(inside, w[jnp.clip(place, 0, PLACES - 1)], 0.0)
 
 
 def td_loss(w: jax.Array, place: jax.Array, after: jax.Array) -> jax.Array:
-    """Half the squared distance to the target, which is held."""
+    """Compute half the squared distance to the target, which is held constant."""
     pay = jnp.where(after == PLACES, 1.0, 0.0)
     target = jax.lax.stop_gradient(pay + value(w, after))
     return 0.5 * (value(w, place) - target) ** 2
@@ -30,7 +30,7 @@ def td_loss(w: jax.Array, place: jax.Array, after: jax.Array) -> jax.Array:
 
 @jax.jit
 def learned(key: jax.Array) -> jax.Array:
-    """Weights after many steps of walks that begin in the middle."""
+    """Return the weights after many steps of walks that begin in the middle."""
 
     def step(state: tuple[jax.Array, jax.Array], key: jax.Array):
         w, place = state
@@ -45,7 +45,7 @@ def learned(key: jax.Array) -> jax.Array:
 
 
 def main() -> float:
-    """The root mean square error of the values, of which the true ones are known."""
+    """Return the root mean square error against the true values."""
     found = learned(jax.random.key(0))
     true = jnp.arange(1, PLACES + 1) / (PLACES + 1)
     error = float(jnp.sqrt(jnp.mean((found - true) ** 2)))

@@ -1,4 +1,4 @@
-"""Random programs, by xform and by JAX: run any number, keep totals, go on where it stopped."""
+"""Differentiate random programs by xform and by JAX, keep totals, and resume after a stop."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from experiments.fuzz.worker import Result, one, prepare, work
 from tests.fuzz.check import Outcome
 
 LIMIT = 300.0  # seconds for one program
-SHRUNK = 40  # failures that are made small; more are only counted
+SHRUNK = 40  # failures that are reduced; further ones are only counted
 
 
 class Worker:
-    """A process that checks one program after the other, and may be lost."""
+    """A process that checks one program after the other, and may crash."""
 
     def __init__(self, context: Any):
         self.context = context
         self.start()
 
     def start(self) -> None:
-        """A fresh process."""
+        """Start a new process."""
         self.pipe, theirs = self.context.Pipe()
         self.process = self.context.Process(target=work, args=(theirs,), daemon=True)
         self.process.start()
@@ -46,12 +46,12 @@ class Worker:
         self.since = 0.0
 
     def give(self, seed: int, shrink: bool) -> None:
-        """Ask for one program."""
+        """Send it one program."""
         self.pipe.send((seed, shrink))
         self.seed, self.since = seed, time.monotonic()
 
     def lost(self) -> bool:
-        """Whether it has died, or takes too long."""
+        """Return whether it has died, or takes too long."""
         late = time.monotonic() - self.since > LIMIT
         return self.seed is not None and (late or not self.process.is_alive())
 
@@ -63,7 +63,7 @@ class Worker:
 
 
 def run(totals: Totals, n: int, workers: int) -> None:
-    """Check programs until `n` have been compared; the totals take results in order of seeds."""
+    """Check programs until `n` have been compared. Totals are updated in the order of seeds."""
     context = multiprocessing.get_context("spawn")
     seeds = itertools.count(totals.next)
     waiting: dict[int, Result] = {}
@@ -107,7 +107,7 @@ def run(totals: Totals, n: int, workers: int) -> None:
 
 
 def _results(pool: list[Worker]) -> list[Result]:
-    """What has come back; a program that took its process down, or does not end, is a crash."""
+    """Return the results so far. A program that kills its process, or does not end, is a crash."""
     out: list[Result] = []
     for pipe in wait([w.pipe for w in pool], timeout=1.0):
         w = next(w for w in pool if w.pipe is pipe)
@@ -127,13 +127,13 @@ def _results(pool: list[Worker]) -> list[Result]:
 
 
 def main() -> int:
-    """Run until `--programs` have been compared; or show one program, or look at the cases."""
+    """Run until `--programs` have been compared; or show one program, or recheck the cases."""
     parser = argparse.ArgumentParser(prog="python -m experiments.fuzz.run", description=__doc__)
-    parser.add_argument("-n", "--programs", type=int, default=20_000, help="how many in all")
+    parser.add_argument("-n", "--programs", type=int, default=20_000, help="programs in total")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", type=int, metavar="SEED", help="show one program and its results")
-    parser.add_argument("--cases", action="store_true", help="close the cases that pass by now")
-    parser.add_argument("--again", action="store_true", help="try the programs that failed again")
+    parser.add_argument("--cases", action="store_true", help="close the cases that now pass")
+    parser.add_argument("--again", action="store_true", help="retry the programs that failed")
     options = parser.parse_args()
     if options.only is not None:
         return show(options.only)
@@ -149,7 +149,7 @@ def main() -> int:
     try:
         run(totals, options.programs, options.workers)
     except KeyboardInterrupt:
-        print("Stopped; the same command goes on from here.", file=sys.stderr)
+        print("Stopped. The same command continues from here.", file=sys.stderr)
     report()
     return 1 if totals.mismatch or totals.crash or totals.invalid else 0
 

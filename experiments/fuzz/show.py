@@ -1,4 +1,4 @@
-"""Show a random program, as Python and as a jaxpr, and both results; or how the cases stand."""
+"""Show a random program as Python and as a jaxpr, with both results; or recheck the cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONSOLE = Console(highlight=False, markup=False, soft_wrap=True)
 
 
 def show(seed: int) -> int:
-    """Print a program and its results; if it fails, a smaller one too. 1 if it fails."""
+    """Print a program and its results; if it fails, also a smaller one. Return 1 if it fails."""
     prepare()
     s = sample(seed)
     _program(f"program {seed}", s)
@@ -33,7 +33,7 @@ def show(seed: int) -> int:
 
 
 def close() -> int:
-    """Run the kept cases again, and close those that pass. 1 if any is open."""
+    """Run the stored cases again, and close the cases that pass. Return 1 if any is open."""
     cases = load()
     for i, c in enumerate(cases):
         outcome = c.check()

@@ -1,4 +1,4 @@
-"""Totals of the fuzz since the last change to a rule: a file for each JAX, and a table."""
+"""Totals of the fuzz since the last change of a rule: a file for each JAX version, and a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEPT = 200
 
 
 def fingerprint() -> str:
-    """A hash of all that a derivative is made by."""
+    """Return a hash of all files that determine a derivative."""
     alone = (_XFORM / f"{name}.py" for name in ("arithmetic", "equation", "table", "words"))
     files = [*(_XFORM / "rules").glob("*.py"), *(_XFORM / "interpret").glob("*.py"), *alone]
     total = hashlib.sha256()
@@ -35,7 +35,7 @@ def fingerprint() -> str:
 
 @dataclasses.dataclass
 class Totals:
-    """`programs` are those that were compared; `next` is the first seed that was not tried."""
+    """Totals. `programs` counts compared programs; `next` is the first seed that was not tried."""
 
     rules: str
     jax: str = jax.__version__
@@ -59,12 +59,12 @@ class Totals:
 
     @property
     def programs(self) -> int:
-        """How many were compared."""
+        """The number of compared programs."""
         return self.agrees + self.ill_conditioned + self.mismatch + self.crash
 
     @classmethod
     def load(cls, rules: str) -> Totals:
-        """The totals so far; new ones, from the next seed on, if a rule has changed since."""
+        """Load the totals so far; after a change of a rule, start new ones at the next seed."""
         if not FILE.exists():
             return cls(rules)
         data = json.loads(FILE.read_text())
@@ -74,14 +74,14 @@ class Totals:
 
     @classmethod
     def read(cls, path: Path) -> Totals:
-        """The totals in a file."""
+        """Read the totals in a file."""
         data = json.loads(path.read_text())
         for name in ("orders", "depths", "ways", "names", "refusals"):
             data[name] = Counter(data[name])
         return cls(**data)
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         beside = FILE.with_suffix(".tmp")
         beside.write_text(json.dumps(vars(self), indent=1, sort_keys=True) + "\n")
         os.replace(beside, FILE)
@@ -112,14 +112,14 @@ class Totals:
         self.names.update(outcome.names)
 
     def forget(self, seed: int) -> None:
-        """Take a failure back, before its program is counted again."""
+        """Remove a failure, before its program is counted again."""
         (found,) = [f for f in self.failures if f["seed"] == seed]
         self.failures.remove(found)
         verdict = found["verdict"].replace("-", "_")
         setattr(self, verdict, getattr(self, verdict) - 1)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The rows of the README's table."""
+        """Return the rows of the README's table."""
         ruled = sum(name in every_rule() for name in self.names)
         by = lambda counter: ", ".join(f"{k}: {counter[k]:,}" for k in sorted(counter))
         return [
@@ -141,7 +141,7 @@ class Totals:
 
 
 def report() -> None:
-    """Put the totals of each JAX into the README."""
+    """Write the totals of each JAX version into the README."""
     counted = [Totals.read(path) for path in sorted(HERE.glob("totals-*.json"))]
     columns = [dict(totals.rows()) for totals in counted]
     rows = [[what, *(column[what] for column in columns)] for what in columns[0]]
@@ -149,7 +149,7 @@ def report() -> None:
 
 
 def keep(case: Case) -> None:
-    """Add a failure to the cases that the tests replay, unless one fails in the same words."""
+    """Add a failure to the cases that the tests replay, unless a case fails with the same words."""
     known = load()
     if all((c.open, c.ways) != (case.open, case.ways) for c in known):
         save([*known, case])

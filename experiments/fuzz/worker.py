@@ -1,4 +1,4 @@
-"""One process of the fuzz: takes seeds from a pipe, and gives results."""
+"""One process of the fuzz: receives seeds through a pipe, and returns results."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tests.fuzz.modes import order
 from tests.fuzz.shrink import shrink
 from tests.fuzz.source import depth
 
-# Programs run one primitive at a time; what is compiled is small, or only compared.
+# Programs run one primitive at a time. Compiled programs are small, or only compared.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-EAGER, COMPILED = 20, 50  # one program in so many
+EAGER, COMPILED = 20, 50  # one program out of this many
 _TRACED = ("staged", "staged", "closed", "single")
-_SECONDS = 90.0  # to make a failure small
-_FRESH = 100  # programs after which JAX's caches are emptied: they hold every trace
+_SECONDS = 90.0  # limit for reducing a failure
+_FRESH = 100  # programs after which JAX's caches are cleared, because they hold every trace
 
 
 @dataclasses.dataclass
 class Result:
-    """What is known of one program; `case` is a failure as the tests keep it."""
+    """The result of one program; `case` is a failure in the form that the tests store."""
 
     seed: int
     outcome: Outcome
@@ -41,25 +41,25 @@ class Result:
 
 
 def ways(seed: int) -> tuple[str, ...]:
-    """How a program is run: all traced in some way, a few eagerly too, a few compiled too."""
+    """Return how a program is run: always traced, sometimes also eagerly or compiled."""
     more = ["eager"] * (seed % EAGER == 0) + ["single-eager"] * (seed % EAGER == EAGER // 2)
     more += ["compiled"] * (seed % COMPILED == COMPILED // 2)
     return (_TRACED[seed % len(_TRACED)], *more)
 
 
 def prepare() -> None:
-    """Set up JAX and NumPy as programs are compared: on CPU, in 64 bits. Before JAX's first use."""
+    """Set up JAX and NumPy for the comparison: CPU, 64 bits. Call it before JAX's first use."""
     if _FLAGS not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)
-    # Where an exception was raised tells whose failure it is.
+    # The place where an exception was raised tells whose failure it is.
     jax.config.update("jax_traceback_filtering", "off")
     np.seterr(all="ignore")
 
 
 def work(pipe: Connection) -> None:
-    """Check what the pipe asks for, until it is closed."""
+    """Check the seeds from the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     prepare()
     gc.freeze()
@@ -79,7 +79,7 @@ def work(pipe: Connection) -> None:
 
 
 def one(seed: int, small: bool) -> Result:
-    """Check one program; if it fails, and `small`, find a smaller one that does."""
+    """Check one program. If it fails and `small` is set, find a smaller failing one."""
     s = sample(seed)
     outcome = check(s, ways(seed))
     result = Result(seed, outcome, ways(seed), order(s.levels), depth(s.block))
@@ -89,7 +89,7 @@ def one(seed: int, small: bool) -> Result:
 
 
 def smaller(s: Sample, outcome: Outcome) -> tuple[Sample, Outcome]:
-    """A failing sample, smaller, and how it fails."""
+    """Return a smaller failing sample, and how it fails."""
     end, how = time.monotonic() + _SECONDS, ways(s.seed)
     s = shrink(s, lambda t: time.monotonic() < end and check(t, how).kind == outcome.kind)
     return s, check(s, how)
