@@ -1,4 +1,4 @@
-"""What was measured: kept beside an experiment, and in a table of its README."""
+"""Store measurements beside an experiment, and write them into a table of its README."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from xform.files import whole
 
 
 def known(path: Path) -> dict[str, Any]:
-    """What was kept so far, by name; nothing without a file."""
+    """Return the stored measurements by name; empty without a file."""
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def keep(path: Path, name: str, value: Any) -> dict[str, Any]:
-    """Put something measured among the others in a file; all of them."""
+    """Add a measurement to a file, and return all of them."""
     results = known(path) | {name: value}
     with whole(path) as partial:
         partial.write_text(json.dumps(results, indent=1) + "\n")
@@ -33,19 +33,19 @@ def write_table(
     name: str = "table",
     target: str | None = None,
 ) -> None:
-    """Replace a table in `folder/README.md`; date, JAX's version and backend stand below it."""
+    """Replace a table in `folder/README.md`, with date, JAX version and backend below it."""
     day = datetime.date.today().isoformat()
     stamp = f"Measured {day}, JAX {jax.__version__}, {target or jax.default_backend()}."
     replace(folder, name, [*table(head, rows), "", stamp])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
+    """Return the lines of a table."""
     return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 def replace(folder: Path, name: str, lines: Sequence[str]) -> None:
-    """Put lines between two marks of `folder/README.md`, in the place of those there."""
+    """Replace the lines between two marks of `folder/README.md`."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     readme = folder / "README.md"
     before, _, rest = readme.read_text().partition(begin)

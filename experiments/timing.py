@@ -11,17 +11,17 @@ import jax
 
 
 def seconds(run: Callable[..., Any], args: Sequence[Any]) -> float:
-    """Wall seconds of one call, to the end of the computation."""
+    """Return the wall seconds of one call, to the end of the computation."""
     start = time.perf_counter()
     jax.block_until_ready(run(*args))
     return time.perf_counter() - start
 
 
 def paired(one: Callable[..., Any], other: Callable[..., Any], args: Sequence[Any], n: int = 9):
-    """The median ratio of times `one / other`, with its quartiles.
+    """Return the median ratio of times `one / other`, with its quartiles.
 
-    The two alternate in one process and swap who goes first, so that what slows the machine slows
-    both; each pair gives one ratio.
+    The two alternate in one process and swap their order, so a slow machine slows both. Each pair
+    gives one ratio.
     """
     for run in (one, other):
         jax.block_until_ready(run(*args))

@@ -1,6 +1,6 @@
-"""What healthy models reach, and what faults do: the table from which thresholds are read off.
+"""Measure the extremes of healthy models and of planted faults, from which thresholds are read.
 
-Seeds are others than those that `run` judges.
+The seeds differ from the seeds that `run` uses.
 
     python -m experiments.health.calibrate
 """
@@ -31,17 +31,17 @@ Rows = list[LayerHealth]
 
 
 def dead(rows: Rows) -> Iterator[float]:
-    """Shares of dead units."""
+    """Return the shares of dead units."""
     return (r.dead for r in rows if r.dead is not None and r.input != 0)
 
 
 def flat(rows: Rows) -> Iterator[float]:
-    """Shares of flat elements."""
+    """Return the shares of flat elements."""
     return (r.saturated for r in rows if r.saturated is not None and r.input != 0)
 
 
 def scale(rows: Rows, name: str = "kin", cousins: bool = False) -> Iterator[float]:
-    """How far gains are from the median of their siblings, up or down."""
+    """Return the factors between gains and the median of their siblings, all at least 1."""
     groups: dict[str, list[float]] = {}
     kin: dict[str, int] = {}
     for r in rows:
@@ -57,18 +57,18 @@ def scale(rows: Rows, name: str = "kin", cousins: bool = False) -> Iterator[floa
 
 
 def cousins(rows: Rows) -> Iterator[float]:
-    """The same beside layers of the same operation, for those with few siblings."""
+    """Return the same factors relative to layers of one operation, for rows with few siblings."""
     return scale(rows, "operation", True)
 
 
 def drift(rows: Rows) -> Iterator[float]:
-    """The norm of gradients to that at the last layer, up or down."""
+    """Return the factors between gradient norms and the last layer's norm, all at least 1."""
     norms = [r.gradient * math.sqrt(r.size) for r in rows if r.kind == "layer" and r.gradient > 0]
     return (max(n / norms[-1], norms[-1] / n) for n in norms)
 
 
 def cosine(rows: Rows) -> Iterator[float]:
-    """That of noise to the cosine of neighbours, where that at the last layer says something."""
+    """Return noise cosine over neighbour cosine, if the last layer's gradients are correlated."""
     layers = [r for r in rows if r.kind == "layer"]
     known = [r for r in layers if r.correlation is not None and r.gradient]
     if known and (known[-1].correlation or 0) >= at.TOGETHER:
@@ -90,12 +90,12 @@ MEASURES: dict[str, tuple[Callable[[Rows], Iterator[float]], str, str, float]] =
 
 
 def most(rows: Rows) -> dict[str, float]:
-    """The furthest that any row goes, for each measure."""
+    """Return the most extreme value of any row, for each measure."""
     return {name: max(of(rows), default=math.nan) for name, (of, *_) in MEASURES.items()}
 
 
 def planted(name: str) -> dict[str, float]:
-    """For each measure the least that the layer of its fault reaches."""
+    """Return, for each measure, the least value that the layer with its fault reaches."""
     found: dict[str, list[float]] = {}
     for measure, (of, _, fault, _) in MEASURES.items():
         if fault not in NETWORKS[name].faults:
@@ -107,7 +107,7 @@ def planted(name: str) -> dict[str, float]:
 
 
 def show(results: dict[str, Any]) -> None:
-    """The table."""
+    """Write the table."""
     table: list[list[str]] = []
     for name, (_, what, fault, value) in MEASURES.items():
         reached = [
@@ -126,7 +126,7 @@ def show(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure what is named, or all; the table shows all so far."""
+    """Measure the named parts, or all, and write the table of all measurements so far."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=[*PRESETS, *NETWORKS])
     for name in parser.parse_args().names:

@@ -1,4 +1,4 @@
-"""What does a look at the health of all layers add to a step of training?
+"""How much time does checking the health of all layers add to a training step?
 
 python -m experiments.health.cost
 """
@@ -33,7 +33,7 @@ BATCH, PAIRS = 4, 15
 
 
 def measure(model: Any) -> tuple[float, float, float]:
-    """The median ratio of a step that reads its layers to one that does not, and quartiles."""
+    """Return the time of a step with readings over one without: the median and quartiles."""
     run = dataclasses.replace(of_model(model), batch=BATCH, optim=OptimConfig())
     state = init_state(run.model, run.optim, 0)
     tokens = np.random.default_rng(0).integers(0, 255, run.batch_type().shape).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Models without a fault: that they train, and what a diagnosis says before and after."""
+"""Models without a fault: whether they train, and what a diagnosis reports before and after."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 150
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What became of a model: losses, and its rows before the first and after the last step."""
+    """The result for a model: losses, and its rows before the first and after the last step."""
 
     first: float
     last: float
@@ -29,7 +29,7 @@ class Trained:
 
     @property
     def trains(self) -> bool:
-        """Whether the loss on new batches fell by a third, at least."""
+        """Whether the loss on new batches fell by at least a third."""
         return self.last < 2 / 3 * self.first
 
     @property
@@ -53,7 +53,7 @@ def _compiled(name: str) -> tuple[Preset, Diagnosis, Callable[..., Any], Any]:
 
 
 def train(name: str, seed: int, steps: int = STEPS) -> Trained:
-    """Train a preset on new batches, and judge it at the first and the last."""
+    """Train a preset on new batches, and diagnose it at the first and the last step."""
     preset, of, step, adam = _compiled(name)
     key = jax.random.key(seed)
     params = preset.init(key)

@@ -1,8 +1,8 @@
 """Five networks in plain JAX, in each of which one layer can be made to fail.
 
-Faults come with parameters and data, so that one compiled program has them all; but for the missing
-residual path (`bare`), for which a program is written without it. Of the recurrent network a layer
-is a step, and that fault comes with the data too.
+Faults are part of the parameters and data, so one compiled program covers them all. The exception
+is the missing residual path (`bare`), which needs a program of its own. In the recurrent network a
+layer is a step, and that fault is in the data too.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Network:
     """A network.
 
     Attributes:
-      init: parameters from a key.
-      loss: from parameters, batch, and the block that is without a residual path, or -1.
-      batch: from a key.
-      first, last: the layers, or blocks, that may fail are those from `first` to before `last`.
-      break_: parameters and batch with a fault of numbers of some strength at a layer.
-      there: whether a row of a report is of a layer.
-      faults: those that it can have.
+      init: makes parameters from a key.
+      loss: a function of parameters, batch, and the block without a residual path (-1 for none).
+      batch: makes a batch from a key.
+      first, last: layers or blocks `first` to `last - 1` may fail.
+      break_: returns parameters and batch with a fault at a layer, with a given strength.
+      there: whether a row of a report belongs to a layer.
+      faults: the faults that it can have.
     """
 
     init: Callable[[Any], Any]
@@ -50,7 +50,7 @@ class Network:
 
 
 def normal(key: Any, shape: tuple[int, ...], gain: float = 1.0) -> Any:
-    """Weights of variance gain^2 / fan-in; all axes but the last are inputs."""
+    """Return weights of variance gain^2 / fan-in; all axes except the last are inputs."""
     fan = 1
     for n in shape[:-1]:
         fan *= n
@@ -58,30 +58,30 @@ def normal(key: Any, shape: tuple[int, ...], gain: float = 1.0) -> Any:
 
 
 def activated(z: Any, fault: Any) -> Any:
-    """A ReLU, or what `fault` puts in its place: a saturated sigmoid, and a division by zero."""
+    """Apply a ReLU, or what `fault` replaces it by: a saturated sigmoid, or a division by zero."""
     flat, divisor = fault
     steep = jax.nn.sigmoid(40 * z + 20 * jnp.sign(z))
     return jnp.where(flat > 0, steep, jax.nn.relu(z)) / divisor
 
 
 def sound(n: int) -> Any:
-    """For each of `n` layers what `activated` takes, with no fault."""
+    """Return the arguments of `activated` for `n` layers without a fault."""
     return jnp.stack([jnp.zeros(n), jnp.ones(n)], 1)
 
 
 def with_fault(faults: Any, fault: str, at: int) -> Any:
-    """The same with one at a layer."""
+    """Return these arguments with a fault at one layer."""
     return faults.at[at].set({"flat": (1.0, 1.0), "nan": (0.0, 0.0)}[fault])
 
 
 def entropy(logits: Any, labels: Any) -> Any:
-    """Mean cross-entropy."""
+    """Compute the mean cross-entropy."""
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1))
 
 
 def _broken(params: Any, batch: Any, layers: str, fault: str, at: int, by: float,
             names: tuple[str, str]) -> Any:  # fmt: skip
-    """Parameters and batch with a fault at a layer; `names` are those of its weight and bias."""
+    """Return parameters and batch with a fault at a layer; `names` are its weight and bias."""
     if fault == "bare":
         return params, batch
     if fault in ("flat", "nan"):

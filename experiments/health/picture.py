@@ -1,4 +1,4 @@
-"""The picture of a report in README.md: a perceptron of 16 layers, one of which is at fault.
+"""Draw the report in README.md: a perceptron of 16 layers with a fault in one.
 
 python -m experiments.health.picture
 """
@@ -19,7 +19,7 @@ WIDTH, DEPTH, AT = 64, 16, 9
 
 
 def loss(layers: Any, batch: Any) -> Any:
-    """The cross-entropy of a plain perceptron of ReLUs."""
+    """Compute the cross-entropy of a plain perceptron of ReLUs."""
     h, labels = batch
     for layer in layers[:-1]:
         h = jax.nn.relu(h @ layer["w"] + layer["b"])
@@ -28,7 +28,7 @@ def loss(layers: Any, batch: Any) -> Any:
 
 
 def main() -> None:
-    """Draw it, write the page beside it, and print the table."""
+    """Draw the report, write its page, and print its table."""
     keys = jax.random.split(jax.random.key(0), DEPTH + 2)
     draw = lambda key: jax.random.normal(key, (WIDTH, WIDTH)) * (2 / WIDTH) ** 0.5
     layers = [{"w": draw(key), "b": jnp.zeros(WIDTH)} for key in keys[:DEPTH]]

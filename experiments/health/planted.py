@@ -1,4 +1,4 @@
-"""Faults at one layer of a network: is it found, and there alone?"""
+"""Plant faults at one layer of a network: does `health` find the fault there and nowhere else?"""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from experiments.health.networks import NETWORKS, Network
 from xform.diagnosis.diagnosis import Diagnosis
 from xform.diagnosis.row import LayerHealth
 
-# Places of a missing path, for each of which a program is compiled.
+# The number of places of a missing path; each needs a compilation.
 PLACES = 3
-# What compiles fast: nothing is timed here.
+# Compile fast: nothing is timed here.
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @functools.cache
 def diagnosis(name: str, bare: int = -1) -> tuple[Diagnosis, Callable[[Any, Any], Any]]:
-    """The diagnosis of a network, and its compiled evaluation."""
+    """Return the diagnosis of a network, and its compiled evaluation."""
     network = NETWORKS[name]
     key = jax.random.key(0)
     loss = lambda params, batch: network.loss(params, batch, bare)
@@ -31,19 +31,19 @@ def diagnosis(name: str, bare: int = -1) -> tuple[Diagnosis, Callable[[Any, Any]
 
 
 def rows(name: str, params: Any, batch: Any, bare: int = -1) -> list[LayerHealth]:
-    """The judged rows of a network."""
+    """Return the judged rows of a network."""
     of, read = diagnosis(name, bare)
     return of.judged(jax.device_get(read(params, batch)))
 
 
 def places(network: Network) -> list[int]:
-    """Where residual paths are left out, evenly over the layers that may fail."""
+    """Return the places where residual paths are removed, evenly over the layers that may fail."""
     first, last = network.first, network.last
     return sorted({round(x) for x in np.linspace(first, last - 1, PLACES)})
 
 
 def plant(name: str, fault: str, seed: int) -> tuple[list[LayerHealth], int]:
-    """The judged rows of a network with a fault, and the layer of the fault; all by seed."""
+    """Return the judged rows of a network with a fault from a seed, and the layer of the fault."""
     network = NETWORKS[name]
     random = np.random.default_rng(seed)
     params, batch = network.init(jax.random.key(seed)), network.batch(jax.random.key(seed + 1))
@@ -57,6 +57,6 @@ def plant(name: str, fault: str, seed: int) -> tuple[list[LayerHealth], int]:
 
 
 def found(name: str, judged: list[LayerHealth], at: int) -> bool:
-    """Whether something is at fault at the layer, and nothing elsewhere."""
+    """Return whether the report names the faulty layer, and no other."""
     faults = [row for row in judged if row.verdict != "fine"]
     return bool(faults) and all(NETWORKS[name].there(row, at) for row in faults)

@@ -1,4 +1,4 @@
-"""Twenty models that train: of several libraries, depths, widths, initializations, activations."""
+"""Twenty models that train: different libraries, depths, widths, initializations, activations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLASSES = 10
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """A model that trains: parameters and batch from a key, the loss of both, Adam's rate."""
+    """A model that trains: parameters and batch from a key, their loss, and Adam's rate."""
 
     init: Callable[[Any], Any]
     batch: Callable[[Any], Any]
@@ -35,7 +35,7 @@ class Preset:
 
 
 def vectors(width: int, examples: int = 64) -> Callable[[Any], Any]:
-    """Points around ten centers, with their labels."""
+    """Return points around ten centers, with their labels."""
 
     def batch(key: Any) -> Any:
         a, b = jax.random.split(key)
@@ -47,7 +47,7 @@ def vectors(width: int, examples: int = 64) -> Callable[[Any], Any]:
 
 
 def images(size: int, channels: int = 3, examples: int = 16) -> Callable[[Any], Any]:
-    """Images around ten centers, with their labels."""
+    """Return images around ten centers, with their labels."""
 
     def batch(key: Any) -> Any:
         x, labels = vectors(size * size * channels, examples)(key)
@@ -57,7 +57,7 @@ def images(size: int, channels: int = 3, examples: int = 16) -> Callable[[Any], 
 
 
 def words(vocab: int, length: int, examples: int = 16) -> Callable[[Any], Any]:
-    """Sequences that count upward by some number."""
+    """Return sequences that count upward by a random step."""
 
     def batch(key: Any) -> Any:
         a, b = jax.random.split(key)
@@ -69,7 +69,7 @@ def words(vocab: int, length: int, examples: int = 16) -> Callable[[Any], Any]:
 
 
 def waves(length: int, channels: int, examples: int = 16) -> Callable[[Any], Any]:
-    """Series, and their running means."""
+    """Return series, and their running means."""
 
     def batch(key: Any) -> Any:
         x = jax.random.normal(key, (examples, length, channels))
@@ -80,7 +80,7 @@ def waves(length: int, channels: int, examples: int = 16) -> Callable[[Any], Any
 
 def perceptron(width: int, depth: int, activation: Any, gain: float, *, bias: bool = True,
                draw: Any = normal, rate: float = 1e-3) -> Preset:  # fmt: skip
-    """A plain one, without any scopes."""
+    """Return a plain perceptron, without any scopes."""
 
     def init(key: Any) -> Any:
         keys = jax.random.split(key, depth + 1)
@@ -98,18 +98,18 @@ def perceptron(width: int, depth: int, activation: Any, gain: float, *, bias: bo
 
 
 def orthogonal(key: Any, shape: tuple[int, ...], gain: float) -> Any:
-    """Weights with orthonormal rows, times the gain."""
+    """Return weights with orthonormal rows, times the gain."""
     return jax.nn.initializers.orthogonal(gain)(key, shape)
 
 
 def network(name: str, rate: float) -> Preset:
-    """One of those in which faults are planted, without any."""
+    """Return one of the networks for planted faults, without a fault."""
     of = NETWORKS[name]
     return Preset(of.init, of.batch, lambda p, b: of.loss(p, b, -1), rate)
 
 
 def flax(config: Any, batch: Any, loss: Any, rate: float = 1e-3) -> Preset:
-    """A model of `models/`, by its parameters; `loss(model, batch)`."""
+    """Return a model of `models/` as a function of its parameters; `loss(model, batch)`."""
     graph, _, rest = nnx.split(build(config), nnx.Param, ...)
 
     def init(key: Any) -> Any:
@@ -119,29 +119,29 @@ def flax(config: Any, batch: Any, loss: Any, rate: float = 1e-3) -> Preset:
 
 
 def classified(model: Any, batch: Any) -> Any:
-    """The cross-entropy of a model's scores."""
+    """Compute the cross-entropy of a model's scores."""
     return entropy(model(batch[0]), batch[1])
 
 
 def predicted(model: Any, tokens: Any) -> Any:
-    """The loss of a language model."""
+    """Compute the loss of a language model."""
     return model.loss(tokens)
 
 
 def followed(model: Any, batch: Any) -> Any:
-    """The squared distance of a recurrent network's first states from the aim."""
+    """Compute the squared distance of a recurrent network's first states from the target."""
     return jnp.mean((model(batch[0])[..., : batch[1].shape[-1]] - batch[1]) ** 2)
 
 
 def linen(module: Any, batch: Any, rate: float = 1e-3) -> Preset:
-    """A module of Linen that classifies."""
+    """Return a Linen module that classifies."""
     x = jax.eval_shape(batch, jax.random.key(0))[0]
     init = lambda key: module.init(key, jnp.zeros(x.shape, x.dtype))
     return Preset(init, batch, lambda p, b: entropy(module.apply(p, b[0]), b[1]), rate)
 
 
 class Convolutions(nn.Module):
-    """Two convolutions, pooled, then two dense layers."""
+    """Two convolutions with pooling, then two dense layers."""
 
     @nn.compact
     def __call__(self, x: Any) -> Any:
@@ -151,7 +151,7 @@ class Convolutions(nn.Module):
 
 
 class Gated(nn.Module):
-    """Six residual blocks with a norm, a gate and dropout's place left empty."""
+    """Six residual blocks with a norm and a gate, without dropout."""
 
     @nn.compact
     def __call__(self, x: Any) -> Any:
@@ -162,7 +162,7 @@ class Gated(nn.Module):
 
 
 def equinox(rate: float = 1e-3) -> Preset:
-    """Equinox's own perceptron, mapped over examples."""
+    """Return Equinox's own perceptron, mapped over examples."""
     make = lambda key: eqx.nn.MLP(32, CLASSES, 64, 4, jax.nn.gelu, key=key)
     _, static = eqx.partition(make(jax.random.key(0)), eqx.is_inexact_array)
 
@@ -173,7 +173,7 @@ def equinox(rate: float = 1e-3) -> Preset:
 
 
 def leaky(x: Any) -> Any:
-    """A leaky ReLU, written by hand."""
+    """Compute a leaky ReLU, written by hand."""
     return jnp.where(x > 0, x, 0.2 * x)
 
 

@@ -1,10 +1,10 @@
-"""Is the layer that is at fault found, and are models that train left in peace?
+"""Does `health` find the layer at fault, without false alarms on models that train?
 
-Each cell of the tables is kept as soon as it is measured, and a cell that is known is not measured
+Each cell of the tables is stored as soon as it is measured, and a stored cell is not measured
 again.
 
-python -m experiments.health.run                   # what is not known; of parts: "RNN-200" healthy
-python -m experiments.health.run --again "MLP-50"  # all of it, known or not
+python -m experiments.health.run                   # missing cells; or of parts: "RNN-200" healthy
+python -m experiments.health.run --again "MLP-50"  # all cells, stored or not
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ HEALTHY, NONE = "healthy", "none"
 
 
 def cells(part: str) -> list[str]:
-    """What is measured of a network, or of the models without a fault."""
+    """Return the cells of a network, or of the models without a fault."""
     return list(PRESETS) if part == HEALTHY else [NONE, *NETWORKS[part].faults]
 
 
 def measured(part: str, cell: str) -> Any:
-    """For a preset how it trained; for a fault in which runs it was found, and nothing else."""
+    """Return how a preset trained; for a fault, the runs in which only that fault was found."""
     if part == HEALTHY:
         return trained(cell, cells(part).index(cell))
     if cell == NONE:
@@ -49,7 +49,7 @@ def _fine(name: str, seed: int) -> bool:
 
 
 def trained(name: str, seed: int) -> dict[str, Any]:
-    """Whether a preset trains, and whether a diagnosis has nothing to say of it."""
+    """Return whether a preset trains, and whether its diagnosis finds no fault."""
     of = healthy.train(name, seed)
     faults = [row.title for row in (*of.before, *of.after) if row.verdict != "fine"]
     return {"first": of.first, "last": of.last, "trains": of.trains, "rows": len(of.before),
@@ -57,7 +57,7 @@ def trained(name: str, seed: int) -> dict[str, Any]:
 
 
 def show(results: dict[str, Any]) -> None:
-    """Both tables."""
+    """Write both tables."""
     names = [name for name in NETWORKS if name in results]
     head = ["fault", *names]
     said = SAID | {NONE: "none: fine everywhere"}
@@ -78,10 +78,10 @@ def show(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure the parts that are named, or all, cell by cell; tables show all so far."""
+    """Measure the named parts, or all, cell by cell; the tables show all measurements so far."""
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", default=[*NETWORKS, HEALTHY])
-    parser.add_argument("--again", action="store_true", help="what is known too")
+    parser.add_argument("--again", action="store_true", help="also measure stored cells again")
     given = parser.parse_args()
     for part in given.parts:
         for cell in cells(part):

@@ -1,4 +1,4 @@
-"""Program text, compile time and temporary bytes of Jacobians, over those of JAX's."""
+"""Program text, compile time and temporary bytes of Jacobians, relative to JAX's."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ PAIRS = 3
 
 
 def cost(library: Any, kind: str, f: Any, x: jax.Array) -> tuple[int, float, int]:
-    """Characters of the program, processor seconds of its compilation, temporary bytes.
+    """Return characters of the program, processor seconds of its compilation, and temporary bytes.
 
-    Processor time, of all threads, says the same on a busy machine.
+    Processor time, of all threads, does not depend on how busy the machine is.
     """
     jax.clear_caches()
     lowered = jax.jit(getattr(library, kind)(f)).lower(x)
@@ -52,14 +52,14 @@ def cost(library: Any, kind: str, f: Any, x: jax.Array) -> tuple[int, float, int
 
 
 def ratios(kind: str, f: Any, x: jax.Array) -> list[float]:
-    """Costs of xform's over those of JAX's, the medians of alternating pairs."""
+    """Return xform's costs relative to JAX's: the medians of alternating pairs."""
     pairs = [[cost(t, kind, f, x) for t in (xform, jax)] for _ in range(PAIRS)]
     each = [[a / b if b else 1.0 + a for a, b in zip(*pair, strict=True)] for pair in pairs]
     return [statistics.median(column) for column in zip(*each, strict=True)]
 
 
 def main() -> None:
-    """One row for each function: the largest ratio over the sizes, for each transform."""
+    """Write one row for each function: the largest ratio over the sizes, for each transform."""
     rows = []
     for name, f in FUNCTIONS.items():
         cells = [name]

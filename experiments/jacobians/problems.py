@@ -1,9 +1,10 @@
-"""Small programs whose Jacobians are standard problems of vertex elimination, written anew.
+"""Small programs whose Jacobians are standard problems of vertex elimination.
 
-Sources of the formulas: Helmholtz free energy of a mixture (Griewank and Walther, "Evaluating
-Derivatives", section 1.3); Roe, "Approximate Riemann solvers", J. Comput. Phys. 43 (1981); a robot
-arm of six joints by Denavit and Hartenberg's parameters; the human heart dipole and Brown's almost
-linear function (More, Garbow and Hillstrom; the MINPACK-2 collection); Black and Scholes (1973).
+They are rewritten from these sources: Helmholtz free energy of a mixture (Griewank and Walther,
+"Evaluating Derivatives", section 1.3); Roe, "Approximate Riemann solvers", J. Comput. Phys. 43
+(1981); a robot arm of six joints by Denavit and Hartenberg's parameters; the human heart dipole and
+Brown's almost linear function (More, Garbow and Hillstrom; the MINPACK-2 collection); Black and
+Scholes (1973).
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import numpy as np
 
 
 def helmholtz(x: Any) -> Any:
-    """Free energy of a mixture, term by term of the ideal part, in 4 concentrations."""
+    """Compute the terms of the ideal part of a mixture's free energy, in 4 concentrations."""
     share = 1 - jnp.sum(x)
     return x * jnp.log(x / share)
 
 
 def mixture(x: Any) -> Any:
-    """The whole of it, a scalar: with the attraction of van der Waals' type."""
+    """Compute the whole free energy, a scalar, with an attraction of van der Waals' type."""
     a = jnp.array(np.linspace(0.1, 1.6, 16).reshape(4, 4))
     b = jnp.array([0.1, 0.2, 0.15, 0.05])
     volume, root = jnp.dot(b, x), math.sqrt(2)
@@ -34,7 +35,7 @@ def mixture(x: Any) -> Any:
 
 
 def roe_flux(x: Any) -> Any:
-    """Numerical flux of one-dimensional gas dynamics, from two states of three numbers."""
+    """Compute the flux of one-dimensional gas dynamics from two states of three numbers."""
     gamma = 1.4
     (rl, ml, el), (rr, mr, er) = (x[0], x[1], x[2]), (x[3], x[4], x[5])
 
@@ -62,7 +63,7 @@ def roe_flux(x: Any) -> Any:
 
 
 def robot_arm(q: Any) -> Any:
-    """Position and direction of the hand of an arm with six joints."""
+    """Compute position and direction of the hand of an arm with six joints."""
     lengths, offsets = (0.0, 0.4, 0.05, 0.0, 0.0, 0.0), (0.3, 0.0, 0.0, 0.35, 0.0, 0.1)
     twists = (math.pi / 2, 0.0, math.pi / 2, -math.pi / 2, math.pi / 2, 0.0)
     one, zero = jnp.ones_like(q[0]), jnp.zeros_like(q[0])
@@ -78,7 +79,7 @@ def robot_arm(q: Any) -> Any:
 
 
 def heart_dipole(x: Any) -> Any:
-    """The eight equations of the human heart dipole."""
+    """Compute the eight equations of the human heart dipole."""
     a, b, c, d, t, u, v, w = (x[i] for i in range(8))
     return jnp.stack([
         a + b - 0.63,
@@ -95,7 +96,7 @@ def heart_dipole(x: Any) -> Any:
 
 
 def black_scholes(x: Any) -> Any:
-    """Price of a call option and its sensitivities: a Jacobian of gradients."""
+    """Compute the price of a call option and its sensitivities: a Jacobian of gradients."""
 
     def price(x: Any) -> Any:
         spot, strike, rate, sigma, time = (x[i] for i in range(5))
@@ -108,12 +109,12 @@ def black_scholes(x: Any) -> Any:
 
 
 def brown(x: Any) -> Any:
-    """Brown's almost linear function of six numbers."""
+    """Compute Brown's almost linear function of six numbers."""
     return jnp.concatenate([x[:-1] + jnp.sum(x) - 7, jnp.prod(x)[None] - 1])
 
 
 def perceptron(x: Any) -> Any:
-    """Two layers and a loss for each of 3 outputs."""
+    """Compute two layers, and a loss for each of 3 outputs."""
     w = jnp.array(np.linspace(-1, 1, 20).reshape(5, 4))
     v = jnp.array(np.linspace(1, -1, 15).reshape(3, 5))
     return jax.nn.log_softmax(v @ jnp.tanh(w @ x))

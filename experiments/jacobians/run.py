@@ -1,4 +1,4 @@
-"""Products and time of Jacobians in the best order, over those of the pure modes."""
+"""Products and time of Jacobians in the best order, relative to the pure modes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SCALES = (4, 12, 24, 40)
 
 
 def chain(sizes: Sequence[int]) -> list[Link]:
-    """Dense factors between values of these sizes."""
+    """Return dense factors between values of these sizes."""
     return [dense(a, b) for a, b in itertools.pairwise(sizes)]
 
 
 def least(sizes: tuple[int, ...]) -> int:
-    """The fewest multiplications of all bracketings of dense factors, each tried."""
+    """Return the fewest multiplications over all bracketings of dense factors."""
     if len(sizes) == 2:
         return 0
     inner = range(1, len(sizes) - 1)
@@ -40,7 +40,7 @@ def least(sizes: tuple[int, ...]) -> int:
 
 
 def products() -> None:
-    """The table of multiplications."""
+    """Write the table of multiplications."""
     links = chain(HOURGLASS)
     counts = [order(links).flops / 2 for order in (best, forward, reverse)]
     rows = [
@@ -62,7 +62,7 @@ def products() -> None:
 
 
 def mlp(ws: Sequence[jax.Array], x: jax.Array) -> jax.Array:
-    """Products with tanh between."""
+    """Compute matrix products with tanh between them."""
     *inner, last = ws
     for w in inner:
         x = jnp.tanh(x @ w)
@@ -74,7 +74,7 @@ def compiled(jacobian: Any, *args: Any) -> Any:
 
 
 def time() -> None:
-    """The table of times."""
+    """Write the table of times."""
     rows: list[list[str]] = []
     for k in SCALES:
         sizes = [k * n for n in HOURGLASS]
@@ -96,7 +96,7 @@ def time() -> None:
         cells = [str(k), f"{said.flops['mixed'] / pure:.2f}"]
         for pair in (list(ways)[:2], list(ways)[2:]):
             found = [paired(ours, ways[name], (ws, x)) for name in pair]
-            middle, low, high = max(found)  # over the faster of the two
+            middle, low, high = max(found)  # relative to the faster mode
             cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
         rows.append(cells)
         print(rows[-1], flush=True)
@@ -105,7 +105,7 @@ def time() -> None:
 
 
 def eliminations() -> None:
-    """The table of multiplications of vertex elimination."""
+    """Write the table of multiplications of vertex elimination."""
     rows: list[list[str]] = []
     with jax.enable_x64(True):
         for name, (f, point) in PROBLEMS.items():

@@ -1,4 +1,4 @@
-"""The default's bytes in stacks of Flax's own layers and activations, as parts of `jax.grad`'s."""
+"""The default's bytes in stacks of Flax's own layers and activations, relative to `jax.grad`'s."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def windows(pool: Any, size: int) -> Callable[[Any], Any]:
 
 
 def excited(x: Any) -> Any:
-    """A convolution whose features are scaled by what a small network makes of their means."""
+    """Scale the features of a convolution by the output of a small network on their means."""
     y = conv()(x)
     scale = nn.sigmoid(nn.Dense(16)(nn.gelu(nn.Dense(4)(y.mean((1, 2))))))
     return y * scale[:, None, None]
@@ -89,7 +89,7 @@ def stacks() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
 
 
 def measured(model: nn.Module, shape: tuple[int, ...]) -> list[int]:
-    """Temporary bytes by jax.grad, by the default and by save_nothing, of equal gradients."""
+    """Return temporary bytes by jax.grad, default and save_nothing; gradients must agree."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape), "float32")
     params = model.init(jax.random.key(0), x)
     loss = lambda params, x: model.apply(params, x)
@@ -105,7 +105,7 @@ def measured(model: nn.Module, shape: tuple[int, ...]) -> list[int]:
 
 
 def draw(ratios: dict[str, float]) -> None:
-    """The default's bytes in each stack, as parts of `jax.grad`'s."""
+    """Draw the default's bytes in each stack, relative to `jax.grad`'s."""
     figure, axes = plt.subplots(figsize=(8, 9), layout="constrained")
     colours = ["#b5543a" if ratio > 1 else "#3b6ea5" for ratio in ratios.values()]
     axes.barh([*ratios], [*ratios.values()], color=colours)

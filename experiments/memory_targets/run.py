@@ -1,4 +1,4 @@
-"""Reports, policies and batches on devices that are not here: three tables and a page."""
+"""Reports, policies and batches on absent devices: three tables and a page."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Rows = list[list[str]]
 
 
 def gpt2(target: str, **options: Any) -> MemoryReport:
-    """GPT-2 124M: a training step with AdamW, its state donated."""
+    """Report a training step of GPT-2 124M with AdamW and a donated state."""
     return xform.memory_analysis(step.train_step, *step.inputs(**GPT2), target=target, **options)
 
 
 def llama(target: str, batch: int = 4) -> MemoryReport:
-    """Llama-2 7B, the same, sharded over all devices of the target, each layer run again."""
+    """Report Llama-2 7B, sharded over the target's devices, with each layer recomputed."""
     mesh = "fsdp=4,tensor=4" if target.startswith("tpu") else "fsdp=2,tensor=4"
     args = step.inputs(preset="llama2-7b", batch=batch, mesh=mesh)
     return xform.memory_analysis(step.train_step, *args, target=target,
@@ -46,7 +46,7 @@ def llama(target: str, batch: int = 4) -> MemoryReport:
 
 
 def convolutions(target: str) -> MemoryReport:
-    """A residual network of convolutions: its loss and gradient."""
+    """Report the loss and gradient of a residual network of convolutions."""
     loss, args = cnn()
     return xform.memory_analysis(xform.value_and_grad(loss), *args, target=target)
 
@@ -60,7 +60,7 @@ PROGRAMS: dict[str, tuple[Callable[[str], MemoryReport], Sequence[str]]] = {
 
 
 def reports(targets: Iterable[str]) -> None:
-    """What each program takes on each target."""
+    """Write how much memory each program takes on each target."""
     head = ["program", "target", "GiB on each device", "temp GiB", "capacity GiB",
             "replayed / temp", "with a line", "step, estimated", "seconds, all"]  # fmt: skip
     for name, (analyze, places) in PROGRAMS.items():
@@ -74,7 +74,7 @@ def reports(targets: Iterable[str]) -> None:
             if name.startswith("GPT-2") and target == "tpu:v5e:1x1":
                 report.save_html(HERE / "gpt2.html")
                 report.plot(HERE / "gpt2.png")
-            made = report.assignment  # none of a refused program
+            made = report.assignment  # a refused program has no assignment
             row = [name, target, gib(report.total_bytes),
                    gib(report.temp_bytes if made else None), gib(report.capacity_bytes),
                    replayed(report), f"{lined:.1%}" if made else "",
@@ -84,7 +84,7 @@ def reports(targets: Iterable[str]) -> None:
 
 
 def policies(targets: Iterable[str]) -> None:
-    """The transformer under stock policies, the default, and budgets, on each target."""
+    """Write the transformer under stock policies, the default, and budgets, on each target."""
     head = ["target", "policy", "GiB on the device", "TFLOP a step", "step, estimated"]
     compare = functools.partial(xform.compare, step.train_step, *step.inputs(**GPT2))
     for target in ("cpu", "tpu:v5e:1x1", "gpu:h100"):
@@ -101,10 +101,10 @@ def policies(targets: Iterable[str]) -> None:
 
 
 def weighed(entries: Sequence[Any]) -> Rows:
-    """A row for each policy on a target.
+    """Return a row for each policy on a target.
 
-    Work is left out where there is less of it than anywhere else: there the plan goes through a
-    loop of a length that is not known, whose body was counted once.
+    Work is omitted if it is less than for any other policy: that plan has a loop of unknown length,
+    whose body was counted once.
     """
     least = min(e.report.flops for e in entries if e.policy in POLICIES)
     rows: Rows = []
@@ -118,7 +118,7 @@ def weighed(entries: Sequence[Any]) -> Rows:
 
 
 def batches(targets: Iterable[str]) -> None:
-    """The largest batch of the tiny transformer's step."""
+    """Write the largest batch of the tiny transformer's step."""
     head = ["target", "largest batch", "GiB on the device", "capacity GiB", "GiB of the next",
             "compilations"]  # fmt: skip
     for target in ("tpu:v5e:1x1", "gpu:l4", "gpu:h100"):
@@ -135,7 +135,7 @@ def batches(targets: Iterable[str]) -> None:
 
 
 def tabulate(name: str, head: list[str], part: str, rows: Rows) -> None:
-    """Put a part of a table among what was measured so far, and write the table of all parts."""
+    """Store a part of a table with the measurements so far, and write the table of all parts."""
     parts = known(RESULTS).get(name, {}) | {part: rows}
     keep(RESULTS, name, parts)
     write_table(HERE, head, [row for rows in parts.values() for row in rows], name)
@@ -150,7 +150,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def replayed(report: MemoryReport) -> str:
-    """The replayed peak of temporary bytes over the compiler's."""
+    """Return the replayed peak of temporary bytes relative to the compiler's, as text."""
     made = report.assignment
     if made is None or not report.temp_bytes:
         return ""
@@ -158,7 +158,7 @@ def replayed(report: MemoryReport) -> str:
 
 
 def main() -> None:
-    """Write the tables that are named (all), for the targets whose names begin so (all)."""
+    """Write the named tables, for targets whose names have the given prefix (default: all)."""
     parts = {"reports": reports, "policies": policies, "batches": batches}
     parser = argparse.ArgumentParser()
     parser.add_argument("tables", nargs="*", default=list(parts), help=", ".join(parts))

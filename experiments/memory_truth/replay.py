@@ -1,4 +1,4 @@
-"""The replayed peak against the compiler's own bytes, and how much of it has a line."""
+"""Compare the replayed peak with the compiler's bytes, and count the bytes with a line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = ["model", "policy", "target", "compiler's temp MiB", "replayed / temp", "
 
 
 def measure(report: MemoryReport) -> tuple[float, float, list[str]]:
-    """The error of the replayed peak, the part of it that has a line, and cells of the table."""
+    """Return the error of the replayed peak, its share with a line, and cells of the table."""
     made, said = report.assignment, report.compilation.bytes
     assert made is not None
     assert (made.argument_bytes, made.output_bytes) == (said["argument"], said["output"])
@@ -35,7 +35,7 @@ def measure(report: MemoryReport) -> tuple[float, float, list[str]]:
 
 
 def main() -> None:
-    """Compile every model under every policy for the targets (cpu), and write the table."""
+    """Compile every model under every policy for the targets (default: cpu); write the table."""
     table: list[list[str]] = []
     errors: list[float] = []
     lines: list[float] = []

@@ -1,4 +1,4 @@
-"""The report's headline against the resident memory of a process that runs the program."""
+"""Compare the report's total with the resident memory of a process that runs the program."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ HEAD = [
 
 
 def resident(pid: str = "self") -> int:
-    """Resident bytes of a process."""
+    """Return the resident bytes of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 def watch(pid: int, top: Any, done: Any) -> None:
-    """Keep the largest resident size of a process."""
+    """Record the largest resident size of a process."""
     while not done.value:
         top.value = max(top.value, resident(str(pid)))
 
 
 def measure(name: str, policy: str) -> dict[str, int]:
-    """Headline and growth, in a process that has run nothing before.
+    """Return the reported total and the growth, in a process that has run nothing before.
 
-    What compiling leaves behind is given back first; the watch is another process.
+    Memory that compiling leaves behind is released first. Another process observes the size.
     """
     loss, args = ZOO[name]()
     types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
@@ -69,7 +69,7 @@ def measure(name: str, policy: str) -> dict[str, int]:
 
 
 def main() -> None:
-    """Run every model under every policy in a process of its own, and write the table."""
+    """Run every model under every policy in a separate process, and write the table."""
     rows: list[list[str]] = []
     for name in ZOO:
         for policy in POLICIES:

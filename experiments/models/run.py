@@ -1,4 +1,4 @@
-"""Gradients of models that people know: bytes, FLOPs by jax.grad, by default, in half the bytes."""
+"""Bytes and FLOPs of well-known models' gradients: by jax.grad, by default, in half the bytes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Case = tuple[Callable[..., jax.Array], tuple[Any, ...]]
 
 
 def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    """An array as its shape alone."""
+    """Return an array as its shape alone."""
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def case(config: Any, loss: Callable[..., jax.Array], *batch: Any) -> Case:
-    """A loss of a model's parameters, of its other state and of a batch; all are shapes."""
+    """Return a loss of a model's parameters, its other state and a batch; all are shapes."""
     graphdef, params, rest = nnx.split(abstract(config), nnx.Param, ...)
 
     def run(params: Any, rest: Any, *batch: Any) -> jax.Array:
@@ -50,13 +50,13 @@ def case(config: Any, loss: Callable[..., jax.Array], *batch: Any) -> Case:
 
 
 def text(config: Any, rows: int = 4) -> Case:
-    """The next token's loss."""
+    """Return the loss of the next token."""
     tokens = array(rows, config.context + 1, dtype=jnp.int32)
     return case(config, lambda model, tokens: model.loss(tokens, balance=0.01), tokens)
 
 
 def classes(config: Any, *images: int) -> Case:
-    """The cross-entropy of classes, of images or of each pixel."""
+    """Return the cross-entropy of classes, for images or for each pixel."""
 
     def loss(model: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
         return optax.softmax_cross_entropy_with_integer_labels(model(x), labels).mean()
@@ -66,7 +66,7 @@ def classes(config: Any, *images: int) -> Case:
 
 
 def series(config: Any, *shape: int) -> Case:
-    """The mean square of what comes out."""
+    """Return the mean square of the output."""
     return case(config, lambda model, x: jnp.mean(model(x) ** 2), array(*shape))
 
 
@@ -89,20 +89,20 @@ CASES: dict[str, Callable[[], tuple[Any, Case]]] = {
 
 
 def compiled(gradient: Callable[..., Any], args: Any) -> dict[str, float]:
-    """MiB of all and of temporary values, by the compiler; nothing runs."""
+    """Return MiB of all and of temporary values, from the compiler. Nothing runs."""
     report = xform.memory_analysis(gradient, *args)
     return {"all": report.total_bytes / MIB, "temp": report.temp_bytes / MIB}
 
 
 def planned(loss: Any, args: Any, policy: Any) -> dict[str, float]:
-    """The same of a plan, and the GFLOP that it runs again."""
+    """Return the same for a plan, and the GFLOP that it recomputes."""
     plan = xform.plan(loss, *args, policy=policy)
     gradient = xform.value_and_grad(loss, policy=plan)
     return compiled(gradient, args) | {"again": plan.recompute_flops / 1e9}
 
 
 def measure(name: str) -> dict[str, Any]:
-    """A model three times; the budget is half of all bytes, or the fewest of any plan."""
+    """Measure a model three times; the budget is half of all bytes, or the fewest of any plan."""
     config, (loss, args) = CASES[name]()
     usual = jax.value_and_grad(loss)
     whole = xform.memory_analysis(usual, *args)
@@ -123,7 +123,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def cells(name: str, found: dict[str, Any]) -> list[str]:
-    """A row of the table."""
+    """Return a row of the table."""
     usual, default, half = found["jax"], found["default"], found["half"]
     numbers = [usual["temp"], usual["gflop"], default["temp"], default["again"], half["asked"]]
     if "all" in half:
@@ -136,7 +136,7 @@ def cells(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def draw(results: dict[str, Any]) -> None:
-    """Temporary bytes of each model, as parts of those under jax.grad."""
+    """Draw the temporary bytes of each model, relative to jax.grad."""
     figure, axes = plt.subplots(figsize=(8, 0.45 * len(results) + 1.2), layout="constrained")
     styles = {"default": ("xform's default", "#2b6cb0"), "half": ("half the bytes", "#dd6b20")}
     for i, (way, (label, color)) in enumerate(styles.items()):
@@ -151,7 +151,7 @@ def draw(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure the models that are named, or all; the table and the plot show all so far."""
+    """Measure the named models, or all; the table and the plot show all measurements so far."""
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*", default=list(CASES), help=", ".join(CASES))
     for name in parser.parse_args().models:

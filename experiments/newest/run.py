@@ -1,4 +1,4 @@
-"""The project's own tests, counted by what they are about, on the JAX that runs this."""
+"""Run the project's tests on the installed JAX, and count them by subject."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from experiments.report import write_table
 
 HERE = Path(__file__).parent
 HEAD = ["tests of", "passed", "failed", "skipped"]
-# The first that a test's path begins with is what it is about.
+# A test belongs to the first group whose prefix its path has.
 GROUPS = {
     "shard_map": "tests.rules.test_shard",
     "rules": "tests.rules",
@@ -31,13 +31,13 @@ GROUPS = {
 
 
 def group(case: ET.Element) -> str:
-    """What a test is about."""
+    """Return the subject of a test."""
     place = case.get("classname", "")
     return next(name for name, start in GROUPS.items() if f"{place}.".startswith(start))
 
 
 def outcome(case: ET.Element) -> str:
-    """How a test ended: a column of the table."""
+    """Return how a test ended: a column of the table."""
     kinds = {child.tag for child in case}
     return (
         "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
@@ -45,7 +45,7 @@ def outcome(case: ET.Element) -> str:
 
 
 def main() -> int:
-    """Run all tests but the slow ones, two at a time, and write the table."""
+    """Run all tests except the slow ones, two at a time, and write the table."""
     with tempfile.TemporaryDirectory(prefix="xform-") as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-n", "2",

@@ -1,4 +1,4 @@
-"""What `import xform` costs over `import jax`, in a process of its own."""
+"""Measure what `import xform` adds to `import jax`, in a separate process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JAX, BOTH = "import jax", "import jax, xform"
 
 
 def seconds(code: str, cache: str) -> float:
-    """Seconds of CPU that a new process takes to run `code`, with modules compiled in `cache`."""
+    """Return the CPU seconds of a process that runs `code`, with compiled modules in `cache`."""
     env = {**os.environ, "PYTHONPYCACHEPREFIX": cache}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -28,13 +28,13 @@ def seconds(code: str, cache: str) -> float:
 
 
 def cells(times: list[float]) -> list[str]:
-    """The median and the quartiles."""
+    """Return the median and the quartiles as cells."""
     low, middle, high = statistics.quantiles(times, n=4)
     return [f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
 
 
 def main() -> None:
-    """Let both imports take turns, and write the table."""
+    """Time both imports in turns, and write the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=21)
     pairs = parser.parse_args().pairs

@@ -1,4 +1,4 @@
-"""What derivatives cost Python: times to trace, to lower and to run eagerly, over those of JAX."""
+"""The Python time of derivatives, relative to JAX: to trace, to lower and to run eagerly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from xform import policies
 
 HERE = Path(__file__).parent
 HEAD = ["what is timed", "program", "xform / JAX (median)", "quartiles", "ms, xform", "ms, JAX"]
-# Small enough that arithmetic takes no time: what is left is Python.
+# Small enough that arithmetic takes no time. The rest is Python.
 SMALL_MLP = MLPConfig(inputs=8, width=8, hidden=16, outputs=8, depth=4, scan=False)
 SMALL_TRANSFORMER = LlamaConfig(
     vocab=16, context=8, width=16, depth=2, heads=4, kv_heads=2, hidden=16, scan=False, tied=True
@@ -35,7 +35,7 @@ Run = Callable[[], Any]
 
 
 def plain_mlp() -> Program:
-    """Eight dense layers in `jax.numpy`."""
+    """Return eight dense layers in `jax.numpy`."""
     keys = jax.random.split(jax.random.key(0), 8)
     params = [(jax.random.normal(k, (8, 8)) / 3, jnp.zeros(8)) for k in keys]
 
@@ -48,13 +48,13 @@ def plain_mlp() -> Program:
 
 
 def flax_mlp() -> Program:
-    """The residual MLP of `models`, with four blocks."""
+    """Return the residual MLP of `models`, with four blocks."""
     graphdef, params = nnx.split(MLP(SMALL_MLP, rngs=nnx.Rngs(0)))
     return lambda p, x: jnp.mean(nnx.merge(graphdef, p)(x) ** 2), (params, jnp.ones((4, 8)))
 
 
 def flax_transformer() -> Program:
-    """The decoder of `models`, with two blocks."""
+    """Return the decoder of `models`, with two blocks."""
     graphdef, params = nnx.split(Llama(SMALL_TRANSFORMER, rngs=nnx.Rngs(0)))
     tokens = jnp.arange(18).reshape(2, 9) % SMALL_TRANSFORMER.vocab
     return lambda p, t: nnx.merge(graphdef, p).loss(t, chunk=None), (params, tokens)
@@ -68,7 +68,7 @@ PROGRAMS = {
 
 
 def seconds(run: Run) -> float:
-    """Seconds of the process's CPUs that a call takes; other processes do not count."""
+    """Return the CPU seconds of a call in this process; other processes do not count."""
     gc.collect()
     start = time.process_time()
     jax.block_until_ready(run())
@@ -76,7 +76,7 @@ def seconds(run: Run) -> float:
 
 
 def compared(make: Callable[[Any], Run], pairs: int, calls: int = 1) -> list[str]:
-    """Cells for times of `make(xform)` over `make(jax)`, by turns, each of so many `calls`."""
+    """Return cells for times of `make(xform)` over `make(jax)`, in turns of `calls` calls."""
 
     def repeated(run: Run) -> Run:
         return lambda: [run() for _ in range(calls)][-1]
@@ -95,26 +95,26 @@ def compared(make: Callable[[Any], Run], pairs: int, calls: int = 1) -> list[str
 
 
 def gradient(lib: Any, loss: Any, params: Any, batch: Any) -> Run:
-    """The gradient of `loss`, operation by operation."""
+    """Return a run of the gradient of `loss`, operation by operation."""
     return lambda: lib.grad(loss)(params, batch)
 
 
 def push(lib: Any, loss: Any, params: Any, batch: Any) -> Run:
-    """`loss` and its derivative in one direction of the parameters, operation by operation."""
+    """Return a run of `loss` and its derivative in one direction, operation by operation."""
     tangents = jax.tree.map(jnp.ones_like, params)
     return lambda: lib.jvp(lambda p: loss(p, batch), (params,), (tangents,))
 
 
 def push_traced(lib: Any, loss: Any, params: Any, batch: Any) -> Run:
-    """The same, traced."""
+    """Return a run that traces the same."""
     tangents = jax.tree.map(jnp.ones_like, params)
     jvp = lambda p, dp: lib.jvp(lambda p: loss(p, batch), (p,), (dp,))
-    # A function of its own each time, so that no trace of it is found.
+    # A new function each time, so that no cached trace is found.
     return lambda: jax.make_jaxpr(lambda p, dp: jvp(p, dp))(params, tangents) and None
 
 
 def lowered(lib: Any, loss: Any, params: Any, batch: Any, **how: Any) -> Run:
-    """Trace and lower `value_and_grad`."""
+    """Return a run that traces and lowers `value_and_grad`."""
     f = lib.value_and_grad(loss, **(how if lib is xform else {}))
     return lambda: jax.jit(lambda *args: f(*args)).lower(params, batch) and None
 
@@ -127,7 +127,7 @@ KINDS: dict[str, tuple[Callable[..., Run], int]] = {
 
 
 def rows(pairs: int, depth: int, only: str | None) -> Iterator[list[str]]:
-    """The rows of the table."""
+    """Return the rows of the table."""
     for kind, (run, calls) in KINDS.items():
         for name, program in PROGRAMS.items():
             if only in (None, kind.replace("`", "")):
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--depth", type=int, default=48, help="layers of the lowered transformer")
     only = [kind.replace("`", "") for kind in KINDS]
-    parser.add_argument("--only", choices=[*only, "lower"], help="print one kind alone")
+    parser.add_argument("--only", choices=[*only, "lower"], help="print only one kind")
     options = parser.parse_args()
     found: list[list[str]] = []
     for row in rows(options.pairs, options.depth, options.only):

@@ -1,4 +1,4 @@
-"""What pooling costs in a backward pass: bytes and time, as parts of those of `jax.grad`."""
+"""The cost of pooling in a backward pass: bytes and time, relative to `jax.grad`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ POOLS = {"max": nn.max_pool, "mean": nn.avg_pool}
 
 
 def pooled(size: int, stride: int, padding: str) -> Callable[[Any], Any]:
-    """The sum of squared maxima of windows of images."""
+    """Return the sum of squared maxima of windows of images, as a function."""
 
     def loss(x: Any) -> Any:
         windows = (1, size, size, 1), (1, stride, stride, 1)
@@ -52,7 +52,7 @@ def pooled(size: int, stride: int, padding: str) -> Callable[[Any], Any]:
 
 
 def network(activation: Any, pool: Any) -> Callable[[Any, Any], Any]:
-    """Three convolutions, each with an activation, pooled by two and two."""
+    """Return three convolutions, each with an activation and pooling by two and two."""
 
     def loss(ws: Any, x: Any) -> Any:
         for w in ws:
@@ -65,7 +65,7 @@ def network(activation: Any, pool: Any) -> Callable[[Any, Any], Any]:
 
 
 def programs() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Names, losses and arguments."""
+    """Yield names, losses and arguments."""
     rng = np.random.default_rng(0)
     image = jnp.asarray(rng.normal(size=(16, 64, 64, 32)), "float32")
     for name, window in WINDOWS.items():
@@ -79,7 +79,7 @@ def programs() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
 
 
 def measured(name: str, loss: Any, args: tuple[Any, ...], times: int) -> tuple[list[str], float]:
-    """A row, and the ratio of bytes."""
+    """Return a row, and the ratio of bytes."""
     theirs, ours = (jax.jit(grad(loss)).lower(*args).compile() for grad in (jax.grad, xform.grad))
     for a, b in zip(jax.tree.leaves(ours(*args)), jax.tree.leaves(theirs(*args)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * float(jnp.abs(b).max()))
@@ -93,7 +93,7 @@ def measured(name: str, loss: Any, args: tuple[Any, ...], times: int) -> tuple[l
 
 
 def draw(ratios: dict[str, float]) -> None:
-    """Bytes of each program, as parts of `jax.grad`'s."""
+    """Draw the bytes of each program, relative to `jax.grad`'s."""
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     axes.barh([*ratios], [*ratios.values()], color="#3b6ea5")
     axes.axvline(1, color="#444444", linewidth=1)

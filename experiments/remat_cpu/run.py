@@ -20,17 +20,17 @@ LAYERS, WIDTH, HIDDEN, BATCH = 16, 256, 1024, 2048
 
 
 def layer(x: jax.Array, w: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """`x + gelu(x w1) w2`."""
+    """Compute `x + gelu(x w1) w2`."""
     return x + jax.nn.gelu(x @ w[0]) @ w[1]
 
 
 def loss_of(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The mean square of what sixteen layers make of `x`."""
+    """Return the mean square of the result of sixteen layers, as a function."""
     return lambda ws, x: jnp.mean(functools.reduce(f, ws, x) ** 2)
 
 
 def main() -> None:
-    """Compile every row, compare the gradients, time each against no remat."""
+    """Compile every row, compare the gradients, and time each relative to no remat."""
     keys = jax.random.split(jax.random.key(0), LAYERS)
     up = [jax.random.normal(k, (WIDTH, HIDDEN)) * 0.05 for k in keys]
     down = [jax.random.normal(k, (HIDDEN, WIDTH)) * 0.03 for k in keys]

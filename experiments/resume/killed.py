@@ -1,4 +1,4 @@
-"""A training run in processes of its own: left alone, or killed at random moments and resumed."""
+"""A training run in separate processes: undisturbed, or killed at random moments and resumed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Life:
 
     Attributes:
       began, ended: seconds since the first process of the run began.
-      resumed: the step that it went on from.
+      resumed: the step from which it continued.
       reached: the last step that it logged.
-      moment: what it was killed in: "starting", before its first step, "training", or "saving",
-        while a checkpoint was written.
+      moment: its state when it was killed: "starting", before its first step, "training", or
+        "saving", while a checkpoint was written.
     """
 
     began: float
@@ -42,7 +42,7 @@ class Life:
 
 
 def begun(out: Path, flags: list[str], devices: int = 1) -> subprocess.Popen[bytes]:
-    """A process that begins the run in a folder, or goes on with it; on so many CPU devices."""
+    """Start or continue the run of a folder on this many CPU devices, and return its process."""
     resume = ["--resume"] if saved(out) else []
     environment = {**os.environ, "JAX_PLATFORMS": "cpu",
                    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}  # fmt: skip
@@ -51,7 +51,7 @@ def begun(out: Path, flags: list[str], devices: int = 1) -> subprocess.Popen[byt
 
 
 def finished(out: Path, flags: list[str], devices: int = 1) -> float:
-    """Let a run go to its end; returns the seconds that it took."""
+    """Let a run continue to its end, and return the seconds that it took."""
     began = time.perf_counter()
     if begun(out, flags, devices).wait():
         raise RuntimeError(f"the run in {out} failed")
@@ -59,10 +59,11 @@ def finished(out: Path, flags: list[str], devices: int = 1) -> float:
 
 
 def killed(out: Path, flags: list[str], kills: int, usual: float) -> list[Life]:
-    """Kill a run so many times and resume it each time; it is left where the last kill left it.
+    """Kill a run `kills` times and resume it after each kill but the last.
 
-    One half of the moments is drawn from the `usual` seconds that a process takes to its first
-    step, the other from the `FURTHEST` steps after it, and from the time of one.
+    Half of the moments is drawn from the `usual` seconds that a process takes to its first step.
+    The other half is one of the `FURTHEST` steps after the last saved one. Up to 0.1 seconds are
+    added to each.
     """
     rng, first = random.Random(kills), time.perf_counter()
     lives: list[Life] = []
@@ -80,7 +81,7 @@ def killed(out: Path, flags: list[str], kills: int, usual: float) -> list[Life]:
 
 
 def killed_after(out: Path, flags: list[str], step: int, devices: int) -> Life:
-    """Kill a run when it has saved a step, or a later one."""
+    """Kill a run after it has saved a step, or a later one."""
     reached = lambda _: saved(out) >= step
     return _life(out, flags, devices, time.perf_counter(), reached)
 
@@ -105,30 +106,30 @@ def _life(out: Path, flags: list[str], devices: int, first: float,
 
 
 def saved(out: Path) -> int:
-    """The last step that is saved; 0 without one."""
+    """Return the last saved step; 0 without one."""
     folder = out / CHECKPOINTS
     names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def logged(out: Path) -> int:
-    """The last step that is logged; 0 without one."""
+    """Return the last logged step; 0 without one."""
     return max((r["step"] for r in read_records(out / LOG)), default=0)
 
 
 def records(out: Path) -> list[dict[str, Any]]:
-    """All that the log says of each step, but times."""
+    """Return everything that the log records for each step, except times."""
     kept = lambda record: {name: x for name, x in record.items() if "second" not in name}
     return [kept(record) for record in read_records(out / LOG)]
 
 
 def losses(out: Path) -> list[float]:
-    """The loss of each step."""
+    """Return the loss of each step."""
     return [r["loss"] for r in read_records(out / LOG) if "loss" in r]
 
 
 def arrays(out: Path) -> dict[str, int]:
-    """Checksums of all arrays of the last checkpoint, by name."""
+    """Return checksums of all arrays of the last checkpoint, by name."""
     with contextlib.closing(Store(out / CHECKPOINTS, read_only=True)) as store:
         return store.meta(store.steps()[-1])["checksums"]
 

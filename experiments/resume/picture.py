@@ -1,4 +1,4 @@
-"""The plot of `experiments/resume`: the lives of a run, and losses on other devices."""
+"""The plot of `experiments/resume`: the processes of a run, and losses on other devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BOUND = 1e-5
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Draw what was measured."""
+    """Draw the measurements."""
     figure, (above, below) = plt.subplots(2, figsize=(7.6, 6.4), layout="constrained")
     lives = results["kills"]["lives"]
     for life in lives:

@@ -1,4 +1,4 @@
-"""Kill training runs, resume them, and compare all that they log with runs left alone."""
+"""Kill training runs, resume them, and compare their logs with undisturbed runs."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ RESULTS = HERE / "results.json"
 SIZES = ["--width", "32", "--depth", "2", "--heads", "4", "--context", "32", "--batch", "8"]
 TEXT = ["--data", str(Path(asyncio.__file__).parent)]
 OFTEN = ["--save-every", "5", "--eval-every", "25", "--eval-windows", "16"]
-# Steps of a run on one device that is killed, and of those on meshes.
+# Steps of a killed run on one device, and of runs on meshes.
 STEPS, FEW = 800, 30
 # Devices, in the order in which a run has them.
 MOVES = [(8, "fsdp=8"), (4, "fsdp=4"), (1, "")]
 
 
 def flags(folder: Path, steps: int, mesh: str = "") -> list[str]:
-    """Flags of a run; all of them share what is compiled."""
+    """Return the flags of a run. All runs share their compiled programs."""
     cache = ["--cache", str(folder / "cache")]
     return [*SIZES, *TEXT, *OFTEN, *cache, "--steps", str(steps), "--mesh", mesh]
 
 
 def kills(folder: Path, count: int) -> dict[str, Any]:
-    """A run left alone, and the same killed so many times: what differs."""
+    """Compare an undisturbed run with the same run killed `count` times."""
     given, (alone, often, timed) = flags(folder, STEPS), (folder / x for x in "abc")
     finished(alone, given)
-    for _ in range(2):  # the first one compiles
+    for _ in range(2):  # the first run compiles
         usual = finished(timed, [*given, "--max-seconds", "0"])
     lives = killed(often, given, count, usual)
     finished(often, given)
@@ -56,7 +56,7 @@ def kills(folder: Path, count: int) -> dict[str, Any]:
 
 
 def compared(alone: Path, often: Path, lives: Sequence[Life]) -> dict[str, Any]:
-    """How two runs differ, in all that they log and in all that they saved last."""
+    """Return how two runs differ in their logs and in their last checkpoints."""
     expected, found = records(alone), records(often)
     sums, others = arrays(alone), arrays(often)
     return {
@@ -71,7 +71,7 @@ def compared(alone: Path, often: Path, lives: Sequence[Life]) -> dict[str, Any]:
 
 
 def meshes(folder: Path) -> dict[str, Any]:
-    """A run that is killed on 8 devices, goes on with 4, and then with one, to its end."""
+    """Kill a run on 8 devices, continue it on 4, and then on one, to its end."""
     one, eight, moved = folder / "one", folder / "eight", folder / "moved"
     alone = [begun(one, flags(folder, FEW)), begun(eight, flags(folder, FEW, MOVES[0][1]), 8)]
     first = []
@@ -105,7 +105,7 @@ def table_of_kills(found: dict[str, Any]) -> None:
 
 
 def table_of_meshes(moved: dict[str, Any]) -> None:
-    """Write how far losses on other devices are from those of runs left alone."""
+    """Write how far losses on other devices are from the losses of undisturbed runs."""
     head = ["steps", "devices", "losses equal to those of 8 left alone, bit for bit",
             "furthest from one device left alone"]  # fmt: skip
     stops = [*moved["from"][1:], len(moved["moved"])]
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def show(results: dict[str, Any]) -> None:
-    """Write the tables and the plot of all that was measured so far."""
+    """Write the tables and the plot of all measurements so far."""
     if "kills" in results:
         table_of_kills(results["kills"])
     if "meshes" in results:

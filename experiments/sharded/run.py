@@ -1,4 +1,4 @@
-"""Losses on meshes of devices and processes; bytes of large models on chips that are not here."""
+"""Losses on meshes of devices and processes; bytes of large models on absent chips."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MESHES = [
     (2, 2, "fsdp=2,tensor=2"),
     (4, 2, "data=2,fsdp=2,tensor=2"),
 ]
-# Sequences and tokens of each in a step, over so many devices; and budgets of each device.
+# Sequences of a step and their tokens, over all devices; and budgets of each device.
 CASES = [
     Case("gpt2-1.5b", 64, 1024, "fsdp=16", "tpu:v5e:4x4", ("7GiB", "4.5GiB")),
     Case("gpt2-1.5b", 64, 1024, "fsdp=16", "tpu:v5p:2x2x4", ("6GiB", "4.5GiB")),
@@ -55,7 +55,7 @@ OFFLOADED = [
 
 
 def trained(processes: int, devices: int, mesh: str, folder: Path) -> list[float]:
-    """The losses of a run in so many processes, of the sources of the standard library."""
+    """Return the losses of a run in this many processes, on the standard library's sources."""
     out = folder / f"{processes}-{mesh or 'one'}"
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -79,7 +79,7 @@ def trained(processes: int, devices: int, mesh: str, folder: Path) -> list[float
 
 
 def plot(losses: dict[str, list[float]]) -> None:
-    """The losses of one device, and how far the others are from them."""
+    """Plot the losses on one device, and the differences of the others from them."""
     figure, (above, below) = plt.subplots(2, figsize=(7.6, 6), layout="constrained", sharex=True)
     (_, one), *others = losses.items()
     steps = np.arange(1, STEPS + 1)
@@ -113,7 +113,7 @@ def losses() -> None:
 
 
 def row(case: Case, policy: str, found: Weighed) -> list[str]:
-    """Cells of the table of bytes."""
+    """Return the cells of the table of bytes."""
     held = f"{found.bytes / GIB:.2f}" if found.bytes else "none fits"
     if found.floor:
         held += f": at least {found.floor / GIB:.2f}"
@@ -126,14 +126,14 @@ def row(case: Case, policy: str, found: Weighed) -> list[str]:
 
 
 def named(cases: Sequence[Case]) -> Iterator[tuple[str, Case, str]]:
-    """Each case under each of its policies, with the key of its results."""
+    """Yield each case under each of its policies, with the key of its results."""
     for case in cases:
         for policy in case.policies:
             yield f"{case.name}:{policy}", case, policy
 
 
 def measure(part: str, only: list[str]) -> None:
-    """Measure each case of a part under each policy, or those named; write its table after each."""
+    """Measure the selected cases of a part under each policy; write its table after each."""
     cases, measured, table = PARTS[part]
     for name, case, policy in named(cases):
         if not only or name in only:
@@ -145,12 +145,12 @@ def measure(part: str, only: list[str]) -> None:
 
 
 def weighed(case: Case, policy: Any) -> dict[str, Any]:
-    """What is kept of a step that was weighed."""
+    """Return the stored results of a compiled step."""
     return dataclasses.asdict(weigh(case, policy))
 
 
 def offload_table() -> None:
-    """Write the table of what waits on the host."""
+    """Write the table of bytes on the host."""
     head = ["model", "devices", "policy", "GiB on each, without", "with", "fits",
             "GiB on the host, of each", "GiB to the host and back in a step"]  # fmt: skip
     results = known(RESULTS)
@@ -168,7 +168,7 @@ def offload_table() -> None:
 
 
 def bytes_table() -> None:
-    """Write the table of what was weighed so far."""
+    """Write the table of all compiled steps so far."""
     head = ["model", "sequences x tokens", "devices", "mesh", "policy", "GiB on each", "fits",
             "run again, of the forward pass", "GiB sent, of each", "step, s, roofline"]  # fmt: skip
     found = known(RESULTS).get("bytes", {})
@@ -181,13 +181,13 @@ def bytes_table() -> None:
 
 
 def largest(case: Case, policy: Any) -> dict[str, Any] | None:
-    """What is kept of the largest batch of a case."""
+    """Return the stored results of the largest batch of a case."""
     found = most_of(case, policy)
     return found and batch_of(*found)
 
 
 def batch_of(found: Batch, policy: Any) -> dict[str, Any]:
-    """What is kept of a largest batch."""
+    """Return the stored results of a largest batch."""
     value = {"batch": found.size, "bytes": found.fits.total_bytes,
              "proven": bool(found.over), "compilations": found.compiles}  # fmt: skip
     if isinstance(policy, xform.Plan):
@@ -210,7 +210,7 @@ def largest_table() -> None:
     write_table(HERE, head, rows, "largest", "devices that are not here")
 
 
-# What each part measures, of what, and what writes its table.
+# For each part: its cases, the function that measures a case, and the one that writes its table.
 PARTS: dict[str, tuple[Sequence[Case], Callable[[Case, Any], Any], Callable[[], None]]] = {
     "bytes": (CASES, weighed, bytes_table),
     "offload": (OFFLOADED, weighed, offload_table),

@@ -1,4 +1,4 @@
-"""Bytes of a training step on each of many devices that are not here, by shapes alone."""
+"""Bytes of a training step on each of many absent devices, from shapes alone."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Case:
       preset: of `models.nets.presets`.
       batch: sequences of a step, over all devices.
       context: tokens of a sequence.
-      mesh: of the devices, as `--mesh` takes it.
-      target: what compiles the step.
-      budgets: of the bytes of each device.
-      offload: whether the optimizer's state waits in the memory of the hosts.
+      mesh: of the devices, in the form of `--mesh`.
+      target: the target that compiles the step.
+      budgets: bytes of each device.
+      offload: whether the optimizer's state is in the memory of the hosts.
     """
 
     preset: str
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """What `--policy` may be."""
+        """The possible values of `--policy`."""
         return ("default", "save_nothing", "auto", *(f"budget:{size}" for size in self.budgets))
 
     @property
@@ -59,17 +59,17 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Weighed:
-    """What a compiler says of a step on each device.
+    """What a compiler reports for a step on each device.
 
     Attributes:
       bytes: at its peak; None if no plan fits.
-      fits: whether the device has so many.
-      again: FLOPs run again, in parts of the forward pass's; None where no plan was made.
+      fits: whether the device has that many.
+      again: recomputed FLOPs, relative to the forward pass; None without a plan.
       seconds: to plan and to compile.
-      floor: the lowest peak that was found, where no plan fits.
+      floor: the lowest peak that was found, if no plan fits.
       collective: bytes of the results of collectives on each device, in a step.
       step: seconds of a step by the roofline, without communication.
-      host: bytes that wait in the memory of the host, of each device.
+      host: bytes in the memory of the host, for each device.
     """
 
     bytes: int | None
@@ -83,7 +83,7 @@ class Weighed:
 
 
 def step_of(case: Case) -> tuple[Any, TrainState, jax.ShapeDtypeStruct]:
-    """The step in bfloat16, with AdamW, that takes its policy; and types of its state and batch."""
+    """Return the bfloat16 step with AdamW and a `policy` argument, and types of state and batch."""
     devices, optim = abstract_mesh(case.mesh), OptimConfig(offload_optimizer=case.offload)
     config: Any = dataclasses.replace(TRAINED[case.preset], context=case.context, dtype="bfloat16")
     if hasattr(config, "dropout"):
@@ -98,19 +98,19 @@ def step_of(case: Case) -> tuple[Any, TrainState, jax.ShapeDtypeStruct]:
 
 
 def waiting(case: Case) -> int:
-    """Bytes of the state that wait on the host of each device, by their shapes."""
+    """Return the bytes of the state on the host of each device, from their shapes."""
     _, state, _ = step_of(case)
     return device_bytes(state, waiting=True)
 
 
 def compiled(case: Case, policy: Any) -> MemoryReport:
-    """What the target's compiler says of the step under a policy."""
+    """Return the report of the target's compiler for the step under a policy."""
     step, state, tokens = step_of(case)
     return xform.fits(step, state, tokens, policy=policy, target=case.target, donate_argnums=0)
 
 
 def weigh(case: Case, policy: Any) -> Weighed:
-    """Plan the step as a whole where the policy is a budget, and compile it."""
+    """Compile the step; if the policy is a budget, plan the whole step first."""
     start, again = time.perf_counter(), None
     if bounds_peak(policy) or isinstance(policy, xform.policies.Fit):
         step, state, tokens = step_of(case)
@@ -130,9 +130,9 @@ def weigh(case: Case, policy: Any) -> Weighed:
 
 
 def most_of(case: Case, policy: Any) -> tuple[Batch, Any] | None:
-    """The largest batch whose step fits each device, a multiple of what shares it; or None.
+    """Return the largest batch whose step fits each device, and the policy of its step; or None.
 
-    With it comes the policy of its step: a plan, where one is bound.
+    The batch is a multiple of the devices that share it. For a budget the policy is a plan.
     """
 
     def inputs(batch: int) -> Any:

@@ -1,6 +1,6 @@
-"""Functions with sparse derivatives: of the literature on them, and of the test suites of others.
+"""Functions with sparse derivatives, from the literature and from other libraries' test suites.
 
-`size` is about how many inputs each has.
+`size` is the approximate number of inputs of each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Point = tuple[Callable[..., Any], jax.Array]
 
 
 def tridiagonal(size: int) -> Point:
-    """Broyden's tridiagonal function."""
+    """Return Broyden's tridiagonal function."""
 
     def f(x: Any) -> Any:
         y = jnp.pad(x, 1)
@@ -27,7 +27,7 @@ def tridiagonal(size: int) -> Point:
 
 
 def heat(size: int) -> Point:
-    """The heat equation on a line, with its ends held."""
+    """Return the heat equation on a line, with fixed ends."""
 
     def f(u: Any) -> Any:
         first, last = u[1:2] - 2 * u[:1], u[-2:-1] - 2 * u[-1:]
@@ -37,7 +37,7 @@ def heat(size: int) -> Point:
 
 
 def banded(size: int) -> Point:
-    """Broyden's banded function: five neighbours below and one above."""
+    """Return Broyden's banded function: five neighbours below and one above."""
 
     def f(x: Any) -> Any:
         y = jnp.pad(x * (1 + x), (5, 1))
@@ -48,7 +48,7 @@ def banded(size: int) -> Point:
 
 
 def five_points(size: int) -> Point:
-    """Bratu's problem: a Laplacian of five points, and an exponential."""
+    """Return Bratu's problem: a Laplacian of five points, and an exponential."""
 
     def f(u: Any) -> Any:
         v = jnp.pad(u, 1)
@@ -60,7 +60,7 @@ def five_points(size: int) -> Point:
 
 
 def brusselator(size: int) -> Point:
-    """Two substances on a torus, of the test suite of SparseConnectivityTracer."""
+    """Return two substances on a torus, from the test suite of SparseConnectivityTracer."""
 
     def f(uv: Any) -> Any:
         u, v = uv
@@ -77,7 +77,7 @@ def brusselator(size: int) -> Point:
 
 
 def arrow(size: int) -> Point:
-    """A diagonal, a full row and a full column."""
+    """Return a function with a diagonal, a full row and a full column."""
 
     def f(x: Any) -> Any:
         return (x**2 + x[0] * x).at[0].set(jnp.sum(x**2))
@@ -86,7 +86,7 @@ def arrow(size: int) -> Point:
 
 
 def convolutions(size: int) -> Point:
-    """Three layers of convolutions on a line, of the test suite of asdex."""
+    """Return three layers of convolutions on a line, from the test suite of asdex."""
     shapes = ((5, 1, 8), (3, 8, 4), (3, 4, 2))
     kernels = [np.sin(np.arange(1.0, 1 + np.prod(s))).reshape(s) for s in shapes]
 
@@ -103,20 +103,20 @@ def convolutions(size: int) -> Point:
 
 
 def steps(size: int) -> Point:
-    """Four explicit steps of the heat equation, as a loop."""
+    """Return four explicit steps of the heat equation, as a loop."""
     right, _ = heat(size)
     f = lambda u: lax.scan(lambda u, _: (u + 0.1 * right(u), None), u, None, length=4)[0]
     return f, points(size)
 
 
 def rosenbrock(size: int) -> Point:
-    """The chained function of that name."""
+    """Return the chained Rosenbrock function."""
     f = lambda x: jnp.sum((1 - x[:-1]) ** 2 + 100 * (x[1:] - x[:-1] ** 2) ** 2)
     return f, points(size)
 
 
 def membrane(size: int) -> Point:
-    """The area of a surface over a grid."""
+    """Return the area of a surface over a grid."""
 
     def f(u: Any) -> Any:
         across, down = u[1:, 1:] - u[:-1, 1:], u[1:, 1:] - u[1:, :-1]
@@ -127,7 +127,7 @@ def membrane(size: int) -> Point:
 
 
 def points(*shape: int) -> jax.Array:
-    """Numbers between 0.5 and 1.5."""
+    """Return numbers between 0.5 and 1.5."""
     return jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, shape))
 
 

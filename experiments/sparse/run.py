@@ -1,4 +1,4 @@
-"""Sparse derivatives: products and time, beside asdex; and forward Laplacians, beside folx."""
+"""Products and time of sparse derivatives, relative to asdex; of Laplacians, to folx."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAPLACIANS = ["network", "inputs", "FLOPs / trace of the Hessian", "time / trace
 
 
 def check(make: Callable[[int], Point], kind: str) -> None:
-    """The small problem's matrix is JAX's dense one at random points, and so is its pattern."""
+    """Check a small problem's matrix and pattern against JAX's dense one at random points."""
     f, x = flat(make(SMALL))
     of = jax.jacfwd(f) if kind == "jacobian" else jax.hessian(f)
     every = [getattr(xform, f"sparse_{kind}")(f)]
@@ -45,21 +45,21 @@ def check(make: Callable[[int], Point], kind: str) -> None:
 
 
 def flat(problem: Point) -> Point:
-    """The same of vectors: elements of arrays with more axes asdex counts in 32 bits."""
+    """Return the problem on vectors. Asdex counts elements of arrays with more axes in 32 bits."""
     f, x = problem
     scalar = not jax.eval_shape(f, x).shape
     return lambda v: f(v.reshape(x.shape)) if scalar else f(v.reshape(x.shape)).ravel(), x.ravel()
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """What a function returns, and the seconds that it takes."""
+    """Return the result of a function, and the seconds that it takes."""
     start = time.perf_counter()
     result = run()
     return result, time.perf_counter() - start
 
 
 def theirs(f: Callable[..., Any], x: Any, kind: str) -> tuple[Any, int, float]:
-    """Asdex's function, the number of its products, and the seconds of its preparation."""
+    """Return asdex's function, the number of its products, and the seconds of its preparation."""
     import asdex
 
     with warnings.catch_warnings():
@@ -71,7 +71,7 @@ def theirs(f: Callable[..., Any], x: Any, kind: str) -> tuple[Any, int, float]:
 
 def row(name: str, make: Callable[[int], Point], kind: str, size: int, pairs: int, other: bool,
         **options: Any) -> list[str]:  # fmt: skip
-    """One problem: prepared from nothing, then evaluated in turn with the other library."""
+    """Return a problem's row: prepare it uncached, then evaluate it in turns with asdex."""
     f, x = flat(make(size))
     matrix = getattr(xform, f"sparse_{kind}")(f, **options)
     prepared, seconds = timed(lambda: matrix.prepare(x))
@@ -93,7 +93,7 @@ def _products(coloring: Any) -> str:
 
 
 def matrices(pairs: int, other: bool) -> None:
-    """Every problem and size; those of the other library that take minutes are left out."""
+    """Write every problem and size, without asdex where it takes minutes."""
     jax.config.update("jax_enable_x64", True)
     rows: list[list[str]] = []
     for kind, problems in (("jacobian", JACOBIANS), ("hessian", HESSIANS)):
@@ -101,7 +101,7 @@ def matrices(pairs: int, other: bool) -> None:
             check(make, kind)
             timed(lambda make=make, kind=kind: row("", make, kind, 30, 2, other))  # compiles numba
             for size in SIZES:
-                # An arrow is dense to one that colours columns or rows alone.
+                # An arrow is dense for a library that colours only columns or only rows.
                 beside = other and not (name == "arrow" and size > 10_000)
                 ways: list[dict[str, Any]] = [{}]
                 ways += [{"coloring": "acyclic"}] if kind == "hessian" else []
@@ -116,7 +116,7 @@ def matrices(pairs: int, other: bool) -> None:
 
 
 def network(n: int, width: int) -> Callable[[Any], Any]:
-    """A scalar of `n` numbers: three hidden layers."""
+    """Return a scalar function of `n` numbers: three hidden layers."""
     shapes = ((n, width), (width, width), (width, width))
     keys = jax.random.split(jax.random.key(0), len(shapes))
     weights = [jax.random.normal(k, s) / s[0] ** 0.5 for k, s in zip(keys, shapes, strict=True)]
@@ -130,7 +130,7 @@ def network(n: int, width: int) -> Callable[[Any], Any]:
 
 
 def by_products(f: Callable[..., Any], n: int) -> Callable[[Any], Any]:
-    """The trace of JAX's Hessian, by a push through the gradient for each input."""
+    """Return the trace of JAX's Hessian, by pushing each input through the gradient."""
     gradient = jax.grad(f)
 
     def trace(x: Any) -> Any:
@@ -141,7 +141,7 @@ def by_products(f: Callable[..., Any], n: int) -> Callable[[Any], Any]:
 
 
 def laplacians(pairs: int, other: bool) -> None:
-    """Batches of 32 points, in float32."""
+    """Write batches of 32 points, in float32."""
     jax.config.update("jax_enable_x64", False)
     rows: list[list[str]] = []
     for n, width in WIDTHS:
@@ -167,7 +167,7 @@ def laplacians(pairs: int, other: bool) -> None:
 
 
 def main() -> None:
-    """Both tables and the picture."""
+    """Write both tables and the picture."""
     parser = argparse.ArgumentParser()
     parser.add_argument("what", nargs="?", choices=["matrices", "laplacians"])
     parser.add_argument("--pairs", type=int, default=9)

@@ -1,4 +1,4 @@
-"""The picture of the experiment: temporary bytes and time beside those of the plain trainer."""
+"""The picture of the experiment: temporary bytes and time relative to the plain trainer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLORS = {"gpt2-scanned": "#2b6cb0", "gpt2-unrolled": "#dd6b20", "resnet20": "#2
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Bars of bytes, and dots of times with their quartiles; a line at each bar to be met."""
+    """Draw bars of bytes, and dots of times with their quartiles; a line marks each bar to meet."""
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(9.6, 3.8), layout="constrained", sharey=True
     )

@@ -1,4 +1,4 @@
-"""A training step as the guides of Flax and Optax write it: nothing of xform decides it."""
+"""A training step as the guides of Flax and Optax write it, without xform."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from flax import nnx
 from models.nets.presets import abstract
 from models.train.optim import OptimConfig, optimizer
 
-# Parameters, what else the model keeps (statistics of batch norms), and the optimizer's state.
+# Parameters, the model's other state (statistics of batch norms), and the optimizer's state.
 State = tuple[Any, Any, optax.OptState]
-# Of parameters, what else the model keeps, and a batch: the loss, and what it keeps then.
+# A function of parameters, other state and a batch: the loss, and the new other state.
 Loss = Callable[[Any, Any, Any], tuple[jax.Array, Any]]
 
 
 def of_text(model: Any, chunk: int | None) -> Loss:
-    """The mean cross-entropy of integers `[batch, window + 1]`.
+    """Return the mean cross-entropy of integers `[batch, window + 1]`, as a function.
 
     `chunk` is how many positions of a sequence have their logits in memory at once; None for all.
     """
@@ -33,7 +33,7 @@ def of_text(model: Any, chunk: int | None) -> Loss:
 
 
 def of_pictures(model: Any) -> Loss:
-    """The mean cross-entropy of the class of each picture, `[batch, height, width, channels]`."""
+    """Return the mean cross-entropy of images `[batch, height, width, channels]`, as a function."""
     graphdef = nnx.graphdef(abstract(model))
 
     def loss(params: Any, statistics: Any, batch: Any) -> tuple[jax.Array, Any]:
@@ -46,11 +46,11 @@ def of_pictures(model: Any) -> Loss:
 
 
 def compile_plain(loss: Loss, optim: OptimConfig, state: State, batch: Any) -> jax.stages.Compiled:
-    """Compile the step, which reuses the memory of the state that it is given.
+    """Compile the step, which reuses the memory of its state.
 
     Args:
       loss: of the model.
-      optim: settings of the optimizer: AdamW behind clipping, on a warmup and cosine schedule.
+      optim: settings of the optimizer: AdamW with clipping, on a warmup and cosine schedule.
       state: the first state, or its types.
       batch: a batch, or its types.
     """

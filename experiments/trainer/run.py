@@ -1,4 +1,4 @@
-"""Our trainer's step beside a plain one of the same model: time, bytes and losses."""
+"""Compare our trainer's step with a plain step of the same model: time, bytes and losses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Sizes = dict[str, int]
 
 
 class Trainer:
-    """A compiled step, the state that it is at, and what it has measured.
+    """A compiled step, its current state, and its measurements.
 
     `step` maps a state and a batch to the next state and the loss.
     """
@@ -59,7 +59,7 @@ class Trainer:
         self.seconds: list[float] = []
 
     def advance(self, batch: Any) -> None:
-        """Train on one batch, by the clock."""
+        """Train on one batch, and time it."""
         self.seconds.append(seconds(self._advance, (batch,)))
 
     def _advance(self, batch: Any) -> Any:
@@ -69,7 +69,7 @@ class Trainer:
 
 
 def sizes_of(step: jax.stages.Compiled) -> Sizes:
-    """Temporary bytes, and all, by the compiler."""
+    """Return temporary bytes and all bytes, from the compiler."""
     memory: Any = step.memory_analysis()
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes
     total += memory.temp_size_in_bytes - memory.alias_size_in_bytes
@@ -77,7 +77,7 @@ def sizes_of(step: jax.stages.Compiled) -> Sizes:
 
 
 def plain(run: RunConfig, loss: Loss) -> Trainer:
-    """The plain trainer of a loss, with batches as ours has them: it adds up one slice."""
+    """Return the plain trainer of a loss, with batches like ours: it adds up one slice."""
     first = init_state(run.model, OPTIM, 0)
     state = (first.params, first.statistics, first.opt_state)
 
@@ -89,7 +89,7 @@ def plain(run: RunConfig, loss: Loss) -> Trainer:
 
 
 def ours(run: RunConfig, policy: str) -> Trainer:
-    """Our trainer, whose backward pass keeps what a policy says."""
+    """Return our trainer, whose backward pass follows a policy."""
     planned = plan_step(dataclasses.replace(run, policy=policy), policy_of(policy))
 
     def step(state: Any, batch: Any) -> Any:
@@ -100,7 +100,7 @@ def ours(run: RunConfig, policy: str) -> Trainer:
 
 
 def trainers(run: RunConfig) -> dict[str, Trainer]:
-    """All of them, each with the same first state; none within a budget that is refused."""
+    """Return all trainers with the same first state, except those whose budget is refused."""
     model = run.model
     if isinstance(model, GPT2Config):
         whole = dataclasses.replace(model, chunk=model.context)
@@ -119,9 +119,9 @@ def trainers(run: RunConfig) -> dict[str, Trainer]:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Train all side by side on the same batches: each takes a step, then each the next.
+    """Train all on the same batches, in turns: each takes a step, then each takes the next.
 
-    Who goes first changes with every step, so that what slows the machine slows all of them.
+    The order changes with every step, so that a slow machine slows all of them.
     """
     run = dataclasses.replace(of_model(MODELS[name]), optim=OPTIM, batch=BATCHES[name])
     sides = trainers(run)
@@ -140,9 +140,9 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def compared(side: Trainer, sides: dict[str, Trainer]) -> dict[str, Any]:
-    """What one measured: bytes, and time and losses beside those of the plain ones.
+    """Return the bytes of one trainer, and its time and losses relative to the plain ones.
 
-    Times are ratios, one for each step but the first: their quartiles and median.
+    Times are ratios, one for each step except the first: their quartiles and median.
     """
     times = {
         name: statistics.quantiles(np.divide(side.seconds, sides[name].seconds)[1:], n=4)
@@ -154,7 +154,7 @@ def compared(side: Trainer, sides: dict[str, Trainer]) -> dict[str, Any]:
 
 
 def rows(model: str, found: dict[str, Any]) -> list[list[str]]:
-    """The rows of a model."""
+    """Return the rows of a model."""
     usual = found[PLAIN]
     table: list[list[str]] = []
     for name, one in found.items():
@@ -164,7 +164,7 @@ def rows(model: str, found: dict[str, Any]) -> list[list[str]]:
         for other, (low, middle, high) in one["times"].items():
             same = other == name
             cells += ["1", ""] if same else [f"{middle:.3f}", f"{low:.3f} to {high:.3f}"]
-        cells += [""] * (len(HEAD) - 1 - len(cells))  # not in chunks
+        cells += [""] * (len(HEAD) - 1 - len(cells))  # without chunks
         table.append([*cells, f"{one['furthest']:.1e}"])
     if HALF not in found:
         table.append([model, HALF, "refused", *[""] * (len(HEAD) - 3)])
@@ -172,7 +172,7 @@ def rows(model: str, found: dict[str, Any]) -> list[list[str]]:
 
 
 def main() -> None:
-    """Measure the models that are named, or all; table and plot show all so far."""
+    """Measure the named models, or all; table and plot show all measurements so far."""
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*", default=list(MODELS), help=", ".join(MODELS))
     for model in parser.parse_args().models:

@@ -1,4 +1,4 @@
-"""What one program takes on one target, each way, and whether its gradients are JAX's."""
+"""Measure the bytes of one program on one target in each way, and compare gradients with JAX's."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Size = dict[str, Any]
 def sizes(
     loss: Loss, args: Sequence[Any], target: str, seen: Mapping[str, Size], wanted: Sequence[str]
 ) -> Iterator[tuple[str, Size]]:
-    """Bytes and FLOPs of the `wanted` ways that are not among those `seen`, as they are compiled.
+    """Return bytes and FLOPs of the `wanted` ways that are not among those `seen`.
 
-    A budget is of JAX's ways, so these come first.
+    A budget depends on JAX's ways, so these come first.
     """
     found = dict(seen)
     for name in (*JAX, *XFORM, *BUDGETS):
@@ -41,9 +41,9 @@ def sizes(
 
 
 def size(way: Way, loss: Loss, args: Sequence[Any], target: str) -> Size:
-    """What the target's compiler says of a gradient; of ours, what a plan keeps too.
+    """Return the compiler's numbers for a gradient; for xform, also the bytes that a plan saves.
 
-    `live` are the bytes that wait for the backward pass at the peak, by the compiler.
+    `live` are the residual bytes that are live at the peak, according to the compiler.
     """
     step = lambda *args: way(loss)(*args)
     kept: list[int] = []
@@ -63,7 +63,7 @@ def size(way: Way, loss: Loss, args: Sequence[Any], target: str) -> Size:
 
 
 def within(limit: int, loss: Loss, args: Sequence[Any], target: str) -> Size:
-    """The same of a plan that the compiler agrees fits, or the least bytes that there are."""
+    """Return the same for a plan that fits according to the compiler, or the fewest bytes found."""
     policy = xform.policies.budget(limit)
     try:
         plan = xform.plan(loss, *args, policy=policy, target=target)
@@ -73,7 +73,7 @@ def within(limit: int, loss: Loss, args: Sequence[Any], target: str) -> Size:
 
 
 def agreement(loss: Loss, args: Sequence[Any], pairs: int) -> dict[str, Any]:
-    """How far the default's loss and gradients are from JAX's, and the ratio of step times."""
+    """Return the default's difference from JAX in loss and gradients, and the time ratio."""
     mine, theirs = (jax.jit(way(loss)).lower(*args).compile()
                     for way in (XFORM["default"], JAX["jax.grad"]))  # fmt: skip
     return differences(mine, theirs, args) | {"time": paired(mine, theirs, args, n=pairs)}
@@ -82,9 +82,10 @@ def agreement(loss: Loss, args: Sequence[Any], pairs: int) -> dict[str, Any]:
 def differences(
     mine: Callable[..., Any], theirs: Callable[..., Any], args: Sequence[Any]
 ) -> dict[str, float]:
-    """How far one loss and its gradients are from another's."""
+    """Return how far one loss and its gradients are from another's."""
     (one, grads), (other, expected) = mine(*args), theirs(*args)
-    # What is 0 but for rounding, as of biases of keys in attention, is measured by the others.
+    # Gradients that are 0 except for rounding, such as attention's key biases, are measured
+    # relative to the others.
     least = 1e-6 * max(float(np.max(np.abs(x), initial=0)) for x in jax.tree.leaves(expected))
     far = jax.tree.map(lambda a, b: distance(a, b, least), grads, expected)
     return {
@@ -95,6 +96,6 @@ def differences(
 
 
 def distance(one: Any, other: Any, least: float = 1e-30) -> float:
-    """The largest difference of two arrays, by the largest number of the second, or `least`."""
+    """Return the largest difference, relative to the second array's largest number or `least`."""
     a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
     return float(np.max(np.abs(a - b), initial=0) / max(np.max(np.abs(b), initial=0), least))

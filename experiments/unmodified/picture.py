@@ -1,4 +1,4 @@
-"""The plot of what was measured: bytes of each program on each target, as parts of jax.grad's."""
+"""Plot the bytes of each program on each target, relative to jax.grad's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from experiments.unmodified.results import Results
 from experiments.unmodified.ways import HALF, STOCK
 
 MARKS = {"default": "o", "save_dots": "s", "save_nothing": "v", HALF: "*"}
-# What the default may take on each target, of jax.grad's temporary bytes.
+# The bar for the default on each target, relative to jax.grad's temporary bytes.
 BARS = {"cpu": 0.75, "tpu:v5e:1x1": 0.85, "gpu:h100": 0.85}
 
 
 def draw(path: Path, results: Results) -> None:
-    """A panel for each target: a column for each program, a mark for each way."""
+    """Draw a panel for each target: a column for each program, a mark for each way."""
     figure, panels = plt.subplots(1, len(BARS), figsize=(12, 4.2), sharey=True,
                                   layout="constrained")  # fmt: skip
     for axes, (target, bar) in zip(panels, BARS.items(), strict=True):

@@ -1,7 +1,7 @@
-"""Training losses of programs that other people wrote: how to import each, and what to give it.
+"""Training losses of programs by other people: how to import each, and its arguments.
 
-Each is `make(folder) -> (loss, (parameters, batch, key))` of a folder of checkouts. Models, losses
-and, unless said, sizes are theirs; batches are random, and dropout is on where they have it.
+Each is `make(folder) -> (loss, (parameters, batch, key))` for a folder of checkouts. Models, losses
+and, unless stated, sizes are theirs. Batches are random, and dropout is on if they have it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ KEY = jax.random.key(0)
 
 
 def tokens(batch: int, length: int, vocabulary: int) -> jax.Array:
-    """Random tokens, none of which is padding."""
+    """Return random tokens without padding."""
     return jax.random.randint(jax.random.key(1), (batch, length), 1, vocabulary, jnp.int32)
 
 
 def lm1b(folder: Path) -> Made:
-    """Flax's language model in Linen, at half its width."""
+    """Return Flax's language model in Linen, at half its width."""
     here = folder / "flax/examples/lm1b"
     models = module(here / "models.py")
     train = definitions(here / "train.py", "compute_weighted_cross_entropy")
@@ -48,7 +48,7 @@ def lm1b(folder: Path) -> Made:
 
 
 def gemma(folder: Path) -> Made:
-    """Flax's Gemma in NNX: its configuration `tiny` with dropout, and a smaller vocabulary."""
+    """Return Flax's Gemma in NNX: configuration `tiny` with dropout, and a smaller vocabulary."""
     here = folder / "flax/examples/gemma"
     transformer = package(here, "transformer")
     cfg = package(here, "transformer_cfg")
@@ -77,7 +77,7 @@ def gemma(folder: Path) -> Made:
 
 
 def vae(folder: Path) -> Made:
-    """Flax's variational autoencoder, with a batch of 4096."""
+    """Return Flax's variational autoencoder, with a batch of 4096."""
     here = folder / "flax/examples/vae"
     model = module(here / "models.py").model(20)
     train = definitions(here / "train.py", "kl_divergence", "binary_cross_entropy_with_logits")
@@ -92,7 +92,7 @@ def vae(folder: Path) -> Made:
 
 
 def haiku(folder: Path) -> Made:
-    """Haiku's transformer on characters: its own loss, with 16 texts of 256 instead of 2 of 64."""
+    """Return Haiku's character transformer and its loss: 16 texts of 256 instead of 2 of 64."""
     train = package(folder / "dm-haiku", "examples.transformer.train")
     both = tokens(16, 257, train.dataset.VOCAB_SIZE)
     batch = train.dataset.Batch(both[:, :-1], both[:, 1:])
@@ -104,7 +104,7 @@ def haiku(folder: Path) -> Made:
 
 
 def bert(folder: Path) -> Made:
-    """Equinox's BERT, of its notebook: six layers of width 256 instead of two of 128."""
+    """Return the BERT of Equinox's notebook: six layers of width 256 instead of two of 128."""
     names = ("EmbedderBlock", "FeedForwardBlock", "AttentionBlock", "TransformerLayer", "Encoder",
              "BertClassifier", "compute_loss", "bert_config")  # fmt: skip
     book = definitions(folder / "equinox/docs/examples/bert.ipynb", *names)
@@ -121,7 +121,7 @@ def bert(folder: Path) -> Made:
 
 
 def vit(folder: Path) -> Made:
-    """Bonsai's vision transformer: six layers of width 256, images of 96 by 96, with dropout."""
+    """Return Bonsai's vision transformer: six layers of width 256, 96 x 96 images, dropout."""
     modeling = module(folder / "bonsai/bonsai/models/vit/modeling.py")
     config = modeling.ModelConfig(
         image_size=(96, 96), patch_size=(8, 8), num_channels=3, hidden_dim=256,

@@ -1,4 +1,4 @@
-"""Bytes, FLOPs and time of other people's training losses under `jax.grad` and xform's policies."""
+"""Bytes, FLOPs and time of other people's losses under `jax.grad` and xform's policies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAYS = ",".join((*JAX, *XFORM, *BUDGETS, AGREEMENT))
 
 
 def measure(name: str, options: argparse.Namespace) -> None:
-    """Add to the results of a program what is not there yet, one number after the other."""
+    """Add the missing results of a program, one after the other."""
     loss, args = PROGRAMS[name](options.sources)
     wanted = options.ways.split(",")
     for target in options.targets.split(","):
@@ -35,15 +35,15 @@ def measure(name: str, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measure what is asked for, then write the tables and the plot of all that is known."""
+    """Measure the selected programs, then write the tables and the plot of all results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sources", type=Path, help="a folder of checkouts, as the README says; "
-                        "without it the tables and the plot alone are written")  # fmt: skip
+    parser.add_argument("--sources", type=Path, help="folder of checkouts (see README.md); "
+                        "without it only the tables and the plot are written")  # fmt: skip
     parser.add_argument("--only", action="append", choices=list(PROGRAMS), metavar="NAME")
     parser.add_argument("--targets", default=TARGETS)
-    parser.add_argument("--ways", default=WAYS, help="by default all: %(default)s")
-    parser.add_argument("--again", action="store_true", help="measure what is known, too")
-    parser.add_argument("--pairs", type=int, default=5, help="of steps that are timed")
+    parser.add_argument("--ways", default=WAYS, help="default: %(default)s")
+    parser.add_argument("--again", action="store_true", help="also measure stored results again")
+    parser.add_argument("--pairs", type=int, default=5, help="timed pairs of steps")
     options = parser.parse_args()
     for name in options.only or PROGRAMS:
         if options.sources:

@@ -1,4 +1,4 @@
-"""Take what is needed from files that other people wrote, as they are, where they lie."""
+"""Import parts of other people's files, unchanged, from their folders."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pathlib import Path
 
 
 def module(path: Path) -> types.ModuleType:
-    """A file as a module that nothing else can import: its name may be one of ours."""
+    """Load a file as a module that nothing else can import, because its name may be one of ours."""
     spec = importlib.util.spec_from_file_location(f"unmodified.{path.stem}", path)
     assert spec is not None, path
     assert spec.loader is not None, path
     made = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = made  # dataclasses look there for their module
+    sys.modules[spec.name] = made  # dataclasses look for their module there
     spec.loader.exec_module(made)
     return made
 
 
 def package(root: Path, name: str, bare: str | None = None) -> types.ModuleType:
-    """A module by its name, from a folder that its own imports begin at.
+    """Import a module by name, from a folder where its own imports begin.
 
-    The `__init__` of the package `bare` is not run: it needs what is not installed.
+    The `__init__` of the package `bare` is not run, because it needs packages that are missing.
     """
     with _first(root):
         if bare is not None:
@@ -37,9 +37,9 @@ def package(root: Path, name: str, bare: str | None = None) -> types.ModuleType:
 
 
 def definitions(path: Path, *names: str) -> types.SimpleNamespace:
-    """Some functions, classes and constants of a script or notebook whose whole would not run.
+    """Return functions, classes and constants of a script or notebook that would not run whole.
 
-    Its imports are made where they can be; what reads data, or trains, is left out.
+    Its imports run where possible. Code that reads data or trains is left out.
     """
     tree = ast.parse(_code(path), str(path))
     made = types.ModuleType(f"unmodified.{path.stem}")
@@ -58,7 +58,7 @@ def _run(node: ast.stmt, path: Path, made: types.ModuleType) -> None:
 
 
 def _named(node: ast.stmt) -> set[str]:
-    """What a statement defines."""
+    """Return the names that a statement defines."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name}
     targets = node.targets if isinstance(node, ast.Assign) else []
@@ -66,7 +66,7 @@ def _named(node: ast.stmt) -> set[str]:
 
 
 def _code(path: Path) -> str:
-    """The text of a script, or of all cells of code of a notebook, without IPython's commands."""
+    """Return the text of a script, or of a notebook's code cells without IPython's commands."""
     if path.suffix != ".ipynb":
         return path.read_text()
     cells = json.loads(path.read_text())["cells"]

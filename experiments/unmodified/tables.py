@@ -1,4 +1,4 @@
-"""The README's tables of what was measured."""
+"""Write the README's tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = ["program", "loss differs by", "gradient differs by", "step time of jax.
 
 
 def write(folder: Path, results: Results) -> None:
-    """Bytes and FLOPs of each program on each target, and how well the default agrees on a CPU."""
+    """Write the bytes and FLOPs of programs on targets, and the default's accuracy on a CPU."""
     sizes = [sized(name, target, ways) for name, parts in results.items()
              for target, ways in parts.items()
              if target != AGREEMENT and "jax.grad" in ways]  # fmt: skip
@@ -31,7 +31,7 @@ def write(folder: Path, results: Results) -> None:
 
 
 def sized(name: str, target: str, ways: Mapping[str, Any]) -> list[str]:
-    """Temporary bytes of each way, as parts of jax.grad's, and what is run again of its FLOPs."""
+    """Return each way's temporary bytes relative to jax.grad's, and its recomputed FLOPs."""
     base = ways["jax.grad"]
     if "refused" in base:
         return [name, target, "refused", *[""] * (len(SIZES) - 3)]
@@ -44,30 +44,31 @@ def sized(name: str, target: str, ways: Mapping[str, Any]) -> list[str]:
 
 
 def part(size: Mapping[str, Any] | None, base: Mapping[str, Any]) -> str:
-    """Temporary bytes, of jax.grad's."""
+    """Return the temporary bytes relative to jax.grad's, as text."""
     if size is None:
         return ""
     if "refused" in size:
         return "refused"
-    if "floor" in size:  # of all bytes, of which arguments and outputs are not temporary
+    # The floor counts all bytes, including arguments and outputs, which are not temporary.
+    if "floor" in size:
         return f"no plan below {(size['floor'] - base['total'] + base['temp']) / base['temp']:.2f}"
     return f"{size['temp'] / base['temp']:.2f}"
 
 
 def again(size: Mapping[str, Any] | None, base: Mapping[str, Any]) -> str:
-    """FLOPs beyond jax.grad's, of its own."""
+    """Return the FLOPs beyond jax.grad's, relative to jax.grad's, as text."""
     if size is None or "flops" not in size:
         return ""
     return f"{size['flops'] / base['flops'] - 1:.1%}"
 
 
 def live(size: Mapping[str, Any]) -> str:
-    """What waits for the backward pass at the peak, of what the plan keeps."""
+    """Return the residuals live at the peak, relative to the plan's, as text."""
     return f"{size['live'] / size['kept']:.2f}" if "live" in size else ""
 
 
 def timed(name: str, found: Mapping[str, Any]) -> list[str]:
-    """Differences, and the median ratio of step times with its quartiles."""
+    """Return the differences, and the median ratio of step times with its quartiles."""
     middle, low, high = found["time"]
     return [name, f"{found['loss difference']:.0e}", f"{found['gradient difference']:.0e}",
             f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The ways that a loss is differentiated: JAX's, xform's, and xform's within given bytes."""
+"""The ways to differentiate a loss: by JAX, by xform, and by xform within given bytes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STOCK = ("dots_saveable", "dots_with_no_batch_dims_saveable", "nothing_saveable"
 
 
 def stock(name: str) -> Way:
-    """JAX's gradient, with one of its policies around the whole loss."""
+    """Return JAX's gradient, with one of its policies around the whole loss."""
     policy = getattr(jax.checkpoint_policies, name)
     return lambda loss: jax.value_and_grad(jax.checkpoint(loss, policy=policy))
 
 
 def ours(policy: Any) -> Way:
-    """xform's gradient under a policy; None is its default."""
+    """Return xform's gradient under a policy; None is the default."""
     return functools.partial(xform.value_and_grad, policy=policy)
 
 
@@ -37,7 +37,7 @@ LEAST, HALF = "least of JAX's", "half"
 
 
 def budget(name: str, sizes: Mapping[str, Mapping[str, Any]]) -> int:
-    """Bytes of the peak, arguments and outputs included: the least of JAX's, or half its temp."""
+    """Return a budget of the peak: the least total of JAX's ways, or half the temporary bytes."""
     if name == LEAST:
         return min(sizes[way]["total"] for way in JAX if "total" in sizes[way])
     return sizes["jax.grad"]["total"] - sizes["jax.grad"]["temp"] // 2

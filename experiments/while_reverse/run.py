@@ -1,4 +1,4 @@
-"""Time and bytes of reverse mode through a loop of unknown length, over those of a scan."""
+"""Time and bytes of reverse mode through a loop of unknown length, relative to a scan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from experiments.timing import paired
 
 HERE = Path(__file__).parent
 STEPS, CHECKPOINTS = (32, 100, 320, 1000, 3200), (4, 32, 100)
-LANES = (1.0, 0.5, 0.3, 0.1)  # how long each lane is, of the longest
+LANES = (1.0, 0.5, 0.3, 0.1)  # the length of each lane, relative to the longest
 
 Step = Callable[[jax.Array, Any], jax.Array]
 
@@ -29,45 +29,45 @@ def layer(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def bend(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Elementwise, and not linear."""
+    """Apply an elementwise nonlinear function."""
     return jnp.sin(x) * w + x
 
 
 def loop(step: Step, x: jax.Array, w: Any, n: Any) -> jax.Array:
-    """The mean square after `n` steps, where `n` is known when it runs."""
+    """Compute the mean square after `n` steps, where `n` is known only at run time."""
     return jnp.mean(lax.fori_loop(0, n, lambda _, x: step(x, w), x) ** 2)
 
 
 def scan(step: Step, x: jax.Array, w: Any, n: int) -> jax.Array:
-    """The same for a number of steps that is known before."""
+    """Compute the same for a number of steps that is known in advance."""
     return jnp.mean(lax.scan(lambda x, _: (step(x, w), None), x, None, length=n)[0] ** 2)
 
 
 def compiled(f: Any, *args: Any, checkpoints: int = 32) -> Any:
-    """A jitted function, compiled."""
+    """Return a compiled function."""
     with xform.while_checkpoints(checkpoints):
         return jax.jit(f).lower(*args).compile()
 
 
 def temp(run: Any) -> float:
-    """KiB of temporary memory."""
+    """Return the KiB of temporary memory."""
     return run.memory_analysis().temp_size_in_bytes / 1024
 
 
 def against_scan(step: Step, args: Any, steps: int, checkpoints: int):
-    """Time ratio and quartiles, and the KiB of both, at equal gradients."""
+    """Return the time ratio with quartiles, and the KiB of both, after comparing gradients."""
     ours = compiled(
         xform.grad(lambda a, n: loop(step, *a, n)), args, steps, checkpoints=checkpoints
     )
     keep = xform.policies.save_everything
     theirs = compiled(xform.grad(lambda a, n: scan(step, *a, steps), policy=keep), args, steps)
-    # In float32 only: tests/rules/test_while.py compares to 1e-12 in float64.
+    # Only in float32: tests/rules/test_while.py compares to 1e-12 in float64.
     chex.assert_trees_all_close(ours(args, steps), theirs(args, steps), rtol=1e-3, atol=1e-4)
     return (*paired(ours, theirs, (args, steps)), temp(ours), temp(theirs))
 
 
 def against_longest(step: Step, args: Any, steps: int, checkpoints: int):
-    """Lanes of different length under vmap, over one loop of the longest on the same rows."""
+    """Compare lanes of several lengths under vmap with the longest loop on the same rows."""
     x, w = args
     xs, ns = jnp.stack([x] * len(LANES)), jnp.array([int(steps * part) for part in LANES])
     one = xform.grad(lambda x, n: loop(step, x, w, n))
@@ -78,7 +78,7 @@ def against_longest(step: Step, args: Any, steps: int, checkpoints: int):
 
 
 def main() -> None:
-    """Measure every row, write the table and the plot."""
+    """Measure every row, and write the table and the plot."""
     key = jax.random.key(0)
     x = jax.random.normal(key, (16, 128))
     w = jax.random.normal(key, (128, 128)) / 128**0.5
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def plot(curves: dict[int, list[Sequence[float]]]) -> None:
-    """Time and memory over the number of steps."""
+    """Draw time and memory over the number of steps."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     for checkpoints, found in curves.items():
         middle, low, high, ours, theirs = zip(*found, strict=True)
