@@ -168,3 +168,18 @@ def test_nothing_that_a_compiler_for_tpus_fuses_is_written() -> None:
         xform.memory_analysis(f, *args, target="tpu:v5e:1x1").temp_bytes for f in (step, theirs)
     )
     assert ours <= jaxs
+
+
+def test_no_kernel_of_a_convolution_is_held_back() -> None:
+    """The backward pass reads it reversed. A copy took a quarter more bytes on an H100."""
+
+    def loss(kernels, x):
+        for kernel in kernels:
+            x = jnp.tanh(jax.lax.conv(x, kernel, (1, 1), "SAME"))
+        return jnp.sum(x**2)
+
+    kernels, x = [jnp.ones((8, 8, 3, 3))] * 3, jnp.ones((2, 8, 4, 4))
+    program = jax.make_jaxpr(xform.grad(loss))(kernels, x)
+    held = [eqn.invars[0] for eqn in program.eqns if eqn.primitive.name == "xform_barrier"]
+    assert held
+    assert not any(v in program.jaxpr.invars for v in held)

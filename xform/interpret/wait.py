@@ -196,13 +196,14 @@ def cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
 
 
 def _folded(eqn: JaxprEqn, schedule: Schedule) -> bool:
-    """Whether it transposes a matrix that is there anyway: XLA makes it part of its reader.
+    """Whether XLA makes an equation part of its reader: views of an input of the program.
 
-    A barrier would copy the matrix.
+    They are a transposed matrix, read by a product, and a reversed kernel, read by a convolution. A
+    barrier would copy the input.
     """
-    if eqn.primitive is not lax.transpose_p or eqn.invars[0] in schedule.joint.producer:
-        return False
-    return len(eqn.params["permutation"]) == 2
+    matrix = eqn.primitive is lax.transpose_p and len(eqn.params["permutation"]) == 2
+    views = matrix or eqn.primitive is lax.rev_p
+    return views and eqn.invars[0] not in schedule.joint.producer
 
 
 def _repeated(v: Var, eqn: JaxprEqn) -> bool:
