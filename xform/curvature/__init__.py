@@ -1,7 +1,7 @@
-"""Products with curvature matrices, and what is computed from them alone.
+"""Matrix-vector products with curvature matrices, and estimates and steps that need only those.
 
-`Hessian(f)`, `GaussNewton(model, loss)` and `Fisher(model, distribution)` are what `hutchinson`,
-`hessian_spectrum` and `newton_step` can be asked about; the other classes are what they return.
+`hutchinson`, `hessian_spectrum` and `newton_step` accept the matrices `Hessian(f)`,
+`GaussNewton(model, loss)` and `Fisher(model, distribution)`. They return the other classes.
 """
 
 from xform.curvature.hutchinson import TraceAndDiagonal

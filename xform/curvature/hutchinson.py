@@ -1,4 +1,4 @@
-"""`hutchinson`: trace and diagonal of a matrix from a few products with random signs."""
+"""`hutchinson`: estimates of a matrix's trace and diagonal from products with random signs."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from xform.transforms.within import run_within
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TraceAndDiagonal:
-    """Estimates, with their standard errors.
+    """Estimates of the trace and the diagonal of a matrix, with their standard errors.
 
     Attributes:
-      trace: of the matrix.
-      trace_error: the standard error of that mean: of independent samples, two errors hold 95%.
-      diagonal: of the matrix, like the primals.
-      diagonal_error: the standard error of each of its elements.
+      trace: estimate of the trace, a scalar: the mean over the samples.
+      trace_error: standard error of that mean. The trace lies within two standard errors in about
+        95% of runs.
+      diagonal: estimate of the diagonal, of the structure of the primals.
+      diagonal_error: standard error of each element of the diagonal.
     """
 
     trace: Value
@@ -54,30 +55,31 @@ def hutchinson(
     samples: int = 32,
     policy: Any = None,
 ) -> TraceAndDiagonal:
-    """Estimate trace and diagonal of a Hessian, or of another curvature matrix, with their errors.
+    """Estimate the trace and diagonal of a curvature matrix, with standard errors.
 
-    For a vector `z` of random signs the expectation of `z * (A z)` is the diagonal of `A`, and that
-    of its sum the trace.
+    For a vector `z` of random signs, the expectation of `z * (A z)` is the diagonal of `A`. The sum
+    of its elements has the trace as its expectation.
 
     Args:
-      f: function that returns a scalar, whose Hessian is meant; or a matrix of
-        `xform.curvature`: `GaussNewton(model, loss)`, `Fisher(model, distribution)`.
-      primals: the point, a tuple or list of arguments, of real dtypes.
+      f: function that returns a scalar, to estimate its Hessian; or a matrix of `xform.curvature`:
+        `GaussNewton(model, loss)` or `Fisher(model, distribution)`.
+      primals: the point, a tuple or list of arguments, of real floating-point dtypes.
       key: a JAX random key.
-      samples: how many vectors, two at least; errors fall with its square root.
-      policy: what reverse mode keeps, or a budget of the peak of it all, as for `ggnvp`.
+      samples: number of random vectors, at least two. Errors fall with the square root of it.
+      policy: which values reverse mode saves, or a budget of peak memory for the whole
+        computation, as for `ggnvp`.
 
     Returns:
-      A `TraceAndDiagonal`, a pytree, in float32 at least.
+      A `TraceAndDiagonal`, a pytree, in at least float32.
 
     Raises:
-      WrongArgument: fewer than two samples, from which no error is known; `key` is no random key;
-        or `primals` is no tuple or list.
-      BudgetInfeasible: nothing that was tried fits the budget.
+      WrongArgument: `samples` is less than two, so that there is no error estimate; `key` is not a
+        random key; or `primals` is not a tuple or list.
+      BudgetInfeasible: no plan that was tried fits the budget.
 
-    Cost: one linearization of the gradient, one product for each sample, one after the other; four
-    vectors in memory. The error of the trace is `sqrt(2 / samples)` times the norm of the
-    elements off the diagonal: a diagonal matrix is exact.
+    Cost: one linearization of the gradient, and one product for each sample, one after the other.
+    Memory holds four vectors like the primals. The error of the trace is `sqrt(2 / samples)` times
+    the norm of the deviations-diagonal elements, so the estimate for a diagonal matrix is exact.
     Source: Hutchinson, "A stochastic estimator of the trace of the influence matrix", 1990; Bekas,
     Kokiopoulou and Saad, "An estimator for the diagonal of a matrix", 2007.
 
@@ -86,35 +88,38 @@ def hutchinson(
     >>> float(estimate.trace), float(estimate.trace_error), estimate.diagonal.tolist()
     (12.0, 0.0, [2.0, 4.0, 6.0])
     """
-    of = matrix(f, "hutchinson")
+    curvature = matrix(f, "hutchinson")
     if samples < 2:
         raise WrongArgument(
             f"hutchinson with samples={samples}",
-            "from fewer than two samples no error is known",
+            "an error estimate needs at least two samples",
             "",
-            "give two at least",
+            "pass samples=2 or more",
         )
     key = random_key(key, "hutchinson")
     leaves, tree = jax.tree.flatten(real_vector(primals, "hutchinson"))
-    run = lambda way: lambda key, *flat: _estimate(of, tree.unflatten(flat), way, key, samples)
+
+    def run(policy: Any) -> Any:
+        return lambda key, *flat: _estimate(curvature, tree.unflatten(flat), policy, key, samples)
+
     return run_within(policy, run, [key, *leaves])
 
 
-def _estimate(of: Matrix, primals: tuple[Tree, ...], way: Any, key: Value, samples: int
+def _estimate(curvature: Matrix, primals: tuple[Tree, ...], policy: Any, key: Value, samples: int
               ) -> TraceAndDiagonal:  # fmt: skip
-    product = of.at(primals, way)
+    product = curvature.at(primals, policy)
     zero = wide(scaled(primals, 0))
 
     def step(carry: Any, x: Any) -> Any:
-        """Mean and squared distances from it, by Welford's recurrence."""
+        """Update the mean and the sum of squared deviations, by Welford's recurrence."""
         mean, square = carry
         i, sample_key = x
         z = rademacher(sample_key, primals)
         image = product(z)
         elements = wide(jax.tree.map(jnp.multiply, z, image))
-        new = plus(mean, plus(elements, mean, -1.0), 1 / (i + 1))
-        off = jax.tree.map(lambda e, a, b: (e - a) * (e - b), elements, mean, new)
-        return (new, plus(square, off)), dot(z, image)
+        new_mean = plus(mean, plus(elements, mean, -1.0), 1 / (i + 1))
+        deviations = jax.tree.map(lambda e, a, b: (e - a) * (e - b), elements, mean, new_mean)
+        return (new_mean, plus(square, deviations)), dot(z, image)
 
     keys = jax.random.split(key, samples)
     (mean, square), traces = lax.scan(step, (zero, zero), (jnp.arange(samples), keys))

@@ -1,6 +1,7 @@
-"""Curvature matrices, by their products with vectors: Hessian, Gauss-Newton and Fisher matrix.
+"""The Hessian, the Gauss-Newton matrix and the Fisher matrix, as matrix-vector products.
 
-Each is a symmetric matrix of a point; none is ever formed. `at` gives its product there.
+Each class describes a symmetric matrix that depends on a point. `at(primals, way)` returns the
+function that multiplies the matrix at that point by a vector. No matrix is ever formed.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ Distribution = Literal["categorical", "bernoulli", "normal", "poisson"]
 
 
 class Matrix(abc.ABC):
-    """A symmetric matrix that belongs to each point."""
+    """A symmetric matrix that depends on a point, given by its product with vectors."""
 
     @abc.abstractmethod
     def at(self, primals: Vector, way: Any) -> Product:
-        """Its product with vectors like `primals`, there.
+        """Return a function that multiplies the matrix at `primals` by a vector like `primals`.
 
-        `way` is what reverse mode keeps; None: the linear map is kept as a whole, so that many
-        products cost one linearization.
+        `way` is the policy of reverse mode: which values it saves. With None, the gradient or model
+        is linearized once and the linear map is stored, so that many products share the cost of
+        one linearization.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Hessian(Matrix):
-    """Second derivatives of a function.
+    """The Hessian matrix of a function.
 
     Attributes:
       f: function of the primals that returns a scalar.
@@ -49,7 +51,7 @@ class Hessian(Matrix):
     f: Callable[..., Any]
 
     def at(self, primals: Vector, way: Any) -> Product:
-        """The product of the Hessian, forward over reverse."""
+        """Return the Hessian-vector product at `primals`, by forward-over-reverse mode."""
         gradient = grad(self.f, tuple(range(len(primals))), policy=way)
         if way is None:
             _, push = linearize(gradient, *primals)
@@ -62,25 +64,25 @@ class GaussNewton(Matrix):
     """The generalized Gauss-Newton matrix `J^T H J`.
 
     Attributes:
-      model: function of the primals whose Jacobian is `J`.
-      loss: function of the model's output that returns a scalar, whose Hessian is `H`.
+      model: function of the primals; its Jacobian is `J`.
+      loss: function of the model's output that returns a scalar; its Hessian is `H`.
     """
 
     model: Callable[..., Any]
     loss: Callable[..., Any]
 
     def at(self, primals: Vector, way: Any) -> Product:
-        """The product of the matrix."""
+        """Return the matrix-vector product at `primals`."""
         return _sandwich(self.model, lambda z, dz: hvp(self.loss, (z,), (dz,)), primals, way)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fisher(Matrix):
-    """The Fisher information `J^T F J` of a model whose output gives a distribution.
+    """The Fisher information matrix `J^T F J` of a model whose output parametrizes a distribution.
 
     Attributes:
-      model: function of the primals that returns one array, whose Jacobian is `J`.
-      distribution: what the output is the parameter of, whose Fisher information is `F`.
+      model: function of the primals that returns one array; its Jacobian is `J`.
+      distribution: the distribution whose parameter is the output; its Fisher information is `F`.
       reduction: "sum" over all examples, or "mean" over the first axis of the output.
     """
 
@@ -89,10 +91,10 @@ class Fisher(Matrix):
     reduction: Literal["sum", "mean"] = "sum"
 
     def at(self, primals: Vector, way: Any) -> Product:
-        """The product of the matrix."""
-        return _sandwich(self.model, self._of_output, primals, way)
+        """Return the matrix-vector product at `primals`."""
+        return _sandwich(self.model, self._output_product, primals, way)
 
-    def _of_output(self, z: Value, dz: Value) -> Value:
+    def _output_product(self, z: Value, dz: Value) -> Value:
         if not hasattr(z, "shape"):
             raise WrongArgument(
                 "fisher_vp", f"the model returned {type(z).__name__}", "", "return one array"
@@ -104,7 +106,7 @@ class Fisher(Matrix):
                 "",
                 "return logits, with the classes on the last axis",
             )
-        product = _OF_OUTPUT[self.distribution](z, dz)
+        product = _OUTPUT_PRODUCTS[self.distribution](z, dz)
         if self.reduction == "sum":
             return product
         if z.ndim == 0:
@@ -112,7 +114,7 @@ class Fisher(Matrix):
                 'fisher_vp with reduction="mean"',
                 "the model returned a scalar, which has no axis of examples",
                 "",
-                'give reduction="sum"',
+                'use reduction="sum"',
             )
         return product / z.shape[0]
 
@@ -127,7 +129,7 @@ def _bernoulli(z: Value, dz: Value) -> Value:
     return p * (1 - p) * dz
 
 
-_OF_OUTPUT: dict[str, Callable[[Value, Value], Value]] = {
+_OUTPUT_PRODUCTS: dict[str, Callable[[Value, Value], Value]] = {
     "categorical": _categorical,
     "bernoulli": _bernoulli,
     "normal": lambda z, dz: dz,
@@ -136,24 +138,27 @@ _OF_OUTPUT: dict[str, Callable[[Value, Value], Value]] = {
 
 
 def fisher(model: Any, distribution: Any, reduction: Any) -> Fisher:
-    """The matrix, its arguments checked."""
+    """Return a Fisher matrix after checking the arguments of `fisher_vp`."""
     check_callable(model, "fisher_vp")
-    if distribution not in _OF_OUTPUT:
+    if distribution not in _OUTPUT_PRODUCTS:
         raise WrongArgument(
             f"fisher_vp of distribution={distribution!r}",
-            "there is no such distribution",
+            "unknown distribution",
             "",
-            f"give one of {tuple(_OF_OUTPUT)}, or ggnvp the negative log-likelihood",
+            f"use one of {tuple(_OUTPUT_PRODUCTS)}, or pass the negative log-likelihood to ggnvp",
         )
     if reduction not in ("sum", "mean"):
         raise WrongArgument(
-            f"fisher_vp with reduction={reduction!r}", "there is none", "", 'give "sum" or "mean"'
+            f"fisher_vp with reduction={reduction!r}",
+            "unknown reduction",
+            "",
+            'use "sum" or "mean"',
         )
     return Fisher(model, distribution, reduction)
 
 
 def matrix(f: Any, asked: str) -> Matrix:
-    """A matrix; of a function its Hessian."""
+    """Return `f` if it is a `Matrix`, or the Hessian of the function `f`."""
     if isinstance(f, Matrix):
         return f
     check_callable(f, asked)
@@ -163,7 +168,10 @@ def matrix(f: Any, asked: str) -> Matrix:
 def _sandwich(
     model: Callable[..., Any], inner: Callable[[Any, Any], Any], primals: Vector, way: Any
 ) -> Product:
-    """`J^T A J`, of a model and the product with a matrix of its output's space."""
+    """Return the product with `J^T A J`, with the Jacobian `J` of `model` at `primals`.
+
+    `inner(z, dz)` returns `A dz` at the model's output `z`.
+    """
     if way is None:
         z, push = linearize(model, *primals)
         _, pull = vjp(model, *primals)

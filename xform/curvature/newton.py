@@ -1,4 +1,4 @@
-"""`newton_step`, `natural_gradient_step`: a curvature matrix inverted by truncated CG."""
+"""`newton_step` and `natural_gradient_step`, which solve by truncated conjugate gradients (CG)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Solver = Callable[[Callable[[Tree], Tree], Tree], Tree]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step of a second-order method.
+    """A step of a second-order method, with how the solve ended.
 
     Attributes:
-      step: what to add to the primals, like them.
-      decrease: by how much the quadratic model says that the function falls.
-      residual: norm of what is left of the equations, over that of the gradient.
-      iterations: of conjugate gradients, each of one product; 0 with a solver of your own.
-      code: why it ended, as a position in `REASONS`.
+      step: the step to add to the primals, of their structure.
+      decrease: by how much the function falls according to its quadratic model.
+      residual: norm of the residual of the linear system, divided by the norm of the gradient.
+      iterations: number of CG iterations, each with one product; 0 with your own `solver`.
+      code: why the solve ended, as an index into `REASONS`; "converged" with your own `solver`.
     """
 
     step: Tree
@@ -44,7 +44,7 @@ class Step:
 
     @property
     def reason(self) -> str:
-        """Why it ended: "converged", "negative curvature", "boundary" or "iterations"."""
+        """Why the solve ended: "converged", "negative curvature", "boundary" or "iterations"."""
         return REASONS[int(self.code)]
 
 
@@ -60,36 +60,38 @@ def newton_step(
     solver: Solver | None = None,
     policy: Any = None,
 ) -> Step:
-    """A Newton step by conjugate gradients, truncated where that is as good, or where it must be.
+    """Compute a Newton step by truncated conjugate gradients.
 
-    Minimizes `g p + p (H + damping) p / 2`, with the gradient `g`, over steps `p` no longer than
-    `radius`. Where the curvature along a direction is not positive, Steihaug's method goes along it
-    to the boundary; without a `radius` the step ends there, or is that of steepest descent if it is
-    the first direction.
+    This function minimizes the quadratic model `g p + p (H + damping) p / 2` over steps `p` no
+    longer than `radius`, with the gradient `g`. It stops at the tolerance, or at a direction along
+    which the curvature is not positive. There Steihaug's method follows the direction to the
+    boundary of the trust region. Without a `radius` it returns the step so far, or the negative
+    gradient if this is the first direction.
 
     Args:
       f: pure function of pytrees of arrays that returns a scalar.
-      primals: the point, a tuple or list of arguments, of real dtypes.
-      curvature: a matrix of `xform.curvature` in the place of the Hessian of `f`:
-        `GaussNewton(model, loss)`, `Fisher(model, distribution)`.
-      damping: what is added to the diagonal.
-      radius: of the trust region, in the Euclidean norm; None: there is none.
-      tolerance: of the residual over the gradient's norm; None: `min(0.5, sqrt(norm of g))`, which
-        makes steps of a minimization converge superlinearly.
-      iterations: at most so many products.
-      solver: in the place of truncated CG, `solver(product, rhs)`, such as that of
-        `jax.scipy.sparse.linalg.cg`, or of Lineax, of a matrix that is positive definite.
-      policy: what reverse mode keeps, or a budget of the peak of it all, as for `ggnvp`.
+      primals: the point, a tuple or list of arguments, of real floating-point dtypes.
+      curvature: matrix of `xform.curvature` to use instead of the Hessian of `f`:
+        `GaussNewton(model, loss)` or `Fisher(model, distribution)`.
+      damping: number to add to the diagonal of the matrix.
+      radius: radius of the trust region in the Euclidean norm; None: no trust region.
+      tolerance: norm of the residual, divided by the norm of the gradient, at which to stop. None:
+        `min(0.5, sqrt(norm of g))`, with which the steps of a minimization converge superlinearly.
+      iterations: largest number of CG iterations, each with one product.
+      solver: function `solver(product, rhs)` to use instead of truncated CG, for a positive
+        definite matrix; for example `jax.scipy.sparse.linalg.cg` or a solver of Lineax.
+      policy: which values reverse mode saves, or a budget of peak memory for the whole
+        computation, as for `ggnvp`.
 
     Returns:
-      A `Step`, a pytree: add `step` to the primals.
+      A `Step`, a pytree. Add its `step` to the primals.
 
     Raises:
-      WrongArgument: a solver is given with a `radius`, which it does not know; or `primals` is no
-        tuple or list.
-      BudgetInfeasible: nothing that was tried fits the budget.
+      WrongArgument: both `solver` and `radius` are given, or `primals` is not a tuple or list.
+      BudgetInfeasible: no plan that was tried fits the budget.
 
-    Cost: one gradient, one linearization of it, and a product for each iteration; five vectors.
+    Cost: one gradient, one linearization of it, and one product for each iteration. Memory holds
+    five vectors like the primals.
     Source: Steihaug, "The conjugate gradient method and trust regions in large scale optimization",
     SIAM J. Numer. Anal. 20 (1983); Nocedal and Wright, "Numerical Optimization", algorithms 7.1 and
     7.2.
@@ -100,9 +102,9 @@ def newton_step(
     ([1.0, 1.0], 'converged', 2)
     """
     check_callable(f, "newton_step")
-    of = matrix(curvature or f, "newton_step")
-    return _solved("newton_step", f, of, primals, (damping, radius, tolerance), iterations, solver,
-                   policy)  # fmt: skip
+    chosen = matrix(curvature or f, "newton_step")
+    return _solve("newton_step", f, chosen, primals, (damping, radius, tolerance), iterations,
+                  solver, policy)  # fmt: skip
 
 
 def natural_gradient_step(
@@ -119,30 +121,35 @@ def natural_gradient_step(
     solver: Solver | None = None,
     policy: Any = None,
 ) -> Step:
-    """A step along the natural gradient: `-(F + damping)^-1 g`, with the Fisher matrix `F`.
+    """Compute a natural-gradient step `-(F + damping)^-1 g`, with the Fisher matrix `F`.
+
+    The solver is truncated conjugate gradients, as for `newton_step`.
 
     Args:
       model: pure function of pytrees of arrays that returns one array.
-      loss: function of its output that returns a scalar; `g` is the gradient of both together.
-      primals: the point, a tuple or list of arguments of `model`, of real dtypes.
-      distribution: what the output is the parameter of, as for `fisher_vp`.
-      reduction: "mean" where the loss is a mean over the output's first axis, "sum" where a sum.
-      damping: what is added to the diagonal.
-      radius: of the trust region, in the Euclidean norm; None: there is none.
-      tolerance: of the residual over the gradient's norm; None: `min(0.5, sqrt(norm of g))`.
-      iterations: at most so many products.
-      solver: in the place of truncated CG, as for `newton_step`.
-      policy: what reverse mode keeps, or a budget of the peak of it all, as for `ggnvp`.
+      loss: function of the model's output that returns a scalar. `g` is the gradient of
+        `loss(model(*primals))`.
+      primals: the point, a tuple or list of arguments of `model`, of real floating-point dtypes.
+      distribution: distribution whose parameter is the model's output, as for `fisher_vp`.
+      reduction: "mean" if the loss is a mean over the output's first axis, "sum" if it is a sum.
+      damping: number to add to the diagonal of `F`.
+      radius: radius of the trust region in the Euclidean norm; None: no trust region.
+      tolerance: norm of the residual, divided by the norm of the gradient, at which to stop. None:
+        `min(0.5, sqrt(norm of g))`.
+      iterations: largest number of CG iterations, each with one product.
+      solver: function to use instead of truncated CG, as for `newton_step`.
+      policy: which values reverse mode saves, or a budget of peak memory for the whole
+        computation, as for `ggnvp`.
 
     Returns:
-      A `Step`, a pytree: add `step` to the primals.
+      A `Step`, a pytree. Add its `step` to the primals.
 
     Raises:
-      WrongArgument: there is no such distribution, a solver is given with a `radius`, or `primals`
-        is no tuple or list.
-      BudgetInfeasible: nothing that was tried fits the budget.
+      WrongArgument: the distribution is unknown, both `solver` and `radius` are given, or `primals`
+        is not a tuple or list.
+      BudgetInfeasible: no plan that was tried fits the budget.
 
-    Cost: one gradient, one linearization of `model`, and a product for each iteration.
+    Cost: one gradient, one linearization of `model`, and one product for each iteration.
     Source: Amari, "Natural gradient works efficiently in learning", Neural Computation 10 (1998).
 
     >>> x, y = jnp.array([1.0, 2.0]), jnp.array([3.0, 6.0])
@@ -154,59 +161,64 @@ def natural_gradient_step(
     """
     check_callable(model, "natural_gradient_step")
     check_callable(loss, "natural_gradient_step")
-    whole = lambda *xs: loss(model(*xs))
-    of = fisher(model, distribution, reduction)
-    return _solved("natural_gradient_step", whole, of, primals, (damping, radius, tolerance),
-                   iterations, solver, policy)  # fmt: skip
+    f = lambda *xs: loss(model(*xs))
+    curvature = fisher(model, distribution, reduction)
+    return _solve("natural_gradient_step", f, curvature, primals, (damping, radius, tolerance),
+                  iterations, solver, policy)  # fmt: skip
 
 
-def _solved(asked: str, f: Any, of: Matrix, primals: Any, numbers: tuple[Any, Any, Any],
-            iterations: int, solver: Solver | None, policy: Any) -> Step:  # fmt: skip
+def _solve(caller: str, f: Any, curvature: Matrix, primals: Any, numbers: tuple[Any, Any, Any],
+           iterations: int, solver: Solver | None, policy: Any) -> Step:  # fmt: skip
     if solver is not None and numbers[1] is not None:
         raise WrongArgument(
-            f"{asked} with a solver and a radius", "the solver knows no trust region", "",
-            "drop one of them",
-        )  # fmt: skip
-    point = real_vector(primals, asked)
-    (leaves, tree), given = (
-        jax.tree.flatten(point),
-        [as_array(x, asked) for x in numbers if x is not None],
-    )
+            f"{caller} with both solver= and radius=",
+            "your own solver cannot take a trust region into account",
+            "",
+            "drop one of the two",
+        )
+    point = real_vector(primals, caller)
+    leaves, tree = jax.tree.flatten(point)
+    scalars = [as_array(x, caller) for x in numbers if x is not None]
 
-    def run(way: Any) -> Any:
+    def run(policy: Any) -> Any:
         def step(*flat: Any) -> Step:
-            at, rest = tree.unflatten(flat[: len(leaves)]), iter(flat[len(leaves) :])
+            point, rest = tree.unflatten(flat[: len(leaves)]), iter(flat[len(leaves) :])
             damping, radius, tolerance = [None if x is None else next(rest) for x in numbers]
-            gradient = grad(f, tuple(range(len(at))), policy=way)(*at)
-            product = of.at(at, way)
+            gradient = grad(f, tuple(range(len(point))), policy=policy)(*point)
+            product = curvature.at(point, policy)
             damped = lambda v: plus(product(v), v, damping)
             if solver is not None:
-                return _by(solver, damped, gradient)
+                return _solve_with(solver, damped, gradient)
             return truncated_cg(damped, gradient, radius, tolerance, iterations)
 
         return step
 
-    found = run_within(policy, run, [*leaves, *given])
-    return dataclasses.replace(found, step=unwrapped(found.step))
+    result = run_within(policy, run, [*leaves, *scalars])
+    return dataclasses.replace(result, step=unwrapped(result.step))
 
 
-def _by(solver: Solver, product: Product, gradient: Tree) -> Step:
+def _solve_with(solver: Solver, product: Product, gradient: Tree) -> Step:
     p = solver(product, scaled(gradient, -1))
     image = product(p)
-    none = jnp.zeros((), jnp.int32)
     decrease = -dot(gradient, p) - dot(p, image) / 2
-    return Step(p, decrease, _over(norm(plus(image, gradient)), norm(gradient)), none, none + 1)
+    residual = _relative(norm(plus(image, gradient)), norm(gradient))
+    converged = jnp.int32(REASONS.index("converged"))
+    return Step(p, decrease, residual, jnp.int32(0), converged)
 
 
 def truncated_cg(product: Product, gradient: Tree, radius: Value | None, tolerance: Value | None,
                  iterations: int) -> Step:  # fmt: skip
-    """The step of conjugate gradients on `product(p) = -gradient`, within a trust region."""
-    length = norm(gradient)
-    enough = (jnp.minimum(0.5, jnp.sqrt(length)) if tolerance is None else tolerance) * length
+    """Solve `product(p) = -gradient` by conjugate gradients within a trust region.
+
+    The arguments are those of `newton_step`. Returns the `Step`, with `p` as its `step`.
+    """
+    gradient_norm = norm(gradient)
+    relative = jnp.minimum(0.5, jnp.sqrt(gradient_norm)) if tolerance is None else tolerance
+    threshold = relative * gradient_norm
     zero = scaled(gradient, 0)
     running, converged, negative, boundary = -1, 1, 2, 3
 
-    def going(state: Any) -> Value:
+    def unfinished(state: Any) -> Value:
         *_, i, code = state
         return (code == running) & (i < iterations)
 
@@ -214,37 +226,37 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
         p, r, d, decrease, i, _ = state
         image = product(d)
         curvature, square = dot(d, image), dot(r, r)
-        falls = curvature > 0
-        alpha = square / jnp.where(falls, curvature, 1)
-        ahead = plus(p, d, alpha)
-        outside = jnp.array(False) if radius is None else norm(ahead) >= radius
-        if radius is None:  # along the first direction as far as the gradient is long
-            edge = jnp.where(i == 0, 1.0, 0.0).astype(square.dtype)
+        positive = curvature > 0
+        alpha = square / jnp.where(positive, curvature, 1)
+        outside = jnp.array(False) if radius is None else norm(plus(p, d, alpha)) >= radius
+        if radius is None:  # take the whole negative gradient at the first direction, else no step
+            last_alpha = jnp.where(i == 0, 1.0, 0.0).astype(square.dtype)
         else:
-            edge = _to_boundary(p, d, radius)
-        by = jnp.where(falls & ~outside, alpha, edge)
-        # Of the model along d: its slope at p is -square, as r is orthogonal to all d before.
-        decrease = decrease + by * square - by**2 * curvature / 2
-        rest = plus(r, image, by)
-        ended = jnp.where(norm(rest) <= enough, converged, running)
-        code = jnp.where(falls, jnp.where(outside, boundary, ended), negative)
-        again = plus(scaled(rest, -1), d, dot(rest, rest) / square)
-        return plus(p, d, by), rest, again, decrease, i + 1, code
+            last_alpha = _to_boundary(p, d, radius)
+        alpha = jnp.where(positive & ~outside, alpha, last_alpha)
+        # The slope of the model along d at p is -square: r is orthogonal to all earlier directions.
+        decrease = decrease + alpha * square - alpha**2 * curvature / 2
+        new_r = plus(r, image, alpha)
+        inside_code = jnp.where(norm(new_r) <= threshold, converged, running)
+        code = jnp.where(positive, jnp.where(outside, boundary, inside_code), negative)
+        new_d = plus(scaled(new_r, -1), d, dot(new_r, new_r) / square)
+        return plus(p, d, alpha), new_r, new_d, decrease, i + 1, code
 
-    start = jnp.where(length <= 0, converged, running)
-    state = (zero, gradient, scaled(gradient, -1), jnp.zeros_like(length), jnp.int32(0), start)
-    p, r, _, decrease, i, code = lax.while_loop(going, step, state)
+    start = jnp.where(gradient_norm <= 0, converged, running)
+    zero_decrease = jnp.zeros_like(gradient_norm)
+    state = (zero, gradient, scaled(gradient, -1), zero_decrease, jnp.int32(0), start)
+    p, r, _, decrease, i, code = lax.while_loop(unfinished, step, state)
     code = jnp.where(code == running, 0, code)
-    return Step(p, decrease, _over(norm(r), length), i, code)
+    return Step(p, decrease, _relative(norm(r), gradient_norm), i, code)
 
 
 def _to_boundary(p: Tree, d: Tree, radius: Value) -> Value:
-    """How far along `d` it is from `p` to the sphere: the positive root of a quadratic."""
+    """Return the positive `alpha` for which `p + alpha d` has norm `radius`."""
     a, b, c = dot(d, d), dot(p, d), dot(p, p) - radius**2
     root = jnp.sqrt(jnp.maximum(b**2 - a * c, 0))
-    # The form without cancellation, whichever sign b has.
+    # For each sign of b, the form of the root that has no cancellation.
     return jnp.where(b > 0, -c / (b + root), (root - b) / jnp.where(a > 0, a, 1))
 
 
-def _over(residual: Value, length: Value) -> Value:
-    return residual / jnp.where(length > 0, length, 1)
+def _relative(residual: Value, gradient_norm: Value) -> Value:
+    return residual / jnp.where(gradient_norm > 0, gradient_norm, 1)

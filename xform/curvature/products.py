@@ -1,4 +1,4 @@
-"""`ggnvp` and `fisher_vp`: products with curvature matrices."""
+"""`ggnvp` and `fisher_vp`: products of curvature matrices with vectors."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ def ggnvp(
     *,
     policy: Any = None,
 ) -> Any:
-    """The product of the generalized Gauss-Newton matrix of `loss(model(*primals))` with a vector.
+    """Multiply the generalized Gauss-Newton matrix of `loss(model(*primals))` by a vector.
 
-    With `J` the Jacobian of the model and `H` the Hessian of the loss in the model's output, this
-    is `J^T H J v`: positive semi-definite where the loss is convex.
+    The product is `J^T H J v`, with the Jacobian `J` of the model and the Hessian `H` of the loss
+    with respect to the model's output. The matrix is positive semi-definite if the loss is convex.
 
     Args:
-      model: pure function of pytrees of arrays; what is not differentiated, it closes over.
-      loss: function of its output that returns a scalar.
-      primals: the point, a tuple or list of arguments of `model`, of real dtypes.
-      tangents: the vector, like `primals`.
-      policy: what reverse mode keeps, as for `grad`; `xform.policies.budget(bytes)` bounds the peak
-        of the product, as compiled.
+      model: pure function of pytrees of arrays. It closes over values that are not differentiated.
+      loss: function of the model's output that returns a scalar.
+      primals: the point, a tuple or list of arguments of `model`, of real floating-point dtypes.
+      tangents: the vector `v`, of the structure and shapes of `primals`.
+      policy: which values reverse mode saves, as for `grad`. `xform.policies.budget(bytes)` limits
+        the compiled peak memory of the whole product.
 
     Returns:
-      The product, like `primals`: one tree if there is one primal, else a tuple.
+      The product, of the structure of `primals`: one tree for a single primal, else a tuple.
 
     Raises:
-      WrongArgument: `primals` or `tangents` is no tuple or list.
+      WrongArgument: `primals` or `tangents` is not a tuple or list.
       WrongTangent: `tangents` do not match `primals`.
-      BudgetInfeasible: nothing that was tried fits the budget.
+      BudgetInfeasible: no plan that was tried fits the budget.
 
-    Cost: about four evaluations of `model`: one pushed, one pulled back. No matrix is formed.
+    Cost: one forward-mode and one reverse-mode derivative of `model`, about four evaluations. The
+    matrix is never formed.
     Source: Schraudolph, "Fast curvature matrix-vector products for second-order gradient descent",
     Neural Computation 14 (2002).
 
@@ -66,33 +67,34 @@ def fisher_vp(
     reduction: Literal["sum", "mean"] = "sum",
     policy: Any = None,
 ) -> Any:
-    """The product of the Fisher information matrix of a model with a vector.
+    """Multiply the Fisher information matrix of a model by a vector.
 
-    The matrix is the expectation, over outcomes drawn from the model, of the outer product of the
-    gradient of their log-likelihood with itself; here in closed form, `J^T F J`, with `F` that of
-    the distribution of the outputs. Labels play no part.
+    The Fisher matrix is the expected outer product of the gradient of the log-likelihood with
+    itself, for outcomes drawn from the model. This function uses the closed form `J^T F J`, with
+    the Jacobian `J` of the model and the Fisher matrix `F` of the output distribution. Labels are
+    not needed.
 
     Args:
       model: pure function of pytrees of arrays that returns one array.
-      distribution: of independent outcomes, given by that array: "categorical" (logits, the classes
-        on the last axis), "bernoulli" (logits), "normal" (means, of unit variance), "poisson"
-        (logarithms of rates).
-      primals: the point, a tuple or list of arguments of `model`, of real dtypes.
-      tangents: the vector, like `primals`.
-      reduction: "sum" over all examples, as of their joint likelihood; "mean" divides by the length
-        of the output's first axis.
-      policy: what reverse mode keeps, or a budget of the peak, as for `ggnvp`.
+      distribution: distribution of independent outcomes whose parameter is the output:
+        "categorical" (logits, with the classes on the last axis), "bernoulli" (logits), "normal"
+        (means, with unit variance) or "poisson" (logarithms of rates).
+      primals: the point, a tuple or list of arguments of `model`, of real floating-point dtypes.
+      tangents: the vector, of the structure and shapes of `primals`.
+      reduction: "sum" adds over all examples, for their joint likelihood; "mean" divides the sum by
+        the length of the output's first axis.
+      policy: which values reverse mode saves, or a budget of peak memory, as for `ggnvp`.
 
     Returns:
-      The product, like `primals`: one tree if there is one primal, else a tuple.
+      The product, of the structure of `primals`: one tree for a single primal, else a tuple.
 
     Raises:
-      WrongArgument: there is no such distribution, the output does not suit it, or `primals` or
-        `tangents` is no tuple or list.
+      WrongArgument: the distribution is unknown, the output does not suit it, or `primals` or
+        `tangents` is not a tuple or list.
       WrongTangent: `tangents` do not match `primals`.
-      BudgetInfeasible: nothing that was tried fits the budget.
+      BudgetInfeasible: no plan that was tried fits the budget.
 
-    Cost: about four evaluations of `model`. No matrix is formed.
+    Cost: about four evaluations of `model`. The matrix is never formed.
     Source: Martens, "New insights and perspectives on the natural gradient method", JMLR 21 (2020),
     sections 5 and 9.
 
@@ -103,14 +105,14 @@ def fisher_vp(
     return _product("fisher_vp", fisher(model, distribution, reduction), primals, tangents, policy)
 
 
-def _product(asked: str, of: Matrix, primals: Any, tangents: Any, policy: Any) -> Any:
-    point, vector = real_vector(primals, asked), as_tuple(tangents, "tangents", asked)
+def _product(caller: str, matrix: Matrix, primals: Any, tangents: Any, policy: Any) -> Any:
+    point, vector = real_vector(primals, caller), as_tuple(tangents, "tangents", caller)
     leaves, tree = jax.tree.flatten((point, vector))
 
-    def run(way: Any) -> Any:
+    def run(policy: Any) -> Any:
         def product(*flat: Any) -> Any:
-            at, v = tree.unflatten(flat)
-            return of.at(at, way)(v)
+            point, v = tree.unflatten(flat)
+            return matrix.at(point, policy)(v)
 
         return product
 

@@ -1,4 +1,4 @@
-"""`hessian_spectrum`: the density of eigenvalues, by stochastic Lanczos quadrature."""
+"""`hessian_spectrum`: the eigenvalue density, by stochastic Lanczos quadrature."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from xform.transforms.within import run_within
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """The eigenvalues of a symmetric matrix as a density, and moments of it.
+    """An estimate of the eigenvalue density of a symmetric matrix.
 
     Attributes:
       nodes: Ritz values of each sample, of shape `[samples, steps]`, ascending.
-      weights: of each of them; those of a sample sum to one.
-      dimension: rows of the matrix.
+      weights: weight of each Ritz value, of the same shape; the weights of a sample sum to one.
+      dimension: number of rows of the matrix.
     """
 
     nodes: Value
@@ -47,61 +47,70 @@ class Spectrum:
     dimension: int = dataclasses.field(metadata={"static": True})
 
     def moment(self, k: int) -> Value:
-        """The mean of the `k`th powers of the eigenvalues."""
+        """Estimate the mean of the `k`th powers of the eigenvalues."""
         return jnp.mean(jnp.sum(self.weights * self.nodes**k, axis=1))
 
     @property
     def trace(self) -> Value:
-        """The sum of the eigenvalues."""
+        """Estimate of the sum of the eigenvalues."""
         return self.dimension * self.moment(1)
 
     @property
     def frobenius_norm(self) -> Value:
-        """The root of the sum of their squares."""
+        """Estimate of the square root of the sum of the squared eigenvalues."""
         return jnp.sqrt(self.dimension * self.moment(2))
 
     @property
     def largest(self) -> Value:
-        """The largest eigenvalue, which Lanczos steps find first; from below."""
+        """Largest Ritz value: an estimate of the largest eigenvalue from below.
+
+        The extreme eigenvalues are the first to which Lanczos steps converge.
+        """
         return jnp.max(self.nodes)
 
     @property
     def smallest(self) -> Value:
-        """The smallest eigenvalue; from above."""
+        """Smallest Ritz value: an estimate of the smallest eigenvalue from above."""
         return jnp.min(self.nodes)
 
     def density(self, at: Value, width: float | None = None) -> Value:
-        """The density of eigenvalues at some points, of integral one.
+        """Evaluate the eigenvalue density, whose integral is one.
 
         Args:
-          at: points, an array of any shape.
-          width: standard deviation of the normal distribution that stands for each eigenvalue;
-            None: a hundredth of the range of eigenvalues.
+          at: points at which to evaluate it, an array of any shape.
+          width: standard deviation of the normal distribution that replaces each eigenvalue; None:
+            a hundredth of the range of the eigenvalues.
         """
-        broad = self.width if width is None else width
+        deviation = self.width if width is None else width
         points = jnp.asarray(at, self.nodes.dtype)
 
         def one(point: Value) -> Value:
-            each = jnp.exp(-0.5 * ((point - self.nodes) / broad) ** 2)
+            each = jnp.exp(-0.5 * ((point - self.nodes) / deviation) ** 2)
             return jnp.mean(jnp.sum(self.weights * each, axis=1))
 
-        # In batches: of all points and nodes at once there may be many.
-        found = lax.map(one, points.ravel(), batch_size=min(64, max(points.size, 1)))
-        return found.reshape(points.shape) / (broad * math.sqrt(2 * math.pi))
+        # In batches, because an array of all pairs of points and nodes may not fit in memory.
+        sums = lax.map(one, points.ravel(), batch_size=min(64, max(points.size, 1)))
+        return sums.reshape(points.shape) / (deviation * math.sqrt(2 * math.pi))
 
     @property
     def width(self) -> Value:
-        """A hundredth of the range of eigenvalues, or of the largest if all are equal."""
-        wide = self.largest - self.smallest
-        return 0.01 * jnp.where(wide > 0, wide, jnp.maximum(jnp.abs(self.largest), 1e-6))
+        """Default `width` of `density`: a hundredth of the range of the eigenvalues.
+
+        If all eigenvalues are equal, it is a hundredth of their absolute value.
+        """
+        spread = self.largest - self.smallest
+        return 0.01 * jnp.where(spread > 0, spread, jnp.maximum(jnp.abs(self.largest), 1e-6))
 
     def grid(self, points: int = 1000) -> Value:
-        """Points over the whole range, with room for what is broadened at its ends."""
-        room = 5 * self.width
-        return jnp.linspace(self.smallest - room, self.largest + room, points)
+        """Return equidistant points from five `width` below the smallest to five above the largest.
+
+        The margins hold the tails of the normal distributions at the ends of the spectrum.
+        """
+        margin = 5 * self.width
+        return jnp.linspace(self.smallest - margin, self.largest + margin, points)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the density, its logarithm upwards; PNG, SVG or PDF."""
+        """Draw the density on a logarithmic axis, in a PNG, SVG or PDF file."""
         figure, ax = axes("Spectrum.plot")
         at = np.asarray(self.grid(2000), np.float64)
         ax.semilogy(at, np.maximum(np.asarray(self.density(at), np.float64), 1e-12), color=BLUE)
@@ -114,7 +123,7 @@ class Spectrum:
     def __str__(self) -> str:
         return (
             f"{self.dimension:,} eigenvalues from {float(self.smallest):.4g} to "
-            f"{float(self.largest):.4g}, of trace {float(self.trace):.4g} and Frobenius norm "
+            f"{float(self.largest):.4g}, with trace {float(self.trace):.4g} and Frobenius norm "
             f"{float(self.frobenius_norm):.4g}"
         )
 
@@ -128,27 +137,28 @@ def hessian_spectrum(
     samples: int = 4,
     policy: Any = None,
 ) -> Spectrum:
-    """The eigenvalue density of a Hessian, or of another curvature matrix.
+    """Estimate the eigenvalue density of a Hessian, or of another curvature matrix.
 
-    From each random vector, `steps` steps of Lanczos' method, each new vector made orthogonal to
-    all before it, give a Gauss quadrature of the density.
+    Each sample starts from a random vector and makes `steps` steps of Lanczos' method, with full
+    reorthogonalization. The result is a Gauss quadrature of the density.
 
     Args:
-      f: function that returns a scalar, whose Hessian is meant; or a matrix of
-        `xform.curvature`: `GaussNewton(model, loss)`, `Fisher(model, distribution)`.
-      primals: the point, a tuple or list of arguments, of real dtypes.
+      f: function that returns a scalar, to estimate its Hessian; or a matrix of `xform.curvature`:
+        `GaussNewton(model, loss)` or `Fisher(model, distribution)`.
+      primals: the point, a tuple or list of arguments, of real floating-point dtypes.
       key: a JAX random key.
-      steps: of Lanczos' method; at most as many as there are rows are made.
-      samples: random vectors, over which is averaged.
-      policy: what reverse mode keeps, or a budget of the peak of it all, as for `ggnvp`.
+      steps: number of Lanczos steps, at most the number of rows of the matrix.
+      samples: number of random vectors, over which the density is averaged.
+      policy: which values reverse mode saves, or a budget of peak memory for the whole
+        computation, as for `ggnvp`.
 
     Returns:
-      A `Spectrum`, a pytree: print it, plot it, ask it for moments.
+      A `Spectrum`, a pytree, with moments, a text form and a plot.
 
     Raises:
-      WrongArgument: there are no steps, no samples, or no elements; `key` is no random key; or
-        `primals` is no tuple or list.
-      BudgetInfeasible: nothing that was tried fits the budget.
+      WrongArgument: `steps`, `samples` or the number of elements of the primals is zero; `key` is
+        not a random key; or `primals` is not a tuple or list.
+      BudgetInfeasible: no plan that was tried fits the budget.
 
     Cost: `steps * samples` products, and `steps` vectors like the primals in memory.
     Source: Ubaru, Chen and Saad, "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature",
@@ -156,25 +166,25 @@ def hessian_spectrum(
 
     >>> f = lambda x: jnp.sum(jnp.array([1.0, 2.0, 3.0]) * x**2)
     >>> print(xform.hessian_spectrum(f, (jnp.ones(3),), jax.random.key(0)))
-    3 eigenvalues from 2 to 6, of trace 12 and Frobenius norm 7.483
+    3 eigenvalues from 2 to 6, with trace 12 and Frobenius norm 7.483
     """
-    of, asked = matrix(f, "hessian_spectrum"), "hessian_spectrum"
-    point, key = real_vector(primals, asked), random_key(key, asked)
+    curvature, caller = matrix(f, "hessian_spectrum"), "hessian_spectrum"
+    point, key = real_vector(primals, caller), random_key(key, caller)
     leaves, tree = jax.tree.flatten(point)
     n = size(point)
     if min(steps, samples, n) < 1:
         raise WrongArgument(
-            f"{asked} with steps={steps} and samples={samples}",
-            f"one of these, or of the {n} elements of the primals, is none",
+            f"{caller} with steps={steps} and samples={samples}, of primals with {n} elements",
+            "each of these numbers must be at least one",
             "",
-            "give positive numbers, and parameters that have elements",
+            "pass positive steps and samples, and parameters that have elements",
         )
 
-    def run(way: Any) -> Any:
+    def run(policy: Any) -> Any:
         def spectrum(key: Value, *flat: Value) -> tuple[Value, Value]:
-            at = tree.unflatten(flat)
-            product = of.at(at, way)
-            one = lambda k: _quadrature(product, rademacher(k, at), min(steps, n))
+            point = tree.unflatten(flat)
+            product = curvature.at(point, policy)
+            one = lambda k: _quadrature(product, rademacher(k, point), min(steps, n))
             return lax.map(one, jax.random.split(key, samples))
 
         return spectrum
@@ -184,20 +194,22 @@ def hessian_spectrum(
 
 
 def _quadrature(product: Product, start: Tree, steps: int) -> tuple[Value, Value]:
-    """Nodes and weights of the density that a vector sees."""
+    """Return nodes and weights of the Gauss quadrature that Lanczos steps from `start` give."""
     alphas, betas = lanczos(product, start, steps)
-    inside = betas[:-1]
-    values, vectors = jnp.linalg.eigh(jnp.diag(alphas) + jnp.diag(inside, 1) + jnp.diag(inside, -1))
-    # A step after the last one that there is, is cut off: it has no weight, and repeats a node.
+    off = betas[:-1]
+    values, vectors = jnp.linalg.eigh(jnp.diag(alphas) + jnp.diag(off, 1) + jnp.diag(off, -1))
+    # Steps after the Krylov space is exhausted have weight zero. Their zero eigenvalues are no Ritz
+    # values, so they are replaced by a node that has weight.
     weights = vectors[0] ** 2
     heaviest = values[jnp.argmax(weights)]
     return jnp.where(weights > 0, values, heaviest), weights / jnp.sum(weights)
 
 
 def lanczos(product: Product, start: Tree, steps: int) -> tuple[Value, Value]:
-    """The diagonal of the tridiagonal matrix, and what is beside it; fully reorthogonalized.
+    """Run Lanczos' method with full reorthogonalization.
 
-    Where the space that products reach is exhausted, all that follows is zero.
+    Returns the diagonal of the tridiagonal matrix, and its off-diagonal with one last element more,
+    each of length `steps`. All elements after the Krylov space is exhausted are zero.
     """
     dtype = accumulator(start)
     basis = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), start)
@@ -209,12 +221,12 @@ def lanczos(product: Product, start: Tree, steps: int) -> tuple[Value, Value]:
         basis = jax.tree.map(lambda b, x: b.at[i].set(x), basis, q)
         w = product(q)
         alpha = dot(w, q)
-        w = _orthogonal(_orthogonal(w, basis), basis)  # twice, for what rounding leaves
+        w = _orthogonal(_orthogonal(w, basis), basis)  # twice, because rounding leaves a remainder
         beta = norm(w)
         largest = jnp.maximum(largest, jnp.maximum(jnp.abs(alpha), beta))
-        going = beta > tiny * largest * steps
-        beta = jnp.where(going, beta, 0)
-        q = scaled(w, jnp.where(going, 1 / jnp.where(going, beta, 1), 0))
+        has_next = beta > tiny * largest * steps
+        beta = jnp.where(has_next, beta, 0)
+        q = scaled(w, jnp.where(has_next, 1 / jnp.where(has_next, beta, 1), 0))
         return (basis, q, largest), (alpha, beta)
 
     carry = basis, q, jnp.zeros((), dtype)
@@ -223,7 +235,7 @@ def lanczos(product: Product, start: Tree, steps: int) -> tuple[Value, Value]:
 
 
 def _orthogonal(w: Tree, basis: Tree) -> Tree:
-    """A vector without what it has along each of a stack of orthonormal ones."""
+    """Remove from a vector its components along each of a stack of orthonormal vectors."""
     along = jax.vmap(lambda b: dot(b, w))(basis)
     part = lambda b: jnp.tensordot(along.astype(b.dtype), b, 1)
     return jax.tree.map(lambda x, b: x - part(b), w, basis)

@@ -1,4 +1,4 @@
-"""Vectors that are trees of arrays: the few operations that solvers need."""
+"""Vector operations on pytrees of arrays, for the iterative solvers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from xform.transforms.function import Tree, as_array, as_tuple
 
 
 def real_vector(primals: Sequence[Tree], asked: str) -> tuple[Tree, ...]:
-    """Primals as trees of arrays; refused if they are no tuple, or a leaf is not real."""
+    """Convert primals to a tuple of pytrees of arrays.
+
+    Raises `WrongArgument` if they are not a tuple or list, and `WrongDtype` if a leaf is not of a
+    floating-point dtype. `asked` is the public function that the error names.
+    """
     point = as_tuple(primals, "primals", asked)
     for leaf in jax.tree.leaves(point):
         dtype = jax.typeof(as_array(leaf, asked)).dtype
@@ -25,13 +29,13 @@ def real_vector(primals: Sequence[Tree], asked: str) -> tuple[Tree, ...]:
                 f"{asked} requires real-valued primals",
                 f"a leaf has dtype {dtype}",
                 "",
-                "close over what is not differentiated, and give parameters of a float dtype",
+                "pass only parameters of a float dtype, and close over all other values",
             )
     return jax.tree.map(lambda x: as_array(x, asked), point)
 
 
 def random_key(key: Any, asked: str) -> Value:
-    """A JAX random key; refused if it is not exactly one."""
+    """Return the key, or raise `WrongArgument` if it is not a single JAX random key."""
     try:
         jax.eval_shape(jax.random.split, key)
     except (TypeError, ValueError):
@@ -39,7 +43,7 @@ def random_key(key: Any, asked: str) -> Value:
         given = f"{key}" if number else f"of type {type(key).__name__}"
         raise WrongArgument(
             f"{asked} with key={given}" if number else f"{asked} with a key {given}",
-            "it is not one JAX random key",
+            "it is not a single JAX random key",
             "",
             f"pass jax.random.key({key if number else 0})",
         ) from None
@@ -47,12 +51,12 @@ def random_key(key: Any, asked: str) -> Value:
 
 
 def accumulator(v: Tree) -> Any:
-    """The dtype in which sums over all elements are formed: float32 at least."""
+    """Return the dtype for sums over all elements: the common dtype, at least float32."""
     return common_dtype([np.dtype(np.float32), *(x.dtype for x in jax.tree.leaves(v))])
 
 
 def dot(a: Tree, b: Tree) -> Value:
-    """The sum of products of all elements."""
+    """Return the inner product over all elements of two trees."""
     dtype = accumulator(a)
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     terms = [jnp.sum(x.astype(dtype) * y.astype(dtype)) for x, y in pairs]
@@ -60,32 +64,32 @@ def dot(a: Tree, b: Tree) -> Value:
 
 
 def norm(a: Tree) -> Value:
-    """The Euclidean length."""
+    """Return the Euclidean norm over all elements."""
     return jnp.sqrt(dot(a, a))
 
 
 def scaled(a: Tree, by: Value) -> Tree:
-    """A vector times a number, in the vector's dtypes."""
+    """Return `by * a`, in the dtypes of `a`."""
     return jax.tree.map(lambda x: x * jnp.asarray(by).astype(x.dtype), a)
 
 
 def plus(a: Tree, b: Tree, by: Value = 1.0) -> Tree:
-    """`a + by b`, in the dtypes of `a`."""
+    """Return `a + by * b`, in the dtypes of `a`."""
     return jax.tree.map(lambda x, y: x + y.astype(x.dtype) * jnp.asarray(by).astype(x.dtype), a, b)
 
 
 def wide(a: Tree) -> Tree:
-    """A vector in float32 at least."""
+    """Return the vector with every leaf in at least float32."""
     return jax.tree.map(lambda x: x.astype(accumulator(x)), a)
 
 
 def size(a: Tree) -> int:
-    """The number of elements."""
+    """Return the total number of elements."""
     return sum(x.size for x in jax.tree.leaves(a))
 
 
 def rademacher(key: Value, like: Tree) -> Tree:
-    """Signs, each as likely as the other."""
+    """Return a vector of random signs, -1 or 1 with equal probability, shaped like `like`."""
     leaves, tree = jax.tree.flatten(like)
     keys = jax.random.split(key, max(len(leaves), 1))
     return tree.unflatten(
@@ -94,5 +98,5 @@ def rademacher(key: Value, like: Tree) -> Tree:
 
 
 def unwrapped(trees: tuple[Tree, ...]) -> Tree:
-    """One tree if there is one primal, else the tuple."""
+    """Return the tree itself if the tuple has only one, else the tuple."""
     return trees[0] if len(trees) == 1 else trees
