@@ -184,7 +184,12 @@ def test_nested_programs_opened_and_not(expand: int | None) -> None:
     if expand is None:
         assert not closed - {"custom_jvp_call"}
         scopes = {s for op in g.operations for s in op.scope}
-        assert {"scan, trip 0", "scan, trip 2", "branch 1", "while, trip 2"} <= scopes
+        assert {
+            "scan, iteration 0",
+            "scan, iteration 2",
+            "branch 1",
+            "while, iteration 2",
+        } <= scopes
     if expand == 0:
         assert {"scan", "while", "cond", "jit"} <= closed
 
@@ -211,8 +216,8 @@ def test_published_test_functions(name: str) -> None:
 def test_trips_of_a_loop_backwards() -> None:
     """A loop that runs from its end has its last trip first."""
     g = xform.graph(everything, *ARGS, expand=None)
-    trips = [s for op in g.operations for s in op.scope if s.startswith("scan, trip")]
-    assert list(dict.fromkeys(trips)) == [f"scan, trip {t}" for t in (2, 1, 0)]
+    trips = [s for op in g.operations for s in op.scope if s.startswith("scan, iteration")]
+    assert list(dict.fromkeys(trips)) == [f"scan, iteration {t}" for t in (2, 1, 0)]
 
 
 def test_local_derivatives_of_arrays() -> None:
@@ -327,7 +332,7 @@ def test_the_text_of_a_large_graph_is_short_and_says_so() -> None:
 
     g = xform.graph(f, 0.5)
     assert len(str(g).splitlines()) == 203
-    assert "... 101 more; text(rows=None) has them all" in str(g)
+    assert "... 101 more; text(rows=None) shows all" in str(g)
     assert len(g.text(rows=None).splitlines()) == 303
     short = g.text(rows=5, lines=True).splitlines()
     assert len(short) == 8
@@ -337,7 +342,7 @@ def test_the_text_of_a_large_graph_is_short_and_says_so() -> None:
 def test_graphviz() -> None:
     text = xform.graph(everything, *ARGS, expand=None).to_dot()
     assert text.count("{") == text.count("}")
-    assert 'label="scan, trip 0"' in text
+    assert 'label="scan, iteration 0"' in text
     assert "color=darkorange" in text
     assert text.count(" -> ") > 20
 
@@ -353,5 +358,5 @@ def test_what_is_refused() -> None:
         xform.graph(lambda x: x, np.ones(3))
     with pytest.raises(WrongDtype, match="real"):
         xform.graph(lambda x: x + 1j, 1.0)
-    with pytest.raises(WrongArgument, match="remedy:  call it outside jit"):
+    with pytest.raises(WrongArgument, match="remedy:  call graph outside jit"):
         jax.jit(lambda x: len(str(xform.graph(jnp.sin, x))))(1.0)

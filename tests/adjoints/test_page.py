@@ -60,7 +60,7 @@ def test_scopes_are_runs_and_no_edge_leads_back(tmp_path: Path) -> None:
     found = data(page(xform.graph(f, 0.5), tmp_path))
     names = [g["name"] for g in found["groups"]]
     assert names.count("layer") == 2  # entered twice
-    assert [n for n in names if n.startswith("scan")] == [f"scan, trip {t}" for t in range(3)]
+    assert [n for n in names if n.startswith("scan")] == [f"scan, iteration {t}" for t in range(3)]
     outermost = [op["groups"][0] if op["groups"] else -1 - op["id"] for op in found["operations"]]
     for e in found["edges"]:
         made_by = found["values"][e["source"]]["operation"]

@@ -81,7 +81,7 @@ def test_where_no_perturbation_enters() -> None:
         step = lambda s: (s[0] + 1, xform.name(jnp.sin(s[1]), "h"))
         return jnp.sum(lax.while_loop(lambda s: s[1][0] > s[0], step, (0.0, x))[1])
 
-    assert "how many trips" in error(lambda: xform.partials(f, "h")(X), NotDifferentiable)
+    assert "trip count is not known" in error(lambda: xform.partials(f, "h")(X), NotDifferentiable)
 
 
 def test_through_a_value_in_a_function_with_a_rule() -> None:
@@ -92,7 +92,7 @@ def test_through_a_value_in_a_function_with_a_rule() -> None:
     odd.defvjp(lambda x: (odd(x), None), lambda _, ct: (7.0 * ct,))
     f = lambda x: jnp.sum(odd(xform.name(x, "h")))
     said = error(lambda: xform.partials(f, "h", via="inside")(X), NotDifferentiable)
-    assert "what the function is given" in said
+    assert "name an argument or the result" in said
 
 
 @pytest.mark.parametrize("names", [[], 3, ["h", None, 2], ("h", 1)])

@@ -86,7 +86,7 @@ def test_steps_backward_edge_by_edge(order: str, shown: Open) -> None:
     page = shown(graph)
     page.one(f"[data-order={order}]").click()
     page.one("#turn").click()
-    assert page.text("#now") == "The way back: the adjoint of the output h is 1."
+    assert page.text("#now") == "Backward pass: the adjoint of the output h is 1."
     for step in getattr(graph, order):
         page.one("#next").click()
         edge = graph.edges[step.edge]
@@ -127,20 +127,20 @@ def test_scopes_open_and_close(shown: Open) -> None:
     every = len(page.texts(".vertex"))
     page.one("#close-all").click()
     heads = page.texts(".vertex .head")
-    assert "▸ scan, trip 1" in heads
+    assert "▸ scan, iteration 1" in heads
     assert len(heads) < every
     trip = next(v for v in page.browser.find_elements("css selector", ".vertex.scope")
-                if "trip 1" in v.text)  # fmt: skip
+                if "iteration 1" in v.text)  # fmt: skip
     trip.click()
-    assert "▸ scan, trip 1" not in page.texts(".vertex .head")
-    assert "▸ scan, trip 0" in page.texts(".vertex .head")
+    assert "▸ scan, iteration 1" not in page.texts(".vertex .head")
+    assert "▸ scan, iteration 0" in page.texts(".vertex .head")
     page.one("[data-scope]").click()
     assert page.texts(".vertex .head") == heads
     page.one("#open-all").click()
     assert len(page.texts(".vertex")) == every
     page.one("#close-all").click()
     page.one("#last").click()
-    assert vertex(page, "▸ scan, trip 0")[1] == "4 of 4 operations"
+    assert vertex(page, "▸ scan, iteration 0")[1] == "4 of 4 operations"
 
 
 def test_keys_and_the_slider(shown: Open) -> None:
@@ -210,7 +210,7 @@ def test_thousands_of_operations(shown: Open) -> None:
         return x
 
     page = shown(xform.graph(f, 1.5))
-    assert page.text("#window").startswith("The picture has 150 of 2,001 vertices")
+    assert page.text("#window").startswith("The picture shows 150 of 2,001 vertices")
     assert len(page.texts(".vertex")) == 150
     for button in ("first", "last", "turn", "back"):
         script = "const t = performance.now(); document.getElementById(arguments[0]).click(); return performance.now() - t"  # noqa: E501

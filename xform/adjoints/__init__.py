@@ -1,1 +1,1 @@
-"""Derivatives at values inside a program: of named ones, and of all of them as a graph."""
+"""Gradients at values inside a function: at named values, or at all values as a graph."""

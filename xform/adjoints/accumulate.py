@@ -1,8 +1,8 @@
-"""The two orders in which adjoints are added up, edge by edge.
+"""The two orders in which the backward pass can sum adjoints, edge by edge.
 
-Both go back through the operations. Pushed: an operation whose outputs' adjoints are known hands to
-each of its inputs what flows there. Pulled: a value that is reached adds up what comes from each of
-its consumers, all of which were reached before.
+The backward pass visits the operations in reverse. In the "pushed" order, an operation whose output
+adjoints are known adds a contribution to the adjoint of each input. In the "pulled" order, a value
+sums the contributions of all operations that read it; their output adjoints are known by then.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ Flows = dict[int, Array]
 
 def pushed(values: Sequence[Value], operations: Sequence[Operation], edges: Sequence[Edge],
            output: int) -> tuple[Adjoints, Flows, list[Step]]:  # fmt: skip
-    """Adjoints by value, what flows along each edge, and the steps, pushed to in-edges."""
-    into = _by(edges, "target")
+    """Sum adjoints in the pushed order, operation by operation.
+
+    Returns the adjoints by value id, the contribution of each edge by edge id, and the steps.
+    """
+    into = _edges_by(edges, "target")
     adjoints: Adjoints = {output: jnp.ones_like(values[output].array)}
     flows: Flows = {}
     steps: list[Step] = []
@@ -42,8 +45,12 @@ def pushed(values: Sequence[Value], operations: Sequence[Operation], edges: Sequ
 
 def pulled(values: Sequence[Value], operations: Sequence[Operation], edges: Sequence[Edge],
            output: int) -> tuple[Adjoints, list[Step]]:  # fmt: skip
-    """Adjoints by value, and the steps, pulled from out-edges; numbers by the chain rule alone."""
-    out_of, into = _by(edges, "source"), _by(edges, "target")
+    """Sum adjoints in the pulled order, value by value.
+
+    If a local derivative is a number, its contribution is the product of that number and the
+    consumer's adjoint. Returns the adjoints by value id, and the steps.
+    """
+    out_of, into = _edges_by(edges, "source"), _edges_by(edges, "target")
     adjoints: Adjoints = {output: jnp.ones_like(values[output].array)}
     steps: list[Step] = []
     for value in reversed(values):
@@ -55,23 +62,26 @@ def pulled(values: Sequence[Value], operations: Sequence[Operation], edges: Sequ
             if edge.partial.value is not None:
                 flow = jnp.asarray(edge.partial.value * cts[0], value.array.dtype)
             else:
-                place = [e.id for e in into[op.id] if e.partial is not None].index(edge.id)
-                flow = op.pull(cts)[place]
+                position = [e.id for e in into[op.id] if e.partial is not None].index(edge.id)
+                flow = op.pull(cts)[position]
             before = adjoints.get(value.id)
             adjoints[value.id] = flow if before is None else before + flow
             steps.append(Step(edge.id, adjoints[value.id]))
     return adjoints, steps
 
 
-def _by(edges: Sequence[Edge], end: str) -> dict[int, list[Edge]]:
-    found: dict[int, list[Edge]] = collections.defaultdict(list)
+def _edges_by(edges: Sequence[Edge], end: str) -> dict[int, list[Edge]]:
+    grouped: dict[int, list[Edge]] = collections.defaultdict(list)
     for edge in edges:
-        found[getattr(edge, end)].append(edge)
-    return found
+        grouped[getattr(edge, end)].append(edge)
+    return grouped
 
 
 def _cotangents(op: Operation, values: Sequence[Value], adjoints: Adjoints) -> list[Array] | None:
-    """Those of the active outputs, zero where nothing comes; None if nothing comes at all."""
+    """Return the cotangents of the active outputs, zeros for an output without an adjoint.
+
+    None if no active output has an adjoint.
+    """
     outs = [values[i] for i in op.outputs]
     active = gather(outs, [v.colour == "active" for v in outs])
     if not any(v.id in adjoints for v in active):

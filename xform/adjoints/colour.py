@@ -1,8 +1,8 @@
-"""Colours of values: does a derivative in the inputs pass through them?
+"""The colour of a value: whether derivatives with respect to the inputs pass through it.
 
-As `requires_grad` says it of a tensor: "active" values depend differentiably on an active input;
-"stopped" ones are computed from those, but no derivative passes (`stop_gradient`, integers,
-comparisons); "constant" ones depend on no active input.
+Colours correspond to `requires_grad` of a PyTorch tensor. An "active" value depends differentiably
+on an active input. A "stopped" value is computed from active values, but no derivative passes
+(`stop_gradient`, integers, comparisons). A "constant" value depends on no active input.
 """
 
 from __future__ import annotations
@@ -23,44 +23,48 @@ Colours = dict[Var, Colour]
 
 
 def strongest(colours: Sequence[Colour]) -> Colour:
-    """Active if one is, else stopped if one is."""
+    """Return "active" if one of the colours is, else "stopped" if one is, else "constant"."""
     return COLOURS[max(map(COLOURS.index, colours), default=0)]
 
 
 def of(atom: Any, colours: Colours) -> Colour:
-    """The colour of a variable; literals are constant."""
+    """Return the colour of a variable; a literal is constant."""
     return colours.get(atom, "constant") if isinstance(atom, Var) else "constant"
 
 
 def colours(prog: Program, inputs: Sequence[Colour]) -> Colours:
-    """The colour of each value of a program, and of those in its loops, branches and calls."""
+    """Return the colour of each value of a program, including its loops, branches and calls."""
     known: Colours = {}
     outputs_of(prog, inputs, known)
     return known
 
 
 def outputs_of(prog: Program, inputs: Sequence[Colour], known: Colours) -> list[Colour]:
-    """Colours of the outputs; `known` gets those of all values.
+    """Return the colours of the outputs, and record the colours of all values in `known`.
 
-    Of a program that is run several times, values have the strongest colour that they ever have.
+    If a program runs several times, `known` holds the strongest colour of each value.
     """
-    here: Colours = dict(zip(prog.inputs, inputs, strict=True))
+    local: Colours = dict(zip(prog.inputs, inputs, strict=True))
     for eqn in prog.equations:
-        made = made_by(eqn, [of(v, here) for v in eqn.invars], known)
-        here.update(zip(eqn.outvars, made, strict=True))
-    known.update({v: strongest([of(v, known), colour]) for v, colour in here.items()})
-    return [of(v, here) for v in prog.outputs]
+        results = made_by(eqn, [of(v, local) for v in eqn.invars], known)
+        local.update(zip(eqn.outvars, results, strict=True))
+    known.update({v: strongest([of(v, known), colour]) for v, colour in local.items()})
+    return [of(v, local) for v in prog.outputs]
 
 
 def made_by(eqn: JaxprEqn, inputs: Sequence[Colour], known: Colours) -> list[Colour]:
-    """The colours of what an equation makes; what has no rule is as if it had one."""
+    """Return the colours of an equation's outputs.
+
+    A primitive without a rule is assumed to be differentiable in all its inputs.
+    """
     depends = _nested(eqn, inputs, known) or [strongest(inputs)] * len(eqn.outvars)
-    pairs = zip(_moves(eqn, inputs, depends), depends, strict=True)
+    pairs = zip(_differentiable_outputs(eqn, inputs, depends), depends, strict=True)
     return ["active" if on else "stopped" if c != "constant" else c for on, c in pairs]
 
 
-def _moves(eqn: JaxprEqn, inputs: Sequence[Colour], depends: Sequence[Colour]) -> Sequence[bool]:
-    """Which outputs depend differentiably on the active inputs."""
+def _differentiable_outputs(eqn: JaxprEqn, inputs: Sequence[Colour], depends: Sequence[Colour]
+                            ) -> Sequence[bool]:  # fmt: skip
+    """Return, for each output, whether it depends differentiably on an active input."""
     ins = tuple(c == "active" for c in inputs)
     if not any(ins):
         return (False,) * len(eqn.outvars)
@@ -72,39 +76,45 @@ def _moves(eqn: JaxprEqn, inputs: Sequence[Colour], depends: Sequence[Colour]) -
 
 
 def _nested(eqn: JaxprEqn, inputs: Sequence[Colour], known: Colours) -> list[Colour]:
-    """What an equation makes, by the programs in it; nothing if they do not say."""
+    """Return the colours of an equation's outputs, computed from the programs inside it.
+
+    An empty list if there are none, or if their inputs and outputs do not match the equation's.
+    """
     bodies = [prog for _, prog in programs(eqn)]
     if eqn.primitive is scan_p:
         nc, nk = scan_counts(eqn.params)
         return _loop(bodies[0], inputs[:nc], inputs[nc : nc + nk], inputs[nc + nk :], known)
     if eqn.primitive is while_p:
         a, b = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        until, steps = bodies
+        condition, steps = bodies
         carry = _loop(steps, inputs[a : a + b], inputs[a + b :], (), known)
-        (goes_on,) = outputs_of(until, [*inputs[:a], *carry], known)
-        return [_decided(goes_on, c) for c in carry]
+        (predicate,) = outputs_of(condition, [*inputs[:a], *carry], known)
+        return [_controlled(predicate, c) for c in carry]
     if eqn.primitive is cond_p:
         index, operands = inputs[0], inputs[1:]
-        made = [outputs_of(b, operands, known) for b in bodies]
-        return [_decided(index, strongest(column)) for column in zip(*made, strict=True)]
+        results = [outputs_of(b, operands, known) for b in bodies]
+        return [_controlled(index, strongest(column)) for column in zip(*results, strict=True)]
     if len(bodies) == 1 and len(bodies[0].inputs) == len(eqn.invars):
-        made = outputs_of(bodies[0], inputs, known)
-        return made if len(made) == len(eqn.outvars) else []
+        outs = outputs_of(bodies[0], inputs, known)
+        return outs if len(outs) == len(eqn.outvars) else []
     return []
 
 
-def _decided(by: Colour, made: Colour) -> Colour:
-    """What is constant but for a decision that depends on an active input is stopped."""
-    return "stopped" if made == "constant" and by != "constant" else made
+def _controlled(predicate: Colour, result: Colour) -> Colour:
+    """Return "stopped" for a constant result of control flow that depends on an active input."""
+    return "stopped" if result == "constant" and predicate != "constant" else result
 
 
 def _loop(steps: Program, consts: Sequence[Colour], carry: Sequence[Colour],
           seq: Sequence[Colour], known: Colours) -> list[Colour]:  # fmt: skip
-    """What a loop makes: a carry has the strongest colour that it has in some trip."""
+    """Return the colours of a loop's outputs.
+
+    The colour of a carry is its strongest colour over all iterations.
+    """
     n = len(carry)
     while True:
         outs = outputs_of(steps, [*consts, *carry, *seq], known)
-        grown: list[Colour] = [strongest(pair) for pair in zip(carry, outs[:n], strict=True)]
-        if grown == list(carry):
-            return [*grown, *outs[n:]]
-        carry = grown
+        merged: list[Colour] = [strongest(pair) for pair in zip(carry, outs[:n], strict=True)]
+        if merged == list(carry):
+            return [*merged, *outs[n:]]
+        carry = merged

@@ -28,16 +28,17 @@ from xform.transforms.function import call, function, positions
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """A computational graph: print it, or see `to_dict`, `to_dot` and `save_html`.
+    """A computational graph at a point: print it, or use `to_dict`, `to_dot` or `save_html`.
 
     Attributes:
-      function: what it is of.
-      values: in the order in which they are made.
-      operations: what makes them, in the order in which it runs.
-      edges: that an operation reads a value.
-      output: the place of the output among the values.
-      pushed: the way back, edge by edge, as each operation hands on what flows to its inputs.
-      pulled: the same as each value collects what comes from its consumers.
+      function: name of the function.
+      values: all values, in order of computation.
+      operations: the operations that compute the values, in execution order.
+      edges: one edge for each value that an operation reads.
+      output: index of the function's output in `values`.
+      pushed: the backward pass edge by edge, if each operation adds to the adjoints of its inputs.
+      pulled: the backward pass edge by edge, if each value collects from the operations that read
+        it.
     """
 
     function: str
@@ -49,23 +50,25 @@ class Graph:
     pulled: tuple[Step, ...]
 
     def __getitem__(self, name: str) -> Value:
-        """The value of this name: an argument, a name by `xform.name`, or a letter.
+        """The value with this name: an argument, a name given by `xform.name`, or a letter.
 
         Raises:
-          WrongArgument: there is none; names like it are shown.
+          WrongArgument: no value has this name. The message lists similar names.
         """
-        made = [v for v in self.values if v.operation >= 0]
-        found = [v for v in made if v.label == name] or [v for v in made if v.name == name]
-        if not found:
-            names = [n for v in made for n in (v.label, v.name) if n]
-            like = difflib.get_close_matches(str(name), names, 3, 0.4) or names[:3]
+        computed = [v for v in self.values if v.operation >= 0]
+        matches = [v for v in computed if v.label == name] or [
+            v for v in computed if v.name == name
+        ]
+        if not matches:
+            names = [n for v in computed for n in (v.label, v.name) if n]
+            similar = difflib.get_close_matches(str(name), names, 3, 0.4) or names[:3]
             raise WrongArgument(
                 f"graph of {self.function}[{name!r}]",
                 "no value has this name",
                 "",
-                f"print the graph for its names, such as {', '.join(map(repr, like))}",
+                f"use a name that the printed graph shows, such as {', '.join(map(repr, similar))}",
             )
-        return found[0]
+        return matches[0]
 
     def __str__(self) -> str:
         return self.text()
@@ -73,16 +76,21 @@ class Graph:
     __repr__ = __str__
 
     def text(self, rows: int | None = 200, lines: bool = False) -> str:
-        """A line for each value: what makes it, the value, its adjoint, its local derivatives.
+        """Format the graph as a table with one line for each value.
+
+        A line shows the operation, the value, its adjoint, and the operation's local derivatives.
 
         Args:
-          rows: how many values at most, the first and the last; None: all.
-          lines: whether the user's line stands behind each.
+          rows: largest number of values, half of them the first and half the last; None: all.
+          lines: whether to show the line of your code that each value comes from.
         """
         return text(self.to_dict(), rows, lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON takes it. Arrays are shapes and norms; "nan" and "inf" are text."""
+        """Return the graph as plain data for JSON.
+
+        Arrays are given by shape and norm. NaN and infinity are text: "nan" and "inf".
+        """
         return {
             "function": self.function,
             "output": self.output,
@@ -94,14 +102,14 @@ class Graph:
         }
 
     def to_dot(self) -> str:
-        """The graph in Graphviz's language: `dot -Tsvg`. Scopes are clusters."""
+        """Return the graph in Graphviz's language, for `dot -Tsvg`. Scopes become clusters."""
         return dot(self.to_dict())
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one HTML page that draws the graph, and steps through it forward and backward.
+        """Write an HTML page that draws the graph and steps through its forward and backward pass.
 
-        It needs no network. Of a large graph the picture shows what its scopes hold when they are
-        opened, and the table all of it.
+        The page is one file and needs no network. In the picture of a large graph, scopes are
+        closed until you open them; the table lists all values.
         """
         write(self.to_dict(), path)
 
@@ -120,9 +128,8 @@ def _value(v: Value) -> dict[str, Any]:
 
 
 def _operation(op: Operation) -> dict[str, Any]:
-    kept = ("id", "text", "where", "closed")
     lists = {k: list(getattr(op, k)) for k in ("inputs", "outputs", "scope")}
-    return {k: getattr(op, k) for k in kept} | lists
+    return {k: getattr(op, k) for k in ("id", "text", "where", "closed")} | lists
 
 
 def _edge(e: Edge) -> dict[str, Any]:
@@ -143,38 +150,40 @@ def graph(
     expand: int | None = 64,
     **kwargs: Any,
 ) -> Graph:
-    """The computational graph of a scalar function at a point.
+    """Compute the computational graph of a scalar function at a point.
 
-    Each operation that the function runs is a vertex, with the value it makes. Each edge, from a
-    value to an operation that reads it, bears the local derivative: a number, or the shape and norm
-    of a block of the Jacobian. On the way back each value gets its adjoint, the gradient of the
-    output in it: the sum over its out-edges of the local derivative times the consumer's adjoint.
+    Each operation that the function runs is a vertex, shown with its result. Each edge leads from a
+    value to an operation that reads it. The edge holds the local derivative: a number, or the shape
+    and norm of a block of the Jacobian. The adjoint of a value is the gradient of the output with
+    respect to it: the sum, over its outgoing edges, of the local derivative times the adjoint of
+    the operation's result.
 
-    A value is "active" if a derivative in the arguments passes through it, "stopped" if it is
-    computed from active ones but no derivative passes (`stop_gradient`, integers), and "constant"
-    if it depends on no active argument.
+    A value is "active" if a derivative with respect to the arguments passes through it. It is
+    "stopped" if it is computed from active values but no derivative passes (`stop_gradient`,
+    integers). It is "constant" if it depends on no active argument.
 
     Args:
       f: pure function that returns a real scalar. It is traced, as under `jit`.
-      *args: arrays and floats in pytrees; all else, Python's integers too, is held as it is.
-      argnums: position or positions of the arguments that are active; None: all floats.
-      expand: calls, loops and branches are opened that run at most so many equations, trips
-        counted; others are one operation. None: all are opened.
-      **kwargs: keyword arguments of `f`, held constant.
+      *args: arrays and floats in pytrees. All other leaves, including Python integers, are passed
+        to `f` unchanged.
+      argnums: position or positions of the active arguments; None: all floating-point arguments.
+      expand: a call, loop or branch is expanded into its operations if it runs at most this many
+        equations, over all iterations. Others stay one operation. None: expand all.
+      **kwargs: keyword arguments of `f`, which stay constant.
 
     Returns:
-      A `Graph`: `graph["x"].adjoint`, `print(graph)`, `graph.to_dict()`, `graph.to_dot()`,
+      A `Graph`, with `graph["x"].adjoint`, `print(graph)`, `graph.to_dict()`, `graph.to_dot()` and
       `graph.save_html(path)`.
 
     Raises:
       NotScalar: `f` returned something other than a scalar.
       WrongDtype: the output is not real.
-      WrongArgument: under `jit`, where there are no values.
+      WrongArgument: the call is under `jit`, where values are not known.
       MissingRule: a primitive in `f` has no rule.
 
-    Cost: operations run one by one, with a derivative each: some milliseconds for an operation. The
-    norm of a local derivative of over 4,096 entries is estimated, from 8 random cotangents; the
-    adjoints are not. All values are held.
+    Cost: operations run one by one, each with its derivative, at some milliseconds per operation.
+    All values stay in memory. The norm of a local derivative with more than 4,096 entries is
+    estimated from 8 random cotangents; adjoints are never estimated.
     Source: Griewank and Walther, "Evaluating Derivatives", 2nd edition, sections 2.2, 3.2 and 9.2.
 
     >>> g = xform.graph(lambda x, y: jnp.sin(x) * y, 0.0, 3.0)
@@ -182,40 +191,40 @@ def graph(
     3.0
     >>> print(g)
     graph of <lambda>: 2 operations, 2 active inputs, output 0.0
-    value       operation  is   adjoint  local derivatives  colour
-    a:f32[]  x  input      0.0  3.0                         active
-    b:f32[]  y  input      3.0  0.0                         active
-    c:f32[]     sin a      0.0  3.0      ∂a 1.0             active
-    d:f32[]     mul c b    0.0  1.0      ∂c 3.0, ∂b 0.0     active
+    variable     operation  value  adjoint  local derivatives  colour
+    a:f32[]   x  input      0.0    3.0                         active
+    b:f32[]   y  input      3.0    0.0                         active
+    c:f32[]      sin a      0.0    3.0      ∂a 1.0             active
+    d:f32[]      mul c b    0.0    1.0      ∂c 3.0, ∂b 0.0     active
     """
     check_callable(f, "graph")
-    asked = f"graph of {function_name(f)}"
+    caller = f"graph of {function_name(f)}"
     paths, tree = jax.tree.flatten_with_path(args)
-    traced = [shaped(x) or isinstance(x, float | complex) for _, x in paths]
+    is_traced = [shaped(x) or isinstance(x, float | complex) for _, x in paths]
 
     def run(*arrays: Any) -> Any:
         rest = iter(arrays)
-        leaves = [next(rest) if t else x for (_, x), t in zip(paths, traced, strict=True)]
+        leaves = [next(rest) if t else x for (_, x), t in zip(paths, is_traced, strict=True)]
         return f(*tree.unflatten(leaves), **kwargs)
 
-    bound = call(run, [x for _, x in gather(paths, traced)], asked)
+    bound = call(run, [x for _, x in gather(paths, is_traced)], caller)
     fun, flat = function(bound)
     if any(isinstance(x, Tracer) for x in flat):
         raise WrongArgument(
-            asked,
-            "its arguments, or what it closes over, are traced: there are no values yet",
+            caller,
+            "an argument, or a value that the function closes over, is traced and has no value yet",
             "",
-            "call it outside jit, vmap and grad; of names inside a jitted function ask partials",
+            "call graph outside jit, vmap and grad; inside, use xform.partials at named values",
         )
     out = jax.tree.unflatten(fun.signature.out_tree, fun.signature.out_avals)
     check_scalar("graph", function_name(f), out)
-    called = argument_names(f, len(args))
-    at = range(len(args)) if argnums is None else positions(argnums, len(args), "graph")
+    names = argument_names(f, len(args))
+    active_args = range(len(args)) if argnums is None else positions(argnums, len(args), "graph")
     record = Recorder(expand)
     inputs = [record.given(x, "", "constant") for x in flat[: fun.n_consts]]
-    for (path, _), x in zip(gather(paths, traced), flat[fun.n_consts :], strict=True):
-        active = path[0].idx in at and differentiable(jax.typeof(x))
-        label = called[path[0].idx] + keystr(path[1:])
+    for (path, _), x in zip(gather(paths, is_traced), flat[fun.n_consts :], strict=True):
+        active = path[0].idx in active_args and differentiable(jax.typeof(x))
+        label = names[path[0].idx] + keystr(path[1:])
         inputs.append(record.given(x, label, "active" if active else "constant"))
     output = record.run(fun.program, inputs)[0]
     check_output("graph", record.values[output].array, holomorphic=False)

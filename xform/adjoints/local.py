@@ -1,4 +1,4 @@
-"""Local derivatives: how large each block of an operation's Jacobian is."""
+"""Local derivatives: the shape and norm of each block of an operation's Jacobian."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy as np
 from xform.adjoints.parts import Partial, Pull, norm
 from xform.arithmetic import Value as Array
 
-# Jacobians of so many entries are formed; of larger ones the norm is estimated from as many pulls.
-_FORMED = 4096
-_PROBES = 8
+_MAX_ENTRIES = 4096  # a larger Jacobian is not formed: its norm is estimated
+_PROBES = 8  # number of random cotangents for the estimate
 
 
 def partials_of(pull: Pull, ys: Sequence[Array], xs: Sequence[Array], elementwise: bool
                 ) -> list[Partial]:  # fmt: skip
-    """The local derivative in each of `xs`.
+    """Return the local derivative with respect to each of `xs`.
 
     Args:
-      pull: of cotangents of `ys`, those of `xs`.
+      pull: pullback from cotangents of `ys` to cotangents of `xs`.
       ys: the active outputs.
       xs: the active inputs.
-      elementwise: whether an element of an output depends on one of each input, which has its
-        place: where shapes are equal, one pull of ones is the diagonal, and all else is zero.
+      elementwise: whether each output element depends only on the input elements at the same
+        position. If the shapes are equal too, one pullback of ones gives the diagonal of each
+        block, and all other entries are zero.
     """
     rows, sizes = sum(y.size for y in ys), [x.size for x in xs]
     shapes = [(*(ys[0].shape if len(ys) == 1 else (rows,)), *x.shape) for x in xs]
@@ -35,18 +35,18 @@ def partials_of(pull: Pull, ys: Sequence[Array], xs: Sequence[Array], elementwis
     if rows == 1 or (elementwise and all(x.shape == ys[0].shape for x in xs)):
         pairs = zip(shapes, pull([jnp.ones_like(y) for y in ys]), strict=True)
         return [Partial(s, None if s else float(ct), norm(ct)) for s, ct in pairs]
-    if rows * max(sizes, default=0) <= _FORMED:
+    if rows * max(sizes, default=0) <= _MAX_ENTRIES:
         blocks = jax.vmap(lambda *cts: pull(cts))(*_basis(ys, rows))
         return [Partial(s, None, norm(block)) for s, block in zip(shapes, blocks, strict=True)]
     squares = np.zeros(len(xs))
     for cts in _random(ys):
         squares += [norm(ct) ** 2 for ct in pull(cts)]
-    sums = np.sqrt(squares / _PROBES).tolist()
-    return [Partial(s, None, q, exact=False) for s, q in zip(shapes, sums, strict=True)]
+    estimates = np.sqrt(squares / _PROBES).tolist()
+    return [Partial(s, None, q, exact=False) for s, q in zip(shapes, estimates, strict=True)]
 
 
 def _basis(ys: Sequence[Array], rows: int) -> list[Array]:
-    """All unit cotangents, along a leading axis."""
+    """Return all unit cotangents, stacked along a leading axis."""
     ends = np.cumsum([y.size for y in ys])
     eye = np.eye(rows)
     blocks = np.split(eye, ends[:-1], axis=1)
@@ -55,7 +55,10 @@ def _basis(ys: Sequence[Array], rows: int) -> list[Array]:
 
 
 def _random(ys: Sequence[Array]) -> Iterator[list[Any]]:
-    """Normal cotangents: the mean of the squares of what is pulled is the sum of all squares."""
+    """Yield random normal cotangents.
+
+    The expected squared norm of the pulled-back cotangent is the squared norm of the Jacobian.
+    """
     for key in jax.random.split(jax.random.key(0), _PROBES):
         keys = jax.random.split(key, len(ys))
         yield [jax.random.normal(k, y.shape, y.dtype) for k, y in zip(keys, ys, strict=True)]

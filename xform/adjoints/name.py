@@ -10,32 +10,32 @@ from xform.errors import WrongArgument
 
 
 def name(x: Any, name: str) -> Any:
-    """`x`, under a name: that of `jax.ad_checkpoint.checkpoint_name`, which is the same thing.
+    """Return `x` with a name attached, exactly as `jax.ad_checkpoint.checkpoint_name` does.
 
-    `partials` asks for the gradient at a named value, policies say of named values whether they are
-    saved. The name belongs to what is returned: it is that which has to be used.
+    `partials` computes the gradient at a named value, and policies can decide by name which values
+    to save. The name belongs to the returned value, so use that value and not `x`.
 
     Args:
-      x: a pytree of arrays of any shape; each of its leaves gets the name.
-      name: any text.
+      x: a pytree of arrays of any shape; each leaf gets the name.
+      name: any string.
 
     Returns:
-      A pytree like `x`, with its values.
+      A pytree like `x`, with the same values.
 
     Raises:
-      WrongArgument: `name` is no text.
+      WrongArgument: `name` is not a string.
 
-    Cost: none; the compiler drops names.
+    Cost: none, because the compiler removes names.
 
     >>> f = lambda x: xform.name(jnp.sin(x), "h") ** 2
     >>> float(f(0.5)) == float(jnp.sin(0.5) ** 2)
     True
     """
-    given: Any = name
-    if not isinstance(given, str):
+    untyped: Any = name
+    if not isinstance(untyped, str):
         raise WrongArgument(
             f"name(x, {name!r})",
-            f"a name is text, and this is of type {type(given).__name__}",
+            f"the name must be a string, and it has type {type(untyped).__name__}",
             "",
             'pass the value first, then its name: name(x, "h")',
         )

@@ -1,4 +1,4 @@
-"""The page of a graph: one file that opens from disk, with nothing to fetch."""
+"""The HTML page of a graph: one file that opens from disk and needs no network."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _SCRIPTS = ("steps", "layout", "picture", "values", "graph")
 
 
 def write(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write one HTML page that draws a graph, and steps through it.
+    """Write an HTML page that draws a graph and steps through it.
 
-    The page needs no network, and its own rules forbid it to ask for any. It appears whole, or not
-    at all.
+    The page needs no network, and its content security policy forbids requests. The file is written
+    completely or not at all.
 
     Args:
-      graph: `Graph.to_dict()`.
-      path: the file.
+      graph: the result of `Graph.to_dict()`.
+      path: the file to write.
 
-    Cost: about 700 bytes for an operation.
+    Cost: about 700 bytes of the file per operation.
     """
     own = lambda name: part(name, "xform.adjoints")
     scripts = [part("dom.js"), *(own(f"{name}.js") for name in _SCRIPTS)]
@@ -35,12 +35,12 @@ def write(graph: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
 
 def _packed(graph: dict[str, Any]) -> dict[str, Any]:
-    """A graph with its numbers as text."""
+    """Return the data of the page: the graph with its numbers formatted as text."""
     partials = local_derivatives(graph)
     groups, members = _groups(graph["operations"])
-    kept = ("name", "label", "type", "colour", "operation")
+    copied = ("id", "name", "label", "type", "colour", "operation")
     values = [
-        {"id": v["id"], **{k: v[k] for k in kept}, "said": said(v), "adjoint": said(v["adjoint"])}
+        {k: v[k] for k in copied} | {"said": said(v), "adjoint": said(v["adjoint"])}
         for v in graph["values"]
     ]
     operations = [
@@ -73,9 +73,11 @@ def _packed(graph: dict[str, Any]) -> dict[str, Any]:
 
 
 def _groups(operations: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[list[int]]]:
-    """Scopes as runs of operations: each with its size and what it is in; and those of each.
+    """Group operations by scope, in runs of consecutive operations.
 
-    One scope that is entered again is another group: no edge leads back into one that was left.
+    Returns the groups, each with its name, its parent group and its number of operations, and for
+    each operation the groups around it, outermost first. A scope that is entered twice makes two
+    groups, so that no edge leads back into a group that was left.
     """
     groups: list[dict[str, Any]] = []
     members: list[list[int]] = []

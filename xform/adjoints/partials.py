@@ -1,4 +1,4 @@
-"""`partials`: the gradient of a scalar function at values inside it, whole or edge by edge."""
+"""`partials`: the gradient of a scalar function at named values inside it."""
 
 from __future__ import annotations
 
@@ -36,46 +36,50 @@ def partials(
     has_aux: bool = False,
     policy: Policy = None,
 ) -> Callable[..., Any]:
-    """The gradient of a scalar function at named values inside it.
+    """Return a function that computes the gradient of `f` at named values inside it.
 
     Values get names by `xform.name` or `jax.ad_checkpoint.checkpoint_name`. The gradient at a value
-    is what the output changes by, to first order, if something is added to the value there: along
-    all paths from it, or along one edge of the graph, as if all others were cut by `stop_gradient`.
+    tells how the output changes, to first order, if something is added to that value. It includes
+    all paths from the value to the output, or one use of the value only, as if `stop_gradient` cut
+    all its other uses.
 
-    Names are found in jitted functions, loops of known length (`scan`), branches, remat regions,
-    `vmap`, and in functions with a derivative of their own, where the gradient is that of the
-    function's body, and what comes from outside is the user's rule. Where `f` itself differentiates
-    a function, a named value may be made again for the backward pass: that is one more value.
+    Names may be inside jitted functions, loops of known length (`scan`), branches, remat regions,
+    `vmap`, and functions with a custom derivative. The gradient at a value inside such a function
+    is computed from the function's body; a gradient that passes through the whole function follows
+    its custom rule. If `f` itself differentiates a function, the backward pass may recompute a
+    named value. The recomputed value then counts as one more value with that name.
 
     Args:
-      f: pure function that returns a real scalar. Its arguments may be any Python objects: arrays
-        among them are traced, as under `jit`, and all else is held as it is.
+      f: pure function that returns a real scalar. Its arguments may be any Python objects. Arrays
+        in them are traced, as under `jit`; everything else is passed unchanged.
       names: a name, or a pytree of names: `"h"`, `["h", "g"]`.
-      via: one edge only. A name: along all paths that pass through a value of that name, the next
-        one, where a loop makes several. A number: along the use of that number, of the equations
-        that read the value, in program order; an error lists them with their lines.
-      shares: the gradient along each use: a dict in program order from what reads the value, with
-        its number and line, to its share. The shares add up to the gradient.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
-      policy: what is kept for the backward pass, as for `grad`.
+      via: restricts the gradient. A name: include only paths through a value of that name, the next
+        such value if a loop computes several. A number: include only this use of the value.
+        Equations that read the value are numbered from 0 in program order; the error for a wrong
+        number lists them with their lines.
+      shares: whether to return the gradient along each use separately, in a dict in program order.
+        A key names the use, with its number and line. The shares add up to the gradient.
+      has_aux: whether `f` returns a pair whose second element is auxiliary output.
+      policy: which values are saved for the backward pass, as for `grad`.
 
     Returns:
-      A function with the arguments of `f`. It returns a tree like `names`. Each gradient has shape
-      and dtype of the value; in a loop, all trips are stacked along a leading axis (zeros, or
-      nothing added, where a branch did not run). Where several values have one name, as in an
-      unrolled loop of layers: a list of their gradients, in program order. With `has_aux` the
-      result is a pair `(gradients, auxiliary)`.
+      A function with the arguments of `f`. It returns a tree like `names`. Each gradient has the
+      shape and dtype of the value. In a loop, the gradients of all iterations are stacked along a
+      leading axis; a branch that did not run gives zeros. If several values have the same name, as
+      in an unrolled loop of layers, their gradients are in a list, in program order. With `has_aux`
+      the result is a pair `(gradients, auxiliary)`.
 
     Raises:
-      WrongArgument: no value has the name (those like it are shown), or no use has the number (all
-        uses are).
-      WrongDtype: the value is no float, or the output is not real.
+      WrongArgument: no value has the name (the message lists similar names), or no use has the
+        number (the message lists all uses).
+      WrongDtype: the value is not floating-point, or the output is not real.
       NotScalar: `f` returned something other than a scalar.
-      NotDifferentiable: no path leads from the value to the output, or to `via`; or it is in a loop
-        of unknown length or another program that no perturbation enters.
+      NotDifferentiable: no path of derivatives leads from the value to the output, or to `via`; or
+        the value is in a loop of unknown length, or in another program that `partials` cannot
+        enter.
 
-    Cost: that of `value_and_grad` of what lies behind the named values, with no FLOP more; with
-    a name for `via`, that and once more the way from the values to those.
+    Cost: that of `value_and_grad` of the computation after the named values, without extra FLOPs.
+    If `via` is a name, add a forward and backward pass from the named values to those of `via`.
     Source: Griewank and Walther, "Evaluating Derivatives", 2nd edition, sections 3.2 and 3.3.
 
     >>> def loss(x):
@@ -92,16 +96,24 @@ def partials(
     """
     check_callable(f, "partials")
     check(policy)
-    asked = f"partials of {function_name(f)}"
-    leaves, tree = _names(names, asked)
-    one: Any = via
-    if one is not None and (shares or isinstance(one, bool) or not isinstance(one, str | int)):
-        raise WrongArgument(
-            f"{asked} with via={via!r}{', shares=True' * shares}",
-            "`via` is the name of a consumer or the number of a use, and `shares` asks for all",
-            "",
-            "give one of the two",
-        )
+    caller = f"partials of {function_name(f)}"
+    leaves, tree = _names(names, caller)
+    untyped: Any = via
+    if untyped is not None:
+        if isinstance(untyped, bool) or not isinstance(untyped, str | int):
+            raise WrongArgument(
+                f"{caller} with via={via!r}",
+                "`via` must be the name of a value (a string) or the number of a use (an integer)",
+                "",
+                "pass a name or a number, or leave `via` out for the whole gradient",
+            )
+        if shares:
+            raise WrongArgument(
+                f"{caller} with via={via!r}, shares=True",
+                "`via` selects one use, and `shares` returns all of them",
+                "",
+                "drop one of the two",
+            )
 
     @functools.wraps(f, updated=())
     def gradients(*args: Any, **kwargs: Any) -> Any:
@@ -111,151 +123,162 @@ def partials(
             positional, named = arguments.filled(arrays)[1]
             return f(*positional, **named)
 
-        at = call(of_arrays, arguments.arrays(), asked, has_aux)
+        at = call(of_arrays, arguments.arrays(), caller, has_aux)
         with seldom_collected(staging()):
             fun, flat = function(dataclasses.replace(at, name=function_name(f)))
             out = jax.tree.unflatten(fun.signature.out_tree, fun.signature.out_avals)
             check_scalar("partials", fun.signature.name, out)
-            of = _Asked(asked, fun, flat, frozenset((*leaves, *_text(via))), policy)
-            found = [sites(fun.program, n, of.names, asked) for n in leaves]
-            by_site, aux = _answer(of, [s for group in found for s in group], via, shares)
+            all_names = frozenset((*leaves, *([via] if isinstance(via, str) else ())))
+            request = _Request(caller, fun, flat, all_names, policy)
+            sites_of = [sites(fun.program, n, all_names, caller) for n in leaves]
+            by_site, aux = _answer(request, [s for group in sites_of for s in group], via, shares)
         rest = iter(by_site)
-        groups = [[next(rest) for _ in group] for group in found]
+        groups = [[next(rest) for _ in group] for group in sites_of]
         results = tree.unflatten([g[0] if len(g) == 1 else g for g in groups])
         return (results, aux) if has_aux else results
 
     return gradients
 
 
-def _names(names: Tree, asked: str) -> tuple[list[str], Any]:
+def _names(names: Tree, caller: str) -> tuple[list[str], Any]:
     leaves, tree = jax.tree.flatten(names)
     wrong = [x for x in leaves if not isinstance(x, str)]
     if wrong or not leaves:
         raise WrongArgument(
-            f"{asked} at {names!r}",
-            f"{wrong[0]!r} is no name" if wrong else "it names no value",
+            f"{caller} at {names!r}",
+            f"a name must be a string, and {wrong[0]!r} is not" if wrong else "no name is given",
             "",
-            'give a name or several, such as "h" or ["h", "g"]',
+            'pass a name or a pytree of names, such as "h" or ["h", "g"]',
         )
     return leaves, tree
 
 
-def _text(via: str | int | None) -> tuple[str, ...]:
-    return (via,) if isinstance(via, str) else ()
-
-
 @dataclasses.dataclass(frozen=True)
-class _Asked:
-    """A traced call, and what is asked of it."""
+class _Request:
+    """A traced call of `f`, with the names and the policy of the request.
 
-    asked: str
+    `names` includes the name given as `via`; `caller` begins the messages of errors.
+    """
+
+    caller: str
     fun: Function
     args: list[Value]
     names: frozenset[str]
     policy: Policy
 
 
-def _answer(of: _Asked, found: Sequence[Site], via: str | int | None, shares: bool
+def _answer(request: _Request, targets: Sequence[Site], via: str | int | None, shares: bool
             ) -> tuple[list[Any], Tree]:  # fmt: skip
-    """For each site its gradient, or its shares; and the auxiliary output."""
+    """Return the gradient (or the dict of shares) of each target, and the auxiliary output."""
     if shares:
-        marks = [_use(k, s, i) for k, (s, i) in enumerate(_every_use(found))]
-        cts, aux = _gradients(of, marks, [s for s, _ in _every_use(found)], needed=False)
+        uses = [(s, i) for s in targets for i in range(len(s.uses))]
+        marks = [_use(k, s, i) for k, (s, i) in enumerate(uses)]
+        cts, aux = _gradients(request, marks, [s for s, _ in uses], require_path=False)
         rest = iter(cts)
         return [{f"{i}: {use.label}": next(rest) for i, use in enumerate(s.uses)}
-                for s in found], aux  # fmt: skip
+                for s in targets], aux  # fmt: skip
     if isinstance(via, int):
-        for s in found:
+        for s in targets:
             if not 0 <= via < len(s.uses):
                 raise WrongArgument(
-                    f"{of.asked} at {s.name!r} with via={via}",
+                    f"{request.caller} at {s.name!r} with via={via}",
                     f"the value has {len(s.uses)} uses: {listed(s.uses)}",
                     s.where,
-                    "give the number of one of them, from 0",
+                    "pass the number of one of these uses, counted from 0",
                 )
-        return _gradients(of, [_use(k, s, via) for k, s in enumerate(found)], found, needed=False)
+        marks = [_use(k, s, via) for k, s in enumerate(targets)]
+        return _gradients(request, marks, targets, require_path=False)
     if via is None:
-        return _gradients(of, _perturbed(found), found)
-    return _through(of, found, sites(of.fun.program, via, of.names, of.asked), via)
+        return _gradients(request, _perturbations(targets), targets)
+    consumers = sites(request.fun.program, via, request.names, request.caller)
+    return _through(request, targets, consumers, via)
 
 
-def _every_use(found: Sequence[Site]) -> list[tuple[Site, int]]:
-    return [(s, i) for s in found for i in range(len(s.uses))]
-
-
-def _perturbed(found: Sequence[Site]) -> list[Mark]:
-    return [Mark(k, s.path, s.index, "perturb") for k, s in enumerate(found)]
+def _perturbations(targets: Sequence[Site]) -> list[Mark]:
+    return [Mark(k, s.path, s.index, "perturb") for k, s in enumerate(targets)]
 
 
 def _use(key: int, site: Site, i: int) -> Mark:
     return Mark(key, site.path, site.uses[i].index, "read", site.index)
 
 
-def _gradients(of: _Asked, marks: Sequence[Mark], at: Sequence[Site], needed: bool = True
-               ) -> tuple[list[Value], Tree]:  # fmt: skip
-    """The gradient in each perturbation; where it is `needed`, a path has to lead from each."""
-    fun, args = _perturbable(of, marks, at, ())
-    if needed:
-        _check_paths(of, fun, at, "the output")
-    y, pull, aux = _pulled(fun, args, of.policy)
+def _gradients(request: _Request, marks: Sequence[Mark], targets: Sequence[Site],
+               require_path: bool = True) -> tuple[list[Value], Tree]:  # fmt: skip
+    """Return the gradient with respect to each perturbation, and the auxiliary output.
+
+    `marks` has one mark for each target. With `require_path`, a target from which no path of
+    derivatives leads to the output causes an error.
+    """
+    fun, args = _perturbable(request, marks, targets, ())
+    if require_path:
+        _check_paths(request, fun, targets, "the output")
+    y, pull, aux = _planned_vjp(fun, args, request.policy)
     check_output("partials", y, holomorphic=False)
     return list(pull(lax.full_like(y, 1))), aux
 
 
-def _through(of: _Asked, found: Sequence[Site], consumers: Sequence[Site], via: str
+def _through(request: _Request, targets: Sequence[Site], consumers: Sequence[Site], via: str
              ) -> tuple[list[Value], Tree]:  # fmt: skip
-    """The gradients along the paths through the next consumer: its own, pulled back to each."""
-    cts, aux = _gradients(of, _perturbed(consumers), consumers)
-    caught = [Mark(k, s.path, s.index, "cut") for k, s in enumerate(consumers)]
-    fun, args = _perturbable(of, _perturbed(found), found, caught)
-    _check_paths(of, fun, found, f"a value named {via!r}")
-    _, pull, _ = _pulled(fun, args, of.policy)
+    """Return the gradients along the paths that pass through a consumer, the next one in each path.
+
+    The gradients at the consumers are pulled back to the targets.
+    """
+    cts, aux = _gradients(request, _perturbations(consumers), consumers)
+    cuts = [Mark(k, s.path, s.index, "cut") for k, s in enumerate(consumers)]
+    fun, args = _perturbable(request, _perturbations(targets), targets, cuts)
+    _check_paths(request, fun, targets, f"a value named {via!r}")
+    _, pull, _ = _planned_vjp(fun, args, request.policy)
     return list(pull(cts)), aux
 
 
-def _perturbable(of: _Asked, marks: Sequence[Mark], at: Sequence[Site], caught: Sequence[Mark]
-                 ) -> tuple[Function, list[Value]]:  # fmt: skip
-    """The function of perturbations alone, at zero: its output, or the values that are caught."""
-    by = [_zeros(s) for s in at]
-    n, prog = len(of.args), of.fun.program
+def _perturbable(request: _Request, marks: Sequence[Mark], targets: Sequence[Site],
+                 cuts: Sequence[Mark]) -> tuple[Function, list[Value]]:  # fmt: skip
+    """Return a function of the perturbations alone, and its arguments, with zero perturbations.
+
+    The function returns the values at the `cuts`, or the outputs of `f` if there are no cuts.
+    """
+    perturbations = [_zeros(s) for s in targets]
+    n, prog = len(request.args), request.fun.program
 
     def flat(*xs: Value) -> list[Value]:
-        outs, values = run(prog, xs[:n], [*marks, *caught], dict(enumerate(xs[n:])), of.names)
-        return [values[m.key] for m in caught] if caught else outs
+        by_key = dict(enumerate(xs[n:]))
+        outs, values = run(prog, xs[:n], [*marks, *cuts], by_key, request.names)
+        return [values[m.key] for m in cuts] if cuts else outs
 
-    new = trace(flat, *prog.in_types, *map(jax.typeof, by))
-    of_by = dataclasses.replace(
-        of.fun.signature,
-        in_tree=jax.tree.structure(tuple(by)),
+    new = trace(flat, *prog.in_types, *map(jax.typeof, perturbations))
+    signature = dataclasses.replace(
+        request.fun.signature,
+        in_tree=jax.tree.structure(tuple(perturbations)),
         primal_avals=[v.aval for v in new.inputs[n:]],
     )
-    if caught:
-        tree = jax.tree.structure([0] * len(caught))
-        of_by = dataclasses.replace(of_by, out_tree=tree, out_avals=list(new.out_avals))
-    rebuild = (lambda _: ()) if caught else of.fun.rebuild_aux
-    return Function(of_by, new, n, rebuild), [*of.args, *by]
+    if cuts:
+        tree = jax.tree.structure([0] * len(cuts))
+        signature = dataclasses.replace(signature, out_tree=tree, out_avals=list(new.out_avals))
+    rebuild = (lambda _: ()) if cuts else request.fun.rebuild_aux
+    return Function(signature, new, n, rebuild), [*request.args, *perturbations]
 
 
 def _zeros(site: Site) -> Value:
-    """The perturbation of a value, of one for each trip of the loops around it."""
+    """Return a zero perturbation of a value, with one leading axis for each loop around it."""
     zero = zeros(site.aval)
     return jnp.broadcast_to(zero, (*site.trips, *zero.shape)) if site.trips else zero
 
 
-def _pulled(fun: Function, args: Sequence[Value], policy: Policy) -> tuple[Any, Pullback, Tree]:
-    usual = min_cut if staging() else save_everything
-    return planned_vjp(fun, args, usual if policy is None else check(policy))
+def _planned_vjp(fun: Function, args: Sequence[Value], policy: Policy
+                 ) -> tuple[Any, Pullback, Tree]:  # fmt: skip
+    default = min_cut if staging() else save_everything
+    return planned_vjp(fun, args, default if policy is None else check(policy))
 
 
-def _check_paths(of: _Asked, fun: Function, at: Sequence[Site], to: str) -> None:
+def _check_paths(request: _Request, fun: Function, targets: Sequence[Site], to: str) -> None:
     reached = path(*fun.ends).inputs[fun.n_consts :]
-    for site, on in zip(at, reached, strict=True):
-        if not on:
+    for site, has_path in zip(targets, reached, strict=True):
+        if not has_path:
             raise NotDifferentiable(
-                of.asked,
-                f"no path of derivatives leads from the value named {site.name!r} to {to}; read "
-                f"by: {listed(site.uses)}",
+                request.caller,
+                f"no path of derivatives leads from the value named {site.name!r} to {to}; the "
+                f"value is read by: {listed(site.uses)}",
                 site.where,
-                f'use what is returned, h = xform.name(h, "{site.name}"), and look for '
-                "stop_gradient and integers on the way",
+                f'use the value that name returns, h = xform.name(h, "{site.name}"), and look for '
+                "stop_gradient and integer values between",
             )

@@ -1,4 +1,4 @@
-"""What a computational graph is made of: values, operations, and the edges between them."""
+"""The parts of a computational graph: values, operations, edges and steps."""
 
 from __future__ import annotations
 
@@ -17,48 +17,50 @@ Pull = Callable[[Sequence[Array]], Sequence[Array]]
 
 
 def measure(x: Array) -> dict[str, Any]:
-    """A value as JSON takes it: its shape, and its number, or the norm of an array.
+    """Return a value as plain data for JSON: its shape, and its number, or the norm of an array.
 
-    What JSON has no number for is text: "nan", "inf", complex numbers.
+    Numbers that JSON cannot hold become text: "nan", "inf", complex numbers. For an extended dtype,
+    such as that of a random key, the value is the name of the dtype.
     """
     if not isinstance(x.dtype, np.dtype):
         return {"shape": list(x.shape), "value": str(x.dtype)}
-    wide = np.asarray(x)
-    if wide.ndim == 0:
-        return {"shape": [], "value": plain(wide[()])}
-    return {"shape": list(wide.shape), "norm": plain(norm(wide))}
+    array = np.asarray(x)
+    if array.ndim == 0:
+        return {"shape": [], "value": plain(array[()])}
+    return {"shape": list(array.shape), "norm": plain(norm(array))}
 
 
 def norm(x: Array) -> float:
-    """The square root of the sum of the squares, in 64 bits."""
-    wide = np.asarray(x)
-    kind = np.complex128 if np.iscomplexobj(wide) else np.float64
-    return float(np.linalg.norm(wide.astype(kind).ravel()))
+    """Return the square root of the sum of the squares of all elements, computed in float64."""
+    array = np.asarray(x)
+    dtype = np.complex128 if np.iscomplexobj(array) else np.float64
+    return float(np.linalg.norm(array.astype(dtype).ravel()))
 
 
 def plain(x: Any) -> Any:
-    """A number as one of Python's, or as text where JSON has none like it."""
+    """Return a number as a Python number, or as text if JSON cannot hold it."""
     if np.iscomplexobj(x):
         return str(complex(x))
     if x.dtype == np.bool_ if isinstance(x, np.generic) else isinstance(x, bool):
         return bool(x)
-    whole = jax.numpy.issubdtype(getattr(x, "dtype", type(x)), np.integer)
-    number = int(x) if whole else float(x)
+    is_integer = jax.numpy.issubdtype(getattr(x, "dtype", type(x)), np.integer)
+    number = int(x) if is_integer else float(x)
     return number if math.isfinite(number) else str(number)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:
-    """A value of the graph, and what the output changes by with it.
+    """A value of the graph, with its adjoint.
 
     Attributes:
-      id: its place in `Graph.values`.
+      id: index in `Graph.values`.
       name: a letter, or the text of a literal.
-      label: the argument that it is, or the name that `xform.name` gave it; may be empty.
+      label: name of the argument, or the name given by `xform.name`; may be empty.
       array: the value itself.
       colour: "active", "stopped" or "constant".
-      operation: the place of what makes it in `Graph.operations`; -1 for a literal.
-      adjoint: the gradient of the output in it; None where no path of derivatives leads from it.
+      operation: index in `Graph.operations` of the operation that computes it; -1 for a literal.
+      adjoint: gradient of the output with respect to this value; None if no path of derivatives
+        leads from it to the output.
     """
 
     id: int
@@ -71,23 +73,24 @@ class Value:
 
     @property
     def type(self) -> str:
-        """Its dtype and shape, in short."""
+        """Dtype and shape, in short: `f32[3,4]`."""
         return jax.typeof(self.array).str_short(True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """What makes values of others.
+    """An operation of the graph.
 
     Attributes:
-      id: its place in `Graph.operations`; they are in the order in which they run.
-      text: what is applied; "input" or "constant" for what the function is given.
-      inputs, outputs: places in `Graph.values`.
-      scope: the calls, trips of loops and named scopes that it is in, the outermost first.
-      where: the user's line.
-      closed: how many equations the programs hold that are in it, and were not opened.
-      pull: of cotangents of the active outputs, those of the active inputs; None where no
-        derivative passes.
+      id: index in `Graph.operations`, which are in execution order.
+      text: name and parameters of the primitive; "input" or "constant" for a given value.
+      inputs, outputs: indices in `Graph.values`.
+      scope: the calls, loop iterations and named scopes around it, outermost first.
+      where: the line of the user's code.
+      closed: number of equations in the programs inside it, if it was not expanded; 0 if it has
+        none. A loop inside counts its equations once for each iteration.
+      pull: pullback from cotangents of the active outputs to cotangents of the active inputs; None
+        if no derivative passes.
     """
 
     id: int
@@ -102,13 +105,13 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Partial:
-    """A local derivative: of one operation's outputs in one of its inputs, all else held.
+    """A local derivative: of an operation's outputs with respect to one of its inputs.
 
     Attributes:
-      shape: that of the outputs, then that of the input.
-      value: the number, if that is all it is.
-      norm: the square root of the sum of its squares; None where numbers are complex.
-      exact: whether `norm` is, or estimated by random cotangents.
+      shape: the shape of the outputs, followed by the shape of the input.
+      value: the derivative, if it is a single number.
+      norm: the square root of the sum of its squared entries; None for complex values.
+      exact: whether `norm` is exact; otherwise it is estimated from random cotangents.
     """
 
     shape: tuple[int, ...]
@@ -117,7 +120,7 @@ class Partial:
     exact: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the local derivative as plain data for JSON."""
         if self.value is not None:
             return {"shape": [], "value": plain(self.value)}
         size = None if self.norm is None else plain(self.norm)
@@ -126,15 +129,15 @@ class Partial:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edge:
-    """That an operation reads a value.
+    """An edge from a value to an operation that reads it.
 
     Attributes:
-      id: its place in `Graph.edges`.
-      source: the value.
-      target: the operation.
-      operand: as which of its inputs.
-      partial: the local derivative; None where none passes.
-      flow: what the value's adjoint gets along this edge; None where nothing flows.
+      id: index in `Graph.edges`.
+      source: index of the value.
+      target: index of the operation.
+      operand: position of the value among the operation's inputs.
+      partial: the local derivative; None if no derivative passes.
+      flow: contribution of this edge to the adjoint of the value; None if there is no contribution.
     """
 
     id: int
@@ -147,11 +150,11 @@ class Edge:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """One edge taken on the way back.
+    """A step of the backward pass, which adds the contribution of one edge.
 
     Attributes:
-      edge: which.
-      total: the adjoint of the edge's source, as far as it is added up then.
+      edge: index of the edge.
+      total: adjoint of the edge's source value after this step.
     """
 
     edge: int

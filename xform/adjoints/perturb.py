@@ -1,7 +1,8 @@
-"""A program run again with perturbations of some of its values, or with some of them returned.
+"""Evaluation of a program with perturbations added to some values, or with some values returned.
 
-Equations that hold such a value are made again by the function of JAX that made them, with one more
-input (or output) for each: stacked in a loop, zeros from the branches that do not run.
+If the value is inside a loop, branch or call, that equation is rebuilt by the JAX function that
+made it, with one more input for each perturbation and one more output for each returned value. In a
+loop these are stacked over the iterations. A branch that does not run returns zeros.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ Values = dict[int, Value]
 
 @jax.custom_jvp
 def perturbed(x: Value, by: Value) -> Value:
-    """`x`, as if `by` had been added, which is zero: its derivative in both is one."""
+    """Return `x`, with derivative one with respect to both `x` and `by`.
+
+    This differentiates like `x + by`, for a perturbation `by` that is zero.
+    """
     return x
 
 
@@ -40,58 +44,64 @@ def _(primals: tuple[Value, Value], tangents: tuple[Value, Value]) -> tuple[Valu
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """What is done to a value.
+    """An instruction to perturb or to return one value.
 
     Attributes:
-      key: the number of the perturbation, or of what is returned.
-      path: where its program is.
-      index: the place of an equation there, or behind the last.
-      does: "perturb" what the equation makes; perturb what it "read"s, and no other equation does;
-        or "cut": return what it makes, and let no derivative past it.
-      of: the value that is read.
+      key: number of the perturbation, or of the returned value.
+      path: the nested program that holds the equation.
+      index: position of the equation in that program; the number of equations stands for the
+        outputs of the program.
+      does: "perturb": perturb the equation's result, for all its readers. "read": perturb the
+        value `of` as this equation reads it, and for no other reader. "cut": return the equation's
+        result, and stop derivatives there.
+      of: for "read", position of the equation that computes the value that is read.
     """
 
     key: int
     path: Path
     index: int
     does: Literal["perturb", "read", "cut"]
-    of: int = -1  # the place of the equation that makes it
+    of: int = -1
 
 
 def run(prog: Program, args: Sequence[Value], marks: Sequence[Mark], by: Values,
         names: frozenset[str]) -> tuple[list[Value], Values]:  # fmt: skip
-    """Outputs of a program under some marks, and the values that are returned besides.
+    """Evaluate a program under some marks.
 
     Args:
-      prog: the program; paths are those in it with the calls open that hold `names`.
-      args: its inputs.
-      marks: what is done.
+      prog: the program. Paths and positions refer to it after `level(prog, names)`, which inlines
+        the calls that hold one of the names.
+      args: inputs of the program.
+      marks: the values to perturb or to return.
       by: the perturbations, by key.
-      names: those that are asked for.
+      names: the names that the user asked for.
+
+    Returns:
+      The outputs of the program, and the values returned by "cut" marks, by key.
     """
     prog = level(prog, names)
-    here: dict[int, list[Mark]] = collections.defaultdict(list)
+    by_equation: dict[int, list[Mark]] = collections.defaultdict(list)
     for m in marks:
-        here[m.path[0][0] if m.path else m.index].append(m)
+        by_equation[m.path[0][0] if m.path else m.index].append(m)
     env = environment(prog, args)
-    caught: Values = {}
+    cut_values: Values = {}
     outer = name_stack()
     for i, eqn in enumerate(prog.equations):
-        own = [m for m in here.get(i, ()) if not m.path]
-        inner = [m for m in here.get(i, ()) if m.path]
+        own = [m for m in by_equation.get(i, ()) if not m.path]
+        inner = [m for m in by_equation.get(i, ()) if m.path]
         xs = _read(prog, env, eqn.invars, own, by)
         if inner:
             with source(eqn, outer), eqn.ctx.manager:
                 used = {m.key: by[m.key] for m in inner if m.key in by}
-                ys, more = _MAKERS[kind(eqn)](eqn, xs, inner, used, names)
-            caught |= more
+                ys, inner_values = _REBUILD[kind(eqn)](eqn, xs, inner, used, names)
+            cut_values |= inner_values
         else:
             ys = bind(eqn, xs, outer)
         if own:
-            ys = [_made(ys[0], own, by, caught), *ys[1:]]
+            ys = [_apply_marks(ys[0], own, by, cut_values), *ys[1:]]
         write(env, eqn.outvars, ys)
-    returned = [m for m in here.get(len(prog.equations), ()) if not m.path]
-    return _read(prog, env, prog.outputs, returned, by), caught
+    at_outputs = [m for m in by_equation.get(len(prog.equations), ()) if not m.path]
+    return _read(prog, env, prog.outputs, at_outputs, by), cut_values
 
 
 def _read(prog: Program, env: dict[Var, Value], atoms: Sequence[Any], marks: Sequence[Mark],
@@ -105,11 +115,11 @@ def _read(prog: Program, env: dict[Var, Value], atoms: Sequence[Any], marks: Seq
     return values
 
 
-def _made(y: Value, marks: Sequence[Mark], by: Values, caught: Values) -> Value:
-    """What stands for a value from there on."""
+def _apply_marks(y: Value, marks: Sequence[Mark], by: Values, cut_values: Values) -> Value:
+    """Return the value to use in place of `y`, and record `y` in `cut_values` if it is cut."""
     for m in marks:
         if m.does == "cut":
-            caught[m.key] = y
+            cut_values[m.key] = y
     if any(m.does == "cut" for m in marks):
         y = lax.stop_gradient(y)
     for m in marks:
@@ -119,54 +129,56 @@ def _made(y: Value, marks: Sequence[Mark], by: Values, caught: Values) -> Value:
 
 
 def _inside(marks: Sequence[Mark], k: int) -> list[Mark]:
-    """The marks in one of the programs of an equation, as seen from within it."""
+    """Return the marks in program number `k` of an equation, with paths relative to it."""
     return [dataclasses.replace(m, path=m.path[1:]) for m in marks if m.path[0][1] == k]
 
 
-Made = tuple[list[Value], Values]
+Evaluated = tuple[list[Value], Values]  # outputs of an equation, and cut values inside it
 
 
 def _scan(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Values,
-          names: frozenset[str]) -> Made:  # fmt: skip
+          names: frozenset[str]) -> Evaluated:  # fmt: skip
     (steps,), (nc, nk) = bodies(eqn), scan_counts(eqn.params)
     consts, start, seq = list(xs[:nc]), list(xs[nc : nc + nk]), list(xs[nc + nk :])
     own = _inside(marks, 0)
 
     def step(carry: list[Value], x: Any) -> tuple[list[Value], Any]:
-        ys, caught = run(steps, [*consts, *carry, *x[0]], own, x[1], names)
-        return ys[:nk], (ys[nk:], caught)
+        ys, cut_values = run(steps, [*consts, *carry, *x[0]], own, x[1], names)
+        return ys[:nk], (ys[nk:], cut_values)
 
-    carry, (ys, caught) = lax.scan(step, start, (seq, by), **scan_options(eqn.params))
-    return [*carry, *ys], caught
+    carry, (ys, cut_values) = lax.scan(step, start, (seq, by), **scan_options(eqn.params))
+    return [*carry, *ys], cut_values
 
 
 def _branch(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Values,
-            names: frozenset[str]) -> Made:  # fmt: skip
+            names: frozenset[str]) -> Evaluated:  # fmt: skip
     index, *operands = xs
 
-    def branch(k: int, prog: Program) -> Callable[..., Made]:
+    def branch(k: int, prog: Program) -> Callable[..., Evaluated]:
         return lambda xs, by: run(prog, xs, _inside(marks, k), by, names)
 
     runs = [branch(k, prog) for k, prog in enumerate(bodies(eqn))]
     types: dict[int, Any] = {}
     for k, f in enumerate(runs):
         keys = sorted(m.key for m in _inside(marks, k) if m.does == "cut")
-        made = trace(lambda *xs, f=f, keys=keys: [f(xs, by)[1][key] for key in keys], *operands)
-        types |= dict(zip(keys, made.out_avals, strict=True))
+        cuts = trace(lambda *xs, f=f, keys=keys: [f(xs, by)[1][key] for key in keys], *operands)
+        types |= dict(zip(keys, cuts.out_avals, strict=True))
 
-    def alike(f: Callable[..., Made]) -> Callable[..., Made]:
-        def run_one(xs: list[Value], by: Values) -> Made:
-            ys, caught = f(xs, by)
-            return ys, {k: caught[k] if k in caught else zeros(t) for k, t in types.items()}
+    def with_zeros(f: Callable[..., Evaluated]) -> Callable[..., Evaluated]:
+        """Make a branch also return zeros for the cut values of the other branches."""
+
+        def run_one(xs: list[Value], by: Values) -> Evaluated:
+            ys, own = f(xs, by)
+            return ys, {k: own[k] if k in own else zeros(t) for k, t in types.items()}
 
         return run_one
 
-    return switch(eqn.params, index, list(map(alike, runs)), operands, by)
+    return switch(eqn.params, index, list(map(with_zeros, runs)), operands, by)
 
 
 def _call(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Values,
-          names: frozenset[str]) -> Made:  # fmt: skip
-    """A jit that says where its values are."""
+          names: frozenset[str]) -> Evaluated:  # fmt: skip
+    """Rebuild a jitted call that has input or output shardings."""
     where = ([sharding(s) for s in eqn.params[f"{end}_shardings"]] for end in ("in", "out"))
     ins, outs = ((w, None) for w in where)
     f = lambda xs, by: run(bodies(eqn)[0], xs, _inside(marks, 0), by, names)
@@ -174,45 +186,45 @@ def _call(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Values,
 
 
 def _region(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Values,
-            names: frozenset[str]) -> Made:  # fmt: skip
+            names: frozenset[str]) -> Evaluated:  # fmt: skip
     own = _inside(marks, 0)
-    if eqn.params["differentiated"]:  # JAX keeps its values apart by a barrier of its own
+    if eqn.params["differentiated"]:  # JAX lowers such a region with an optimization barrier
         return run(bodies(eqn)[0], lax.optimization_barrier(list(xs)), own, by, names)
     trees: list[Any] = []
     leaves, tree = jax.tree.flatten((list(xs), by))
 
     def flat(*leaves: Value) -> list[Value]:
         xs, by = tree.unflatten(leaves)
-        made, out = jax.tree.flatten(run(bodies(eqn)[0], xs, own, by, names))
-        trees.append(out)
-        return made
+        results, out_tree = jax.tree.flatten(run(bodies(eqn)[0], xs, own, by, names))
+        trees.append(out_tree)
+        return results
 
     prevent = eqn.params["prevent_cse"]
     jaxpr = jax.make_jaxpr(flat)(*map(jax.typeof, leaves))
-    whole = prevent if isinstance(prevent, bool) else True
-    return trees[0].unflatten(region(jaxpr, leaves, eqn.params["policy"], whole))
+    prevent_cse = prevent if isinstance(prevent, bool) else True
+    return trees[0].unflatten(region(jaxpr, leaves, eqn.params["policy"], prevent_cse))
 
 
 def _custom(eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark], by: Values,
-            names: frozenset[str]) -> Made:  # fmt: skip
-    """A function with a derivative of its own, which says nothing of the values in it.
+            names: frozenset[str]) -> Evaluated:  # fmt: skip
+    """Evaluate a call of a function with a custom derivative.
 
-    Its outputs are its own, with its own derivative in its inputs; that in a value inside is the
-    body's.
+    The derivative with respect to the inputs is the custom rule. The derivative with respect to a
+    value inside is that of the function's body.
     """
     if any(m.does == "cut" for m in marks):
         raise NotDifferentiable(
-            "a share of a gradient, through a value inside a function with a derivative of its own",
-            "that derivative does not say which part of it passes through the value",
+            "partials with `via` at a value inside a function with a custom derivative",
+            "the custom rule does not tell which part of the gradient passes through that value",
             frame(eqn),
-            "name what the function is given, or what it returns",
+            "name an argument or the result of the function instead",
         )
-    held = [lax.stop_gradient(x) for x in xs]
-    inner, _ = run(bodies(eqn)[0], held, _inside(marks, 0), by, names)
+    stopped = [lax.stop_gradient(x) for x in xs]
+    inner, _ = run(bodies(eqn)[0], stopped, _inside(marks, 0), by, names)
     pairs = zip(bind(eqn, xs), inner, strict=True)
     return [perturbed(y, z) if differentiable(jax.typeof(y)) else y for y, z in pairs], {}
 
 
-_MAKERS: dict[str, Callable[..., Made]] = {
+_REBUILD: dict[str, Callable[..., Evaluated]] = {
     "scan": _scan, "branch": _branch, "call": _call, "region": _region, "custom": _custom,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A graph, as `Graph.to_dict` gives it, as text: a table, and Graphviz's language."""
+"""A graph, as returned by `Graph.to_dict`, as text: a table, or Graphviz's language."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from xform.text import columns, near
 
-# How Graphviz draws the colours.
+# The pen of Graphviz for each colour of a value.
 _PENS = {"active": "darkgreen", "stopped": "darkorange", "constant": "gray50"}
 
 
 def said(measured: dict[str, Any] | None) -> str:
-    """A number in six digits, or the norm of an array; empty if there is none.
+    """Format a number in six digits, or an array by its norm; empty for None.
 
-    Of a local derivative, a norm that is estimated has a `~`, and there is none of complex numbers.
+    For a local derivative, `~` marks an estimated norm, and complex values give "complex".
     """
     if measured is None:
         return ""
@@ -28,7 +28,7 @@ def said(measured: dict[str, Any] | None) -> str:
 
 
 def partial_said(partial: dict[str, Any] | None) -> str:
-    """A local derivative: a number, or the shape of a block of the Jacobian and its norm."""
+    """Format a local derivative: a number, or the shape and norm of a block of the Jacobian."""
     if partial is None or "value" in partial:
         return said(partial)
     return f"[{','.join(map(str, partial['shape']))}] {said(partial)}"
@@ -42,10 +42,10 @@ def _digits(x: Any, n: int) -> str:
 
 
 def headline(graph: dict[str, Any]) -> str:
-    """How large a graph is, and what comes out."""
-    given = [v for v in graph["values"] if v["operation"] >= 0
-             and not graph["operations"][v["operation"]]["inputs"]]  # fmt: skip
-    active = sum(v["colour"] == "active" for v in given)
+    """Return the numbers of operations and active inputs of a graph, and its output, as text."""
+    leaves = [v for v in graph["values"] if v["operation"] >= 0
+              and not graph["operations"][v["operation"]]["inputs"]]  # fmt: skip
+    active = sum(v["colour"] == "active" for v in leaves)
     n = sum(bool(op["inputs"]) for op in graph["operations"])
     out = said(graph["values"][graph["output"]])
     inputs = f"{active} active input{'s' * (active != 1)}"
@@ -53,25 +53,25 @@ def headline(graph: dict[str, Any]) -> str:
 
 
 def text(graph: dict[str, Any], rows: int | None, lines: bool) -> str:
-    """A line for each value."""
+    """Format a graph as a table with one line for each value; see `Graph.text`."""
     operations = graph["operations"]
-    shown = [v for v in graph["values"] if v["operation"] >= 0]
-    first, left = len(shown), 0
-    if rows is not None and len(shown) > rows:
-        first, left = rows - rows // 2, len(shown) - rows
-    kept = [*shown[:first], *shown[first + left :]]
+    every = [v for v in graph["values"] if v["operation"] >= 0]
+    first, omitted = len(every), 0
+    if rows is not None and len(every) > rows:
+        first, omitted = rows - rows // 2, len(every) - rows
+    shown = [*every[:first], *every[first + omitted :]]
     partials = local_derivatives(graph)
     table: list[list[str]] = [
-        ["value", "", "operation", "is", "adjoint", "local derivatives", "colour", "line"]
+        ["variable", "", "operation", "value", "adjoint", "local derivatives", "colour", "line"]
     ]
     scope: list[str] = []
-    for i, v in enumerate(kept):
+    for i, v in enumerate(shown):
         op = operations[v["operation"]]
-        if left and i == first:
-            table.append([f"... {left:,} more; text(rows=None) has them all", *[""] * 7])
+        if omitted and i == first:
+            table.append([f"... {omitted:,} more; text(rows=None) shows all", *[""] * 7])
         if op["scope"] != scope:
             scope = op["scope"]
-            table.append([f"in {' / '.join(scope)}" if scope else "outside", *[""] * 7])
+            table.append([f"in {' / '.join(scope)}" if scope else "outside all scopes", *[""] * 7])
         table.append(_row(graph, v, op, partials))
     width = 8 if lines else 7
     head = f"graph of {graph['function']}: {headline(graph)}"
@@ -79,7 +79,7 @@ def text(graph: dict[str, Any], rows: int | None, lines: bool) -> str:
 
 
 def _spanned(table: Sequence[Sequence[str]]) -> str:
-    """A table in which a row with a first cell alone takes the width of all."""
+    """Format a table in which a row with only a first cell spans all columns."""
     spans = [row[0] if not any(row[1:]) else "" for row in table]
     cells = [[""] * len(row) if span else row for row, span in zip(table, spans, strict=True)]
     lines = columns(cells).split("\n")
@@ -92,24 +92,24 @@ def _row(graph: dict[str, Any], v: dict[str, Any], op: dict[str, Any],
     applied = f"{op['text']} {inputs}".rstrip()
     if op["closed"]:
         applied += f" ({op['closed']} equations inside)"
-    here = near(op["where"]) if op["where"] else ""
+    line = near(op["where"]) if op["where"] else ""
     indent = "  " * bool(op["scope"])
     return [f"{indent}{v['name']}:{v['type']}", v["label"], applied, said(v),
-            said(v["adjoint"]), partials.get(op["id"], ""), v["colour"], here]  # fmt: skip
+            said(v["adjoint"]), partials.get(op["id"], ""), v["colour"], line]  # fmt: skip
 
 
 def local_derivatives(graph: dict[str, Any]) -> dict[int, str]:
-    """The local derivatives of each operation."""
-    found: dict[int, list[str]] = {}
+    """Return the local derivatives of each operation as text, by operation id."""
+    texts: dict[int, list[str]] = {}
     for edge in graph["edges"]:
         if edge["partial"] is not None:
             name = graph["values"][edge["source"]]["name"]
-            found.setdefault(edge["target"], []).append(f"∂{name} {partial_said(edge['partial'])}")
-    return {op: ", ".join(parts) for op, parts in found.items()}
+            texts.setdefault(edge["target"], []).append(f"∂{name} {partial_said(edge['partial'])}")
+    return {op: ", ".join(parts) for op, parts in texts.items()}
 
 
 def dot(graph: dict[str, Any]) -> str:
-    """The graph in Graphviz's language."""
+    """Format the graph in Graphviz's language."""
     values, operations = graph["values"], graph["operations"]
     lines = ["digraph {", "  rankdir=LR; node [shape=box, fontname=monospace];"]
     lines += _clusters(operations, values, 0, "  ", iter(range(len(operations))))
@@ -130,7 +130,7 @@ def dot(graph: dict[str, Any]) -> str:
 
 def _clusters(operations: Sequence[dict[str, Any]], values: Sequence[dict[str, Any]], depth: int,
               indent: str, numbers: Iterator[int]) -> Iterator[str]:  # fmt: skip
-    """The vertices, in a cluster for each scope."""
+    """Yield the lines of the vertices, with a cluster for each scope."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for op in operations:
         groups.setdefault(op["scope"][depth] if len(op["scope"]) > depth else "", []).append(op)
@@ -150,5 +150,5 @@ def _clusters(operations: Sequence[dict[str, Any]], values: Sequence[dict[str, A
 
 
 def _quoted(label: str) -> str:
-    """A text of Graphviz's: JSON's escapes are its own, but for letters that it has itself."""
+    """Quote a label for Graphviz, whose escapes are those of JSON, without Unicode escapes."""
     return json.dumps(label, ensure_ascii=False)

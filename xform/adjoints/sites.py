@@ -1,7 +1,7 @@
-"""Where in a program values have names, and what reads them.
+"""The positions of named values in a program, and the equations that read them.
 
-A call that holds a name that is asked for is opened, so that its value is one of the caller's. In a
-loop, a branch, a remat region or a function with a derivative of its own it stays where it is.
+A call that holds a requested name is inlined, so that the named value belongs to the caller's
+program. Loops, branches, remat regions and functions with a custom derivative are not inlined.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from xform.source import frame
 from xform.table import traits
 from xform.text import near
 
-# Which equation of a program, and which of the programs in it; from the outermost inwards.
+# The way to a nested program, from the outermost program inwards: at each level, the position of
+# the equation, and the number of the program among the programs that the equation holds.
 Path = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A reader of a named value: an equation of its program, or what is returned from there.
+    """A use of a named value: an equation of the same program, or the program's output.
 
     Attributes:
-      index: the place of the equation; behind the last if the value is returned.
-      label: what it is.
+      index: position of the equation; the number of equations if the value is an output.
+      label: primitive and line of the equation, or "returned".
     """
 
     index: int
@@ -40,15 +41,16 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A value with a name.
+    """A named value and its position.
 
     Attributes:
-      path: where its program is.
-      index: the place of its equation there.
-      trips: of the loops around it, the outermost first.
-      aval: the type that the value has in one trip.
-      where: the user's line.
-      uses: what reads it, in program order.
+      name: the name.
+      path: the nested program that computes it.
+      index: position of the equation in that program.
+      trips: trip counts of the loops around it, outermost first.
+      aval: type of the value in one iteration.
+      where: the line of the user's code.
+      uses: the equations that read it, in program order.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Site:
 
 
 def named(prog: Program) -> frozenset[str]:
-    """All names in a program, and in the programs that its equations hold."""
+    """Return all names in a program, including its nested programs."""
     if "named" not in prog.cache:
         own = {e.params["name"] for e in prog.equations if e.primitive is name_p}
         inner = (named(program(j)) for e in prog.equations for j in jaxprs_of(e))
@@ -74,19 +76,22 @@ def _holds(eqn: JaxprEqn, names: frozenset[str]) -> bool:
 
 
 def level(prog: Program, names: frozenset[str]) -> Program:
-    """The program with the calls opened that hold one of the names."""
+    """Return the program with all calls inlined that hold one of the names."""
     key = "level", names
     if key not in prog.cache:
-        prog.cache[key] = opened(prog, lambda eqn: _inlined(eqn) if _holds(eqn, names) else None)
+        prog.cache[key] = opened(prog, lambda eqn: _to_inline(eqn) if _holds(eqn, names) else None)
     return prog.cache[key]
 
 
-def _inlined(eqn: JaxprEqn) -> Program | None:
+def _to_inline(eqn: JaxprEqn) -> Program | None:
     return None if placed(eqn) else called(eqn) or small(eqn)
 
 
 def kind(eqn: JaxprEqn) -> str:
-    """How a program in an equation is reached: "" where it is not."""
+    """Return what kind of equation holds nested programs, or "" if `partials` cannot enter them.
+
+    The kinds are "scan", "branch", "call", "region" (remat) and "custom" (custom derivative).
+    """
     known = traits(eqn.primitive)
     if eqn.primitive is scan_p:
         return "scan"
@@ -101,42 +106,46 @@ def kind(eqn: JaxprEqn) -> str:
 
 
 def bodies(eqn: JaxprEqn) -> list[Program]:
-    """The programs of an equation that has a `kind`."""
+    """Return the nested programs of an equation whose `kind` is not empty."""
     if kind(eqn) == "branch":
         return [program(b) for b in eqn.params["branches"]]
     return [program(eqn.params["jaxpr"]) if kind(eqn) == "scan" else body(eqn)]
 
 
 def sites(prog: Program, name: str, names: frozenset[str], asked: str) -> list[Site]:
-    """The values of one name, in program order, in programs that are open for some `names`.
+    """Return all values with one name, in program order.
+
+    `names` are all requested names; the calls that hold them are inlined (see `level`). `asked`
+    begins the messages of errors.
 
     Raises:
-      WrongArgument: there is none; names like it are shown.
-      WrongDtype: one has no derivative.
-      NotDifferentiable: one is where no perturbation reaches it, as in a loop of unknown length.
+      WrongArgument: no value has this name. The message lists similar names.
+      WrongDtype: a value with this name has no derivative.
+      NotDifferentiable: a value with this name is where it cannot be perturbed, for example in a
+        loop of unknown length.
     """
-    found = list(_sites(prog, name, names, asked, (), ()))
-    if not found:
-        there = sorted(named(prog))
-        like = difflib.get_close_matches(name, there, 3, 0.4) or there[:5]
+    result = list(_sites(prog, name, names, asked, (), ()))
+    if not result:
+        existing = sorted(named(prog))
+        similar = difflib.get_close_matches(name, existing, 3, 0.4) or existing[:5]
         raise WrongArgument(
             asked,
             f"no value of the function is named {name!r}",
             "",
-            f"use one of its names, such as {', '.join(map(repr, like))}"
-            if like
-            else f'name a value, h = xform.name(h, "{name}"), and use what is returned',
+            f"use an existing name, such as {', '.join(map(repr, similar))}"
+            if similar
+            else f'name a value, h = xform.name(h, "{name}"), and use the value that name returns',
         )
-    for site in found:
+    for site in result:
         if not differentiable(site.aval):
             raise WrongDtype(
                 asked,
                 f"the value named {name!r} is of type {site.aval.str_short()}, which has no "
                 "derivative",
                 site.where,
-                "name a value of floats",
+                "name a floating-point value",
             )
-    return found
+    return result
 
 
 def _sites(prog: Program, name: str, names: frozenset[str], asked: str, path: Path,
@@ -148,34 +157,36 @@ def _sites(prog: Program, name: str, names: frozenset[str], asked: str, path: Pa
             yield Site(name, path, i, trips, v.aval, frame(eqn), tuple(_uses(prog, v)))
         elif _holds(eqn, frozenset((name,))):
             if not kind(eqn):
-                raise _refused(asked, name, eqn)
-            more = (eqn.params["length"],) if kind(eqn) == "scan" else ()
+                raise _unreachable(asked, name, eqn)
+            count = (eqn.params["length"],) if kind(eqn) == "scan" else ()
             for k, inner in enumerate(bodies(eqn)):
-                yield from _sites(inner, name, names, asked, (*path, (i, k)), (*trips, *more))
+                yield from _sites(inner, name, names, asked, (*path, (i, k)), (*trips, *count))
 
 
 def _uses(prog: Program, v: Var) -> Iterator[Use]:
     for i, eqn in enumerate(prog.equations):
         if any(x is v for x in eqn.invars):
-            called = eqn.params.get("name")
-            label = eqn.primitive.name + (f" {called}" if isinstance(called, str) else "")
+            name = eqn.params.get("name")
+            label = eqn.primitive.name + (f" {name}" if isinstance(name, str) else "")
             where = near(frame(eqn))
             yield Use(i, f"{label}, {where}" if where else label)
     if any(x is v for x in prog.outputs):
         yield Use(len(prog.equations), "returned")
 
 
-def _refused(asked: str, name: str, eqn: JaxprEqn) -> NotDifferentiable:
+def _unreachable(asked: str, name: str, eqn: JaxprEqn) -> NotDifferentiable:
     loop = "cond_jaxpr" in eqn.params
-    why = ", of which nobody knows how many trips it makes" if loop else ""
+    why = ", a loop whose trip count is not known" if loop else ", which partials cannot enter"
     return NotDifferentiable(
         asked,
-        f"the value named {name!r} is made inside {eqn.primitive.name}{why}",
+        f"the value named {name!r} is computed inside {eqn.primitive.name}{why}",
         frame(eqn),
-        "write the loop as lax.scan, or name what it returns" if loop else "name a value outside",
+        "write the loop as lax.scan, or name a value that the loop returns"
+        if loop
+        else f"name a value outside {eqn.primitive.name}",
     )
 
 
 def listed(uses: Sequence[Use]) -> str:
-    """The readers of a value as text, numbered."""
+    """Format the uses of a value as a numbered list."""
     return "; ".join(f"{i}: {use.label}" for i, use in enumerate(uses)) or "nothing reads it"

@@ -1,7 +1,7 @@
-"""A program run operation by operation, each of which is recorded with its pullback.
+"""Evaluation of a program operation by operation, which records each with its pullback.
 
-Calls, loops and branches are opened where they are small: what stands for them are the operations
-that they run, trip by trip.
+Small calls, loops and branches are expanded: the operations that they run are recorded in their
+place, iteration by iteration.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Scope = tuple[str, ...]
 
 
 class Recorder:
-    """Values, operations and edges, in the order in which they come about.
+    """Evaluates programs and records their values, operations and edges in execution order.
 
     Args:
-      expand: calls, loops and branches are opened that run at most so many equations; None: all.
+      expand: expand a call, loop or branch if it runs at most this many equations; None: all.
     """
 
     def __init__(self, expand: int | None):
@@ -43,21 +43,24 @@ class Recorder:
         self._names = Names()
 
     def given(self, array: Array, label: str, colour: Colour) -> int:
-        """A value that the function is given, or closes over."""
+        """Record an argument (with its label) or a constant (with an empty label); return its id.
+
+        A constant is a value that the function closes over.
+        """
         text = "input" if label else "constant"
-        (made,) = self._add(text, (), [array], [colour], label)
-        return made
+        (value,) = self._add(text, (), [array], [colour], label)
+        return value
 
     def run(self, prog: Program, inputs: Sequence[int], scope: Scope = ()) -> list[int]:
-        """The outputs of a program, whose operations are recorded."""
+        """Evaluate a program on recorded values, record its operations, and return output ids."""
         env: dict[Var, int] = dict(zip(prog.inputs, inputs, strict=True))
         env |= {v: self.given(x, "", "constant") for v, x in prog.consts}
         for eqn in prog.equations:
             ids = [self._atom(v, env) for v in eqn.invars]
             stack = str(eqn.source_info.name_stack)
-            within = (*scope, *filter(None, stack.split("/")))
-            made = self._opened(eqn, ids, within) or self._closed(eqn, ids, within)
-            env.update(zip(eqn.outvars, made, strict=True))
+            inner_scope = (*scope, *filter(None, stack.split("/")))
+            outs = self._expanded(eqn, ids, inner_scope) or self._single(eqn, ids, inner_scope)
+            env.update(zip(eqn.outvars, outs, strict=True))
         return [self._atom(v, env) for v in prog.outputs]
 
     def _atom(self, atom: Any, env: dict[Var, int]) -> int:
@@ -65,44 +68,47 @@ class Recorder:
             return env[atom]
         aval: Any = atom.aval
         array = jnp.asarray(read({}, atom), aval.dtype)
-        made = Value(len(self.values), literal(atom), "", array, "constant", -1)
-        self.values.append(made)
-        return made.id
+        value = Value(len(self.values), literal(atom), "", array, "constant", -1)
+        self.values.append(value)
+        return value.id
 
     def _add(self, text: str, inputs: Sequence[int], arrays: Sequence[Array],
              colours: Sequence[Colour], label: str = "", **fields: Any) -> list[int]:  # fmt: skip
         first, at = len(self.values), len(self.operations)
         for i, (x, colour) in enumerate(zip(arrays, colours, strict=True), first):
             self.values.append(Value(i, self._names.plain(i), label, x, colour, at))
-        made = list(range(first, first + len(arrays)))
-        self.operations.append(Operation(at, text, tuple(inputs), tuple(made), **fields))
-        return made
+        outputs = list(range(first, first + len(arrays)))
+        self.operations.append(Operation(at, text, tuple(inputs), tuple(outputs), **fields))
+        return outputs
 
-    def _closed(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
-        """One operation."""
+    def _single(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
+        """Evaluate an equation and record it as one operation with its edges; return output ids."""
         xs = [self.values[i].array for i in ids]
         colours = made_by(eqn, [self.values[i].colour for i in ids], {})
-        on = [self.values[i].colour == "active" for i in ids]
+        active = [self.values[i].colour == "active" for i in ids]
         wanted = [c == "active" for c in colours]
         pull: Pull | None = None
         if any(wanted):
-            ys, pull = _differentiated(eqn, xs, on, wanted)
+            ys, pull = _vjp_of(eqn, xs, active, wanted)
         else:
             ys = bind(eqn, xs)
         at = len(self.operations)
-        parts: list[Any] = [None] * len(ids)
+        partials: list[Any] = [None] * len(ids)
         if pull is not None:
             elementwise = traits(eqn.primitive).fusion == "elementwise"
-            found = partials_of(pull, gather(ys, wanted), gather(xs, on), elementwise)
-            parts = spread(found, on)
-        for operand, (i, partial) in enumerate(zip(ids, parts, strict=True)):
+            known = partials_of(pull, gather(ys, wanted), gather(xs, active), elementwise)
+            partials = spread(known, active)
+        for operand, (i, partial) in enumerate(zip(ids, partials, strict=True)):
             self.edges.append(Edge(len(self.edges), i, at, operand, partial))
         label = eqn.params["name"] if eqn.primitive is name_p else ""
         return self._add(operation(eqn), ids, ys, colours, label, scope=scope,
-                         where=frame(eqn), closed=_inside(eqn), pull=pull)  # fmt: skip
+                         where=frame(eqn), closed=_inner_work(eqn), pull=pull)  # fmt: skip
 
-    def _opened(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
-        """What an equation makes whose operations are recorded in its place; else nothing."""
+    def _expanded(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
+        """Record the operations inside an equation and return its output ids.
+
+        Returns an empty list, and records nothing, if the equation is not to be expanded.
+        """
         if eqn.primitive is while_p:
             return self._while(eqn, ids, scope)
         if self._expand is not None and work(eqn) > self._expand:
@@ -112,9 +118,9 @@ class Recorder:
         if eqn.primitive is cond_p:
             if eqn.params.get("branches_platforms") is not None:
                 return []
-            taken = int(self.values[ids[0]].array)
-            chosen = program(eqn.params["branches"][taken])
-            return self.run(chosen, ids[1:], (*scope, f"branch {taken}"))
+            index = int(self.values[ids[0]].array)
+            branch = program(eqn.params["branches"][index])
+            return self.run(branch, ids[1:], (*scope, f"branch {index}"))
         inner = called(eqn) or (body(eqn) if region(eqn) else small(eqn))
         if inner is None:
             return []
@@ -124,59 +130,62 @@ class Recorder:
     def _scan(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
         steps, (nc, nk) = program(eqn.params["jaxpr"]), scan_counts(eqn.params)
         consts, carry, seq = ids[:nc], list(ids[nc : nc + nk]), ids[nc + nk :]
-        trips = range(eqn.params["length"])
+        iterations = range(eqn.params["length"])
         rows: dict[int, list[int]] = {}
-        for t in reversed(trips) if eqn.params["reverse"] else trips:
-            inside = (*scope, f"scan, trip {t}")
+        for t in reversed(iterations) if eqn.params["reverse"] else iterations:
+            inner_scope = (*scope, f"scan, iteration {t}")
             take = lambda x, t=t: lax.index_in_dim(x, t, keepdims=False)
-            xs = [self._traced(eqn, take, [i], inside) for i in seq]
-            made = self.run(steps, [*consts, *carry, *xs], inside)
-            carry, rows[t] = made[:nk], made[nk:]
-        columns = zip(*(rows[t] for t in trips), strict=True)
+            xs = [self._extra(eqn, take, [i], inner_scope) for i in seq]
+            outs = self.run(steps, [*consts, *carry, *xs], inner_scope)
+            carry, rows[t] = outs[:nk], outs[nk:]
+        columns = zip(*(rows[t] for t in iterations), strict=True)
         stack = lambda *ys: jnp.stack(ys)
-        return [*carry, *(self._traced(eqn, stack, column, scope) for column in columns)]
+        return [*carry, *(self._extra(eqn, stack, column, scope) for column in columns)]
 
     def _while(self, eqn: JaxprEqn, ids: Sequence[int], scope: Scope) -> list[int]:
-        until, steps = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
+        condition, steps = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
         a = eqn.params["cond_nconsts"]
         b = a + eqn.params["body_nconsts"]
         arrays = [self.values[i].array for i in ids]
-        state, trips, each = arrays[b:], 0, max(1, _work(steps))
-        while evaluate(until, [*arrays[:a], *state])[0]:
-            trips += 1
-            if self._expand is not None and trips * each > self._expand:
+        state, iterations, work_each = arrays[b:], 0, max(1, _work(steps))
+        while evaluate(condition, [*arrays[:a], *state])[0]:
+            iterations += 1
+            if self._expand is not None and iterations * work_each > self._expand:
                 return []
             state = evaluate(steps, [*arrays[a:b], *state])
         carry = list(ids[b:])
-        for t in range(trips):
-            carry = self.run(steps, [*ids[a:b], *carry], (*scope, f"while, trip {t}"))
+        for t in range(iterations):
+            carry = self.run(steps, [*ids[a:b], *carry], (*scope, f"while, iteration {t}"))
         return carry
 
-    def _traced(self, eqn: JaxprEqn, f: Callable[..., Array], ids: Sequence[int], scope: Scope
-                ) -> int:  # fmt: skip
-        """Something that an opened loop does besides what is in its body."""
+    def _extra(self, eqn: JaxprEqn, f: Callable[..., Array], ids: Sequence[int], scope: Scope
+               ) -> int:  # fmt: skip
+        """Record the operations of `f`, work that a loop does outside its body; return the id."""
         with source(eqn, name_stack()):
             prog = trace(lambda *xs: [f(*xs)], *(self.values[i].array for i in ids))
-        (made,) = self.run(prog, ids, scope)
-        return made
+        (out,) = self.run(prog, ids, scope)
+        return out
 
 
-def _differentiated(eqn: JaxprEqn, xs: Sequence[Array], on: Sequence[bool],
-                    wanted: Sequence[bool]) -> tuple[list[Array], Pull]:  # fmt: skip
-    """The outputs of an equation, and its pullback from the wanted ones to the active inputs."""
+def _vjp_of(eqn: JaxprEqn, xs: Sequence[Array], active: Sequence[bool], wanted: Sequence[bool]
+            ) -> tuple[list[Array], Pull]:  # fmt: skip
+    """Return an equation's outputs, and the pullback from wanted outputs to active inputs."""
 
-    def run(*active: Array) -> tuple[list[Array], list[Array]]:
-        rest = iter(active)
-        ys = bind(eqn, [next(rest) if a else x for x, a in zip(xs, on, strict=True)])
+    def run(*active_xs: Array) -> tuple[list[Array], list[Array]]:
+        rest = iter(active_xs)
+        ys = bind(eqn, [next(rest) if a else x for x, a in zip(xs, active, strict=True)])
         return gather(ys, wanted), gather(ys, [not w for w in wanted])
 
-    moving, pull, still = vjp(run, *gather(xs, on), has_aux=True)
-    a, b = iter(moving), iter(still)
+    wanted_ys, pull, other_ys = vjp(run, *gather(xs, active), has_aux=True)
+    a, b = iter(wanted_ys), iter(other_ys)
     return [next(a) if w else next(b) for w in wanted], lambda cts: pull(list(cts))
 
 
 def work(eqn: JaxprEqn) -> int:
-    """How many equations an equation runs that are in its programs; of branches, the most."""
+    """Return how many equations run inside an equation, over all iterations.
+
+    For a branch, this is the largest number of its branches.
+    """
     inner = [_work(prog) for _, prog in programs(eqn)]
     return eqn.params.get("length", 1) * max(inner, default=0)
 
@@ -187,5 +196,5 @@ def _work(prog: Program) -> int:
     return prog.cache["work"]
 
 
-def _inside(eqn: JaxprEqn) -> int:
+def _inner_work(eqn: JaxprEqn) -> int:
     return sum(_work(prog) for _, prog in programs(eqn))

@@ -75,8 +75,9 @@ def newton_step(
         `GaussNewton(model, loss)` or `Fisher(model, distribution)`.
       damping: number to add to the diagonal of the matrix.
       radius: radius of the trust region in the Euclidean norm; None: no trust region.
-      tolerance: norm of the residual, divided by the norm of the gradient, at which to stop. None:
-        `min(0.5, sqrt(norm of g))`, with which the steps of a minimization converge superlinearly.
+      tolerance: the solve stops when the norm of the residual, divided by the norm of the gradient,
+        is at most this. None: `min(0.5, sqrt(norm of g))`, for superlinear convergence of the steps
+        of a minimization.
       iterations: largest number of CG iterations, each with one product.
       solver: function `solver(product, rhs)` to use instead of truncated CG, for a positive
         definite matrix; for example `jax.scipy.sparse.linalg.cg` or a solver of Lineax.
@@ -134,8 +135,8 @@ def natural_gradient_step(
       reduction: "mean" if the loss is a mean over the output's first axis, "sum" if it is a sum.
       damping: number to add to the diagonal of `F`.
       radius: radius of the trust region in the Euclidean norm; None: no trust region.
-      tolerance: norm of the residual, divided by the norm of the gradient, at which to stop. None:
-        `min(0.5, sqrt(norm of g))`.
+      tolerance: the solve stops when the norm of the residual, divided by the norm of the gradient,
+        is at most this. None: `min(0.5, sqrt(norm of g))`.
       iterations: largest number of CG iterations, each with one product.
       solver: function to use instead of truncated CG, as for `newton_step`.
       policy: which values reverse mode saves, or a budget of peak memory for the whole
@@ -251,7 +252,7 @@ def truncated_cg(product: Product, gradient: Tree, radius: Value | None, toleran
 
 
 def _to_boundary(p: Tree, d: Tree, radius: Value) -> Value:
-    """Return the positive `alpha` for which `p + alpha d` has norm `radius`."""
+    """Return the positive `alpha` that gives `p + alpha d` the norm `radius`."""
     a, b, c = dot(d, d), dot(p, d), dot(p, p) - radius**2
     root = jnp.sqrt(jnp.maximum(b**2 - a * c, 0))
     # For each sign of b, the form of the root that has no cancellation.

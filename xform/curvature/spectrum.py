@@ -64,7 +64,7 @@ class Spectrum:
     def largest(self) -> Value:
         """Largest Ritz value: an estimate of the largest eigenvalue from below.
 
-        The extreme eigenvalues are the first to which Lanczos steps converge.
+        Lanczos steps approximate the extreme eigenvalues first.
         """
         return jnp.max(self.nodes)
 
@@ -77,7 +77,7 @@ class Spectrum:
         """Evaluate the eigenvalue density, whose integral is one.
 
         Args:
-          at: points at which to evaluate it, an array of any shape.
+          at: evaluation points, an array of any shape.
           width: standard deviation of the normal distribution that replaces each eigenvalue; None:
             a hundredth of the range of the eigenvalues.
         """

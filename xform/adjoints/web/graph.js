@@ -1,4 +1,4 @@
-/* The page: its data, its controls, and what they change. */
+/* The page of a graph: its data, its controls and what they do. */
 
 const graph = JSON.parse($$("data").textContent);
 const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
@@ -28,7 +28,7 @@ function go(to) {
   refresh();
 }
 
-/** The other order takes the same edges: forward steps stay, the way back begins again. */
+/** Choose the order of the backward pass. The forward steps stay; the backward pass restarts. */
 function choose(next) {
   order = next;
   steps = stepsOf(graph, order);

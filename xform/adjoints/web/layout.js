@@ -1,17 +1,20 @@
-/* Where vertices stand: in layers from top to bottom, so that edges point down and cross little. */
+/* The layout: vertices in layers from top to bottom. Edges point down and seldom cross. */
 
 const BOX = { width: 172, height: 58, gap: 26, layer: 112 };
 
-/** Layers of vertices and of bends, which stand where an edge passes a layer; and edges as chains. */
+/**
+ * Assign vertices to layers. An edge that passes a layer gets a bend there. Returns the layers of
+ * vertices and bends, and each edge as a chain of them.
+ */
 function layered(vertices, edges) {
   const rank = new Map(vertices.map((v) => [v.key, 0]));
   const into = new Map(vertices.map((v) => [v.key, []])), out = new Map(vertices.map((v) => [v.key, []]));
   for (const e of edges) { into.get(e.target).push(e.source); out.get(e.source).push(e.target); }
-  // Vertices come in an order in which they can run.
+  // The vertices are in execution order.
   for (const v of vertices) {
     rank.set(v.key, Math.max(0, ...into.get(v.key).map((u) => rank.get(u) + 1)));
   }
-  // What reads nothing stands just above what reads it first.
+  // Put a vertex without inputs just above its first reader.
   for (const v of vertices) {
     if (!into.get(v.key).length && out.get(v.key).length) {
       rank.set(v.key, Math.min(...out.get(v.key).map((w) => rank.get(w))) - 1);
@@ -36,7 +39,10 @@ function layered(vertices, edges) {
 const spotAt = (rank, width) => ({ rank, width, x: 0, above: [], below: [] });
 const mean = (spots) => spots.reduce((sum, s) => sum + s.x, 0) / spots.length;
 
-/** The places of all vertices and bends, by the mean of their neighbours, some times up and down. */
+/**
+ * Place all vertices and bends. Sweeps down and up move each towards the mean of its neighbours in
+ * the layer before.
+ */
 function placed(vertices, edges) {
   const { layers, spots, chains } = layered(vertices, edges);
   layers.forEach((layer) => layer.forEach((s, i) => { s.x = i * (BOX.width + BOX.gap); }));
@@ -61,7 +67,7 @@ function placed(vertices, edges) {
   return { spots, chains, width: right - left + 40, height: layers.length * BOX.layer - BOX.layer + BOX.height + 32 };
 }
 
-/** Where along a vertex its edges begin and end: side by side, in the order of where they lead. */
+/** Spread the ends of edges along a vertex, in the order of the vertices at their other ends. */
 function ports(chains) {
   for (const [end, next, side] of [[(c) => c[0], (c) => c[1], "from"], [(c) => c.at(-1), (c) => c.at(-2), "to"]]) {
     const at = Map.groupBy(chains, end);
@@ -73,7 +79,7 @@ function ports(chains) {
   }
 }
 
-/** Spots in a row, as near to their wishes as they can be without touching. */
+/** Move the spots of a layer as near to their wished positions as possible, without overlap. */
 function spread(layer, wish) {
   const room = (a, b) => (a.width + b.width) / 2 + BOX.gap;
   const pushed = (row, sign) => {

@@ -1,7 +1,7 @@
-/* The graph as a picture: scopes that are closed are one vertex, of a large graph a part is drawn. */
+/* The picture of the graph. A closed scope is one vertex. Only a part of a large graph is drawn. */
 
-const OPEN = 60; // as many vertices scopes are opened for at first
-const MOST = 150; // as many vertices are drawn at once
+const OPEN = 60; // at first, scopes are opened while there are at most this many vertices
+const MOST = 150; // largest number of vertices drawn at once
 
 const svg = (tag, attributes = {}, ...children) => {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -15,12 +15,12 @@ function makePicture(place, graph, changed) {
   const open = new Set();
   let drawn = null, range = null;
 
-  /** What stands for an operation: itself, or the outermost scope around it that is closed. */
+  /** The outermost closed scope around an operation, or null. */
   const standsFor = (op) => op.groups.find((g) => !open.has(g)) ?? null;
   const keyOf = (op) => { const g = standsFor(op); return g === null ? `o${op.id}` : `g${g}`; };
   const visible = () => new Set(graph.operations.map(keyOf)).size;
 
-  /** Open scopes, the smallest first, as long as there is room. */
+  /** Open scopes, smallest first, while the number of vertices stays within OPEN. */
   function openSome() {
     for (let grown = true; grown;) {
       grown = false;
@@ -39,7 +39,7 @@ function makePicture(place, graph, changed) {
     changed();
   }
 
-  /** The vertices: operations, and closed scopes with the operations in them. */
+  /** The vertices: operations in open scopes, and closed scopes with their operations. */
   function vertices() {
     const found = new Map();
     for (const op of graph.operations) {
@@ -50,7 +50,7 @@ function makePicture(place, graph, changed) {
     return [...found.values()];
   }
 
-  /** Those around a step, if there are more than can be drawn. */
+  /** The vertices around an operation if there are more than can be drawn, else all. */
   function around(all, operation) {
     if (all.length <= MOST) return all;
     const at = Math.max(0, all.findIndex((v) => v.operations.some((op) => op.id === operation)));
@@ -89,7 +89,7 @@ function makePicture(place, graph, changed) {
     const boxes = shown.map((v) => vertexOf(v, spots.get(v.key)));
     place.replaceChildren(svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` }, arrow(), ...lines, ...boxes));
     $$("window").hidden = shown.length === all.length;
-    $$("window").textContent = `The picture has ${shown.length} of ${count(all.length, "vertex").replace("vertexs", "vertices")}, those around the step. The table has all values.`;
+    $$("window").textContent = `The picture shows ${shown.length} of ${count(all.length, "vertex").replace("vertexs", "vertices")}, around the current step. The table lists all values.`;
     scopes();
   }
 
@@ -112,7 +112,7 @@ function makePicture(place, graph, changed) {
     const element = svg("g", { class: `edge ${kind}` }, svg("path", { d, "marker-end": "url(#arrow)" }), label);
     element.addEventListener("pointermove", (event) => showTip(event.clientX, event.clientY, factTable(e.edges.length > 1 ? [["edges", String(e.edges.length)]] : [
       ["from", nameOf(source)], ["read by", written(graph, graph.operations[e.edges[0].target])],
-      ["local derivative", e.edges[0].partial || "none passes"], ["flow", e.edges[0].flow],
+      ["local derivative", e.edges[0].partial || "none"], ["flow", e.edges[0].flow],
     ])));
     element.addEventListener("pointerleave", hideTip);
     drawn.edges.push({ ...e, element, kind });
@@ -140,7 +140,7 @@ function makePicture(place, graph, changed) {
     element.addEventListener("pointermove", (event) => showTip(event.clientX, event.clientY, factTable(group
       ? [["scope", group.name], ["operations", String(v.operations.length)], ["", "click to open"]]
       : [["operation", written(graph, op)], ["name", outs.map((o) => o.label).filter(Boolean).join(", ")], ["type", outs.map((o) => o.type).join(", ")],
-        ["is", outs.map((o) => o.said).join(", ")], ["adjoint", outs.map((o) => o.adjoint).filter(Boolean).join(", ")],
+        ["value", outs.map((o) => o.said).join(", ")], ["adjoint", outs.map((o) => o.adjoint).filter(Boolean).join(", ")],
         ["inside", op.closed ? count(op.closed, "equation") : ""], ["line", op.near], ["scope", op.scope.join(" / ")]])));
     element.addEventListener("pointerleave", hideTip);
     drawn.vertices.set(v.key, { ...v, element, value, adjoint, outs, group, kind: group ? "scope" : strongest });
@@ -162,7 +162,7 @@ function makePicture(place, graph, changed) {
         v.adjoint.textContent = got.length ? clipped(`adjoint ${got.map((o) => state.adjoints.get(o.id)).join(", ")}`, 22) : "";
       }
     }
-    const acting = step?.kind === "pulled" ? [...keys].reverse() : [...keys]; // is seen, where both are not
+    const acting = step?.kind === "pulled" ? [...keys].reverse() : [...keys]; // if only one fits, the last stays visible
     for (const key of acting) if (drawn.spots.has(key)) reveal(drawn.spots.get(key));
     for (const e of drawn.edges) {
       const back = step && step.edge !== undefined && e.edges.some((one) => one.id === step.edge);
@@ -172,7 +172,7 @@ function makePicture(place, graph, changed) {
     }
   }
 
-  /** Scroll the picture, and it alone, until a vertex is well inside. */
+  /** Scroll the picture, but not the page, until a vertex is well inside it. */
   function reveal({ x, y }) {
     const margin = 60, box = { left: x - BOX.width / 2, right: x + BOX.width / 2, top: y, bottom: y + BOX.height };
     const inner = place.firstChild, indent = Math.max(0, (place.clientWidth - inner.clientWidth) / 2);
@@ -184,7 +184,7 @@ function makePicture(place, graph, changed) {
     }
   }
 
-  /** Buttons that close what is open, and open what is closed. */
+  /** Show buttons that open and close scopes. */
   function scopes() {
     $$("scopes").hidden = graph.groups.length === 0;
     const opened = graph.groups.map((_, i) => i).filter((i) => open.has(i));

@@ -1,13 +1,13 @@
-/* The steps: operations forward, then edges backward; and what is known after some of them. */
+/* The steps: one for each operation forward, then one for each edge backward. */
 
-/** All steps in an order of accumulation. */
+/** All steps, for one order of the backward pass: "pushed" or "pulled". */
 function stepsOf(graph, order) {
   const forward = graph.operations.map((op) => ({ kind: "forward", operation: op.id }));
   const backward = graph[order].map(([edge, total]) => ({ kind: order, edge, total }));
   return [...forward, { kind: "seed", operation: graph.values[graph.output].operation }, ...backward];
 }
 
-/** What is known after the first `n` steps: operations that have run, adjoints so far, edges taken. */
+/** The state after `n` steps: number of operations that ran, adjoints so far, edges taken. */
 function known(graph, steps, n) {
   const state = { run: 0, adjoints: new Map(), taken: new Set(), now: steps[n - 1] };
   for (const step of steps.slice(0, n)) {
@@ -23,16 +23,16 @@ function known(graph, steps, n) {
 
 const nameOf = (value) => value.label ? `${value.name} (${value.label})` : value.name;
 
-/** What an operation does, in words of the program; in short, without its parameters. */
+/** An operation as text, `c = mul a b`. With `short`, without its parameters. */
 function written(graph, op, short = false) {
   const names = (ids) => ids.map((i) => graph.values[i].name).join(" ");
   const text = short ? op.text.split("[")[0] : op.text;
   return `${names(op.outputs)} = ${[text, names(op.inputs)].filter(Boolean).join(" ")}`;
 }
 
-/** One sentence about a step. */
+/** The sentence that describes step `n`. */
 function sentence(graph, steps, n) {
-  if (n === 0) return ["Nothing has run yet. Step on to run the function, operation by operation."];
+  if (n === 0) return ["Nothing has run yet. Press ▶ to run the function operation by operation."];
   const step = steps[n - 1], ahead = graph.operations.length;
   if (step.kind === "forward") {
     const op = graph.operations[step.operation];
@@ -41,7 +41,7 @@ function sentence(graph, steps, n) {
     return [`Forward, ${n} of ${ahead}: `, make("strong", {}, `${written(graph, op)}${inputs}`), `, which is ${values}.`,
       ...(op.near ? [" ", make("span", { class: "muted" }, op.near)] : [])];
   }
-  if (step.kind === "seed") return ["The way back: the adjoint of the output ", make("strong", {}, nameOf(graph.values[graph.output])), " is 1."];
+  if (step.kind === "seed") return ["Backward pass: the adjoint of the output ", make("strong", {}, nameOf(graph.values[graph.output])), " is 1."];
   const edge = graph.edges[step.edge], source = graph.values[edge.source];
   const op = graph.operations[edge.target];
   const outs = op.outputs.filter((i) => graph.values[i].colour === "active").map((i) => graph.values[i]);
@@ -49,7 +49,7 @@ function sentence(graph, steps, n) {
   const way = step.kind === "pushed" ? `${consumer} pushes to ${source.name}` : `${source.name} pulls from ${consumer}`;
   const product = edge.number
     ? `${edge.partial} × ${outs[0].adjoint} = ${edge.flow}`
-    : `the local derivative, ${edge.partial}, transposed, times the adjoint of ${consumer}: ${edge.flow}`;
+    : `the transposed local derivative, ${edge.partial}, times the adjoint of ${consumer} gives ${edge.flow}`;
   return [`Backward, ${n - ahead - 1} of ${steps.length - ahead - 1}, `, make("strong", {}, way), `: ${product}. `,
     `The adjoint of ${nameOf(source)} is now ${step.total}.`];
 }

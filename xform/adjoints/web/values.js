@@ -1,13 +1,13 @@
-/* The values as rows, as many as are wanted. */
+/* The table of values. */
 
-const ROWS = 100; // at first
-const MORE = 500;
+const ROWS = 100; // rows shown at first
+const MORE = 500; // rows added by the button
 
 const COLUMNS = [
-  ["Value", (v) => [make("code", {}, `${v.name}:${v.type}`)]],
+  ["Variable", (v) => [make("code", {}, `${v.name}:${v.type}`)]],
   ["Name", (v) => [v.label]],
   ["Operation", (v, op, graph) => [op.inputs.length ? written(graph, op).split(" = ").slice(1).join(" = ") : op.text]],
-  ["Is", (v) => [v.said], "number"],
+  ["Value", (v) => [v.said], "number"],
   ["Adjoint", (v) => [v.adjoint], "number"],
   ["Local derivatives", (v, op) => [op.partials]],
   ["Colour", (v) => [v.colour]],
@@ -51,7 +51,7 @@ function makeTable(place, more, graph) {
     mark(current);
   }
 
-  /** Show which value a step is about. */
+  /** Highlight the row of a value. */
   function mark(id) {
     shown.get(current)?.removeAttribute("aria-current");
     current = id;
