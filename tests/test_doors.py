@@ -83,10 +83,10 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "half points": (lambda: xform.pareto(f, X, points=1.5), "no number of plans"),
     "half a batch": (lambda: xform.max_batch(f, X, multiple_of=1.5, **GIVEN), "positive multiple"),
     "batches": (lambda: xform.max_batch(f, X, most="x", **GIVEN), "positive multiple"),
-    "batch axis": (lambda: xform.max_batch(f, X, batch_axis="x", **GIVEN), "it is no axis"),
+    "batch axis": (lambda: xform.max_batch(f, X, batch_axis="x", **GIVEN), "it is not an integer"),
     "batch of": (lambda: xform.max_batch(f, X, batch_argnums="x", **GIVEN), "batch_argnums='x'"),
     "batch at": (lambda: xform.max_batch(f, X, batch_argnums=1.5, **GIVEN), "batch_argnums=1.5"),
-    "difference": (lambda: xform.memory_analysis(f, X).diff(3), "it is no MemoryReport"),
+    "difference": (lambda: xform.memory_analysis(f, X).diff(3), "it is not a MemoryReport"),
     "explain": (lambda: xform.plan(f, X, verify=False).explain(3), "no value of"),
 }  # fmt: skip
 

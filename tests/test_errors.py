@@ -103,9 +103,9 @@ GOLDEN = {
         RuntimeError,
         """\
 step for target='gpu:h100'
-  problem: the compiler ended with status 1, and said last:
+  problem: the compiler exited with status 1; the end of its log:
     Oh
-  remedy:  try again with a smaller program; if it is not that, report what the compiler said""",
+  remedy:  try a smaller program; if that fails too, report the compiler's log""",
     ),
     "another program": (
         other_program,

@@ -96,9 +96,9 @@ STEP = descent(dense), DENSE, DENSE, f32(512, 64), f32(512, 10)
 
 def test_changes_come_first_then_the_largest_buffer_then_facts() -> None:
     half, largest, *facts = advised(*STEP)
-    assert half.startswith("half the batch, 256 for 512")
+    assert half.startswith("half the batch, 256 instead of 512")
     assert largest.startswith("the largest buffer")
-    assert any("wait for the backward pass" in text for text in facts)
+    assert any("saved for the backward pass" in text for text in facts)
     sizes = [float(m[1]) * 1024 ** ("KM".index(m[2]) + 1) for text in facts
              if (m := re.search(r"([\d.]+) ([KM])iB", text))]  # fmt: skip
     assert sizes == sorted(sizes, reverse=True)

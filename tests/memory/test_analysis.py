@@ -147,9 +147,9 @@ def test_a_difference(report: Any) -> None:
 def test_advice_has_numbers(report: Any) -> None:
     said = report.advice
     donation = next(text for text in said if "donate" in text)
-    assert "(256.0 KiB) have the types of outputs" in donation
+    assert "(256.0 KiB) have the same types as outputs" in donation
     assert "params['layers'][0]" in donation
-    assert any("wait for the backward pass" in text for text in said)
+    assert any("saved for the backward pass" in text for text in said)
     update = lambda params, x: jax.tree.map(jnp.add, params, jax.grad(loss)(params, x))
     step = jax.jit(update, donate_argnums=0)
     donated = xform.memory_analysis(step, PARAMS, f32(512, 128))

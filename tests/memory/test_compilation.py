@@ -166,7 +166,7 @@ def test_another_error_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value) == (
         "<lambda> for target='gpu:h100'\n"
         "  problem: the compiler refused it: INVALID_ARGUMENT: no\n"
-        "  remedy:  report it with the program, if it is not the program's fault"
+        "  remedy:  fix the program; if it is correct, report this error with the program"
     )
 
 

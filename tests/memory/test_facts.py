@@ -40,7 +40,7 @@ LOSSES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_peaks_that_it_sends_to_can_be_had(name: str) -> None:
     f, args = LOSSES[name]
-    text = said(xform.memory_analysis(xform.grad(f), *args), "wait for the backward pass")
+    text = said(xform.memory_analysis(xform.grad(f), *args), "saved for the backward pass")
     assert "that xform.pareto lists for the loss" in text
     assert not re.search(r"budget\('?\d", text)
     for point in xform.pareto(f, *args, points=3):
@@ -55,7 +55,7 @@ def test_activations_and_their_type(name: str) -> None:
     report = xform.memory_analysis(xform.grad(f), *args)
     rows = [row for row in report.peak if row.category == "activation"]
     size = human_bytes(sum(row.bytes for row in rows))
-    assert said(report, "wait for the backward pass").startswith(size)
+    assert said(report, "saved for the backward pass").startswith(size)
     most = said(report, "are float32")
     assert most.startswith(f"activations of {size} are float32, most at ")
     assert rows[0].where in most
@@ -69,7 +69,7 @@ def test_arguments_that_outputs_can_lie_in(name: str) -> None:
     report = xform.memory_analysis(step, *args)
     text = said(report, "donate_argnums")
     donated = xform.memory_analysis(step, *args, donate_argnums=(0, 1))
-    assert f"({human_bytes(donated.alias_bytes)}) have the types of outputs" in text
+    assert f"({human_bytes(donated.alias_bytes)}) have the same types as outputs" in text
     assert not any("donate_argnums" in text for text in donated.advice)
 
 
@@ -87,7 +87,7 @@ def test_arrays_that_a_function_closes_over(name: str) -> None:
     closed, given = CLOSED[name]
     report = xform.memory_analysis(closed, f32(64, 64))
     text = said(report, "closes over")
-    assert text.startswith("16.0 KiB are part of the program")
+    assert text.startswith("16.0 KiB are constants of the program")
     assert xform.memory_analysis(given, f32(64, 64), f32(64, 64)).constant_bytes < 1000
     assert report.constant_bytes >= 2**14
 
@@ -131,7 +131,7 @@ def test_classes_of_a_loss(name: str) -> None:
             and row.category in ("activation", "recompute", "temporary")]  # fmt: skip
     text = said(report, "classes (logits)")
     size = human_bytes(sum(row.bytes for row in rows))
-    assert text.startswith(f"{size} have a number for each of {classes} classes (logits), at ")
+    assert text.startswith(f"{size} have an axis of {classes} classes (logits), at ")
     assert re.search(r"test_(facts|changes)\.py", text)
 
 

@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (
             lambda: on_mesh((X,), {}, CPU, MESH, None),
             "target='cpu:1' with a mesh of {data: 2, model: 2}\n"
-            "  problem: the mesh has 4 devices and the target 1\n"
+            "  problem: the mesh has 4 devices and the target has 1\n"
             "  remedy:  give axes whose sizes multiply to the number of the target's devices, or a "
             "target of that size",
         ),
@@ -111,28 +111,28 @@ def test_what_does_not_fit_is_refused() -> None:
         (
             lambda: on_mesh((X,), {}, FOUR, None, P("data")),
             f"in_specs={P('data')!r}\n"
-            "  problem: there is no mesh whose axes they could name\n"
-            "  remedy:  give mesh={axis: size} too, or arguments that have a NamedSharding",
+            "  problem: there is no mesh\n"
+            "  remedy:  give mesh={axis: size} too, or arguments with a NamedSharding",
         ),
         (
             lambda: on_mesh((X,), {}, FOUR, MESH, "data"),
             "in_specs with 'data'\n"
-            "  problem: it is no PartitionSpec\n"
+            "  problem: it is not a PartitionSpec\n"
             "  remedy:  give a jax.sharding.PartitionSpec for each argument, such as "
-            "PartitionSpec('data'), or None for what is on every device",
+            "PartitionSpec('data'), or None for an argument that is replicated",
         ),
         (
             lambda: jitted(product, 5),
             "donate_argnums=5\n"
             "  problem: Jitted function has donate_argnums=(5,), but only accepts 2 positional "
             "arguments.\n"
-            "  remedy:  give positions of arguments that the function has",
+            "  remedy:  give positions of arguments of the function",
         ),
         (
             lambda: jitted(jax.jit(product), 0),
             "donate_argnums=0\n"
-            "  problem: the function is jitted already, with options of its own\n"
-            "  remedy:  give jax.jit the donate_argnums, or pass the function that is not jitted",
+            "  problem: the function is jitted already, with its own options\n"
+            "  remedy:  pass donate_argnums to jax.jit, or pass the function without jax.jit",
         ),
     ):
         with pytest.raises(errors.WrongArgument) as caught:
@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("mesh", [{}, {"d": 0}, {"d": -4}, {"d": 2.0}, {"d": True}, (4,), "d"])
 def test_a_mesh_that_is_none_is_refused(mesh) -> None:
-    with pytest.raises(errors.WrongArgument, match="not a positive size for each of some axes"):
+    with pytest.raises(errors.WrongArgument, match="does not map names of axes to positive"):
         on_mesh((X,), {}, FOUR, mesh, None)
 
 
@@ -151,11 +151,11 @@ def test_a_mesh_that_is_none_is_refused(mesh) -> None:
     [
         (P("nope"), (4, 8), "the mesh has no axis 'nope'"),
         (P("data", "data"), (4, 8), "an axis of the mesh is named twice"),
-        (P(None, None, "data"), (4, 8), "the spec is of 3 axes and the argument has 2"),
-        (P("data"), (), "the spec is of 1 axes and the argument has 0"),
-        (P("data"), (5, 8), "5 elements are not divided evenly among 2 devices, by data"),
+        (P(None, None, "data"), (4, 8), "the spec has 3 axes and the argument has 2"),
+        (P("data"), (), "the spec has 1 axes and the argument has 0"),
+        (P("data"), (5, 8), "5 elements cannot be split evenly over 2 devices, by data"),
         (P(None, ("data", "model")), (4, 6),
-         "6 elements are not divided evenly among 4 devices, by data, model"),
+         "6 elements cannot be split evenly over 4 devices, by data, model"),
     ],
 )  # fmt: skip
 def test_a_spec_that_does_not_fit_is_refused(spec, shape, problem) -> None:
@@ -165,7 +165,8 @@ def test_a_spec_that_does_not_fit_is_refused(spec, shape, problem) -> None:
     assert str(caught.value) == (
         f"{spec!r} for an argument of shape {shape} on a mesh of {{data: 2, model: 2}}\n"
         f"  problem: {problem}\n"
-        "  remedy:  give in_specs of axes of the mesh, each once and whose sizes divide the shape"
+        "  remedy:  give in_specs that name each axis of the mesh at most once, with sizes that "
+        "divide the shape"
     )
 
 
@@ -174,10 +175,10 @@ def test_specs_that_are_no_prefix_are_refused() -> None:
         on_mesh((X, X), {}, FOUR, MESH, (P(), P(), P()))
     lines = str(caught.value).splitlines()
     assert lines[0] == f"in_specs={(P(), P(), P())!r}"
-    assert lines[1].startswith("  problem: it is no prefix of the tree of the arguments: ")
+    assert lines[1].startswith("  problem: it is not a prefix of the tree of the arguments: ")
     assert lines[2] == (
-        "  remedy:  give one PartitionSpec for all, or a tuple with one entry for each argument, "
-        "each a PartitionSpec or a tree of them"
+        "  remedy:  give one PartitionSpec for all arguments, or a tuple with an entry for each "
+        "argument: a PartitionSpec or a tree of them"
     )
 
 
@@ -218,8 +219,8 @@ class TestLower:
             "  problem: it cannot be lowered without the device: serialization of host_callbacks "
             "is not yet implemented\n"
             f"  where:   {caught.value.where}\n"
-            "  remedy:  take out callbacks, prints and foreign calls, or compile where the device "
-            "is, with target=None"
+            "  remedy:  remove callbacks, prints and foreign calls, or compile on a machine with "
+            "the device, with target=None"
         )
 
     @pytest.mark.parametrize("name", ["cpu:1", "tpu:v5e:1x1", "gpu:h100"])
@@ -267,6 +268,6 @@ class TestLower:
             lower(f, on_mesh((X,), {}, FOUR, None, None), FOUR)
         assert str(caught.value) == (
             "<lambda> for target='cpu:4'\n"
-            "  problem: it runs on 4 devices, and its arguments name no mesh\n"
-            "  remedy:  give mesh={axis: size}, or arguments that have a NamedSharding"
+            "  problem: it runs on 4 devices, and its arguments have no mesh\n"
+            "  remedy:  give mesh={axis: size}, or arguments with a NamedSharding"
         )

@@ -101,7 +101,7 @@ def test_wrong_numbers_are_refused(reports: int, labels: Any, tmp_path: Path) ->
     with pytest.raises(WrongArgument) as caught:
         write([transformer(1)] * reports, tmp_path / "page.html", labels)
     assert f"problem: there are {reports} reports and {len(labels)} labels" in str(caught.value)
-    assert "remedy:  give one report at least, and a label for each or none" in str(caught.value)
+    assert "remedy:  give at least one report, and either a label for each" in str(caught.value)
 
 
 def test_it_appears_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_it_says_what_matters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lacking", "text"),
     [
-        ({"live": [], "buffers": []}, "no order of steps"),
+        ({"live": [], "buffers": []}, "reported no steps"),
         ({"live": [7], "peak_step": 0, "buffers": []}, "not attributed"),
         ({"function": "$\\frac$", "live": [0], "peak_step": 0, "buffers": []}, "peak 0 B"),
     ],

@@ -45,10 +45,7 @@ def failed(timeout: float = 30) -> str:
     return str(caught.value)
 
 
-REMEDY = (
-    "\n  remedy:  try again with a smaller program; if it is not that, report what the compiler "
-    "said"
-)
+REMEDY = "\n  remedy:  try a smaller program; if that fails too, report the compiler's log"
 
 
 def test_an_answer(folder, worker) -> None:
@@ -77,7 +74,7 @@ sys.exit(3)
 """)
     assert failed() == (
         "step for target='tpu:v5e:1x1'\n"
-        "  problem: the compiler ended with status 3, and said last:\n"
+        "  problem: the compiler exited with status 3; the end of its log:\n"
         "    3\n    4\n    5\n    6\n    7\n    8\n    9\n    F1122 fatal" + REMEDY
     )
 
@@ -85,13 +82,13 @@ sys.exit(3)
 def test_it_is_killed(folder, worker) -> None:
     worker("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert failed() == (
-        "step for target='tpu:v5e:1x1'\n  problem: the compiler was ended by SIGKILL" + REMEDY
+        "step for target='tpu:v5e:1x1'\n  problem: the compiler was killed by SIGKILL" + REMEDY
     )
 
 
 def test_no_answer(folder, worker) -> None:
     worker("")
-    assert "the compiler ended with status 0" in failed()
+    assert "the compiler exited with status 0" in failed()
 
 
 def test_it_takes_too_long(folder, worker) -> None:

@@ -71,7 +71,7 @@ def test_each_memory_is_its_own() -> None:
     assert report.to_dict()["vmem_bytes"] == report.vmem_bytes == 500
     text = str(report)
     assert re.search(r"vmem +500 B  in the fast memory on the chip, not in the total", text)
-    assert "live in the fast memory on the chip (VMEM), at its fullest step" in text
+    assert "live in the fast memory on the chip (VMEM), at the step with the most bytes" in text
 
 
 def test_the_page_says_what_the_report_says(tmp_path: Path) -> None:

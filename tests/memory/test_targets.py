@@ -64,7 +64,7 @@ def test_an_unknown_target(name: str) -> None:
     with pytest.raises(errors.WrongArgument) as caught:
         parse_target(name)
     assert str(caught.value) == (
-        f"target={name!r}\n  problem: no such target\n"
+        f"target={name!r}\n  problem: there is no such target\n"
         f"  remedy:  give one of {ALL}, or None for JAX's default"
     )
 
@@ -84,14 +84,14 @@ def test_an_unknown_slice(slice_: str) -> None:
         parse_target(f"tpu:v5e:{slice_}")
     assert str(caught.value) == (
         f"target='tpu:v5e:{slice_}'\n"
-        f"  problem: {slice_!r} is no slice of TPU v5e, of which the chips are in 2 axes and 2x2 "
-        "on a host\n"
-        "  remedy:  give one of 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16, or the like"
+        f"  problem: {slice_!r} is not a slice of TPU v5e: a slice has 2 axes, and is one chip or "
+        "consists of hosts of 2x2 chips\n"
+        "  remedy:  give a slice such as 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"
     )
 
 
 def test_an_axis_of_no_chips() -> None:
-    with pytest.raises(errors.WrongArgument, match="'2x2x0' is no slice of TPU v4"):
+    with pytest.raises(errors.WrongArgument, match="'2x2x0' is not a slice of TPU v4"):
         parse_target("tpu:v4:2x2x0")
 
 
@@ -100,7 +100,7 @@ def test_more_devices_than_a_cpu_is_taken_for() -> None:
     with pytest.raises(errors.WrongArgument) as caught:
         parse_target("cpu:99999999999")
     assert str(caught.value) == (
-        "target='cpu:99999999999'\n  problem: a CPU is taken for 4096 devices at most\n"
+        "target='cpu:99999999999'\n  problem: a CPU target has at most 4096 devices\n"
         "  remedy:  give a number from 1 to 4096"
     )
 
@@ -111,7 +111,7 @@ def test_an_unknown_number_of_gpus(count: str) -> None:
         parse_target(f"gpu:h100:{count}")
     assert str(caught.value) == (
         f"target='gpu:h100:{count}'\n"
-        f"  problem: {count!r} is no number of GPUs on hosts of 8\n"
+        f"  problem: {count!r} is not a possible number of GPUs on hosts of 8\n"
         "  remedy:  give a number from 1 to 8, or a multiple of 8"
     )
 

@@ -1,1 +1,1 @@
-"""Where memory goes, as the compiler reports it."""
+"""Memory of compiled functions, as the compiler reports it."""

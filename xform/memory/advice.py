@@ -8,20 +8,20 @@ from xform.memory.changes import changes
 from xform.memory.facts import facts, largest
 from xform.text import human_bytes
 
-# A smaller part of the total is not worth a line.
-_PART = 0.02
+# The advice leaves out anything below this fraction of the total.
+_SMALLEST_FRACTION = 0.02
 
 
 def advice(report: Any) -> list[str]:
-    """What to change so that a function takes fewer bytes; `report` is its `MemoryReport`.
+    """Advice on how to reduce the memory of the function of a `MemoryReport`, as sentences.
 
-    Changes come first, since their bytes are known. If the program is too large for its device, a
-    change that makes it fit leads; others are sorted by bytes. Then come the largest buffer and the
-    facts, which promise nothing.
+    The changes come first, because the bytes that they save are known. If the program is too large
+    for its device, the changes that make it fit come before the others; all are sorted by bytes.
+    The largest buffer and the facts follow. They promise no savings.
     """
     if not report.peak:
         return []
-    least = max(1, _PART * report.total_bytes)
+    least = max(1, _SMALLEST_FRACTION * report.total_bytes)
     worth = sorted((c for c in changes(report) if c.bytes >= least), key=lambda c: -c.bytes)
     over = report.compilation.over_bytes or 0
     enough = [c for c in worth if over and c.bytes >= over]

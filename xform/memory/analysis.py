@@ -1,4 +1,7 @@
-"""`memory_analysis`: compile a function for a device, at hand or not, and report its memory."""
+"""`memory_analysis`: compile a function for a device and report its memory.
+
+The device need not be attached to this machine.
+"""
 
 from __future__ import annotations
 
@@ -26,37 +29,40 @@ def memory_analysis(
     capacity: str | int | None = None,
     **kwargs: Any,
 ) -> MemoryReport:
-    """Compile `f` for a device, which need not be here, and report the memory that it needs there.
+    """Compile `f` for a device and report the memory that it needs there.
+
+    The device need not be attached to this machine. The function is not run.
 
     Args:
-      f: a function of pytrees of arrays, or one that `jax.jit` made: its donation, shardings and
-        static arguments are kept.
-      *args: arrays, or `jax.ShapeDtypeStruct`s (with shardings, if wanted) in pytrees. Nothing is
-        run, and for the latter nothing is allocated. Strings, and objects that are no pytrees of
-        arrays, are held as they are; of a function that `jax.jit` made, its static arguments are.
+      f: a function of pytrees of arrays, or a function made by `jax.jit`, whose donation, shardings
+        and static arguments are kept.
+      *args: arrays or `jax.ShapeDtypeStruct`s (with shardings if you like) in pytrees. A
+        `ShapeDtypeStruct` allocates nothing. Strings and objects that are not pytrees of arrays are
+        held constant; for a function made by `jax.jit`, only its static arguments are.
       target: `"cpu"`, `"cpu:8"`, `"tpu:v5e:2x2"` (v4, v5e, v5p, v6e, tpu7x, and a slice),
         `"gpu:h100"` or `"gpu:h100:8"` (a100-40, a100-80, h100, h200, b200, l4, rtx4090); None is
-        JAX's default backend. `python -m xform doctor` says which of them work here.
+        JAX's default backend. `python -m xform doctor` lists the targets that work here.
       mesh: sizes of the axes of a mesh of the target's devices, by name: `{"data": 4, "model": 4}`.
-      in_specs: a `PartitionSpec` for each of `args`, or a prefix of their tree, over `mesh` or the
-        mesh of the arguments' own shardings, which hold without it.
+      in_specs: a `PartitionSpec` for each of `args`, or a prefix of their tree. It names axes of
+        `mesh`, or of the mesh in the arguments' own shardings. None keeps the arguments' shardings.
       donate_argnums: positions of the arguments whose memory may be reused, as for `jax.jit`.
-      capacity: bytes of a device, or a string such as `"14 GiB"`, in the place of what is known of
-        it: of a CPU nothing is, and of a GPU JAX takes three quarters by default.
+      capacity: memory of one device, in bytes or as a string such as `"14 GiB"`. It replaces the
+        known capacity. A CPU has no known capacity; on a GPU, JAX uses three quarters of the
+        memory by default.
       **kwargs: keyword arguments of `f`, of the same kinds as `args`.
 
     Returns:
-      A `MemoryReport`, of one device. The headline `total_bytes` is argument + output + temp -
-      alias; a program that is too big for the device gives a report that says by how much.
+      A `MemoryReport` of one device. Its headline `total_bytes` is argument + output + temp -
+      alias. If the program is too large for the device, the report says by how much.
 
     Raises:
-      WrongArgument: `f` is not callable, there is no such target, or the mesh does not fit it.
-      MissingExtra: what compiling for the target needs is not installed.
+      WrongArgument: `f` is not callable, the target is unknown, or the mesh does not fit it.
+      MissingExtra: a package that is needed to compile for the target is not installed.
       CompilationFailed: the compiler failed.
 
-    Cost: one trace, one lowering and one compilation of `f`; for a device that is not here, in a
-    process of its own. What was compiled is remembered, on disk too if JAX is told to keep what it
-    compiles (`jax_compilation_cache_dir`).
+    Cost: one trace, one lowering and one compilation of `f`. For a device that is not attached, the
+    compiler runs in a separate process. Results are cached in this process, and on disk too if
+    JAX's compilation cache is on (`jax_compilation_cache_dir`).
     Source: https://docs.jax.dev/en/latest/aot.html
 
     >>> x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
@@ -76,22 +82,22 @@ def memory_analysis(
     leaves = [jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
               for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]  # fmt: skip
     shapes = frozenset((short(x.dtype), tuple(x.shape)) for x in leaves)
-    what = asked(f, args, kwargs)
+    description = asked(f, args, kwargs)
     if (
         mesh is not None
         and in_specs is None
-        and not any(map(_placed, jax.tree.leaves((args, kwargs))))
+        and not any(map(_has_mesh, jax.tree.leaves((args, kwargs))))
     ):
-        what = dataclasses.replace(what, note=_REPLICATED)
-    return MemoryReport(compilation, shapes, what)
+        description = dataclasses.replace(description, note=_REPLICATED)
+    return MemoryReport(compilation, shapes, description)
 
 
 _REPLICATED = (
-    "no argument is sharded over the mesh, so each device holds all of them whole: give in_specs, "
-    "on the command line --in-specs x=data"
+    "no argument is sharded over the mesh, so each device holds a full copy of every argument: "
+    "give in_specs, or on the command line --in-specs x=data"
 )
 
 
-def _placed(x: Any) -> bool:
-    """Whether an argument says how it lies on a mesh."""
+def _has_mesh(x: Any) -> bool:
+    """Whether an argument has a sharding over a mesh."""
     return isinstance(getattr(x, "sharding", None), NamedSharding)

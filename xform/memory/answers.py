@@ -1,7 +1,8 @@
-"""Answers of compilers, kept: in this process, and on disk where the user keeps compiled programs.
+"""Caches of compilers' answers: in this process, and on disk if JAX's compilation cache is on.
 
-JAX writes what it compiles to `jax_compilation_cache_dir` if that is set; a folder in it has the
-answers, one file each: a line of JSON, and the module. What cannot be read or written is no error.
+JAX writes compiled programs to `jax_compilation_cache_dir` if that is set. The folder `xform` in it
+holds the answers, one file each: a line of JSON, then the compiled module. A file that cannot be
+read or written is ignored.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from xform.packages import version
 from xform.recent import Recent
 
 _FORMAT = "xform answer 1"
-# What decides besides the program and the target.
+# Packages and environment variables that an answer depends on, beside the program and the target.
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a compiler said.
+    """A compiler's answer to one program.
 
     Attributes:
-      bytes: by kind, see `worker.KINDS`; none if the program was refused.
+      bytes: by kind, see `worker.KINDS`; empty if the compiler refused the program.
       compile_seconds: wall time of the compiler.
-      module: the HloProto of the compiled program, with its buffer assignment.
-      error: why the program was refused.
+      module: the HloProto of the compiled program, with its buffer assignment; None if the compiler
+        wrote none.
+      error: the compiler's error message; empty if it compiled the program.
     """
 
     bytes: dict[str, int]
@@ -43,16 +45,21 @@ class Answer:
 
     @property
     def failed(self) -> bool:
-        """Whether the compiler failed, and not because the program is too big for the device."""
+        """Whether the compiler failed for another reason than a program too large to fit."""
         return bool(self.error) and "RESOURCE_EXHAUSTED" not in self.error
 
 
-# In the process.
 _remembered: Recent[str, Answer] = Recent(32)
 
 
 def answered(program: bytes, *decides: str, ask: Callable[[], Answer]) -> Answer:
-    """What was answered to a program before, or is now; `decides` is what else it depends on."""
+    """The cached answer for a program, else the answer of `ask()`, which is then cached.
+
+    Args:
+      program: the serialized program.
+      *decides: everything else that the answer depends on, such as the target.
+      ask: compiles the program.
+    """
     key = hashlib.sha256(program)
     flags = (os.environ.get(name, "") for name in _FLAGS)
     versions = (version(package) or "" for package in _COMPILERS)
@@ -65,7 +72,7 @@ def answered(program: bytes, *decides: str, ask: Callable[[], Answer]) -> Answer
         if answer is None:
             answer = ask()
             if answer.failed:
-                return answer  # it may be another one the next time
+                return answer  # not cached: the next attempt may succeed
             if file:
                 _write(file, answer)
         _remembered[name] = answer

@@ -1,4 +1,4 @@
-"""What was compiled, in words: the transform, the policy, the arguments."""
+"""A description of what was compiled: the transform, the policy and the arguments."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from xform.callables import argument_names, derived
 from xform.policies import as_code, min_cut, said
 from xform.text import human_bytes
 
-# Arguments that are named one by one.
-_MOST = 8
+# At most this many arguments are listed by name; the others are summed up.
+_MOST_NAMED = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What was compiled; prints as lines, or as nothing where nobody said it.
+    """A description of what was compiled; prints as lines, or as nothing if it is empty.
 
     Attributes:
-      transform: such as "value_and_grad by argument 0"; empty of a function as it is.
-      policy: what the policy is called; empty where there is none.
-      code: the policy as Python, to be copied; empty where there is none that Python can say.
+      transform: such as "value_and_grad by argument 0"; empty for a function without a transform.
+      policy: name of the policy; empty if there is none.
+      code: the policy as a Python expression to copy; empty if it has none.
       arguments: their names and types.
-      inputs: what made them, on the command line.
-      planned: how long planning its derivatives took, what they run again, and how little that
-        could be; empty where nothing was planned.
-      note: more of how it was compiled, such as shardings that were not given.
+      inputs: the name of the function that made them, for a call from the command line.
+      planned: how long planning took, the work that the plans recompute, and its lower bound;
+        empty if nothing was planned.
+      note: a remark, such as that no shardings were given.
     """
 
     transform: str = ""
@@ -44,13 +44,13 @@ class Asked:
 
     @property
     def compiled(self) -> str:
-        """The transform and the policy, in a line."""
+        """The transform and the policy, in one line."""
         what = f"its {self.transform}" if self.transform else "the function as it is"
         return what + (f", policy {self.policy}" if self.policy else "")
 
     @property
     def given(self) -> str:
-        """The arguments, in a line."""
+        """The arguments, in one line."""
         by = f", by {self.inputs}" if self.inputs else ""
         return f"{self.arguments}{by}"
 
@@ -63,7 +63,7 @@ class Asked:
 
 
 def asked(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
-    """What is compiled of a function and its arguments.
+    """Describe what is compiled for a call of `f`.
 
     >>> import xform
     >>> from xform.memory.asked import asked
@@ -72,10 +72,10 @@ def asked(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
     arguments: w f32[3], x f32[3]
     """
     derivative = derived(f)
-    options = ((k, x) for k, x in kwargs.items() if k != "policy")  # it is said apart
+    options = ((k, x) for k, x in kwargs.items() if k != "policy")  # has a field of its own
     named = [*zip(argument_names(f, len(args)), args, strict=True), *options]
-    words = [f"{name} {_type(x)}" for name, x in named[:_MOST]]
-    if rest := named[_MOST:]:
+    words = [f"{name} {_type(x)}" for name, x in named[:_MOST_NAMED]]
+    if rest := named[_MOST_NAMED:]:
         words.append(f"and {len(rest)} more, {_type([x for _, x in rest])}")
     arguments = ", ".join(words) or "none"
     if derivative is None:
@@ -92,7 +92,7 @@ def short(dtype: Any) -> str:
 
 
 def _type(x: Any) -> str:
-    """An argument in a few words."""
+    """The type of an argument as text; for a tree, the number of its arrays and their bytes."""
     leaves = jax.tree.leaves(x)
     arrays = [y for y in leaves if hasattr(y, "shape") and hasattr(y, "dtype")]
     if len(leaves) == 1 and leaves[0] is x:

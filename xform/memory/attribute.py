@@ -1,21 +1,22 @@
-"""Buffers of a compiled program in the user's words: operation, line, scope and category.
+"""Attribute the buffers of a compiled program to operations, lines, scopes and categories.
 
-A category is what a buffer is for, by these rules, of which the first that holds counts:
+The category says what a buffer is for. The first rule that applies decides:
 
-- entry parameters: what the caller says (`parameter`, `optimizer state`), else `argument`. A
-  donated argument that holds an output in the end is one row, the argument's;
-- `gradient`: made by the backward part, of the shape of an argument (of a `parameter`, if the
-  caller named any), and read by no other operation of the backward part, except to add to it in
-  place, to convert it, or to add up those of all devices; so is an output's memory that holds one
-  at the peak;
-- `output`: what else is returned;
-- `activation`: made by the forward part and read by the backward part, recomputes included;
-- `recompute`: made by the forward part's operations, run again;
-- `temporary`: all else; `constant`: constants, which no kind of the headline counts.
+- an entry parameter has the category that the caller names (`parameter`, `optimizer state`), else
+  `argument`. A donated argument that holds an output at the end is one row, the argument's;
+- `gradient`: the backward pass made the value, it has the shape of an argument (of a `parameter`,
+  if the caller named any), and no other operation of the backward pass reads it, except to add to
+  it in place, to convert it, or to sum it over the devices. The memory of an output that holds
+  such a value at the peak is `gradient` too;
+- `output`: any other result of the program;
+- `activation`: made by the forward pass and read by the backward pass or by a recompute;
+- `recompute`: made by a recomputed operation of the forward pass;
+- `temporary`: everything else; `constant`: constants, which the headline does not count.
 
-The parts are told by the scopes in an operation's name: those of `xform.interpret.emit`, or JAX's
-`transpose(...)` and `rematted_computation`; the innermost counts. What has none of them, such as
-an optimizer's update, counts as forward. A fusion is its last operation.
+The scopes in an operation's name tell the pass: the scopes of `xform.interpret.emit`, or JAX's
+`transpose(...)` and `rematted_computation`. The innermost one counts. An operation without such a
+scope, for example of an optimizer's update, counts as forward. A fusion is attributed to its last
+operation.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ _STRUCTURE = re.compile(
     r"while|body|cond|closed_call|core_call|call_exported|eval_jaxpr|checkpoint|remat2?"
     r"|rematted_computation|custom_jvp_call|custom_vjp_call\w*|shard_map|branch_\d+_fun|p?jit(\(.*\))?|.*->.*|"
 )
-# The scopes of `xform.interpret.emit`, of which one says why a value is saved.
+# The scopes of `xform.interpret.emit`. One of them names the reason why a value is saved.
 _OURS = re.compile(r"xform\((?:saved: (?P<why>(?:[^()]|\([^()]*\))*)|\w*)\)(?:/|$)")
-# What makes of a derivative the same in another dtype, place or order, or of those of all devices
-# their sum: by the primitive, or by HLO's word.
+# Operations that convert, copy or move a derivative, or sum it over the devices: primitives of JAX
+# and opcodes of HLO.
 _HANDED_ON = frozenset((
     "convert_element_type", "psum", "psum_invariant", "all-reduce", "reduce-scatter", "convert",
     "copy", "copy-start", "copy-done",
@@ -52,7 +53,7 @@ _WRAPPED = re.compile(r"(?:transpose|jvp|vmap|linearize)\((.*)\)")
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """What the caller knows of an entry parameter."""
+    """The name and category that the caller gives to an entry parameter."""
 
     name: str = ""
     category: str = "argument"
@@ -63,21 +64,22 @@ class Row:
     """One buffer.
 
     Attributes:
-      name: the HLO instruction, and the index of its output; of an argument its path, and
-        `fragmentation` for the part of the temp blocks that no buffer takes at the peak: it is
+      name: the HLO instruction and the index of its output; for an argument, its path.
+        `fragmentation` is the part of the temp blocks that no buffer uses at the peak. It is
         reserved from the first step to the last.
-      bytes: the padding of the layout is included.
+      bytes: size, with the padding of the layout.
       dtype, shape: as JAX prints them.
       operation: the JAX primitive, else the HLO operation.
-      where: `file:line (function)` that it comes from; of an argument, where it is first read.
+      where: `file:line (function)` of the operation that made it; for an argument, of the
+        operation that reads it first.
       scope: named scopes and module paths, joined by `/`.
-      category: see the module.
-      why: of an activation that `xform` saves, the reason.
-      born, dies: the steps of program order between which it is live, both included.
-      at_peak: it is counted and live at the peak; these rows' bytes add up to the headline.
-      output: it holds an output in the end; an argument that does is donated and used.
+      category: see the docstring of this module.
+      why: the reason why `xform` saves this activation; empty for other buffers.
+      born, dies: the first and the last step at which it is live, in program order.
+      at_peak: it is counted and live at the peak; the bytes of these rows add up to the headline.
+      output: it holds an output at the end; such an argument is donated and its memory reused.
       space: memory space; 0 is main memory, see `xform.memory.buffers`.
-      counted: it is in main memory and no constant. At each step, the bytes of the counted rows
+      counted: it is in main memory and not a constant. At each step, the bytes of the counted rows
         that are live there add up to the live bytes.
     """
 
@@ -98,7 +100,7 @@ class Row:
     counted: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """The row as plain data, for JSON."""
         return {**dataclasses.asdict(self), "shape": list(self.shape)}
 
 
@@ -106,15 +108,15 @@ def rows(
     assignment: Assignment,
     arguments: Mapping[int, Argument] | Sequence[Argument] = (),
 ) -> list[Row]:
-    """The buffers of a compiled program, largest first.
+    """List the buffers of a compiled program, largest first.
 
     Args:
-      assignment: what `xform.memory.buffers.read` returns.
-      arguments: what is known of the entry parameters, by parameter number. These are the flat
-        arguments without those that `jax.jit` drops because nothing reads them.
+      assignment: the result of `xform.memory.buffers.read`.
+      arguments: names and categories of the entry parameters, by parameter number. The entry
+        parameters are the flat arguments without the unused ones, which `jax.jit` drops.
 
     Returns:
-      A row for each buffer: those that are `at_peak` add up to `assignment.total_bytes`.
+      A row for each buffer. The rows that are `at_peak` add up to `assignment.total_bytes`.
 
     Cost: plain Python, about 20 microseconds for each instruction.
     """
@@ -123,7 +125,7 @@ def rows(
 
 
 def fullest(found: Sequence[Row]) -> list[Row]:
-    """Those rows that are live at the step where the given rows take the most bytes."""
+    """The rows that are live at the step where all these rows together take the most bytes."""
     change: dict[int, int] = {}
     for row in found:
         change[row.born] = change.get(row.born, 0) + row.bytes
@@ -135,7 +137,9 @@ def fullest(found: Sequence[Row]) -> list[Row]:
 
 
 def part(op_name: str) -> str:
-    """Which part of a derivative an operation is of: `backward`, `recompute` or `` (forward).
+    """The pass of a derivative that an operation belongs to: `backward`, `recompute` or ``.
+
+    The empty text is the forward pass, or an operation outside any derivative.
 
     >>> from xform.memory.attribute import part
     >>> part("jit(f)/jvp(mlp)/mul"), part("jit(f)/transpose(jvp(mlp))/mul")
@@ -150,7 +154,7 @@ def part(op_name: str) -> str:
 
 
 def scope(op_name: str) -> str:
-    """The named scopes in an operation's name, without what JAX and xform add.
+    """The user's named scopes in an operation's name, without the ones that JAX and xform add.
 
     >>> from xform.memory.attribute import scope
     >>> scope("jit(f)/transpose(jvp(decoder))/while/body/closed_call/mlp/dot_general")
@@ -162,7 +166,7 @@ def scope(op_name: str) -> str:
             piece = wrapper[1]
         if not _STRUCTURE.fullmatch(piece):
             pieces.append(piece)
-    # A function that is traced in its own scope has that in its name twice.
+    # A function that is traced in its own scope has that scope twice in its name.
     for n in range(len(pieces) // 2, 0, -1):
         i = 0
         while i + 2 * n <= len(pieces):
@@ -174,7 +178,7 @@ def scope(op_name: str) -> str:
 
 
 def reason(op_name: str) -> str:
-    """Why the value of an operation is saved, if its name says it.
+    """Why the value of an operation is saved, from its name; empty if the name has no reason.
 
     >>> from xform.memory.attribute import reason
     >>> reason("jit(f)/xform(saved: on the cheapest cut)/mlp/dot_general")
@@ -184,7 +188,7 @@ def reason(op_name: str) -> str:
 
 
 def operation(instruction: Instruction) -> str:
-    """The primitive in an operation's name, or HLO's own word."""
+    """The primitive in an operation's name, else its HLO opcode."""
     last = instruction.op_name.rpartition("/")[2]
     if not instruction.op_name or _STRUCTURE.fullmatch(last) or _WRAPPED.fullmatch(last):
         return instruction.opcode.replace("-", "_")
@@ -230,23 +234,24 @@ class _Reader:
                    storage.allocation.out, storage.allocation.space, counted)  # fmt: skip
 
     def _value(self, storage: Storage) -> tuple[Buffer, Instruction]:
-        """The buffer that says what a storage holds, and the operation that made it.
+        """The buffer that describes a storage, and the operation that made it.
 
-        Several values may follow each other in one place. Of those that fill it the last before the
-        peak counts, of an output the last of all; but what a loop's body writes counts before the
-        zeros that the loop started from, and what writes before the state that carries it on.
+        Several values may use one storage in turn. Among those that fill the storage, the last one
+        before the peak is chosen; for an output, the last one of the program. A value that a loop's
+        body writes is preferred to the zeros that the loop started from, and the operation that
+        writes a value to the loop state that carries it.
         """
         origin = {b.id: self._flow.origin(b.instruction, b.index) for b, _ in storage.buffers}
-        kept = storage.allocation.kind == "output"
-        until = len(self._module.order) if kept else self._assignment.peak_step
+        is_output = storage.allocation.kind == "output"
+        until = len(self._module.order) if is_output else self._assignment.peak_step
 
         def rank(entry: tuple[Buffer, int]) -> tuple[bool, bool, bool, bool, bool, int]:
             buffer, born = entry
             maker, own = origin[buffer.id], self._module.instructions[buffer.instruction]
             state = own.opcode in ("while", "parameter")
-            lined = kept or bool(self._module.where(maker))
-            whole = buffer.bytes == storage.bytes
-            return whole, not self._flow.filled(maker), lined, born <= until, not state, born
+            has_line = is_output or bool(self._module.where(maker))
+            full = buffer.bytes == storage.bytes
+            return full, not self._flow.filled(maker), has_line, born <= until, not state, born
 
         own = [e for e in storage.buffers if e[0].instruction in self._argument_ids]
         buffer = own[0][0] if own else max(storage.buffers, key=rank)[0]
@@ -256,17 +261,17 @@ class _Reader:
         if storage.allocation.kind == "constant":
             return "constant"
         readers = [(u, self._part(u)) for u in self._readers(buffer)]
-        mine = self._part(maker)
+        maker_part = self._part(maker)
         if self._gradient(storage, buffer, maker):
             return "gradient"
         if storage.allocation.kind == "output":
-            return "gradient" if self._gradient_then(storage) else "output"
-        if mine == "recompute":
-            return mine
-        return "activation" if not mine and any(p for _, p in readers) else "temporary"
+            return "gradient" if self._gradient_at_peak(storage) else "output"
+        if maker_part == "recompute":
+            return maker_part
+        return "activation" if not maker_part and any(p for _, p in readers) else "temporary"
 
     def _gradient(self, storage: Storage, buffer: Buffer, maker: Instruction) -> bool:
-        """Whether a value is a parameter's derivative that is complete, or is being added up."""
+        """Whether a value is a parameter's gradient, complete or still accumulating."""
         shape = self._shape(buffer.instruction, buffer.index)
         if self._part(maker) != "backward" or shape not in self._parameters:
             return False
@@ -274,12 +279,12 @@ class _Reader:
         readers = [u for u in self._readers(buffer) if self._part(u) and u.id not in inside]
         return all(operation(u) in _HANDED_ON or u.opcode in _HANDED_ON for u in readers)
 
-    def _gradient_then(self, storage: Storage) -> bool:
-        """Whether an output's memory holds a derivative at the peak, as for an update in place."""
+    def _gradient_at_peak(self, storage: Storage) -> bool:
+        """Whether an output's memory holds a gradient at the peak, as for an update in place."""
         peak = self._assignment.peak_step
-        then = [b for b, born in storage.buffers if born <= peak]
-        return bool(then) and self._gradient(
-            storage, then[-1], self._flow.origin(then[-1].instruction, then[-1].index)
+        at_peak = [b for b, born in storage.buffers if born <= peak]
+        return bool(at_peak) and self._gradient(
+            storage, at_peak[-1], self._flow.origin(at_peak[-1].instruction, at_peak[-1].index)
         )
 
     @cached_property
@@ -294,7 +299,7 @@ class _Reader:
 
     @cached_property
     def _parameters(self) -> set[tuple[int, ...]]:
-        """Shapes of the arguments that may have gradients, in whatever dtype of floats."""
+        """Shapes of the floating-point arguments: only these have gradients."""
         named = {n for n, a in self._arguments.items() if a.category == "parameter"}
         parameters = [a.parameter for a in self._assignment.allocations if a.parameter]
         shapes = (
@@ -303,7 +308,7 @@ class _Reader:
         return {shape for shape in shapes if shape is not None}
 
     def _shape(self, instruction: int, index: Index) -> tuple[int, ...] | None:
-        """The shape of a value, if it is of floats."""
+        """The shape of a value; None if its dtype is not floating or complex."""
         shape = self._module.instructions[instruction].shape.at(index)
         return shape.dims if shape.dtype.startswith(("f", "bf", "c")) else None
 
@@ -311,7 +316,7 @@ class _Reader:
         return self._module.order.get(instruction.id, len(self._module.order))
 
     def _part(self, instruction: Instruction) -> str:
-        """The part of an operation."""
+        """The pass that an operation belongs to, see `part`."""
         return part(self._module.named(instruction))
 
     def _readers(self, buffer: Buffer) -> list[Instruction]:

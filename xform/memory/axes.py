@@ -1,8 +1,8 @@
-"""Axes of a program's values: which of them run over the same indices.
+"""Which axes of a program's values run over the same indices.
 
-An axis is a product of factors, the slowest first. A reshape that merges two axes makes an axis of
-two factors, and one that splits an axis replaces its factor by two. Axes that run over the same
-indices have the same factors. An axis of length 1 has no factor.
+An axis is a product of factors, slowest-varying first. A reshape that merges two axes makes an axis
+of two factors. A reshape that splits an axis replaces its factor by two. Axes that run over the
+same indices have the same factors. An axis of length 1 has no factor.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ Factors = tuple[int, ...]
 
 
 class Axes:
-    """The factors of a program, found while its equations are read.
+    """The factors of the axes of a program, found by unification while its equations are read.
 
-    Cost: a few numbers for each axis; nothing of a value's size.
+    Cost: memory for a few numbers for each axis, whatever the size of the values.
     """
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
-        # A factor that turned out to be another one, or the product of several.
+        # Factors that turned out to equal another factor, or a product of several.
         self._means: dict[int, Factors] = {}
         self._mixed: list[int] = []
 
     def new(self, size: int) -> Factors:
-        """A new axis, like no other so far."""
+        """Make an axis that shares no factor with any other so far."""
         if size < 2:
             return ()
         self._sizes.append(size)
@@ -36,7 +36,7 @@ class Axes:
         return self._sizes[factor]
 
     def factors(self, axis: Iterable[int]) -> Factors:
-        """The factors that an axis has by now."""
+        """The factors of an axis, as far as they are known now."""
         out: list[int] = []
         todo = [*axis][::-1]
         while todo:
@@ -49,11 +49,11 @@ class Axes:
         return tuple(out)
 
     def _shortened(self, means: Factors) -> Factors:
-        """The same factors, one step further for one that was only renamed."""
+        """Path compression: skip one step if the factor only stands for another one."""
         return self._means.get(means[0], means) if len(means) == 1 else means
 
     def same(self, a: Iterable[int], b: Iterable[int]) -> None:
-        """Two axes, or two groups of axes, run over the same indices."""
+        """Record that two axes, or two groups of axes, run over the same indices."""
         left, right = self.factors(a), self.factors(b)
         while left and right:
             (p, *_), (q, *_) = left, right
@@ -71,15 +71,15 @@ class Axes:
         self.mix([*left, *right])
 
     def mix(self, axis: Iterable[int]) -> None:
-        """Some operation needs the whole axis: its indices do not stay apart."""
+        """Record that some operation mixes the indices of an axis: it needs the whole axis."""
         self._mixed.extend(axis)
 
     def mixed(self) -> frozenset[int]:
-        """The factors of all axes that some operation needs whole."""
+        """The factors of all axes whose indices some operation mixes."""
         return frozenset(self.factors(self._mixed))
 
 
 def twice(axes: Sequence[Factors]) -> frozenset[int]:
-    """The factors that a value has twice: its elements are of pairs of indices."""
+    """The factors that occur twice in a value: its elements belong to pairs of indices."""
     every = [f for axis in axes for f in axis]
     return frozenset(f for f in every if every.count(f) > 1)

@@ -1,4 +1,4 @@
-"""The arguments of a function with another batch: which of them have one, and on which axis."""
+"""Resize the batch in a function's arguments: find which arguments have a batch, and its axis."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Argnums = int | Sequence[int] | str | None
 
 @dataclasses.dataclass(frozen=True)
 class Resizer:
-    """Makes arguments of any batch.
+    """Makes arguments for any batch size.
 
     Attributes:
-      start: the batch that they have.
-      of: what of them is the batch, in words.
-      at: from a size to the arguments.
+      start: the batch size of the given arguments.
+      of: a description of the batch, such as "axis 0 of x".
+      at: maps a batch size to the arguments.
     """
 
     start: int
@@ -34,18 +34,19 @@ class Resizer:
 
 
 def by_inputs(inputs: Callable[..., Sequence[Any]]) -> Resizer:
-    """Arguments that `inputs(batch=n)` makes."""
+    """A `Resizer` that calls `inputs(batch=n)` for the arguments."""
     if not callable(inputs):  # pyright: ignore[reportUnnecessaryComparison]
         raise WrongArgument(f"max_batch with inputs={inputs!r}", "it is not callable", "",
-                            "give a function of batch= that returns the arguments")  # fmt: skip
+                            "give inputs(batch=), which returns the arguments")  # fmt: skip
     return Resizer(1, "by inputs(batch=n)", lambda n: inputs(batch=n))
 
 
 def by_axis(f: Callable[..., Any], args: Sequence[Any], argnums: Argnums, axis: int) -> Resizer:
-    """Arguments with another size on one axis: of those at `argnums`, or of those that are found.
+    """A `Resizer` that changes the size of one axis of the arguments at `argnums`.
 
-    Found ("auto") are all that are as long on that axis as the last argument that has arrays, if
-    the function can be traced so with twice the batch; else that argument alone.
+    "auto" takes all arguments that have the same size on that axis as the last argument with
+    arrays, if the function can be traced with twice that size. Otherwise it takes that last
+    argument alone.
     """
     if isinstance(argnums, str) and argnums == "auto":
         return _by_trial(f, args, axis)
@@ -61,21 +62,22 @@ def _by_trial(f: Callable[..., Any], args: Sequence[Any], axis: int) -> Resizer:
     for places in (alike, {last}):
         resizer = _resizer(f, args, places, axis, start)
         try:
-            with contextlib.suppress(BudgetInfeasible):  # its loss was traced before it was planned
+            with contextlib.suppress(BudgetInfeasible):  # raised after the loss was traced
                 _trace(f, resizer.at(2 * start))
-        except Exception as problem:  # of the function: it does not take this batch
+        except Exception as problem:  # whatever the function raises for this batch
             error = problem
         else:
             return resizer
     message = str(error).strip().splitlines()[0]
     raise WrongArgument(
         f"max_batch of {getattr(f, '__name__', 'a function')}",
-        f"which arguments have a batch is not found: with {2 * start} in the place of {start} on "
+        f"cannot tell which arguments have a batch: with size {2 * start} instead of {start} on "
         f"axis {axis} of {_resizer(f, args, alike, axis, start).of.partition(' of ')[2]}, "
-        f"{type(error).__name__}: {message}",
+        f"tracing raised {type(error).__name__}: {message}",
         "",
-        "name them: batch_argnums=(1, 2), on the command line --batch-argnums 1,2, and batch_axis, "
-        "--batch-axis; or give a function inputs(batch=) that makes the arguments",
+        "name them with batch_argnums and batch_axis, such as batch_argnums=(1, 2), on the command "
+        "line --batch-argnums 1,2 and --batch-axis; or give a function inputs(batch=) that makes "
+        "the arguments",
     )
 
 
@@ -87,7 +89,7 @@ def _resizer(f: Callable[..., Any], args: Sequence[Any], places: set[int], axis:
 
 
 def _trace(f: Any, args: Sequence[Any]) -> None:
-    """Trace a function, or raise what it raises."""
+    """Trace a function; an error of the function passes through."""
     if is_jitted(f):
         f.trace(*args)
         return
@@ -96,7 +98,7 @@ def _trace(f: Any, args: Sequence[Any]) -> None:
 
 
 def _places(count: int, batch_argnums: Argnums) -> set[int]:
-    """Which of that many arguments have a batch."""
+    """The positions of the arguments that have a batch, among `count` arguments."""
     if batch_argnums is None:
         return set(range(count))
     positions: Any = batch_argnums
@@ -106,18 +108,18 @@ def _places(count: int, batch_argnums: Argnums) -> set[int]:
             f"max_batch with batch_argnums={batch_argnums!r}",
             f"the function is given {count} positional arguments",
             "",
-            "give positions of the arguments that have a batch, or None for all of them",
+            "give the positions of the arguments that have a batch, or None for all of them",
         )
     return {i % count for i in ones}
 
 
 def _arrays(tree: Any) -> list[Any]:
-    """The leaves that have a shape."""
+    """The leaves that are arrays or types of arrays."""
     return [x for x in jax.tree.leaves(tree) if hasattr(x, "shape") and hasattr(x, "dtype")]
 
 
 def _sizes(trees: Sequence[Any], axis: int) -> set[int] | None:
-    """The sizes of arrays on an axis; None if one of them has no such axis."""
+    """The sizes of the arrays on an axis; None if one of them has no such axis."""
     shapes = [np.shape(x) for x in jax.tree.leaves(list(trees))]
     if any(not -len(shape) <= axis < len(shape) for shape in shapes):
         return None
@@ -125,27 +127,27 @@ def _sizes(trees: Sequence[Any], axis: int) -> set[int] | None:
 
 
 def _batch(args: Sequence[Any], places: set[int], axis: int) -> int:
-    """The size of the batch in some arguments."""
+    """The batch size of the arguments at `places`."""
     number: Any = axis
     if not isinstance(number, int | np.integer):
-        raise WrongArgument(f"max_batch with batch_axis={axis!r}", "it is no axis", "",
+        raise WrongArgument(f"max_batch with batch_axis={axis!r}", "it is not an integer", "",
                             "give the axis of the batch, such as 0")  # fmt: skip
     sizes = _sizes([args[i] for i in places], axis)
     if sizes is None or len(sizes) != 1:
         raise WrongArgument(
             f"max_batch with batch_axis={axis}, batch_argnums={sorted(places)}",
-            f"the leaves of those arguments have {', '.join(map(str, sorted(sizes or ())))} "
-            "there, not one size" if sizes else
-            "the leaves of those arguments have no size there, not one size",
+            f"the arrays in these arguments have different sizes on that axis: "
+            f"{', '.join(map(str, sorted(sizes or ())))}" if sizes else
+            "an array in these arguments has no such axis, or there are no arrays",
             "",
-            "name the arguments that have a batch, all on the same axis, by batch_argnums and "
+            "name the arguments that have a batch, all on the same axis, with batch_argnums and "
             "batch_axis (--batch-argnums, --batch-axis)",
         )  # fmt: skip
     return sizes.pop()
 
 
 def _resized(tree: Any, axis: int, size: int) -> Any:
-    """Types of arrays with another batch."""
+    """The types of a tree's arrays, with another size on the batch axis."""
 
     def leaf(x: Any) -> jax.ShapeDtypeStruct:
         shape = list(x.shape)

@@ -1,11 +1,11 @@
-"""The buffer assignment of a compiled program, and its heap, replayed.
+"""Read the buffer assignment of a compiled program and replay its heap.
 
-XLA lays every value out before anything runs. Arguments, outputs and constants have an allocation
-each; what lives in between shares one block for each memory, in which a simulated heap gave each
-*storage* an offset. The dump holds that heap's events in program order: ALLOC and FREE of a
-buffer, and SHARE_WITH, by which a buffer takes the place of another (an operation in place, the
-state of a loop). A storage is free when all that share it are. Adding up gives the live bytes at
-each step, their peak, and who is there.
+XLA assigns memory to every value before the program runs. Each argument, output and constant has an
+allocation of its own. All temporary values share one block in each memory. A heap simulation gave
+each *storage* an offset in that block. The dump holds the events of the heap in program order:
+ALLOC and FREE of a buffer, and SHARE_WITH, if a buffer uses the storage of another one (for an
+operation in place, or the state of a loop). A storage is free when all buffers in it are. The
+replay gives the live bytes at each step, their peak, and the buffers at the peak.
 Source: https://github.com/openxla/xla/blob/main/xla/service/hlo.proto
 """
 
@@ -22,9 +22,10 @@ from xform.errors import WrongArgument
 from xform.memory.hlo import Index, Module
 from xform.memory.proto import Corrupt, Message
 
-# Memory spaces ("colors"): 0 is the device's main memory (HBM), 5 the host's; others are on chip.
+# Memory spaces ("colors"): 0 is the device's main memory (HBM), 5 is host memory; others are on
+# the chip.
 DEVICE, HOST = 0, 5
-# Those on the chip that hold arrays: the vector memory of a TPU, and the larger one of a v4.
+# The memories on the chip that hold arrays: a TPU's vector memory, and the larger one of a TPU v4.
 ON_CHIP = {1: "VMEM", 3: "CMEM"}
 # Kinds of allocations that the headline counts.
 COUNTED = ("argument", "output", "temp")
@@ -36,8 +37,8 @@ class Buffer:
     """A logical buffer: the bytes of one value, or of one element of a tuple.
 
     Attributes:
-      instruction, index: the value that it is made for; views of it have no buffer.
-      bytes: with what the layout pads.
+      instruction, index: the value that it holds; views of that value have no buffer.
+      bytes: size, with the padding of the layout.
     """
 
     id: int
@@ -48,13 +49,13 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """A block of memory, given before the program runs.
+    """A block of memory, allocated before the program runs.
 
     Attributes:
-      kind: `argument`, `output`, `constant`, `temp`, or `local` to a thread and not counted.
-      parameter: of an argument, its parameter number and index in that.
-      out: an output lies in it: an argument with that is donated and used.
-      space: the memory that it is in.
+      kind: `argument`, `output`, `constant`, `temp`, or `local` (to a thread, and not counted).
+      parameter: for an argument, its parameter number and the index in that parameter.
+      out: whether it holds an output; such an argument is donated and its memory reused.
+      space: its memory space.
       buffers: the offset of each buffer in it, by id.
     """
 
@@ -69,11 +70,11 @@ class Allocation:
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """A place in an allocation from the step at which it is taken to the last that needs it.
+    """A part of an allocation that is in use from one step to another.
 
     Attributes:
-      buffers: the buffers that lie in it, one after the other or at once, and the step of each.
-      born, dies: the first and the last step at which it is taken.
+      buffers: the buffers that it holds, in turn or at once, each with its first step.
+      born, dies: the first and the last step at which it is in use.
     """
 
     allocation: Allocation
@@ -85,12 +86,12 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """A module with its memory; bytes are of the device's main memory, and of one device.
+    """A compiled program and its memory. All bytes are in the main memory of one device.
 
     Attributes:
       module: the program.
-      allocations: every block.
-      storages: every place in them that takes bytes, those of arguments and outputs included.
+      allocations: every block of memory.
+      storages: every storage in the blocks, including the ones of arguments and outputs.
     """
 
     module: Module
@@ -99,27 +100,27 @@ class Assignment:
 
     @property
     def argument_bytes(self) -> int:
-        """Of the arguments, donated ones included."""
+        """Bytes of the arguments, including donated ones."""
         return self._bytes("argument")
 
     @property
     def alias_bytes(self) -> int:
-        """Of outputs that lie in donated arguments."""
+        """Bytes of the outputs that are stored in donated arguments."""
         return sum(a.bytes for a in self._device("argument") if a.out)
 
     @property
     def output_bytes(self) -> int:
-        """Of the outputs, those in donated arguments included."""
+        """Bytes of the outputs, including the ones in donated arguments."""
         return self._bytes("output") + self.alias_bytes
 
     @property
     def temp_bytes(self) -> int:
-        """Of the blocks for all that lives in between: what the compiler calls temp."""
+        """Bytes of the blocks for temporary values, which the compiler calls temp."""
         return self._bytes("temp")
 
     @property
     def constant_bytes(self) -> int:
-        """Of arrays that are part of the program, which the headline does not count."""
+        """Bytes of constant arrays in the program, which the headline does not count."""
         return self._bytes("constant")
 
     @property
@@ -129,7 +130,7 @@ class Assignment:
 
     @property
     def fragmentation_bytes(self) -> int:
-        """Of the temp blocks, what no buffer takes at the peak: gaps, and alignment."""
+        """Bytes of the temp blocks that no buffer uses at the peak: gaps and alignment."""
         return self.total_bytes - self.live[self.peak_step]
 
     @cached_property
@@ -155,16 +156,16 @@ class Assignment:
 
 
 def read(source: str | Path | bytes) -> Assignment:
-    """The memory of a compiled program, from an HloProto.
+    """Read the memory of a compiled program from an HloProto.
 
     Args:
       source: the path of a dump (`*after_optimizations.hlo.pb`, written with XLA's
         `xla_dump_to` and `xla_dump_hlo_as_proto`), or its bytes.
 
     Raises:
-      WrongArgument: it is not an HloProto, is cut short, or holds no buffer assignment.
+      WrongArgument: it is not an HloProto, is truncated, or has no buffer assignment.
 
-    Cost: plain Python; a few seconds for 10 MB. The last few are remembered.
+    Cost: plain Python; a few seconds for 10 MB. The last few results are cached.
     """
     name = "an HloProto" if isinstance(source, bytes) else str(source)
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
@@ -173,7 +174,8 @@ def read(source: str | Path | bytes) -> Assignment:
     except (Corrupt, LookupError) as error:
         blocked = f"{len(data)} bytes: {error}"
         if not isinstance(error, Corrupt):
-            blocked = f"{len(data)} bytes that name what is not there ({error!r}): not a whole dump"
+            blocked = f"{len(data)} bytes with a reference to a missing entry ({error!r}): the dump"
+            blocked += " is incomplete"
         raise WrongArgument(
             f"memory of a compiled program, read from {name}", blocked, "",
             "dump it again with compiler_options={'xla_dump_to': folder, "
@@ -185,9 +187,9 @@ def read(source: str | Path | bytes) -> Assignment:
 def _read(data: bytes) -> Assignment:
     proto = Message(data)
     module, assignment = Module(proto.message(1)), proto.message(3)
-    whole = module.entry in module.computations  # an id may be 0
-    if not whole or 3 not in assignment:
-        raise Corrupt("it holds no buffer assignment" if whole else "it holds no HLO module")
+    has_module = module.entry in module.computations  # an id may be 0
+    if not has_module or 3 not in assignment:
+        raise Corrupt("it holds no buffer assignment" if has_module else "it holds no HLO module")
     return _assignment(module, assignment)
 
 
@@ -203,16 +205,19 @@ def _assignment(module: Module, data: Message) -> Assignment:
     traced = {b.id for s in storages for b, _ in s.buffers}
     end = len(module.order) - 1
     for a in allocations:
-        # One that no buffer lies in, as libtpu has for a memory that is not used, is no storage.
+        # libtpu has an allocation without buffers for an unused memory: skip it.
         if a.buffers and traced.isdisjoint(a.buffers) and a.kind != "local":
-            for size, mine in _places(a, buffers):
-                steps = [(b, module.order.get(b.instruction, 0)) for b in mine]
+            for size, inside in _regions(a, buffers):
+                steps = [(b, module.order.get(b.instruction, 0)) for b in inside]
                 storages.append(Storage(a, size, tuple(steps), 0, end))
     return Assignment(module, allocations, tuple(storages))
 
 
-def _places(a: Allocation, buffers: dict[int, Buffer]) -> list[tuple[int, list[Buffer]]]:
-    """The places of an allocation without a heap, each with what pads it up to the next."""
+def _regions(a: Allocation, buffers: dict[int, Buffer]) -> list[tuple[int, list[Buffer]]]:
+    """The regions of an allocation that has no heap events: size and overlapping buffers of each.
+
+    A region extends to the start of the next one, so its size includes the padding.
+    """
     if a.kind != "temp":
         return [(a.bytes, [buffers[b] for b in a.buffers])]
     starts: list[int] = []
@@ -225,7 +230,7 @@ def _places(a: Allocation, buffers: dict[int, Buffer]) -> list[tuple[int, list[B
         groups[-1].append(buffers[number])
         end = max(end, offset + buffers[number].bytes)
     ends = [*starts[1:], a.bytes]
-    return [(e - s, mine) for s, e, mine in zip(starts, ends, groups, strict=True)]
+    return [(e - s, group) for s, e, group in zip(starts, ends, groups, strict=True)]
 
 
 def _allocation(m: Message) -> Allocation:
@@ -242,11 +247,12 @@ def _allocation(m: Message) -> Allocation:
 
 def _replay(module: Module, buffers: dict[int, Buffer], home: dict[int, Allocation],
             events: Iterable[Message]) -> Sequence[Storage]:  # fmt: skip
-    """The storages of one heap.
+    """Replay the events of one heap and return its storages.
 
-    An event of a value names the instruction that makes it, also when it frees it: what is freed
-    lives until the step of the last event before that makes something. Where an operation has more
-    results, and one takes the place of what is read and was freed meanwhile, that storage goes on.
+    Every event names the instruction that makes the buffer, even if it frees the buffer. So a freed
+    buffer counts as live up to the step of the last ALLOC or SHARE_WITH before the FREE. An
+    operation with several results may free an operand and then share its storage with a later
+    result; the storage then continues.
     """
     by_first: dict[int, list[Storage]] = {}
     canonical: dict[int, int] = {}
@@ -255,9 +261,9 @@ def _replay(module: Module, buffers: dict[int, Buffer], home: dict[int, Allocati
     now = 0
 
     def free(first: int) -> None:
-        mine = members.pop(first)
-        size = max(b.bytes for b, _ in mine)
-        storage = Storage(home[first], size, tuple(mine), mine[0][1], now)
+        inside = members.pop(first)
+        size = max(b.bytes for b, _ in inside)
+        storage = Storage(home[first], size, tuple(inside), inside[0][1], now)
         by_first.setdefault(first, []).append(storage)
         del users[first]
 

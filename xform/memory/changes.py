@@ -1,7 +1,7 @@
-"""Changes that make a function take fewer bytes, and how many fewer.
+"""Changes that reduce the memory of a function, and how many bytes each saves.
 
-A change is here only if its number can be relied on: a test makes each one on several programs and
-asks the compiler. What has no such number is a fact (`facts`).
+This module has only changes with a reliable number: a test makes each change on several programs
+and compares with the compiler's bytes. Advice without such a number is a fact (`facts`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ MADE = ("activation", "recompute", "temporary")
 
 
 class Change(NamedTuple):
-    """Something that can be changed, and the bytes that a device then takes less."""
+    """A possible change, and the bytes that it saves on each device."""
 
     bytes: int
     text: str
 
 
 def changes(report: Any) -> Iterator[Change]:
-    """The changes that a `MemoryReport` shows."""
-    yield from _whole(report)
+    """The changes that are possible for the function of a `MemoryReport`."""
+    yield from _replicated(report)
     yield from _batch(report)
 
 
 def spared(report: Any, left: Callable[[Row], float]) -> int:
-    """The bytes that a peak is lower where of each buffer only a part is `left`.
+    """By how many bytes the peak falls if each buffer shrinks to the fraction `left(row)`.
 
-    The live bytes of each step are added up again: the peak may be at another step then.
+    The live bytes of every step are added up again, because the peak may move to another step.
     """
     fewer = [0.0] * (len(report.live) + 1)
     for row in report.buffers:
@@ -47,8 +47,8 @@ def spared(report: Any, left: Callable[[Row], float]) -> int:
     return round(max(report.live, default=0) - most)
 
 
-def _whole(report: Any) -> Iterator[Change]:
-    """Arguments that every device has all of."""
+def _replicated(report: Any) -> Iterator[Change]:
+    """Shard the arguments that every device holds in full."""
     n = report.compilation.devices
     rows = [r for r in report.peak if (r.dtype, r.shape) in report.shapes
             and r.category in ARGUMENTS]  # fmt: skip
@@ -57,42 +57,41 @@ def _whole(report: Any) -> Iterator[Change]:
         less = size - size // n
         yield Change(
             less,
-            f"{several([r.name for r in rows])} are whole on every device: sharded over {n} they "
-            f"take {human_bytes(less)} less",
+            f"every device holds a full copy of {several([r.name for r in rows])}: sharded over "
+            f"{n} devices they take {human_bytes(less)} less on each",
         )
 
 
 def _batch(report: Any) -> Iterator[Change]:
-    """Half of the first batch that the program proves to be one.
+    """Halve the first axis that is proven to be a batch.
 
-    A smaller temporary may also fit into the memory of an output and so save more bytes.
-    With several devices the report promises nothing: the program does not show how a buffer is
-    split.
+    A smaller temporary may also fit into the memory of an output and so save more bytes. There is
+    no such change on several devices, since the program does not show how a buffer is split.
     """
     batch = next(iter(report.shown.batches), None)
     if batch is None or batch.size % 2 or report.compilation.devices > 1:
         return
-    has = _having(report, batch)
-    less = spared(report, lambda row: 0.5 if id(row) in has else 1)
+    batched = _with_batch(report, batch)
+    less = spared(report, lambda row: 0.5 if id(row) in batched else 1)
     yield Change(
         less,
-        f"half the batch, {batch.size // 2} for {batch.size}, takes at least {human_bytes(less)} "
-        "less; the gradients are sums over the batch, so those of its parts can also be computed "
-        "one after the other, and added up",
+        f"half the batch, {batch.size // 2} instead of {batch.size}, takes at least "
+        f"{human_bytes(less)} less; the gradients are sums over the batch, so they can also be "
+        "computed for one part of the batch at a time and added up",
     )
 
 
-def _having(report: Any, batch: Batch) -> set[int]:
-    """Which buffers have the batch in their shape, by `id`.
+def _with_batch(report: Any, batch: Batch) -> set[int]:
+    """The `id` of each row whose buffer has the batch in its shape.
 
-    An argument keeps the shape that the program gives it. The compiler merges or reorders axes of
-    other values, but keeps their number of elements.
+    An argument keeps the shape that it has in the traced program. For other values, the compiler
+    may merge or reorder axes, but it keeps their number of elements.
     """
     counts = {math.prod(shape) for shape in batch.has}
 
-    def there(row: Row) -> bool:
+    def has_batch(row: Row) -> bool:
         if row.category in MADE:
             return math.prod(row.shape) in counts or not batch.sizes.isdisjoint(row.shape)
         return row.shape in batch.has and row.shape not in batch.lacks
 
-    return {id(row) for row in report.buffers if there(row)}
+    return {id(row) for row in report.buffers if has_batch(row)}

@@ -1,4 +1,4 @@
-"""Compile a function for a target, and keep what the compiler says."""
+"""Compile a function for a target and collect the compiler's figures."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ _SIZES = re.compile(r"(?:\(|Used )(?P<size>\d+(?:\.\d+)?)(?P<unit>[KMGT])(?:\) e
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """What the compiler of a target says of a program; bytes are those of each device.
+    """A compiler's figures for a program; all bytes are for each device.
 
     Attributes:
-      function: its name.
-      target: what it was compiled for.
-      devices: on how many devices it runs.
+      function: name of the function.
+      target: the target that it was compiled for.
+      devices: the number of devices that it runs on.
       bytes: by kind, see `worker.KINDS`, and `constant`; empty if the compiler refused the program.
-      flops: over all devices, with trip counts.
+      flops: FLOPs over all devices, with trip counts.
       compile_seconds: wall time of the compiler.
-      module: a serialized HloProto: the compiled module and its buffer assignment; None where the
+      module: a serialized HloProto: the compiled module and its buffer assignment; None if the
         compiler wrote none.
-      arguments: a name for each parameter of the module; empty if the module has them itself.
-      refused: the compiler's words, if the program is too big for the device.
-      needed_bytes: what a refused program would take; None where the compiler does not say it.
-      closed_bytes: of the arrays that the function closes over.
-      program: what was traced and compiled.
+      arguments: a name for each parameter of the module; empty if the module itself has the names.
+      refused: the compiler's error message, if the program is too large for the device.
+      needed_bytes: the size of a refused program; None if the compiler does not report it.
+      closed_bytes: bytes of the arrays that the function closes over.
+      program: the traced program.
     """
 
     function: str
@@ -75,39 +75,39 @@ class Compilation:
 
     @property
     def argument_bytes(self) -> int | None:
-        """Inputs."""
+        """Bytes of the inputs."""
         return self._sum("argument")
 
     @property
     def output_bytes(self) -> int | None:
-        """Outputs."""
+        """Bytes of the outputs."""
         return self._sum("output")
 
     @property
     def temp_bytes(self) -> int | None:
-        """Everything in between, at its peak."""
+        """Bytes for temporary values, at their peak."""
         return self._sum("temp")
 
     @property
     def alias_bytes(self) -> int | None:
-        """Outputs that reuse the memory of donated inputs, counted in both of the above."""
+        """Bytes of outputs in the memory of donated inputs, which both of the above count."""
         return self._sum("alias")
 
     @property
     def code_bytes(self) -> int | None:
-        """The compiled code."""
+        """Bytes of the compiled code."""
         return self._sum("generated_code")
 
     @property
     def host_bytes(self) -> int | None:
-        """What waits in host memory."""
+        """Bytes in host memory."""
         return self._sum("host_argument", "host_output", "host_temp", less="host_alias")
 
     @property
     def total_bytes(self) -> int | None:
-        """The headline: argument + output + temp - alias; of a refused program, what it needs.
+        """The headline: argument + output + temp - alias; for a refused program, its size.
 
-        None where a compiler that refused the program does not say it.
+        None if the compiler refused the program and did not report its size.
         """
         if self.refused:
             return self.needed_bytes
@@ -115,26 +115,26 @@ class Compilation:
 
     @property
     def constant_bytes(self) -> int | None:
-        """Arrays that are part of the program: those that the function closes over."""
+        """Bytes of constants in the program, such as arrays that the function closes over."""
         return self._sum("constant")
 
     @property
     def device_bytes(self) -> int | None:
-        """What a device must have room for: the headline, and constants."""
+        """Memory that the program needs on a device: the headline plus constants."""
         total = self.total_bytes
         return None if total is None else total + (self.constant_bytes or 0)
 
     def _sum(self, *kinds: str, less: str = "") -> int | None:
-        """Bytes of some kinds, without those of another; None for a refused program."""
+        """Bytes of some kinds, minus the bytes of the kind `less`; None for a refused program."""
         if self.refused:
             return None
         return sum(self.bytes.get(k, 0) for k in kinds) - self.bytes.get(less, 0)
 
     @property
     def over_bytes(self) -> int | None:
-        """By how much the program is over the capacity of a device; 0 if it fits.
+        """By how many bytes the program exceeds the capacity of a device; 0 if it fits.
 
-        None where a compiler that refused the program does not say how large it is.
+        None if the compiler refused the program and did not report its size.
         """
         capacity, size = self.target.device.capacity_bytes, self.device_bytes
         if size is None:
@@ -147,7 +147,7 @@ class Compilation:
         return not self.refused and not self.over_bytes
 
     def verdict(self) -> str:
-        """Whether it fits, and by how much, in a line."""
+        """Whether the program fits and by how much, as one line of text."""
         capacity = self.target.device.capacity_bytes
         size, name = self.device_bytes, self.target.device.name
         if size is None:
@@ -176,31 +176,31 @@ def compile_for(
     donate_argnums: int | Sequence[int] = (),
     timeout_seconds: float = 3600,
 ) -> Compilation:
-    """Compile a function for a target, which need not be here.
+    """Compile a function for a target, whose devices need not be attached.
 
     Args:
-      f: a function of pytrees of arrays, or one that `jax.jit` made, with options of its own.
+      f: a function of pytrees of arrays, or a function made by `jax.jit` with its own options.
       args: arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run. They may have
-        `NamedSharding`s, over an `AbstractMesh`, or over other devices: the mesh's axes count.
+        `NamedSharding`s over an `AbstractMesh` or over other devices: only the mesh's axes matter.
       kwargs: keyword arguments, of the same kinds.
       target: see `parse_target`; None is JAX's default backend.
       mesh: sizes of the axes of a mesh of the target's devices, by name.
       in_specs: a `PartitionSpec` for each of `args`, or a prefix of their tree, over `mesh` or the
-        arguments' own; None within is on every device. Without it their own shardings hold, and
-        what has none is on every device.
+        arguments' own mesh. A None in it means replicated. Without `in_specs` the arguments keep
+        their own shardings, and an argument without a sharding is replicated.
       donate_argnums: as for `jax.jit`.
-      timeout_seconds: after which the compiler is stopped, in a process of its own.
+      timeout_seconds: time limit of a compiler that runs in a separate process.
 
     Returns:
-      A `Compilation`; of a program that is too big for the device too.
+      A `Compilation`, also if the program is too large for the device.
 
     Raises:
-      WrongArgument: there is no such target, or the mesh does not fit it.
-      MissingExtra: what compiling for the target needs is not installed.
-      CompilationFailed: the compiler failed, or was stopped.
+      WrongArgument: the target is unknown, or the mesh does not fit it.
+      MissingExtra: a package that is needed to compile for the target is not installed.
+      CompilationFailed: the compiler failed, or exceeded the time limit.
 
-    Cost: a trace, a lowering, a compilation; for devices that are not here a process that imports
-    JAX. What was compiled is remembered, by program and target: see `xform.memory.answers`.
+    Cost: a trace, a lowering and a compilation; for devices that are not attached, also a process
+    that imports JAX. Results are cached by program and target, see `xform.memory.answers`.
     """
     goal = target if isinstance(target, Target) else parse_target(target)
     with alive.working(f"compiling {function_name(f)} for {goal.name}"):
@@ -213,18 +213,22 @@ def compile_for(
 def _compile_elsewhere(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
                        mesh: Mapping[str, int] | None, in_specs: Any, timeout_seconds: float
                        ) -> Compilation:  # fmt: skip
-    """Compile for devices that this process need not have."""
+    """Compile in a separate process, for devices that need not be attached."""
     check_installed(goal)
     lowered, jaxpr = lower(f, on_mesh(args, kwargs, goal, mesh, in_specs), goal)
     ask = lambda: compile_there(lowered, goal, timeout_seconds)
     decides = goal.name, str(lowered.donated), str(lowered.options)
-    there = answered(lowered.program, *decides, ask=ask)
-    return _compilation(lowered.name, goal, lowered.devices, there, jaxpr, lowered.arguments)
+    answer = answered(lowered.program, *decides, ask=ask)
+    return _compilation(lowered.name, goal, lowered.devices, answer, jaxpr, lowered.arguments)
 
 
 def trace_for(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
               donate_argnums: int | Sequence[int] = ()) -> Any:  # fmt: skip
-    """What `jax.jit` traces of a function for a target; arguments are those of `compile_for`."""
+    """Trace a function with `jax.jit` for a target; the arguments are the same as `compile_for`'s.
+
+    Returns:
+      JAX's `Traced` object.
+    """
     f, args, kwargs = _jitted(f, args, kwargs, donate_argnums)
     if goal.local:
         arguments = _on_devices(args, kwargs, goal, None, None)
@@ -238,7 +242,7 @@ def trace_for(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 def _jitted(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
             donate_argnums: int | Sequence[int]
             ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:  # fmt: skip
-    """A function as `jax.jit` makes it, and its arguments as that takes them."""
+    """The function jitted, with its arguments in the form that the jitted function takes."""
     if not is_jitted(f):
         f, args, kwargs = holding(*compilable(f, args, kwargs))
     return jitted(f, donate_argnums), args, kwargs
@@ -246,7 +250,7 @@ def _jitted(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 def _on_devices(args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
                 mesh: Mapping[str, int] | None, in_specs: Any) -> Arguments:  # fmt: skip
-    """The arguments on devices of this process."""
+    """The arguments, placed on devices of this process."""
     arguments = on_mesh(args, kwargs, goal, mesh, in_specs)
     named = mesh is not None or in_specs is not None
     abstract = named or any(map(_abstract, jax.tree.leaves((args, kwargs))))
@@ -257,7 +261,7 @@ def _on_devices(args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target,
 
 @contextlib.contextmanager
 def _planned_locally(goal: Target) -> Generator[None]:
-    """Within it, what is traced is planned for, and lies on, a device of this process."""
+    """Context that plans traces for a device of this process and places arrays on it."""
     first = jax.local_devices(backend=goal.backend)[0]
     with goal.planned_for(), jax.default_device(first):
         yield
@@ -273,7 +277,8 @@ def _compile_locally(f: Any, args: Sequence[Any], kwargs: Mapping[str, Any], goa
 
     def ask() -> Answer:
         with tempfile.TemporaryDirectory(prefix="xform-") as folder:
-            # Under a name of its own: of a program in JAX's cache no compiler says where all lies.
+            # A unique option makes JAX's compilation cache miss: a cached program has no buffer
+            # assignment.
             fresh = {"xla_dump_emitter_re": Path(folder).name}
             return read(*compile_and_read(lowered, Path(folder), fresh))
 
@@ -295,7 +300,7 @@ def _compilation(name: str, goal: Target, devices: int, answer: Answer, jaxpr: A
             f"{name} for target={goal.name!r}",
             f"the compiler refused it: {answer.error.strip().splitlines()[0]}",
             "",
-            "report it with the program, if it is not the program's fault",
+            "fix the program; if it is correct, report this error with the program",
         )
     prog = program(jaxpr)
     work, needed = flops(prog), _needed(answer.error, goal)
@@ -304,14 +309,14 @@ def _compilation(name: str, goal: Target, devices: int, answer: Answer, jaxpr: A
         assignment = buffers.read(answer.module)
         sizes["constant"] = assignment.constant_bytes
         if goal.platform == "tpu":
-            # libtpu's own sum is up to a third above what its buffer assignment takes.
+            # libtpu's own sum is up to a third larger than its buffer assignment.
             sizes["temp"] = assignment.temp_bytes
     return Compilation(name, goal, devices, sizes, work, answer.compile_seconds, answer.module,
                        arguments, answer.error, needed, _closed_bytes(jaxpr), prog)  # fmt: skip
 
 
 def _closed_bytes(jaxpr: Any) -> int:
-    """Bytes of the arrays that a program, and the programs within it, close over."""
+    """Bytes of the arrays that a program and its inner programs close over."""
     sizes: dict[int, int] = {}
     seen, todo = set[int](), [jaxpr]
     while todo:
@@ -319,17 +324,16 @@ def _closed_bytes(jaxpr: Any) -> int:
         sizes |= {id(x): getattr(x, "nbytes", 0) for x in consts}
         if id(opened) not in seen:
             seen.add(id(opened))
-            held = (v for eqn in opened.eqns for v in eqn.params.values())
-            todo += [
-                j for v in held for j in (v if isinstance(v, tuple) else (v,)) if hasattr(j, "eqns")
-            ]
+            params = (v for eqn in opened.eqns for v in eqn.params.values())
+            todo += [j for v in params for j in (v if isinstance(v, tuple) else (v,))
+                     if hasattr(j, "eqns")]  # fmt: skip
     return sum(sizes.values())
 
 
 def _needed(error: str, goal: Target) -> int | None:
-    """Bytes that a refused program would take; None if the compiler's words do not say it.
+    """Bytes that a refused program would need; None if the error message does not say it.
 
-    What is no more than a device has is of something else, such as a memory on the chip.
+    A number up to the device's capacity is about something else, such as a memory on the chip.
     """
     sizes = (parse_bytes(f"{m['size']}{m['unit']}iB") for m in _SIZES.finditer(error))
     return max((n for n in sizes if n > (goal.device.capacity_bytes or 0)), default=None)

@@ -9,7 +9,7 @@ from xform.text import columns, human_bytes
 
 # The kinds of bytes in a report, in printing order.
 KINDS = ("argument", "output", "temp", "alias", "total", "constant", "host", "vmem", "code")
-# Lines of a table that is printed.
+# The most lines in a printed table.
 LINES = 12
 
 
@@ -21,9 +21,10 @@ class Difference:
     other: Any
 
     def rows(self, key: str = "where") -> list[tuple[str, int, int]]:
-        """Bytes at the peak of each line (or other `key` of `MemoryReport.by`), and in the other.
+        """Bytes at the peak in both reports, grouped by line or another key of `MemoryReport.by`.
 
-        Largest change first.
+        Returns:
+          `(name, bytes in one, bytes in the other)` for each group, largest change first.
         """
         left, right = ({g.name: g.bytes for g in r.by(key)} for r in (self.one, self.other))
         changes = [(k, left.get(k, 0), right.get(k, 0)) for k in {*left, *right}]

@@ -1,8 +1,8 @@
-"""What becomes of each axis of an operand: the table for the proof that an axis is a batch.
+"""How each primitive maps the axes of its operands, for the proof that an axis is a batch.
 
-An axis ends as an axis of the result with the same indices, or in a sum over its indices, or the
-primitive needs it whole. Of what works on each element no row is needed. A primitive that is not
-known here needs all axes of its operands whole.
+An axis of an operand ends in one of three ways. It becomes an axis of the result with the same
+indices, it is summed over, or the primitive mixes its indices ("needs the axis whole"). Elementwise
+primitives need no entry in the table. An unknown primitive needs all axes of its operands whole.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from xform.reach import Each
 from xform.rules.contract import rest
 from xform.table import traits
 
-# For each axis of an operand: an axis of the result; from the result's number of axes on, a sum,
-# in which axes of several operands with the same number run together; or None, needed whole.
+# For each axis of an operand: its axis in the result; or a number >= the result's number of axes if
+# it is summed, equal for axes that are summed together; or None if it is needed whole.
 Ends = tuple[int | None, ...]
 Row = Callable[[JaxprEqn], list[Ends]]
 
 
 def ends(eqn: JaxprEqn) -> list[Ends]:
-    """What becomes of the axes of each operand of an equation."""
+    """How an equation maps the axes of each of its operands."""
     if row := _TABLE.get(eqn.primitive.name):
         return row(eqn)
     known = traits(eqn.primitive)
@@ -40,15 +40,15 @@ def _each(eqn: JaxprEqn) -> list[Ends]:
 
 
 def _sum(eqn: JaxprEqn) -> list[Ends]:
-    return _less(eqn, eqn.params["axes"], summed=True)
+    return _without(eqn, eqn.params["axes"], summed=True)
 
 
 def _reduction(eqn: JaxprEqn) -> list[Ends]:
-    return _less(eqn, eqn.params["axes"])
+    return _without(eqn, eqn.params["axes"])
 
 
-def _less(eqn: JaxprEqn, axes: Sequence[int], summed: bool = False) -> list[Ends]:
-    """All axes but some, in order; these are summed, or needed whole."""
+def _without(eqn: JaxprEqn, axes: Sequence[int], summed: bool = False) -> list[Ends]:
+    """The result has all axes except `axes`, in order; these are summed, or needed whole."""
     out: list[Ends] = []
     for s in map(shape, eqn.invars):
         keeps = rest(len(s), axes)
@@ -58,21 +58,21 @@ def _less(eqn: JaxprEqn, axes: Sequence[int], summed: bool = False) -> list[Ends
     return out
 
 
-def _but(*names: str) -> Row:
-    """All axes stay, but those that parameters name."""
+def _along(*names: str) -> Row:
+    """For primitives that work along some axes, which these parameters name: the others stay."""
 
     def row(eqn: JaxprEqn) -> list[Ends]:
-        whole = set[int]()
+        mixed = set[int]()
         for axes in (eqn.params[name] for name in names if name in eqn.params):
-            whole |= set(axes) if isinstance(axes, Sequence) else {axes}
+            mixed |= set(axes) if isinstance(axes, Sequence) else {axes}
         ndims = [len(shape(v)) for v in eqn.invars]
-        return [tuple(None if i in whole else i for i in range(n)) for n in ndims]
+        return [tuple(None if i in mixed else i for i in range(n)) for n in ndims]
 
     return row
 
 
 def _matrices(eqn: JaxprEqn) -> list[Ends]:
-    """All axes stay but the last two."""
+    """All axes stay except the last two."""
     ndims = [len(shape(v)) for v in eqn.invars]
     return [tuple(i if i < n - 2 else None for i in range(n)) for n in ndims]
 
@@ -83,7 +83,7 @@ def _fft(eqn: JaxprEqn) -> list[Ends]:
 
 
 def _windows(eqn: JaxprEqn) -> list[Ends]:
-    """The axes stay along which no window slides."""
+    """An axis stays if its window has size 1, and no stride, dilation or padding."""
     p, ndim = eqn.params, len(eqn.params["window_dimensions"])
     names = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
     sizes = [p.get(name) or (1,) * ndim for name in names]
@@ -94,20 +94,20 @@ def _windows(eqn: JaxprEqn) -> list[Ends]:
             for s in map(shape, eqn.invars)]  # fmt: skip
 
 
-def _fitted(eqn: JaxprEqn) -> list[Ends]:
-    """The axes stay that are as long in the result: a part of them is all of them."""
+def _same_length(eqn: JaxprEqn) -> list[Ends]:
+    """An axis stays if it has the same length in the result: the slice is then the whole axis."""
     ys = shape(eqn.outvars[0])
     return [tuple(i if len(s) == len(ys) and s[i] == ys[i] else None for i in range(len(s)))
             for s in map(shape, eqn.invars)]  # fmt: skip
 
 
 def _pad(eqn: JaxprEqn) -> list[Ends]:
-    wide = eqn.params["padding_config"]
-    return [tuple(i if tuple(p) == (0, 0, 0) else None for i, p in enumerate(wide)), ()]
+    padding = eqn.params["padding_config"]
+    return [tuple(i if tuple(p) == (0, 0, 0) else None for i, p in enumerate(padding)), ()]
 
 
 def _update(eqn: JaxprEqn) -> list[Ends]:
-    """Where the update is shorter, the axis does not stay either: one place differs from others."""
+    """An axis stays unless the update is shorter: its indices would then differ in treatment."""
     x, part = map(shape, eqn.invars[:2])
     of = tuple(i if n == m else None for i, (n, m) in enumerate(zip(x, part, strict=True)))
     return [of, of, *[()] * (len(eqn.invars) - 2)]
@@ -136,7 +136,10 @@ def _dot(eqn: JaxprEqn) -> list[Ends]:
 
 
 def _conv(eqn: JaxprEqn) -> list[Ends]:
-    """Batch and features; of an axis of space only one that the window does not slide along."""
+    """The batch and feature axes stay, and the spatial axes along which the window does not slide.
+
+    The input features are summed.
+    """
     p = eqn.params
     of_x, of_w, of_y = p["dimension_numbers"]
     ndim, grouped = len(of_y), p["feature_group_count"] > 1 or p["batch_group_count"] > 1
@@ -153,7 +156,7 @@ def _conv(eqn: JaxprEqn) -> list[Ends]:
 
 
 def _gather(eqn: JaxprEqn) -> list[Ends]:
-    """Axes of windows that are the whole axis, those of the batch, and those of the indices."""
+    """Three kinds of axes stay: full in every window, batching axes, and axes of the indices."""
     d, (x, indices, y) = eqn.params["dimension_numbers"], map(shape, (*eqn.invars, *eqn.outvars))
     outside = rest(len(y), d.offset_dims)
     place = _fixed(x, eqn.params["slice_sizes"], d.offset_dims, d.collapsed_slice_dims,
@@ -164,7 +167,7 @@ def _gather(eqn: JaxprEqn) -> list[Ends]:
 
 
 def _scatter(adds: bool) -> Row:
-    """As a gather, the other way; updates of several indices are summed where they are added."""
+    """The reverse of `_gather`. If `adds`, the other axes of the updates are summed."""
 
     def row(eqn: JaxprEqn) -> list[Ends]:
         d, (x, indices, updates) = eqn.params["dimension_numbers"], map(shape, eqn.invars)
@@ -189,7 +192,7 @@ def _scatter(adds: bool) -> Row:
 
 def _fixed(x: Sequence[int], sizes: Sequence[int], axes: Sequence[int], narrow: Sequence[int],
              batch: Sequence[int], named: Sequence[int]) -> dict[int, int]:  # fmt: skip
-    """The axes of an array that are whole in every window, with those of the windows' array."""
+    """The axes that every window covers fully, each with its axis in the array of the windows."""
     inside = zip(rest(len(x), narrow, batch), axes, strict=True)
     return {i: j for i, j in inside if i not in named and sizes[i] == x[i]}
 
@@ -197,14 +200,14 @@ def _fixed(x: Sequence[int], sizes: Sequence[int], axes: Sequence[int], narrow: 
 _ROWS: dict[Row, str] = {
     _sum: "reduce_sum",
     _reduction: "reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin",
-    _but("dimension", "dimensions", "axis"): "sort rev concatenate split top_k cumsum cumprod "
+    _along("dimension", "dimensions", "axis"): "sort rev concatenate split top_k cumsum cumprod "
     "cummax cummin cumlogsumexp",
-    _but("reduction_dimension"): "approx_top_k",
+    _along("reduction_dimension"): "approx_top_k",
     _matrices: "cholesky eigh lu qr svd schur householder_product triangular_solve",
     _fft: "fft",
     _windows: "reduce_window reduce_window_sum reduce_window_max reduce_window_min "
     "select_and_scatter_add select_and_gather_add xform_unpool",
-    _fitted: "slice dynamic_slice tile",
+    _same_length: "slice dynamic_slice tile",
     _pad: "pad",
     _update: "dynamic_update_slice",
     _transpose: "transpose",

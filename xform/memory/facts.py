@@ -1,6 +1,6 @@
-"""Facts about the bytes of a program, and the lines that they come from.
+"""Facts about the memory of a program, with the source lines of the buffers.
 
-They promise nothing: only the compiler knows how many bytes a change would spare.
+Facts promise no savings: only the compiler knows how many bytes a change would save.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from xform.memory.changes import ARGUMENTS, MADE
 from xform.memory.updates import waiting
 from xform.text import human_bytes, several
 
+# The most source lines that a fact lists.
 _MOST = 3
 _STATE = ("parameter", "optimizer state", "gradient")
 
 
 class Fact(NamedTuple):
-    """Something that takes bytes: how many, and a sentence."""
+    """A number of bytes, and a sentence about what they hold."""
 
     bytes: int
     text: str
 
 
 def largest(report: Any) -> str:
-    """The largest buffer at the peak: what it takes, what it is, and its line."""
+    """A sentence about the largest buffer at the peak: its size, type and source line."""
     row = max(report.peak, key=lambda row: row.bytes)
     kind = f"{row.dtype}[{','.join(map(str, row.shape))}]"
     made = row.name if row.operation == "parameter" else f"made by {row.operation}"
@@ -36,13 +37,13 @@ def largest(report: Any) -> str:
 
 
 def facts(report: Any) -> Iterator[Fact]:
-    """The facts that a `MemoryReport` shows."""
+    """The facts that apply to a `MemoryReport`."""
     for kind in (_donations, _state, _applied, _copies, _classes, _activations, _wide, _constants):
         yield from kind(report)
 
 
 def _donations(report: Any) -> Iterator[Fact]:
-    """Arguments of the types of outputs."""
+    """Arguments that could be donated: they have the same types as outputs."""
     outputs = collections.Counter(
         (r.dtype, r.shape) for r in report.peak if r.category in ("output", "gradient") and r.output
     )
@@ -55,14 +56,14 @@ def _donations(report: Any) -> Iterator[Fact]:
         size = sum(r.bytes for r in rows)
         yield Fact(
             size,
-            f"{several([r.name for r in rows])} ({human_bytes(size)}) have the types of outputs: "
-            "donate them (donate_argnums) if nothing reads them afterwards, and the compiler may "
-            "write the outputs into their memory",
+            f"{several([r.name for r in rows])} ({human_bytes(size)}) have the same types as "
+            "outputs: if nothing reads them after the call, donate them (donate_argnums), and the "
+            "compiler may write the outputs into their memory",
         )
 
 
 def _state(report: Any) -> Iterator[Fact]:
-    """The state of training, where one device is too small."""
+    """The training state, if one device is too small."""
     if report.compilation.devices == 1 and report.compilation.over_bytes:
         size = sum(r.bytes for r in report.peak if r.category in _STATE)
         yield Fact(
@@ -73,45 +74,45 @@ def _state(report: Any) -> Iterator[Fact]:
 
 
 def _applied(report: Any) -> Iterator[Fact]:
-    """Gradients that wait for each other before they are applied."""
+    """Gradients that are all live at once because a number is computed from all of them."""
     if found := waiting(report):
         size, at = sum(r.bytes for r in found.rows), f", at {found.where}" if found.where else ""
         yield Fact(
             found.spared,
-            f"{human_bytes(size)} of gradients wait for a number that is made of all of them (a "
-            f"norm, or whether they are finite){at}: with a number for each gradient, as of "
-            "optax.clip_by_block_rms, each can be applied as soon as it is made",
+            f"{human_bytes(size)} of gradients wait for a number that is computed from all of them "
+            f"(a norm, or whether they are finite){at}: with one number for each gradient, as in "
+            "optax.clip_by_block_rms, each gradient can be applied as soon as it is computed",
         )
 
 
 def _copies(report: Any) -> Iterator[Fact]:
-    """Values that are there in a second dtype."""
+    """Copies of values in another dtype."""
     rows = [r for r in report.peak if r.operation == "convert_element_type"]
     size = sum(r.bytes for r in rows)
-    yield Fact(size, f"{human_bytes(size)} are copies in another dtype, at {_places(rows)}")
+    yield Fact(size, f"{human_bytes(size)} are copies in another dtype, at {_lines(rows)}")
 
 
 def _classes(report: Any) -> Iterator[Fact]:
-    """Values with a number for each class of a loss."""
+    """Values with an axis over the classes of a loss, such as logits."""
     for n in report.shown.classes:
         rows = [r for r in report.peak if r.category in MADE and n in r.shape]
         size = sum(r.bytes for r in rows)
         yield Fact(
             size,
-            f"{human_bytes(size)} have a number for each of {n} classes (logits), at "
-            f"{_places(rows)}: the loss can be computed for a part of the positions at a time, in "
-            "a jax.lax.scan over xform.remat of it",
+            f"{human_bytes(size)} have an axis of {n} classes (logits), at {_lines(rows)}: the "
+            "loss can be computed for some of the positions at a time, with a jax.lax.scan over "
+            "xform.remat of the loss of these positions",
         )
 
 
 def _activations(report: Any) -> Iterator[Fact]:
-    """Values that wait for the backward pass."""
+    """Values that are saved for the backward pass."""
     rows = [r for r in report.peak if r.category == "activation"]
     size = sum(r.bytes for r in rows)
-    # Only planning the loss tells which peaks are possible, and their recomputed work.
+    # Which peaks are possible, and at what recomputed work, is known only after planning the loss.
     yield Fact(
         size,
-        f"{human_bytes(size)} wait for the backward pass, most at {_places(rows)}: "
+        f"{human_bytes(size)} are saved for the backward pass, most at {_lines(rows)}: "
         'use policy="auto" to fit the device, or xform.policies.budget(...) with a peak that '
         "xform.pareto lists for the loss",
     )
@@ -121,21 +122,22 @@ def _wide(report: Any) -> Iterator[Fact]:
     """Activations in float32."""
     rows = [r for r in report.peak if r.category == "activation" and r.dtype == "f32"]
     size = sum(r.bytes for r in rows)
-    yield Fact(size, f"activations of {human_bytes(size)} are float32, most at {_places(rows)}")
+    yield Fact(size, f"activations of {human_bytes(size)} are float32, most at {_lines(rows)}")
 
 
 def _constants(report: Any) -> Iterator[Fact]:
-    """Arrays that the function closes over; the compiler has constants of its own."""
+    """Arrays that the function closes over; the compiler's own constants do not count."""
     size = min(report.constant_bytes or 0, report.compilation.closed_bytes)
     yield Fact(
         size,
-        f"{human_bytes(size)} are part of the program, as arrays that the function closes over: "
-        "pass them as arguments, which can be sharded, donated, and shared with other programs",
+        f"{human_bytes(size)} are constants of the program, arrays that the function closes over: "
+        "pass them as arguments, which can be sharded, donated and shared with other programs",
     )
 
 
-def _places(rows: Sequence[Row]) -> str:
+def _lines(rows: Sequence[Row]) -> str:
+    """The source lines with the most bytes."""
     sizes = collections.Counter[str]()
     for row in rows:
         sizes[row.where or row.name] += row.bytes
-    return ", ".join(place for place, _ in sizes.most_common(_MOST))
+    return ", ".join(line for line, _ in sizes.most_common(_MOST))

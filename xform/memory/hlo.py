@@ -1,7 +1,7 @@
-"""An optimized HLO module as XLA dumps it: what of it the analysis of memory reads.
+"""Read an optimized HLO module from XLA's dump, as far as the memory analysis needs it.
 
-Field numbers are those of XLA's hlo.proto and xla_data.proto. Instructions are read when a
-computation is; shapes and places only when asked for.
+The field numbers come from XLA's hlo.proto and xla_data.proto. All instructions are read with the
+module; shapes and source lines are read on first use.
 Source: https://github.com/openxla/xla/blob/main/xla/service/hlo.proto
 """
 
@@ -21,14 +21,14 @@ from xform.memory.proto import Message
 
 Index = tuple[int, ...]
 
-# Frames in these folders are not the user's: JAX, xform itself, Python's own library.
+# Stack frames in these folders are not the user's: JAX, xform, and Python's standard library.
 _OWN = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (jax.__file__, os.path.dirname(os.path.abspath(__file__)), sysconfig.__file__)
 )
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
-# XLA's PrimitiveType, in the short names that JAX prints.
+# XLA's PrimitiveType enumeration, from 1, in the short names that JAX prints.
 _NAMES = """
     bool i8 i16 i32 i64 u8 u16 u32 u64 f16 f32 f64 tuple opaque c64 bf16 token c128 f8_e5m2
     f8_e4m3fn i4 u4 f8_e4m3b11fnuz f8_e5m2fnuz f8_e4m3fnuz i2 u2 f8_e4m3 f8_e3m4 i1 u1 f4_e2m1fn
@@ -43,12 +43,12 @@ _TRIPS = re.compile(r'"known_trip_count":{"n":"(\d+)"}')
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Type of one array (or `tuple`, `token`).
+    """The type of one array (or `tuple`, `token`).
 
     Attributes:
       dtype: as JAX prints it, such as `bf16`.
       dims: sizes of the axes.
-      minor_to_major: the layout: axes from the one that is contiguous in memory.
+      minor_to_major: the layout: the axes, starting with the one that is contiguous in memory.
       space: memory space of the layout; 0 is the device's main memory.
       elements: the types of a tuple's elements.
     """
@@ -61,7 +61,7 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the elements, without what a layout pads; 0 of tuples and tokens."""
+        """Bytes of the elements, without padding; 0 for tuples and tokens."""
         digits = self.dtype.partition("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
         bits = _BITS.get(self.dtype) or int(digits or 0)
         for n in self.dims:
@@ -69,7 +69,7 @@ class Shape:
         return -(-bits // 8)
 
     def at(self, index: Sequence[int]) -> Shape:
-        """The element of a (nested) tuple."""
+        """The type of an element of a (nested) tuple."""
         shape = self
         for i in index:
             shape = shape.elements[i]
@@ -80,14 +80,16 @@ class Instruction:
     """One instruction.
 
     Attributes:
-      id: unique in the module; name, opcode: HLO's.
+      id: unique in the module.
+      name, opcode: as in HLO.
       operands: ids of the instructions that it reads.
       called: ids of the computations that it calls.
-      computation: id of the computation that it stands in.
-      op_name: the path of scopes and primitive that JAX gave; of a parameter, the argument's name.
-      frame: its stack frame in the module's index; 0 is none.
+      computation: id of the computation that contains it.
+      op_name: JAX's path of scopes and primitive; for a parameter, the argument's name.
+      frame: its stack frame in the module's table; 0 if it has none.
       number: a parameter's number, or the tuple index of a get-tuple-element.
-      value: of a constant that is one integer.
+      target: the target of a custom call.
+      value: the value of a constant that is one integer, else None.
     """
 
     __slots__ = (
@@ -127,7 +129,7 @@ class Instruction:
 
     @property
     def shape(self) -> Shape:
-        """The type of its result."""
+        """The type of the instruction's result."""
         if isinstance(self._shape, Message):
             self._shape = _shape(self._shape)
         return self._shape
@@ -135,7 +137,12 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions in the order in which they run, where the module is scheduled."""
+    """A computation: its instructions, in the order in which they run if the module is scheduled.
+
+    Attributes:
+      root: id of the instruction whose result is the computation's result.
+      fused: whether it is the body of a fusion.
+    """
 
     id: int
     name: str
@@ -145,26 +152,27 @@ class Computation:
 
 
 class Module:
-    """A module.
+    """An HLO module.
 
     Attributes:
-      name: of the jitted function.
+      name: name of the jitted function.
       entry: id of the entry computation.
-      computations: by id.
-      aliases: for each output that takes a donated argument's memory: the output's index, and the
-        argument's parameter number and index.
+      computations: all computations, by id.
+      instructions: all instructions, by id.
+      aliases: for each output in the memory of a donated argument: the output's index, the
+        argument's parameter number, and the index in that parameter.
     """
 
     def __init__(self, data: Message):
         self.name, self.entry = data.text(1), data.number(6)
-        runs = {entry.number(1): entry.message(2).numbers(1)
-                for entry in data.message(7).messages(1)}  # fmt: skip
+        schedules = {entry.number(1): entry.message(2).numbers(1)
+                     for entry in data.message(7).messages(1)}  # fmt: skip
         self.computations: dict[int, Computation] = {}
         self.instructions: dict[int, Instruction] = {}
         for part in data.messages(3):
             number = part.number(5)
             instructions = {i.id: i for i in (Instruction(m, number) for m in part.messages(2))}
-            order = runs.get(number, instructions)
+            order = schedules.get(number, instructions)
             self.instructions.update(instructions)
             self.computations[number] = Computation(
                 number, part.text(1), tuple(instructions[i] for i in order), part.number(6),
@@ -177,20 +185,20 @@ class Module:
         self._frames = _Frames(data.message(17))
 
     def root(self, computation: int) -> Instruction:
-        """The instruction whose result is the computation's."""
+        """The instruction whose result is the result of a computation."""
         return self.instructions[self.computations[computation].root]
 
     @cached_property
     def callers(self) -> dict[int, Instruction]:
-        """The (last) instruction that calls each computation."""
+        """For each computation, the (last) instruction that calls it."""
         return {c: i for i in self.instructions.values() for c in i.called}
 
     @cached_property
     def order(self) -> dict[int, int]:
-        """The step at which each instruction runs: program order, each loop's body once.
+        """The step of each instruction, by id: program order, with each loop's body once.
 
-        A loop's condition and body, branches and calls come just before the instruction itself, as
-        XLA counts. What is inside fusions has no step.
+        As XLA counts, the condition and body of a loop, branches and called computations come just
+        before the instruction itself. Instructions inside fusions have no step.
         """
         steps: dict[int, int] = {}
         for i, instruction in enumerate(self._flat(self.entry)):
@@ -209,9 +217,9 @@ class Module:
             yield instruction
 
     def trips(self, loop: Instruction) -> int:
-        """How often a loop runs: as XLA notes it, else the one constant of its condition; or 1.
+        """The trip count of a loop: as noted by XLA, else the only constant in its condition, or 1.
 
-        No constant below 1 is such a number: it is part of a bound that the loop is given.
+        A constant below 1 is not a trip count: it is part of a bound that the program computes.
         """
         if loop._trips:
             return loop._trips
@@ -220,10 +228,11 @@ class Module:
         return bounds.pop() if len(bounds) == 1 else 1
 
     def named(self, instruction: Instruction) -> str:
-        """The `op_name` of an operation, or of what says the same of one that the compiler made.
+        """The `op_name` of an operation; for one that the compiler added, a substitute.
 
-        Of a fusion that is the last operation within it that has a name, of another the loop around
-        it.
+        The substitute for a fusion is the name of the last operation in it that has a name. For
+        another operation, it is the name of the instruction that calls its computation, such as the
+        loop around it.
         """
         owner: Instruction | None = instruction
         while owner is not None and not owner.op_name:
@@ -243,18 +252,18 @@ class Module:
                 yield from self.computations[inner].instructions
 
     def where(self, instruction: Instruction) -> str:
-        """`file:line (function)` of the innermost frame that is the user's, or nothing.
+        """`file:line (function)` of the innermost frame in the user's code, or an empty text.
 
-        Frames of JAX, xform and installed packages are not.
+        JAX, xform and installed packages are not the user's code.
         """
         if instruction.frame:
             return self._frames.user(instruction.frame)
         path, line = instruction._file
-        return f"{path}:{line}" if path and _users(path) else ""
+        return f"{path}:{line}" if path and _is_users(path) else ""
 
 
 class _Frames:
-    """The module's table of stack frames; numbers in it count from 1."""
+    """The module's table of stack frames. Its indices start at 1."""
 
     def __init__(self, data: Message):
         self._files, self._functions = data.texts(1), data.texts(2)
@@ -272,12 +281,12 @@ class _Frames:
             place, frame = self._frames[frame - 1]
             file, function, line = self._places[place - 1]
             path = self._files[file - 1]
-            if _users(path):
+            if _is_users(path):
                 return f"{path}:{line} ({self._functions[function - 1].rpartition('.')[2]})"
         return ""
 
 
-def _users(path: str) -> bool:
+def _is_users(path: str) -> bool:
     return not path.startswith(_OWN) and not any(part in path for part in _INSTALLED)
 
 

@@ -1,15 +1,17 @@
-"""Which axes of a program's inputs are batches, by proof.
+"""Prove which axes of a program's inputs are batches.
 
-An axis is a batch if the differentiated result is a sum or mean over that axis of independent
-parts: each part reads one index of the axis. The traced program of the derivative proves it:
+An axis is a batch if the differentiated result is a sum or mean over the axis, of independent
+parts that each read one index of it. The traced program of the derivative proves this if all of the
+following hold:
 
-- axes that run over the same indices are found by unification (`axes`), equation by equation, from
-  what each primitive does to the axes of its operands (`ends`);
-- no operation needs the axis whole, no value has it twice, no loop goes along it;
-- a sum over it meets no value that has it, else each part would depend on the others;
-- every derivative is linear in such sums. What an optimizer makes of the derivatives is free.
+- no operation needs the axis whole, no value has it twice, and no loop runs along it;
+- no value that has the axis depends on a sum over it, else the parts would depend on each other;
+- every derivative is linear in such sums. Operations on the derivatives, as in an optimizer, are
+  not restricted.
 
-An operation that is not understood needs all its axes whole: it proves nothing.
+Unification (`axes`) finds the axes that run over the same indices, equation by equation, from how
+each primitive maps the axes of its operands (`ends`). An unknown operation needs all its axes
+whole, so nothing is proven about them.
 """
 
 from __future__ import annotations
@@ -31,21 +33,21 @@ from xform.words import Bilinear, Linear
 _RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
 _SUMS = frozenset(("add", "add_any", "sub"))
 _PRODUCTS = frozenset(("mul", "div"))
-# A sum of exponentials is still one after these.
+# Operations after which a sum of exponentials still counts as one.
 _KEEPS = frozenset(("broadcast_in_dim", "convert_element_type", "abs", "stop_gradient"))
-# How a value depends on the parts: not at all or on its own, on a sum of them, on more than that.
+# How a value depends on the parts: on none or one of them; linearly on a sum of them; otherwise.
 _NONE, _SUM, _MORE = 0, 1, 2
 
 
 class Batch(NamedTuple):
-    """An axis of inputs that is a batch.
+    """A batch: an axis of the inputs that is proven to be one.
 
     Attributes:
       size: its length.
-      places: which inputs have it, by position, and on which axis.
-      has: shapes of values with it.
-      lacks: shapes of values without it.
-      sizes: lengths of the axes of values in which it is, merged with others or alone.
+      places: `(position of an input, axis)` wherever an input has it.
+      has: shapes of the values with it.
+      lacks: shapes of the values without it.
+      sizes: lengths of the values' axes that contain it, alone or merged with other axes.
     """
 
     size: int
@@ -56,7 +58,13 @@ class Batch(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """Values that an operation reads, those that it makes, and how."""
+    """One operation: the values that it reads and makes.
+
+    Attributes:
+      how: whether it is "linear" in all operands, a "product", a quotient ("over") or "other".
+      summed: the factors that it sums over.
+      derivative: whether it belongs to the backward pass.
+    """
 
     reads: Sequence[int]
     makes: Sequence[int]
@@ -66,12 +74,12 @@ class _Step(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """Facts that a program shows about the axes of its inputs.
+    """What a program shows about the axes of its inputs.
 
     Attributes:
       batches: the axes that are proven to be batches, in the order of the inputs.
-      classes: lengths of the axes of parameters over which a loss takes logarithms of sums of
-        exponentials: it has a number for each class there.
+      classes: lengths of the inputs' axes over which a loss computes a log-sum-exp: these are axes
+        over classes.
     """
 
     batches: Sequence[Batch] = ()
@@ -79,9 +87,10 @@ class Shown(NamedTuple):
 
 
 def shown(prog: Program) -> Shown:
-    """The batches and classes that the program of a derivative shows.
+    """Find the batches and the classes in the program of a derivative.
 
-    Cost: a few steps of Python for each equation, and for each axis that may be a batch.
+    Cost: plain Python, a few operations for each pair of an equation and an axis that may be a
+    batch.
     """
     walk = _Walk()
     inputs = [walk.value(v) for v in prog.inputs]
@@ -91,9 +100,9 @@ def shown(prog: Program) -> Shown:
 
 
 class _Walk:
-    """Reads programs: the axes of every value, and how values depend on each other.
+    """Reads programs and collects the axes of every value and all operations.
 
-    A value is a number; one variable of a program that is called twice is two values.
+    A value is identified by a number. A variable of a program that is called twice is two values.
     """
 
     def __init__(self) -> None:
@@ -101,19 +110,20 @@ class _Walk:
         self.values: list[tuple[Factors, ...]] = []
         self.shapes: list[tuple[int, ...]] = []
         self.steps: list[_Step] = []
-        # The factors that the terms of a sum of exponentials run over, and those of its logarithm.
+        # For exponentials and sums of them: the factors that are summed over. `classes` has these
+        # factors for the sums whose logarithm is taken.
         self._terms: dict[int, Factors] = {}
         self.classes: list[int] = []
 
     def value(self, v: Atom, axes: tuple[Factors, ...] | None = None) -> int:
-        """A new value of the type of a variable."""
+        """Add a value with the type of a variable; its axes are new unless given."""
         sizes = shape(v)
         self.values.append(tuple(map(self.axes.new, sizes)) if axes is None else axes)
         self.shapes.append(sizes)
         return len(self.values) - 1
 
     def run(self, prog: Program, inputs: Sequence[int], derivative: bool) -> list[int]:
-        """The outputs of a program; `derivative` says that it is called by a backward part."""
+        """Read a program and return its outputs; `derivative`: the backward pass calls it."""
         env: dict[Var, int] = {v: self.value(v) for v, _ in prog.consts}
         env |= zip(prog.inputs, inputs, strict=True)
         read = lambda v: env[v] if isinstance(v, Var) else self.value(v)
@@ -145,7 +155,7 @@ class _Walk:
         return ys
 
     def _classes(self, eqn: JaxprEqn, xs: Sequence[int], ys: Sequence[int]) -> None:
-        """Follow exponentials to their sums, and these to logarithms."""
+        """Find log-sum-exps: follow exponentials to their sums, and sums to logarithms."""
         name = eqn.primitive.name
         if name == "exp":
             self._terms[ys[0]] = ()
@@ -160,7 +170,7 @@ class _Walk:
                 self.classes += terms
 
     def _ends(self, eqn: JaxprEqn, xs: Sequence[int], ys: Sequence[int]) -> Factors:
-        """Unify the axes of operands and results; the factors that are summed."""
+        """Unify the axes of operands and results, and return the factors that are summed."""
         sums: dict[int, Factors] = {}
         for x, places in zip(xs, ends(eqn), strict=True):
             for axis, place in zip(self.values[x], places, strict=True):
@@ -168,20 +178,20 @@ class _Walk:
                     self.axes.mix(axis)
                 elif place >= len(self.values[ys[0]]):
                     self.axes.same(sums.setdefault(place, axis), axis)
-                elif axis:  # else it is repeated
+                elif axis:  # an axis of length 1 is repeated: nothing to unify
                     for y in ys:
                         self.axes.same(axis, self.values[y][place])
         return tuple(f for axis in sums.values() for f in axis)
 
     def _alike(self, a: int, b: int, of: bool) -> None:
-        """One value becomes another of its type."""
+        """Record that a value is passed on as another one of the same type."""
         for mine, other in zip(self.values[a], self.values[b], strict=True):
             self.axes.same(mine, other)
         self.steps.append(_Step([a], [b], derivative=of))
 
     def _looped(self, prog: Program, consts: Sequence[int], carry: Sequence[int],
                 slices: Sequence[int], of: bool) -> tuple[list[int], list[int]]:  # fmt: skip
-        """A loop's carry, in every iteration, and what else its body returns."""
+        """A loop's carry, which stands for all iterations, and the other outputs of its body."""
         held = [self.value(v) for v in prog.inputs[len(consts) :][: len(carry)]]
         for x, h in zip(carry, held, strict=True):
             self._alike(x, h, of)
@@ -226,7 +236,7 @@ class _Walk:
 
 
 def _how(eqn: JaxprEqn) -> str:
-    """Whether an operation is linear in all operands together, in each alone, or in none."""
+    """How an operation depends on its operands, see `_Step`."""
     name, rule = eqn.primitive.name, rule_of(eqn.primitive)
     if name in _PRODUCTS or isinstance(rule, Bilinear):
         return "over" if name == "div" else "product"
@@ -235,7 +245,7 @@ def _how(eqn: JaxprEqn) -> str:
 
 
 class _Proof:
-    """Proofs about the axes of a program's inputs, from what a walk has read."""
+    """Proofs about the axes of a program's inputs, from the values and steps of a walk."""
 
     def __init__(self, walk: _Walk, inputs: Sequence[int], outputs: Sequence[int]):
         resolve = walk.axes.factors
@@ -246,13 +256,16 @@ class _Proof:
         self._derivatives = self._results()
 
     def _results(self) -> set[int]:
-        """The values of backward parts that anything else reads, or that are returned."""
+        """The derivatives: values of the backward pass that are read outside it or returned."""
         made = {y for s in self._steps if s.derivative for y in s.makes}
         outside = {x for s in self._steps if not s.derivative for x in s.reads}
         return made & (outside | {*self._outputs})
 
     def batches(self) -> Iterator[Batch]:
-        """All batches of axes that are one factor each, in the order of the inputs."""
+        """All axes that are proven to be batches, in the order of the inputs.
+
+        Only axes of a single factor are tested.
+        """
         seen = set[int]()
         if not self._derivatives:
             return
@@ -264,14 +277,14 @@ class _Proof:
                         yield self._batch(axis[0])
 
     def classes(self) -> list[int]:
-        """Lengths of the axes of classes, each of which is an axis of an input too."""
+        """Lengths of the axes over classes that are axes of an input, largest first."""
         size, resolve = self._walk.axes.size, self._walk.axes.factors
         there = {f for x in self._inputs for axis in self._values[x] for f in axis}
         once = there - {f for axes in self._values for f in twice(axes)}
         return sorted({size(f) for f in resolve(self._walk.classes) if f in once}, reverse=True)
 
     def _sums(self, factor: int) -> bool:
-        """Whether all derivatives are sums over this factor of parts that each read one index."""
+        """Whether all derivatives are sums over this factor, of parts that each read one index."""
         has = [any(factor in axis for axis in axes) for axes in self._values]
         if any(has[x] for x in self._derivatives) or self._returned(has):
             return False
@@ -289,7 +302,7 @@ class _Proof:
         return _SUM in found and _MORE not in found
 
     def _returned(self, has: Sequence[bool]) -> bool:
-        """Whether an input with the factor comes back updated: then it is no data."""
+        """Whether an input with the factor is returned updated: then it is state and not data."""
         shapes = self._walk.shapes
         out = {shapes[y] for y in self._outputs if has[y]}
         return any(has[x] and shapes[x] in out for x in self._inputs)
@@ -307,7 +320,7 @@ class _Proof:
 
 
 def _status(step: _Step, reads: Iterable[int], factor: int) -> int:
-    """How what a step makes depends on the parts."""
+    """How the results of a step depend on the parts: `_NONE`, `_SUM` or `_MORE`."""
     on = [*reads]
     most = max(on, default=_NONE)
     if most == _SUM and step.how != "linear":

@@ -1,4 +1,4 @@
-"""Lower a function for devices that are not here: its program, as JAX serializes it."""
+"""Lower a function for devices that need not be attached, to a program serialized by JAX."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from xform.memory.targets import Target
 from xform.source import frame
 
 Axes = list[tuple[int, str, str]]
-# How JAX begins to say that something is not lowered without the device.
+# How JAX's messages begin if a program cannot be lowered without the device.
 _ABSENT = "Cannot serialize", "the platform for the specified backend"
-# What JAX says of a function that returns something else than arrays.
+# JAX's message for a function that returns something other than arrays.
 _WRONG_OUTPUT = re.compile(r"returned a value of type <class '(?P<type>[^']+)'>(?P<at> at [^,]+)?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What a function is lowered on: `mesh` is the one of the arguments' shardings, if any."""
+    """The arguments that a function is lowered for, and the mesh of their shardings, if any."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -45,24 +45,23 @@ class Arguments:
         return [*zip(self.mesh.axis_sizes, self.mesh.axis_names, types, strict=True)]
 
     def on(self, devices: Sequence[Any]) -> Arguments:
-        """The same on a mesh of these devices.
+        """The same arguments on a mesh of these devices.
 
         Raises:
-          WrongArgument: they are too few.
+          WrongArgument: there are fewer devices than the mesh needs.
         """
         if self.mesh is None:
             return self
         if len(devices) < self.mesh.size:
             raise WrongArgument(
                 f"a mesh of {self.mesh.size} devices",
-                f"this process has {len(devices)}",
-                "",
+                f"this process has {len(devices)}", "",
                 f"give a target with that many devices, such as target='cpu:{self.mesh.size}'",
-            )
+            )  # fmt: skip
         array = np.array(devices[: self.mesh.size]).reshape(self.mesh.axis_sizes)
         mesh = Mesh(array, self.mesh.axis_names, axis_types=self.mesh.axis_types)
 
-        def there(x: Any) -> Any:
+        def placed(x: Any) -> Any:
             at = getattr(x, "sharding", None)
             if at is None:
                 return x
@@ -70,22 +69,22 @@ class Arguments:
             weak = getattr(x, "weak_type", False)
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=real, weak_type=weak)
 
-        args, kwargs = jax.tree.map(there, (self.args, self.kwargs))
+        args, kwargs = jax.tree.map(placed, (self.args, self.kwargs))
         return Arguments(args, kwargs, self.mesh)
 
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-    """A program for devices that are not here.
+    """A program lowered for devices that need not be attached.
 
     Attributes:
-      name: of the function.
+      name: name of the function.
       program: serialized by `jax.export`; it takes and returns flat arrays.
-      devices: on how many it runs.
-      axes: sizes, names and types of the axes of its mesh; none without a mesh.
-      donated: places of arguments whose memory it may reuse.
+      devices: the number of devices that it runs on.
+      axes: sizes, names and types of the axes of its mesh; empty without a mesh.
+      donated: positions of the flat arguments whose memory it may reuse.
       arguments: a name for each argument that it reads.
-      options: those that `jax.jit` was given for the compiler.
+      options: the compiler options that `jax.jit` was called with.
     """
 
     name: str
@@ -98,53 +97,55 @@ class Lowered:
 
 
 def is_jitted(f: Any) -> bool:
-    """Whether `jax.jit` made a function, with options of its own."""
+    """Whether a function was made by `jax.jit`, and so has its own options."""
     return hasattr(f, "trace") and hasattr(f, "lower")
 
 
 def jitted(f: Any, donate_argnums: int | Sequence[int] = ()) -> Any:
-    """`f` as `jax.jit` makes it; one that is made already keeps its own options."""
+    """`jax.jit(f)`; a function that is jitted already is returned unchanged.
+
+    Raises:
+      WrongArgument: `donate_argnums` is not valid, or is given for a jitted function.
+    """
     if not is_jitted(f):
         try:
             return jax.jit(f, donate_argnums=donate_argnums)
         except (TypeError, ValueError) as error:
             raise WrongArgument(
                 f"donate_argnums={donate_argnums!r}",
-                str(error).splitlines()[0],
-                "",
-                "give positions of arguments that the function has",
-            ) from error
+                str(error).splitlines()[0], "",
+                "give positions of arguments of the function",
+            ) from error  # fmt: skip
     if donate_argnums == ():
         return f
     raise WrongArgument(
         f"donate_argnums={donate_argnums!r}",
-        "the function is jitted already, with options of its own",
-        "",
-        "give jax.jit the donate_argnums, or pass the function that is not jitted",
-    )
+        "the function is jitted already, with its own options", "",
+        "pass donate_argnums to jax.jit, or pass the function without jax.jit",
+    )  # fmt: skip
 
 
 def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
             mesh: Mapping[str, int] | None, in_specs: Any) -> Arguments:  # fmt: skip
-    """The arguments as types, on the mesh that is given or that their own shardings have.
+    """The arguments as types, on `mesh` or on the mesh of their own shardings.
 
-    Without `in_specs` the arguments keep those of their own shardings. Each stays in its memory.
+    Without `in_specs` the arguments keep their own PartitionSpecs. Each argument keeps its memory
+    kind.
 
     Raises:
-      WrongArgument: the mesh is none, or not of the target's size, there are two, or `in_specs` do
-        not fit.
+      WrongArgument: `mesh` is not valid or not of the target's size, the arguments are on different
+        meshes, or `in_specs` do not fit.
     """
     named = _mesh_of((args, kwargs)) if mesh is None else _mesh(mesh)
     if named is None and any(map(_memory, jax.tree.leaves((args, kwargs)))):
-        named = _mesh({"device": 1})  # which says of each argument in which memory it is
+        named = _mesh({"device": 1})  # only an argument on a mesh can have a memory kind
     specs = [] if in_specs is None else [_broadcast(in_specs, tuple(args))]
     if specs and named is None:
         raise WrongArgument(
             f"in_specs={in_specs!r}",
-            "there is no mesh whose axes they could name",
-            "",
-            "give mesh={axis: size} too, or arguments that have a NamedSharding",
-        )
+            "there is no mesh", "",
+            "give mesh={axis: size} too, or arguments with a NamedSharding",
+        )  # fmt: skip
     if named is not None:
         _check_size(named, target)
     typed = functools.partial(_type, named)
@@ -154,7 +155,7 @@ def on_mesh(args: Sequence[Any], kwargs: Mapping[str, Any], target: Target,
 
 @contextlib.contextmanager
 def lowered_for(target: Target, arguments: Arguments) -> Generator[None]:
-    """Within it, what is traced is planned for a target that is not here, on its mesh."""
+    """Context that plans traces for a target that is not attached, on its mesh."""
     mesh = arguments.mesh
     manual = jax.sharding.use_abstract_mesh(mesh) if mesh else contextlib.nullcontext()
     with target.planned_for(), manual:
@@ -162,33 +163,33 @@ def lowered_for(target: Target, arguments: Arguments) -> Generator[None]:
 
 
 def lower(f: Any, arguments: Arguments, target: Target) -> tuple[Lowered, Any]:
-    """The program of a jitted function for a target, and its jaxpr.
+    """Lower a jitted function for a target, and return the program and its jaxpr.
 
     Raises:
-      XformError: the program holds what JAX cannot export.
+      XformError: JAX cannot export an operation of the program.
+      WrongArgument: the program runs on several devices, and its arguments have no mesh.
     """
     with lowered_for(target, arguments):
         trace = traced(f, arguments)
         try:
             exported = export.export(_Traced(trace), platforms=[target.platform])()
         except (NotImplementedError, ValueError) as error:
-            # What has custom calls of its own is a ValueError, and so is much else.
+            # A foreign custom call raises ValueError, and so do many other problems.
             if isinstance(error, ValueError) and not str(error).startswith(_ABSENT):
                 raise
             raise XformError(
                 f"{trace.fun_name} for target={target.name!r}",
                 f"it cannot be lowered without the device: {_reason(error)}",
                 _callback(trace.jaxpr),
-                "take out callbacks, prints and foreign calls, or compile where the device is, "
-                "with target=None",
+                "remove callbacks, prints and foreign calls, or compile on a machine with the "
+                "device, with target=None",
             ) from None
     if exported.nr_devices > 1 and arguments.mesh is None:
         raise WrongArgument(
             f"{trace.fun_name} for target={target.name!r}",
-            f"it runs on {exported.nr_devices} devices, and its arguments name no mesh",
-            "",
-            "give mesh={axis: size}, or arguments that have a NamedSharding",
-        )
+            f"it runs on {exported.nr_devices} devices, and its arguments have no mesh", "",
+            "give mesh={axis: size}, or arguments with a NamedSharding",
+        )  # fmt: skip
     none = lambda x: x is None
     flat = dataclasses.replace(
         exported,
@@ -205,10 +206,11 @@ def lower(f: Any, arguments: Arguments, target: Target) -> tuple[Lowered, Any]:
 
 
 def traced(f: Any, arguments: Arguments) -> Any:
-    """A jitted function, traced on its arguments.
+    """Trace a jitted function on its arguments, and return JAX's `Traced` object.
 
     Raises:
-      WrongArgument: one of them is no array, and is not static.
+      WrongArgument: an argument is neither an array nor static, or the function returned something
+        other than arrays.
     """
     try:
         trace = f.trace(*arguments.args, **arguments.kwargs)
@@ -219,23 +221,22 @@ def traced(f: Any, arguments: Arguments) -> Any:
                 f"it returned a value of type {wrong['type']}{wrong['at'] or ''}, which is no "
                 "array",
                 written(f),
-                "return arrays in pytrees, and nothing else",
+                "return only arrays in pytrees",
             ) from None
         if not str(error).startswith("Error interpreting argument"):
             raise
         raise WrongArgument(
             f"compile {getattr(f, '__name__', 'a function')}",
-            str(error).splitlines()[0],
-            "",
+            str(error).splitlines()[0], "",
             "pass arrays or jax.ShapeDtypeStructs in pytrees; bind other arguments with "
             "functools.partial, or name them in static_argnums of jax.jit",
-        ) from None
+        ) from None  # fmt: skip
     return getattr(trace, "traced", trace)  # `nnx.jit` wraps what `jax.jit` traced
 
 
 @dataclasses.dataclass(frozen=True)
 class _Traced:
-    """A function that is traced already, as `jax.export` takes it: it traces no other arguments."""
+    """Gives `jax.export` a function that is traced already, for these arguments only."""
 
     traced: Any
 
@@ -250,7 +251,7 @@ class _Traced:
 
 
 def _type(mesh: AbstractMesh | None, x: Any, spec: PartitionSpec | None = None) -> Any:
-    """An array as its type, on the mesh; what is no array stays."""
+    """The type of an array, on the mesh; anything else is returned unchanged."""
     if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
         if mesh is None or not hasattr(x, "shape"):
             return x
@@ -267,13 +268,13 @@ def _type(mesh: AbstractMesh | None, x: Any, spec: PartitionSpec | None = None) 
 
 
 def _memory(x: Any) -> str | None:
-    """The memory that an argument is in, if that is not the device's."""
+    """The memory kind of an argument, if that is not the device's."""
     kind = getattr(getattr(x, "sharding", None), "memory_kind", None)
     return None if kind == "device" else kind
 
 
 def _callback(jaxpr: Any) -> str:
-    """Where the user's code calls back to Python, if it does."""
+    """The line of the user's code that calls back to Python, or an empty text."""
     for eqn in closed(jaxpr)[0].eqns:
         if "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print":
             return frame(eqn)
@@ -283,7 +284,7 @@ def _callback(jaxpr: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why JAX cannot export a program, and which foreign functions it names."""
+    """Why JAX cannot export a program, with the custom calls that its message names."""
     if str(error).startswith("the platform for"):
         return "it calls back to Python"
     first = str(error).splitlines()[0].partition(". See ")[0]
@@ -292,32 +293,31 @@ def _reason(error: Exception) -> str:
 
 
 def _mesh(mesh: Mapping[str, int]) -> AbstractMesh:
-    """A mesh of axes by name."""
+    """An abstract mesh with these axes."""
     count = lambda n: isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0
     if not (isinstance(mesh, Mapping) and mesh and all(map(count, mesh.values()))):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise WrongArgument(
             f"mesh={mesh!r}",
-            "it is not a positive size for each of some axes, by name",
-            "",
-            "give axes and sizes, such as mesh={'data': 2, 'model': 2}, or the `shape` of a Mesh",
-        )
-    kinds = (AxisType.Auto,) * len(mesh)  # what JAX takes for granted differs by version
+            "it does not map names of axes to positive sizes", "",
+            "give axes and sizes, such as mesh={'data': 2, 'model': 2}, or the shape of a Mesh",
+        )  # fmt: skip
+    kinds = (AxisType.Auto,) * len(mesh)  # JAX's default differs between versions
     return AbstractMesh(tuple(map(int, mesh.values())), tuple(mesh), axis_types=kinds)
 
 
 def _check_spec(spec: PartitionSpec, x: Any, mesh: AbstractMesh) -> None:
-    """Raise where an array cannot be laid out so: what JAX raises differs by what is wrong."""
+    """Raise `WrongArgument` if an array cannot be sharded so; JAX's errors would vary."""
     if problem := _misfit(spec, tuple(x.shape), mesh):
         raise WrongArgument(
             f"{spec!r} for an argument of shape {tuple(x.shape)} on a mesh of {_axes(mesh)}",
-            problem,
-            "",
-            "give in_specs of axes of the mesh, each once and whose sizes divide the shape",
-        )
+            problem, "",
+            "give in_specs that name each axis of the mesh at most once, with sizes that divide "
+            "the shape",
+        )  # fmt: skip
 
 
 def _misfit(spec: PartitionSpec, shape: tuple[int, ...], mesh: AbstractMesh) -> str | None:
-    """What is wrong with the layout of an array, if anything."""
+    """Why an array cannot be sharded so; None if it can."""
     parts = [_names(part) for part in spec.partitions]
     named = [name for part in parts for name in part]
     if unknown := [name for name in named if name not in mesh.shape]:
@@ -325,15 +325,15 @@ def _misfit(spec: PartitionSpec, shape: tuple[int, ...], mesh: AbstractMesh) -> 
     if len(set(named)) < len(named):
         return "an axis of the mesh is named twice"
     if len(parts) > len(shape):
-        return f"the spec is of {len(parts)} axes and the argument has {len(shape)}"
+        return f"the spec has {len(parts)} axes and the argument has {len(shape)}"
     for n, part in zip(shape, parts, strict=False):
         if n % (size := math.prod(mesh.shape[name] for name in part)):
-            return f"{n} elements are not divided evenly among {size} devices, by {', '.join(part)}"
+            return f"{n} elements cannot be split evenly over {size} devices, by {', '.join(part)}"
     return None
 
 
 def _names(part: Any) -> tuple[Any, ...]:
-    """The axes of the mesh along which one axis of an array is divided."""
+    """The axes of the mesh that one axis of an array is sharded over."""
     if part is None or part is PartitionSpec.UNCONSTRAINED:
         return ()
     return tuple(part) if isinstance(part, tuple) else (part,)
@@ -350,10 +350,9 @@ def _mesh_of(tree: Any) -> AbstractMesh | None:
     if len(meshes) > 1:
         raise WrongArgument(
             "compile for a target",
-            f"the arguments are on different meshes: {', '.join(sorted(map(str, meshes)))}",
-            "",
+            f"the arguments are on different meshes: {', '.join(sorted(map(str, meshes)))}", "",
             "put all of them on one mesh, or give mesh= and in_specs=",
-        )
+        )  # fmt: skip
     return meshes.pop() if meshes else None
 
 
@@ -361,11 +360,10 @@ def _check_size(mesh: AbstractMesh, target: Target) -> None:
     if target.count is not None and mesh.size != target.count:
         raise WrongArgument(
             f"target={target.name!r} with a mesh of {_axes(mesh)}",
-            f"the mesh has {mesh.size} devices and the target {target.count}",
-            "",
+            f"the mesh has {mesh.size} devices and the target has {target.count}", "",
             "give axes whose sizes multiply to the number of the target's devices, or a target of "
             "that size",
-        )
+        )  # fmt: skip
 
 
 def _broadcast(specs: Any, args: tuple[Any, ...]) -> Any:
@@ -377,23 +375,21 @@ def _broadcast(specs: Any, args: tuple[Any, ...]) -> Any:
     except ValueError as error:
         raise WrongArgument(
             f"in_specs={specs!r}",
-            f"it is no prefix of the tree of the arguments: {str(error).splitlines()[0]}",
-            "",
-            "give one PartitionSpec for all, or a tuple with one entry for each argument, each a "
-            "PartitionSpec or a tree of them",
-        ) from error
+            f"it is not a prefix of the tree of the arguments: {str(error).splitlines()[0]}", "",
+            "give one PartitionSpec for all arguments, or a tuple with an entry for each argument: "
+            "a PartitionSpec or a tree of them",
+        ) from error  # fmt: skip
 
 
 def _spec(x: Any) -> PartitionSpec:
-    """What is given for an argument; None is on every device."""
+    """The PartitionSpec for an argument; None means replicated."""
     if isinstance(x, PartitionSpec):
         return x
     if x is not None:
         raise WrongArgument(
             f"in_specs with {x!r}",
-            "it is no PartitionSpec",
-            "",
+            "it is not a PartitionSpec", "",
             "give a jax.sharding.PartitionSpec for each argument, such as PartitionSpec('data'), "
-            "or None for what is on every device",
-        )
+            "or None for an argument that is replicated",
+        )  # fmt: skip
     return PartitionSpec()

@@ -1,8 +1,8 @@
-"""From a value in a compiled program to the operation that made it, and to those that read it.
+"""Find the operation that made a value in a compiled program, and the operations that read it.
 
-XLA adds copies, moves values through tuples and loop states, and writes what a loop stacks with
-dynamic updates in place. None of these is what a reader looks for. `Flow` goes through them, back
-and forth: what a loop stacks comes from the operation in its body that made one slice.
+XLA adds copies, passes values through tuples and loop states, and writes the stacked outputs of a
+loop with dynamic updates in place. `Flow` looks through all of these in both directions. For
+example, the origin of a stacked output is the operation in the loop's body that made one slice.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from functools import cached_property
 
 from xform.memory.hlo import Index, Instruction, Module
 
-# Their result is their first operand, elsewhere or seen otherwise.
+# Opcodes whose result is the first operand, copied or viewed.
 _COPIES = frozenset(("copy", "bitcast", "copy-done", "optimization-barrier"))
 _MOVES = _COPIES | {"reshape", "convert"}
-# What XLA does to a value by itself, and gives no name: it fetches it in parts.
+# Opcodes without a name that XLA adds to fetch a value in parts.
 _PARTS = frozenset(("slice", "concatenate", "custom-call", "reshape", "transpose"))
 _FILLS = frozenset(("broadcast", "constant", "iota", "parameter"))
 
 
-# A value: an instruction, and which element of a tuple.
+# A value: the id of an instruction, and the index of an element of its tuple.
 Place = tuple[int, Index]
 
 
 class Flow:
-    """Where the values of a module come from, and go to.
+    """Origins and readers of the values of a module.
 
-    Cost: a few steps for each value asked for.
+    Cost: a few steps for each query.
     """
 
     def __init__(self, module: Module):
@@ -39,11 +39,14 @@ class Flow:
         return self._back(start, index, set()) or start
 
     def where(self, instruction: Instruction) -> str:
-        """Its line, or that of the nearest operation that it reads, or else that reads it."""
+        """The source line of an operation; if it has none, the line of the nearest operation.
+
+        Operands, direct and indirect, are searched before readers.
+        """
         return self._nearest(instruction, up=True) or self._nearest(instruction, up=False)
 
     def readers(self, places: Iterable[Place]) -> list[Instruction]:
-        """The operations that read any of some values (instruction, index), or copies of them."""
+        """The operations that read any of these values, or copies of them."""
         by_id: dict[int, Instruction] = {}
         queue = list(places)
         seen = set(queue)
@@ -57,12 +60,12 @@ class Flow:
         return list(by_id.values())
 
     def filled(self, instruction: Instruction) -> bool:
-        """Whether it says nothing of what a place is for: zeros to start from, new memory."""
+        """Whether an operation only initializes memory, such as zeros that a loop starts from."""
         return instruction.opcode in _FILLS or instruction.target == "AllocateBuffer"
 
     @cached_property
     def users(self) -> dict[int, list[Instruction]]:
-        """The instructions that read each instruction's result."""
+        """For each instruction, by id, the instructions that read its result."""
         users: dict[int, list[Instruction]] = {}
         for i in self._module.instructions.values():
             for operand in dict.fromkeys(i.operands):
@@ -70,7 +73,7 @@ class Flow:
         return users
 
     def _back(self, i: Instruction, index: Index, seen: set[Place]) -> Instruction | None:
-        """The origin of a value, or None where it only comes from itself."""
+        """The origin of a value; None if the search comes back to the value itself."""
         if (i.id, index) in seen:
             return None
         seen.add((i.id, index))
@@ -115,7 +118,7 @@ class Flow:
                 return i
 
     def _from_caller(self, i: Instruction, index: Index, seen: set[Place]) -> Instruction | None:
-        """The origin of what a computation is called with."""
+        """The origin of a computation's parameter: the operand that the caller passes."""
         caller = self._module.callers.get(i.computation)
         if caller is None:
             return i
@@ -131,13 +134,13 @@ class Flow:
         return self._back(self._module.instructions[caller.operands[number]], index, seen)
 
     def _forth(self, instruction: int, index: Index) -> Iterator[tuple[Instruction, Place | None]]:
-        """The users of a value, each with the value that it hands it on as; None if it reads it."""
+        """The users of a value, each with the value that it passes it on as; None for a reader."""
         for user in self.users.get(instruction, ()):
             yield from ((user, place) for place in self._onto(user, instruction, index))
         yield from self._out(instruction, index)
 
     def _onto(self, user: Instruction, instruction: int, index: Index) -> Iterator[Place | None]:
-        """What an instruction that has a value as an operand hands it on as."""
+        """The values that `user` passes an operand on as; None if it reads the operand."""
         operands = [k for k, x in enumerate(user.operands) if x == instruction]
         match user.opcode:
             case "get-tuple-element" | "copy-done" | "async-done":
@@ -160,10 +163,10 @@ class Flow:
                 pass
 
     def _inside(self, user: Instruction, operands: Sequence[int]) -> Iterator[int]:
-        """The parameters of what an instruction calls that are some of its operands."""
+        """The parameters of the called computations that receive these operands, as ids."""
         for computation in user.called:
             numbers = operands
-            if user.opcode == "conditional":  # a branch has one, after the index that chooses it
+            if user.opcode == "conditional":  # operand 0 chooses the branch, each has one operand
                 own = 1 + user.called.index(computation)
                 numbers = [0 for k in operands if k == own]
             for number in numbers:
@@ -171,7 +174,7 @@ class Flow:
                     yield self._parameters[computation, number]
 
     def _out(self, instruction: int, index: Index) -> Iterator[tuple[Instruction, Place]]:
-        """What the root of a computation is where that is called."""
+        """If a value is the root of a computation, the values that the caller sees it as."""
         own = self._module.instructions[instruction]
         caller = self._module.callers.get(own.computation)
         if caller is None or self._module.computations[own.computation].root != instruction:
@@ -182,12 +185,12 @@ class Flow:
 
     @cached_property
     def _parameters(self) -> dict[tuple[int, int], int]:
-        """The instruction that is each computation's parameter, by number."""
+        """Ids of parameters, by computation and parameter number."""
         return {(i.computation, i.number): i.id for i in self._module.instructions.values()
                 if i.opcode == "parameter"}  # fmt: skip
 
     def _nearest(self, start: Instruction, up: bool, most: int = 64) -> str:
-        """The first line met going breadth first along operands (or users)."""
+        """The first source line in a breadth-first search along operands, or along users."""
         queue, seen = [start], {start.id}
         for i in queue:
             if where := self._module.where(i):

@@ -1,4 +1,4 @@
-"""The page of a report: one file that opens from disk, with nothing to fetch."""
+"""The HTML page of a report: one file that opens from disk and needs no network."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from xform.files import whole
 from xform.memory.categories import CATEGORIES, REST, category
 
 _SCRIPTS = ("data", "dom", "timeline", "treemap", "table", "difference", "page")
-# `file.py:line`, with which a place begins.
+# The start of a source line's text: `file.py:line`.
 _PLACE = re.compile(r"(?P<file>.+\.py):(?P<line>\d+)")
-_LONGEST = 160
+_LONGEST = 160  # characters of source code that the page shows
 _KINDS = ("argument", "output", "temp", "alias", "total", "constant", "host", "vmem", "code")
 
 
@@ -30,18 +30,19 @@ def write(
     path: str | os.PathLike[str],
     labels: Sequence[str] = (),
 ) -> None:
-    """Write one HTML page that shows a report, or compares several with a switch between them.
+    """Write an HTML page that shows one report, or several with a switch between them.
 
-    The page needs no network, and its own rules forbid it to ask for any; texts of the user's
-    program stand in it as data, and are only ever shown as text. It appears whole, or not at all.
+    The page needs no network, and its content security policy forbids requests. Texts of the user's
+    program are embedded as data and only ever shown as text. The file is written completely or not
+    at all.
 
     Args:
-      reports: `MemoryReport.to_dict()` of each, one at least.
+      reports: `MemoryReport.to_dict()` of each report, at least one.
       path: the file.
       labels: a name for each report; by default its function and target.
 
     Raises:
-      WrongArgument: no report, or another number of labels.
+      WrongArgument: there is no report, or the number of labels differs from that of reports.
 
     Cost: linear in buffers and steps: about 60 bytes for a buffer and 10 for a step.
     """
@@ -51,7 +52,7 @@ def write(
             f"save_html({str(path)!r})",
             f"there are {len(reports)} reports and {len(labels)} labels",
             "",
-            "give one report at least, and a label for each or none",
+            "give at least one report, and either a label for each report or no labels",
         )
     page = _page([_packed(r, label) for r, label in zip(reports, labels, strict=True)])
     with whole(path) as partial:
@@ -66,18 +67,18 @@ def _page(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def part(name: str, package: str = "xform.memory") -> str:
-    """A file of the folder `web` of a package."""
+    """The text of a file in the folder `web` of a package."""
     return (importlib.resources.files(package) / "web" / name).read_text(encoding="utf-8")
 
 
 def assembled(title: str, body: str, style: str, scripts: Sequence[str], data: Any) -> str:
-    """One page of its parts, with `data` as JSON in it.
+    """Assemble a page from its parts, with `data` embedded as JSON.
 
-    Its own rules let this style and these scripts run, and nothing be fetched.
+    The page's content security policy allows only this style and these scripts, and no requests.
     """
-    # In a function, so that the page has no names but the browser's own.
+    # A function keeps the scripts' names out of the global scope.
     script = "\n".join(['"use strict"; (() => {', *scripts, "})();\n"])
-    # `<` as an escape of JSON: no text in the data can end its element, or begin another.
+    # `<` is escaped in the JSON, so that no text in the data can end its element or start another.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return string.Template(part("frame.html")).substitute(
         title=html.escape(title),
@@ -91,24 +92,25 @@ def assembled(title: str, body: str, style: str, scripts: Sequence[str], data: A
 
 
 def digest(text: str) -> str:
-    """How a page says that this text, and no other, may run in it."""
+    """The hash of a script or style, for the content security policy of the page."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def source_line(where: str) -> str:
-    """What stands in the user's file at a place; empty if the file is not there."""
+    """The text of a source line in the user's file; empty if the file does not exist."""
     place = _PLACE.match(where)
     line = linecache.getline(os.path.abspath(place["file"]), int(place["line"])) if place else ""
     return line.strip()[:_LONGEST]
 
 
 def _packed(report: dict[str, Any], label: str) -> dict[str, Any]:
-    """A report with each text once: a buffer is a row of numbers, some of which are texts' places.
+    """A report as compact data: every text is stored once, and a buffer is a row of numbers.
 
-    The order of a row is `FIELDS` of data.js.
+    The numbers of texts are positions in the list of texts. `FIELDS` in data.js has the order of a
+    row.
     """
-    places: dict[str, int] = {}
-    text = lambda value: places.setdefault(value, len(places))
+    texts: dict[str, int] = {}
+    text = lambda value: texts.setdefault(value, len(texts))
     rows = [
         [
             text(b["name"]),
@@ -128,8 +130,8 @@ def _packed(report: dict[str, Any], label: str) -> dict[str, Any]:
         ]
         for b in report["buffers"]
     ]
-    kept = ("function", "target", "compiled", "code", "given", "planned", "note", "device",
+    keys = ("function", "target", "compiled", "code", "given", "planned", "note", "device",
             "refused", "flops", "compile_seconds", "advice", "live", "peak_step",
             "phases")  # fmt: skip
-    numbers = {k: report[k] for k in (*kept, *(f"{kind}_bytes" for kind in _KINDS))}
-    return {"label": label, **numbers, "text": list(places), "rows": rows}
+    fields = {k: report[k] for k in (*keys, *(f"{kind}_bytes" for kind in _KINDS))}
+    return {"label": label, **fields, "text": list(texts), "rows": rows}

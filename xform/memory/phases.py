@@ -1,4 +1,4 @@
-"""Where a compiled program goes forward, where backward, and where it updates what it was given."""
+"""The phases of a compiled program: forward pass, backward pass and update."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xform.memory.hlo import Module
 
 
 class Phase(NamedTuple):
-    """Steps of a program, from the first to before the `end`."""
+    """A range of steps of a program, from `first` up to but not including `end`."""
 
     name: str
     first: int
@@ -17,11 +17,11 @@ class Phase(NamedTuple):
 
 
 def phases(module: Module) -> list[Phase]:
-    """The phases of a compiled program in its order; none if nothing in it is a derivative's.
+    """The phases of a compiled program, in order; empty if it has no backward pass.
 
-    A compiler moves single operations about, so the backward pass is the stretch of steps in which
-    the operations of backward parts and recomputes are most in the majority: what comes before is
-    the forward pass, what comes after the update.
+    A compiler moves single operations about. So the backward pass is the range of steps in which
+    the operations of the backward pass, recomputed ones included, have the largest majority over
+    other operations. The steps before it are the forward pass, the steps after it the update.
     """
     steps = len(module.order)
     votes = [0] * steps
@@ -39,7 +39,7 @@ def phases(module: Module) -> list[Phase]:
 
 
 def _majority(votes: list[int]) -> tuple[int, int]:
-    """The stretch with the largest sum, empty if none is positive; the longest of those."""
+    """The range with the largest sum of votes; empty if no sum is positive."""
     best, first, end = 0, 0, 0
     total, start = 0, 0
     for i, vote in enumerate(votes):

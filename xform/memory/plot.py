@@ -1,4 +1,4 @@
-"""The picture of a report: live bytes over the program, and what is live at their peak."""
+"""Plot a report: the live bytes over the program, and the buffers at the peak."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from xform.text import BYTES, human_bytes, unit_of
 
 _ASKED = "MemoryReport.plot"
 _WIDTH, _HEIGHT = 10.0, 9.0
-_MOST_STEPS = 1200  # more than the points of the picture's width
-_PLAIN: dict[str, Any] = {"parse_math": False}  # a `$` in the user's texts is a `$`
+_MOST_STEPS = 1200  # more than the picture has points across
+_PLAIN: dict[str, Any] = {"parse_math": False}  # a `$` in a text of the user's is not math
 _INK, _FAINT = "#1a202c", "#718096"
 
 
 def draw(data: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Draw a report, above as live bytes at each step, below as boxes of what is live at the peak.
+    """Plot a report: the live bytes at each step, and below them a treemap of the peak.
 
     Args:
       data: `MemoryReport.to_dict()`.
-      path: the picture, PNG, SVG or PDF by its name. It appears whole, or not at all.
+      path: the file; its suffix selects PNG, SVG or PDF. It is written completely or not at all.
 
     Raises:
       MissingExtra: matplotlib is not installed.
-      WrongArgument: the name of the file says no format that is known.
+      WrongArgument: the file's suffix is not a known format.
 
     Cost: linear in buffers and in steps x categories; about a second for 10,000 buffers.
     """
@@ -45,9 +45,9 @@ def draw(data: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
 
 def stacked(data: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """Live bytes of each category at each step, which add up to `data["live"]`.
+    """Live bytes of each category at each step; they add up to `data["live"]`.
 
-    Bytes that belong to no buffer are `REST`.
+    Bytes that belong to no buffer are in the category `REST`.
     """
     live = np.asarray(data["live"], float)
     change: dict[str, Any] = collections.defaultdict(lambda: np.zeros(len(live) + 1))
@@ -70,12 +70,12 @@ def _timeline(ax: Any, data: dict[str, Any]) -> None:
     plain(ax)
     live, capacity = data["live"], data["device"]["capacity_bytes"]
     ax.set_title(_title(data), loc="left", color=_INK, **_PLAIN)
-    ax.set_xlabel("step of the compiled program, in the order in which it runs")
+    ax.set_xlabel("step of the compiled program, in program order")
     peak = max(live, default=0)
     unit, one = unit_of(peak, 1024, BYTES)
     ax.set_ylabel(f"live {unit}")
     if not live:
-        ax.text(0.5, 0.5, "The compiler gave no order of steps.", ha="center", color=_FAINT)
+        ax.text(0.5, 0.5, "The compiler reported no steps.", ha="center", color=_FAINT)
         return
     at = _shown(live)
     edges, at = np.append(at, len(live)), np.append(at, at[-1])
@@ -108,7 +108,7 @@ def _timeline(ax: Any, data: dict[str, Any]) -> None:
 
 
 def _shown(live: Sequence[int]) -> np.ndarray[Any, Any]:
-    """The steps to draw: all, or of a long program the highest among neighbours."""
+    """The steps to draw: all of them; for a long program, the highest of each group of steps."""
     if len(live) <= _MOST_STEPS:
         return np.arange(len(live))
     parts = np.array_split(np.asarray(live), _MOST_STEPS)
@@ -119,7 +119,7 @@ def _shown(live: Sequence[int]) -> np.ndarray[Any, Any]:
 def _treemap(ax: Any, data: dict[str, Any]) -> None:
     ax.set_axis_off()
     ax.set_title(
-        "Live at the peak: colours are categories, boxes are source lines, areas are bytes",
+        "Buffers at the peak: colours are categories, boxes are source lines, areas are bytes",
         loc="left",
         fontsize=10,
         color=_INK,
@@ -154,12 +154,12 @@ def _box(ax: Any, box: Box, color: str, where: str, size: str) -> None:
 
 
 def _fits(text: str, width: float) -> bool:
-    """Whether a text of 8 points is no wider than so many inches."""
+    """Whether a text of 8 points fits into a width in inches."""
     return len(text) * 0.072 < width - 0.12
 
 
 def _ink(color: str) -> str:
-    """Black or white, whichever is read better on a colour."""
+    """The text colour that is easier to read on a colour: dark or white."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 140 else _INK
 

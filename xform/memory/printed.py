@@ -1,4 +1,4 @@
-"""What the compiler makes of a function, as text."""
+"""The StableHLO and the optimized HLO of a function, as text."""
 
 from __future__ import annotations
 
@@ -14,21 +14,27 @@ from xform.memory.proto import Message
 
 
 def stablehlo_text(f: Callable[..., Any], args: Sequence[Any]) -> str:
-    """What JAX hands to the compiler: one trace and lowering. Arguments may be types."""
+    """The StableHLO of `f`, which JAX passes to the compiler. Arguments may be types.
+
+    Cost: one trace and one lowering.
+    """
     return jax.jit(f).lower(*args).as_text()
 
 
 def compiled_text(f: Callable[..., Any], args: Sequence[Any], target: str | None = None) -> str:
     """The optimized HLO of `f`, compiled for `target`. Arguments may be types.
 
-    Raises: what `xform.memory.compilation.compile_for` raises, and `CompilationFailed` for a
-    program that is too big for the target, of which a compiler writes nothing down.
+    Raises:
+      CompilationFailed: the compiler failed, or the program is too large for the target: then the
+        compiler writes no HLO.
+
+    Other errors are those of `xform.memory.compilation.compile_for`.
     """
     compilation = compile_for(f, args, target=target)
     if compilation.module is None:
         raise CompilationFailed(
             f"the optimized HLO of {compilation.function} for target={compilation.target.name!r}",
-            compilation.verdict() if compilation.refused else "the compiler wrote none down",
+            compilation.verdict() if compilation.refused else "the compiler wrote no HLO",
             "",
             "name a larger device, or look at the StableHLO",
         )

@@ -1,9 +1,10 @@
-"""The wire format of protocol buffers, read in plain Python.
+"""Read the wire format of protocol buffers in plain Python.
 
-A message is a run of fields: a tag (field number and wire type, a varint), then a varint, 4 or 8
-bytes, or a length and so many bytes. What those bytes are (text, packed numbers, another message)
-the reader of the field knows. Nested messages stay slices of the file until they are read, so that
-what nobody asks for, such as the literals of constants, costs nothing.
+A message is a sequence of fields. A field is a tag (a varint of field number and wire type), then a
+varint, 4 or 8 bytes, or a length and that many bytes. The format does not say what these bytes are
+(text, packed numbers, another message); the caller knows. A nested message stays a slice of the
+file until it is read. So fields that are never read, such as the literals of constants, cost
+nothing.
 Source: https://protobuf.dev/programming-guides/encoding
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 
 class Corrupt(ValueError):
-    """Bytes that are not a message."""
+    """Raised for bytes that are not a valid message."""
 
 
 class Message:
@@ -26,7 +27,7 @@ class Message:
     Raises:
       Corrupt: a field reaches beyond the end, or has no known wire type.
 
-    Cost: about a microsecond for each field of this message; nested ones are not looked at.
+    Cost: about a microsecond for each field of this message; nested messages are not read.
 
     >>> from xform.memory.proto import Message
     >>> m = Message(bytes([8, 150, 1, 18, 2, 104, 105]))
@@ -40,7 +41,7 @@ class Message:
         self._fields = _split(memoryview(data))
 
     def number(self, field: int, default: int = 0) -> int:
-        """A signed integer, boolean or enumeration: its last value."""
+        """The value of a signed integer, boolean or enumeration; the last one if it is repeated."""
         values = self._fields.get(field)
         if values is None:
             return default
@@ -49,33 +50,33 @@ class Message:
         return _signed(values[-1])
 
     def numbers(self, field: int) -> list[int]:
-        """A repeated integer, packed or not."""
+        """The values of a repeated integer, packed or not."""
         values: list[int] = []
         for value in self._fields.get(field, ()):
             values.extend([_signed(value)] if isinstance(value, int) else _packed(value))
         return values
 
     def text(self, field: int) -> str:
-        """A string: its last value, or nothing."""
+        """The value of a string, the last one if it is repeated; empty if it is absent."""
         values = self._bytes(field)
         return str(values[-1], "utf-8", "replace") if values else ""
 
     def texts(self, field: int) -> list[str]:
-        """A repeated string."""
+        """The values of a repeated string."""
         return [str(value, "utf-8", "replace") for value in self._bytes(field)]
 
     def raw(self, field: int) -> bytes:
-        """The bytes of a nested message, or another field with a length; empty if there is none."""
+        """The bytes of a field with a length, such as a nested message; empty if it is absent."""
         values = self._bytes(field)
         return bytes(values[-1]) if values else b""
 
     def message(self, field: int) -> Message:
-        """A nested message; an empty one where there is none."""
+        """A nested message; an empty message if it is absent."""
         values = self._bytes(field)
         return Message(values[-1] if values else b"")
 
     def messages(self, field: int) -> Iterator[Message]:
-        """A repeated message, each read when it is its turn."""
+        """The values of a repeated message, each read when the iterator reaches it."""
         return map(Message, self._bytes(field))
 
     def __contains__(self, field: int) -> bool:

@@ -1,4 +1,4 @@
-"""What people ask of memory: does it fit, how large a batch does, and why not."""
+"""`fits`, `max_batch` and `why_oom`: whether a function fits a device, and why it does not."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from xform.memory.targets import missing, parse_target
 from xform.text import columns, human_bytes
 
 MOST_COMPILES = 8
-# What a compiler that refuses a program may round off when it says how large it is.
+# The most bytes by which a compiler rounds the size of a program that it refuses.
 _ROUNDED = 2**30 // 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The largest batch that a target has room for; prints as a line for each that was compiled.
+    """The largest batch that fits a target; prints as a line for each batch that was tried.
 
     Attributes:
       size: the largest batch that fits.
       fits: its report.
-      over: the report of the next larger one, which does not fit, or the error that says that no
-        plan keeps its budget; None if the largest that was asked about fits, or eight compilations
-        were not enough to meet at one size.
-      tried: total bytes of every batch that was asked about; None of one that the compiler refused
-        without saying them, or that has no plan.
-      of: what the batch is, in words.
+      over: the report of the next larger batch, which does not fit, or the error that no plan for
+        it is within the budget. None if the largest batch allowed fits, or if the limit of eight
+        compilations left a gap.
+      tried: total bytes of every batch that was tried; None for a batch without a plan, and for one
+        that the compiler refused without reporting its size.
+      of: a description of the batch, such as "axis 0 of x".
     """
 
     size: int
@@ -46,11 +46,11 @@ class Batch:
 
     @property
     def compiles(self) -> int:
-        """How many batches were asked about."""
+        """The number of batches that were tried."""
         return len(self.tried)
 
     def __str__(self) -> str:
-        # By the reports' own `fits`, every batch that fits is at most this, and no other is.
+        # The search keeps all batches that fit up to `size`, and all that do not above it.
         rows = [[str(n), human_bytes(b), "fits" if n <= self.size else "over"]
                 for n, b in sorted(self.tried.items())]  # fmt: skip
         known = "the largest batch is" if self.over else "the largest batch known to fit is"
@@ -61,21 +61,21 @@ class Batch:
 
 
 def fits(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> MemoryReport:
-    """Whether a function fits a target: a report whose `fits` says so, and whose numbers say why.
+    """Compile a function for a target and report whether it fits.
 
     Args:
       f: as for `memory_analysis`.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees.
       target: a device whose capacity is known, such as `"tpu:v5e:1x1"` or `"gpu:h100"`.
-      **options: of `memory_analysis`.
+      **options: options of `memory_analysis`.
 
     Returns:
-      A `MemoryReport` of the bytes of each device; `fits` is True or False, and `head_room_bytes`
-      says by how many.
+      A `MemoryReport` of each device. Its `fits` is True or False, and `head_room_bytes` says by
+      how many bytes.
 
     Raises:
-      WrongArgument: the target is not known, or its capacity is not.
-      MissingExtra: what compiling for the target needs is not installed.
+      WrongArgument: the target or its capacity is unknown.
+      MissingExtra: a package that is needed to compile for the target is not installed.
 
     Cost: one compilation; nothing is run.
 
@@ -98,34 +98,37 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
               inputs: Callable[..., Sequence[Any]] | None = None,
               progress: Callable[[int, str], None] | None = None,
               **options: Any) -> Batch:  # fmt: skip
-    """The largest batch with which a function fits a target, by compiling alone.
+    """Find the largest batch size at which a function fits a target. Nothing is run.
 
     Args:
-      f: as for `memory_analysis`; it must take any size of the batch. Where it plans for a budget,
-        a batch that has no plan is too large.
-      *args: arrays or `jax.ShapeDtypeStruct`s in pytrees, with some batch.
+      f: as for `memory_analysis`; it must accept any batch size. If it plans for a budget, a batch
+        without a plan counts as too large.
+      *args: arrays or `jax.ShapeDtypeStruct`s in pytrees, with some batch size.
       target: a device whose capacity is known.
-      batch_axis: which axis of the leaves of those arguments is the batch.
-      batch_argnums: positions of the arguments that have a batch; all their leaves do. None is all
-        arguments. "auto" is every argument whose leaves are all as long on that axis as those of
-        the last one that has arrays, if `f` takes them so with another batch, else the last one.
-      multiple_of: sizes that are asked for, such as the number of devices the batch is sharded on.
-      most: the largest batch that is asked about.
-      inputs: what returns the arguments, as `inputs(batch=n)`; then there are no `args`.
-      progress: is called with batch and target before each compilation.
-      **options: of `memory_analysis`.
+      batch_axis: the axis of the batch in the arrays of these arguments.
+      batch_argnums: positions of the arguments that have a batch, in all of their arrays. None
+        means all arguments. "auto" takes every argument whose arrays all have the same size on
+        `batch_axis` as the last argument with arrays, if `f` can be traced with another size there;
+        else it takes that last argument alone.
+      multiple_of: only multiples of this size are tried. Give the number of devices if the batch is
+        sharded.
+      most: the largest batch that is tried.
+      inputs: a function that makes the arguments, `inputs(batch=n)`; then pass no `args`.
+      progress: called with the batch and the target before each compilation.
+      **options: options of `memory_analysis`.
 
     Returns:
-      A `Batch`: the size, and the next larger one, which does not fit. Where bytes jump with the
-        batch, eight compilations may not find the last that fits: `over` is then None.
+      A `Batch`: the largest size that fits, and the report of the next larger one, which does not.
+        If the bytes jump as the batch grows, eight compilations may not find the largest batch;
+        `over` is then None.
 
     Raises:
       WrongArgument: not even the smallest batch fits, the arguments have no such axis, or no batch
-        is a multiple of `multiple_of` and at most `most`.
-      BudgetInfeasible: the smallest batch has no plan for the budget in `f`.
+        up to `most` is a multiple of `multiple_of`.
+      BudgetInfeasible: there is no plan for the smallest batch within the budget in `f`.
 
-    Cost: at most eight compilations. Bytes grow nearly linearly with the batch, so a line through
-    the nearest to the capacity and another far from it says where to look next.
+    Cost: at most eight compilations. Bytes grow nearly linearly with the batch. So the next batch
+    comes from a line through the size nearest to the capacity and one far from it.
 
     >>> w, x = jnp.ones((256, 256)), jnp.ones((8, 256))
     >>> batch = xform.max_batch(lambda w, x: x @ w, w, x, target="cpu", capacity="1 MiB")
@@ -136,19 +139,19 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     _check_sizes(multiple_of, most)
     resizer = by_inputs(inputs) if inputs else by_axis(f, args, batch_argnums, batch_axis)
     tried: dict[int, MemoryReport] = {}
-    without: dict[int, BudgetInfeasible] = {}
+    unplannable: dict[int, BudgetInfeasible] = {}
 
     def has_room(units: int) -> bool:
         batch = units * multiple_of
         if progress is not None:
             progress(batch, target)
-        n = len(tried) + len(without)
+        n = len(tried) + len(unplannable)
         alive.progress(f"batch {batch}, {n} of at most {MOST_COMPILES} sizes tried")
         try:
             resized = resizer.at(batch)
             tried[units] = fits(f, *resized, target=target, **options)
         except BudgetInfeasible as error:
-            without[units] = error
+            unplannable[units] = error
             return False
         return bool(tried[units].fits)
 
@@ -156,45 +159,45 @@ def max_batch(f: Callable[..., Any], *args: Any, target: str, batch_axis: int = 
     low, high = 0, most // multiple_of + 1
     guess = min(start, high - 1)
     with alive.working(f"finding the largest batch of {function_name(f)}"):
-        while high - low > 1 and len(tried) + len(without) < MOST_COMPILES:
+        while high - low > 1 and len(tried) + len(unplannable) < MOST_COMPILES:
             low, high = (guess, high) if has_room(guess) else (low, guess)
-            guess = _next(tried, low, high, high in tried or high in without)
+            guess = _next(tried, low, high, high in tried or high in unplannable)
     sizes = {n * multiple_of: r.total_bytes for n, r in tried.items()}
-    sizes |= {n * multiple_of: None for n in without}
+    sizes |= {n * multiple_of: None for n in unplannable}
     if not low:
-        if high in without:
-            raise without[high]
+        if high in unplannable:
+            raise unplannable[high]
         smallest = tried[high]
         raise WrongArgument(
             f"max_batch on target={target!r}",
             f"a batch of {high * multiple_of} is over: {smallest.compilation.verdict()}",
             "",
-            "give grad a policy that saves less, shard over more devices, or name a larger device",
+            "use a policy that saves less, shard over more devices, or name a larger device",
         )
-    over = tried.get(low + 1) or without.get(low + 1)
+    over = tried.get(low + 1) or unplannable.get(low + 1)
     return Batch(low * multiple_of, tried[low], over, sizes, resizer.of)
 
 
 def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> Reason:
-    """Why a function does not fit a target: what is live at its peak, and what would help.
+    """Explain why a function does not fit a target: the buffers at its peak, and advice.
 
-    A compiler that refuses a program says little of it. It is then compiled for a device with more
-    memory, of the same kind if there is one, and the report is that of the first that takes it.
+    A compiler that refuses a program reports little about it. The program is then compiled for
+    devices with more memory, of the same kind if possible, until one accepts it.
 
     Args:
       f: as for `memory_analysis`.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees.
-      target: where it does not fit.
-      **options: of `memory_analysis`.
+      target: the device that the function does not fit.
+      **options: options of `memory_analysis`.
 
     Returns:
-      What prints the verdict, a report of what is live at the peak, and what would help.
+      A `Reason`. It prints the verdict, the report of the buffers at the peak, and the advice.
 
     Raises:
-      WrongArgument: the target is not known, or its capacity is not.
-      MissingExtra: what compiling for the target needs is not installed.
+      WrongArgument: the target or its capacity is unknown.
+      MissingExtra: a package that is needed to compile for the target is not installed.
 
-    Cost: one compilation, and at most three where that is refused; nothing is run.
+    Cost: one compilation, or up to three if the compiler refuses the program. Nothing is run.
 
     >>> x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
     >>> print(xform.why_oom(lambda x: x @ x, x, target="cpu", capacity="6 MiB"))
@@ -204,9 +207,9 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
     asked = fits(f, *args, target=target, **options)
     report = asked
     for other in _roomier(asked) if asked.assignment is None else ():
-        # Its advice is for the memory that was asked for.
-        less: dict[str, Any] = {**options, "capacity": asked.capacity_bytes}
-        report = memory_analysis(f, *args, target=other, **less)
+        # The advice is for the capacity of the original target.
+        capped: dict[str, Any] = {**options, "capacity": asked.capacity_bytes}
+        report = memory_analysis(f, *args, target=other, **capped)
         if report.assignment is not None:
             break
     return Reason(asked, report)
@@ -214,11 +217,11 @@ def why_oom(f: Callable[..., Any], *args: Any, target: str, **options: Any) -> R
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Why a function does not fit; prints the verdict, and the report with its advice.
+    """Why a function does not fit; prints the verdict and the report with its advice.
 
     Attributes:
-      asked: the report for the target, which may be the compiler's refusal alone.
-      report: what is live at the peak, on the device that `report.target` says.
+      asked: the report for the target; it has no buffers if the compiler refused the program.
+      report: a report with the buffers at the peak, for the device `report.target`.
     """
 
     asked: MemoryReport
@@ -227,13 +230,16 @@ class Reason:
     def __str__(self) -> str:
         verdict = self.asked.compilation.verdict()
         if self.report is not self.asked:
-            verdict += (f". {self.asked.compilation.target.device.name}'s compiler says no more; "
-                        f"what follows is of {self.report.target}")  # fmt: skip
+            verdict += (f". {self.asked.compilation.target.device.name}'s compiler reports nothing "
+                        f"else; the report below is for {self.report.target}")  # fmt: skip
         return f"{verdict}\n\n{self.report}"
 
 
 def _roomier(report: MemoryReport) -> Iterator[str]:
-    """Targets of as many devices with more memory, that compile alike and can be compiled for."""
+    """Targets with as many devices and more memory that this machine can compile for.
+
+    Targets of the same platform come first.
+    """
     count = report.compilation.devices
     shapes = {1: "1x1x1", 4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
     platform = report.compilation.target.platform
@@ -246,12 +252,14 @@ def _roomier(report: MemoryReport) -> Iterator[str]:
 
 
 def _next(tried: Mapping[int, MemoryReport], low: int, high: int, over: bool) -> int:
-    """Where bytes should meet the capacity, by a line through the nearest batch and the farthest.
+    """The next batch to try, in units of `multiple_of`: between `low`, which fits, and `high`.
 
-    Near the capacity bytes do not rise evenly, so two batches there say nothing of the slope. Of a
-    refused program the compiler says a rounded sum, which counts where there is nothing better, or
-    no sum at all, which does not. `over`: whether `high` is known not to fit; where nothing else is
-    known, sizes are halved by their ratio.
+    `over` says whether `high` is known not to fit. A line through two tried sizes estimates where
+    the bytes reach the capacity: the size whose bytes are nearest to the capacity, and the size
+    farthest from that one. Bytes do not rise evenly near the capacity, so two close sizes would
+    give a wrong slope. For a refused program the compiler reports a rounded size, which is used
+    only if there are fewer than two exact ones. Without a usable line, the next size is the
+    geometric mean of `low` and `high` if `over`, else `high - 1`.
     """
     exact = {n for n, r in tried.items() if not r.compilation.refused}
     sizes = {n: r.total_bytes for n, r in tried.items() if len(exact) < 2 or n in exact}
@@ -270,11 +278,11 @@ def _next(tried: Mapping[int, MemoryReport], low: int, high: int, over: bool) ->
 
 def _check_sizes(multiple_of: int, most: int) -> None:
     numbers: list[Any] = [multiple_of, most]
-    whole = all(isinstance(n, int | np.integer) for n in numbers)
-    if not whole or not 1 <= multiple_of <= most:
+    integers = all(isinstance(n, int | np.integer) for n in numbers)
+    if not integers or not 1 <= multiple_of <= most:
         raise WrongArgument(
             f"max_batch with multiple_of={multiple_of!r}, most={most!r}",
-            "there is no positive multiple of the one that is at most the other",
+            "there is no positive multiple of multiple_of up to most",
             "",
-            "give a multiple_of from 1 to most",
+            "give integers, with a multiple_of from 1 to most",
         )

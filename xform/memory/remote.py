@@ -1,9 +1,9 @@
-"""Compile in a process of its own, so that the one that asks stays as it was.
+"""Compile in a separate process, so that this process is not affected.
 
-The environment, the backend and the devices of this process have nothing to do with the target's.
-A request is a folder of files, which is removed in any case: when the compiler crashes, is killed,
-takes too long, or the user presses Ctrl-C. Should this process be killed, the other one sees its
-standard input end, and removes the folder itself.
+The worker needs another environment, backend and devices than this process. A request is a folder
+of files. This process always removes the folder: also if the compiler crashes, is killed or takes
+too long, and if the user presses Ctrl-C. If this process itself is killed, the worker sees the end
+of its standard input and removes the folder.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from xform.memory.answers import Answer
 from xform.memory.lowering import Lowered
 from xform.memory.targets import Target
 
-# `-P`: modules that lie beside the worker's file are not its own.
+# `-P`: the worker must not import the modules in its own folder.
 WORKER: Sequence[str] = (sys.executable, "-P", worker.__file__)
 
-# Lines of a compiler's log that say nothing of a failure: what is not fatal, and its preamble.
+# Lines of a compiler's log that do not explain a failure: non-fatal messages and the preamble.
 _NOISE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before|Failed to find host bounds|\s*$")
 _LINES = 8
 
 
 def read(data: dict[str, Any], module: bytes | None) -> Answer:
-    """The answer that a worker gives as plain data."""
+    """The `Answer` for a worker's plain data and HloProto."""
     return Answer(data.get("bytes", {}), data["compile_seconds"], module, data.get("error", ""))
 
 
@@ -44,7 +44,7 @@ def compile_there(lowered: Lowered, target: Target, timeout_seconds: float) -> A
     Raises:
       CompilationFailed: the process failed, or took too long.
 
-    Cost: the compiler's time, and that of a fresh process that imports JAX.
+    Cost: the time of the compiler, and of a new process that imports JAX.
     """
     with tempfile.TemporaryDirectory(prefix="xform-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -71,34 +71,37 @@ def compile_there(lowered: Lowered, target: Target, timeout_seconds: float) -> A
 
 
 def environment(target: Target, folder: Path) -> dict[str, str]:
-    """The worker's environment: nothing of this process's JAX, and files only in the folder."""
+    """The worker's environment: without this process's JAX settings, with `folder` for files."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", kept.get("XLA_FLAGS", ""))
     return kept | {
         "XLA_FLAGS": flags.strip(),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(target.count if target.platform == "cpu" else 1),
-        "JAX_ENABLE_X64": "1",  # types are those of the program, of 64 bits too
-        "JAX_ENABLE_COMPILATION_CACHE": "0",  # what is found there is not written down
+        "JAX_ENABLE_X64": "1",  # the program may have 64-bit types
+        "JAX_ENABLE_COMPILATION_CACHE": "0",  # a cached program would not be dumped
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_LOG_DIR": "disabled",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process may compile for TPU meanwhile
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # other processes may compile for TPU at the same time
         "TMPDIR": str(folder),
         "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
     }
 
 
 def _run(folder: Path, log: Path, env: dict[str, str], timeout_seconds: float) -> int:
-    """The worker's exit status. It, and what it has started, is dead afterwards in any case."""
+    """Run the worker and return its exit status.
+
+    Afterwards the worker and the processes that it started have always ended.
+    """
     with log.open("wb") as err:
         process = subprocess.Popen(
             [*WORKER, str(folder)],
-            stdin=subprocess.PIPE,  # nothing is written to it; it ends when this process does
+            stdin=subprocess.PIPE,  # nothing is written; it ends when this process ends
             stdout=err,
             stderr=err,
             env=env,
-            start_new_session=True,  # Ctrl-C is for this process, and ptxas is in the group
+            start_new_session=True,  # Ctrl-C reaches this process only; ptxas is in the new group
         )
         with process:
             try:
@@ -110,21 +113,21 @@ def _run(folder: Path, log: Path, env: dict[str, str], timeout_seconds: float) -
 
 def _ended(code: int) -> str:
     if code >= 0:
-        return f"the compiler ended with status {code}"
-    return f"the compiler was ended by {signal.Signals(-code).name}"
+        return f"the compiler exited with status {code}"
+    return f"the compiler was killed by {signal.Signals(-code).name}"
 
 
 def _failed(lowered: Lowered, target: Target, what: str, log: Path) -> CompilationFailed:
     tail = last_lines(log.read_text(errors="replace")) if log.exists() else ""
     return CompilationFailed(
         f"{lowered.name} for target={target.name!r}",
-        f"{what}{f', and said last:{chr(10)}{tail}' if tail else ''}",
+        f"{what}{f'; the end of its log:{chr(10)}{tail}' if tail else ''}",
         "",
-        "try again with a smaller program; if it is not that, report what the compiler said",
+        "try a smaller program; if that fails too, report the compiler's log",
     )
 
 
 def last_lines(log: str) -> str:
-    """The last lines of a compiler's log that say something."""
+    """The last informative lines of a compiler's log."""
     lines = [line for line in log.splitlines() if not _NOISE.match(line)]
     return "\n".join(f"    {line}" for line in lines[-_LINES:])

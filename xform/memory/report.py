@@ -1,4 +1,4 @@
-"""What a compiled function needs of each device, what is live at its peak, and whose it is."""
+"""`MemoryReport`: memory of a compiled function, with the buffers at its peak by source line."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from xform.memory.traffic import Collective, collectives, moved_bytes
 from xform.text import columns, human_bytes, human_flops, human_seconds
 
 _ASKED = ("compiled", "transform", "policy", "code", "given", "planned", "note")
-# Kinds that the text leaves out if they are 0.
+# Kinds of bytes that are printed only if they are not 0.
 _RARE = ("constant", "host", "vmem")
 _NOTES = {
     "alias": "outputs in the memory of donated arguments",
     "total": "argument + output + temp - alias",
-    "constant": "in the program: such as arrays that the function closes over",
-    "host": "offloaded, in the host's memory",
+    "constant": "in the program, such as arrays that the function closes over",
+    "host": "offloaded to host memory",
     "vmem": "in the fast memory on the chip, not in the total",
 }
 # Properties of buffers that a report can be grouped by.
@@ -41,12 +41,12 @@ _HALF = ("bf16", "f16", "f8")
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Buffers that are live at the peak and have something in common.
+    """Buffers at the peak that have the same line, scope, category or operation.
 
     Attributes:
-      name: the line, scope, category or operation; empty where there is none.
-      bytes: of all of them, on one device.
-      count: how many they are.
+      name: the line, scope, category or operation; empty if it is unknown.
+      bytes: the bytes of the buffers, on one device.
+      count: the number of buffers.
     """
 
     name: str
@@ -56,14 +56,15 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MemoryReport:
-    """Memory of one compiled function on each device; prints as tables, draws, writes a page.
+    """Memory of one compiled function on each device.
 
-    Iterates over the buffers that are live at the peak, largest first.
+    It prints as tables, plots, and writes an HTML page. Iterating over it yields the buffers that
+    are live at the peak, largest first.
 
     Attributes:
-      compilation: what the compiler said, with the target.
-      shapes: dtype and shape of the arguments, over all devices.
-      asked: of which transform, policy and arguments it is.
+      compilation: the compiler's figures, and the target.
+      shapes: dtypes and (global) shapes of the arguments.
+      asked: the transform, policy and arguments that were compiled.
     """
 
     compilation: Compilation
@@ -72,69 +73,70 @@ class MemoryReport:
 
     @property
     def function(self) -> str:
-        """What was compiled."""
+        """Name of the compiled function."""
         return self.compilation.function
 
     @property
     def target(self) -> str:
-        """What it was compiled for."""
+        """Name of the target that it was compiled for."""
         return self.compilation.target.name
 
     @property
     def argument_bytes(self) -> int | None:
-        """Inputs."""
+        """Bytes of the inputs."""
         return self.compilation.argument_bytes
 
     @property
     def output_bytes(self) -> int | None:
-        """Outputs."""
+        """Bytes of the outputs."""
         return self.compilation.output_bytes
 
     @property
     def temp_bytes(self) -> int | None:
-        """Everything in between, at its peak."""
+        """Bytes for temporary values, at their peak."""
         return self.compilation.temp_bytes
 
     @property
     def alias_bytes(self) -> int | None:
-        """Outputs that reuse the memory of donated inputs, counted in both of the above."""
+        """Bytes of outputs in the memory of donated inputs, which both of these kinds count."""
         return self.compilation.alias_bytes
 
     @property
     def constant_bytes(self) -> int | None:
-        """Arrays that are part of the program, beside the headline: those it closes over."""
+        """Bytes of constants, such as arrays that the function closes over; not in the total."""
         return self.compilation.constant_bytes
 
     @property
     def host_bytes(self) -> int | None:
-        """What waits in host memory (offloaded values)."""
+        """Bytes of offloaded values in host memory."""
         return self.compilation.host_bytes
 
     @property
     def vmem_bytes(self) -> int | None:
-        """The most that is live at once in a TPU's fast memory (VMEM); not part of the total.
+        """The most bytes live at once in a TPU's fast memory (VMEM); not in the total.
 
-        A larger program keeps some of these buffers in main memory, and they then count as
+        In a larger program, some of these buffers move to main memory, where they count as
         temporary. None if the compiler refused the program.
         """
         return None if self.compilation.refused else sum(row.bytes for row in self.on_chip)
 
     @property
     def code_bytes(self) -> int | None:
-        """The compiled code."""
+        """Bytes of the compiled code."""
         return self.compilation.code_bytes
 
     @property
     def total_bytes(self) -> int | None:
-        """The headline: argument + output + temp - alias; of a refused program, what it needs.
+        """The headline: argument + output + temp - alias; for a refused program, its size.
 
-        None, as all other bytes, where a compiler that refused the program does not say it.
+        If the compiler refused the program, all other bytes are None, and so is this if the
+        compiler did not report the size.
         """
         return self.compilation.total_bytes
 
     @property
     def flops(self) -> int:
-        """Of the whole program over all devices, with trip counts; see `xform.cost`."""
+        """FLOPs of the whole program over all devices, with trip counts; see `xform.cost`."""
         return self.compilation.flops
 
     @property
@@ -144,32 +146,32 @@ class MemoryReport:
 
     @property
     def capacity_bytes(self) -> int | None:
-        """Memory of a device, if it is known."""
+        """Bytes of memory of one device; None if unknown."""
         return self.compilation.target.device.capacity_bytes
 
     @property
     def head_room_bytes(self) -> int | None:
-        """What is left of the capacity, constants counted; negative if the program is over it.
+        """Capacity minus the total and the constants; negative if the program does not fit.
 
-        None where the capacity or the size of the program is not known.
+        None if the capacity or the size of the program is unknown.
         """
         capacity, size = self.capacity_bytes, self.compilation.device_bytes
         return None if capacity is None or size is None else capacity - size
 
     @property
     def fits(self) -> bool:
-        """Whether a device has room for it; True where the capacity is not known."""
+        """Whether the program fits a device; True if the capacity is unknown."""
         return self.compilation.fits
 
     @cached_property
     def assignment(self) -> Assignment | None:
-        """Where the compiler put everything; None if it did not say."""
+        """The compiler's buffer assignment; None if the compiler wrote none."""
         module = self.compilation.module
         return None if module is None else buffers.read(module)
 
     @cached_property
     def buffers(self) -> tuple[Row, ...]:
-        """Every buffer, largest first; none if the compiler did not say."""
+        """All buffers, largest first; empty without a buffer assignment."""
         if self.assignment is None:
             return ()
         module = self.assignment.module
@@ -188,7 +190,7 @@ class MemoryReport:
 
     @cached_property
     def on_chip(self) -> tuple[Row, ...]:
-        """The buffers in the chip's fast memory (VMEM), at the step where they take the most."""
+        """The buffers in the chip's fast memory (VMEM), at the step with the most bytes there."""
         return tuple(fullest([row for row in self.buffers if row.space in ON_CHIP]))
 
     def __iter__(self) -> Iterator[Row]:
@@ -196,10 +198,10 @@ class MemoryReport:
 
     @cached_property
     def live(self) -> Sequence[int]:
-        """Bytes that are live at each step of the program, arguments and outputs included.
+        """Live bytes at each step of the program, including arguments and outputs.
 
-        The gaps of the temp blocks, which are reserved throughout, are counted too: the most of
-        these bytes is `total_bytes`.
+        They include the gaps in the temp blocks, which are reserved throughout. So the maximum is
+        `total_bytes`.
         """
         if self.assignment is None:
             return ()
@@ -208,41 +210,41 @@ class MemoryReport:
 
     @property
     def peak_step(self) -> int:
-        """The step at which most is live."""
+        """The step with the most live bytes."""
         return self.assignment.peak_step if self.assignment else 0
 
     @cached_property
     def phases(self) -> Sequence[Phase]:
-        """Where the program goes forward, backward, and updates; none of what is no derivative."""
+        """The forward pass, backward pass and update as ranges of steps; empty without them."""
         return phases(self.assignment.module) if self.assignment else ()
 
     @cached_property
     def moved_bytes(self) -> int:
-        """Bytes that each device reads and writes in a run, if nothing stays in a cache."""
+        """Bytes that each device reads and writes in one run, without caches."""
         return moved_bytes(self.assignment.module) if self.assignment else 0
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
-        """What devices send each other."""
+        """The communication between devices."""
         return collectives(self.assignment.module) if self.assignment else ()
 
     @property
     def intensity(self) -> float | None:
-        """FLOPs of a device for each byte that it moves."""
+        """FLOPs of a device for each byte that it reads or writes; None if it moves no bytes."""
         each = self.flops / self.compilation.devices
         return each / self.moved_bytes if self.moved_bytes else None
 
     @property
     def seconds(self) -> float | None:
-        """An estimate of a run's time by the roofline: the larger of computing and moving.
+        """Roofline estimate of the time of a run: the longer of computation and memory traffic.
 
-        It leaves out communication and all that keeps a device from its peak: a lower bound as
-        far as `moved_bytes` is right. None where the device's speed is not known.
+        It ignores communication and everything that keeps a device below its peak speed. So it is a
+        lower bound, as far as `moved_bytes` is right. None if the device's speed is unknown.
         """
         device = self.compilation.target.device
         half = sum(r.bytes for r in self.peak if r.dtype.startswith(_HALF))
-        whole = sum(r.bytes for r in self.peak if r.dtype.startswith("f32"))
-        speed = device.flops_per_second if half >= whole else device.f32_flops_per_second
+        single = sum(r.bytes for r in self.peak if r.dtype.startswith("f32"))
+        speed = device.flops_per_second if half >= single else device.f32_flops_per_second
         if not speed or not device.bytes_per_second or self.assignment is None:
             return None
         each = self.flops / self.compilation.devices
@@ -250,21 +252,24 @@ class MemoryReport:
 
     @cached_property
     def shown(self) -> Shown:
-        """The batches that the program proves, and the classes of its loss."""
+        """The proven batches of the program, and the classes of its loss."""
         prog = self.compilation.program
         return Shown() if prog is None else shown(prog)
 
     @cached_property
     def advice(self) -> list[str]:
-        """What to change so that it takes fewer bytes, with numbers, the most promising first."""
+        """How to reduce the memory, as sentences with numbers, most promising first."""
         return advice.advice(self)
 
     def by(self, key: str) -> list[Group]:
-        """What is live at the peak, grouped, largest first.
+        """Group the buffers at the peak, largest group first.
 
         Args:
           key: `"category"`, `"where"` (source line), `"scope"` (named scope, module path) or
             `"operation"`.
+
+        Raises:
+          WrongArgument: `key` is another text.
         """
         if key not in _GROUPS:
             raise WrongArgument(f"by({key!r})", "buffers have no such property", "",
@@ -276,7 +281,7 @@ class MemoryReport:
         return sorted(groups, key=lambda g: (-g.bytes, g.name))
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """The whole report as plain data."""
         device = self.compilation.target.device
         return {
             "function": self.function,
@@ -305,22 +310,25 @@ class MemoryReport:
         }
 
     def to_json(self) -> str:
-        """All of it as JSON."""
+        """The whole report as JSON."""
         return json.dumps(self.to_dict())
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw live bytes over the program, and what is live at the peak; PNG, SVG or PDF."""
+        """Plot the live bytes over the program and the buffers at the peak; PNG, SVG or PDF."""
         draw(self.to_dict(), path)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one page that needs nothing else: hover, zoom, search. It appears whole."""
+        """Write an interactive HTML page that needs no network: hover, zoom, search.
+
+        The file is written completely or not at all.
+        """
         write([self.to_dict()], path)
 
     def diff(self, other: MemoryReport) -> Difference:
-        """What another report has more, or less: of another policy, version or target."""
+        """Compare with another report, such as for another policy, version or target."""
         if not isinstance(other, MemoryReport):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise WrongArgument(f"diff({other!r})", "it is no MemoryReport", "",
-                                "give what xform.memory_analysis returned")  # fmt: skip
+            raise WrongArgument(f"diff({other!r})", "it is not a MemoryReport", "",
+                                "give the result of xform.memory_analysis")  # fmt: skip
         return Difference(self, other)
 
     def __str__(self) -> str:
@@ -333,17 +341,17 @@ class MemoryReport:
         yield f"{head}\n{self.asked}".strip()
         yield columns([*self._bytes(), *self._work()], right=(1,))
         if compilation.refused:
-            yield "the compiler refused it, and says nothing more: ask xform.why_oom"
+            yield "the compiler refused it and reports nothing else: use xform.why_oom"
         if self.peak:
             yield "live at the peak, by category\n" + _shares(self.by("category"))
-            yield "the largest of them\n" + _largest(self.peak)
+            yield "the largest buffers\n" + _largest(self.peak)
         if self.on_chip:
             memory = ON_CHIP[self.on_chip[0].space]
-            head = (f"live in the fast memory on the chip ({memory}), at its fullest step; a "
-                    "larger program keeps less there, and more in temp")  # fmt: skip
+            head = (f"live in the fast memory on the chip ({memory}), at the step with the most "
+                    "bytes there; a larger program has less there and more in temp")  # fmt: skip
             yield f"{head}\n{_largest(self.on_chip)}"
         if self.advice:
-            yield "to take less\n" + "\n".join(f"- {text}" for text in self.advice)
+            yield "to use less memory\n" + "\n".join(f"- {text}" for text in self.advice)
 
     def _bytes(self) -> Iterator[list[str]]:
         if self.compilation.refused:

@@ -1,4 +1,4 @@
-"""What an argument is for, by its name."""
+"""The role of an argument, from its name."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 _OPTIMIZER = {"opt", "optimizer", "optim", "opt_state", "mu", "nu", "momentum", "ema"}
 _PARAMETER = {"param", "params", "parameter", "parameters", "weight", "weights", "kernel", "bias",
               "embedding", "model", "variables"}  # fmt: skip
-# A field of optax's momentum; an argument of that name is anything.
+# Optax's momentum has a field `trace`; an argument named `trace` may be anything.
 _TRACE = re.compile(r"\.trace\b")
 
 
 def role(name: str) -> str:
-    """`optimizer state`, `parameter` or `argument`, of an argument by its path.
+    """The role of an argument, from its path: `optimizer state`, `parameter` or `argument`.
 
-    The words of the path decide: those of optimizers before those of models, as an optimizer's
-    state has a tree of parameters inside.
+    The words in the path decide. The words for optimizers are tested first, because an optimizer's
+    state contains a tree like the parameters'.
 
     >>> from xform.memory.roles import role
     >>> role("state.opt_state[0].mu['dense']['kernel']"), role("params['w']"), role("tokens")

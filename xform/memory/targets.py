@@ -1,4 +1,4 @@
-"""Targets: what a program is compiled for, by name, at hand or not."""
+"""Targets: the devices that a program is compiled for, attached or not, by name."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from xform.errors import MissingExtra, WrongArgument
 from xform.packages import extra
 from xform.planner.device import planned_for
 
-# Slices of a TPU that are named in messages, by the axes of its interconnect.
+# TPU slices that messages suggest, by the number of axes of the interconnect.
 _SLICES = {2: "1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16", 3: "1x1x1, 2x2x1, 2x2x2, 2x2x4, 4x4x4"}
-# As many devices as a CPU is taken for; each is threads and memory of the process that compiles.
+# The most CPU devices; each takes threads and memory in the process that compiles.
 _MOST_CPUS = 4096
 # GPUs of one host.
 _HOST = 8
-# What libtpu takes a single chip for is a part of a host, unless it is told.
+# By default libtpu takes a single chip as a part of a host.
 _ONE_CHIP = {"chips_per_host_bounds": [1, 1, 1]}
 
 _INSTALL = {"tpu": extra("tpu"), "cuda": extra("gpu-aot"), "cpu": "flatbuffers"}
@@ -36,9 +36,9 @@ class Target:
 
     Attributes:
       name: as the user wrote it, or the name of JAX's default backend.
-      platform: as JAX lowers for it: "cpu", "tpu", "cuda".
-      device: what is known of each.
-      count: how many there are; None for those of this process.
+      platform: the platform that JAX lowers for: "cpu", "tpu" or "cuda".
+      device: the properties of each device.
+      count: the number of devices; None for devices of this process.
       topology: arguments of `jax.experimental.topologies.get_topology_desc`.
     """
 
@@ -50,32 +50,32 @@ class Target:
 
     @property
     def backend(self) -> str:
-        """As JAX calls the backend: "cpu", "tpu" or "gpu"."""
+        """JAX's name of the backend: "cpu", "tpu" or "gpu"."""
         return "gpu" if self.platform == "cuda" else self.platform
 
     @property
     def absent(self) -> str | None:
-        """The name of a device that is not here; None of one of this process."""
+        """The name of the device if it does not belong to this process, else None."""
         return None if self.local else self.device.name
 
     def planned_for(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, what is traced is planned for this target."""
+        """A context that plans traces for this target."""
         return planned_for(self.backend, self.absent, self.name)
 
     @property
     def local(self) -> bool:
-        """Whether it is the process's own."""
+        """Whether the devices belong to this process."""
         return self.count is None
 
 
 def parse_target(name: str | None) -> Target:
-    """The target of a name; None is JAX's default backend.
+    """The target with a name; None is JAX's default backend.
 
-    Names are `cpu`, `cpu:8` (devices), `tpu:v5e:2x2` (a slice), `gpu:h100`, `gpu:h100:8` (devices);
-    `tpu:v5p` is one chip, `tpu:v5p:1x1x1`, and is called so.
+    The names are `cpu`, `cpu:8` (eight devices), `tpu:v5e:2x2` (a slice), `gpu:h100` and
+    `gpu:h100:8` (eight devices). `tpu:v5p` is one chip: its full name is `tpu:v5p:1x1x1`.
 
     Raises:
-      WrongArgument: there is no such target.
+      WrongArgument: the name is not a target, or JAX does not have this backend here.
 
     >>> from xform.memory.targets import parse_target
     >>> target = parse_target("tpu:v5e:4x4")
@@ -98,11 +98,11 @@ def parse_target(name: str | None) -> Target:
         return _tpu(f"{name}:{_one_chip(device)}", device, _one_chip(device))
     if kind == "gpu" and 1 <= len(rest) <= 2 and rest[0] in GPUS:
         return _gpu(name, GPUS[rest[0]], rest[1] if len(rest) == 2 else "1")
-    raise _unknown(name, "no such target")
+    raise _unknown(name, "there is no such target")
 
 
 def _own(backend: str) -> Target:
-    """A backend of this process."""
+    """The target for a backend of this process."""
     try:
         device = jax.local_devices(backend=backend)[0]
     except RuntimeError as error:
@@ -120,7 +120,7 @@ def _cpu(name: str, count: int) -> Target:
     if count > _MOST_CPUS:
         raise WrongArgument(
             f"target={name!r}",
-            f"a CPU is taken for {_MOST_CPUS} devices at most",
+            f"a CPU target has at most {_MOST_CPUS} devices",
             "",
             f"give a number from 1 to {_MOST_CPUS}",
         )
@@ -134,10 +134,10 @@ def _tpu(name: str, device: Tpu, slice_: str) -> Target:
     if len(sizes) != device.axes or not (one or all(n % 2 == 0 for n in sizes[:2])):
         raise WrongArgument(
             f"target={name!r}",
-            f"{slice_!r} is no slice of {device.name}, of which the chips are in {device.axes} "
-            "axes and 2x2 on a host",
+            f"{slice_!r} is not a slice of {device.name}: a slice has {device.axes} axes, and is "
+            "one chip or consists of hosts of 2x2 chips",
             "",
-            f"give one of {_SLICES[device.axes]}, or the like",
+            f"give a slice such as {_SLICES[device.axes]}",
         )
     options: dict[str, Any] = {"topology_name": name.removeprefix("tpu:")}
     options |= _ONE_CHIP if one else {}
@@ -150,7 +150,7 @@ def _gpu(name: str, device: Gpu, count: str) -> Target:
     if not n or (n > _HOST and n % _HOST):
         raise WrongArgument(
             f"target={name!r}",
-            f"{count!r} is no number of GPUs on hosts of {_HOST}",
+            f"{count!r} is not a possible number of GPUs on hosts of {_HOST}",
             "",
             f"give a number from 1 to {_HOST}, or a multiple of {_HOST}",
         )
@@ -173,19 +173,19 @@ def _unknown(name: str, blocked: str) -> WrongArgument:
 
 
 def names() -> Iterator[str]:
-    """Targets that need no device, the smallest of each kind."""
+    """Names of the targets that need no attached device, the smallest of each kind."""
     for generation, tpu in TPUS.items():
         yield f"tpu:{generation}:{_one_chip(tpu)}"
     yield from (f"gpu:{name}" for name in GPUS)
 
 
 def _one_chip(device: Tpu) -> str:
-    """The slice of one chip."""
+    """The slice that is one chip."""
     return "x".join("1" * device.axes)
 
 
 def missing(target: Target) -> list[str]:
-    """Packages that compiling for a target needs and that are not installed."""
+    """The packages that are needed to compile for a target and are not installed."""
     if target.local:
         return []
     needed = {"flatbuffers": _exists("flatbuffers")}
@@ -199,12 +199,12 @@ def missing(target: Target) -> list[str]:
 
 
 def install(target: Target) -> str:
-    """What to install with pip for a target."""
+    """The argument of `pip install` that installs everything for a target."""
     return _INSTALL[target.platform]
 
 
 def check_installed(target: Target) -> None:
-    """Raise `MissingExtra` if a package is missing that compiling for the target needs."""
+    """Raise `MissingExtra` if a package that is needed to compile for the target is missing."""
     if absent := missing(target):
         raise MissingExtra(
             f"target={target.name!r}",

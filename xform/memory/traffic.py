@@ -1,8 +1,8 @@
-"""What a compiled program moves: bytes to and from memory, and between devices.
+"""Count the bytes that a compiled program moves to and from memory, and between devices.
 
-Each instruction that is not fused into another reads its operands and writes its result, as often
-as the loops around it run; of an array that is cut or updated in place only the part counts. It is
-what a device with no cache would move: an estimate for a roofline, from above.
+Every instruction outside fusions reads its operands and writes its result, times the trip counts of
+the loops around it. If an array is sliced or updated in place, only the slice counts. The count is
+for a device without a cache, so it is an upper estimate for a roofline.
 Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 """
 
@@ -14,13 +14,13 @@ from collections.abc import Iterator
 
 from xform.memory.hlo import Instruction, Module, Shape
 
-# Instructions that move nothing: names of values, and what only holds other instructions.
+# Instructions that move no bytes: they only name values or contain other instructions.
 _FREE = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
     "call", "after-all", "partition-id", "replica-id", "opt-barrier", "add-dependency", "iota",
 )  # fmt: skip
 _HOLDS = ("while", "conditional", "call", "async-start")
-# Instructions that read of their first operand no more than they return.
+# Instructions that read only as many bytes of their first operand as they return.
 _CUTS = ("dynamic-slice", "slice", "gather")
 _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
@@ -33,9 +33,9 @@ class Collective:
     """One kind of communication.
 
     Attributes:
-      kind: as HLO calls it, such as `all-reduce`.
-      count: how often it runs in a step, with trip counts.
-      bytes: of its results, on each device, over all its runs.
+      kind: its name in HLO, such as `all-reduce`.
+      count: how often it runs in one run of the program, with trip counts.
+      bytes: bytes of its results on each device, over all of these times.
     """
 
     kind: str
@@ -61,7 +61,10 @@ def collectives(module: Module) -> tuple[Collective, ...]:
 
 
 def _runs(module: Module) -> Iterator[tuple[Instruction, int]]:
-    """Each instruction that is not fused, and how often it runs; each branch of a cond does."""
+    """Every instruction outside fusions, and how often it runs.
+
+    Every branch of a conditional counts as run.
+    """
     todo = [(module.entry, 1)]
     while todo:
         computation, times = todo.pop()
@@ -86,7 +89,7 @@ def _moved(module: Module, i: Instruction) -> int:
 
 
 def _fused(module: Module, i: Instruction, operands: list[Instruction]) -> int:
-    """Of an operand that the fusion only cuts, the cuts; of one updated in place, the update."""
+    """Bytes that a fusion moves; for a slice or an update in place, only the slice counts."""
     (body,) = i.called
     root = module.root(body)
     parts = [module.instructions[o] for o in root.operands] if root.opcode == "tuple" else [root]
@@ -96,7 +99,7 @@ def _fused(module: Module, i: Instruction, operands: list[Instruction]) -> int:
 
 
 def _reads(module: Module, body: int) -> dict[int, float]:
-    """Bytes that a fused computation reads of each parameter, by number; infinite for all of it."""
+    """Bytes that a fused computation reads of each parameter, by number; infinite if all of it."""
     inside = module.computations[body].instructions
     readers: dict[int, list[Instruction]] = {}
     for i in inside:

@@ -1,4 +1,4 @@
-"""Rectangles in a rectangle, with areas as asked and sides as equal as can be."""
+"""Treemap layout: split a rectangle into boxes with given areas, as close to squares as it can."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Box = tuple[float, float, float, float]
 
 
 def squarify(sizes: Sequence[float], x: float, y: float, width: float, height: float) -> list[Box]:
-    """One box `(x, y, width, height)` for each size, which are positive and fall.
+    """One box `(x, y, width, height)` for each size; sizes must be positive, largest first.
 
     Cost: linear in the number of sizes.
     Source: Bruls, Huizing, van Wijk, "Squarified treemaps", 2000, section 3.
@@ -21,7 +21,7 @@ def squarify(sizes: Sequence[float], x: float, y: float, width: float, height: f
     scale = width * height / max(sum(sizes), 1e-300)
     first = 0
     while first < len(sizes):
-        # A row along the shorter side, filled as long as its worst box becomes no longer.
+        # Fill a row along the shorter side until another box would make its worst ratio worse.
         side = min(width, height)
         row, last = sizes[first] * scale, first + 1
         worst = _worst(sizes[first] * scale, sizes[first] * scale, row, side)
@@ -49,7 +49,7 @@ def squarify(sizes: Sequence[float], x: float, y: float, width: float, height: f
 
 
 def _worst(most: float, least: float, row: float, side: float) -> float:
-    """The longest ratio of sides in a row of boxes, of which these are the areas."""
+    """The largest ratio of sides in a row of boxes, from its extreme areas and its total area."""
     return max(
         side * side * most / max(row * row, 1e-300), row * row / max(side * side * least, 1e-300)
     )

@@ -1,4 +1,4 @@
-"""Gradients that wait for each other before they are applied, and what that takes."""
+"""Find gradients that must all be live at once before any is applied, and what that costs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from xform.memory.hlo import Instruction, Module
 
 
 class Waiting(NamedTuple):
-    """Gradients that are live at the peak, since a number is made of all of them.
+    """Gradients that are live at the peak because a number is computed from all of them.
 
     Attributes:
       rows: their buffers.
-      where: `file:line (function)` of what makes the number, or empty.
-      spared: the bytes at the peak that would not be live, had each been applied when it was made.
+      where: `file:line (function)` of the operation that computes the number, or empty.
+      spared: by how many bytes the peak would fall if each gradient were applied as soon as it is
+        computed.
     """
 
     rows: Sequence[Row]
@@ -27,12 +28,12 @@ class Waiting(NamedTuple):
 
 
 def waiting(report: Any) -> Waiting | None:
-    """The gradients of a step that wait for each other, of its `MemoryReport`; None if none do.
+    """The gradients in a `MemoryReport` that wait for each other, or None.
 
-    An update of a parameter reads its own gradient, so it could follow at once. It cannot where it
-    reads a number too that is made of all gradients: their norm, or whether they are finite.
-    Gradients that a loop stacks come together in any case, and are left out. Linear in
-    instructions.
+    The update of a parameter reads its gradient, so it could run as soon as the gradient is
+    computed. It cannot if it also reads a number that is computed from all gradients: their norm,
+    or whether they are finite. Gradients that a loop stacks are complete only at the end of the
+    loop and are left out. Linear in instructions.
     """
     rows = [r for r in report.peak if r.category == "gradient" and not r.output]
     if len(rows) < 2:
@@ -46,7 +47,7 @@ def waiting(report: Any) -> Waiting | None:
 
 
 def _number_of_most(module: Module, rows: Sequence[Row]) -> tuple[Instruction | None, list[Row]]:
-    """The first number that depends on most of the rows, by bytes; and these."""
+    """The first scalar that depends on the most gradients, by bytes, and these gradients."""
     own: dict[str, int] = {}
     for i, row in enumerate(rows):
         own[row.name] = own.get(row.name, 0) | 1 << i
@@ -65,7 +66,7 @@ def _number_of_most(module: Module, rows: Sequence[Row]) -> tuple[Instruction | 
 
 
 def _peak_without(live: Sequence[int], rows: Sequence[Row]) -> int:
-    """The most that is live at once, had each of these rows gone as soon as it was made."""
+    """The peak if each of these rows were freed right after the step that makes it."""
     gone = [0] * (len(live) + 1)
     for row in rows:
         gone[row.born + 1] += row.bytes

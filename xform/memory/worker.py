@@ -1,9 +1,10 @@
-"""The compiler's side: a process of its own, which compiles one request and ends.
+"""The worker: a separate process that compiles one request and exits.
 
-Run as `python -P worker.py FOLDER`. In the folder lie `request.json` and `program`, a serialized
-`jax.export` of a function lowered for the target's platform; `answer.json` and `module`, the
-HloProto of the compiled program, are written there. It needs JAX and nothing of xform. When its
-standard input ends, whoever asked is gone: the folder is removed, and the process ends.
+Run as `python -P worker.py FOLDER`. The worker reads `request.json` and `program` from the folder;
+`program` is a serialized `jax.export` of a function lowered for the target's platform. It writes
+`answer.json` and `module`, the HloProto of the compiled program. It imports JAX but not xform. The
+end of its standard input means that the requesting process has ended: the worker then removes the
+folder and exits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from jax import export
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-# What the compiler says of bytes, by kind.
+# The kinds of bytes that a compiler reports.
 KINDS = ("argument", "output", "temp", "alias", "generated_code",
          "host_argument", "host_output", "host_temp", "host_alias")  # fmt: skip
 
@@ -34,10 +35,17 @@ KINDS = ("argument", "output", "temp", "alias", "generated_code",
 def compile_and_read(
     lowered: Any, dump: Path, overrides: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], bytes | None]:
-    """Compile, with the options that are given: bytes by kind, and seconds; and the HloProto.
+    """Compile a lowered function and read the compiler's figures.
 
-    The proto is None where the compiler wrote none. A program that the compiler refuses, such as
-    one that is too big, is answered with `error`.
+    Args:
+      lowered: JAX's `Lowered` object.
+      dump: the folder for the compiler's dump.
+      overrides: compiler options.
+
+    Returns:
+      A dict of `bytes` by kind and `compile_seconds`, and the HloProto, or None if the compiler
+      wrote none. If the compiler refuses the program, for example because it is too large, the dict
+      has `error` instead of `bytes`.
     """
     options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_proto": True, **(overrides or {})}
     start = time.perf_counter()
@@ -52,20 +60,20 @@ def compile_and_read(
 
 
 def _module(dump: Path) -> bytes | None:
-    """The largest program that the compiler wrote after its last pass: small ones are helpers."""
+    """The largest module that the compiler dumped after its last pass; small ones are helpers."""
     last = dump.glob("*after_optimizations.hlo.pb")
     return max((p.read_bytes() for p in last), key=len, default=None)
 
 
 def devices(target: dict[str, Any]) -> Sequence[Any]:
-    """Devices of a target, none of which need be here."""
+    """The devices of a target, which need not be attached."""
     if target["platform"] == "cpu":
         return jax.devices("cpu")
     return topologies.get_topology_desc(platform=target["platform"], **target["topology"]).devices
 
 
 def lower(exported: export.Exported, request: dict[str, Any]) -> Any:
-    """The exported function, on the target's devices, of the arguments that it reads."""
+    """Lower the exported function for the target's devices, with only the arguments it reads."""
     available, axes = devices(request["target"]), request["axes"]
     sizes, names, kinds = zip(*axes, strict=True) if axes else ((1,), ("device",), ("Auto",))
     array = np.array(available[: exported.nr_devices]).reshape(sizes)
@@ -84,26 +92,26 @@ def lower(exported: export.Exported, request: dict[str, Any]) -> Any:
         return exported.call(*(by[i] if i in by else unread(a) for i, a in avals))
 
     call.__name__ = exported.fun_name
-    # Of a program that reads no argument on a device, the mesh alone says where it runs.
+    # Without an argument on the mesh, only the mesh itself says where the program runs.
     here = any(type_.sharding.mesh is mesh for type_ in types)
     with contextlib.nullcontext() if here else jax.set_mesh(mesh):
         return jax.jit(call, donate_argnums=donated).lower(*types)
 
 
 def _shardings(exported: export.Exported, mesh: Mesh) -> Sequence[Any]:
-    """Where each argument lies, and in which memory.
+    """The sharding of each argument, with its memory kind.
 
-    GPUs that are not here do not say which memories they have, and JAX then takes each argument for
-    one on the device; a mesh that names no devices keeps the memory.
+    GPUs that are not attached do not list their memories, so on their mesh JAX loses the memory
+    kind of an argument. On an abstract mesh it keeps the memory kind.
     """
-    there = exported.in_shardings_jax(mesh), exported.in_shardings_jax(mesh.abstract_mesh)
+    both = exported.in_shardings_jax(mesh), exported.in_shardings_jax(mesh.abstract_mesh)
     kind = lambda x: getattr(x, "memory_kind", None)
-    waits = lambda x: kind(x) not in (None, "device")
-    return [b if waits(b) and kind(a) != kind(b) else a for a, b in zip(*there, strict=True)]
+    offloaded = lambda x: kind(x) not in (None, "device")
+    return [b if offloaded(b) and kind(a) != kind(b) else a for a, b in zip(*both, strict=True)]
 
 
 def answer(folder: Path) -> None:
-    """Compile the request in a folder."""
+    """Compile the request in a folder and write the answer there."""
     request = json.loads((folder / "request.json").read_text())
     exported = export.deserialize(bytearray((folder / "program").read_bytes()))
     lowered = lower(exported, request)
@@ -114,14 +122,14 @@ def answer(folder: Path) -> None:
 
 
 def when_alone(pipe: int, then: Callable[[], None]) -> None:
-    """Do this when a pipe ends, which whoever asked holds open."""
+    """Call `then` when a pipe ends; the requesting process holds its other end open."""
     while os.read(pipe, 4096):
         pass
     then()
 
 
 def main(folder: Path) -> None:
-    """Answer the request in a folder, for as long as somebody waits for it."""
+    """Answer the request in a folder; exit early if the requesting process ends."""
 
     def leave() -> None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,9 +1,9 @@
-/* The reports as objects, and numbers as people read them. */
+/* Unpack the reports into objects, select buffers, and format numbers. */
 
 const FIELDS = ["name", "bytes", "type", "operation", "where", "scope", "category", "why", "source", "born", "dies"];
 const NUMBERS = new Set(["bytes", "born", "dies"]);
 
-/** A report with its texts put back, and for each buffer the text that a search looks at. */
+/** Unpack a report: replace text numbers by texts, and add to each buffer the text to search. */
 function unpack(packed) {
   const buffers = packed.rows.map((row) => {
     const b = {};
@@ -19,7 +19,7 @@ function unpack(packed) {
   return { ...packed, buffers };
 }
 
-/** Buffers that hold every word of a search. */
+/** The buffers that match every word of a search. */
 function matching(buffers, search) {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   return words.length ? buffers.filter((b) => words.every((w) => b.searched.includes(w))) : buffers;
@@ -32,11 +32,11 @@ function liveAt(report, step) {
 
 const ON_CHIP = new Set([1, 3]); // the memory spaces of a TPU's fast memory
 
-/** The buffers in the fast memory on the chip, at the step where they take the most. */
+/** The buffers in the fast memory on the chip, at the step with the most bytes there. */
 function onChip(report) {
-  const there = report.buffers.filter((b) => ON_CHIP.has(b.space));
+  const fast = report.buffers.filter((b) => ON_CHIP.has(b.space));
   const change = new Float64Array(report.live.length + 1);
-  for (const b of there) {
+  for (const b of fast) {
     change[b.born] += b.bytes;
     change[b.dies + 1] -= b.bytes;
   }
@@ -45,12 +45,12 @@ function onChip(report) {
     now += bytes;
     if (now > most) [most, at] = [now, step];
   });
-  return there.filter((b) => b.born <= at && at <= b.dies);
+  return fast.filter((b) => b.born <= at && at <= b.dies);
 }
 
 /**
- * The upper edge of each category's layer at each step, of the buffers in main memory. Bytes that
- * belong to no buffer are the last layer.
+ * The upper edge of each category's layer at each step, for the buffers in main memory. The last
+ * layer has the bytes that belong to no buffer.
  */
 function layers(report, categories) {
   const n = report.live.length;

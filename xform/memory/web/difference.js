@@ -1,9 +1,9 @@
-/* Two reports side by side: the bytes of each at its peak, and how they differ. */
+/* Compare two reports: the bytes of each at its peak, and the differences. */
 
-const LINES = 12; // source lines that differ most
-let against = null; // the report that the one that is shown is held against
+const LINES = 12; // the source lines with the largest differences
+let against = null; // the number of the report that the shown one is compared with
 
-/** Bytes at the peak by a property of buffers. */
+/** Bytes at the peak, grouped by a property of the buffers. */
 function sums(report, key) {
   const found = new Map();
   for (const b of report.buffers) {
@@ -12,7 +12,7 @@ function sums(report, key) {
   return found;
 }
 
-/** Rows [name, bytes here, bytes there] of what differs, the largest difference first. */
+/** Rows [name, bytes in one, bytes in other] of the groups that differ, largest difference first. */
 function differing(one, other, key) {
   const [a, b] = [sums(one, key), sums(other, key)];
   return [...new Set([...a.keys(), ...b.keys()])]
@@ -23,7 +23,7 @@ function differing(one, other, key) {
 
 const signed = (n) => n === null ? "not known" : `${n > 0 ? "+" : n < 0 ? "−" : ""}${humanBytes(Math.abs(n))}`;
 
-/** The report that is shown beside another, which is chosen here. */
+/** Show the table that compares the shown report with another one, and the choice of that one. */
 function difference(shown, place) {
   if (against === null || against === shown || against >= packed.length) against = shown ? 0 : 1;
   const [one, other] = [unpacked(shown), unpacked(against)];
@@ -42,7 +42,7 @@ function difference(shown, place) {
     : [];
   const heads = ["", one.label, other.label, "Difference"].map((text, i) =>
     make("th", { class: i ? "number" : "", scope: "col" }, text));
-  place.replaceChildren(make("p", {}, make("label", {}, "Beside it ", choice)), make("table", {},
+  place.replaceChildren(make("p", {}, make("label", {}, "Compare with ", choice)), make("table", {},
     make("thead", {}, make("tr", {}, ...heads)),
     make("tbody", {}, ...rows("Bytes", kinds), ...rows("At the peak, by category", differing(one, other, "category")),
       ...rows("At the peak, by source line", differing(one, other, "where").slice(0, LINES)))));

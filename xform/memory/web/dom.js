@@ -1,4 +1,4 @@
-/* Elements, the note beside the pointer, and canvases. Texts of the user's are only ever text. */
+/* Helpers for elements, tooltips and canvases. Texts of the user's are inserted as text, never as HTML. */
 
 const $$ = (id) => document.getElementById(id);
 
@@ -18,7 +18,7 @@ function make(tag, attributes = {}, ...children) {
 
 const swatch = (color) => make("span", { class: "swatch", color });
 
-/** Show a note at a point of the window, within it. */
+/** Show the tooltip near a point, inside the window. */
 function showTip(x, y, ...children) {
   const tip = $$("tip");
   tip.replaceChildren(...children);
@@ -33,7 +33,7 @@ function showTip(x, y, ...children) {
 const hideTip = () => { $$("tip").hidden = true; };
 const say = (text) => { $$("say").textContent = text; };
 
-/** A two-column list of the facts that are not empty. */
+/** A two-column table of the facts whose value is not empty. */
 function factTable(facts) {
   const rows = facts.filter(([, value]) => value !== "");
   return make("table", {}, ...rows.map(([name, ...value]) =>
@@ -42,7 +42,7 @@ function factTable(facts) {
 
 const FONT = "12px system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
 
-/** The drawing context of a canvas that is as sharp as the screen, cleared; and its size. */
+/** Clear a canvas, match its resolution to the screen's, and return its context and size. */
 function fresh(canvas) {
   const { clientWidth: width, clientHeight: height } = canvas;
   const sharp = devicePixelRatio || 1;
@@ -56,9 +56,9 @@ function fresh(canvas) {
 }
 
 const INKS = ["ink", "muted", "line", "card", "accent", "alarm"];
-const paint = { dark: false }; // and the colours of the style sheet by name: asked for once a theme
+const paint = { dark: false }; // and the colours of the style sheet by name, read once for each theme
 
-/** Read the theme, chosen here or in the system, and its colours. */
+/** Read the theme (the user's choice on the page, else the system's) and its colours. */
 function readTheme() {
   const chosen = document.documentElement.dataset.theme;
   paint.dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -70,13 +70,13 @@ function readTheme() {
   probe.remove();
 }
 
-/** Black or white, whichever is read better on a colour `#rrggbb`. */
+/** Dark or white, whichever is easier to read on a colour `#rrggbb`. */
 function inkOn(color) {
   const [r, g, b] = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
   return 0.3 * r + 0.59 * g + 0.11 * b < 140 ? "#ffffff" : "#14171d";
 }
 
-/** A text that is read well on whatever lies under it. */
+/** Draw a text with a halo, so that it can be read on any ground. */
 function halo(context, text, x, y, ground) {
   context.save();
   context.strokeStyle = ground;
@@ -87,7 +87,7 @@ function halo(context, text, x, y, ground) {
   context.fillText(text, x, y);
 }
 
-/** A path without as many of its first parts as a width has no room for. */
+/** Drop the first parts of a path until the rest fits a width. */
 function tail(context, path, width) {
   const parts = path.split("/");
   let text = path;
@@ -98,7 +98,7 @@ function tail(context, path, width) {
   return text;
 }
 
-/** A text cut to a width, with an ellipsis; empty where not even a few letters fit. */
+/** Cut a text to a width, with an ellipsis; empty if fewer than four letters fit. */
 function cut(context, text, width) {
   if (context.measureText(text).width <= width) return text;
   let [low, high] = [0, text.length];

@@ -1,4 +1,4 @@
-/* The page: which report, step, grouping and search are shown, and who shows them. */
+/* The state of the page (report, step, grouping and search), and its parts. */
 
 const started = performance.now();
 const { categories, reports: packed } = JSON.parse($$("data").textContent);
@@ -24,7 +24,7 @@ function open(i) {
   inspect(report.peak_step);
 }
 
-/** What lives in the fast memory on the chip, of a program that keeps anything there. */
+/** Show the buffers in the fast memory on the chip, if the program has any there. */
 function fastMemory() {
   const fast = onChip(report);
   $$("chip").hidden = !fast.length;
@@ -64,8 +64,8 @@ function headline() {
   $$("facts").replaceChildren(...[
     ["Arguments", humanBytes(report.argument_bytes), "parameters, state and batch", "--kind-a"],
     ["Outputs", humanBytes(kinds[1][1]),
-      `and ${humanBytes(report.alias_bytes)} in place of donated arguments`, "--kind-b"],
-    ["Temporaries", humanBytes(report.temp_bytes), "all in between, at its peak", "--kind-c"],
+      `and ${humanBytes(report.alias_bytes)} in donated arguments`, "--kind-b"],
+    ["Temporaries", humanBytes(report.temp_bytes), "intermediate values, at their peak", "--kind-c"],
     ["Constants", humanBytes(report.constant_bytes), "in the program, not in the total"],
     ["Host memory", humanBytes(report.host_bytes), "offloaded, not in the total"],
     ...(report.vmem_bytes ? [["Fast memory", humanBytes(report.vmem_bytes), "on the chip (VMEM), not in the total"]] : []),
@@ -77,10 +77,10 @@ function headline() {
     make("dd", {}, value, make("small", {}, note)))));
 }
 
-/** The policy as text to copy, and whether anybody has seen what it takes. */
+/** The policy as text to copy, and whether it was planned and compiled for this program. */
 function policy() {
-  const waits = report.buffers.some((b) => b.atPeak && b.category === "activation");
-  const code = report.code || (waits ? 'policy="auto"' : "");
+  const saves = report.buffers.some((b) => b.atPeak && b.category === "activation");
+  const code = report.code || (saves ? 'policy="auto"' : "");
   const known = report.code
     ? `verified: planned, and compiled for ${report.device.name}, it takes ${humanBytes(report.total_bytes)}`
     : "not verified: neither planned nor compiled for this program";
@@ -89,7 +89,7 @@ function policy() {
     make("span", { class: report.code && !$$("room").classList.contains("over") ? "fits" : "muted" }, known));
 }
 
-/** What would take fewer bytes. */
+/** Show the advice of the report. */
 function advise() {
   $$("advice").hidden = !report.advice.length;
   $$("advice").querySelector("ul").replaceChildren(...report.advice.map((text) => make("li", {}, text)));
@@ -103,7 +103,7 @@ function fillBar(bar, parts, capacity, whole) {
   if (capacity && capacity < whole) bar.append(make("b", { left: width(capacity) }));
 }
 
-/** One row for each report, where there are several. */
+/** Show a row for each report, if there are several. */
 function comparison(shown) {
   $$("comparison").hidden = packed.length < 2;
   const whole = Math.max(...packed.map((r) => Math.max(r.total_bytes, r.device.capacity_bytes ?? 0)));
@@ -131,7 +131,7 @@ function comparison(shown) {
   if (packed.length > 1) difference(shown, $$("difference"));
 }
 
-/** What the colours mean, and what each has at the peak. */
+/** Show the meaning of each colour, and its bytes at the peak. */
 function legend() {
   const at = new Map(), add = (name, bytes) => at.set(name, (at.get(name) ?? 0) + bytes);
   for (const b of report.buffers) add(b.category, b.atPeak ? b.bytes : 0);
@@ -142,11 +142,11 @@ function legend() {
       make("span", { class: "muted" }, c.meaning), at.get(c.name) ? humanBytes(at.get(c.name)) : "none")));
 }
 
-/** Show what is live at a step. */
+/** Show the buffers that are live at a step. */
 function inspect(at) {
   step = at;
   const peak = step === report.peak_step;
-  $$("live-title").textContent = peak ? "What is live at the peak" : `What is live at step ${step}`;
+  $$("live-title").textContent = peak ? "Live buffers at the peak" : `Live buffers at step ${step}`;
   $$("to-peak").hidden = peak;
   refresh();
 }
@@ -166,7 +166,7 @@ function refresh() {
   performance.measure("refresh", { start: before });
 }
 
-/** The switch says what it switches to. */
+/** Read the theme, and label the switch with the theme that it switches to. */
 function theme() {
   readTheme();
   const dark = paint.dark;
@@ -174,7 +174,7 @@ function theme() {
   $$("theme").setAttribute("aria-label", `Switch to ${dark ? "light" : "dark"} colours`);
 }
 
-/** All that holds colours, again. */
+/** Draw everything that has colours again. */
 function repaint() {
   theme();
   legend();

@@ -1,7 +1,7 @@
-/* The buffers as rows: sorted by a column, as many as are wanted. */
+/* The table of buffers: sorted by any column, with more rows on request. */
 
-const ROWS = 100; // at first
-const MORE = 500;
+const ROWS = 100; // rows at first
+const MORE = 500; // rows that the button adds
 
 const COLUMNS = [
   ["bytes", "Bytes", (b) => humanBytes(b.bytes), "number"],
@@ -17,7 +17,7 @@ const COLUMNS = [
   ["name", "Name", (b) => b.name],
 ];
 
-/** A place without the folders that most places share. */
+/** A source line with only the last folder of its path. */
 function nearby(where) {
   const parts = where.split("/");
   return parts.length > 3 ? `…/${parts.slice(-2).join("/")}` : where;
@@ -38,7 +38,7 @@ function makeTable(place, more) {
     draw();
   }
 
-  /** By this column; where it is so already, the other way around. Numbers fall at first. */
+  /** Sort by a column, or reverse the order if it is sorted so already. Numbers start descending. */
   function sort(field) {
     down = key === field ? !down : NUMBERS.has(field);
     key = field;
@@ -49,7 +49,7 @@ function makeTable(place, more) {
   function draw() {
     const sign = down ? -1 : 1;
     const order = NUMBERS.has(key) ? (a, b) => a[key] - b[key] : (a, b) => compare(a[key], b[key]);
-    // Buffers come by falling bytes, and a stable sort keeps that among equals.
+    // Buffers arrive largest first, and a stable sort keeps that order among equals.
     const sorted = key === "bytes" && down ? buffers : [...buffers].sort((a, b) => sign * order(a, b));
     heads.forEach((head, i) => {
       const [field, title] = COLUMNS[i];

@@ -1,7 +1,7 @@
 /* Live bytes over the steps of the program: hover, zoom by wheel, pan by drag, keys. */
 
 const MARGIN = { left: 58, right: 10, top: 22, bottom: 46 };
-const LARGEST = 6; // buffers that the note beside the pointer lists
+const LARGEST = 6; // buffers that the tooltip lists
 
 function makeTimeline(canvas, categories, inspect) {
   let report = null, tops = [], from = 0, to = 1, cursor = null, chosen = 0, drag = null;
@@ -26,7 +26,7 @@ function makeTimeline(canvas, categories, inspect) {
   const peak = () => report.live[report.peak_step] ?? 0;
   const reset = () => { [from, to] = [0, Math.max(report.live.length, 1)]; draw(); };
 
-  /** Show the steps from `start`, so many, within the program. */
+  /** Show `length` steps from `start` on, clamped to the program. */
   function view(start, length) {
     const n = Math.max(report.live.length, 1);
     length = Math.min(Math.max(length, Math.min(8, n)), n);
@@ -36,7 +36,7 @@ function makeTimeline(canvas, categories, inspect) {
   }
   const zoom = (factor, at = (from + to) / 2) => view(at - (at - from) * factor, (to - from) * factor);
 
-  /** For each column of pixels its edges, and the step in it with the most bytes. */
+  /** For each column of pixels, its edges and the step in it with the most bytes. */
   function columns() {
     const found = [];
     const wide = Math.max(1, inner() / (to - from));
@@ -59,7 +59,7 @@ function makeTimeline(canvas, categories, inspect) {
     const { ink, muted, alarm, accent, card } = paint;
     context.fillStyle = muted;
     if (!report.live.length) {
-      context.fillText("The compiler gave no order of steps.", 16, 32);
+      context.fillText("The compiler reported no steps.", 16, 32);
       return;
     }
     const capacity = report.device.capacity_bytes;
@@ -129,7 +129,7 @@ function makeTimeline(canvas, categories, inspect) {
     phases(context, width, height);
   }
 
-  /** Under the steps, what the program does in them: forward, backward, update. */
+  /** Mark the phases of the program below the steps: forward, backward, update. */
   function phases(context, width, height) {
     const right = width - MARGIN.right, y = height - 16;
     for (const { name, first, end } of report.phases) {
@@ -220,7 +220,7 @@ function makeTimeline(canvas, categories, inspect) {
     inspect(step);
   }
 
-  /** Bytes at each step that no buffer of a known category accounts for. */
+  /** Bytes at each step that belong to no buffer of a known category. */
   const rest = () => tops.at(-1).map((top, step) => top - tops.at(-2)[step]);
 
   return { show, draw, rest, reset, zoom, pick };
@@ -233,7 +233,7 @@ function stroke(context, x, y, toX, toY) {
   context.stroke();
 }
 
-/** Round numbers between two, about so many. */
+/** About `about` round numbers between two numbers. */
 function ticks(from, to, about) {
   const rough = (to - from) / about;
   const ten = 10 ** Math.floor(Math.log10(rough));

@@ -1,4 +1,4 @@
-/* What is live, as boxes whose areas are bytes: groups within groups, hover, zoom by click, keys. */
+/* A treemap of live buffers: areas are bytes; nested groups, hover, zoom by click, keys. */
 
 const HEAD = 20; // height of a group's title
 
@@ -10,10 +10,10 @@ const GROUPINGS = {
 
 const leafOf = (b) => ({ name: b.name, bytes: b.bytes, count: 1, buffer: b });
 
-/** The buffer of a group that has one. */
+/** The buffer of a group with a single buffer. */
 const only = (group) => group.buffers[0] ?? only([...group.groups.values()][0]);
 
-/** A tree of groups over buffers; a group that holds one group alone is merged with it. */
+/** A tree of groups of buffers; a group that contains only one group is merged with it. */
 function grouped(buffers, grouping) {
   const root = { name: "all", bytes: 0, count: 0, groups: new Map(), buffers: [], up: null };
   for (const b of buffers) {
@@ -48,7 +48,7 @@ function grouped(buffers, grouping) {
 }
 
 /**
- * Boxes in a box, with areas as asked and sides as equal as can be; sizes fall.
+ * Split a box into boxes with given areas, as close to squares as possible; largest items first.
  * Bruls, Huizing, van Wijk, "Squarified treemaps", 2000, section 3.
  */
 function squarify(items, x, y, width, height, put) {
@@ -80,7 +80,7 @@ function squarify(items, x, y, width, height, put) {
 function makeTreemap(canvas, trail) {
   let root = null, shown = null, tiles = [], selected = -1;
 
-  /** Show buffers; the group that was zoomed into stays, if it is there still. */
+  /** Show buffers; the view stays in the group that was zoomed into, if it still exists. */
   function show(buffers, grouping) {
     const path = pathOf(shown).slice(1).map((node) => node.name);
     root = grouped(buffers, grouping);
@@ -164,7 +164,7 @@ function makeTreemap(canvas, trail) {
     if (w < 44 || h < 18) return;
     const b = node.buffer;
     const size = humanBytes(node.bytes);
-    const whole = context.measureText(size).width <= w - 10; // half a number says the wrong thing
+    const whole = context.measureText(size).width <= w - 10; // a cut number would be wrong
     const name = b ? tail(context, b.scope || b.where || b.name, w - 10) : node.name;
     const lines = [name, whole ? size : "", b?.type ?? ""].filter(Boolean);
     context.fillStyle = inkOn(fill);
@@ -175,7 +175,7 @@ function makeTreemap(canvas, trail) {
 
   function tip(node, x, y) {
     const b = node.buffer;
-    const share = `${percent(node.bytes, root.bytes)} of what is shown`;
+    const share = `${percent(node.bytes, root.bytes)} of the buffers shown`;
     if (!b) {
       showTip(x, y, make("strong", {}, node.name),
         `${humanBytes(node.bytes)} in ${count(node.count, "buffer")}, ${share}`);
@@ -189,11 +189,11 @@ function makeTreemap(canvas, trail) {
     return [b.name, humanBytes(b.bytes), b.type, b.operation, b.where, b.scope, b.category].join(", ");
   }
 
-  /** The innermost tile at a point: those drawn later lie within. */
+  /** The innermost tile at a point; later tiles lie inside earlier ones. */
   const tileAt = (x, y) => tiles.findLastIndex((t) =>
     x >= t.x && x < t.x + t.w && y >= t.y && y < t.y + t.h);
 
-  /** The group to zoom into from a tile: one level below what is shown. */
+  /** The group to zoom into from a tile: one level below the group shown. */
   function into(node) {
     while (node.up && node.up !== shown) node = node.up;
     return node.children ? node : null;
