@@ -1,1 +1,1 @@
-"""`xform.jacobian`: the cheapest way to a Jacobian."""
+"""`xform.jacobian`: Jacobians by forward mode, reverse mode or a cheaper mix of both."""

@@ -1,4 +1,4 @@
-"""Evaluate a chain of Jacobians in the order that was decided."""
+"""Evaluate a chain of Jacobians in a given order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xform.jacobians.segments import Chain, Segment
 from xform.jacobians.units import Linear, of_rows, of_units
 from xform.jacobians.work import linear
 
-# By output and input leaf: the Jacobian, of shape `[*output, *input]`.
+# The Jacobian by output leaf and input leaf; each block has shape `[*output, *input]`.
 Leaves = list[list[Value]]
 Maps = dict[tuple[int, int], tuple[Segment, Linear]]
 
@@ -28,35 +28,35 @@ def accumulate(chain: Chain, order: Order, args: Sequence[Value], chunk: int | N
                policy: Any = None) -> tuple[list[Value], Leaves]:  # fmt: skip
     """The outputs of a chain's program at `args`, and its Jacobian.
 
-    `chunk` bounds how many tangents (cotangents) go through a sweep at once, `policy` says what
-    sweeps in reverse mode save.
+    `chunk` is the maximum number of tangents (cotangents) that a sweep computes at once. `policy`
+    decides what reverse sweeps save.
     """
     env = environment(chain.program, args)
     maps: Maps = {}
     for sweep in sorted(_sweeps(order), key=lambda s: s.first):
         segment = chain.segment(sweep.first, sweep.last)
-        inputs = [env[v] for v in (*segment.active, *segment.held)]
+        inputs = [env[v] for v in (*segment.active, *segment.inactive)]
         outs, push = linear(segment, sweep.mode, inputs, policy)
         ends = zip((*segment.wanted, *segment.others), outs, strict=True)
         env.update((v, y) for v, y in ends if isinstance(v, Var) and v not in env)
         maps[sweep.first, sweep.last] = segment, push
-    whole = chain.segment(0, len(chain) - 1)
-    outs, ins = ([v.aval for v in ends] for ends in (whole.wanted, whole.active))
-    jacobian = split(_parts(order, maps, chunk), outs, ins) if outs and ins else _of_none(outs)
+    full = chain.segment(0, len(chain) - 1)
+    outs, ins = ([v.aval for v in ends] for ends in (full.wanted, full.active))
+    jacobian = split(_parts(order, maps, chunk), outs, ins) if outs and ins else _empty(outs)
     return [read(env, v) for v in chain.program.outputs], jacobian
 
 
 def swept(mode: str, linear: Linear, outs: Sequence[Any], ins: Sequence[Any], chunk: int | None
           ) -> Leaves:  # fmt: skip
-    """The Jacobian of one linear map, between values of these types, in one mode."""
+    """The Jacobian of a linear map between values of these types, by forward or reverse mode."""
     if not outs or not ins:
-        return _of_none(outs)
+        return _empty(outs)
     seeds = map(tangent_aval, ins) if mode == "forward" else map(cotangent_aval, outs)
     return split(_of_images(mode, of_units(linear, list(seeds), chunk)), outs, ins)
 
 
-def _of_none(outs: Sequence[Any]) -> Leaves:
-    """The Jacobian of no outputs, or of no inputs."""
+def _empty(outs: Sequence[Any]) -> Leaves:
+    """The Jacobian without outputs or without inputs."""
     return [[] for _ in outs]
 
 
@@ -70,20 +70,26 @@ def _sweeps(order: Order | None) -> list[Sweep]:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A Jacobian: a matrix, or one for each leaf of the outputs (inputs), of all columns (rows)."""
+    """A Jacobian as one matrix, or as several.
+
+    Attributes:
+      by: "outputs": one matrix for each output leaf, with all columns; "inputs": one for each input
+        leaf, with all rows; "neither": one matrix.
+      matrices: the matrices.
+    """
 
     by: str
     matrices: list[Value]
 
-    def whole(self) -> Value:
-        """As one matrix."""
-        return _joined(self.matrices, 0 if self.by == "outputs" else 1)
+    def matrix(self) -> Value:
+        """The Jacobian as one matrix."""
+        return _concatenated(self.matrices, 0 if self.by == "outputs" else 1)
 
 
 def _parts(order: Order, maps: Maps, chunk: int | None) -> Parts:
     if isinstance(order, Product):
-        pair = [_parts(side, maps, chunk).whole() for side in (order.left, order.right)]
-        return Parts("neither", [lax.dot(*_alike(pair))])
+        pair = [_parts(side, maps, chunk).matrix() for side in (order.left, order.right)]
+        return Parts("neither", [lax.dot(*_promoted(pair))])
     segment, push = maps[order.first, order.last]
     forward = order.mode == "forward"
     ends, kind = (segment.active, tangent_aval) if forward else (segment.wanted, cotangent_aval)
@@ -91,20 +97,20 @@ def _parts(order: Order, maps: Maps, chunk: int | None) -> Parts:
     if order.of is None:
         return _of_images(order.mode, of_units(push, avals, chunk))
     (aval,) = avals
-    of = _parts(order.of, maps, chunk).whole()
+    of = _parts(order.of, maps, chunk).matrix()
     rows = of.T if forward else of
     rows = rows.astype(aval.dtype).reshape(len(rows), *aval.shape)
     return _of_images(order.mode, of_rows(push, [rows], chunk))
 
 
 def _of_images(mode: str, images: Sequence[Value]) -> Parts:
-    """Images of stacked vectors, as matrices."""
+    """The Jacobian from the stacked images of all vectors that a sweep computed."""
     flat = [x.reshape(len(x), math.prod(x.shape[1:])) for x in images]
     return Parts("outputs", [x.T for x in flat]) if mode == "forward" else Parts("inputs", flat)
 
 
 def split(parts: Parts, outs: Sequence[Any], ins: Sequence[Any]) -> Leaves:
-    """The Jacobian of each leaf of the outputs and each of the inputs, of these types."""
+    """Cut a Jacobian into the blocks of output leaves and input leaves, which have these types."""
     rows, columns = ([math.prod(a.shape) for a in avals] for avals in (outs, ins))
     if parts.by == "outputs":
         blocks = [_cut(m, columns, 1) for m in parts.matrices]
@@ -119,7 +125,7 @@ def split(parts: Parts, outs: Sequence[Any], ins: Sequence[Any]) -> Leaves:
 
 
 def _shaped(block: Value, y: Any, x: Any) -> Value:
-    """A block in the shape `[*output, *input]` and the dtype of the input, as of reverse mode."""
+    """A block in shape `[*output, *input]` and the dtype of the input, as reverse mode returns."""
     return weak_as(block.reshape(*y.shape, *x.shape).astype(x.dtype), x)
 
 
@@ -128,11 +134,11 @@ def _cut(matrix: Value, sizes: Sequence[int], axis: int) -> list[Value]:
     return jnp.split(matrix, at, axis) if at else [matrix]
 
 
-def _joined(matrices: Sequence[Value], axis: int) -> Value:
-    return matrices[0] if len(matrices) == 1 else lax.concatenate(_alike(matrices), axis)
+def _concatenated(matrices: Sequence[Value], axis: int) -> Value:
+    return matrices[0] if len(matrices) == 1 else lax.concatenate(_promoted(matrices), axis)
 
 
-def _alike(arrays: Sequence[Value]) -> list[Value]:
-    """Arrays in the dtype that holds them all."""
+def _promoted(arrays: Sequence[Value]) -> list[Value]:
+    """The arrays, converted to their common dtype."""
     dtype = common_dtype(x.dtype for x in arrays)
     return [x.astype(dtype) for x in arrays]

@@ -1,13 +1,15 @@
-"""The cheapest order of a chain of Jacobians, by dynamic programming.
+"""The cheapest order to evaluate a chain of Jacobians, by dynamic programming.
 
-A chain `J = J_p ... J_1` is evaluated by forward mode, reverse mode and products of matrices. Of
-neighbouring links, some are accumulated to a matrix; that is pushed through the links after it, a
-column at a time, or pulled through those before it, a row at a time, or multiplied with another.
+A chain `J = J_p ... J_1` is evaluated by forward mode, reverse mode and matrix products. First,
+neighbouring links are accumulated to a matrix. This matrix is then pushed through the links after
+it (column by column), pulled through the links before it (row by row), or multiplied with another
+matrix.
 
 Source: Griewank and Naumann, "Accumulating Jacobians as chained sparse matrix products",
 Mathematical Programming 95 (2003); Naumann, "Matrix-free Jacobian chaining", arXiv:2406.11862,
-section 3, whose recurrence this is. Besides, a link that begins (ends) with a product by a known
-matrix is accumulated for less: that matrix is its Jacobian, and nothing is multiplied.
+section 3, which has the recurrence. One case is added: if a link begins (in reverse mode: ends)
+with a product by a known matrix, this product is free, because the products with unit vectors are
+rows or columns of the matrix.
 """
 
 from __future__ import annotations
@@ -22,15 +24,17 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """One factor of a chain: the Jacobian of what is between two values that all paths cross.
+    """One factor of a chain: the Jacobian of the program part between two cuts.
 
     Attributes:
-      columns: elements of the value before it.
-      rows: elements of the value after it.
+      columns: number of elements of the value before the part.
+      rows: number of elements of the value after the part.
       push: FLOPs to push one tangent through it; infinite if it has no forward mode.
       pull: FLOPs to pull one cotangent through it; infinite if it has no reverse mode.
-      first: of `push`, those of products that a tangent meets first: none of a unit vector.
-      last: of `pull`, those of products that a cotangent meets first.
+      first: the part of `push` that is free for unit vectors: products applied to the tangent
+        first.
+      last: the part of `pull` that is free for unit vectors: products applied to the cotangent
+        first.
     """
 
     columns: int
@@ -52,7 +56,7 @@ class Link:
 
 
 def dense(columns: int, rows: int) -> Link:
-    """The link that multiplies by a matrix.
+    """The link of a multiplication by a known matrix.
 
     >>> from xform.jacobians.chain import best, dense, reverse
     >>> sizes = 10, 512, 8, 512, 10
@@ -66,13 +70,13 @@ def dense(columns: int, rows: int) -> Link:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """Links from `first` to `last`, accumulated in one mode.
+    """A sweep through the links from `first` to `last` in one mode.
 
     Attributes:
       mode: "forward" or "reverse".
       first, last: positions of links.
-      of: what is pushed (pulled) through them; None: the unit vectors.
-      flops: of this sweep, and of what it is of.
+      of: how to compute the matrix that is pushed (pulled) through the links; None: the identity.
+      flops: FLOPs of this sweep and of `of`.
     """
 
     mode: str
@@ -83,12 +87,12 @@ class Sweep:
 
     @property
     def low(self) -> int:
-        """The first link of all that is accumulated."""
+        """The first link of the result, which includes `of`."""
         return self.of.low if self.of is not None and self.mode == "forward" else self.first
 
     @property
     def high(self) -> int:
-        """The last link of all that is accumulated."""
+        """The last link of the result, which includes `of`."""
         return self.of.high if self.of is not None and self.mode == "reverse" else self.last
 
     def __str__(self) -> str:
@@ -100,7 +104,7 @@ class Sweep:
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """The matrix product of two accumulated parts, of which `right` comes first in the program."""
+    """The matrix product of two accumulated parts; `right` comes first in the program."""
 
     left: Order
     right: Order
@@ -108,12 +112,12 @@ class Product:
 
     @property
     def low(self) -> int:
-        """The first link of all that is accumulated."""
+        """The first link of the result."""
         return self.right.low
 
     @property
     def high(self) -> int:
-        """The last link of all that is accumulated."""
+        """The last link of the result."""
         return self.left.high
 
     def __str__(self) -> str:
@@ -124,34 +128,34 @@ Order = Sweep | Product
 
 
 def forward(links: Sequence[Link]) -> Sweep:
-    """All links by forward mode."""
+    """The order that uses forward mode for all links."""
     through = links[0].columns * sum(k.push for k in links[1:])
     return Sweep("forward", 0, len(links) - 1, None, links[0].forward + through)
 
 
 def reverse(links: Sequence[Link]) -> Sweep:
-    """All links by reverse mode."""
+    """The order that uses reverse mode for all links."""
     through = links[-1].rows * sum(k.pull for k in links[:-1])
     return Sweep("reverse", 0, len(links) - 1, None, links[-1].reverse + through)
 
 
 def best(links: Sequence[Link]) -> Order:
-    """The order of fewest FLOPs; of those, reverse mode if it is one, or else forward mode.
+    """The order with the fewest FLOPs. At equal FLOPs, reverse mode comes first, then forward mode.
 
-    Cost: cubic in the number of links, of which the innermost loop is NumPy's.
+    Cost: cubic in the number of links; the innermost loop is in NumPy.
     """
     table = _Table(links)
-    pure = (way for way in (reverse(links), forward(links)) if way.flops <= table.flops)
+    pure = (order for order in (reverse(links), forward(links)) if order.flops <= table.flops)
     return next(pure, None) or table.order(0, len(links) - 1)
 
 
 class _Table:
-    """Fewest FLOPs for each range of links, and how; of equal ones that of fewest steps."""
+    """The fewest FLOPs for each range of links, and how; at equal FLOPs, the fewest steps."""
 
     def __init__(self, links: Sequence[Link]):
         self.links = links
         n = len(links)
-        # pushes[i, j]: of one tangent through links i to j; pulls likewise.
+        # pushes[i, j]: FLOPs of one tangent through links i to j; pulls likewise.
         self.pushes, self.pulls = (_sums([getattr(k, way) for k in links])
                                    for way in ("push", "pull"))  # fmt: skip
         self.cost, self.steps = np.full((n, n), math.inf), np.ones((n, n))
@@ -184,7 +188,7 @@ class _Table:
         self.how[i, j] = ("reverse", "forward", "product")[way], i + at
 
     def order(self, i: int, j: int) -> Order:
-        """The order of a range; sweeps in one mode that follow each other are one."""
+        """The order of a range of links; successive sweeps in the same mode are merged."""
         flops = float(self.cost[i, j])
         way, k = self.how[i, j]
         if i == j:
@@ -198,14 +202,14 @@ class _Table:
         return Sweep(way, first, last, of, flops)
 
     def _either(self, of: Order) -> bool:
-        """Whether it is one link that both modes accumulate in as many FLOPs."""
+        """Whether it is a single link and both modes take equal FLOPs."""
         if isinstance(of, Product) or of.of is not None or of.first != of.last:
             return False
         return self.links[of.first].forward == self.links[of.first].reverse
 
 
 def _sums(each: Sequence[float]) -> Any:
-    """Sums of numbers from position i to position j, by i and j."""
+    """`sums[i, j]`: the sum of the numbers from position i to position j, inclusive."""
     n = len(each)
     sums = np.zeros((n, n))
     for i in range(n):

@@ -1,8 +1,9 @@
-"""Vertex elimination: the edges of a graph of scalars, multiplied and added until none is inside.
+"""Vertex elimination: the Jacobian from a graph of scalar derivatives.
 
-To eliminate a vertex, each edge into it is multiplied with each edge out of it, and the product
-added to the edge from the one's start to the other's end. Any order gives the Jacobian; in the
-order of the program it is forward mode that skips zeros, backwards it is reverse mode.
+To eliminate a vertex, each edge into it is multiplied with each edge out of it. The product is
+added to the edge from the start of the first edge to the end of the second. When only inputs and
+outputs are left, the edges are the Jacobian. Any order gives the same Jacobian. The order of the
+program is forward mode that skips zeros, the opposite order is reverse mode.
 
 Source: Griewank and Walther, "Evaluating Derivatives", 2nd edition, chapters 9 and 10; Markowitz,
 "The elimination form of the inverse", Management Science 3 (1957).
@@ -19,12 +20,13 @@ Edge = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """A graph of scalars, in the order of a program.
+    """A graph of scalar derivatives. Vertices are numbered in the order of the program.
 
     Attributes:
-      edges: from one vertex to a later one, each once; the position of an edge is its slot.
-      unit: whether the derivative along an edge is 1 or -1, which multiplies for free.
-      inputs, outputs: the vertices at the two ends, which stay.
+      edges: pairs of a vertex and a later one, without repetition; the position of an edge is its
+        slot.
+      unit: for each edge, whether its derivative is 1 or -1, so that multiplying is free.
+      inputs, outputs: the vertices that are not eliminated.
     """
 
     edges: tuple[Edge, ...]
@@ -34,22 +36,22 @@ class Graph:
 
     @property
     def inside(self) -> list[int]:
-        """The vertices to be eliminated, in the order of the program."""
+        """The vertices to eliminate, in the order of the program."""
         ends = {*self.inputs, *self.outputs}
         return sorted({v for edge in self.edges for v in edge} - ends)
 
 
 @dataclasses.dataclass(frozen=True)
 class Elimination:
-    """What is multiplied and added in one order.
+    """The products and sums of an elimination in one order.
 
     Attributes:
-      name: of the order.
-      multiplications: how many, without those by 1 and -1.
-      slots: how many edges there ever are.
-      levels: products that depend on none of the same level: for each the slot that it is added to,
-        and those of its factors.
-      left: the edges that are left, with their slots.
+      name: name of the order.
+      multiplications: number of multiplications, without those by 1 and -1.
+      slots: number of edges that ever exist.
+      levels: the products, grouped so that none depends on another of its level. Each is a triple
+        of slots: the edge that it is added to, and its two factors.
+      left: the remaining edges, with their slots.
     """
 
     name: str
@@ -60,7 +62,7 @@ class Elimination:
 
 
 def eliminate(graph: Graph, name: str, order: Iterable[int]) -> Elimination:
-    """Eliminate the vertices inside in some order."""
+    """Eliminate vertices in the given order."""
     state = _State(graph)
     for v in order:
         state.eliminate(v)
@@ -68,19 +70,21 @@ def eliminate(graph: Graph, name: str, order: Iterable[int]) -> Elimination:
 
 
 def forward(graph: Graph) -> Elimination:
-    """In the order of the program."""
+    """Eliminate all inner vertices in the order of the program."""
     return eliminate(graph, "forward", graph.inside)
 
 
 def reverse(graph: Graph) -> Elimination:
-    """Backwards."""
+    """Eliminate all inner vertices in the opposite order of the program."""
     return eliminate(graph, "reverse", reversed(graph.inside))
 
 
 def markowitz(graph: Graph) -> Elimination:
-    """At each step a vertex of fewest multiplications; of those the first of the program.
+    """Eliminate next the vertex that takes the fewest multiplications (Markowitz' order).
 
-    Cost: of each vertex that is eliminated, its neighbours are counted again.
+    Ties are broken by the order of the program.
+
+    Cost: after each elimination, the multiplications of the neighbours are counted again.
     """
     state = _State(graph)
     cost = {v: state.cost(v) for v in graph.inside}
@@ -100,13 +104,16 @@ def markowitz(graph: Graph) -> Elimination:
 
 
 def fewest(graph: Graph) -> Elimination:
-    """Of the three orders that of fewest multiplications; Markowitz' if it is one of them."""
+    """The order with the fewest multiplications of the three; on a tie, Markowitz' order."""
     found: Sequence[Elimination] = [markowitz(graph), reverse(graph), forward(graph)]
     return min(found, key=lambda e: e.multiplications)
 
 
 class _State:
-    """A graph that is being eliminated: for each vertex the slots of its edges, by neighbour."""
+    """A graph during elimination.
+
+    `before` and `after` map each vertex to its neighbours and the slots of the edges to these.
+    """
 
     def __init__(self, graph: Graph):
         vertices = {v for edge in graph.edges for v in edge}.union(graph.inputs, graph.outputs)
@@ -120,13 +127,13 @@ class _State:
         self.multiplications = 0
 
     def cost(self, v: int) -> int:
-        """How many multiplications it takes to eliminate a vertex."""
+        """The number of multiplications to eliminate a vertex."""
         ins, outs = (sum(not self.unit[s] for s in side[v].values())
                      for side in (self.before, self.after))  # fmt: skip
         return ins * outs
 
     def eliminate(self, v: int) -> None:
-        """Multiply its edges, and drop them."""
+        """Eliminate a vertex: multiply its edges, and remove them."""
         self.multiplications += self.cost(v)
         before, after = self.before.pop(v), self.after.pop(v)
         for a in before:
@@ -149,7 +156,7 @@ class _State:
                 self.products[depth].append((slot, into, out))
 
     def result(self, name: str) -> Elimination:
-        """What was done."""
+        """The products of all eliminations so far."""
         left = {(a, b): slot for a, outs in self.after.items() for b, slot in outs.items()}
         levels = tuple(map(tuple, self.products))
         return Elimination(name, self.multiplications, len(self.unit), levels, left)

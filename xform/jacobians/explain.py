@@ -1,4 +1,4 @@
-"""`Explanation`: the chain of a Jacobian, and what each way to evaluate it costs."""
+"""`Explanation`: the chain of a Jacobian, and the cost of each way to evaluate it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from xform.text import columns, human_bytes, human_flops, near
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A value that every path from inputs to outputs crosses.
+    """The inputs, the outputs, or a cut: a value that every path between them goes through.
 
     Attributes:
-      name: "inputs", "outputs", or the operation that makes it.
-      shapes: of its arrays, with dtypes.
-      elements: of all of them.
-      bytes: of all of them.
-      where: the user's line that makes it; empty at the two ends.
+      name: "inputs", "outputs", or the operation that computes the value.
+      shapes: dtypes and shapes of the arrays.
+      elements: number of elements of all arrays.
+      bytes: bytes of all arrays.
+      where: the line of the user's code that computes the value; empty for inputs and outputs.
     """
 
     name: str
@@ -41,9 +41,9 @@ class Step:
 
     Attributes:
       what: a "forward" or "reverse" sweep, or a "product" of two accumulated parts.
-      text: which links, and what of.
-      flops: of this step alone.
-      bytes: of the matrix that it makes.
+      text: the vectors and the links of the step.
+      flops: FLOPs of this step alone.
+      bytes: bytes of the matrix that it computes.
     """
 
     what: str
@@ -57,15 +57,15 @@ class Explanation:
     """How `xform.jacobian` evaluates a Jacobian, and why: print it.
 
     Attributes:
-      function: its name.
-      values: inputs, every value that cuts the program in two, outputs.
-      links: what the Jacobian between two of these costs.
-      order: the one that is taken, as text: `<` pushes columns, `>` pulls rows, `x` multiplies.
-      steps: of that order.
-      flops: of each choice, by name: "forward", "reverse", "mixed" (the cheapest order). Infinite
-        where there is no such mode.
-      chosen: the name of the one that is taken.
-      chunk: how many vectors go through a sweep at once; None: all of them.
+      function: name of the function.
+      values: the inputs, each value that cuts the program in two, and the outputs.
+      links: the cost of the Jacobian between two successive values.
+      order: the chosen order as text: `<` pushes columns, `>` pulls rows, `x` multiplies matrices.
+      steps: the steps of that order.
+      flops: FLOPs of each choice, by name: "forward", "reverse", "mixed" (the cheapest order).
+        Infinite if the function does not have the mode.
+      chosen: name of the choice that is used.
+      chunk: how many vectors a sweep computes at once; None: all of them.
     """
 
     function: str
@@ -105,22 +105,22 @@ class Explanation:
 
 
 def explained(function: str, choice: Choice) -> Explanation:
-    """The explanation of a choice whose links were counted."""
+    """The explanation of a choice. Its links must have been counted."""
     chain, links = choice.chain, choice.links
-    whole = chain.segment(0, len(chain) - 1)
+    full = chain.segment(0, len(chain) - 1)
     inner = [_cut(chain.program.equations[at - 1], v) for at, v in chain.cuts]
-    values = (_end("inputs", whole.active), *inner, _end("outputs", whole.wanted))
+    values = (_end("inputs", full.active), *inner, _end("outputs", full.wanted))
     pure = {"forward": forward(links).flops, "reverse": reverse(links).flops}
     mode = choice.order.mode if isinstance(choice.order, Sweep) and choice.order.of is None else ""
     flops = pure if mode else {**pure, "mixed": choice.order.flops}
-    steps = tuple(_steps(choice.order, links, _element_bytes(whole)))
+    steps = tuple(_steps(choice.order, links, _element_bytes(full)))
     return Explanation(function, values, links, str(choice.order), steps, flops, mode or "mixed",
                        choice.chunk)  # fmt: skip
 
 
-def _element_bytes(whole: Segment) -> int:
+def _element_bytes(full: Segment) -> int:
     """Bytes of an element of the Jacobian."""
-    avals: list[Any] = [v.aval for v in whole.active]
+    avals: list[Any] = [v.aval for v in full.active]
     return max(itemsize(a.dtype) for a in avals)
 
 
@@ -140,7 +140,7 @@ def _cut(eqn: Any, v: Any) -> Value:
 
 
 def _steps(order: Order, links: tuple[Link, ...], each: int) -> Iterator[Step]:
-    """Steps in the order in which they are done."""
+    """The steps in the order of evaluation."""
     if isinstance(order, Product):
         inside = [order.left, order.right]
     else:

@@ -1,4 +1,4 @@
-"""`jacobian`: the Jacobian of a function by the cheapest order of its chain rule."""
+"""`jacobian`: the Jacobian of a function by the cheapest order of the chain rule."""
 
 from __future__ import annotations
 
@@ -33,43 +33,44 @@ _MODES = ("auto", "forward", "reverse")
 
 
 class Jacobian:
-    """The Jacobian of a function, by the cheapest order of its chain rule.
+    """The Jacobian of a function, by the cheapest order of the chain rule.
 
-    Where a program is one value wide, its Jacobian is a product: of what is after the value and
-    what is before it. Such products are ordered for the fewest FLOPs, each factor by forward or by
-    reverse mode; where there is no such value, the cheaper mode is taken. `jacobian.explain` says
-    what was found. Values are those of `jax.jacobian` up to rounding.
+    A value that every path from inputs to outputs goes through cuts the program in two. The
+    Jacobian is then a matrix product: the Jacobian of the part after the value times the Jacobian
+    of the part before it. The products are ordered for the fewest FLOPs, and each factor is
+    computed by forward or reverse mode. Without such a value, the cheaper mode is used. `jacobian.explain` shows the
+    decision. The result equals that of `jax.jacobian` up to rounding.
 
     Args:
       f: pure function of pytrees of arrays.
       argnums: position or positions of the arguments to differentiate.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
+      has_aux: whether `f` returns a pair, whose second element is returned unchanged.
       holomorphic: whether `f` is complex-differentiable; inputs must be complex.
-      allow_int: whether integer inputs are taken, which get float0 columns.
-      mode: "auto"; "forward" (column by column) or "reverse" (row by row) for all of it.
-      chunk: how many tangents or cotangents are evaluated at once, which bounds memory; None: all.
-      policy: what reverse mode keeps, as for `vjp`; `xform.policies.budget(bytes)` bounds the peak:
-        arguments, Jacobian and all that is between, as compiled. The cheapest way that fits is
-        taken, in chunks if need be; with `of="saved"` the mode is reverse mode.
-      elimination: "markowitz" for small programs: scalar by scalar, the vertices of the graph are
-        eliminated in Markowitz' order, or in that of forward or reverse mode if it multiplies less.
+      allow_int: whether integer inputs are allowed; they get float0 columns.
+      mode: "auto", or "forward" (column by column) or "reverse" (row by row) for all of it.
+      chunk: how many tangents or cotangents are computed at once, which bounds memory; None: all.
+      policy: what reverse mode saves, as for `vjp`. `xform.policies.budget(bytes)` bounds the peak
+        memory of the compiled Jacobian, with arguments and result: the cheapest way that fits is
+        used, in chunks if necessary. With `of="saved"`, reverse mode is used.
+      elimination: "markowitz" computes small programs scalar by scalar, by vertex elimination in
+        Markowitz' order, or in the order of forward or reverse mode if that multiplies less.
 
     Returns:
-      A function with the arguments of `f`; its value has the tree of the output, each leaf of shape
-      `[*output, *input]` in the tree of the input, in the input's dtype.
+      A function with the arguments of `f`. Its result has the tree of the output; in place of each
+      leaf is a tree like the input, with leaves of shape `[*output, *input]` in the input's dtype.
 
     Raises:
-      WrongArgument: there is no such mode, or `chunk` is not positive.
+      WrongArgument: `mode` is unknown, or `chunk` is not positive.
       WrongDtype: an input or output is not real (not complex, if `holomorphic`).
       BudgetInfeasible: no way fits the budget.
 
-    Cost: one trace of `f`; two of the derivative of each factor, unless one mode is clearly best;
-    under a budget, a few compilations. Outside `jit` a function that looks at values in Python
-    cannot be traced: its mode is reverse mode. So it is for complex inputs of a function that is
-    not holomorphic, and for integer inputs.
+    Cost: one trace of `f`, and two traces of the derivative of each factor unless one mode is
+    clearly best; under a budget, a few compilations. Reverse mode is used for functions that cannot
+    be traced because they use values in Python (outside `jit`), for complex inputs of a function
+    that is not holomorphic, and for integer inputs.
     Source: Griewank and Naumann, "Accumulating Jacobians as chained sparse matrix products",
     Mathematical Programming 95 (2003); Naumann, "Matrix-free Jacobian chaining", arXiv:2406.11862;
-    of eliminations Griewank and Walther, "Evaluating Derivatives", 2nd edition, chapter 9.
+    for elimination: Griewank and Walther, "Evaluating Derivatives", 2nd edition, chapter 9.
 
     >>> x = jnp.arange(2.0)
     >>> xform.jacobian(lambda x: x * x)(x).tolist()
@@ -89,13 +90,13 @@ class Jacobian:
         policy: Any = None,
         elimination: Literal["markowitz"] | None = None,
     ) -> Callable[..., Any]:
-        """See the class."""
+        """See the docstring of the class."""
         _check_options(f, argnums, mode, chunk, policy)
         _check_elimination(elimination, mode, chunk, policy)
 
         @functools.wraps(f, updated=())
         def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-            at = _At(f, argnums, args, kwargs, mode, holomorphic, allow_int)
+            at = _Point(f, argnums, args, kwargs, mode, holomorphic, allow_int)
             budget = isinstance(policy, Budget | Fit)
             traced = at.traced(has_aux) if mode == "auto" or budget else None
             if elimination is not None:
@@ -108,7 +109,7 @@ class Jacobian:
                 at.check_output(fun.signature.out_avals)
                 with seldom_collected(staging()):
                     run = choose(fun, mode, holomorphic, chunk, policy).run
-                    # Operation by operation it would not fit a budget.
+                    # Run operation by operation, it would exceed the budget of the compiled code.
                     run = jax.jit(run) if budget and not staging() else run
                     ys, jacobian = run(inputs)
                 y, aux = fun.outputs(ys)
@@ -129,26 +130,26 @@ class Jacobian:
         policy: Any = None,
         **kwargs: Any,
     ) -> Explanation:
-        """How the Jacobian of `f` is evaluated at `args`, and what every other way would cost.
+        """How `jacobian` evaluates the Jacobian of `f` at `args`, and the cost of the other ways.
 
         Args:
-          f: as for `jacobian`; so are all that are not named here.
+          f: as for `jacobian`.
           *args: the arguments of `f`, as arrays or `jax.ShapeDtypeStruct`s.
           argnums: position or positions of the arguments to differentiate.
           has_aux: whether `f` returns a pair.
           holomorphic: whether `f` is complex-differentiable.
-          mode: "auto", or the mode that is taken.
-          chunk: how many vectors are evaluated at once.
-          policy: what reverse mode keeps, or a budget.
+          mode: "auto", or the mode to use.
+          chunk: how many vectors are computed at once.
+          policy: what reverse mode saves, or a budget.
           **kwargs: keyword arguments of `f`.
 
         Returns:
-          An `Explanation`: print it.
+          An `Explanation`, which can be printed.
 
         Raises:
           WrongArgument, WrongDtype, BudgetInfeasible: as for `jacobian`.
 
-        Cost: one trace of `f`, two of the derivative of each factor. Nothing is run.
+        Cost: one trace of `f`, and two traces of the derivative of each factor. Nothing is run.
 
         >>> def f(x, narrow, wide):  # from 100 numbers to 100, through 2
         ...     return jnp.sin(wide @ jnp.tanh(narrow @ jnp.cos(x)))
@@ -163,11 +164,11 @@ class Jacobian:
         found: list[Explanation] = []
 
         def explain(*args: Any, **kwargs: Any) -> None:
-            at = _At(f, argnums, args, kwargs, mode, holomorphic, False)
-            fun, _ = function(call(at.held, at.primals, "jacobian.explain", has_aux))
+            at = _Point(f, argnums, args, kwargs, mode, holomorphic, False)
+            fun, _ = function(call(at.f, at.primals, "jacobian.explain", has_aux))
             at.check_output(fun.signature.out_avals)
             choice = choose(fun, mode, holomorphic, chunk, policy, count=True)
-            found.append(explained(at.held.__name__, choice))
+            found.append(explained(at.f.__name__, choice))
 
         jax.eval_shape(explain, *args, **kwargs)
         return found[0]
@@ -183,38 +184,38 @@ def _check_options(f: Any, argnums: Any, mode: Any, chunk: Any, policy: Any) -> 
         check(policy)
     if mode not in _MODES:
         raise WrongArgument(
-            f"jacobian with mode={mode!r}", "there is no such mode", "", f"give one of {_MODES}"
+            f"jacobian with mode={mode!r}", "unknown mode", "", f"pass one of {_MODES}"
         )
     if chunk is not None and (not isinstance(chunk, int | np.integer) or chunk < 1):
         raise WrongArgument(
             f"jacobian with chunk={chunk!r}",
-            "it is no number of vectors",
+            "it is not a positive integer",
             "",
-            "give a positive integer, or None for all at once",
+            "pass a positive integer, or None for all vectors at once",
         )
 
 
 def _check_elimination(elimination: Any, mode: str, chunk: Any, policy: Any) -> None:
     if elimination not in (None, "markowitz"):
         raise WrongArgument(
-            f"jacobian with elimination={elimination!r}", "there is no such order", "",
-            'give "markowitz", or None',
+            f"jacobian with elimination={elimination!r}", "unknown elimination order", "",
+            'pass "markowitz" or None',
         )  # fmt: skip
     if elimination is not None and (mode != "auto" or chunk is not None or policy is not None):
         raise WrongArgument(
             'jacobian with elimination="markowitz"',
-            "the elimination is the whole evaluation: it has no mode, no chunks and no policy",
+            "vertex elimination has no mode, no chunks and no policy",
             "",
-            "drop mode, chunk and policy, or elimination",
+            "drop mode, chunk and policy, or drop elimination",
         )
 
 
-class _At:
-    """A function at a point, as a function of the arguments that are differentiated."""
+class _Point:
+    """A function and its arguments, as a function of the differentiated arguments alone."""
 
     def __init__(self, f: Any, argnums: Any, args: Sequence[Any], kwargs: dict[str, Any],
                  mode: str, holomorphic: bool, allow_int: bool):  # fmt: skip
-        self.held, primals = partial(f, some(argnums, len(args), "jacobian"), args, kwargs)
+        self.f, primals = partial(f, some(argnums, len(args), "jacobian"), args, kwargs)
         self.primals, self.holomorphic = tuple(primals), holomorphic
         self.inputs: Tree = primals[0] if isinstance(argnums, int | np.integer) else self.primals
         for leaf in jax.tree.leaves(primals):
@@ -224,28 +225,27 @@ class _At:
                 check_input("jacobian", leaf, holomorphic, allow_int)
 
     def check_output(self, avals: Sequence[Any]) -> None:
-        """Refuse outputs of types whose derivative is no matrix."""
+        """Raise an error for outputs of types that have no Jacobian."""
         check_output_types("jacobian", avals, self.holomorphic)
 
     def traced(self, has_aux: bool) -> Any:
-        """The traced function and its flat inputs; None if it looks at values."""
-        at = call(self.held, self.primals, "jacobian", has_aux)
+        """The traced function and its flat inputs; None if tracing it fails outside `jit`."""
+        at = call(self.f, self.primals, "jacobian", has_aux)
         try:
             return function(at)
         except Exception:
             if staging():
                 raise
-            return None  # run operation by operation, it works, or says what is wrong
+            return None  # run eagerly, it works, or raises an error of its own
 
     def eliminated(self, traced: Any) -> Any:
         """Output, auxiliary output and Jacobian, by vertex elimination."""
         if traced is None:
             raise WrongArgument(
                 'jacobian with elimination="markowitz"',
-                f"{self.held.__name__} looks at values in Python, and has no graph before they are "
-                "known",
+                f"{self.f.__name__} cannot be traced, because it uses values in Python",
                 "",
-                "drop elimination, or choose by jnp.where or lax.cond",
+                "drop elimination, or use jnp.where or lax.cond in place of Python branches",
             )
         fun, inputs = traced
         self.check_output(fun.signature.out_avals)
@@ -255,13 +255,13 @@ class _At:
         return *fun.outputs(ys), jacobian
 
     def swept(self, mode: str, has_aux: bool, chunk: int | None, policy: Any) -> Any:
-        """Output, auxiliary output and Jacobian, by one mode."""
+        """Output, auxiliary output and Jacobian, by forward or reverse mode."""
         leaves, tree = jax.tree.flatten(self.primals)
         if mode == "forward":
-            y, push, *aux = linearize(self.held, *self.primals, has_aux=has_aux)
+            y, push, *aux = linearize(self.f, *self.primals, has_aux=has_aux)
             image = lambda dxs: push(*tree.unflatten(vary(dxs, ins)))
         else:
-            y, pull, *aux = vjp(self.held, *self.primals, has_aux=has_aux, policy=policy)
+            y, pull, *aux = vjp(self.f, *self.primals, has_aux=has_aux, policy=policy)
             out = jax.tree.structure(y)
             image = lambda cts: pull(out.unflatten(vary(cts, outs)))
         ins, outs = ([jax.typeof(x) for x in xs] for xs in (leaves, jax.tree.leaves(y)))
@@ -271,7 +271,7 @@ class _At:
         return y, aux[0] if aux else (), swept(mode, linear, outs, ins, chunk)
 
     def assembled(self, y: Tree, jacobian: Leaves) -> Tree:
-        """The Jacobian in the trees of output and input, with float0 columns for integers."""
+        """The Jacobian in the trees of output and input, with float0 blocks for integer inputs."""
         leaves, tree = jax.tree.flatten(self.inputs)
         ys, out = jax.tree.flatten(y)
         rows: list[Tree] = []

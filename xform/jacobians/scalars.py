@@ -1,4 +1,4 @@
-"""The graph of scalars of a small program, and its Jacobian by vertex elimination."""
+"""The graph of scalar derivatives of a small program, and its Jacobian by vertex elimination."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from xform.source import frame, name_stack, source
 from xform.table import lookup, traits
 from xform.words import Bilinear, Linear, Pointwise
 
-# Edges of a program at most: beyond, a graph of scalars is no way to run it.
+# Maximum number of edges: for larger programs, scalar elimination is not practical.
 MOST = 50_000
 
 
 def eliminated(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], holomorphic: bool
                ) -> tuple[list[Value], Leaves, Elimination]:  # fmt: skip
-    """The outputs of a program, its Jacobian by the cheapest of three orders, and that order."""
+    """The outputs of a program, its Jacobian by the cheapest of three orders, and this order."""
     env, build = _built(prog, active, wanted, args, holomorphic)
     ins, outs = _ends(prog, active, wanted)
     order = fewest(build.graph(ins, outs))
@@ -41,20 +41,20 @@ def eliminated(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
 
 
 def graph_of(f: Callable[..., Any], *args: Value) -> Graph:
-    """The graph of scalars of a function that returns one array, in all of its arguments."""
+    """The graph of scalar derivatives of a function that returns one array, in all arguments."""
     prog = Inline().program(trace(lambda *xs: [f(*xs)], *args))
     ends = (True,) * len(args), (True,)
     return _built(prog, *ends, args, False)[1].graph(*_ends(prog, *ends))
 
 
 def _ends(prog: Program, active: Mask, wanted: Mask) -> tuple[list[Any], list[Any]]:
-    """The inputs and the outputs between which the Jacobian is."""
+    """The active inputs and the wanted outputs."""
     return gather(prog.inputs, active), gather(prog.outputs, wanted)
 
 
 def _built(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], holomorphic: bool
            ) -> tuple[dict[Var, Value], _Builder]:  # fmt: skip
-    """A program, run, and what was built meanwhile."""
+    """Run a program; returns the values of its variables, and a builder with its scalar graph."""
     env = environment(prog, args)
     build = _Builder(prog, active, wanted, holomorphic)
     outer = name_stack()
@@ -68,14 +68,14 @@ def _built(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value], hol
 
 
 class _Builder:
-    """Vertices and edges, and the values of local derivatives, as equations come."""
+    """Collects the vertices, the edges and the local derivatives, equation by equation."""
 
     def __init__(self, prog: Program, active: Mask, wanted: Mask, holomorphic: bool):
         self.steps = path(prog, active, wanted).steps
         self.first: dict[Var, int] = {}
         self.slots: dict[Edge, int] = {}
         self.unit: list[bool] = []
-        # Of each block of local derivatives, the slots and the values.
+        # For each block of local derivatives: the slots and the values.
         self.blocks: list[tuple[Any, Value]] = []
         self.vertices, self.holomorphic = 0, holomorphic
         for v, on in zip(prog.inputs, active, strict=True):
@@ -83,21 +83,21 @@ class _Builder:
                 self.vertex(v)
 
     def vertex(self, v: Var) -> None:
-        """Vertices for the elements of a value."""
+        """Add a vertex for each element of a value."""
         aval: Any = v.aval
         if jnp.issubdtype(aval.dtype, np.complexfloating) and not self.holomorphic:
             raise WrongArgument(
                 'jacobian with elimination="markowitz"',
-                f"a value of type {aval.str_short()} has two derivatives at each element",
+                f"a complex value of type {aval.str_short()} has two derivatives for each element",
                 "",
-                "drop elimination, or set holomorphic=True if the function is",
+                "drop elimination, or set holomorphic=True if the function is holomorphic",
             )
         self.first[v] = self.vertices
         self.vertices += size(v)
 
     def add(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], ins: Mask, outs: Mask
             ) -> None:  # fmt: skip
-        """The local derivatives of an equation."""
+        """Add the local derivatives of an equation."""
         for v, on in zip(eqn.outvars, outs, strict=True):
             if on:
                 self.vertex(v)
@@ -112,7 +112,7 @@ class _Builder:
         known = isinstance(values, np.ndarray)
         slots: list[int] = []
         for i, edge in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-            if edge in self.slots:  # a value that is read twice
+            if edge in self.slots:  # the equation reads the value twice
                 self.unit[self.slots[edge]] = False
             else:
                 self.slots[edge] = len(self.unit)
@@ -124,11 +124,11 @@ class _Builder:
                 'jacobian with elimination="markowitz"',
                 f"the program has more than {MOST:,} scalar derivatives",
                 frame(eqn) if eqn is not None else "",
-                "drop elimination: the chain of a large program is ordered value by value",
+                "drop elimination; the default works on arrays, and suits large programs",
             )
 
     def graph(self, ins: Sequence[Var], outs: Sequence[Any]) -> Graph:
-        """The graph, with a vertex of its own for each element of an output."""
+        """The graph, with an additional vertex for each element of an output."""
         inputs = [self.first[v] + i for v in ins for i in range(size(v))]
         begin = self.vertices
         for v in outs:
@@ -141,7 +141,7 @@ class _Builder:
         return Graph(tuple(self.slots), tuple(self.unit), tuple(inputs), tuple(outputs))
 
     def matrix(self, order: Elimination, rows: int, columns: int) -> Value:
-        """The Jacobian: level by level, all products of a level at once."""
+        """The Jacobian, by all products of a level at once, level by level."""
         arrays = [v for _, v in self.blocks if not isinstance(v, np.ndarray)]
         dtype = common_dtype([v.dtype for v in arrays] or [np.dtype(np.float32)])
         values = jnp.zeros(order.slots, dtype)
@@ -159,16 +159,16 @@ class _Builder:
         return out.at[at].set(values[np.array(list(order.left.values()))])
 
 
-# Rows, columns and values of what is not zero; values that are known are NumPy's.
+# Rows, columns and values of the nonzeros. Values that do not depend on inputs are NumPy arrays.
 Block = tuple[Any, Any, Value]
 
 
 def _local(eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], j: int, outs: Mask
            ) -> dict[int, Block]:  # fmt: skip
-    """The local derivatives in one input of an equation, by output."""
+    """The local derivatives of an equation in input `j`, by position of the output."""
     rule = lookup(eqn)
     n = size(eqn.invars[j])
-    if traits(eqn.primitive).fusion == "elementwise" and _alike(eqn, j):
+    if traits(eqn.primitive).fusion == "elementwise" and _elementwise(eqn, j):
         (m,) = [size(v) for v in eqn.outvars]
         rows = np.arange(m)
         columns = rows if n == m else np.zeros(m, np.int64)
@@ -178,7 +178,8 @@ def _local(eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], j: int, outs
                 return {0: (rows, columns, np.full(m, float(constant)))}
         dy = _pushed(eqn, xs, j, jnp.ones_like(xs[j]), outs)[0]
         return {} if dy is None else {0: (rows, columns, jnp.broadcast_to(dy, ys[0].shape).ravel())}
-    if isinstance(rule, Linear) and not any(_holds(rule, i, v) for i, v in enumerate(eqn.invars)):
+    inputs = list(enumerate(eqn.invars))
+    if isinstance(rule, Linear) and not any(_is_coefficient(rule, i, v) for i, v in inputs):
         with jax.ensure_compile_time_eval():
             pairs = zip(xs, eqn.invars, strict=True)
             zeros = [jnp.zeros(x.shape, x.dtype) if isinstance(v, Var) else x for x, v in pairs]
@@ -187,26 +188,26 @@ def _local(eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], j: int, outs
     found = _dense(eqn, xs, j, outs)
     if not isinstance(rule, Bilinear):
         return {k: _block(m, np.ones(m.shape)) for k, m in found.items()}
-    with jax.ensure_compile_time_eval():  # of random numbers none is zero that need not be
-        random = [_random(i, v) for i, v in enumerate(eqn.invars)]
+    with jax.ensure_compile_time_eval():  # random operands give nonzeros wherever there can be one
+        random = [_random(i, v) for i, v in inputs]
         pattern = _numpy(_dense(eqn, random, j, outs))
     return {k: _block(m, pattern[k]) for k, m in found.items()}
 
 
 def _block(matrix: Value, where: Any) -> Block:
-    """The elements of a matrix where another has one that is not zero."""
+    """The elements of `matrix` at the nonzeros of `where`."""
     rows, columns = np.nonzero(where)
     return rows, columns, matrix[rows, columns]
 
 
-def _holds(rule: Linear, i: int, v: Any) -> bool:
-    """Whether the map depends on an input, rather than being linear in it: an index, a factor."""
-    moves = differentiable(v.aval) if rule.over is None else i in rule.over
-    return isinstance(v, Var) and not moves
+def _is_coefficient(rule: Linear, i: int, v: Any) -> bool:
+    """Whether the matrix of a linear map depends on input `i`, for example an index or a factor."""
+    is_linear = differentiable(v.aval) if rule.over is None else i in rule.over
+    return isinstance(v, Var) and not is_linear
 
 
-def _alike(eqn: JaxprEqn, j: int) -> bool:
-    """Whether each output element reads one element of an input: that in its place, or the only."""
+def _elementwise(eqn: JaxprEqn, j: int) -> bool:
+    """Whether each output element depends on one element of input `j`: the same or the only one."""
     if len(eqn.outvars) != 1:
         return False
     own, out = eqn.invars[j], eqn.outvars[0]
@@ -220,7 +221,7 @@ def _pushed(eqn: JaxprEqn, xs: Sequence[Value], j: int, dx: Value, outs: Mask) -
 
 
 def _dense(eqn: JaxprEqn, xs: Sequence[Value], j: int, outs: Mask) -> dict[int, Value]:
-    """The whole matrix of each output that moves."""
+    """The local Jacobian in input `j` as a dense matrix, for each output that depends on it."""
     aval: Any = eqn.invars[j].aval
     n = math.prod(aval.shape)
     units = jnp.eye(n, dtype=aval.dtype).reshape(n, *aval.shape)

@@ -1,7 +1,7 @@
-"""A linear map of each vector of the standard basis, and of each row of a matrix, in chunks.
+"""Apply a linear map to all unit vectors, or to the rows of a matrix, in chunks.
 
-What multiplies a unit vector by a matrix takes a row of it: where the map begins with a product by
-a known matrix, nothing is multiplied.
+If the map begins with a product by a known matrix, nothing is multiplied: the product of a matrix
+and a unit vector is a row or column of the matrix.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from xform.ir import Program, bind, read, trace, write
 from xform.passes.inline import Inline
 from xform.transforms.linear_map import varying
 
-# From one vector, in leaves, to its image, in leaves.
+# Maps the leaves of one vector to the leaves of its image.
 Linear = Callable[[Sequence[Value]], Sequence[Value]]
 
 
 def of_units(linear: Linear, avals: Sequence[Any], chunk: int | None = None) -> list[Value]:
-    """`linear` of each unit vector of the space of some float types, stacked on a leading axis.
+    """Apply `linear` to each unit vector of the space `avals`; results have a leading batch axis.
 
-    At most `chunk` at a time; None: all at once.
+    At most `chunk` vectors are computed at once; None: all.
     """
     sizes = [math.prod(a.shape) for a in avals]
     n = sum(sizes)
@@ -47,7 +47,7 @@ def of_units(linear: Linear, avals: Sequence[Any], chunk: int | None = None) -> 
 
 
 def of_rows(linear: Linear, rows: Sequence[Value], chunk: int | None = None) -> list[Value]:
-    """`linear` of stacked vectors, stacked; at most `chunk` at a time."""
+    """Apply `linear` to a batch of vectors on a leading axis, at most `chunk` at once."""
     each = lambda xs: list(linear(xs))
     if chunk is not None and chunk < rows[0].shape[0]:
         return lax.map(each, list(rows), batch_size=chunk)
@@ -55,38 +55,42 @@ def of_rows(linear: Linear, rows: Sequence[Value], chunk: int | None = None) -> 
 
 
 def vary(xs: Sequence[Value], avals: Sequence[Any]) -> list[Value]:
-    """Vectors that differ between the devices of a `shard_map` where values of some types may."""
+    """Cast vectors to vary over the same axes of a `shard_map` as the types `avals`."""
     axes = [tuple(sorted(varying(aval), key=str)) for aval in avals]
     return [lax.pcast(x, a, to="varying") if a and not varying(jax.typeof(x)) else x
             for x, a in zip(xs, axes, strict=True)]  # fmt: skip
 
 
 def stacked(n: int, aval: Any) -> Any:
-    """The type of `n` values of a type, stacked."""
+    """The type of `n` stacked values of type `aval`."""
     return ShapedArray((n, *aval.shape), aval.dtype, weak_type=aval.weak_type)
 
 
 class _Units:
-    """The part of all unit vectors that is of one leaf: the identity, below and above zeros."""
+    """One leaf of all `n` unit vectors, not computed: an identity, with zeros before and after."""
 
     def __init__(self, n: int, start: int, aval: Any):
         self.n, self.start, self.aval = n, start, aval
 
     def array(self) -> Value:
-        """Written out."""
+        """The unit vectors as an array."""
         return jax.vmap(lambda i: _one_hot(i, self.aval, self.start))(
             jnp.arange(self.n, dtype=jnp.int32)
         )
 
     def times(self, eqn: JaxprEqn, matrix: Value, side: int) -> Value:
-        """A product with it, as the operand of this side: its other operand, spread."""
+        """The result of a `dot_general` whose operand `side` are the unit vectors.
+
+        It holds the elements of the other operand, `matrix`, and zeros; nothing is multiplied.
+        """
         contract, batch = eqn.params["dimension_numbers"]
         shape = self.aval.shape
         own, other = [d - 1 for d in contract[side]], contract[1 - side]
         own_batch, other_batch = [d - 1 for d in batch[side]], batch[1 - side]
         alone = [d for d in range(len(shape)) if d not in (*own, *own_batch)]
         rest = [d for d in range(matrix.ndim) if d not in (*other, *other_batch)]
-        # Axes of the result for now: batch, unit vectors by the axes of their leaf, alone, rest.
+        # Axes of the result for now: batch; the unit vectors, as the axes of their leaf; the free
+        # axes of the leaf (`alone`); the free axes of the matrix (`rest`).
         b, s, a = len(own_batch), len(shape), len(alone)
         full = (*(shape[d] for d in own_batch), *shape, *(shape[d] for d in alone),
                 *(matrix.shape[d] for d in rest))  # fmt: skip
@@ -106,7 +110,7 @@ class _Units:
             (self.start, self.n - self.start - size, 0) if axis == b else (0, 0, 0)
             for axis in range(y.ndim)
         ])  # fmt: skip
-        if side:  # what is only in the left operand comes first
+        if side:  # the free axes of the left operand come first
             k = b + 1 + a
             y = lax.transpose(y, (*range(b), *range(k, y.ndim), *range(b, k)))
         out: Any = eqn.outvars[0].aval
@@ -114,9 +118,9 @@ class _Units:
 
 
 def meets_first(eqn: JaxprEqn, units: Any) -> int | None:
-    """The side at which a product by a known matrix has unit vectors; None if there are none.
+    """Which operand of a `dot_general` are unit vectors, if the other is not; None otherwise.
 
-    `units` are the variables of those.
+    `units` are the variables of unit vectors.
     """
     if eqn.primitive is not dot_general_p:
         return None
@@ -125,15 +129,15 @@ def meets_first(eqn: JaxprEqn, units: Any) -> int | None:
 
 
 def _run(prog: Program, units: dict[Var, _Units]) -> list[Value]:
-    """A program of unit vectors, of which only those are written out that must be."""
+    """Run a program on unit vectors. They become arrays only if a product does not suffice."""
     env: dict[Any, Any] = dict(prog.consts)
-    written: dict[Var, Value] = {}
+    arrays: dict[Var, Value] = {}
 
     def value(v: Any) -> Value:
         if isinstance(v, Var) and v in units:
-            if v not in written:
-                written[v] = units[v].array()
-            return written[v]
+            if v not in arrays:
+                arrays[v] = units[v].array()
+            return arrays[v]
         return read(env, v)
 
     for eqn in prog.equations:
@@ -148,6 +152,6 @@ def _run(prog: Program, units: dict[Var, _Units]) -> list[Value]:
 
 
 def _one_hot(i: Value, aval: Any, start: int) -> Value:
-    """What a unit vector has in one leaf."""
+    """The part of unit vector `i` in one leaf, which begins at element `start`."""
     at = lax.reshape(lax.iota(jnp.int32, math.prod(aval.shape)), aval.shape)
     return weak_as((at == i - start).astype(aval.dtype), aval)

@@ -1,4 +1,4 @@
-"""What each link of a chain costs: FLOPs of the linear part of its derivative, in both modes."""
+"""The cost of each link of a chain: FLOPs of the linear part of its derivative, in both modes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from xform.transforms.reverse import vjp
 
 
 def links(chain: Chain) -> list[Link]:
-    """A link for each segment of a chain; equal segments are measured once.
+    """A link for each segment of a chain; equal segments are counted once.
 
     Cost: two traces of the derivative of each segment.
     """
@@ -47,16 +47,16 @@ def link(segment: Segment) -> Link:
 
 
 def linear(segment: Segment, mode: str, args: Sequence[Value], policy: Any = None):
-    """The outputs of a segment, and the map of tangents (cotangents), of flat values.
+    """The outputs of a segment, and its pushforward or pullback, on flat values.
 
-    Wanted outputs come first.
+    The wanted outputs come first.
     """
     n, k = len(segment.active), len(segment.wanted)
-    held = args[n:]
+    inactive = args[n:]
     ins, outs = ([v.aval for v in ends] for ends in (segment.active, segment.wanted))
 
     def run(*xs: Value) -> tuple[list[Value], list[Value]]:
-        ys = evaluate(segment.program, [*xs, *held])
+        ys = evaluate(segment.program, [*xs, *inactive])
         return ys[:k], ys[k:]
 
     if mode == "forward":
@@ -67,26 +67,29 @@ def linear(segment: Segment, mode: str, args: Sequence[Value], policy: Any = Non
 
 
 def _counted(segment: Segment, mode: str) -> tuple[float, float]:
-    """FLOPs of what depends on a seed, and of the products that seeds meet first."""
+    """FLOPs of the equations that depend on a seed, and of products applied to the seeds first.
+
+    Seeds are the tangents or cotangents.
+    """
     ends = segment.active if mode == "forward" else segment.wanted
     kind = tangent_aval if mode == "forward" else cotangent_aval
-    # A batch of one, as what cannot be batched says so.
+    # A batch of one: an operation without a batching rule raises an error here.
     seeds = [stacked(1, kind(v.aval)) for v in ends]
     args = segment.program.in_types
     n = len(args)
-    whole = lambda *xs: of_rows(linear(segment, mode, xs[:n])[1], xs[n:])
+    batch = lambda *xs: of_rows(linear(segment, mode, xs[:n])[1], xs[n:])
     try:
-        prog = Inline().program(trace(whole, *args, *seeds))
-    except (XformError, TypeError, ValueError):  # it has no derivative in this mode
+        prog = Inline().program(trace(batch, *args, *seeds))
+    except (XformError, TypeError, ValueError):  # no derivative in this mode
         return math.inf, 0.0
     moving, units = set(prog.inputs[n:]), frozenset(prog.inputs[n:])
     total, first = 0, 0
     for eqn in live(prog.equations, prog.outputs, effects=False):
         moves = [isinstance(v, Var) and v in moving for v in eqn.invars]
         if any(moves):
-            # What is held back by a seed waits for it, and is the same for all of them.
-            waits = eqn.primitive is barrier_p
-            moving.update(itertools.compress(eqn.outvars, moves) if waits else eqn.outvars)
+            # A barrier makes other values wait for a seed; these do not depend on it.
+            is_barrier = eqn.primitive is barrier_p
+            moving.update(itertools.compress(eqn.outvars, moves) if is_barrier else eqn.outvars)
             flops = equation_flops(eqn)
             total += flops
             first += flops if meets_first(eqn, units) is not None else 0

@@ -1,1 +1,1 @@
-"""Derivatives that are mostly zero: where they are not, and how to compute only that."""
+"""Sparse Jacobians and Hessians: sparsity patterns, and computing only the nonzeros; Laplacians."""

@@ -1,9 +1,9 @@
-"""Which products with a sparse matrix to compute, and where its elements are in them.
+"""Colourings: which products with a sparse matrix to compute, and how to read the matrix from them.
 
-Columns of one colour are pushed together, rows of one colour pulled together. An element is read
-from the product of its column's colour where no other column of that colour has an element in the
-row, or from that of its row's colour likewise. Of a symmetric matrix, an element may be read from
-either of its places.
+Columns of one colour are computed by one push (a jvp), rows of one colour by one pull (a vjp). An
+element is read from the push of its column's colour if no other column of that colour has a nonzero
+in the row, or from the pull of its row's colour likewise. In a symmetric matrix, the element (i, j)
+may be read as (j, i) too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from xform.sparse.pattern import Pattern
 JACOBIAN = ("auto", "column", "row", "bidirectional")
 HESSIAN = ("auto", "star", "acyclic", "column")
 ORDERS = ("best", "natural", "largest_first", "smallest_last", "saturation")
-# Bounds on the elements of a line that are tried, beyond which it is dense.
+# How many thresholds are tried for the number of nonzeros of a dense row or column.
 _BOUNDS = 12
 
 
@@ -32,13 +32,12 @@ class Coloring:
 
     Attributes:
       kind: "column", "row", "bidirectional", "star" or "acyclic".
-      columns: the colour of each column, int, `[n]`; -1 for those that are in no product.
+      columns: the colour of each column, int, `[n]`; -1 for columns that are in no product.
       rows: the colour of each row, likewise, `[m]`.
-      pushes: the number of products with vectors from the right: colours of columns.
-      pulls: the number of products from the left: colours of rows.
-      places: where each element of the pattern is in all products together, flat, the pushed ones
-        first.
-      trees: of an acyclic colouring, from which the elements off the diagonal are computed.
+      pushes: number of colours of columns: Jacobian-vector products.
+      pulls: number of colours of rows: vector-Jacobian products.
+      places: the index of each nonzero in the concatenated, flattened products; pushes come first.
+      trees: for an acyclic colouring, how to compute off-diagonal elements; see `Forest`.
     """
 
     kind: str
@@ -55,18 +54,19 @@ class Coloring:
         return self.pushes + self.pulls
 
     def entries(self, pattern: Pattern) -> np.ndarray:
-        """The number of the product that each element of the pattern is read from, `[nonzeros]`.
+        """The number of the product that each nonzero is read from, int, `[nonzeros]`.
 
         Raises:
-          WrongArgument: the pattern is another one.
+          WrongArgument: the colouring is for another pattern.
         """
         m, n = len(self.rows), len(self.columns)
         if pattern.shape != (m, n) or pattern.nonzeros != len(self.places):
             raise WrongArgument(
-                f"colours of a {pattern.shape[0]} x {pattern.shape[1]} pattern",
-                f"they are of another, {m} x {n} with {len(self.places)} nonzeros",
+                f"colours of a {pattern.shape[0]} x {pattern.shape[1]} pattern with "
+                f"{pattern.nonzeros} nonzeros",
+                f"the colouring is for another one, {m} x {n} with {len(self.places)} nonzeros",
                 "",
-                "take the pattern and the colours of one preparation",
+                "use the pattern and the coloring that the same call of prepare returned",
             )
         first = self.pushes * m
         pushed, pulled = self.places // max(m, 1), (self.places - first) // max(n, 1)
@@ -81,14 +81,14 @@ class Coloring:
 
 
 def color_jacobian(pattern: Pattern, coloring: str, order: str, forward: bool = True) -> Coloring:
-    """Colours of a Jacobian's pattern; `forward`: whether columns can be pushed at all."""
+    """Colour the pattern of a Jacobian; `forward`: whether the function has forward mode."""
     if coloring == "column":
         return _by_columns(pattern, order)
     if coloring == "row" or not forward:
         return _by_rows(pattern, order)
     if coloring == "bidirectional":
         return _bidirectional(pattern, order)
-    # In some row, or column, all elements have different colours.
+    # Lower bounds: the nonzeros of one row (one column) all have different colours.
     least = int(pattern.row_counts.max(initial=0)), int(pattern.col_counts.max(initial=0))
     mean = pattern.nonzeros / max(*pattern.shape, 1)
     found: list[Coloring] = []
@@ -96,16 +96,16 @@ def color_jacobian(pattern: Pattern, coloring: str, order: str, forward: bool = 
         found.append(_bidirectional(pattern, order))
     ways = sorted(zip(least, (_by_columns, _by_rows), strict=True), key=lambda way: way[0])
     for bound, color in ways:
-        # Of a large pattern the other side is tried only if it promises more.
+        # For a large pattern, the second way is tried only if its lower bound is smaller.
         more = pattern.nonzeros <= greedy.LARGE or bound < least[0]
         if not found or (bound < min(c.evaluations for c in found) and more):
             found.append(color(pattern, order))
-    # Of equally many products those that are pushed, which take less.
+    # For equal numbers of products, prefer pushes, which cost less than pulls.
     return min(found, key=lambda c: (c.evaluations, c.pulls))
 
 
 def color_hessian(pattern: Pattern, coloring: str, order: str) -> Coloring:
-    """Colours of a symmetric pattern."""
+    """Colour a symmetric pattern."""
     if coloring == "column":
         return _by_columns(pattern, order)
     off = pattern.rows != pattern.cols
@@ -138,18 +138,19 @@ def _by_columns(pattern: Pattern, order: str) -> Coloring:
 
 
 def _by_rows(pattern: Pattern, order: str) -> Coloring:
-    turned = sparse.csr_array(pattern.scipy().T)
-    colors = np.array(greedy.best_columns(turned, order), int)
+    transposed = sparse.csr_array(pattern.scipy().T)
+    colors = np.array(greedy.best_columns(transposed, order), int)
     colors[pattern.row_counts == 0] = -1
     places = colors[pattern.rows] * pattern.shape[1] + pattern.cols
     return Coloring("row", np.full(pattern.shape[1], -1), colors, 0, _count(colors), places)
 
 
 def _bidirectional(pattern: Pattern, order: str) -> Coloring:
-    """Some rows by pulls and all others by pushes, or columns the other way round: the best found.
+    """Colour for dense rows by pulls and the rest by pushes, or for dense columns the other way.
 
-    Rows that are pulled do not keep columns apart, nor the others rows. Those with the most
-    elements are pulled, more than so many; several bounds are tried.
+    Rows that are pulled put no constraint on the colours of columns, and the other rows none on the
+    colours of rows. Rows with more nonzeros than a threshold are pulled. Several thresholds are
+    tried, and the best result is returned.
 
     Source: Coleman and Verma, "The Efficient Computation of Sparse Jacobian Matrices Using
     Automatic Differentiation", SIAM Journal on Scientific Computing 19 (1998), section 3.
@@ -161,7 +162,8 @@ def _bidirectional(pattern: Pattern, order: str) -> Coloring:
         counts = np.diff(lines.indptr)
         bounds = np.unique(np.append(counts, 0))
         for bound in bounds[np.unique(np.linspace(0, len(bounds) - 1, _BOUNDS).astype(int))]:
-            # Of one line that is left, and across those that are not, all colours differ.
+            # Lower bound: all colours differ within one sparse line, and in one position across the
+            # dense lines.
             most = np.bincount(lines[counts > bound].indices, minlength=1).max()
             ways.append((int(bound + most), turned, counts > bound))
     found: list[Coloring] = []
@@ -173,7 +175,7 @@ def _bidirectional(pattern: Pattern, order: str) -> Coloring:
 
 
 def _covered(pattern: Pattern, lines: Any, dense: np.ndarray, turned: bool, order: str) -> Coloring:
-    """The lines that are dense by products of their own, the others by those of the rest."""
+    """Colour the dense lines, and, across them, the rest of the matrix."""
     m, n = pattern.shape
     rest = sparse.csr_array(sparse.diags_array(~dense, dtype=np.int8) @ lines)
     rest.eliminate_zeros()
@@ -208,7 +210,7 @@ def _count(colors: np.ndarray) -> int:
 
 
 def _twice(graph: Any, colors: np.ndarray):
-    """Whether a vertex has several neighbours of a colour."""
+    """A function `(vertex, colour) -> whether the vertex has several neighbours of the colour`."""
     n, k = len(colors), max(_count(colors), 1)
     each = sparse.csr_array((np.ones(n, np.int32), colors, np.arange(n + 1)), shape=(n, k))
     counts = sparse.csr_array(graph @ each)
@@ -219,7 +221,10 @@ def _twice(graph: Any, colors: np.ndarray):
 
 
 def _choose(a: np.ndarray, can_a: np.ndarray, b: np.ndarray, can_b: np.ndarray) -> np.ndarray:
-    """Whether each element is read from its colour `a`, or else from `b`: few colours together."""
+    """Whether each element is read from its colour `a` (else `b`), so that few colours are used.
+
+    `can_a`, `can_b`: whether the element can be read from this colour.
+    """
     assert (can_a | can_b).all()
     k = int(max(a.max(initial=-1), b.max(initial=-1))) + 1
     used = np.zeros(k + 1, bool)
@@ -233,7 +238,7 @@ def _choose(a: np.ndarray, can_a: np.ndarray, b: np.ndarray, can_b: np.ndarray) 
 
 
 def _numbered(read: np.ndarray, colors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which colours are read, and their numbers without the others."""
+    """Which colours are used, and new consecutive numbers for these."""
     used = np.zeros(int(max(read.max(initial=-1), colors.max(initial=-1))) + 1, bool)
     used[read] = True
     return used, np.cumsum(used) - 1

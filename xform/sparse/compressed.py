@@ -1,4 +1,4 @@
-"""A sparse matrix of derivatives at a point: prepared once, then computed from few products."""
+"""Sparse Jacobians and Hessians: coloured once, then computed from few products at each point."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from xform.transforms.reverse import grad, vjp
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What is found once for the types of some arguments.
+    """The pattern and the colouring for some argument types.
 
     Attributes:
-      pattern: which elements may differ from zero.
-      coloring: which products they are read from.
+      pattern: the elements that may be nonzero.
+      coloring: the products that these are read from.
     """
 
     pattern: Pattern
@@ -44,9 +44,10 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sparse:
-    """A function that returns a sparse Jacobian or Hessian; `prepare` finds its pattern before.
+    """A function that returns a sparse Jacobian or Hessian.
 
-    It may be called under `jit` and `vmap`: it is prepared from types alone, once for each.
+    The pattern and the colouring depend on the types of the arguments only, and are computed once
+    for each. So the function works under `jit` and `vmap`. `prepare` computes them in advance.
     """
 
     _f: Callable[..., Any]
@@ -57,14 +58,14 @@ class Sparse:
     _order: str
     _chunk: int | None
     _format: str
-    _found: dict[Hashable, Any] = dataclasses.field(default_factory=Recent, repr=False)
+    _cache: dict[Hashable, Any] = dataclasses.field(default_factory=Recent, repr=False)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Prepared:
-        """The pattern and the colours for the types of these arguments.
+        """The pattern and the colouring for the types of these arguments.
 
         Args:
-          *args: those of the function, as arrays or `jax.ShapeDtypeStruct`s.
-          **kwargs: likewise; held constant.
+          *args: arguments of the function, as arrays or `jax.ShapeDtypeStruct`s.
+          **kwargs: likewise; not differentiated.
 
         Returns:
           A `Prepared`, with `pattern` and `coloring`.
@@ -72,17 +73,17 @@ class Sparse:
         return self._prepared(args, kwargs)[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The matrix at a point."""
+        """The sparse matrix at these arguments."""
         prepared, run, call = self._prepared(args, kwargs)
         pattern = prepared.pattern
-        data, indices = run(call.moving)
+        data, indices = run(call.traced)
         if self._format == "scipy":
             if isinstance(data, Tracer):
                 raise WrongArgument(
                     f"{self._asked} with format='scipy'",
-                    "its values are traced, and SciPy's arrays hold numbers",
+                    "its values are tracers, which a SciPy array cannot hold",
                     written(self._f),
-                    "leave format out under jit, vmap and the like",
+                    "use the default format, 'bcoo', under jit, vmap and other transforms",
                 )
             at = (pattern.rows, pattern.cols)
             return sparse.csr_array((np.asarray(data), at), shape=pattern.shape)
@@ -96,14 +97,14 @@ class Sparse:
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
         call = Call.of(args, kwargs)
-        if (key := call.key(self._asked)) not in self._found:
+        if (key := call.key(self._asked)) not in self._cache:
             prepared = self._prepare(call)
-            self._found[key] = prepared, self._runner(prepared, call)
-        prepared, run = self._found[key]
+            self._cache[key] = prepared, self._runner(prepared, call)
+        prepared, run = self._cache[key]
         return prepared, run, call
 
     def _prepare(self, call: Call) -> Prepared:
-        asked, (args, kwargs) = self._asked, call.rebuilt(call.moving)
+        asked, (args, kwargs) = self._asked, call.rebuilt(call.traced)
         where = positions(self._argnums, len(args), f"sparse_{self._of}")
         for x in jax.tree.leaves([args[i] for i in where]):
             _check_real(getattr(x, "dtype", jnp.result_type(x)), asked, "an input")
@@ -116,7 +117,7 @@ class Sparse:
         if self._pattern is None:
             pattern = of.pattern()
             if pattern.nonzeros == m * n and min(m, n) > 1:
-                raise dense(asked, f"all of its {m} x {n} elements may differ from zero")
+                raise dense(asked, f"all of its {m} x {n} elements may be nonzero")
         else:
             pattern = dataclasses.replace(pattern_of(self._pattern, asked), name=of.name)
             if pattern.shape != (m, n):
@@ -124,7 +125,8 @@ class Sparse:
                     f"{asked} with a pattern of shape {pattern.shape}",
                     f"the matrix has shape {(m, n)}",
                     "",
-                    "give a row for each element of the output, a column for each of the input",
+                    "give a pattern with one row per output element and one column per input "
+                    "element",
                 )
         if self._of == "hessian":
             _check_symmetric(pattern, asked)
@@ -133,47 +135,50 @@ class Sparse:
         return Prepared(pattern, color_jacobian(pattern, self._coloring, self._order, forward))
 
     def _pushes(self, call: Call) -> bool:
-        """Whether there is a forward mode: what has only a `custom_vjp` has none."""
+        """Whether the function has forward mode. A function with a `custom_vjp` has none."""
 
-        def push(moving: list[Any]) -> Any:
-            g, x, _ = self._flattened(call, moving)
+        def push(traced: list[Any]) -> Any:
+            g, x, _ = self._flat_function(call, traced)
             return jvp(g, (x,), (x,))[1]
 
         try:
-            jax.eval_shape(push, call.moving)
+            jax.eval_shape(push, call.traced)
         except NotDifferentiable:
             return False
         return True
 
     def _runner(self, prepared: Prepared, call: Call) -> Callable[..., Any]:
-        """Values and indices. What is known of them goes in as arguments, not into the code."""
+        """A function that computes values and indices. Index arrays are arguments of the jit.
+
+        As constants they would be part of the compiled code.
+        """
         pattern, coloring = prepared.pattern, prepared.coloring
         indices = np.stack([pattern.rows, pattern.cols], 1)
-        x, y = jax.eval_shape(lambda moving: self._ends(call, moving), call.moving)
-        with jax.ensure_compile_time_eval():  # on the device once, though something is traced now
+        x, y = jax.eval_shape(lambda traced: self._ends(call, traced), call.traced)
+        with jax.ensure_compile_time_eval():  # put them on the device once, even inside a trace
             indices, places = (jnp.asarray(a.astype(np.int32)) for a in (indices, coloring.places))
-            known = (places, _seeds(coloring.columns, coloring.pushes, x.dtype),
+            arrays = (places, _seeds(coloring.columns, coloring.pushes, x.dtype),
                      _seeds(coloring.rows, coloring.pulls, y.dtype))  # fmt: skip
-        run = jax.jit(lambda known, moving: self._values(prepared, known, call, moving))
-        return lambda moving: (run(known, moving), indices)
+        run = jax.jit(lambda arrays, traced: self._values(prepared, arrays, call, traced))
+        return lambda traced: (run(arrays, traced), indices)
 
-    def _ends(self, call: Call, moving: list[Any]) -> tuple[Any, Any]:
-        g, x, _ = self._flattened(call, moving)
+    def _ends(self, call: Call, traced: list[Any]) -> tuple[Any, Any]:
+        g, x, _ = self._flat_function(call, traced)
         return x, g(x)
 
-    def _flattened(self, call: Call, moving: list[Any]):
-        """What is differentiated as a function of one vector to one, the vector, and its tree."""
-        args, kwargs = call.rebuilt(moving)
+    def _flat_function(self, call: Call, traced: list[Any]):
+        """The function as one of a flat vector to a flat vector, the vector, and its pytree."""
+        args, kwargs = call.rebuilt(traced)
         where = positions(self._argnums, len(args), self._asked)
         f, primals = partial(self._f, where, args, kwargs)
         if self._of == "hessian":
             f = grad(f, tuple(range(len(primals))))
         return lambda x: _flat(f(*_shaped(x, primals))), _flat(primals), primals
 
-    def _values(self, prepared: Prepared, known: Any, call: Call, moving: list[Any]) -> Any:
-        """The elements of the pattern, in its order."""
-        places, columns, rows = known
-        coloring, (g, x, _) = prepared.coloring, self._flattened(call, moving)
+    def _values(self, prepared: Prepared, arrays: Any, call: Call, traced: list[Any]) -> Any:
+        """The values of the nonzeros, in the order of the pattern."""
+        places, columns, rows = arrays
+        coloring, (g, x, _) = prepared.coloring, self._flat_function(call, traced)
         products = [jnp.zeros(0, jax.eval_shape(g, x).dtype)]
         if coloring.pushes:
             products.append(self._products(lambda v: jvp(g, (x,), (v,))[1], columns))
@@ -186,50 +191,51 @@ class Sparse:
         return flat.at[places].get(mode="promise_in_bounds") if flat.size else flat
 
     def _products(self, of: Callable[[Any], Any], seeds: Any) -> Any:
-        """Products with the seeds, so many at once."""
+        """Products with all seeds, `chunk` at a time."""
         if self._chunk is None or self._chunk >= len(seeds):
             return jax.vmap(of)(seeds)
         return jax.lax.map(of, seeds, batch_size=self._chunk)
 
 
 def _seeds(colors: np.ndarray, count: int, dtype: Any) -> Any:
-    """For each colour the sum of its basis vectors, `[colours, n]`."""
+    """For each colour the sum of its columns' (or rows') basis vectors, `[colours, n]`."""
     return jnp.asarray(colors == np.arange(count)[:, None], dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """Arguments: what is traced (arrays, and numbers that are no integers), and what is held."""
+    """Arguments of a call, split into traced leaves (arrays, floats, complex) and static leaves."""
 
     tree: Any
-    moves: tuple[bool, ...]
-    moving: list[Any]
-    held: list[Any]
+    is_traced: tuple[bool, ...]
+    traced: list[Any]
+    static: list[Any]
 
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """What a function is called with."""
+        """Split the arguments of a call."""
         leaves, tree = jax.tree.flatten((args, kwargs))
-        moves = tuple(hasattr(x, "dtype") or isinstance(x, float | complex) for x in leaves)
-        held = gather(leaves, tuple(not on for on in moves))
-        return Call(tree, moves, gather(leaves, moves), held)
+        is_traced = tuple(hasattr(x, "dtype") or isinstance(x, float | complex) for x in leaves)
+        static = gather(leaves, tuple(not on for on in is_traced))
+        return Call(tree, is_traced, gather(leaves, is_traced), static)
 
-    def rebuilt(self, moving: list[Any]) -> Any:
-        """Arguments and keyword arguments, with other arrays."""
-        one, other = iter(moving), iter(self.held)
-        return jax.tree.unflatten(self.tree, [next(one if on else other) for on in self.moves])
+    def rebuilt(self, traced: list[Any]) -> Any:
+        """Positional and keyword arguments, with the traced leaves replaced."""
+        dynamic, static = iter(traced), iter(self.static)
+        leaves = [next(dynamic if on else static) for on in self.is_traced]
+        return jax.tree.unflatten(self.tree, leaves)
 
     def key(self, asked: str) -> Hashable:
-        """What a preparation holds for."""
+        """The key of the cache of patterns and colourings: types, and values of static leaves."""
         types = [(tuple(np.shape(x)), getattr(x, "dtype", type(x)), getattr(x, "weak_type", False))
-                 for x in self.moving]  # fmt: skip
-        key = self.tree, self.moves, tuple(types), tuple((type(x), x) for x in self.held)
+                 for x in self.traced]  # fmt: skip
+        key = self.tree, self.is_traced, tuple(types), tuple((type(x), x) for x in self.static)
         try:
             hash(key)
         except TypeError:
             raise WrongArgument(
                 asked,
-                "an argument is no array, and cannot be hashed",
+                "an argument is not an array, and cannot be hashed",
                 "",
                 "bind it with functools.partial",
             ) from None
@@ -242,8 +248,8 @@ def _check_real(dtype: Any, asked: str, what: str) -> None:
             asked,
             f"{what} has dtype {dtype}",
             "",
-            "differentiate in floating-point arguments; of complex ones take real and imaginary "
-            "parts as arguments",
+            "use floating-point inputs and outputs; split complex ones into real and imaginary "
+            "parts",
         )
 
 
@@ -252,14 +258,14 @@ def _check_symmetric(pattern: Pattern, asked: str) -> None:
     if (matrix != matrix.T).nnz:
         raise WrongArgument(
             f"{asked} with a pattern that is not symmetric",
-            "a Hessian is",
+            "a Hessian is symmetric",
             "",
-            "give both places of each element",
+            "include (j, i) in the pattern for each (i, j)",
         )
 
 
 def _flat(tree: Any) -> Any:
-    """All elements of a tree, leaf by leaf, as one array."""
+    """All elements of a tree, leaf by leaf, as one vector."""
     leaves = [jnp.ravel(x) for x in jax.tree.leaves(tree)]
     return jnp.concatenate(leaves) if leaves else jnp.zeros(0)
 

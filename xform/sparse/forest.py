@@ -1,9 +1,10 @@
-"""The trees of an acyclic colouring, and the elements of a matrix from them.
+"""Compute the elements of a Hessian from an acyclic colouring, by sums along trees.
 
-A vertex and another colour are a node: the product of that colour has, at the vertex, the sum of
-the elements to its neighbours of that colour, which are the node's edges. So the element to a
-node's parent is what the product says less the elements to its children: the sum over all below,
-with signs that alternate. It is summed in as many rounds as the depth of the deepest tree has bits.
+A node is a pair of a vertex and another colour. Its edges are the nonzeros that link the vertex to
+neighbours of that colour. The product of that colour has, at the vertex, the sum of these nonzeros.
+So the element on the edge to the node's parent is this sum minus the elements on the edges to its
+children. Unrolled, it is the sum of the products over all descendants, with alternating signs. The
+number of rounds of summation is the logarithm of the depth of the deepest tree.
 
 Source: Gebremedhin, Pothen, Tarafdar and Walther, "Efficient Computation of Sparse Hessians Using
 Coloring and Automatic Differentiation", INFORMS Journal on Computing 21 (2009).
@@ -24,13 +25,14 @@ from xform.sparse.pattern import Pattern
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Forest:
-    """The nodes below a parent.
+    """The nodes of the trees, without the roots.
 
     Attributes:
-      places: where the products have what is said at each node, `[nodes]`.
-      sign: 1 or -1 as the depth of a node is even or odd, `[nodes]`.
-      rounds: for each round the nodes that are added, and those that they are added to.
-      reads: for each element of the pattern the node whose edge it is; -1 on the diagonal.
+      places: the index of each node's sum in the flattened products, `[nodes]`.
+      sign: 1 if the depth of a node is even, -1 if it is odd, `[nodes]`.
+      rounds: for each round, the nodes that are added, and the nodes that they are added to.
+      reads: for each nonzero of the pattern, the node whose edge to its parent it is; -1 on the
+        diagonal.
     """
 
     places: np.ndarray
@@ -40,10 +42,10 @@ class Forest:
 
 
 def forest(pattern: Pattern, colors: np.ndarray) -> Forest:
-    """The trees of a symmetric pattern whose vertices have colours."""
+    """The trees of a symmetric pattern with an acyclic colouring."""
     n, k = len(colors), int(colors.max(initial=-1)) + 1
     off = np.flatnonzero(pattern.rows != pattern.cols)
-    # The edge from a row to a column joins two nodes, each named by the other's colour.
+    # The edge (i, j) joins the node (i, colour of j) and the node (j, colour of i).
     here = pattern.rows[off] * k + colors[pattern.cols[off]]
     there = pattern.cols[off] * k + colors[pattern.rows[off]]
     names, both = np.unique(np.concatenate([here, there]), return_inverse=True)
@@ -64,11 +66,14 @@ def forest(pattern: Pattern, colors: np.ndarray) -> Forest:
 
 
 def _rooted(here: np.ndarray, there: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The parent of each node, -1 of a root, and its depth; by one walk from above all roots."""
+    """The parent of each node (-1 for a root) and its depth.
+
+    One breadth-first search starts from an extra node that is connected to all roots.
+    """
     graph = sparse.csr_array((np.ones(len(here)), (here, there)), shape=(n, n))
     count, tree = csgraph.connected_components(graph, directed=False)
     degrees = np.bincount(here, minlength=n)
-    order = np.lexsort((-degrees, tree))  # of each tree a node with the most neighbours is the root
+    order = np.lexsort((-degrees, tree))  # the root of a tree is a node with the most neighbours
     roots = order[np.searchsorted(tree[order], np.arange(count))]
     top = np.full(len(roots), n)
     whole = sparse.csr_array(
@@ -83,7 +88,10 @@ def _rooted(here: np.ndarray, there: np.ndarray, n: int) -> tuple[np.ndarray, np
 
 
 def solved(trees: Forest, products: Any, places: np.ndarray) -> Any:
-    """The elements of a pattern from the products, flat; those on the diagonal from `places`."""
+    """Compute the nonzeros of the pattern from the flattened products.
+
+    `places` holds the index of each diagonal element in the products.
+    """
     total = jnp.take(products, trees.places) * jnp.asarray(trees.sign, products.dtype)
     for added, to in trees.rounds:
         total = total.at[to].add(total[added])

@@ -1,7 +1,7 @@
-"""Greedy colourings of graphs: each vertex in turn gets the first colour that it may have.
+"""Greedy graph colouring: each vertex in turn gets the first colour that is allowed.
 
-Sets of colours are the bits of an integer, so that a vertex costs one operation for each neighbour,
-however many colours there are. Graphs are sparse rows of neighbours.
+Sets of colours are bits of an integer, so a vertex costs one operation for each neighbour, however
+many colours there are. Graphs are sparse adjacency matrices.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 from scipy import sparse
 
 Colors = list[int]
-# Beyond so many pairs of columns that share a row, and elements, fewer orders are tried; by
-# saturation, which finds the fewest colours, up to so many.
+# Maximum size for trying all orders: pairs of columns that share a row, or nonzeros. The order by
+# saturation, which finds the fewest colours, has a larger limit.
 _PAIRS = LARGE = 2**18
 _SATURATION = 2**22
 
 
 def neighbours(graph: Any) -> list[list[int]]:
-    """For each row of a sparse matrix the columns of its nonzeros."""
-    places, begins = graph.indices.tolist(), graph.indptr.tolist()
-    return [places[a:b] for a, b in itertools.pairwise(begins)]
+    """For each row of a sparse matrix, the columns of its nonzeros."""
+    indices, begins = graph.indices.tolist(), graph.indptr.tolist()
+    return [indices[a:b] for a, b in itertools.pairwise(begins)]
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The numbers of the bits of an integer."""
+    """The positions of the bits that are set in an integer."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -36,7 +36,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 def first_free(forbidden: int) -> int:
-    """The lowest bit that is not set, as an integer that has only that."""
+    """The lowest bit that is not set, as an integer with only that bit."""
     return ~forbidden & (forbidden + 1)
 
 
@@ -61,8 +61,8 @@ def columns(matrix: Any, order: Sequence[int]) -> Colors:
 
 
 def best_columns(matrix: Any, order: str) -> Colors:
-    """The best of `columns` in some order, or in several until no fewer colours can be had."""
-    least = int(np.diff(matrix.indptr).max(initial=0))  # of one row, all columns differ
+    """The best of `columns` over some orders; stops when the colours reach the lower bound."""
+    least = int(np.diff(matrix.indptr).max(initial=0))  # all columns of one row differ
     most = int((np.diff(matrix.indptr).astype(np.int64) ** 2).sum())
 
     def graph() -> Any:
@@ -85,7 +85,10 @@ def best_columns(matrix: Any, order: str) -> Colors:
 
 def best(ways: dict[str, Callable[[], Sequence[int]]], order: str,
          color: Callable[[Sequence[int]], Colors], least: int) -> Colors:  # fmt: skip
-    """The colouring with the fewest colours, of those in some orders of the vertices."""
+    """The colouring with the fewest colours, over the orders in `ways` (or the named `order`).
+
+    `least` is a lower bound on the number of colours: the search stops when it is reached.
+    """
     found: Colors | None = None
     for name, vertices in ways.items():
         if order in ("best", name):
@@ -99,7 +102,7 @@ def best(ways: dict[str, Callable[[], Sequence[int]]], order: str,
 
 
 def orders(graph: Any, order: str = "best") -> dict[str, Callable[[], Sequence[int]]]:
-    """The orders in which the vertices of a graph are coloured."""
+    """A dict of functions that return an order of the vertices for colouring, by name."""
     ways: dict[str, Callable[[], Sequence[int]]] = {
         "natural": lambda: range(graph.shape[0]),
         "largest_first": lambda: np.argsort(-np.diff(graph.indptr), kind="stable").tolist(),
@@ -113,7 +116,7 @@ def orders(graph: Any, order: str = "best") -> dict[str, Callable[[], Sequence[i
 
 
 def smallest_last(graph: Any) -> list[int]:
-    """Vertices such that each has the fewest neighbours among those before it that it can.
+    """The smallest-last order: repeatedly remove a vertex of minimum degree, then reverse.
 
     Source: Matula and Beck, "Smallest-last ordering and clustering and graph coloring algorithms",
     Journal of the ACM 30 (1983).
@@ -143,9 +146,9 @@ def smallest_last(graph: Any) -> list[int]:
 
 
 def saturation(graph: Any) -> list[int]:
-    """Vertices such that each has the most colours around it, if all are coloured greedily in turn.
+    """The order by saturation: next comes the vertex with the most colours among its neighbours.
 
-    Of a grid it finds the fewest colours, as no order by degrees does.
+    For a grid this finds the minimum number of colours, which no order by degrees does.
     Source: Brélaz, "New methods to color the vertices of a graph", Communications of the ACM 22
     (1979).
     """
@@ -156,7 +159,7 @@ def saturation(graph: Any) -> list[int]:
     order: list[int] = []
     while waiting:
         *_, v = heapq.heappop(waiting)
-        if done[v]:  # it waited with fewer colours around it, too
+        if done[v]:  # an older entry of the same vertex, with fewer colours
             continue
         done[v] = True
         order.append(v)

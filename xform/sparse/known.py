@@ -1,7 +1,7 @@
-"""What is known of a program's values at every point: constants, and what follows from them.
+"""Values in a program that are known: constants, and values computed from constants alone.
 
-All that is asked of a program is computed at once, by what it takes of the program alone. At a
-given point everything is known.
+If the sparsity at a given point is wanted, the inputs are known too, and so are all values. All
+needed values of a program are computed in one call, which runs only the necessary equations.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ Values = Sequence[Any]
 
 
 def reach_of(rule: Rule) -> Each | Moved | Linked | Paired | None:
-    """How a rule says that elements depend on elements; a partial derivative says it too."""
+    """The reach of a primitive by its rule; `Each` for a pointwise rule without one."""
     found = rule.traits.reach
     return Each() if found is None and isinstance(rule, Pointwise) else found
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What is known of an equation's operands.
+    """Known facts about an equation's operands.
 
     Attributes:
-      values: those that are known and asked for.
-      slopes: where the derivative in an operand may differ from zero; None: anywhere.
+      values: the value of each operand that the reach needs and that is known; None for others.
+      slopes: for each operand a mask, True where the partial derivative may be nonzero; None: it
+        may be nonzero everywhere.
     """
 
     values: list[Any]
@@ -47,7 +48,7 @@ class Facts:
 
 
 class Known:
-    """The values of a program that are known, given those of its inputs (None: unknown)."""
+    """The known values of a program, given the values of its inputs (None: unknown)."""
 
     def __init__(self, prog: Program, inputs: Values):
         self._prog = prog
@@ -64,7 +65,10 @@ class Known:
 
     def ask(self, active: Sequence[tuple[JaxprEqn, Mask]], outputs: bool
             ) -> tuple[dict[int, Facts], list[Any]]:  # fmt: skip
-        """What the equations with `active` operands want to know, by `id`; and the outputs."""
+        """The facts for each equation, by `id`; and with `outputs`, the outputs' known values.
+
+        `active` pairs equations with masks of their active operands.
+        """
         read = {id(eqn): self._read(eqn) for eqn, _ in active}
         ends = [v for v in self._prog.outputs if outputs and self.has(v)]
         wanted = dict.fromkeys(v for vs in (*read.values(), ends) for v in vs if isinstance(v, Var))
@@ -80,7 +84,7 @@ class Known:
         return facts, [value(v) if outputs and self.has(v) else None for v in self._prog.outputs]
 
     def _read(self, eqn: JaxprEqn) -> list[Atom]:
-        """The operands whose values are of use, and known."""
+        """The operands whose values the reach needs, and that are known."""
         rule = rule_of(eqn.primitive)
         reach = None if rule is None else reach_of(rule)
         if isinstance(reach, Each):
@@ -89,7 +93,7 @@ class Known:
         return [v for v in asked if self.has(v)]
 
     def _sloped(self, eqn: JaxprEqn, active: Mask) -> Iterator[int]:
-        """The active operands in which the partial derivatives are known numbers."""
+        """The active operands whose partial derivative has a known value."""
         rule = rule_of(eqn.primitive)
         if len(eqn.outvars) != 1 or rule is None or not isinstance(reach_of(rule), Each):
             return
@@ -108,7 +112,7 @@ class Known:
                    ) -> tuple[dict[Var, Any], dict[tuple[int, int], np.ndarray]]:  # fmt: skip
         if not wanted and not sloped:
             return {}, {}
-        given = {v: _plain(self._given[v]) for v in wanted if v in self._given}
+        given = {v: _to_numpy(self._given[v]) for v in wanted if v in self._given}
         computed = [v for v in wanted if v not in given]
         needed: set[Any] = {*computed}
         for eqn, _ in sloped:
@@ -122,7 +126,7 @@ class Known:
         inputs = [v for v in self._given if v in needed]
         args = [self._given[v] for v in inputs]
         values, slopes = self._run(args, inputs, kept[::-1], computed, sloped)(args)
-        found = zip(computed, map(_plain, values), strict=True)
+        found = zip(computed, map(_to_numpy, values), strict=True)
         pairs = zip(sloped, slopes, strict=True)
         return {**given, **dict(found)}, {
             (id(eqn), i): np.asarray(slope) for (eqn, i), slope in pairs if slope is not None
@@ -131,9 +135,10 @@ class Known:
     def _run(self, args: list[Any], inputs: Sequence[Var], equations: Sequence[JaxprEqn],
              wanted: Sequence[Var], sloped: Sequence[tuple[JaxprEqn, int]]
              ) -> Callable[..., Any]:  # fmt: skip
-        """Compiled once for a program and what is asked: steps of a loop ask the same.
+        """The compiled function that computes the wanted values and the slopes.
 
-        It may be called, and gives numbers, while something else is traced.
+        It is cached on the program, because all iterations of a loop need the same values. Being
+        compiled, it returns numbers even if it is called inside another trace.
         """
         key = ("known", tuple(inputs), tuple(wanted), tuple((id(e), i) for e, i in sloped))
         if key not in self._prog.cache:
@@ -151,8 +156,8 @@ class Known:
         return self._prog.cache[key]
 
 
-def _plain(x: Any) -> Any:
-    """An array of JAX as one of NumPy, if its elements are numbers."""
+def _to_numpy(x: Any) -> Any:
+    """Convert an array to NumPy, unless it has an extended dtype."""
     return np.asarray(x) if isinstance(getattr(x, "dtype", None), np.dtype) else x
 
 
@@ -165,7 +170,7 @@ def _dtype(v: Any) -> Any:
 
 
 def _slope(eqn: JaxprEqn, i: int, env: dict[Var, Any]) -> Any:
-    """Where the partial derivative in an operand is not zero; None if it has no formula."""
+    """A mask of the nonzeros of the partial derivative in operand `i`; None if it is unknown."""
     rule: Any = rule_of(eqn.primitive)
     (out,), of = eqn.outvars, eqn.invars[i]
     one = lax.full(shape(of), 1, _dtype(of))
@@ -184,7 +189,7 @@ def _slope(eqn: JaxprEqn, i: int, env: dict[Var, Any]) -> Any:
 
 
 def active_equations(prog: Program, active: Mask) -> list[tuple[JaxprEqn, Mask]]:
-    """The equations that an active input reaches, with their active operands."""
+    """The equations that depend on an active input, with masks of their active operands."""
     live: set[Any] = set(gather(prog.inputs, active))
     found: list[tuple[JaxprEqn, Mask]] = []
     for eqn in prog.equations:

@@ -1,4 +1,4 @@
-"""`sparse_jacobian`, `sparse_hessian`: only the elements that may differ from zero."""
+"""`sparse_jacobian` and `sparse_hessian`: compute only the elements that may be nonzero."""
 
 from __future__ import annotations
 
@@ -23,34 +23,36 @@ def sparse_jacobian(
 ) -> Sparse:
     """The Jacobian of `f` as a sparse matrix, from a few products instead of one for each column.
 
-    Columns that share no row are pushed forward together, rows that share no column pulled back
-    together. What may differ from zero is found from the program (`xform.sparsity`).
+    Columns that share no row are computed together by one jvp (a push), rows that share no column
+    by one vjp (a pull). The elements that may be nonzero are found by `xform.sparsity`.
 
     Args:
-      f: pure function of pytrees of real arrays. What it closes over counts as constant.
+      f: pure function of pytrees of real arrays. Values that it closes over count as constants.
       argnums: position or positions of the arguments whose elements are the columns.
-      pattern: a `Pattern`, a sparse array of SciPy's or JAX's, or a matrix of booleans, `[m, n]`,
-        which must hold every element that is ever nonzero; None: found by `xform.sparsity`.
-      coloring: "column" (pushes), "row" (pulls), "bidirectional" (both: for a few dense rows and
-        columns), or "auto", whichever takes the fewest products.
-      order: in which order rows or columns get their colours; "best" tries several.
+      pattern: a `Pattern`, a sparse array of SciPy or JAX, or a boolean matrix, `[m, n]`. It must
+        contain every element that is ever nonzero. None: `xform.sparsity` finds it.
+      coloring: "column" (pushes), "row" (pulls), "bidirectional" (both, for matrices with a few
+        dense rows and columns), or "auto", which takes the fewest products.
+      order: the order of colouring rows or columns; "best" tries several.
       chunk: how many products are computed at once; None: all.
-      format: "bcoo", or "scipy" for a `scipy.sparse.csr_array`, which is none under `jit`.
+      format: "bcoo", or "scipy" for a `scipy.sparse.csr_array`, which does not work under `jit`.
 
     Returns:
-      A function of the arguments of `f`, whose value is a `jax.experimental.sparse.BCOO` of shape
-      `[m, n]`: a row for each element of the output, a column for each of the input, leaf by leaf.
-      It has a method `prepare(*args)`, which takes types too, and returns the pattern and the
-      colours; the first call for some types prepares. It works under `jit` and `vmap`.
+      A function of the arguments of `f` that returns a `jax.experimental.sparse.BCOO` of shape
+      `[m, n]`: one row for each element of the output, one column for each element of the input,
+      leaf by leaf. It works under `jit` and `vmap`. Its method `prepare(*args)` takes arrays or
+      types, and returns the pattern and the colouring; otherwise the first call with new types
+      computes them.
 
     Raises:
-      WrongArgument: every element may differ from zero, so that nothing is gained (give `pattern`
-        to insist), or an argument is unusable.
+      WrongArgument: every element may be nonzero, so nothing is gained (pass `pattern` to override
+        this), or an argument is invalid.
       WrongDtype: an input or output is not real.
-      NotDifferentiable: `f` has effects, or a mode that was asked for does not exist.
+      NotDifferentiable: `f` has side effects, or does not have the requested mode.
 
-    Cost: to prepare, a trace, and Python for each nonzero. Then one evaluation of `f` and a push or
-    a pull for each colour, `chunk` of them at once; memory for `colours x m` (or `n`) numbers.
+    Cost: once for each types of arguments, a trace, and Python code for each nonzero. Then one
+    evaluation of `f` and one push or pull for each colour, `chunk` of them at once. Memory is
+    `colours x m` (or `n`) numbers.
     Source: Gebremedhin, Manne and Pothen, "What color is your Jacobian?", SIAM Review 47 (2005).
 
     >>> f = lambda x: x[1:] * x[:-1]
@@ -73,29 +75,29 @@ def sparse_hessian(
     chunk: int | None = None,
     format: Literal["bcoo", "scipy"] = "bcoo",
 ) -> Sparse:
-    """The Hessian of a scalar function as a sparse matrix, from a few products with vectors.
+    """The Hessian of a scalar function as a sparse matrix, from a few Hessian-vector products.
 
     Args:
-      f: pure function of pytrees of real arrays to a scalar. What it closes over counts as
-        constant.
+      f: pure function of pytrees of real arrays to a scalar. Values that it closes over count as
+        constants.
       argnums: position or positions of the arguments whose elements are rows and columns.
-      pattern: as for `sparse_jacobian`, symmetric.
-      coloring: "star" reads each element from a product; "acyclic" takes fewer products, and
-        computes elements from them by sums, which rounding errors go along; "column" makes no use
-        of symmetry. "auto" is "star".
-      order: in which order columns get their colours; "best" tries several.
+      pattern: as for `sparse_jacobian`; it must be symmetric.
+      coloring: "star" reads each element directly from a product. "acyclic" takes fewer products,
+        but computes elements by sums and differences, so rounding errors accumulate.
+        "column" does not use symmetry. "auto" is "star".
+      order: the order of colouring columns; "best" tries several.
       chunk: how many products are computed at once; None: all.
-      format: "bcoo", or "scipy" for a `scipy.sparse.csr_array`, which is none under `jit`.
+      format: "bcoo", or "scipy" for a `scipy.sparse.csr_array`, which does not work under `jit`.
 
     Returns:
-      A function of the arguments of `f`, whose value is a `jax.experimental.sparse.BCOO` of shape
-      `[n, n]`, with both triangles. Like that of `sparse_jacobian` it has `prepare`.
+      A function of the arguments of `f` that returns a `jax.experimental.sparse.BCOO` of shape
+      `[n, n]`, with both triangles. It has a method `prepare`, as for `sparse_jacobian`.
 
     Raises:
-      NotScalar: the output of `f` is no scalar.
+      NotScalar: the output of `f` is not a scalar.
       WrongArgument, WrongDtype, NotDifferentiable: as for `sparse_jacobian`.
 
-    Cost: one gradient, and a push through it for each colour, `chunk` of them at once.
+    Cost: one gradient, and one jvp of the gradient for each colour, `chunk` of them at once.
     Source: Gebremedhin, Pothen, Tarafdar and Walther, "Efficient Computation of Sparse Hessians
     Using Coloring and Automatic Differentiation", INFORMS Journal on Computing 21 (2009).
 
@@ -121,10 +123,13 @@ def _check(f: Any, asked: str, argnums: Any, coloring: str, colorings: Sequence[
         if value not in known:
             listed = ", ".join(map(repr, known))
             raise WrongArgument(
-                f"{asked} with {name}={value!r}", "there is none of that name", "",
-                f"give one of {listed}",
+                f"{asked} with {name}={value!r}", f"{name} has no such value", "",
+                f"pass one of {listed}",
             )  # fmt: skip
     if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
         raise WrongArgument(
-            f"{asked} with chunk={chunk!r}", "it is no number of products", "", "give 1 or more"
+            f"{asked} with chunk={chunk!r}",
+            "it is not a positive integer",
+            "",
+            "pass an integer from 1 on, or None for all products at once",
         )

@@ -1,8 +1,9 @@
-"""Loops and branches: the sets of what they carry.
+"""Propagate sets of input elements through loops and branches.
 
-A loop of a known number of steps is followed step by step if that is not too long, with the values
-that are known at each; a scan that carries no set is one program for all steps at once. Otherwise
-the carried sets grow until they are the same after a step as before.
+A loop with a known trip count is followed iteration by iteration, with the values that are known in
+each, unless that takes too long. A scan whose carry depends on no input element is handled as one
+program for all iterations at once. For all other loops, the sets of the carry are iterated to a
+fixed point.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from xform.sparse.sets import Sets
 from xform.sparse.steps import Some
 from xform.sparse.walk import Walk, flat
 
-# Equations that are followed one by one, of all steps of a loop together.
+# Maximum number of equations, over all iterations, for following a loop iteration by iteration.
 _STEPS = 20_000
-# Steps after which carried sets that still grow are united.
+# Iterations of the fixed point after which all elements of a carried value share one set.
 _GROWTH = 32
 
 
 def _cond(walk: Walk, eqn: JaxprEqn, sets: Some, facts: Facts) -> list[Sets | None]:
-    """Of the branch that is taken, if that is known; or of any."""
+    """A cond: the sets of the branch that is taken, if known; else the union over all branches."""
     branches = list(map(program, eqn.params["branches"]))
     which, *values = facts.values
     if which is not None:
         branches = [branches[min(max(int(which), 0), len(branches) - 1)]]
-    found = [walk.follow(b, sets[1:], values) for b in branches]
-    return [_either(ways) for ways in zip(*found, strict=True)]
+    results = [walk.follow(b, sets[1:], values) for b in branches]
+    return [_either(alternatives) for alternatives in zip(*results, strict=True)]
 
 
-def _either(ways: Sequence[Sets | None]) -> Sets | None:
-    some = [x for x in ways if x is not None]
+def _either(alternatives: Sequence[Sets | None]) -> Sets | None:
+    some = [x for x in alternatives if x is not None]
     return S.either(some) if some else None
 
 
@@ -76,7 +77,7 @@ def _stack(column: Some) -> Sets | None:
 
 
 def _carries(walk: Walk, body: Program, sets: Some, a: int, b: int) -> bool:
-    """Whether anything that is carried depends on an input, after some step."""
+    """Whether the carry of a scan depends on an input element, at the start or later."""
     if any(x is not None for x in sets[a:b]):
         return True
     seq = [None if x is None else S.over(x, (0,)) for x in sets[b:]]
@@ -86,7 +87,7 @@ def _carries(walk: Walk, body: Program, sets: Some, a: int, b: int) -> bool:
 
 def _mapped(walk: Walk, eqn: JaxprEqn, body: Program, sets: Some, facts: Facts, a: int, b: int
             ) -> list[Sets | None]:  # fmt: skip
-    """All steps at once, each with a carry that is not known."""
+    """A scan whose carry depends on no input element: all iterations at once, as a vmap."""
     length = eqn.params["length"]
     axes = [None] * a + [0] * (len(sets) - a)
     steps = jax.vmap(lambda *xs: evaluate(body, xs), axes, axis_size=length)
@@ -100,7 +101,7 @@ def _mapped(walk: Walk, eqn: JaxprEqn, body: Program, sets: Some, facts: Facts, 
 
 def _grown(walk: Walk, eqn: JaxprEqn, body: Program, sets: Some, facts: Facts, a: int, b: int
            ) -> list[Sets | None]:  # fmt: skip
-    """As if each step could see the scanned inputs of all."""
+    """A scan by a fixed point. Each iteration counts as reading the scanned inputs of all."""
     seq = [None if x is None else S.over(x, (0,)) for x in sets[b:]]
     values = [*facts.values[:a], *[None] * (len(sets) - a)]
 
@@ -116,7 +117,11 @@ def _grown(walk: Walk, eqn: JaxprEqn, body: Program, sets: Some, facts: Facts, a
 
 
 def _fixed(step: Any, carry: list[Sets | None]) -> list[Sets | None]:
-    """The least sets that hold those of the start, and those of a step from themselves."""
+    """The fixed point of the carry's sets.
+
+    These are the smallest sets that contain the initial ones and that an iteration of the loop does
+    not enlarge. If it takes too long, larger sets are returned.
+    """
     for i in range(2 * _GROWTH):
         new = [_either(pair) for pair in zip(carry, step(carry), strict=True)]
         if all(map(_same, carry, new)):
@@ -126,18 +131,18 @@ def _fixed(step: Any, carry: list[Sets | None]) -> list[Sets | None]:
 
 
 def _same(old: Sets | None, new: Sets | None) -> bool:
-    """Of sets that can only have grown."""
+    """Whether the sets are equal. They can only have grown, so their sizes are compared."""
     if old is None or new is None:
         return new is None
     return np.array_equal(old.sizes[old.ids], new.sizes[new.ids])
 
 
 def _blurred(x: Sets | None) -> Sets | None:
-    """The union of all elements' sets, for each."""
+    """Give each element the union of all elements' sets."""
     if x is None:
         return None
-    one = S.over(x, range(x.ids.ndim))
-    return one.at(np.broadcast_to(one.ids, x.ids.shape))
+    union = S.over(x, range(x.ids.ndim))
+    return union.at(np.broadcast_to(union.ids, x.ids.shape))
 
 
 def _all(x: Sets | None) -> Sets | None:
@@ -145,7 +150,7 @@ def _all(x: Sets | None) -> Sets | None:
 
 
 def _while(walk: Walk, eqn: JaxprEqn, sets: Some, facts: Facts) -> list[Sets | None]:
-    """Step by step while it is known whether there is another one."""
+    """A while loop: iteration by iteration while the condition is known, then by a fixed point."""
     until, body = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
     a = eqn.params["cond_nconsts"]
     b = a + eqn.params["body_nconsts"]
@@ -164,5 +169,5 @@ def _while(walk: Walk, eqn: JaxprEqn, sets: Some, facts: Facts) -> list[Sets | N
 
 
 def walk() -> Walk:
-    """A way through programs with loops and branches."""
+    """A `Walk` that handles loops and branches."""
     return Walk({cond_p: _cond, scan_p: _scan, while_p: _while})

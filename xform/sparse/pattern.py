@@ -1,4 +1,4 @@
-"""`Pattern`: which elements of a Jacobian or Hessian may differ from zero."""
+"""`Pattern`: which elements of a Jacobian or Hessian may be nonzero."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from xform.sparse.picture import dots, draw
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pattern:
-    """The places of a matrix that may differ from zero, in the order of its rows.
+    """The elements of a matrix that may be nonzero, in row-major order.
 
-    Rows are the elements of the output, columns those of the input, leaf by leaf, each in the order
-    of `ravel`. `print` shows a picture in characters and the counts.
+    Rows are the elements of the output, columns the elements of the input: leaf by leaf, each in
+    the order of `ravel`. `print` shows the counts and a picture in characters.
 
     Attributes:
-      rows: the row of each place, int, of shape `[nonzeros]`.
-      cols: its column, likewise.
-      shape: of the matrix.
-      name: what the matrix is.
+      rows: the row of each nonzero, int, of shape `[nonzeros]`.
+      cols: the column of each nonzero, likewise.
+      shape: shape of the matrix.
+      name: title of the matrix, such as "Jacobian of f".
 
     >>> pattern = xform.sparsity(lambda x: x[1:] * x[:-1], jnp.ones(4))
     >>> pattern.rows.tolist(), pattern.cols.tolist()
@@ -44,41 +44,44 @@ class Pattern:
 
     @property
     def nonzeros(self) -> int:
-        """How many places may differ from zero."""
+        """The number of elements that may be nonzero."""
         return len(self.rows)
 
     @property
     def density(self) -> float:
-        """Their share of all places; 0 of a matrix without places."""
-        places = self.shape[0] * self.shape[1]
-        return self.nonzeros / places if places else 0.0
+        """The nonzeros as a fraction of all elements; 0 for a matrix without elements."""
+        elements = self.shape[0] * self.shape[1]
+        return self.nonzeros / elements if elements else 0.0
 
     @functools.cached_property
     def row_counts(self) -> np.ndarray:
-        """The nonzeros of each row."""
+        """The number of nonzeros in each row."""
         return np.bincount(self.rows, minlength=self.shape[0])
 
     @functools.cached_property
     def col_counts(self) -> np.ndarray:
-        """The nonzeros of each column."""
+        """The number of nonzeros in each column."""
         return np.bincount(self.cols, minlength=self.shape[1])
 
     def todense(self) -> np.ndarray:
-        """The pattern as a matrix of booleans."""
+        """The pattern as a dense boolean matrix."""
         dense = np.zeros(self.shape, bool)
         dense[self.rows, self.cols] = True
         return dense
 
     def scipy(self) -> Any:
-        """The pattern as a `scipy.sparse.csr_array` of booleans."""
+        """The pattern as a boolean `scipy.sparse.csr_array`."""
         ones = np.ones(self.nonzeros, bool)
         return sparse.csr_array((ones, (self.rows, self.cols)), shape=self.shape)
 
     def contains(self, other: Any) -> bool:
-        """Whether every nonzero of a matrix is one of these.
+        """Whether this pattern contains every nonzero of another matrix.
 
         Args:
-          other: a matrix of this shape, in any form that `xform.sparse_jacobian` takes a pattern.
+          other: a matrix in any form that `xform.sparse_jacobian` accepts as a pattern.
+
+        Returns:
+          Whether it does; False if the shapes differ.
         """
         inner = pattern_of(other, "contains")
         if inner.shape != self.shape:
@@ -87,16 +90,16 @@ class Pattern:
         return bool(np.isin(theirs, mine).all())
 
     def plot(self, path: str | os.PathLike[str], colors: Any = None) -> None:
-        """Draw the pattern to a file, by matplotlib.
+        """Draw the pattern to a file with matplotlib.
 
         Args:
-          path: of the picture, which ends in .png, .svg or .pdf.
-          colors: a `Coloring`, as `xform.sparse_jacobian(f).prepare(x).coloring`: each place is
-            drawn in the colour of the product that it is read from. None: in one colour.
+          path: the file, which ends in .png, .svg or .pdf.
+          colors: a `Coloring`, such as `xform.sparse_jacobian(f).prepare(x).coloring`: each nonzero
+            is drawn in the colour of the product that it is read from. None: one colour for all.
 
         Raises:
           MissingExtra: matplotlib is not installed.
-          WrongArgument: the file has another suffix, or the colours are of another pattern.
+          WrongArgument: the file has another suffix, or the colouring is for another pattern.
         """
         of = None if colors is None else colors.entries(self)
         draw(path, self.rows, self.cols, self.shape, str(self).splitlines()[0], of)
@@ -115,15 +118,15 @@ class Pattern:
 
 
 def pattern_from(matrix: Any, name: str) -> Pattern:
-    """The pattern of a SciPy sparse array: the places that it holds."""
-    held = sparse.coo_array(sparse.csr_array(matrix))
-    order = np.lexsort((held.col, held.row))
-    m, n = held.shape
-    return Pattern(held.row[order], held.col[order], (m, n), name)
+    """The pattern of a SciPy sparse array: the elements that it stores."""
+    stored = sparse.coo_array(sparse.csr_array(matrix))
+    order = np.lexsort((stored.col, stored.row))
+    m, n = stored.shape
+    return Pattern(stored.row[order], stored.col[order], (m, n), name)
 
 
 def pattern_of(matrix: Any, asked: str) -> Pattern:
-    """A pattern of any form: a Pattern, a sparse array of SciPy's or JAX's, or a dense matrix."""
+    """Convert a SciPy or JAX sparse array or a dense matrix to a `Pattern`."""
     if isinstance(matrix, Pattern):
         return matrix
     if hasattr(matrix, "indices") and hasattr(matrix, "todense") and not sparse.issparse(matrix):
@@ -138,9 +141,9 @@ def pattern_of(matrix: Any, asked: str) -> Pattern:
     if dense.ndim != 2 or dense.dtype.kind not in "biufc":
         raise WrongArgument(
             f"{asked} with a pattern of type {type(matrix).__name__}",
-            "it is no matrix",
+            "it is not a matrix",
             "",
-            "give a Pattern (xform.sparsity), a sparse array of SciPy's or JAX's, or a matrix of "
-            "booleans",
+            "give a Pattern (from xform.sparsity), a sparse array of SciPy or JAX, or a boolean "
+            "matrix",
         )
     return pattern_from(sparse.csr_array(dense != 0), "pattern")

@@ -1,4 +1,4 @@
-"""Patterns as pictures: in characters, and by matplotlib."""
+"""Pictures of sparsity patterns: in characters, and with matplotlib."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import numpy as np
 
 from xform.planner.report.picture import BLUE, save, sheet
 
-# The most rows and columns that are shown one by one; of larger matrices, blocks are.
+# Maximum numbers of rows and columns in characters; larger matrices are shown by blocks.
 _ROWS, _COLS = 24, 48
 
 
 def dots(rows: np.ndarray, cols: np.ndarray, shape: Sequence[int]) -> list[str]:
-    """Lines of `#` and `.`; of a large matrix, of blocks with and without nonzeros."""
+    """Lines of `#` (nonzero) and `.`; in a large matrix, `#` is a block with a nonzero."""
     m, n = (min(size, most) for size, most in zip(shape, (_ROWS, _COLS), strict=True))
-    there = np.zeros((m, n), bool)
+    blocks = np.zeros((m, n), bool)
     if len(rows):
-        there[rows * m // shape[0], cols * n // shape[1]] = True
-    return [" ".join("#" if on else "." for on in line) for line in there]
+        blocks[rows * m // shape[0], cols * n // shape[1]] = True
+    return [" ".join("#" if on else "." for on in line) for line in blocks]
 
 
 def draw(path: str | os.PathLike[str], rows: np.ndarray, cols: np.ndarray, shape: Sequence[int],
          title: str, colors: np.ndarray | None) -> None:  # fmt: skip
-    """A picture of the places of a matrix, each in the colour of its number."""
+    """Draw the nonzeros of a matrix to a file, coloured by the numbers `colors` (None: blue)."""
     m, n = shape
     long = max(m, n, 1)
     width, height = 1.4 + 4.6 * n / long, 1.2 + 4.6 * m / long

@@ -1,8 +1,8 @@
-"""Sets of input elements, one for each element of a value.
+"""Sets of input elements: for each element of a value, the input elements it may depend on.
 
-Each set has a number, and a value's pattern is an array of numbers of its shape: to move data is to
-move numbers. 0 is the empty set and 1 that of all inputs, whatever there are; the others are rows
-of a table. A set may be larger than need be, never smaller.
+Each set has a number. A value has an array of these numbers, in its shape, so an operation that
+moves data moves the numbers in the same way. Number 0 is the empty set, and 1 the set of all input
+elements; the others are rows of a table. A set may contain too many elements, but never too few.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy import sparse
 from xform.reach import Rows
 
 EMPTY, ALL, FIRST = 0, 1, 2
-# So many members of sets are listed at once: beyond it all elements of a value share one set.
+# A union with more members than this is not computed: all elements of the value share one set.
 MOST = 2**25
 
 
@@ -26,8 +26,8 @@ class Sets:
     """The sets of a value.
 
     Attributes:
-      ids: their numbers, in the shape of the value.
-      table: the sets from number 2 on, as rows; as many columns as there are inputs.
+      ids: the number of each element's set, in the shape of the value.
+      table: the sets with numbers from 2 on, as rows; one column for each input element.
     """
 
     ids: np.ndarray
@@ -35,35 +35,35 @@ class Sets:
 
     @property
     def width(self) -> int:
-        """How many inputs there are."""
+        """The number of input elements."""
         return self.table.shape[1]
 
     def at(self, ids: np.ndarray) -> Sets:
-        """The same sets elsewhere."""
+        """Sets with the same table and other `ids`."""
         return Sets(ids, self.table)
 
     @property
     def sizes(self) -> np.ndarray:
-        """How many inputs the set of each number has."""
+        """The number of members of each set, by number of the set."""
         return np.concatenate([[0, self.width], np.diff(self.table.indptr)])
 
 
 def table_of(rows: Rows, width: int) -> sparse.csr_array:
-    """A table of rows of places."""
-    begins, places = rows
-    data = np.ones(len(places), bool)
-    return sparse.csr_array((data, places, begins), shape=(len(begins) - 1, width))
+    """The boolean sparse array of `rows`, with `width` columns."""
+    begins, columns = rows
+    data = np.ones(len(columns), bool)
+    return sparse.csr_array((data, columns, begins), shape=(len(begins) - 1, width))
 
 
 def inputs(shape: Sequence[int], start: int, width: int) -> Sets:
-    """An input, its elements the inputs from `start` on."""
+    """The sets of an input: element `i` depends only on input element `start + i`."""
     n = math.prod(shape)
     table = table_of((np.arange(n + 1), np.arange(start, start + n)), width)
     return _canonical(np.arange(FIRST, FIRST + n).reshape(shape), table)
 
 
 def together(parts: Sequence[Sets]) -> tuple[list[np.ndarray], sparse.csr_array]:
-    """The numbers of several values' sets in one table."""
+    """Merge the tables of several values; returns the new numbers of each, and the table."""
     tables = list({id(p.table): p.table for p in parts}.values())
     starts = dict(zip(map(id, tables), np.cumsum([0, *(t.shape[0] for t in tables)]), strict=False))
     ids = [np.where(p.ids < FIRST, p.ids, p.ids + starts[id(p.table)]) for p in parts]
@@ -72,7 +72,7 @@ def together(parts: Sequence[Sets]) -> tuple[list[np.ndarray], sparse.csr_array]
 
 
 def either(parts: Sequence[Sets]) -> Sets:
-    """Element by element the union of several values' sets; those without axes go to all."""
+    """The union of several values' sets, element by element. Shapes are broadcast."""
     shape = np.broadcast_shapes(*(p.ids.shape for p in parts))
     total = parts[0].at(np.broadcast_to(parts[0].ids, shape))
     for part in parts[1:]:
@@ -96,7 +96,7 @@ def _both(a: Sets, b: Sets) -> Sets:
 
 
 def union(members: np.ndarray, of: Sets) -> Sets:
-    """For each row of numbers of sets, their union."""
+    """For each row of `members` (numbers of sets in `of`, `[..., k]`), the union of the sets."""
     k = members.shape[-1]
     rows = members.reshape(-1, k) if k else members.reshape(math.prod(members.shape[:-1]), 0)
     begins = np.arange(len(rows) + 1) * k
@@ -104,34 +104,34 @@ def union(members: np.ndarray, of: Sets) -> Sets:
 
 
 def united(members: Rows, shape: Sequence[int], of: Sets) -> Sets:
-    """The same for rows of any length, which are the elements of an array of some shape."""
+    """Like `union`, for rows of any length. Row `i` is element `i` of an array of this shape."""
     begins, ids = members
-    some = np.diff(begins) > 0
+    nonempty = np.diff(begins) > 0
     if of.sizes[ids].sum() > MOST:
-        return _one(ids, np.where(some, 0, -1).reshape(shape), of)
-    whole = np.zeros(len(begins) - 1, bool)
+        return _shared(ids, nonempty.reshape(shape), of)
+    has_all = np.zeros(len(begins) - 1, bool)
     if (ids == ALL).any():
-        whole[some] = np.maximum.reduceat(ids == ALL, begins[:-1][some])
-    real = ids >= FIRST
-    kept = np.concatenate([[0], np.cumsum(real)])[begins]
-    rows = table_of((kept, ids[real] - FIRST), of.table.shape[0]) @ of.table
-    numbers = np.arange(FIRST, FIRST + len(whole))
-    return _canonical(np.where(whole, ALL, numbers).reshape(shape), sparse.csr_array(rows))
+        has_all[nonempty] = np.maximum.reduceat(ids == ALL, begins[:-1][nonempty])
+    in_table = ids >= FIRST
+    offsets = np.concatenate([[0], np.cumsum(in_table)])[begins]
+    rows = table_of((offsets, ids[in_table] - FIRST), of.table.shape[0]) @ of.table
+    numbers = np.arange(FIRST, FIRST + len(has_all))
+    return _canonical(np.where(has_all, ALL, numbers).reshape(shape), sparse.csr_array(rows))
 
 
-def _one(ids: np.ndarray, where: np.ndarray, of: Sets) -> Sets:
-    """One set for all elements but those with -1: the union of all that they would have."""
+def _shared(ids: np.ndarray, nonempty: np.ndarray, of: Sets) -> Sets:
+    """One set, the union of the sets `ids`, for all elements that are `nonempty`."""
     used = np.unique(ids)
     if ALL in used:
-        return of.at(np.where(where < 0, EMPTY, ALL))
+        return of.at(np.where(nonempty, ALL, EMPTY))
     rows = of.table[used[used >= FIRST] - FIRST]
-    there = np.unique(rows.indices)
-    table = table_of((np.array([0, len(there)]), there), of.width)
-    return _canonical(np.where(where < 0, EMPTY, FIRST), table)
+    members = np.unique(rows.indices)
+    table = table_of((np.array([0, len(members)]), members), of.width)
+    return _canonical(np.where(nonempty, FIRST, EMPTY), table)
 
 
 def _canonical(ids: np.ndarray, table: sparse.csr_array) -> Sets:
-    """Empty sets and those of all inputs by their own numbers."""
+    """Give empty sets the number `EMPTY`, and sets of all input elements the number `ALL`."""
     sizes = np.diff(table.indptr)
     if not table.shape[1] or (sizes == 0).any() or (sizes == table.shape[1]).any():
         numbers = np.where(sizes == 0, EMPTY, np.where(sizes == table.shape[1], ALL, -1))
@@ -141,10 +141,10 @@ def _canonical(ids: np.ndarray, table: sparse.csr_array) -> Sets:
 
 
 def _pruned(sets: Sets) -> Sets:
-    """Without the rows that nothing uses, if those are most."""
-    there = np.zeros(sets.table.shape[0] + FIRST, bool)
-    there[sets.ids] = True
-    used = np.flatnonzero(there[FIRST:]) + FIRST
+    """Drop the unused rows of the table, if they are more than half of it."""
+    is_used = np.zeros(sets.table.shape[0] + FIRST, bool)
+    is_used[sets.ids] = True
+    used = np.flatnonzero(is_used[FIRST:]) + FIRST
     if 2 * len(used) >= sets.table.shape[0]:
         return sets
     numbers = np.zeros(sets.table.shape[0] + FIRST, int)
@@ -153,7 +153,7 @@ def _pruned(sets: Sets) -> Sets:
 
 
 def over(sets: Sets, axes: Sequence[int]) -> Sets:
-    """The union along some axes, which go."""
+    """The union along some axes, which are removed."""
     if not axes:
         return sets
     rest = [i for i in range(sets.ids.ndim) if i not in axes]
@@ -164,24 +164,24 @@ def over(sets: Sets, axes: Sequence[int]) -> Sets:
 
 
 def along(sets: Sets, axis: int, sees: Rows) -> Sets:
-    """For each place on an axis the union of the places on it that it sees."""
-    begins, places = sees
+    """For each row of `sees`, the union of the sets at the row's indices along an axis."""
+    begins, indices = sees
     lines = np.moveaxis(sets.ids, axis, -1)
     n = len(begins) - 1
     if (np.diff(begins) <= 1).all():
-        at = np.concatenate([np.zeros((*lines.shape[:-1], 1), int), lines], -1)
-        one = np.zeros(n, int)
-        one[np.diff(begins) == 1] = places + 1
-        return sets.at(np.moveaxis(at[..., one], -1, axis))
+        padded = np.concatenate([np.zeros((*lines.shape[:-1], 1), int), lines], -1)
+        index = np.zeros(n, int)
+        index[np.diff(begins) == 1] = indices + 1
+        return sets.at(np.moveaxis(padded[..., index], -1, axis))
     count = math.prod(lines.shape[:-1])
-    whole = np.arange(count)[:, None] * len(places) + begins[:-1]
-    whole = np.append(whole.reshape(-1), count * len(places))
-    seen = united((whole, lines[..., places].reshape(-1)), (*lines.shape[:-1], n), sets)
+    offsets = np.arange(count)[:, None] * len(indices) + begins[:-1]
+    offsets = np.append(offsets.reshape(-1), count * len(indices))
+    seen = united((offsets, lines[..., indices].reshape(-1)), (*lines.shape[:-1], n), sets)
     return seen.at(np.moveaxis(seen.ids, -1, axis))
 
 
 def accumulated(sets: Sets, axis: int, way: int) -> Sets:
-    """For each place on an axis the union of all up to it; from the last on if `way` is -1."""
+    """The cumulative union along an axis: from the first index, or from the last if `way` is -1."""
     lines = np.moveaxis(sets.ids, axis, -1)[..., ::way]
     total, step = sets.at(lines), 1
     while step < lines.shape[-1]:
@@ -192,9 +192,12 @@ def accumulated(sets: Sets, axis: int, way: int) -> Sets:
 
 
 def paired(sets: Sets, rows: Rows, shape: Sequence[int]) -> Sets:
-    """By pairs of elements: those of an array of some shape, and those of the value."""
-    begins, places = rows
-    return united((begins, sets.ids.reshape(-1)[places]), shape, sets) if (
+    """For each row of `rows`, the union of the sets of the row's elements; as an array of `shape`.
+
+    The elements of the value are numbered in row-major order.
+    """
+    begins, elements = rows
+    return united((begins, sets.ids.reshape(-1)[elements]), shape, sets) if (
         np.diff(begins) > 1).any() else _single(sets, rows, shape)  # fmt: skip
 
 
@@ -205,17 +208,17 @@ def _single(sets: Sets, rows: Rows, shape: Sequence[int]) -> Sets:
 
 
 def size(sets: Sets) -> int:
-    """How many members all elements' sets have together."""
+    """The sum of the numbers of members of all elements' sets."""
     return int(sets.sizes[sets.ids].sum())
 
 
 def rows(sets: Sets) -> sparse.csr_array:
-    """A row for each element, in order: the pattern of a Jacobian."""
+    """The set of each element as a row of a boolean matrix: the pattern of a Jacobian."""
     ids = sets.ids.reshape(-1)
-    every = table_of((np.array([0, sets.width]), np.arange(sets.width)), sets.width)
-    table = sparse.csr_array(sparse.vstack([every, sets.table], format="csr"))
-    there = ids > EMPTY
-    begins = np.concatenate([[0], np.cumsum(there)])
-    out = sparse.csr_array(table_of((begins, ids[there] - ALL), table.shape[0]) @ table)
+    all_inputs = table_of((np.array([0, sets.width]), np.arange(sets.width)), sets.width)
+    table = sparse.csr_array(sparse.vstack([all_inputs, sets.table], format="csr"))
+    nonempty = ids > EMPTY
+    begins = np.concatenate([[0], np.cumsum(nonempty)])
+    out = sparse.csr_array(table_of((begins, ids[nonempty] - ALL), table.shape[0]) @ table)
     out.sort_indices()
     return out

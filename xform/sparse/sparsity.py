@@ -1,4 +1,4 @@
-"""`sparsity`: the pattern of a Jacobian or Hessian, from the program alone."""
+"""`sparsity`: the sparsity pattern of a Jacobian or Hessian, without computing derivatives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from xform.sparse.pattern import Pattern, pattern_from
 from xform.transforms.function import as_array, numbers, positions
 from xform.transforms.reverse import grad
 
-# Of a pattern with more nonzeros than this no list is made.
+# A pattern with more nonzeros than this raises an error.
 _LARGEST = 2**27
 
 
@@ -35,34 +35,35 @@ def sparsity(
     of: Literal["jacobian", "hessian"] = "jacobian",
     at: Any = None,
 ) -> Pattern:
-    """Which elements of the Jacobian or Hessian of `f` may differ from zero.
+    """The elements of the Jacobian or Hessian of `f` that may be nonzero.
 
-    No derivative is computed: sets of input elements go through the program of `f`, as the rule of
-    each primitive says. The pattern holds at every point, or, with `at`, at one. It may be larger
-    than the truth, never smaller: where nothing is known of an operation, each element of its
-    results counts as depending on all of its operands'.
+    No derivative is computed. Instead, sets of input elements are propagated through the program of
+    `f`, by the rule of each primitive. The pattern is valid for all inputs or, with `at`, at one
+    point. It may contain too many elements, but never too few: for an operation without such a
+    rule, each element of the result counts as depending on all elements of its operands.
 
     Args:
-      f: pure function of pytrees of arrays; what it closes over counts as constant.
-      *args: its arguments, as arrays or `jax.ShapeDtypeStruct`s: only their types matter. May be
-        left out where `at` is given and `f` takes one argument.
+      f: pure function of pytrees of arrays; values that it closes over count as constants.
+      *args: its arguments, as arrays or `jax.ShapeDtypeStruct`s; only their types matter. May be
+        left out if `at` is given and `f` takes one argument.
       argnums: position or positions of the arguments whose elements are the columns.
-      of: "jacobian", or "hessian" of a function that returns a scalar.
-      at: the point (the argument, or a tuple of them where `argnums` is one): where its value
-        decides, at a branch, an index or a factor that is zero, the pattern holds there only. All
-        other arguments are then values too.
+      of: "jacobian", or "hessian" for a function that returns a scalar.
+      at: a point (the argument, or a tuple of arguments if `argnums` is a tuple). The pattern is
+        then valid at this point only, where values decide a branch, an index or a zero factor.
+        All other arguments must be values too.
 
     Returns:
-      A `Pattern`: its rows are the elements of the output (of the gradient), its columns those of
-      the input; it prints, plots, and becomes a SciPy array.
+      A `Pattern`: its rows are the elements of the output (of the gradient, for a Hessian), its
+      columns the elements of the input. It can be printed, plotted, and converted to a SciPy array.
 
     Raises:
-      NotScalar: the Hessian of something that is not a scalar.
-      WrongArgument: an argument is unusable, or the pattern has more than 134 million nonzeros.
-      NotDifferentiable: `f` has effects.
+      NotScalar: the Hessian of a function that does not return a scalar.
+      WrongArgument: an argument is invalid, or the pattern has more than 134 million nonzeros.
+      NotDifferentiable: `f` has side effects.
 
-    Cost: linear in the nonzeros of all values' patterns; `f` is traced, and what of it does not
-    depend on the inputs is compiled and run. Python for each equation, not for each element.
+    Cost: linear in the nonzeros of the patterns of all values. `f` is traced, and the part of it
+    that does not depend on the inputs is compiled and run. Python code runs for each equation, not
+    for each element.
     Source: Griewank and Walther, Evaluating Derivatives, 2nd edition (2008), section 7.1.
 
     >>> print(xform.sparsity(lambda x: jnp.cumsum(x)[::2], jnp.ones(5)))
@@ -81,7 +82,7 @@ def sparsity(
             f"sparsity with of={of!r}",
             "it is neither 'jacobian' nor 'hessian'",
             "",
-            "say of which of the two",
+            "pass of='jacobian' or of='hessian'",
         )
     if at is not None:
         args = _placed(args, argnums, at)
@@ -89,7 +90,7 @@ def sparsity(
 
 
 def _placed(args: tuple[Any, ...], argnums: int | Sequence[int], at: Any) -> tuple[Any, ...]:
-    """The arguments with the point among them."""
+    """The arguments of `f`, with those at `argnums` replaced by the point `at`."""
     if isinstance(argnums, int | np.integer):
         at, argnums = (at,), (int(argnums),)
     args = args or tuple(at)
@@ -100,16 +101,16 @@ def _placed(args: tuple[Any, ...], argnums: int | Sequence[int], at: Any) -> tup
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """A function at some types of arguments, traced.
+    """A traced function whose Jacobian or Hessian is wanted.
 
     Attributes:
-      name: of the matrix that is asked for.
-      asked: the transform, and of what.
-      program: of `f`, or of its gradient; what it closes over are leading inputs.
-      constants: how many of those there are.
-      values: its inputs; types where only those were given.
+      name: title of the matrix, such as "Jacobian of f".
+      asked: the request, for error messages.
+      program: the program of `f`, or of its gradient, with constants as leading inputs.
+      constants: number of these constants.
+      values: the inputs of the program, as arrays or types.
       columns: which inputs' elements are the columns.
-      square: whether the matrix is symmetric.
+      square: whether the matrix is a Hessian, which is symmetric.
     """
 
     name: str
@@ -122,14 +123,14 @@ class Subject:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the matrix."""
+        """The shape of the matrix."""
         return sum(map(size, self.program.outputs)), sum(map(size, self._inputs()))
 
     def _inputs(self) -> list[Any]:
         return gather(self.program.inputs, self.columns)
 
     def pattern(self, local: bool = False) -> Pattern:
-        """The pattern, at every point or at this one; columns of integers are empty."""
+        """The pattern for all inputs; with `local`, at `values`. Columns of integers are empty."""
         m, n = self.shape
         starts = iter(np.cumsum([0, *map(size, self._inputs())]))
         seeds = [S.inputs(shape(v), int(next(starts)), n) for v in self._inputs()]
@@ -142,7 +143,7 @@ class Subject:
         whole = [none.at(np.zeros(shape(v), int)) if y is None else y
                  for v, y in zip(self.program.outputs, outs, strict=True)]  # fmt: skip
         if (count := sum(map(S.size, whole))) > _LARGEST:
-            raise dense(self.asked, f"up to {count} of its {m} x {n} elements may differ from zero")
+            raise dense(self.asked, f"up to {count} of its {m} x {n} elements may be nonzero")
         rows = sparse.csr_array(sparse.vstack([sparse.csr_array((0, n), dtype=bool),
                                                *map(S.rows, whole)], format="csr"))  # fmt: skip
         return pattern_from(rows + rows.T if self.square else rows, self.name)
@@ -150,7 +151,7 @@ class Subject:
 
 def subject(f: Callable[..., Any], args: Sequence[Any], argnums: int | Sequence[int], of: str,
             transform: str) -> Subject:  # fmt: skip
-    """Trace a function at arguments, or types of them; what is no array is held."""
+    """Trace a function at arguments or their types; leaves that are not arrays are static."""
     asked = f"{transform} of {function_name(f)}"
     where = positions(argnums, len(args), transform)
     if not where:
@@ -178,23 +179,23 @@ def subject(f: Callable[..., Any], args: Sequence[Any], argnums: int | Sequence[
 
 
 def dense(asked: str, blocked: str) -> WrongArgument:
-    """The error of a matrix that is not sparse."""
+    """The error for a matrix that is not sparse."""
     return WrongArgument(
         asked,
         blocked,
         "",
         "use xform.jacfwd, xform.jacrev or xform.hessian, or products with vectors (xform.jvp, "
-        "xform.vjp, xform.hvp); or give `pattern`, if you know that it has fewer",
+        "xform.vjp, xform.hvp); or give `pattern`, if you know that it has fewer nonzeros",
     )
 
 
 def _refuse_effects(prog: Program, asked: str) -> None:
-    """A derivative that is compressed runs the function for many vectors at once."""
+    """Raise an error for side effects: the function is run for many vectors at once."""
     for eqn in prog.equations:
         if has_effects(eqn):
             raise NotDifferentiable(
                 asked,
-                f"{eqn.primitive.name} has effects, which would not happen as the function says",
+                f"{eqn.primitive.name} has side effects, which would not run once as written",
                 frame(eqn),
-                "take out what prints, calls back or writes",
+                "remove operations that print, call back to Python or write",
             )

@@ -1,4 +1,4 @@
-"""One equation: the sets of its results from those of its operands, by its rule's reach."""
+"""Propagate sets of input elements through one equation, by the reach in its rule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Some = Sequence[Sets | None]
 
 def step(eqn: JaxprEqn, reach: Each | Moved | Linked | Paired, sets: Some, facts: Facts
          ) -> list[Sets | None]:  # fmt: skip
-    """The sets of the results; None for those that depend on no input."""
+    """The sets of the results, given those of the operands; None: depends on no input element."""
     if isinstance(reach, Each):
         return _each(eqn, sets, facts.slopes)
     if isinstance(reach, Linked):
@@ -39,7 +39,7 @@ def step(eqn: JaxprEqn, reach: Each | Moved | Linked | Paired, sets: Some, facts
 
 
 def dense(eqn: JaxprEqn, sets: Some) -> list[Sets | None]:
-    """Of an equation of which nothing is known: all elements depend on all."""
+    """The sets if nothing is known of the equation: each result depends on all operands."""
     parts = [S.over(x, range(x.ids.ndim)) for x in sets if x is not None]
     whole = S.either(parts)
     return [whole.at(np.broadcast_to(whole.ids, shape(v))) if differentiable(v.aval) else None
@@ -59,7 +59,7 @@ def _each(eqn: JaxprEqn, sets: Some, slopes: Sequence[np.ndarray | None]) -> lis
 
 
 def _moved(eqn: JaxprEqn, reach: Moved, sets: Some, values: Sequence[Any]) -> list[Sets | None]:
-    """Of an operand that depends on nothing, every element has the empty set."""
+    """Apply the movement to the numbers of the sets; 0, the empty set, for other operands."""
     ids, table = S.together([x for x in sets if x is not None])
     numbers = iter(ids)
     where = range(len(sets))[slice(*reach.reads)]
@@ -74,7 +74,7 @@ def _moved(eqn: JaxprEqn, reach: Moved, sets: Some, values: Sequence[Any]) -> li
     else:
         numbered = [np.asarray(x, np.int32) for x in operands]
         prim, params = eqn.primitive, eqn.primitive.get_bind_params(eqn.params)
-        # Compiled apart: something else may be traced now.
+        # Compiled ahead of time, because the caller may be inside another trace.
         out = jax.jit(lambda *xs: prim.bind(*xs, **params)).lower(*numbered).compile()(*numbered)
     results = list(map(np.asarray, out if eqn.primitive.multiple_results else [out]))
     return [Sets(y.astype(int), table) for y in results]
@@ -94,7 +94,7 @@ def _follow(x: Sets, links: Links, out: Sequence[int]) -> Sets:
     followed = [link for link in links if link is not None]
     axes = [link.axis for link in followed]
     x = S.over(x, [i for i in range(x.ids.ndim) if i not in axes])
-    order = np.argsort(np.argsort(axes))  # where each of them is among those that are left
+    order = np.argsort(np.argsort(axes))  # the index of each among the remaining axes
     for link, axis in zip(followed, order, strict=True):
         x = _axis(x, link, int(axis))
     x = x.at(x.ids.transpose(order))

@@ -1,9 +1,9 @@
 """Star and acyclic colourings of graphs, for symmetric matrices.
 
-In both, neighbours differ. In a star colouring every path of four vertices has three colours: each
-element can be read from a product. In an acyclic one every cycle has three: it can be computed from
-products, along trees. Each vertex and each edge is looked at a few times only, however many
-neighbours those have.
+In both, neighbours have different colours. In a star colouring, every path of four vertices has at
+least three colours, and each element can be read from a product. In an acyclic colouring, every
+cycle has at least three colours, and elements can be computed from products along trees. Each
+vertex and each edge is visited a few times only, however many neighbours they have.
 
 Source: Gebremedhin, Tarafdar, Manne and Pothen, "New acyclic and star coloring algorithms with
 application to computing Hessians", SIAM Journal on Scientific Computing 29 (2007).
@@ -18,11 +18,11 @@ from xform.sparse.greedy import Colors, bits, first_free, neighbours
 
 
 def star(graph: Any, order: Sequence[int]) -> Colors:
-    """Colours without a path of four vertices that has two.
+    """A star colouring: no path of four vertices has only two colours.
 
-    For each vertex are known the colours that its neighbours have (`once`), those that several have
-    (`twice`), and those of its neighbours that are a hub: that have several neighbours of the
-    vertex' own colour.
+    For each vertex, the loop maintains three sets of colours. `once`: colours of its neighbours.
+    `twice`: colours of several neighbours. `hubs`: colours of neighbours that are a hub, that is,
+    have several neighbours of the vertex's own colour.
     """
     near = neighbours(graph)
     colors = [-1] * len(near)
@@ -33,7 +33,7 @@ def star(graph: Any, order: Sequence[int]) -> Colors:
             if colors[w] >= 0:
                 # v - w - hub - another neighbour of the hub
                 forbidden |= hubs[w]
-                if several >> colors[w] & 1:  # one neighbour - v - w - one of w's
+                if several >> colors[w] & 1:  # another neighbour - v - w - a neighbour of w
                     forbidden |= once[w]
         color = first_free(forbidden)
         colors[v] = color.bit_length() - 1
@@ -54,10 +54,10 @@ def star(graph: Any, order: Sequence[int]) -> Colors:
 
 
 def acyclic(graph: Any, order: Sequence[int]) -> Colors:
-    """Colours without a cycle that has two.
+    """An acyclic colouring: no cycle has only two colours.
 
-    The edges between any two colours are then trees. Those that a vertex is in, one for each other
-    colour, are kept as disjoint sets.
+    So the edges between any two colours form trees. A vertex is in one tree for each other colour.
+    The trees are stored as disjoint sets.
     """
     near = neighbours(graph)
     colors = [-1] * len(near)
@@ -76,7 +76,7 @@ def acyclic(graph: Any, order: Sequence[int]) -> Colors:
         for w in near[v] if several else ():
             if colors[w] >= 0 and several >> colors[w] & 1:
                 for c in bits(once[w] & ~forbidden):
-                    # Two neighbours in one tree: v would close a cycle.
+                    # Two neighbours are in the same tree, so `v` would close a cycle.
                     at = c, tree(w, c)
                     forbidden |= 1 << c if at in seen else 0
                     seen.add(at)

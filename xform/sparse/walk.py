@@ -1,8 +1,8 @@
-"""A program: the sets of its outputs from those of its inputs, equation by equation.
+"""Propagate sets of input elements through a program, equation by equation.
 
-Calls are opened. Loops and branches have files of their own (`nested`). A primitive whose rule says
-nothing of elements is followed through the derivative that its rule makes: its push as a program of
-tangents, or else its pullback, turned round. What even that does not tell is dense.
+Calls are inlined; `nested` handles loops and branches. If the rule of a primitive has no reach, the
+sets go through its derivative instead: through the program of its push or, failing that, through
+its pullback, whose pattern is transposed. If neither exists, all outputs depend on all operands.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from xform.table import Rule, rule_of, traits
 from xform.transforms.reverse import vjp
 from xform.words import Composite
 
-# A derivative that needs the primitive itself, at so many levels, tells nothing more.
+# How deeply the derivative of a primitive is followed if it contains the same primitive.
 _LEVELS = 2
 Nested = Callable[["Walk", JaxprEqn, Some, Facts], list[Sets | None]]
 
 
 class Walk:
-    """One way through programs.
+    """Propagates sets through programs.
 
     Args:
-      nested: what to do with equations that are loops and branches, by their primitives.
+      nested: functions that handle loops and branches, by primitive.
     """
 
     def __init__(self, nested: dict[Primitive, Nested]):
@@ -49,18 +49,18 @@ class Walk:
         self._within: collections.Counter[Primitive] = collections.Counter()
 
     def follow(self, prog: Program, sets: Some, values: Sequence[Any]) -> list[Sets | None]:
-        """The sets of the outputs; None for those of which no element depends on an input.
+        """The sets of the outputs; None for an output that depends on no input element.
 
         Args:
           prog: the program.
-          sets: those of its inputs; None likewise.
-          values: its inputs, where they are known; None for others.
+          sets: the sets of its inputs; None likewise.
+          values: the values of its inputs; None for unknown values.
         """
         return self.run(prog, sets, values, False)[0]
 
     def run(self, prog: Program, sets: Some, values: Sequence[Any], outputs: bool = True
             ) -> tuple[list[Sets | None], list[Any]]:  # fmt: skip
-        """The same, and those of the outputs' values that are known."""
+        """Like `follow`; also returns the known values of the outputs, if `outputs`."""
         prog = flat(prog)
         mask = tuple(x is not None for x in sets)
         equations = active_equations(prog, mask)
@@ -105,9 +105,9 @@ class Walk:
         return spread(self.follow(*_lifted(prog, inputs, values)), moving)
 
     def _pulled(self, eqn: JaxprEqn, sets: Some, facts: Facts, on: Mask) -> list[Sets | None]:
-        """By the pullback: the outputs are its inputs, and the pattern is turned round."""
+        """The sets by the pullback: its inputs are the outputs, so its pattern is transposed."""
         try:
-            prog, there, wanted = _pullback(eqn, on)
+            prog, has_cotangent, wanted = _pullback(eqn, on)
         except (NotDifferentiable, UnsupportedParam, MissingRule):
             return dense(eqn, sets)
         ends = gather(eqn.outvars, wanted)
@@ -116,44 +116,44 @@ class Walk:
         seeds = [S.inputs(shape(v), int(at), width) for v, at in zip(ends, starts, strict=False)]
         inputs = [*[None] * len(sets), *seeds]
         values = [*facts.values, *[None] * len(seeds)]
-        back = spread(self.follow(*_lifted(prog, inputs, values)), there)
+        back = spread(self.follow(*_lifted(prog, inputs, values)), has_cotangent)
         seen: list[list[Sets]] = [[] for _ in ends]
         for x, ct in zip(sets, back, strict=True):
             if x is None or ct is None:
                 continue
-            turned = S.rows(ct).T.tocsr()
+            transposed = S.rows(ct).T.tocsr()
             for found, v, a, b in zip(seen, ends, starts[:-1], starts[1:], strict=True):
-                part = turned[a:b]
+                part = transposed[a:b]
                 found.append(S.paired(x, (part.indptr, part.indices), shape(v)))
         return spread([S.either(found) if found else None for found in seen], wanted)
 
 
 def _some(v: Var, y: Sets) -> bool:
-    """Whether any element depends on an input; an integer does on none."""
+    """Whether any element depends on an input element. Integers do not."""
     return differentiable(v.aval) and bool(y.ids.any())
 
 
 def flat(prog: Program) -> Program:
-    """The program with its calls opened, remat regions and marks too."""
+    """The program with all calls inlined, including remat regions and marks."""
     if "opened" not in prog.cache:
         prog.cache["opened"] = opened(prog, opens)
     return prog.cache["opened"]
 
 
 def opens(eqn: JaxprEqn) -> Program | None:
-    """What a call stands for, where it means nothing but its body to a derivative."""
+    """The body of a call; None if the equation is not a call or has a custom derivative."""
     known = traits(eqn.primitive)
     return body(eqn) if known.call and known.calls != "custom" else None
 
 
 def _lifted(prog: Program, sets: Some, values: Sequence[Any]):
-    """A program without constants that belong to a trace, and what goes into it."""
-    whole, consts = lifted(prog)
-    return whole, [*[None] * len(consts), *sets], [*consts, *values]
+    """The arguments of `follow` for a program with its constants as leading inputs."""
+    prog, consts = lifted(prog)
+    return prog, [*[None] * len(consts), *sets], [*consts, *values]
 
 
 def _pushed(rule: Any, eqn: JaxprEqn, on: Mask) -> tuple[Program, Mask]:
-    """The tangents of an equation's outputs, from its inputs and those of their tangents."""
+    """The program `(inputs, tangents at `on`) -> output tangents`, and which outputs have one."""
     moving: list[bool] = []
 
     def run(*args: Any) -> list[Any]:
@@ -169,23 +169,26 @@ def _pushed(rule: Any, eqn: JaxprEqn, on: Mask) -> tuple[Program, Mask]:
 
 
 def _pullback(eqn: JaxprEqn, on: Mask) -> tuple[Program, Mask, Mask]:
-    """The cotangents of an equation's inputs, from those inputs and those of its outputs."""
+    """The program `(inputs, output cotangents) -> input cotangents`.
+
+    Also returns which inputs and which outputs have a cotangent.
+    """
     wanted = tuple(differentiable(v.aval) for v in eqn.outvars)
-    there: list[bool] = []
+    has_cotangent: list[bool] = []
 
     def run(*args: Any) -> list[Any]:
         xs, cts = args[: len(on)], list(args[len(on) :])
 
         def of(*active: Any) -> list[Any]:
-            moving = iter(active)
-            whole = [next(moving) if o else x for o, x in zip(on, xs, strict=True)]
-            return gather(bind(eqn, whole), wanted)
+            rest = iter(active)
+            inputs = [next(rest) if o else x for o, x in zip(on, xs, strict=True)]
+            return gather(bind(eqn, inputs), wanted)
 
         _, pull = vjp(of, *gather(xs, on), policy=save_everything)
         back = spread(pull(cts), on)
-        there[:] = [ct is not None and differentiable(jax.typeof(ct)) for ct in back]
-        return gather(back, tuple(there))
+        has_cotangent[:] = [ct is not None and differentiable(jax.typeof(ct)) for ct in back]
+        return gather(back, tuple(has_cotangent))
 
     ends = [cotangent_aval(v.aval) for v in gather(eqn.outvars, wanted)]
     prog = trace(run, *[v.aval for v in eqn.invars], *ends)
-    return prog, tuple(there), wanted
+    return prog, tuple(has_cotangent), wanted
