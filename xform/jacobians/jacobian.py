@@ -38,8 +38,8 @@ class Jacobian:
     A value that every path from inputs to outputs goes through cuts the program in two. The
     Jacobian is then a matrix product: the Jacobian of the part after the value times the Jacobian
     of the part before it. The products are ordered for the fewest FLOPs, and each factor is
-    computed by forward or reverse mode. Without such a value, the cheaper mode is used. `jacobian.explain` shows the
-    decision. The result equals that of `jax.jacobian` up to rounding.
+    computed by forward or reverse mode. Without such a value, the cheaper mode is used.
+    `jacobian.explain` shows the decision. The result equals that of `jax.jacobian` up to rounding.
 
     Args:
       f: pure function of pytrees of arrays.
