@@ -104,7 +104,8 @@ def test_the_texts() -> None:
         lambda: xform.checkpoint(3): (
             "checkpoint\n  problem: 3 is not callable\n  remedy:  pass a function of arrays"),
         lambda: xform.grad(f, argnums="0"): (
-            "grad with argnums='0'\n  problem: it is neither a position nor several\n"
+            "grad with argnums='0'\n"
+            "  problem: it is neither a position nor a sequence of positions\n"
             "  remedy:  give positions of arguments, such as argnums=0 or argnums=(0, 2)"),
         lambda: xform.grad(f, policy=xform.policies.budget): (
             "policy=budget\n  problem: it makes policies, and is none\n"

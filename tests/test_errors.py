@@ -127,8 +127,8 @@ same argnums""",
 plan of <lambda>
   problem: it differentiates nothing under its argument `policy`
   where:   HERE
-  remedy:  give it to the derivative within: xform.value_and_grad(loss, policy=policy); or, if \
-that is no policy of what is kept, and the function a loss, bind it: lambda *args: loss(*args)""",
+  remedy:  pass it to the derivative in the step: xform.value_and_grad(loss, policy=policy); or, \
+if `policy` means something else and the function is a loss, wrap it: lambda *args: loss(*args)""",
     ),
     "a budget on Auto axes": (
         lambda: jax.jit(xform.grad(wave, policy=xform.policies.budget("1 MiB"))).lower(spread()),
@@ -136,8 +136,8 @@ that is no policy of what is kept, and the function a loss, bind it: lambda *arg
         ValueError,
         """\
 policy=budget('1.0 MiB') of <lambda>
-  problem: it bounds the bytes of each device, and inside jit nothing says how values lie on a \
-mesh with Auto axes {'data': 8}
+  problem: the budget limits the bytes of each device, but inside jit nothing says how values are \
+sharded over a mesh with Auto axes {'data': 8}
   where:   HERE
   remedy:  plan the whole step with xform.plan, which asks the compiler, and pass the plan as the \
 policy; or make the axes Explicit""",
@@ -230,9 +230,9 @@ forward-mode autodiff (jvp) of a custom_vjp function
         jax.errors.ConcretizationTypeError,
         """\
 float() of a value that is being differentiated, float32[]
-  problem: what it makes carries no derivative: all that is computed from it would count as constant
+  problem: the result carries no derivative: everything computed from it would count as constant
   where:   HERE
-  remedy:  compute with jax.numpy instead of numpy, scipy or math; or, if it is to be constant, \
+  remedy:  compute with jax.numpy instead of numpy, scipy or math; or, if the value should be constant, \
 convert jax.lax.stop_gradient(x); print, f-strings, comparisons and int(x) need neither""",
     ),
     "an array of what is differentiated": (
@@ -343,7 +343,7 @@ pullback of f
         ValueError,
         """\
 jvp of f
-  problem: a tangent is float32[2], but its primal float32[3] wants float32[3]
+  problem: a tangent is float32[2], but its primal float32[3] needs float32[3]
   remedy:  pass tangents of the primals' shapes and dtypes; for integers, \
 np.zeros(shape, jax.dtypes.float0)""",
     ),
@@ -353,7 +353,7 @@ np.zeros(shape, jax.dtypes.float0)""",
         TypeError,
         """\
 jvp of f
-  problem: a tangent is int32[], but its primal int32[] wants float0[]
+  problem: a tangent is int32[], but its primal int32[] needs float0[]
   remedy:  pass tangents of the primals' shapes and dtypes; for integers, \
 np.zeros(shape, jax.dtypes.float0)""",
     ),

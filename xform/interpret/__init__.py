@@ -1,1 +1,1 @@
-"""The interpreters: programs pushed forward, pulled back, and emitted again."""
+"""The interpreters: they push programs forward, pull them back, and run them again."""

@@ -1,9 +1,9 @@
-"""Absent cotangents: the backward part of a Joint, for some of its seeds alone.
+"""Absent cotangents: run the backward part of a Joint for only some of its seeds.
 
-Outside `jit` a call is differentiated before anybody knows which of its outputs are used, so its
-Joint has a seed for each output. A seed that does not come is not an array of zeros: times an
-infinite coefficient, zeros are NaN. Here the equations that depend on absent seeds alone are left
-out. Where an absent term is added, the other term is the sum.
+Outside `jit`, a call is differentiated before it is known which of its outputs are used, so its
+Joint has a seed for each output. An absent seed must not become an array of zeros, because zeros
+times an infinite coefficient are NaN. So this module removes the equations that depend on absent
+seeds alone. A sum with one absent term becomes the other term.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from xform.recent import Recent
 from xform.table import rule_of
 from xform.words import Apart
 
-# `joint.Joint` and `joint.Schedule`, which hold what this module derives from them.
+# `joint.Joint` and `joint.Schedule`. This module is imported by `joint`, so it cannot import them.
 Joint = Any
 Schedule = Any
 
 _SUMS = (jax_primitives.add_p, named("add_any"))
 
-# The cotangents of several outputs on their way into a user's backward function, which takes all of
-# them: if one is there, the others are zeros.
+# Marks the cotangents of several outputs that one call of a user's backward function takes. The
+# function takes all of them: if one is present, absent ones become zeros.
 together_p = Primitive("xform_together")
 together_p.multiple_results = True
 together_p.def_impl(lambda *cts: list(cts))
@@ -47,7 +47,7 @@ mlir.register_lowering(together_p, lambda ctx, *cts: cts)
 batching.primitive_batchers[together_p] = lambda cts, axes: (cts, axes)
 ad.primitive_jvps[together_p] = lambda cts, dcts: (list(cts), list(dcts))
 
-# The cotangents as the pullback gets them: what is bound from here on belongs to the backward part.
+# Marks where the pullback gets its cotangents: equations after it belong to the backward part.
 start_p = Primitive("xform_start")
 start_p.multiple_results = True
 start_p.def_abstract_eval(lambda *avals: list(avals))
@@ -56,17 +56,17 @@ Groups = dict[int, tuple[tuple[Var, ...], ...]]
 
 
 def together(cts: Sequence[Value]) -> list[Value]:
-    """Mark cotangents that a user's rule takes together; None stays None."""
+    """Mark cotangents that one user's rule takes together; None stays None."""
     on = [ct is not None for ct in cts]
     return spread(together_p.bind(*gather(cts, on)), on) if sum(on) > 1 else list(cts)
 
 
 def unmarked(prog: Program) -> tuple[Program, int, Groups]:
-    """A program without `start` and `together`.
+    """Remove `start` and `together` from a program.
 
     Returns:
-      The program; the number of equations before `start`; and for each reader by `id`, the group of
-      each of its inputs.
+      The program; the number of equations before `start`; and, by the `id` of each equation that
+      reads marked cotangents, the group that each of its inputs belongs to.
     """
     names: dict[Any, Atom] = {}
     groups: dict[Any, tuple[Var, ...]] = {}
@@ -99,9 +99,9 @@ class Part:
 
     Attributes:
       joint: the Joint with those seeds alone.
-      moved: which of the results of the whole one are left; the others are absent.
-      instead: for each backward equation of the whole one that is not left as it was, by `id`, the
-        equations in its place.
+      moved: which results of the original Joint remain; the others are absent.
+      instead: for each backward equation of the original Joint that changed, by `id`, the equations
+        that replace it.
     """
 
     joint: Joint
@@ -110,21 +110,21 @@ class Part:
 
 
 def part(joint: Joint, given: Mask) -> Part:
-    """The part of a Joint that depends on the `given` seeds."""
+    """Return the part of a Joint that depends on the `given` seeds."""
     if given not in joint.parts:
         joint.parts[given] = _part(joint, given)
     return joint.parts[given]
 
 
 def moved(joint: Joint, given: Mask) -> Mask:
-    """Which inputs of the program get a cotangent, if only the `given` seeds are there."""
+    """Return which inputs of the program get a cotangent if only the `given` seeds are present."""
     if all(given):
         return joint.results
     return within(joint.results, part(joint, given).moved)
 
 
 def narrowed(schedule: Schedule, given: Mask) -> tuple[Schedule, Mask]:
-    """A Schedule for some of its seeds, with the same values kept; and which results are left."""
+    """Return a Schedule for some seeds, with the same saved values, and the remaining results."""
     if ("given", given) not in schedule.cache:
         of = part(schedule.joint, given)
         order = [e for eqn in schedule.order for e in of.instead.get(id(eqn), (eqn,))]
@@ -135,30 +135,30 @@ def narrowed(schedule: Schedule, given: Mask) -> tuple[Schedule, Mask]:
 
 
 def _part(joint: Joint, given: Mask) -> Part:
-    left = _Left(joint, given)
+    pruner = _Pruner(joint, given)
     instead: dict[int, tuple[JaxprEqn, ...]] = {}
     backward: list[JaxprEqn] = []
     for eqn in joint.backward:
-        new = left.equations(eqn)
+        new = pruner.equations(eqn)
         if new != (eqn,):
             instead[id(eqn)] = new
         backward += new
-    there = tuple(not left.is_absent(v) for v in joint.backward_outputs)
-    outputs = tuple(left.renamed(gather(joint.backward_outputs, there)))
+    present = tuple(not pruner.is_absent(v) for v in joint.backward_outputs)
+    outputs = tuple(pruner.renamed(gather(joint.backward_outputs, present)))
     small = dataclasses.replace(
         joint,
-        program=dataclasses.replace(joint.program, consts=tuple(left.consts.items())),
+        program=dataclasses.replace(joint.program, consts=tuple(pruner.consts.items())),
         seeds=tuple(gather(joint.seeds, given)),
         backward_outputs=outputs,
         seeded=within(joint.seeded, given),
-        results=within(joint.results, there),
+        results=within(joint.results, present),
         backward=live(backward, outputs),
     )
-    return Part(small, there, instead)
+    return Part(small, present, instead)
 
 
-class _Left:
-    """The backward equations of a Joint without those for absent seeds, taken in order."""
+class _Pruner:
+    """Removes the equations for absent seeds from a backward part, one equation after another."""
 
     def __init__(self, joint: Joint, given: Mask):
         self.tied: Groups = joint.tied
@@ -168,22 +168,22 @@ class _Left:
             if any(isinstance(v, Var) and v in self.moving for v in eqn.invars):
                 self.moving.update(eqn.outvars)
         self.absent = set(gather(joint.seeds, [not on for on in given]))
-        self.names: dict[Any, Atom] = {}  # a sum of one term is that term
+        self.names: dict[Any, Atom] = {}  # a sum with one remaining term is an alias of that term
 
     def is_absent(self, v: Atom) -> bool:
         """Whether an atom depends on absent seeds alone."""
         return isinstance(v, Var) and v in self.absent
 
     def renamed(self, atoms: Sequence[Atom]) -> list[Atom]:
-        """Atoms under their names."""
+        """Replace atoms that are aliases."""
         return [self.names.get(v, v) if isinstance(v, Var) else v for v in atoms]
 
     def equations(self, eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
-        """The equations that replace an equation."""
+        """Return the equations that replace an equation."""
         groups = self.tied.get(id(eqn), ((),) * len(eqn.invars))
         moves = [isinstance(v, Var) and v in self.moving for v in eqn.invars]
         lost = list(map(self.is_absent, eqn.invars))
-        # A user's backward function takes zeros in the place of some, if others are there.
+        # A user's function gets zeros for absent cotangents if others of the group are present.
         filled = [
             gone and not all(map(self.is_absent, group))
             for gone, group in zip(lost, groups, strict=True)
@@ -212,7 +212,7 @@ class _Left:
         return (eqn if same else eqn.replace(invars=inputs),)
 
     def _join(self, eqn: JaxprEqn, lost: Sequence[bool]) -> JaxprEqn | None:
-        """The join of a node for fewer seeds; None if the node takes no fewer."""
+        """Return the join of a node for fewer seeds; None if the node needs all of them."""
         node, given = eqn.params["node"], eqn.params["given"]
         n = 1 + len(node.eqn.invars)
         fewer = within(given, tuple(not gone for gone in lost[n:]))
@@ -226,13 +226,13 @@ class _Left:
         return eqn.replace(invars=inputs, outvars=outputs, params=params)
 
     def _filled(self, eqn: JaxprEqn, lost: Sequence[bool]) -> tuple[JaxprEqn, ...]:
-        """An equation with zeros for its absent inputs."""
-        made: list[JaxprEqn] = []
+        """Return an equation with zeros for its absent inputs, after the equations of the zeros."""
+        zero_equations: list[JaxprEqn] = []
         inputs = self.renamed(eqn.invars)
         for i, v in enumerate(eqn.invars):
             if lost[i]:
-                none = trace(lambda aval=v.aval: [zeros(aval)])
-                self.consts.update(none.consts)
-                made += none.equations
-                (inputs[i],) = none.outputs
-        return (*made, eqn.replace(invars=inputs))
+                zero = trace(lambda aval=v.aval: [zeros(aval)])
+                self.consts.update(zero.consts)
+                zero_equations += zero.equations
+                (inputs[i],) = zero.outputs
+        return (*zero_equations, eqn.replace(invars=inputs))

@@ -1,7 +1,7 @@
-"""Which equations of a program carry a derivative: the rest cost nothing.
+"""Find the equations of a program that carry a derivative. The others are only evaluated.
 
-A value is active when it depends differentiably on an active input, and useful when a wanted output
-depends on it. Only what is both takes part; everything else is evaluated as it stands.
+A value is active if it depends differentiably on an active input. It is useful if a wanted output
+depends on it. Derivatives are computed only for values that are both.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from xform.table import lookup, rule_of
 class Path:
     """The equations between active inputs and wanted outputs.
 
-    `steps` maps the index of an equation to its active inputs and its wanted outputs; `inputs` says
-    which inputs a wanted output may depend on, `outputs` which outputs are active.
+    `steps` maps the index of an equation to its active inputs and its wanted outputs. `inputs` says
+    which inputs a wanted output may depend on. `outputs` says which outputs are active.
     """
 
     steps: dict[int, tuple[Mask, Mask]]
@@ -27,7 +27,7 @@ class Path:
 
 
 def path(prog: Program, active: Mask, wanted: Mask | None = None) -> Path:
-    """The path from `active` inputs to `wanted` outputs (None: all). Linear in equations."""
+    """Return the path from `active` inputs to `wanted` outputs (None: all), in linear time."""
     key = ("path", active, wanted)
     if key not in prog.cache:
         every = prog.cache.get(("path", active, None))

@@ -1,11 +1,12 @@
-"""`barrier`: an identity on saved values that cannot run before the cotangents have arrived.
+"""`barrier`: an identity on saved values that waits for cotangents.
 
-A recompute is the same computation as the forward part, and a compiler that sees both merges them:
-then the value stays live and nothing is saved. `barrier(saved..., cotangents...) -> saved` makes
-the recompute depend on the cotangents. Where the backend keeps optimization barriers (GPU, TPU) it
-is one; XLA:CPU drops barriers before merging, so there it is a select on a predicate that is always
-true and that the compiler cannot know: `(bits of a cotangent's first element | 1) != 0`. A select
-costs time, where it keeps XLA from fusing: so a barrier says `where` it is one.
+A recompute repeats operations of the forward part. A compiler that sees both merges them: then the
+value stays live and no memory is saved. `barrier(saved..., cotangents...) -> saved` makes the
+recompute depend on the cotangents. On GPU and TPU, where the compiler keeps optimization barriers,
+it is one. XLA:CPU drops barriers before it merges equal operations. There, the barrier is a select
+on a predicate that is always true, but that the compiler cannot know:
+`(bits of a cotangent's first element | 1) != 0`. A select prevents fusion, which costs time. So
+each barrier says on which backends it is active (`where`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _BACKENDS: dict[Where, tuple[str, ...]] = {
 }
 
 # A barrier before the first work of the backward part. Tangents do not wait at it: XLA reads the
-# basis of a Jacobian as a mask, and would not see through the barrier.
+# basis of a Jacobian as a mask, and cannot recognize the mask behind a barrier.
 EARLY: Where = "cpu and tpu"
 
 barrier_p = Primitive("xform_barrier")
@@ -49,19 +50,19 @@ barrier_p.def_abstract_eval(lambda *avals, n, where: list(avals[:n]))
 
 
 def holds(where: Where, backend: str) -> bool:
-    """Whether a barrier is one on "cpu", "gpu" or "tpu"."""
+    """Whether a barrier with this `where` is active on "cpu", "gpu" or "tpu"."""
     return backend in _BACKENDS[where]
 
 
 def holdable(aval: Any) -> bool:
-    """Whether a value of this type can be held back: numbers, masks and random keys can."""
+    """Whether a value of this type can wait at a barrier: numbers, masks and random keys can."""
     kinds = np.number, np.bool_, prng_key
     return hasattr(aval, "dtype") and any(jnp.issubdtype(aval.dtype, kind) for kind in kinds)
 
 
 def barrier(saved: Sequence[Value], seeds: Sequence[Value], where: Where = "everywhere"
             ) -> list[Value]:  # fmt: skip
-    """`saved`, available only once `seeds` are. Costs nothing but the order on GPU and TPU."""
+    """Return `saved`, available only after `seeds`. On GPU and TPU this only fixes the order."""
     arrays = [s for s in seeds if hasattr(s, "dtype")]
     usable = [s for s in arrays if s.size and jnp.issubdtype(s.dtype, np.number)]
     if not saved or not usable:
@@ -76,7 +77,7 @@ def barrier(saved: Sequence[Value], seeds: Sequence[Value], where: Where = "ever
 
 
 def opaque_true(x: Value) -> Value:
-    """A true scalar that depends on one element of `x`."""
+    """Return a scalar that is always true, and that depends on one element of `x`."""
     corner = lax.squeeze(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), tuple(range(x.ndim)))
     if corner.dtype == np.bool_:
         corner = lax.convert_element_type(corner, np.uint8)
@@ -114,19 +115,20 @@ def _batch(args: Sequence[Value], dims: Sequence[Any], **params: Any):
 
 
 def plain(avals: Sequence[Any]) -> list[ShapedArray]:
-    """Types without what they say of a mesh."""
+    """Return array types without mesh and sharding."""
     return [ShapedArray(a.shape, a.dtype) for a in avals]
 
 
 def no_mesh() -> Any:
-    """Within it, there is no mesh."""
+    """Return a context without a mesh."""
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
 
 
 def lowered_plainly(f: Any, several: bool = True) -> Any:
-    """Lower `f` on plain types: what it does to a corner element has no sharding to speak of.
+    """Return a lowering of `f` on types without sharding, and without a mesh.
 
-    And with no mesh: on one with Explicit axes plain types would be replicated, values gathered.
+    `f` works on a corner element, which has no useful sharding. On a mesh with Explicit axes, types
+    without sharding would mean replicated values, and the values would be gathered.
     """
     lower = mlir.lower_fun(f, multiple_results=several)
 
@@ -151,7 +153,7 @@ ad.primitive_transposes[barrier_p] = lambda cts, *args, n, where: [
 
 
 class _Barrier(Apart):
-    """Only tangents wait, and those not at an early barrier. A cotangent does not."""
+    """The rule of a barrier. Tangents wait, except at an early barrier. Cotangents do not wait."""
 
     def passed(self, eqn: JaxprEqn) -> Mask:
         return tuple([i < eqn.params["n"] for i in range(len(eqn.invars))])

@@ -1,18 +1,18 @@
-"""Going back through a loop with a fixed number of stored states.
+"""Run the backward pass of a loop with a fixed number of stored states.
 
-A loop of known length stores the states that it is best to store (`places`). One of unknown length
-(`sweep`) stores its state in one of n slots, at every step at first. When all slots are taken every
-second one is freed, and from then on a state is stored at every second step, then at every fourth,
-and so on; a quarter of the slots stays free for the way back. Backward (`back`), the slots are a
-stack. The state before a step is made again from the topmost one, and on the way there the free
-slots are filled by the rule that is optimal for a known number of steps.
+A loop of known length stores its states at the optimal steps (`places`). A loop of unknown length
+(`sweep`) has n slots. At first it stores its state at every step. When all slots are full, it frees
+every second one, and then stores a state at every second step, later at every fourth, and so on. A
+quarter of the slots stays free for the backward pass. In the backward pass (`back`) the slots are a
+stack. The state before a step is recomputed from the topmost stored state. During the recompute,
+states are stored in the free slots by the rule that is optimal for a known number of steps.
 
-With four slots or more an unknown length costs 4 to 8% more steps than a known one, on average over
-lengths to 100,000, and 40% at worst. Griewank and Walther, "Algorithm 799: revolve", 2000,
+With four slots or more, an unknown length costs 4 to 8% more steps than a known one, on average
+over lengths up to 100,000, and 40% at worst. Griewank and Walther, "Algorithm 799: revolve", 2000,
 section 2 (backward); Stumm and Walther, "New algorithms for optimal online checkpointing", 2010
 (the problem of placing states forward).
 
-Loops with no branch in them: a branch would copy the slots, which loops update in place.
+These loops contain no branch: a branch would copy the slots, which loops update in place.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ States = list[Value]
 Step = Callable[[Value, States], States]
 Pull = Callable[[Value, States, States, States, States], tuple[States, States]]
 
-# How many states a loop stores: read where a derivative is analyzed.
+# How many states a loop stores; read when a derivative is analyzed.
 SNAPSHOTS = contextvars.ContextVar("xform_while_checkpoints", default=32)
 
-# The sizes of the table of binomials: what is larger is treated as if it were not.
+# The size of the table of binomials. More slots than rows count as the last row. Beyond the
+# columns, `_split` takes a fixed share.
 _COLUMNS, _ROWS = 32, 1024
 
 
 class Trail(NamedTuple):
-    """What a loop leaves for the way back.
+    """The states that a loop stores for its backward pass.
 
     Attributes:
-      count: the number of steps; of the longest lane, if there are several.
+      count: the number of steps; with several lanes, that of the longest lane.
       trips: the number of steps of each lane.
       filled: how many slots hold a state.
-      steps: before which step each was stored, in order; one place more than there are slots.
-      places: in which slot each is. The last is the one in which a state waits to be used.
+      steps: the step before which each state was stored, in order; one entry more than slots.
+      places: the slot of each state. The last slot is extra, for the state that is used next.
       slots: the states, along a new leading axis.
     """
 
@@ -73,9 +74,9 @@ def sweep(
     stored: Mask,
     n: int,
 ) -> tuple[States, Trail]:
-    """Run `step` while `alive`, and store some states: the final state, and the trail.
+    """Run `step` while `alive` and store some states. Return the final state and the trail.
 
-    `stored` says which parts of the state the way back needs.
+    `stored` says which parts of the state the backward pass needs.
     """
     live = predicate(alive(start))
     zero, none = (zeros(_integer(x)) for x in (some(live), live))
@@ -83,7 +84,7 @@ def sweep(
     places = lax.add(steps, np.arange(n + 1, dtype=np.int32))
     slots = [lax.broadcast(x, (n + 1,)) for x in gather(start, stored)]
     trail = Trail(zero, none, zero, steps, places, slots)
-    # With two slots, one is worth more free than filled.
+    # With two slots or fewer only the first state is stored: a free slot saves more steps.
     stride = lax.add(zero, np.int32(1 if n > 2 else 2**30))
 
     def one(s: Any) -> Any:
@@ -93,7 +94,7 @@ def sweep(
         return count, *keep(live, [lax.broadcast(count, live.shape)], [trips]), alive(y), y
 
     def leg(s: Any) -> Any:
-        """Store the state, and go on to where the next one is due."""
+        """Store the state, and run to the step where the next one is stored."""
         trail, stride, live, x = s
         if n > 2:
             trail, stride = _make_room(trail, stride, n)
@@ -138,7 +139,7 @@ def _make_room(trail: Trail, stride: Value, n: int) -> tuple[Trail, Value]:
 
 
 def _store(trail: Trail, x: States) -> Trail:
-    """Put a state on top."""
+    """Push a state on the stack."""
     at = _get(trail.places, trail.filled)
     return trail._replace(
         filled=lax.add(trail.filled, np.int32(1)),
@@ -156,17 +157,18 @@ def back(
     cts: States,
     sums: States,
 ) -> tuple[States, States]:
-    """Cotangents of the first state, from those of the last; and sums over all steps.
+    """Return the cotangents of the first state, from those of the last; and sums over all steps.
 
-    `step` advances the stored parts of a state by step number i. `pull` takes i, these before that
-    step, those of them that are `ahead` after it, the cotangents after it, and the sums so far, to
-    the cotangents before it and the sums with it. `last` is what is `ahead` of the last step.
+    `step(i, x)` advances the stored parts of a state by step i. `pull(i, x, after, cts, sums)` goes
+    back over step i: `x` are the stored parts before the step, `after` are its `ahead` parts after
+    the step, `cts` are the cotangents after it, and `sums` are the sums so far. It returns the
+    cotangents before the step and the new sums. `last` are the `ahead` parts after the last step.
     """
     n = trail.steps.shape[0] - 1
     places = trail.places
 
     def climb(s: Any) -> Any:
-        """From a state on to the next that is stored."""
+        """Run from a state to the next step whose state is stored, and store it."""
         i, end, filled, steps, x, slots = s
         target = lax.add(i, _split(lax.sub(end, i), lax.sub(np.int32(n), filled), n))
 
@@ -180,14 +182,14 @@ def back(
         return i, end, lax.add(filled, np.int32(1)), _put(steps, i, filled), x, slots
 
     def on_top(s: Any) -> Value:
-        """Whether the topmost state is the one before the last step that is left."""
+        """Whether the topmost state is the one before the last remaining step."""
         end, filled, steps, slots, *_ = s
         if not slots:
             return lax.gt(end, np.int32(0))
         return lax.eq(_get(steps, _top(filled)), lax.sub(end, np.int32(1)))
 
     def down(s: Any) -> Any:
-        """Back over one step."""
+        """Go back over one step."""
         end, filled, steps, slots, after, cts, sums = s
         end, filled = lax.sub(end, np.int32(1)), _top(filled)
         at = _get(places, filled)
@@ -196,7 +198,7 @@ def back(
         return end, filled, steps, slots, gather(x, ahead), cts, sums
 
     def leg(s: Any) -> Any:
-        """Back over all steps of which the state before is stored, or can be."""
+        """Store states up to the last remaining step, then go back while its state is on top."""
         end, filled, steps, slots, *rest = s
         if slots:
             top = _top(filled)
@@ -218,9 +220,9 @@ def in_lanes(
     step: Callable[[States], States],
     pull: Callable[[States, States, States], tuple[States, States]],
 ) -> tuple[Step, Pull]:
-    """Steps and pulls of a loop whose lanes take so many `trips`: a lane that has ended stays.
+    """Return step and pull of a loop whose lanes take `trips` steps; an ended lane stays the same.
 
-    `pull` returns the cotangents before a step, and what is added to the sums.
+    The given `pull` returns the cotangents before a step, and what the step adds to the sums.
     """
 
     def one(i: Value, x: States) -> States:
@@ -231,9 +233,9 @@ def in_lanes(
         if not (alive.ndim and sums):
             new, more = pull(x, after, cts)
             return keep(alive, new, cts), keep(alive, list(map(lax.add, sums, more)), sums)
-        # The sums are over lanes too. A lane that has ended adds nothing: its cotangent is zero,
-        # and it stands where the longest lane stands, since at its own end the step may be
-        # singular.
+        # The sums are over lanes too. A lane that has ended adds nothing, because its cotangent is
+        # zero. It gets the state of the longest lane, because the step may be singular at its own
+        # final state.
         lane = lax.argmax(lax.reshape(trips, (trips.size,)), 0, np.int32)
 
         def move(vs: States) -> States:
@@ -250,9 +252,10 @@ def in_lanes(
 
 @functools.lru_cache(maxsize=64)
 def places(length: int, n: int) -> np.ndarray:
-    """Where a loop of known length puts the state before each step: in one of n slots, or last.
+    """Return the slot for the state before each step of a loop of known length.
 
-    The last place is n, for a state that waits to be used; there each is put over the one before.
+    Slots 0 to n - 1 keep their state. The extra slot n holds a state only until it is used: each
+    state there overwrites the one before.
     """
     indices = np.full(length, n, np.int32)
     i, free = 0, n
@@ -264,7 +267,7 @@ def places(length: int, n: int) -> np.ndarray:
 
 
 def _stride(length: int, free: int) -> int:
-    """`_split` of a known length, which is more than 1."""
+    """Compute `_split` for a known length, which is greater than 1."""
     if not free:
         return length - 1
     times = _times(length, free + 1)
@@ -272,14 +275,14 @@ def _stride(length: int, free: int) -> int:
 
 
 def _times(length: int, n: int) -> int:
-    """The least t for which a loop can be gone back through if each step is run t times at most."""
+    """Return the least t such that the loop can be reversed if each step runs at most t times."""
     return next(t for t in itertools.count() if math.comb(n + t, n) >= length)
 
 
 def steps_run(length: int, n: int) -> int:
-    """How many steps are run to have the state before each, by n slots: the least possible.
+    """Return the least number of steps to run to have the state before each step, with n slots.
 
-    Those on the way forward are counted, but for the last. Griewank and Walther, 2000, section 2.
+    The steps of the forward pass count, except the last. Griewank and Walther, 2000, section 2.
 
     >>> from xform.interpret.checkpoints import steps_run
     >>> steps_run(1000, 44)
@@ -292,7 +295,7 @@ def steps_run(length: int, n: int) -> int:
 
 
 def known(length: int, n: int, slots: States) -> Trail:
-    """The trail of a loop of known length, whose states were put in `places`."""
+    """Return the trail of a loop of known length whose states were stored as `places` says."""
     at = places(length, n)
     stored = np.flatnonzero((at < n) | (np.arange(length) == length - 1))
     steps = np.zeros(n + 1, np.int32)
@@ -303,11 +306,11 @@ def known(length: int, n: int, slots: States) -> Trail:
 
 
 def _split(length: Value, free: Value, n: int) -> Value:
-    """How far to go before the next state is stored, of `length` steps, with `free` slots of n.
+    """Return how far to run before the next state is stored, of `length` steps with `free` slots.
 
-    With s = free + 1 slots, C(s + t, s) steps can be reversed if each is run t times at most. For
-    the least such t, this is the largest distance that leaves both parts within their bounds.
-    Beyond the table it is a fixed share.
+    With s = free + 1 slots, C(s + t, s) steps can be reversed if each runs at most t times. For the
+    least such t, the result is the largest distance that keeps both parts within their bounds.
+    Beyond the table it is a fixed share of the length.
     """
     table = _binomials(min(n, _ROWS) + 1)
     below = lax.min(free, np.int32(len(table) - 2))
@@ -324,7 +327,7 @@ def _split(length: Value, free: Value, n: int) -> Value:
 
 @functools.lru_cache(maxsize=8)
 def _binomials(rows: int) -> np.ndarray:
-    """C(s + t, s), but no more than 2^30, by s and t."""
+    """Return a table of C(s + t, s), at most 2^30, by s and t."""
     columns = [np.ones(rows, np.int64)]
     while len(columns) < _COLUMNS:
         columns.append(np.minimum(np.cumsum(columns[-1]), 2**30))

@@ -1,7 +1,7 @@
-"""Values that are known while Python runs, in JAX's protocol of traces.
+"""Watch operations on concrete values outside `jit`, in JAX's protocol of traces.
 
-A `Watch` sees each operation on the values it watches, which carry their value, so that Python's
-`if`, `print` and `int` work between operations; all other operations run as if it were not there.
+A `Watch` sees each operation on the values that it watches. A watched value carries its concrete
+value, so Python's `if`, `print` and `int` work. All other operations run as without a `Watch`.
 """
 
 from __future__ import annotations
@@ -43,26 +43,25 @@ Results = tuple[Sequence[Value], Sequence[Mark]]
 
 
 def _refused(conversion: str) -> Callable[..., NoReturn]:
-    """A method that does not make a number of a value, as its derivative would be lost silently."""
+    """Return a method that raises DerivativeLost, because the conversion loses a derivative."""
 
     def refuse(self: Known, *args: Any, **kwargs: Any) -> NoReturn:
         raise DerivativeLost(
             f"{conversion} of a value that is being differentiated, {self.aval.str_short()}",
-            "what it makes carries no derivative: all that is computed from it would count as "
-            "constant",
+            "the result carries no derivative: everything computed from it would count as constant",
             frame(),
-            "compute with jax.numpy instead of numpy, scipy or math; or, if it is to be constant, "
-            "convert jax.lax.stop_gradient(x); print, f-strings, comparisons and int(x) need "
-            "neither",
+            "compute with jax.numpy instead of numpy, scipy or math; or, if the value should be "
+            "constant, convert jax.lax.stop_gradient(x); print, f-strings, comparisons and int(x) "
+            "need neither",
         )
 
     return refuse
 
 
 class Known(Tracer[Any]):
-    """A watched value: `value` is what it is, `mark` what the trace knows of it.
+    """A watched value: `value` is the concrete value, `mark` is what the trace stores with it.
 
-    Python may look at it (print, compare, branch) but not make a number of it.
+    Python may look at the value (print, compare, branch), but may not convert it to a number.
     """
 
     __slots__ = ()
@@ -92,17 +91,17 @@ class Known(Tracer[Any]):
         return operator.index(self.value)
 
     def to_concrete_value(self) -> Any:
-        """An array as it is, still watched; None for a scalar, or if it is not known.
+        """Return an array as it is, still watched; None for a scalar or an unknown value.
 
-        JAX asks before it computes with NumPy from scalars (`jnp.arange`, the initial value of a
-        reduction), where a derivative would be lost, and from arrays before it looks at them.
+        JAX calls this before it computes with NumPy from scalars (`jnp.arange`, the initial value
+        of a reduction), where a derivative would be lost, and before it looks at an array's values.
         """
         value = self.value
         known = value.to_concrete_value() if isinstance(value, Tracer) else value
         return self if self.shape and known is not None else None
 
     def _origin_msg(self) -> str:
-        return "\nIt is being differentiated: if it is to be constant, pass stop_gradient of it."
+        return "\nIt is being differentiated. If it should be constant, pass stop_gradient of it."
 
     def _contents(self) -> list[tuple[str, Any]]:
         return [("value", self.value), ("tangent", perturbed(self.aval))]
@@ -121,13 +120,13 @@ class Known(Tracer[Any]):
 
 
 class Marked(Known):
-    """A watched value of any trace but `Pushed`'s."""
+    """A watched value of any trace that does not push tangents."""
 
     __slots__ = ("mark", "value")
 
 
 class Pushed(Known, JVPTracer):
-    """A watched value and its tangent: a JVPTracer to libraries that ask what moves."""
+    """A watched value and its tangent. It is a JVPTracer, for libraries that look for tangents."""
 
     __slots__ = ()
     value = JVPTracer.primal
@@ -135,7 +134,7 @@ class Pushed(Known, JVPTracer):
 
 
 class Watch(Trace, abc.ABC):
-    """A trace that hands operations on watched values to its methods; `below` is where they run."""
+    """A trace that passes operations on watched values to its methods; they run in `below`."""
 
     known: type[Known] = Marked
 
@@ -143,56 +142,56 @@ class Watch(Trace, abc.ABC):
         super().__init__()
         self.below = self.parent_trace = below
         self.requires_low = False  # `below` decides what is lowered
-        self.asked = False  # for its tag
-        self.refers = False  # whether it may have references
+        self.asked = False  # whether JAX or a library has read the tag
+        self.refers = False  # whether there may be references
 
     @property
     def tag(self) -> Any:
-        """By which JAX and libraries know whose a value is, once they have asked."""
+        """The identity of this trace for JAX and libraries; reading it sets `asked`."""
         self.asked = True
         return self
 
     @abc.abstractmethod
     def show(self, value: Value, mark: Mark) -> str:
-        """A watched value as a debugger shows it: as JAX does."""
+        """Return the text of a watched value in a debugger, as in JAX."""
 
     @abc.abstractmethod
     def formula(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
                 marks: Sequence[Mark]) -> Sequence[Mark]:  # fmt: skip
-        """Marks of the outputs `ys` of an equation that was run, by the formulas of its rule."""
+        """Return the marks of `ys`, the outputs of an equation that has run, by its rule."""
 
     @abc.abstractmethod
     def equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
                  wanted: Mask) -> Results:  # fmt: skip
-        """Outputs of an equation, and their marks; those not `wanted` are dropped."""
+        """Run an equation; return its outputs and their marks. Only `wanted` marks count."""
 
     @abc.abstractmethod
     def custom_jvp(self, prim: Primitive, rule: Callable[..., Any], symbolic: bool,
                    xs: Sequence[Value], marks: Sequence[Mark]) -> Results:  # fmt: skip
-        """Outputs of a call with a rule of the user's, and their marks."""
+        """Run a `custom_jvp` call by the user's rule; return its outputs and their marks."""
 
     @abc.abstractmethod
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
-        """Outputs of a call with a rule of the user's, and their marks."""
+        """Run a `custom_vjp` call by the user's rule; return its outputs and their marks."""
 
     def lift(self, value: Value, mark: Mark, aval: Any = None) -> Value:
-        """A value as this trace hands it out: watched if it has a mark."""
+        """Return a value for the user: watched if it has a mark."""
         if mark is None:
             return value
         return self.known(self, value, mark, jax.typeof(value) if aval is None else aval)
 
     def lower(self, x: Value) -> tuple[Value, Mark]:
-        """A value and its mark."""
+        """Return a value and its mark."""
         return (x.value, x.mark) if trace_of(x) is self else (x, None)
 
     def applied(self, primitive: Primitive, params: Any, avals: Sequence[Any],
                 marks: Sequence[Mark], outputs: list[Var] | None = None) -> Any:  # fmt: skip
-        """The equation of an operation; its outputs are known if it was run."""
+        """Return the equation of an operation; `outputs` are given if it has already run."""
         return equation(primitive, list(map(self.variable, avals, marks)), params, outputs)
 
     def variable(self, aval: Any, mark: Mark) -> Var:
-        """The variable that stands for an input in an equation."""
+        """Return the variable of an input in an equation."""
         return Var(aval)
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
@@ -201,7 +200,7 @@ class Watch(Trace, abc.ABC):
         return out if replaced.multiple_results == primitive.multiple_results else [out]
 
     def _processed(self, primitive: Primitive, args: Sequence[Any], params: Any) -> Any:
-        """Outputs of an operation, as its primitive returns them."""
+        """Run an operation; return its outputs in the form in which the primitive returns them."""
         self.refers = self.refers or primitive in MAKERS
         if self.refers and (held := refer(self, primitive, args, params)) is not None:
             return held if primitive.multiple_results else held[0]
@@ -212,10 +211,10 @@ class Watch(Trace, abc.ABC):
         rule = rule_of(primitive) if True in on else None
         with set_current_trace(self.below):
             if rule is not None and not isinstance(rule, _BY_FORMULA) and rule.word != "constant":
-                # Of a mutable value only JAX's own calls are evaluated by its type.
+                # Abstract evaluation fails for foreign primitives of mutable values: no outputs.
                 writes = rule.word == "foreign" and any(map(is_mutable, avals))
                 eqn = self.applied(primitive, params, avals, marks, [] if writes else None)
-                # A trace takes a number of Python's as an array.
+                # A traced rule gets a Python number as an array.
                 xs = xs if rule.numbers else all_arrayed(xs)
                 outputs = self._by_equation(rule, eqn, xs, marks, on)
                 return outputs if primitive.multiple_results else outputs[0]
@@ -225,7 +224,7 @@ class Watch(Trace, abc.ABC):
                     lookup(eqn)
             xs = all_arrayed(xs) if True in on else xs
             if any([isinstance(x, NUMPY) for x in xs]):
-                out = primitive.bind(*xs, **params)  # makes them JAX's
+                out = primitive.bind(*xs, **params)  # converts NumPy arrays to JAX arrays
             else:
                 out = primitive.bind_with_trace(self.below, xs, avals, params)
             if rule is None:
@@ -246,7 +245,7 @@ class Watch(Trace, abc.ABC):
 
     def _by_equation(self, rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], marks: Sequence[Mark],
                      on: Mask) -> list[Value]:  # fmt: skip
-        """Outputs of an equation whose rule runs it itself; called where `below` is current."""
+        """Run an equation by its rule, in `below`; return the outputs."""
         rule.check(eqn)
         wanted = rule.active(eqn, on)
         if True not in wanted:
@@ -258,7 +257,7 @@ class Watch(Trace, abc.ABC):
         return [self.lift(y, m) if w else y for y, m, w in zip(ys, marks, wanted, strict=True)]
 
     def process_shard_map(self, primitive: Primitive, f: Any, args: Any, /, **options: Any) -> Any:
-        """Its body is traced, as it has types and names of axes of its own."""
+        """Trace the body, because it has types and axis names of its own."""
         structures: list[Any] = []
 
         def run(*xs: Value) -> list[Value]:
@@ -311,12 +310,12 @@ class Watch(Trace, abc.ABC):
         return val if isinstance(val, Tracer | jax.Array) else self.below.stage_value(val)
 
     def cur_qdd(self, x: Value) -> Any:
-        """What a mutable value of JAX's (a box, a list) holds now."""
+        """Return the present contents of a JAX value that is mutable (a box, a list)."""
         below: Any = self.below
         return below.cur_qdd(self.lower(x)[0])
 
     def _lowered(self, args: Sequence[Value]) -> tuple[list[Value], list[Mark], list[Any]]:
-        """Values, marks and types."""
+        """Return the values, marks and types of arguments."""
         xs, marks, avals = [], [], []
         for x in args:
             if isinstance(x, Tracer) and x._trace is self:
@@ -331,11 +330,11 @@ class Watch(Trace, abc.ABC):
 
 
 def _place(target: Any, x: Value) -> Any:
-    """Where a value is, to which `device_put` sends its cotangent: JAX asks plain values only."""
+    """Return the sharding to which `device_put` sends a cotangent; JAX reads plain values only."""
     while isinstance(x, Known):
         x = x.value
     return getattr(x, "sharding", None) if target is None else target
 
 
-# Their rules want the outputs given, and do nothing else than run the primitive.
+# Rules that need the outputs, and that only run the primitive.
 _BY_FORMULA = Pointwise, Linear, Bilinear

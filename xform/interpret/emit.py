@@ -1,8 +1,8 @@
 """Run the parts of a Joint under a Schedule, in the current trace.
 
-Both parts carry the name scopes of the user's equations. The backward part is in one of the scopes
-below besides, so that profiles and `xform.memory` can tell the parts of a compiled program apart.
-An equation that makes a saved value is in a scope that says why the value is saved.
+Both parts carry the name scopes of the user's equations. The backward part is also in one of the
+scopes below, so that profiles and `xform.memory` can tell the parts of a compiled program apart.
+An equation that computes a saved value is in a scope that says why the value is saved.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ SAVED = "xform(saved: {})"
 def forward(
     schedule: Schedule, args: Sequence[Value], used: Mask | None = None
 ) -> tuple[list[Value], list[Value]]:
-    """Outputs of the forward part (None where not `used`), and the kept values of the schedule."""
+    """Run the forward part; return its outputs (None where not `used`) and the saved values."""
     return walk.forward(schedule, _Emit(_forward_scopes(schedule)), args, used)
 
 
 def values(
     schedule: Schedule, wanted: Sequence[Atom], env: dict[Var, Value], effects: bool = True
 ) -> list[Value]:
-    """Forward values of a Joint, from those in `env` (its inputs, and any others known)."""
+    """Compute forward values of a Joint from those in `env` (its inputs, and any others known)."""
     return walk.values(schedule, _Emit(_forward_scopes(schedule)), wanted, env, effects)
 
 
 def once(schedule: Schedule, wanted: Sequence[Var], env: dict[Var, Value]) -> dict[Var, Value]:
-    """Some forward values by variable, where they were made."""
+    """Compute some forward values in the current trace, without effects, by variable."""
     return dict(zip(wanted, values(schedule, wanted, env, effects=False), strict=True))
 
 
 def recompute() -> AbstractContextManager[Any]:
-    """The scope of forward equations that run once more, for the backward part."""
+    """Return the scope of forward equations that are recomputed for the backward part."""
     return jax.named_scope(RECOMPUTE)
 
 
 def backward(schedule: Schedule, kept: Sequence[Value], args: Sequence[Value],
              seeds: Sequence[Value], together: bool, whole: bool = False
              ) -> list[Value]:  # fmt: skip
-    """Results of the backward part, from kept values, inputs (those it reads) and seeds.
+    """Run the backward part on saved values, the inputs that it reads, and seeds.
 
-    `together` says that the forward part is in the same computation as this one, so that a compiler
-    might merge a recompute with it; `whole`, that this is a whole function, or the body of a loop,
-    and not a region of one: then each recompute waits for the cotangent that needs it, not just for
-    the first, and so it is late in a loop's body as well. A seed that is None is absent, and so is
-    a result that depends on absent seeds alone.
+    With `together`, the forward part is in the same computation, so a compiler might merge a
+    recompute with it. With `whole`, the Joint is a whole function or the body of a loop, not a
+    region of one. Then each recompute waits for the cotangent that needs it, not only for the first
+    cotangent, so that it also runs late in a loop's body. A seed that is None is absent. A result
+    that depends on absent seeds alone is None.
     """
     given = there(seeds)
     if not all(given):
@@ -75,7 +75,7 @@ def backward(schedule: Schedule, kept: Sequence[Value], args: Sequence[Value],
 
 
 def send(schedule: Schedule, v: Var, x: Value, back: bool = False) -> Value:
-    """A kept value, moved to the memory where it waits (or `back`), if the schedule offloads it."""
+    """Move a saved value to the memory where it waits, or `back`, if the schedule offloads it."""
     if v not in schedule.offloaded:
         return x
     move = schedule.offloaded[v]
@@ -128,13 +128,13 @@ class _Emit(walk.BackEnd):
 
 
 def _forward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
-    """The scope of each forward equation: for one that makes a saved value, one with the reason."""
-    here, reasons = name_stack(), _reasons(schedule)
+    """Return a function from a forward equation to its scope, with the reason if it is saved."""
+    scope, reasons = name_stack(), _reasons(schedule)
 
     def scope_of(eqn: JaxprEqn) -> Any:
         reason = next((reasons[v] for v in eqn.outvars if v in reasons), "")
         if not reason or eqn.primitive is fork_p:
-            return here
+            return scope
         with jax.named_scope(SAVED.format(reason)):
             return name_stack()
 
@@ -142,15 +142,15 @@ def _forward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
 
 
 def _backward_scopes(schedule: Schedule) -> Callable[[JaxprEqn], Any]:
-    """The scope of each backward equation; forward equations among them are recomputes."""
-    here = name_stack()
+    """Return a function from an equation of the backward part to its scope."""
+    scope = name_stack()
     with recompute():
-        again = name_stack()
-    return lambda eqn: here if id(eqn) in schedule.joint.backward_ids else again
+        recompute_scope = name_stack()
+    return lambda eqn: scope if id(eqn) in schedule.joint.backward_ids else recompute_scope
 
 
 def _reasons(schedule: Schedule) -> dict[Var, str]:
-    """Why each value is saved that is; one that is saved under a name is the value it names."""
+    """Return why each value is saved. A saved `checkpoint_name` counts for the value it names."""
     reasons: dict[Var, str] = {}
     for kept in schedule.kept:
         v, reason = kept, schedule.why.get(kept, "")

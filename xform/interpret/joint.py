@@ -1,9 +1,10 @@
 """The joint program: the forward and the backward part of a derivative, as data.
 
-`analyze` traces a program together with its pullback (or, for linearize, its push) once. What
-depends on a cotangent (tangent) is the backward part; all else is the forward part, its values the
-candidates for saving. Structured equations appear as `fork` and `join` with Joints of their own
-(`node`). A `Schedule` says which candidates are kept; `emit` runs both parts under a schedule.
+`analyze` traces a program together with its pullback (for `linearize`, with its pushforward) once.
+Equations that depend on a cotangent (tangent) are the backward part. All others are the forward
+part, and their values are the candidates for saving. Structured equations appear as `fork` and
+`join`, with Joints of their own (`node`). A `Schedule` says which candidates are saved. `emit` runs
+both parts under a schedule.
 """
 
 from __future__ import annotations
@@ -48,19 +49,19 @@ from xform.table import traits
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Joint:
-    """Forward and backward part of one program.
+    """The forward and the backward part of one program.
 
     Attributes:
-      program: inputs then seeds to outputs then results.
-      inputs, seeds: the program's inputs.
-      outputs, backward_outputs: what the forward part and the backward part return.
+      program: both parts as one program, from inputs and seeds to outputs and results.
+      inputs, seeds: the two groups of the program's inputs.
+      outputs, backward_outputs: the results of the forward and of the backward part.
       active: which inputs are differentiated.
-      seeded: which outputs bring a cotangent (pushing: which inputs bring a tangent).
-      results: which inputs receive a cotangent (pushing: which outputs receive a tangent).
+      seeded: which outputs bring a cotangent (with `push`: which inputs bring a tangent).
+      results: which inputs receive a cotangent (with `push`: which outputs receive a tangent).
       push: whether the backward part pushes tangents.
       forward, backward: the equations of the two parts.
-      tied: which cotangents a user's backward function takes together, see `interpret.absent`.
-      logs: the keys that users' backward functions log, with the places.
+      tied: which cotangents one call of a user's backward function takes, see `interpret.absent`.
+      logs: the keys that users' backward functions log, with their places.
     """
 
     program: Program
@@ -79,31 +80,31 @@ class Joint:
 
     @cached_property
     def backward_ids(self) -> frozenset[int]:
-        """`id`s of the backward part's equations: others in a Schedule's order are run again."""
+        """The `id`s of the backward part's equations; others in a Schedule are recomputed."""
         return frozenset(map(id, self.backward))
 
     @cached_property
     def producer(self) -> dict[Var, JaxprEqn]:
-        """The forward equation that makes each forward value."""
+        """The forward equation that computes each forward value."""
         return {v: eqn for eqn in self.forward for v in eqn.outvars}
 
     @cached_property
     def forks(self) -> dict[int, JaxprEqn]:
-        """The forward equations that are nodes' forward parts, by their places."""
+        """The forks among the forward equations, by their index."""
         return {i: eqn for i, eqn in enumerate(self.forward) if eqn.primitive is fork_p}
 
     @cached_property
     def named(self) -> dict[Var, Var]:
-        """Values that `checkpoint_name` names, with the variable that bears the name."""
+        """The value that each `checkpoint_name` names, with the variable of the named value."""
         pairs = [(e.invars[0], e.outvars[0]) for e in self.forward if e.primitive is name_p]
         return {x: y for x, y in pairs if isinstance(x, Var) and x in self.producer}
 
     @cached_property
     def free(self) -> frozenset[Var]:
-        """Forward values that the backward part makes itself: constants, and views of others.
+        """Forward values that the backward part always recomputes: constants, and views of others.
 
-        What costs nothing to run again, if all it reads is constant, is not worth saving (a causal
-        mask); of a view, the source is saved instead.
+        A value that is cheap to recompute from constants alone, such as a causal mask, is not worth
+        saving. For a view, the source is saved instead.
         """
         constant: set[Var] = set()
         views: set[Var] = set()
@@ -119,34 +120,34 @@ class Joint:
 
     @cached_property
     def schedules(self) -> dict[Any, Schedule]:
-        """The last schedules of this Joint, by policy."""
+        """The most recent schedules of this Joint, by policy."""
         return Recent(16)
 
     @cached_property
     def parts(self) -> dict[Mask, Part]:
-        """The Joint for some of its seeds, see `interpret.absent`."""
+        """The Joint for subsets of its seeds, see `interpret.absent`."""
         return {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Schedule:
-    """What the backward part of a Joint keeps, and what it runs again.
+    """Which values the backward part of a Joint saves, and which equations it recomputes.
 
     Attributes:
       joint: the Joint.
-      kept: forward values saved for the backward part (tokens of nodes among them).
-      offloaded: those of them that wait in another memory; of a scan's body also inputs, of which
-        the state of each trip does.
-      order: the backward part's equations in order, with the forward ones that it runs again.
+      kept: forward values that are saved for the backward part, tokens of nodes among them.
+      offloaded: saved values that wait in another memory; in the body of a scan also inputs whose
+        value in each iteration waits there.
+      order: the backward part's equations in order, with the forward equations that it recomputes.
       recomputed: `id`s of the equations in `order` that are recomputed and are not free.
       reads: which inputs of the program the backward part reads.
       inner: the Schedules of each node's Joints.
-      why: for each kept value, the reason.
-      alike: makes the Schedule of another Joint in the same way, of a program met after planning.
-      snapshots: of a loop's body: how many states the loop stores on the way, from which it is run
-        again, step by step; what is kept lasts for one step. None: what is kept is kept in every
-        trip, and so is the state that is read.
-      asked: whether a policy was asked what to keep; else a cut says it.
+      why: for each saved value, the reason.
+      alike: schedules another Joint in the same way, for a program that appears after planning.
+      snapshots: for the body of a loop, how many states the loop stores in the forward pass; steps
+        are recomputed from these, and saved values last for one step. None: each iteration saves
+        its values, and the part of the state that the backward part reads.
+      asked: whether a policy decided about each value; otherwise a cut decided.
     """
 
     joint: Joint
@@ -164,7 +165,7 @@ class Schedule:
 
     @cached_property
     def bare(self) -> Schedule:
-        """The same with nothing kept and nothing read: what serves the outputs alone."""
+        """The same schedule with nothing saved and nothing read, to compute the outputs alone."""
         reads = (False,) * len(self.reads)
         return dataclasses.replace(self, kept=(), offloaded={}, reads=reads, cache=Recent())
 
@@ -174,17 +175,18 @@ _SINGLY = contextvars.ContextVar("xform_singly", default=False)
 
 
 def compiled() -> bool:
-    """Whether operations applied here will be compiled together, with those around them."""
+    """Whether an operation that is applied here will be compiled together with others."""
     return staging() and not _SINGLY.get()
 
 
 def analyze(prog: Program, active: Mask, wanted: Mask | None = None, push: bool = False,
             linear: bool = False, singly: bool = False) -> Joint:  # fmt: skip
-    """The Joint of a program, for its active inputs and wanted outputs.
+    """Return the Joint of a program, for its active inputs and wanted outputs.
 
-    Made once for each (program, masks): a layer that is called 96 times is analyzed once. A program
-    that is `linear` in the active inputs is transposed: its outputs do not matter. One that will be
-    run `singly`, operation by operation, keeps the calls that the user compiles.
+    The result is cached for each (program, masks), so a layer that is called 96 times is analyzed
+    once. With `linear`, the program is linear in the active inputs; it is transposed, and its
+    outputs do not matter. With `singly`, the program will run operation by operation, and calls
+    that the user compiles stay calls.
     """
     way = path(prog, active, wanted)
     seeded = way.inputs if push else tuple(wanted) if wanted is not None else way.outputs
@@ -233,7 +235,7 @@ def _push(prog: Program, active: Mask, seeded: Mask) -> Joint:
 
 
 def _opened(traced: Program) -> Program:
-    """A traced program with the calls opened that a schedule sees through, and simplified."""
+    """Inline the calls that a schedule sees through, and simplify the program."""
     prog = opened(released(traced), functools.partial(small, staged=not _SINGLY.get()))
     simpler = Simplify().rewrite(prog)
     if simpler is prog:
@@ -250,10 +252,10 @@ def _split(
     push: bool,
     logs: dict[Any, str],
 ) -> Joint:
-    """Tell the two parts apart: the backward part is all that depends on a seed.
+    """Separate the two parts: the backward part is everything that depends on a seed.
 
-    And all that a user's backward function does besides: what it reads of a reference, for one. And
-    each join, even if simplification has freed it of its seeds.
+    It also has the effects of users' backward functions, such as reads of a reference, and each
+    join, even if simplification has removed its seeds.
     """
     traced, start, tied = unmarked(traced)
     n, k = len(prog.inputs), len(prog.outputs)
@@ -284,7 +286,7 @@ def _split(
 
 
 def reads_of(eqn: JaxprEqn, inner: dict[Node, tuple[Schedule, ...]]) -> list[Var]:
-    """What an equation reads under a schedule: a join takes only some of its node's inputs."""
+    """Return what an equation reads under a schedule: a join reads only some inputs of its node."""
     atoms: Sequence[Any] = eqn.invars
     if eqn.primitive is join_p:
         node = eqn.params["node"]
@@ -296,10 +298,10 @@ def reads_of(eqn: JaxprEqn, inner: dict[Node, tuple[Schedule, ...]]) -> list[Var
 
 
 def with_types(eqn: JaxprEqn, joint: Joint, carried: int) -> Joint:
-    """The Joint of a loop's body, if the cotangents that the loop carries have the right dtypes.
+    """Return the Joint of a loop's body; raise WrongCotangent if a carry's cotangent dtype differs.
 
-    They belong to the first inputs, `carried` of them. Elsewhere a custom rule may return another
-    float, as in JAX.
+    The carried cotangents belong to the first `carried` inputs. Elsewhere a custom rule may return
+    another float dtype, as in JAX.
     """
     if joint.push:
         return joint
@@ -314,7 +316,7 @@ def with_types(eqn: JaxprEqn, joint: Joint, carried: int) -> Joint:
 
 
 def wrong_dtype(eqn: JaxprEqn, given: Any, aval: Any, why: str) -> WrongCotangent:
-    """The error for a custom rule in a loop or branch whose cotangent has a dtype of its own."""
+    """Return the error for a custom rule in a loop or branch that returns another dtype."""
     return WrongCotangent(
         f"pullback of {eqn.primitive.name}",
         f"a custom_vjp in it returned a cotangent of dtype {given} for a value of type "

@@ -16,11 +16,11 @@ from xform.words import Composite
 
 def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: bool = False,
         wanted: Mask | None = None):  # fmt: skip
-    """Outputs and their tangents; a tangent may be None, the symbolic zero.
+    """Run a program; return its outputs and their tangents. A tangent may be None for zero.
 
-    Only `wanted` outputs need a tangent (None: all), and nothing is pushed to where none is wanted.
-    With `split`, structured equations are bound as fork and join, so that what depends on tangents
-    can be told apart from what does not (`joint.analyze`).
+    Only `wanted` outputs need a tangent (None: all), and only values that lead to them get one.
+    With `split`, structured equations are bound as fork and join. Then the values that depend on
+    tangents can be separated from the others (`joint.analyze`).
     """
     env = environment(prog, args)
     env_dx = {v: dx for v, dx in zip(prog.inputs, tangents, strict=True) if dx is not None}
@@ -29,7 +29,7 @@ def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: 
     for i, eqn in enumerate(prog.equations):
         xs = [read(env, v) for v in eqn.invars]
         dxs = [env_dx.get(v) if isinstance(v, Var) else None for v in eqn.invars]
-        # A rule may know better than `path` that nothing moves.
+        # A rule may have returned a zero tangent where `path` expected one.
         if i not in steps or all([dx is None for dx in dxs]):
             write(env, eqn.outvars, bind(eqn, xs, outer))
             continue
@@ -44,7 +44,7 @@ def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: 
 
 def push(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask,
          split: bool):  # fmt: skip
-    """Outputs and tangents of an equation of which an input moves, applied where the code is."""
+    """Run an equation with at least one tangent, in the current trace; return its tangents too."""
     if isinstance(rule, Structured):
         return (rule.split if split else rule.jvp_of)(eqn, xs, dxs, wanted)
     if isinstance(rule, Composite):

@@ -1,12 +1,12 @@
-"""Loops whose number of steps differs from lane to lane of a batch.
+"""Loops whose lanes, the elements of a batch, take different numbers of steps.
 
-A loop ends when no lane is alive, and a lane that has ended keeps its state. Written with `some`
-and `keep`, a loop counts its steps for all lanes together: under `vmap` neither its predicate nor
-its counter is batched, what is selected over is what `keep` names and nothing else, and what a
-step stores (`store`) is one slice of memory. Outside `vmap` the first two are identities.
+A loop ends when no lane is alive, and a lane that has ended keeps its state. A loop that uses
+`some` and `keep` counts its steps for all lanes together. Under `vmap` neither its predicate nor
+its counter is batched. Only the values given to `keep` are selected by lane. A step stores one
+slice of memory (`store`). Outside `vmap`, `some` and `keep` are identities.
 
-A loop that JAX has batched already has a predicate with the axes of the batch, which lead in every
-part of its state; there both act at once.
+If JAX has already batched a loop, its predicate has the batch axes, which are the leading axes of
+each part of its state. In this case both kinds of batching work at once.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ store_p, final_p = Primitive("store_lanes"), Primitive("loop_result")
 
 
 def predicate(alive: Any) -> Value:
-    """What a condition returned, as an array: a constant may be a plain bool."""
+    """Return the result of a condition as an array: a constant condition may be a plain bool."""
     return lax.convert_element_type(alive, np.bool_)
 
 
 def some(alive: Value) -> Value:
-    """Whether any lane is alive: the same for all lanes."""
+    """Return whether any lane is alive; the result is the same for all lanes."""
     return some_p.bind(lax.reduce_or(alive, range(alive.ndim)) if alive.ndim else alive)
 
 
 def keep(alive: Value, new: Sequence[Value], old: Sequence[Value]) -> list[Value]:
-    """`new` in the lanes that are alive, `old` in the others.
+    """Return `new` in the lanes that are alive, and `old` in the others.
 
-    To be called where some lane is alive: outside a batch that is the only one, and this is `new`.
+    Call it only if some lane is alive. Outside a batch there is one lane, so the result is `new`.
     """
     choose = _select if alive.ndim else keep_p.bind
     return [choose(alive, a, b) for a, b in zip(new, old, strict=True)]
 
 
 def store(slots: Value, x: Value, i: Value, axis: int = 0) -> Value:
-    """`slots` with `x` in place `i` of an axis; for lanes that share `i`, one slice of memory.
+    """Return `slots` with `x` at index `i` of an axis; one slice of memory if lanes share `i`.
 
-    (JAX's own update becomes a scatter under `vmap`.)
+    JAX's own update becomes a scatter under `vmap`.
     """
     return store_p.bind(slots, x, i, axis=axis)
 
@@ -61,12 +61,12 @@ def _update(slots: Value, x: Value, i: Value, *, axis: int) -> Value:
 
 
 def final(x: Value, where: str) -> Value:
-    """`x`, the result of a loop that `jax.grad` cannot go back through; `where` it was written."""
+    """Mark the result of a loop, written at `where`, that `jax.grad` cannot differentiate."""
     return final_p.bind(x, where=where)
 
 
 def while_loop(cond: Callable[[Any], Value], step: Callable[[Any], Any], state: Any) -> Any:
-    """`lax.while_loop` over a flat list; the predicate may have the axes of a batch."""
+    """Run `lax.while_loop` on a flat list; the predicate may have batch axes."""
     alive = predicate(cond(state))
     if not alive.ndim:
         return lax.while_loop(cond, step, state)
@@ -157,7 +157,7 @@ def _store_transpose(ct: Value, slots: Value, x: Value, i: Value, *, axis: int) 
 
 
 def _declare(prim: Primitive, f: Callable[..., Value], like: int, batched: Any, jvp: Any) -> None:
-    """A primitive that is `f` until it is batched; its result is of the type of one input."""
+    """Declare a primitive that is `f` until it is batched; its result has one input's type."""
     prim.def_impl(f)
     prim.def_abstract_eval(lambda *avals, **_: avals[like])
     mlir.register_lowering(prim, mlir.lower_fun(f, multiple_results=False))

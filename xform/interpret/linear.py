@@ -1,4 +1,4 @@
-"""Whether a function is linear: its backward part reads no value of the active inputs."""
+"""Check that a function is linear: its backward part reads no value of the active inputs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from xform.table import lookup
 
 
 def check_linear(schedule: Schedule, active: Mask) -> None:
-    """Raise NotLinear where the transpose would need the point at which it is taken.
+    """Raise NotLinear if the transpose would need the point at which it is taken.
 
-    And where an output depends on an input through steps only (rounding, comparison): its
-    derivative is zero, which is not its transpose.
+    Also raise it if an output depends on an input only through a step function (rounding,
+    comparison). The derivative of such an output is zero, and zero is not its transpose.
     """
     joint = schedule.joint
     moving = {v for v, on in zip(joint.inputs, active, strict=True) if on}
@@ -28,7 +28,7 @@ def check_linear(schedule: Schedule, active: Mask) -> None:
     needed = set(map(id, live(joint.forward, joint.outputs)))
     for eqn in joint.forward:
         moves = [isinstance(v, Var) and v in moving for v in eqn.invars]
-        # What is held back by an argument waits for it, and does not depend on its value.
+        # The outputs of a barrier wait for its other arguments, but do not depend on their values.
         waits = eqn.primitive is barrier_p
         moved = list(itertools.compress(eqn.outvars, moves)) if waits else eqn.outvars
         if not any(moves) or not moved:

@@ -1,7 +1,8 @@
-"""Logs of users' backward functions: a dict of trees beside the cotangents.
+"""Logs of users' backward functions: dicts of trees that they return with the cotangents.
 
-A pullback collects the entries of its backward pass. In a program that is traced once and run later
-an entry has no value yet. Its key is noted, and a user who asks for the logs gets an error.
+A pullback collects the log entries of its backward pass. In a program that is traced once and run
+later, an entry has no value yet. Then its key is recorded with the place, and a user who asks for
+the logs gets an error.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ _NOW: contextvars.ContextVar[Logs | None] = contextvars.ContextVar("xform_logs",
 
 
 class Logs:
-    """The entries of one backward pass; `without` says of a key without a value where it is."""
+    """The entries of one backward pass. `without` maps keys that have no value to their places."""
 
     def __init__(self) -> None:
         self.entries: dict[Any, Any] = {}
         self.without: dict[Any, str] = {}
 
     def places(self, place: str) -> dict[Any, str]:
-        """Where each key was logged: at `place`, or where its value was lost before."""
+        """Return where each key was logged: at `place`, or where its value was lost before."""
         return {key: self.without.get(key, place) for key in (*self.entries, *self.without)}
 
     def checked(self, name: str) -> dict[Any, Any]:
-        """The entries; an error if one has no value."""
+        """Return the entries; raise NotDifferentiable if one has no value."""
         for key, place in self.without.items():
             raise NotDifferentiable(
                 f"with_logs of the pullback of {name}",
@@ -41,7 +42,7 @@ class Logs:
 
 @contextlib.contextmanager
 def collected() -> Generator[Logs]:
-    """Collect what is logged."""
+    """Collect the log entries of the backward functions that run in this context."""
     logs = Logs()
     token = _NOW.set(logs)
     try:
@@ -51,7 +52,7 @@ def collected() -> Generator[Logs]:
 
 
 def log(entries: Any, operation: str, where: str) -> None:
-    """Add the entries of a backward function: a dict, or None."""
+    """Add the log of a backward function: a dict, or None."""
     if entries is None:
         return
     if type(entries) is not dict:
@@ -68,7 +69,7 @@ def log(entries: Any, operation: str, where: str) -> None:
 
 
 def log_without(places: Mapping[Any, str], operation: str, where: str) -> None:
-    """Note the keys that a program logs whose entries have no value here."""
+    """Record the keys that a program logs without a value here."""
     if (logs := _NOW.get()) is not None:
         _check_new(logs, places, operation, where)
         logs.without.update(places)

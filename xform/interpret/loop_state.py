@@ -1,4 +1,4 @@
-"""What of a loop's state must be stored, so that any of its steps can be run again."""
+"""Find which parts of a loop's state to store, so that every step can be recomputed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _NONE: Mapping[Var, Var] = {}
 def needed(
     schedule: Schedule, carried: Mapping[Var, Atom], ahead: Mapping[Var, Var] = _NONE
 ) -> set[Var]:
-    """Inputs of a step from which all that its backward part reads is made, here and before.
+    """Return the inputs of a step to store, from which all its backward part reads is computed.
 
-    `carried` has, by the input, the output that it becomes; `ahead`, those of these that are at
-    hand after a step. A least fixpoint: what makes a needed carry is needed too.
+    `carried` maps an input to the output that becomes its next value. `ahead` does so for the
+    inputs whose value after the step is available. The result is a least fixpoint: the inputs that
+    a needed carry is computed from are needed too.
     """
     joint, inputs = schedule.joint, set(schedule.joint.inputs)
     need = {*gather(joint.inputs, schedule.reads), *ahead}
@@ -35,6 +36,6 @@ def needed(
 
 
 def read_for(joint: Joint, wanted: Iterable[Atom], known: Iterable[Var] = ()) -> set[Var]:
-    """What the equations of a step read that make `wanted` values from `known` ones."""
+    """Return what the equations of a step read to compute `wanted` values from `known` ones."""
     equations = live(joint.forward, wanted, set(known), effects=False)
     return {v for e in equations for v in e.invars if isinstance(v, Var)}

@@ -1,11 +1,11 @@
-"""`materialize`: an identity whose result a compiler has to write to memory.
+"""`materialize`: an identity whose result the compiler must write to memory.
 
-A compiler that fuses what makes a saved value into all of its readers writes no such value: it
-keeps what the value is made from. Of a dropout mask that is two arrays of random bits, of four
-bytes for each of the mask's. GPUs keep an optimization barrier until fusion is done; on CPU a loop
-that never runs has its state in memory, and starts from it in place: its condition is one that the
-compiler cannot know. On TPUs it is nothing: their compiler makes random bits again for each reader,
-from their key, and keeps neither bits nor mask.
+A compiler may fuse the computation of a saved value into all of its readers. Then it does not write
+the value, but keeps the inputs of the computation. For a dropout mask these are two arrays of
+random bits, with four bytes for each byte of the mask. GPU compilers keep an optimization barrier
+until fusion is done. On CPU the value becomes the state of a loop that never runs; the loop's state
+is in memory, and the compiler cannot know its condition. On TPU this does nothing: the compiler
+recomputes random bits from their key for each reader, and keeps neither bits nor mask.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ materialize_p.def_abstract_eval(lambda x, where: x)
 
 
 def materialize(x: Value, where: Where = "everywhere") -> Value:
-    """`x`, in memory. Costs a write, and that readers are not fused with what makes it."""
+    """Return `x`, written to memory. This costs a write, and prevents fusion with the readers."""
     plain = x.size and jnp.issubdtype(x.dtype, jnp.generic)
     return materialize_p.bind(x, where=where) if plain else x
 

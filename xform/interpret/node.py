@@ -1,10 +1,10 @@
-"""Structured equations in a joint program: `fork` in its forward part, `join` in its backward part.
+"""Structured equations in a joint program: `fork` in the forward part, `join` in the backward part.
 
-scan, cond and calls hold programs. Where such an equation carries a derivative, the joint program
-holds a pair instead, `fork(inputs) -> outputs, token` and `join(token, inputs, seeds) -> results`.
-The pair's Node holds the nested Joints. A token's value is a pytree of residuals, chosen by a
-schedule after the trace; both primitives exist only between analysis and emission and never reach
-the user.
+scan, cond and calls contain programs. If such an equation carries a derivative, the joint program
+has a pair in its place: `fork(inputs) -> outputs, token` and `join(token, inputs, seeds) ->
+results`. The pair's Node has the nested Joints. The value of a token is a pytree of residuals,
+which a schedule chooses after the trace. Both primitives exist only between analysis and emission,
+and never reach the user.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xform.ir import spread as spread
 from xform.source import frame
 from xform.table import Rule
 
-# `joint.Joint` and `joint.Schedule`, which are made of nodes: a Node only hands them on.
+# `joint.Joint` and `joint.Schedule`, which contain nodes: a Node only passes them on.
 Joint = Any
 Schedules = Sequence[Any]
 Pull = Callable[[Sequence[Value]], list[Value]]
@@ -35,9 +35,9 @@ _TOKEN = ShapedArray((0,), np.dtype("int8"))
 
 
 class Token(Tracer[Any]):
-    """A token where operations run one by one: its value, and the inputs that are still read.
+    """A token where operations run one by one: its value, and the inputs that the join reads.
 
-    Its pair holds no other input. Where a fork is staged, its token is a tracer like any other.
+    The pair holds no other input. If a fork is staged, its token is an ordinary tracer.
     """
 
     __slots__ = ("inputs", "value")
@@ -52,10 +52,10 @@ fork_p.multiple_results = join_p.multiple_results = True
 
 
 class Held:
-    """A Node, as the parameter of equations that are being traced.
+    """A reference to a Node, as a parameter of equations during a trace.
 
-    JAX keeps each parameter that it has seen, in a cache of types. This one lets go of its Node
-    when the trace has ended, and of all that hangs on it.
+    JAX keeps each parameter that it has seen in a cache of types. This reference drops its Node
+    when the trace has ended, so that the cache does not keep the Node alive.
     """
 
     def __init__(self, node: Node):
@@ -63,7 +63,7 @@ class Held:
 
 
 def released(prog: Program) -> Program:
-    """A program as it was traced, with Nodes for parameters in place of what held them."""
+    """Return a traced program that has Nodes as parameters; the references drop theirs."""
     pairs = [eqn for eqn in prog.equations if eqn.primitive in (fork_p, join_p)]
     own = {
         id(eqn): eqn.replace(params={**eqn.params, "node": eqn.params["node"].node})
@@ -89,7 +89,7 @@ def _(*_: Any, node: Held, given: Mask) -> list[Any]:
 
 
 def bound(eqn: JaxprEqn) -> JaxprEqn:
-    """The equation of the user's program that a fork stands for; any other is itself."""
+    """Return the user's equation that a fork stands for, and any other equation as it is."""
     return eqn.params["node"].eqn if eqn.primitive is fork_p else eqn
 
 
@@ -98,18 +98,18 @@ class Node(abc.ABC):
 
     Attributes:
       eqn: the equation.
-      joints: the Joint of each program in it that carries a derivative.
-      seeded: which outputs bring a cotangent (when pushing: which inputs bring a tangent).
-      results: which inputs receive a cotangent (when pushing: which outputs receive a tangent).
-      push: whether the backward part goes forward (linearize) or backward (vjp).
+      joints: the Joint of each of its programs that carries a derivative.
+      seeded: which outputs bring a cotangent (with `push`: which inputs bring a tangent).
+      results: which inputs receive a cotangent (with `push`: which outputs receive a tangent).
+      push: whether the backward part pushes tangents (`linearize`) or pulls cotangents (`vjp`).
     """
 
     trips: int = 1
-    device_count: int = 1  # of the devices that each run its programs
-    first_carry: int = 0  # in a loop's program
-    loop: ClassVar[bool] = False  # running it again costs its whole length
+    device_count: int = 1  # how many devices each run its programs
+    first_carry: int = 0  # the index of the first carry among the inputs of a loop's body
+    loop: ClassVar[bool] = False  # whether to recompute it costs all of its iterations
     policy: Any = None
-    region: ClassVar[bool] = False  # a remat region: its own policy decides inside
+    region: ClassVar[bool] = False  # whether it is a remat region: its own policy decides inside
 
     def __init__(self, eqn: JaxprEqn, joints: Sequence[Joint], seeded: Mask, results: Mask,
                  push: bool):  # fmt: skip
@@ -117,87 +117,87 @@ class Node(abc.ABC):
         self.seeded, self.results = seeded, results
 
     def __fingerprint__(self) -> Any:
-        """What makes the node the one that it is, see `xform.fingerprint`."""
+        """Return what identifies the node, see `xform.fingerprint`."""
         joints = [(j.active, j.seeded, fingerprint(j.program)) for j in self.joints]
         eqn = self.eqn.primitive, parameters(self.eqn)
         return eqn, self.seeded, self.results, self.push, self.policy, joints
 
     def primal(self, xs: Sequence[Value]) -> list[Value]:
-        """The outputs, by the equation itself."""
+        """Run the equation itself; return the outputs."""
         return apply(self.eqn, xs)
 
     def outputs(self, schedules: Schedules, xs: Sequence[Value], used: Mask) -> list[Value]:
-        """The outputs as the forward part makes them, without a token.
+        """Compute the outputs by the forward part, without a token.
 
-        By the forward rules of custom functions, that is: a derivative of it is a derivative of
-        those, whatever a schedule runs again.
+        So custom functions run their forward rules, and a derivative of the outputs is a derivative
+        of these rules, whatever a schedule recomputes.
         """
         return self.forward([p.bare for p in schedules], xs, used)[0]
 
     @abc.abstractmethod
     def reads(self, schedules: Schedules) -> Mask:
-        """Which inputs the backward part takes from outside, rather than from the token."""
+        """Return which inputs the backward part reads from outside, not from the token."""
 
     @abc.abstractmethod
     def forward(
         self, schedules: Schedules, xs: Sequence[Value], used: Mask
     ) -> tuple[list[Value], Any]:
-        """Outputs (None where not `used`) and the token's value."""
+        """Run the forward part; return outputs (None where not `used`) and the token's value."""
 
     @abc.abstractmethod
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
-        """Results of the backward part; `together`: the forward part is in this computation.
+        """Run the backward part. `together`: the forward part is in the same computation.
 
         A node with its own `moved` gets None for absent seeds, and returns None for absent results.
         """
 
     def moved(self, given: Mask) -> Mask | None:
-        """Which results depend on the `given` seeds; None: the node takes zeros for the others."""
+        """Which results depend on the `given` seeds; None if absent seeds must become zeros."""
         return None
 
     def gives(self, given: Mask) -> Mask:
-        """Which results there are, if the `given` seeds are there."""
+        """Which results exist if only the `given` seeds are present."""
         moved = None if all(given) else self.moved(given)
         return (True,) * sum(self.results) if moved is None else moved
 
     def takes(self, given: Mask) -> bool:
-        """Whether the node takes the `given` seeds alone."""
+        """Whether the node can run with the `given` seeds alone."""
         return all(given) or self.moved(given) is not None
 
     def stacked(self, schedules: Schedules) -> Mask:
-        """Which inputs of the nested program the token holds once per trip: a loop's carry."""
+        """Which inputs of the nested program the token holds for each iteration: a loop's carry."""
         return (False,) * len(schedules[0].reads)
 
     def copies(self, schedules: Schedules) -> Sequence[int]:
-        """How many states of each input of the nested program the token holds."""
+        """Return how many states of each input of the nested program the token holds."""
         return [self.trips * on for on in self.stacked(schedules)]
 
     def steered(self, moving: Mask) -> bool:
-        """Whether inputs that are `moving` decide how often a loop runs."""
+        """Whether the number of iterations of a loop depends on the `moving` inputs."""
         return False
 
     def hoisted(self, schedule: Any) -> Mask:
-        """Which kept values of a nested schedule the token holds once, not once per trip."""
+        """Which saved values of a nested schedule the token holds once, not for each iteration."""
         return (False,) * len(schedule.kept)
 
     def keeps(self, schedule: Any) -> Sequence[Any]:
-        """The kept values of a nested schedule that the token holds."""
+        """Return the saved values of a nested schedule that the token holds."""
         return schedule.kept
 
 
 def there(values: Sequence[Value]) -> Mask:
-    """Which values are there: None is absent."""
+    """Return which values are present, that is, not None."""
     return tuple([x is not None for x in values])
 
 
 def within(mask: Mask, on: Sequence[bool]) -> Mask:
-    """A mask, of whose True places only those stay that are `on`."""
+    """Return a mask in which only those True places of `mask` remain that are True in `on`."""
     return tuple(map(bool, spread(on, mask)))
 
 
 class Whole(Node):
-    """A node that keeps nothing: its backward part has all inputs, and starts from them."""
+    """A node that saves nothing: its backward part reads all inputs and starts from them."""
 
     def reads(self, schedules: Schedules) -> Mask:
         return (True,) * len(self.eqn.invars)
@@ -207,17 +207,17 @@ class Whole(Node):
 
 
 class Structured(Rule):
-    """The rule of a primitive that holds programs, or says itself how it is differentiated.
+    """The rule of a primitive that contains programs, or that defines its own derivatives.
 
-    A subclass has `jvp` for forward mode, and `node`, with a `Node` of its own, for reverse mode
-    and `linearize`; or, where its two parts need no schedule, `vjp` and `split` themselves.
-    `active` says which outputs depend on the active inputs: without it, every one of a float dtype.
+    A subclass has `jvp` for forward mode. For reverse mode and `linearize` it has `node`, which
+    returns its own `Node`. If its two parts need no schedule, it has `vjp` and `split` instead.
+    `active` says which outputs depend on the active inputs; the default is all float outputs.
 
     Args:
       name: the name of the primitive.
       word: "structured".
-      known: the parameters that it may have; without, any.
-      traits: what else is known, see `xform.traits.Traits`: `call` of a call, for one.
+      known: the names of its possible parameters; any, if not given.
+      traits: other facts about the primitive, see `xform.traits.Traits`, such as `call` for a call.
 
     >>> from jax.extend.core import Primitive
     >>> class Twice(xform.extend.Structured):
@@ -234,21 +234,21 @@ class Structured(Rule):
     """
 
     def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
-        """Outputs and their tangents, in one pass; a tangent may be None."""
+        """Return outputs and their tangents, in one pass; a tangent may be None."""
         raise NotImplementedError
 
     def jvp_of(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        """The same, where only `wanted` outputs need a tangent."""
+        """Do the same as `jvp`, if only `wanted` outputs need a tangent."""
         return self.jvp(eqn, xs, dxs)
 
     def node(self, eqn: JaxprEqn, active: Mask, wanted: Mask, push: bool) -> Node:
-        """The Node of an equation for some active inputs and wanted outputs."""
+        """Return the Node of an equation for some active inputs and wanted outputs."""
         raise NotImplementedError
 
     def vjp(
         self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask
     ) -> tuple[list[Value], Pull]:
-        """Outputs, and the pullback from cotangents of the wanted outputs."""
+        """Return the outputs, and the pullback from cotangents of the wanted outputs."""
         node = self.node(eqn, active, wanted, push=False)
         held = Held(node)
         *ys, token = fork_p.bind(*xs, node=held)
@@ -273,14 +273,14 @@ class Structured(Rule):
     def transposed(
         self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask
     ) -> tuple[list[Value], Pull]:
-        """The same for an equation that is linear in its active inputs; its outputs do not matter.
+        """Do the same as `vjp` for an equation that is linear in its active inputs.
 
-        The pullback of a linear function is its transpose.
+        The pullback of a linear function is its transpose. The outputs do not matter.
         """
         return self.vjp(eqn, xs, active, wanted)
 
     def split(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value], wanted: Mask):
-        """Outputs and tangents, with the tangent part apart from the primal part."""
+        """Return outputs and tangents, with the tangent part separate from the primal part."""
         node = self.node(eqn, tuple(dx is not None for dx in dxs), wanted, push=True)
         held = Held(node)
         *ys, token = fork_p.bind(*xs, node=held)

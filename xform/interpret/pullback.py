@@ -33,11 +33,12 @@ from xform.words import Composite
 
 def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
              linear: bool = False):  # fmt: skip
-    """Outputs of a program, and the map from cotangents of its outputs to those of its inputs.
+    """Run a program; return its outputs, and the map from their cotangents to those of the inputs.
 
-    Cotangents are None where zero, in and out; only the `wanted` outputs may bring one, only the
-    `active` inputs receive one. Everything is bound in the current trace. A program that is
-    `linear` in the active inputs is transposed: its outputs do not matter.
+    A cotangent that is zero is None, in and out. Only the `wanted` outputs may bring a cotangent,
+    and only the `active` inputs receive one. Everything is bound in the current trace. With
+    `linear`, the program is linear in the active inputs; it is transposed, and its outputs do not
+    matter.
     """
     steps = path(prog, active, wanted).steps
     env = environment(prog, args)
@@ -63,7 +64,7 @@ def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],
 
 def back(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | None],
          cts: Sequence[Value]) -> dict[Var, Value]:  # fmt: skip
-    """Cotangents of variables, from those of some outputs, through equations that were run."""
+    """Pull cotangents of some outputs back through a tape; return the cotangents of variables."""
     env_ct: dict[Var, Value] = {}
     for v, ct in zip(outputs, cts, strict=True):
         if isinstance(v, Var):
@@ -76,20 +77,20 @@ def back(tape: Sequence[tuple[JaxprEqn, Pull]], outputs: Sequence[Atom | None],
         with source(eqn, outer):
             with eqn.ctx.manager:
                 in_cts = _pulled(eqn, pull_eqn, out_cts)
-            # Sums belong to no equation: on a mesh of explicit axes they are of the trace's mesh.
+            # A sum belongs to no equation: it uses the trace's mesh, not the equation's.
             for v, ct in zip(eqn.invars, in_cts, strict=True):
                 if isinstance(v, Var):
                     _accumulate(env_ct, v, ct)
     return {v: ct for v, ct in env_ct.items() if ct is not NOTHING}
 
 
-# The zero that a user's rule returned as None. As in JAX, other users' rules are still asked.
+# A zero that a user's rule returned as None. As in JAX, other users' rules are still called on it.
 NOTHING: Any = object()
 
 
 def _pulled(eqn: JaxprEqn, pull: Pull, cts: Sequence[Value]) -> Sequence[Value]:
-    """Cotangents of an equation's inputs."""
-    users = lookup(eqn).users  # as in JAX, such a rule is given a number of Python's as one
+    """Return the cotangents of an equation's inputs."""
+    users = lookup(eqn).users  # as in JAX, a user's rule gets a Python number unchanged
     some = [None if ct is NOTHING else ct if users else arrayed(ct) for ct in cts]
     if all(ct is None for ct in some) and not users:
         return [NOTHING if differentiable(v.aval) else None for v in eqn.invars]
@@ -111,9 +112,9 @@ def _accumulate(env_ct: dict[Var, Value], v: Var, ct: Value) -> None:
 
 
 def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
-    """Refuse what a rule returned for an input if it is no cotangent of it."""
+    """Raise WrongCotangent if a rule's result is not a cotangent of the input `v`."""
     aval: Any = v.aval
-    # JAX lets a custom_vjp return any float for a float, and hands it on.
+    # JAX lets a custom_vjp return any float dtype for a float input, and passes it on.
     ct_aval = jax.typeof(ct)
     if is_vector(aval) and ct_aval == cotangent_aval(aval):
         return
@@ -136,7 +137,7 @@ def check_cotangent(eqn: JaxprEqn, v: Var, ct: Value) -> None:
 
 def vjp(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask,
         linear: bool = False):  # fmt: skip
-    """Outputs and pullback of one equation, applied where the code is now."""
+    """Run one equation in the current trace; return its outputs and pullback."""
     if isinstance(rule, Structured):
         return (rule.transposed if linear else rule.vjp)(eqn, xs, active, wanted)
     if isinstance(rule, Composite):
@@ -146,7 +147,7 @@ def vjp(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Ma
 
 
 class _Linear(Split):
-    """A custom function of tangents is linear: its own derivative is itself."""
+    """A trace in which a custom function of tangents is linear, so its derivative is itself."""
 
     def process_custom_jvp_call(self, primitive: Primitive, fun: Any, jvp: Any, args: Any, /,
                                 **options: Any) -> Any:  # fmt: skip
@@ -157,18 +158,18 @@ class _Linear(Split):
 
 
 def _point(x: Value, aval: Any) -> Value:
-    """A value of a tangent's type; of an object's, which may not know its zero, the primal."""
+    """Return any value of a tangent's type: zeros, or the primal if an object has no zero."""
     return x if is_vector(aval) and jax.typeof(x) == aval else zeros(aval)
 
 
 def pull_of_jvp(
     jvp: Callable[..., Any], xs: Sequence[Value], active: Mask, wanted: Mask | None = None
 ) -> tuple[list[Value], Pull]:
-    """Outputs and pullback of a jvp rule: its linear part, transposed.
+    """Run a jvp rule; return its outputs, and its linear part transposed as the pullback.
 
-    The rule is run once, at the primals, with tangents staged: what it does to them is a linear
-    program, and the pullback of that program is its transpose. The point does not matter, and what
-    is computed from it is dead code, which emission drops. `wanted` is None for all outputs.
+    The rule runs once, at the primals, with staged tangents. Its operations on the tangents are a
+    linear program, and the pullback of that program is its transpose. The point of the pullback
+    does not matter, and emission drops what is computed from it. `wanted` is None for all outputs.
     """
     outs: list[Value] = []
     staged: list[bool] = []
@@ -178,7 +179,7 @@ def pull_of_jvp(
         ys, dys = jvp(list(xs), spread(dxs, active))
         want = wanted or tuple(differentiable(jax.typeof(y)) for y in ys)
         nonzero[:] = [dy is not None and on for dy, on in zip(dys, want, strict=True)]
-        # A rule that has primals and tangents in one loop leaves the primals unknown as well.
+        # A rule that runs primals and tangents in one loop stages the primals too.
         staged[:] = [trace_of(y) is trace_of(dxs[0]) for y in ys]
         outs[:] = [None if s else y for y, s in zip(ys, staged, strict=True)]
         return [*gather(ys, staged), *gather(dys, nonzero)]

@@ -1,4 +1,4 @@
-"""Mutable references while Python runs: a cell that the user holds as a reference."""
+"""Mutable references outside `jit`: a cell that the user holds as a reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xform.references import Cell, apply, involves
 
 
 class Reference(Tracer[Any]):
-    """What `jax.new_ref` returns to a function that is being watched."""
+    """The value that `jax.new_ref` returns to a function that is differentiated outside `jit`."""
 
     __slots__ = ("cell",)
 
@@ -23,17 +23,17 @@ class Reference(Tracer[Any]):
 
     @property
     def value(self) -> Any:
-        """There is none: only operations on references take one."""
+        """Raise NotDifferentiable: only operations on references may read a reference."""
         raise NotDifferentiable(
             "derivative of a call that uses a mutable reference",
             "the called function has a derivative rule of its own, which takes values",
             "",
-            "read the reference before, pass the value, and write what the function returns",
+            "read the reference before the call, pass the value, and write the result afterwards",
         )
 
 
 def refer(trace: Trace, primitive: Primitive, args: Sequence[Any], params: Any) -> Any:
-    """Outputs of an operation that makes or uses references of `trace`; None for any other."""
+    """Run an operation that makes or uses references of `trace`; return None for any other."""
     mine = lambda x: isinstance(x, Reference) and trace_of(x) is trace
     xs = [x.cell if mine(x) else x for x in args]
     if not involves(primitive, xs):

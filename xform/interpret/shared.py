@@ -1,13 +1,13 @@
-"""Which values of the backward part XLA:CPU should compute once for all their readers.
+"""Find values of the backward part that XLA:CPU should compute once for all their readers.
 
 XLA:CPU fuses a chain of cheap operations into each of its readers, however long the chain is. In a
-network with residual connections the cotangent of a layer's input is such a chain: it goes on
-through all layers that follow, and the compiled program grows with the square of their number. But
-a product reads that cotangent, so it is in memory in any case. Written there first
-(`materialize.py`), it is read by all others too, and each chain ends at the layer that it is of.
+network with residual connections, the cotangent of a layer's input is such a chain through all
+later layers. So the compiled program grows with the square of the number of layers. But a product
+reads that cotangent, so it is in memory in any case. If it is written there first
+(`materialize.py`), all other readers read it from memory, and each chain ends within one layer.
 
-Two products that read one matrix read it from memory. Two that read a value of more or fewer axes
-may each read it in another shape, and the chain is then run for each.
+Two products that read the same matrix read it from memory. Two products that read a value with more
+or fewer axes may each read it in another shape, and then the chain is computed for each.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from xform.interpret.wait import is_work
 from xform.interpret.written import plain
 from xform.table import traits
 
-# In these the chain of a cotangent goes on.
+# Operations through which the chain of a cotangent continues.
 _SUMS = lax.add_p, lax.sub_p, jax_primitives.add_jaxvals_p
-# Chains of at most so many operations are left to XLA.
+# XLA handles chains of at most this many operations.
 _LONG = 8
-# Values of fewer elements are left to XLA.
+# XLA handles values with fewer elements than this.
 _FEW = 1024
 
 
 def shared(schedule: Schedule) -> dict[Var, Where]:
-    """The values at the end of a long cheap chain that a product reads, and another operation."""
+    """Return values that end a long cheap chain and are read by a product and another operation."""
     if "shared" not in schedule.cache:
         where: dict[Var, Where] = {v: "cpu" for v in _shared(schedule)}
         schedule.cache["shared"] = where
@@ -51,11 +51,11 @@ def _shared(schedule: Schedule) -> Iterator[Var]:
         if traits(eqn.primitive).fusion not in ("elementwise", "movement"):
             continue
         chain = frozenset((id(eqn),)).union(*(chains[v] for v in read if v in chains))
-        chain = frozenset(itertools.islice(chain, _LONG + 1))  # more makes no difference
+        chain = frozenset(itertools.islice(chain, _LONG + 1))  # a longer chain has the same effect
         for v in eqn.outvars:
             aval: Any = v.aval
-            several = products[v] and (v in sums or (products[v] > 1 and aval.ndim != 2))
-            if several and len(chain) > _LONG and plain(v) and aval.size >= _FEW:
+            shared_read = products[v] and (v in sums or (products[v] > 1 and aval.ndim != 2))
+            if shared_read and len(chain) > _LONG and plain(v) and aval.size >= _FEW:
                 yield v
             else:
                 chains[v] = chain

@@ -1,6 +1,6 @@
-"""Values that are not known yet beside values that are, in JAX's protocol of traces.
+"""Trace values that are unknown, beside values that are known, in JAX's protocol of traces.
 
-`stage` traces a function with unknown arguments. Everything that is known stays a value. It is the
+`stage` traces a function with unknown arguments. All other values stay concrete. This is the
 opposite of `concrete.Watch`.
 """
 
@@ -17,7 +17,7 @@ from xform.ir import trace
 
 
 class Split(Trace):
-    """Operations on a staged value are staged; all others run in the trace outside."""
+    """A trace that stages operations on staged values; all others run in the trace outside."""
 
     def __init__(self, outside: Trace, staged: Trace | None = None):
         super().__init__()
@@ -26,7 +26,7 @@ class Split(Trace):
         self.requires_low = False
 
     def where(self, args: Sequence[Any]) -> Trace:
-        """The trace that runs an operation on `args`."""
+        """Return the trace that runs an operation on `args`."""
         on = self.staged is not None and any(trace_of(x) is self.staged for x in args)
         return self.staged if self.staged is not None and on else self.outside
 
@@ -55,7 +55,7 @@ class Split(Trace):
         return val if isinstance(val, Tracer | jax.Array) else self.outside.stage_value(val)
 
     def cur_qdd(self, x: Value) -> Any:
-        """The present contents of a mutable value of JAX's."""
+        """Return the present contents of a JAX value that is mutable."""
         trace: Any = self.where([x])
         return trace.cur_qdd(x)
 
@@ -63,8 +63,8 @@ class Split(Trace):
 def stage(f: Callable[..., Any], avals: Sequence[Any], split: Callable[..., Split] = Split):
     """Trace `f` into a Program; only its arguments are unknown.
 
-    What `f` computes from other values is computed at once, where it would have been computed; the
-    program holds the result as a constant.
+    Operations of `f` on other values run at once, in the current trace. The program holds their
+    results as constants.
     """
     outside = current_trace()
 

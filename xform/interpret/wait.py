@@ -1,4 +1,4 @@
-"""Which saved values wait for which cotangents, so that a recompute is neither merged nor early."""
+"""Decide which saved values wait for which cotangents, so that recomputes run late and unmerged."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from xform.interpret.joint import Schedule, reads_of
 from xform.passes.structured import body
 from xform.table import traits
 
-# The part of all that is made again, or kept, that may be merged with its first run on CPU.
-_LIGHT = 1 / 50
+# On CPU, recomputes that are not work may merge with the forward part, up to this fraction of the
+# recomputed and saved bytes.
+_MERGED_FRACTION = 1 / 50
 
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """Values that wait for cotangents, on some backends."""
+    """Saved values that wait for cotangents, on some backends."""
 
     saved: tuple[Var, ...]
     seeds: tuple[Var, ...]
@@ -33,26 +34,28 @@ Waits = Mapping[int, Sequence[Wait]]
 
 
 def waits(schedule: Schedule, whole: bool, together: bool) -> Waits:
-    """What waits, by its place in `schedule.order`.
+    """Return what waits, by its place in `schedule.order`.
 
-    `together` says that the forward part is in the same computation.
+    With `together`, the forward part is in the same computation.
 
     In a region there is one place, its start. In a `whole` function, or the body of a loop, each
-    run of recomputed equations waits for the cotangents of the equation that it is run again for:
-    for the last of them that is in memory, lest a barrier put there what would be fused.
+    run of recomputed equations waits for cotangents that the equation after it reads. It waits for
+    the last such cotangent that is in memory, because a barrier on another value would write it to
+    memory instead of fusing it.
 
-    Before the first work of the backward part a cotangent may be there before the forward part has
-    ended, and what is made again is read at once. There only work waits, and on CPU and TPU what
-    takes long for each element, which XLA would not repeat: of logits it keeps what a loss makes of
-    them, beside them. All else is fused with what reads it. The compiler for GPUs makes one product
-    of two small ones that read the same and of which none needs the other: there all that such work
-    reads waits. Little of what is run again may be merged with its first run on CPU, where a
-    barrier costs time.
+    Before the first work of the backward part, a cotangent may be available before the forward part
+    has ended, and recomputed values are read at once. There, recomputed work waits. On CPU and TPU,
+    operations that are expensive for each element wait too. XLA would not repeat these: for logits
+    it keeps the values that the loss computes from them, beside the logits. All other operations
+    are fused with their readers. The GPU compiler merges two small products that read the same
+    value, if neither needs the other. So on GPUs all operands of such work wait. On CPU, where a
+    barrier costs time, small recomputes may merge with the forward part.
 
-    The compiler for TPUs repeats what it can fuse in each of its readers, in both parts, and would
-    write what waits beside that. So nothing but work waits there, and what work reads that has more
-    elements than what it is made of, which would be kept large; unless a policy was asked: a value
-    that it does not save is not to be kept, whatever the compiler would take for the better.
+    The TPU compiler repeats what it can fuse for each reader, in both parts, and would write a
+    value that waits in addition. So on TPUs only work waits, and operands of work that have more
+    elements than the values they are computed from, because these would be kept at the larger size.
+    If a policy was asked, everything waits: the compiler must not keep a value that the policy does
+    not save, even if it estimates that to be faster.
     """
     key = "waits", whole, together
     if key not in schedule.cache:
@@ -75,7 +78,7 @@ def _each(schedule: Schedule, together: bool) -> Waits:
     early: dict[int, Wait] = {}
     shared: dict[int, list[Wait]] = {}
     run: list[JaxprEqn] = []
-    start, dear = 0, False
+    start, expensive = 0, False
     for i, eqn in enumerate(schedule.order):
         if id(eqn) in forward:
             start = start if run else i
@@ -94,13 +97,15 @@ def _each(schedule: Schedule, together: bool) -> Waits:
                 sizes[start] = sum(aval_bytes(v.aval) for e in run for v in e.outvars)
         elif saved:
             early[start] = Wait(saved, tuple(cts), EARLY)
-            dear = dear or any(map(_dear, run))
+            expensive = expensive or any(map(_expensive, run))
         run = []
-    by_start |= early if dear else {}
-    left = _LIGHT * sum((*sizes.values(), *(aval_bytes(v.aval) for v in schedule.kept)))
+    by_start |= early if expensive else {}
+    remaining = _MERGED_FRACTION * sum(
+        (*sizes.values(), *(aval_bytes(v.aval) for v in schedule.kept))
+    )
     for i in sorted(sizes, key=sizes.__getitem__):
-        left -= sizes[i]
-        if left < 0:
+        remaining -= sizes[i]
+        if remaining < 0:
             break
         where = "gpu" if by_start[i].where == "cpu and gpu" else "accelerators"
         by_start[i] = dataclasses.replace(by_start[i], where=where)
@@ -108,10 +113,11 @@ def _each(schedule: Schedule, together: bool) -> Waits:
 
 
 def _anchors(schedule: Schedule, written: Set[Var]) -> dict[Var, tuple[Var, int]]:
-    """For each value that depends on a cotangent, the last value in memory that it is made from.
+    """For each value that depends on a cotangent, return its last source that is in memory.
 
-    And the place in `schedule.order` of what makes that. In memory is what work reads (`written`)
-    or makes; before the first work, the cotangents, and what of them takes no more or is a sum.
+    Also return the place in `schedule.order` of the equation that computes that source. Values that
+    work reads (`written`) or computes are in memory. Before the first work, so are the cotangents,
+    and values computed from them that are sums or take no more bytes.
     """
     anchors = {v: (v, -1) for v in schedule.joint.seeds}
     for i, eqn in enumerate(schedule.order):
@@ -130,39 +136,39 @@ def _anchors(schedule: Schedule, written: Set[Var]) -> dict[Var, tuple[Var, int]
 
 
 def _operands(run: Sequence[JaxprEqn], schedule: Schedule, saved: Sequence[Var]) -> tuple[Var, ...]:
-    """What work in a run reads that the run does not make, and that is not held back yet."""
-    made = {*saved, *(v for e in run for v in e.outvars)}
+    """Return what work in a run reads that the run does not compute and that does not wait yet."""
+    computed = {*saved, *(v for e in run for v in e.outvars)}
     read = dict.fromkeys(v for e in run if is_work(e) for v in reads_of(e, schedule.inner))
-    return tuple(v for v in read if v not in made and holdable(v.aval))
+    return tuple(v for v in read if v not in computed and holdable(v.aval))
 
 
 def is_work(eqn: JaxprEqn) -> bool:
-    """Whether it is more than what a compiler fuses: its results are in memory."""
+    """Whether an equation is more than a fusible operation: its results are in memory."""
     of = traits(eqn.primitive)
     return any(map(is_work, body(eqn).equations)) if of.call else not of.fusible
 
 
 def _grows(run: Sequence[JaxprEqn], schedule: Schedule, written: Set[Var]) -> bool:
-    """Whether what a run makes and is written has more elements than each value that it reads."""
-    made = [v for e in run for v in e.outvars]
-    read = {v for e in run for v in reads_of(e, schedule.inner)}.difference(made)
-    most = max((_size(v) for v in made if v in written), default=0)
+    """Whether a run writes a value that has more elements than each value that the run reads."""
+    computed = [v for e in run for v in e.outvars]
+    read = {v for e in run for v in reads_of(e, schedule.inner)}.difference(computed)
+    most = max((_size(v) for v in computed if v in written), default=0)
     return most > max((_size(v) for v in read), default=0)
 
 
-def _dear(eqn: JaxprEqn) -> bool:
-    """Whether it takes long for each element, somewhere in it."""
+def _expensive(eqn: JaxprEqn) -> bool:
+    """Whether an equation is expensive for each element, also in a nested program."""
     of = traits(eqn.primitive)
-    return any(map(_dear, body(eqn).equations)) if of.call else of.dear
+    return any(map(_expensive, body(eqn).equations)) if of.call else of.dear
 
 
 def cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
-    """The fewest values, greedily, such that each recomputed equation depends on one of them.
+    """Return the fewest values, chosen greedily, so that each recompute depends on one of them.
 
-    Equations that cost nothing may stay merged. What is repeated may not, be it a row's statistic:
-    some fusions of XLA:CPU write the broadcast out. The values are among what the equations read
-    and do not make themselves; the smallest is taken where it makes no difference, since what is
-    held back may be copied.
+    Equations that cost nothing may stay merged. But values whose elements are repeated may not,
+    even a row's statistic: some fusions of XLA:CPU write the broadcast out. The chosen values are
+    among those that the equations read and do not compute themselves. If several serve as well, the
+    smallest is chosen, because a value that waits may be copied.
     """
     depends: dict[Var, int] = {}
     leaves: dict[Var, int] = {}
@@ -184,22 +190,22 @@ def cover(run: Sequence[JaxprEqn], schedule: Schedule) -> tuple[Var, ...]:
         for v in gain:
             if over & leaves[v]:
                 gain[v] |= 1 << i
-    left = (1 << len(reached)) - 1
+    remaining = (1 << len(reached)) - 1
     chosen: list[Var] = []
     while gain:
-        best = max(gain, key=lambda v: ((gain[v] & left).bit_count(), -_size(v)))
-        if not gain[best] & left:
+        best = max(gain, key=lambda v: ((gain[v] & remaining).bit_count(), -_size(v)))
+        if not gain[best] & remaining:
             break
         chosen.append(best)
-        left &= ~gain[best]
+        remaining &= ~gain[best]
     return tuple(chosen)
 
 
 def _folded(eqn: JaxprEqn, schedule: Schedule) -> bool:
-    """Whether XLA makes an equation part of its reader: views of an input of the program.
+    """Whether an equation is a view of a program input that XLA makes part of its reader.
 
-    They are a transposed matrix, read by a product, and a reversed kernel, read by a convolution. A
-    barrier would copy the input.
+    These are a transposed matrix, which a product reads, and a reversed kernel, which a convolution
+    reads. A barrier would copy the input.
     """
     matrix = eqn.primitive is lax.transpose_p and len(eqn.params["permutation"]) == 2
     views = matrix or eqn.primitive is lax.rev_p
@@ -222,5 +228,5 @@ def _aval(v: Any) -> Any:
 
 
 def _size(v: Any) -> int:
-    """The number of elements; 0 of a value that is no array."""
+    """Return the number of elements; 0 for a value that is not an array."""
     return getattr(v.aval, "size", 0)

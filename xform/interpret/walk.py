@@ -1,8 +1,9 @@
-"""Walk over the two parts of a Joint under a Schedule.
+"""Walk over the equations of both parts of a Joint under a Schedule.
 
-The walk knows the order of equations, what is saved, sent to the host, written to memory and held
-back, and which parts of loops and calls are needed. What becomes of each equation is up to a back
-end: `emit` runs it in the current trace, the simulator adds its steps to a flat program.
+The walk knows the order of the equations. It knows which values are saved, sent to the host,
+written to memory or made to wait, and which parts of loops and calls are needed. A back end decides
+what to do with each equation: `emit` runs it in the current trace, and the simulator adds its steps
+to a flat program.
 """
 
 from __future__ import annotations
@@ -21,64 +22,64 @@ from xform.interpret.written import written
 from xform.ir import Mask, Program
 from xform.passes.dce import live
 
-# Values by variable: arrays, tracers, or what else a back end makes.
+# Values by variable: arrays, tracers, or the values of another back end.
 Environment = dict[Var, Any]
 
 
 class BackEnd(abc.ABC):
-    """What becomes of the equations of one part of a Joint.
+    """How to process the equations of one part of a Joint.
 
     Attributes:
-      staged: whether operations become a program. If not, they run one by one: values are then
-        freed after their last use, and none is written to memory for a compiler's sake.
+      staged: whether operations become a program. If not, they run one by one. Then values are
+        freed after their last use, and no value is written to memory for the compiler.
     """
 
     staged: bool = True
 
     @abc.abstractmethod
     def read(self, env: Environment, v: Any) -> Any:
-        """The value of a variable or literal."""
+        """Return the value of a variable or literal."""
 
     @abc.abstractmethod
     def constants(self, prog: Program) -> Mapping[Var, Any]:
-        """The values that a program closes over."""
+        """Return the values that a program closes over."""
 
     @abc.abstractmethod
     def results(self, eqn: JaxprEqn, xs: list[Any]) -> Sequence[Any]:
-        """The results of an equation."""
+        """Return the results of an equation."""
 
     @abc.abstractmethod
     def fork(
         self, eqn: JaxprEqn, schedules: Sequence[Schedule], xs: list[Any], used: Mask
     ) -> list[Any]:
-        """The outputs of a node's forward part and its token, each None where not `used`."""
+        """Run a node's forward part; return its outputs and its token, None where not `used`."""
 
     @abc.abstractmethod
     def join(self, eqn: JaxprEqn, schedules: Sequence[Schedule], token: Any, xs: list[Any],
              seeds: list[Any], together: bool) -> list[Any]:  # fmt: skip
-        """The results of a node's backward part.
+        """Run a node's backward part; return the results.
 
-        `xs` are the inputs that it reads, None for others, and `seeds` those that are given.
+        `xs` are the inputs that it reads, with None for others, and `seeds` are the given seeds.
         `together` says that its forward part is in the same computation.
         """
 
     @abc.abstractmethod
     def held(self, wait: Wait, saved: list[Any], seeds: list[Any]) -> Sequence[Any]:
-        """Saved values that wait for cotangents."""
+        """Return saved values that wait for cotangents."""
 
     @abc.abstractmethod
     def materialized(self, eqn: JaxprEqn, x: Any, where: Where) -> Any:
-        """A result of an equation, written to memory on some backends."""
+        """Return a result of an equation, written to memory on some backends."""
 
     @abc.abstractmethod
     def moved(self, schedule: Schedule, v: Var, x: Any, back: bool) -> Any:
-        """An offloaded value, sent to the memory where it waits, or `back`."""
+        """Return an offloaded value after a move to the memory where it waits, or `back`."""
 
 
 def forward(
     schedule: Schedule, by: BackEnd, args: Sequence[Any], used: Mask | None = None
 ) -> tuple[list[Any], list[Any]]:
-    """Outputs of the forward part (None where not `used`), and the kept values of the schedule."""
+    """Run the forward part; return its outputs (None where not `used`) and the saved values."""
     joint = schedule.joint
     used = used or (True,) * len(joint.outputs)
     outputs = gather(joint.outputs, used)
@@ -94,16 +95,16 @@ def forward(
 def values(
     schedule: Schedule, by: BackEnd, wanted: Sequence[Any], env: Environment, effects: bool = True
 ) -> list[Any]:
-    """Forward values of a Joint, from those in `env` (its inputs, and any others known)."""
+    """Compute forward values of a Joint from those in `env` (its inputs, and any others known)."""
     return _Walk(schedule, by, dict(env)).values(wanted, effects=effects)
 
 
 def backward(schedule: Schedule, by: BackEnd, kept: Sequence[Any], args: Sequence[Any],
              seeds: Sequence[Any], together: bool, whole: bool) -> list[Any]:  # fmt: skip
-    """Results of the backward part, from kept values, inputs (those it reads) and seeds.
+    """Run the backward part on saved values, the inputs that it reads, and seeds.
 
-    `together` says that the forward part is in the same computation; `whole`, that the Joint is a
-    whole function or the body of a loop, see `waits`.
+    `together` says that the forward part is in the same computation. `whole` says that the Joint is
+    a whole function or the body of a loop, see `waits`.
     """
     joint = schedule.joint
     env = _Kept(schedule, by, kept)
@@ -120,7 +121,7 @@ def backward(schedule: Schedule, by: BackEnd, kept: Sequence[Any], args: Sequenc
 
 
 class _Kept(Environment):
-    """An environment with the kept values; an offloaded one comes back where it is first read."""
+    """An environment with the saved values; an offloaded one returns when it is first read."""
 
     def __init__(self, schedule: Schedule, by: BackEnd, kept: Sequence[Any]):
         self._plan, self._by = schedule, by
@@ -142,7 +143,7 @@ class _Walk:
     Attributes:
       env: the values of variables so far.
       forked: the nodes whose forward part is in this computation.
-      sent: the offloaded values, where they wait.
+      sent: the offloaded values, in the memory where they wait.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class _Walk:
         effects: bool = True,
         sends: bool = False,
     ) -> list[Any]:
-        """Forward values, by the equations that make them from what is known."""
+        """Compute forward values by the equations that lead from known values to them."""
         joint = self.schedule.joint
         equations = live(joint.forward, wanted, self.env, effects)
         self.env |= self.by.constants(joint.program)
@@ -174,10 +175,10 @@ class _Walk:
         places: Waits | None = None,
         sends: bool = False,
     ) -> None:
-        """Take equations in order.
+        """Process equations in order.
 
-        Results that are in `stays` are written to memory. At each of `places` values are held back
-        until cotangents are there. With `sends`, offloaded values are sent when they are made.
+        Results in `stays` are written to memory. At each of `places`, values wait for cotangents.
+        With `sends`, offloaded values are sent when they are computed.
         """
         schedule, by, env, places = self.schedule, self.by, self.env, places or {}
         wanted = [v for v in wanted if isinstance(v, Var)]
@@ -200,7 +201,7 @@ class _Walk:
         return [self.by.read(self.env, v) for v in atoms]
 
     def _results(self, eqn: JaxprEqn, need: set[Var]) -> Sequence[Any]:
-        """The results of an equation; of a node, those that are needed."""
+        """Return the results of an equation; for a node, only those that are needed."""
         if eqn.primitive is fork_p:
             node = eqn.params["node"]
             self.forked.add(node)
@@ -220,7 +221,7 @@ class _Walk:
 def _last_reads(
     equations: Sequence[JaxprEqn], schedule: Schedule, wanted: Sequence[Var], places: Waits
 ) -> dict[int, list[Var]]:
-    """For each place, the values that nothing reads after it."""
+    """Return, for each place, the values that nothing reads after it."""
     named = schedule.joint.named
     seen = {*wanted, *(named[v] for v in wanted if v in named)}
     drop: dict[int, list[Var]] = {}

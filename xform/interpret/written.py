@@ -1,8 +1,9 @@
-"""Which values have to be written: saved ones, lest a compiler keep what they are made from.
+"""Find values to write to memory, so that the compiler does not keep their larger inputs instead.
 
-And what is pooled, on a CPU. Its compiler gives pooling to a library, with what makes its operand,
-unless somebody else reads that; the library is given the constants in it as whole arrays, where the
-backward part has the same constants. Each would be as large as the one value.
+These are saved values, and on CPU the operands of pooling. XLA:CPU gives pooling to a library,
+together with the operations that compute the operand, unless another operation reads the operand.
+The library gets each constant in these operations as a whole array, and the backward part has the
+same constants. Each such array would be as large as the operand itself.
 """
 
 from __future__ import annotations
@@ -20,29 +21,32 @@ from xform.interpret.joint import Schedule
 from xform.interpret.wait import is_work
 from xform.table import traits
 
-# A value is written if what a compiler would keep in its place takes so many times its bytes.
+# Write a value if the values that a compiler would keep instead take this many times its bytes.
 _LARGER = 3
-# What XLA computes again rather than keep its result.
+# Operations that XLA recomputes rather than keep their result.
 _REPEATED = ("elementwise", "movement")
 
 
 def written(schedule: Schedule) -> dict[Var, Where]:
-    """The saved values that are much smaller than what a compiler would make them from again.
+    """Return values to write to memory, with the backends on which to write them.
 
-    With what is pooled and not saved; and on which backends. Of a forward part that is compiled
-    with its backward part, outside loops: what a loop stacks is written anyway. Inputs, and what
-    else is saved, are there in any case, and cost nothing.
+    These are saved values much smaller than the values from which a compiler would recompute them,
+    and pooling operands that are not saved. The result is for a forward part that is compiled with
+    its backward part, outside loops: a loop writes the values that it stacks in any case. Inputs
+    and other saved values are in memory in any case, so they cost nothing.
     """
     if "written" not in schedule.cache:
-        there = {schedule.joint.named.get(v, v) for v in schedule.kept}
-        there |= {*schedule.joint.inputs, *(v for v, _ in schedule.joint.program.consts)}
+        available = {schedule.joint.named.get(v, v) for v in schedule.kept}
+        available |= {*schedule.joint.inputs, *(v for v, _ in schedule.joint.program.consts)}
         smaller = [
             v
             for v in schedule.kept
-            if v not in schedule.offloaded and _from_larger(schedule, v, there)
+            if v not in schedule.offloaded and _from_larger(schedule, v, available)
         ]
         pooled = [
-            v for v in _pooled(schedule) if v not in there and _of_constants(schedule, v, there)
+            v
+            for v in _pooled(schedule)
+            if v not in available and _of_constants(schedule, v, available)
         ]
         where: dict[Var, Where] = {v: "cpu" for v in pooled}
         where.update((v, "everywhere") for v in smaller)
@@ -51,14 +55,14 @@ def written(schedule: Schedule) -> dict[Var, Where]:
 
 
 def _pooled(schedule: Schedule) -> Iterator[Var]:
-    """What is pooled."""
+    """Yield the operands of pooling in the forward part."""
     for eqn in schedule.joint.forward:
         if traits(eqn.primitive).pools and isinstance(v := eqn.invars[0], Var) and plain(v):
             yield v
 
 
-def _of_constants(schedule: Schedule, v: Var, there: set[Var]) -> bool:
-    """Whether what XLA fuses to make a value has constants in it."""
+def _of_constants(schedule: Schedule, v: Var, available: set[Var]) -> bool:
+    """Whether the operations that XLA fuses to compute a value have constants in them."""
     todo, seen = [v], {v}
     for x in todo:
         maker = schedule.joint.producer.get(x)
@@ -67,28 +71,28 @@ def _of_constants(schedule: Schedule, v: Var, there: set[Var]) -> bool:
         if traits(maker.primitive).call or any(isinstance(y, Literal) for y in maker.invars):
             return True
         read = (y for y in maker.invars if isinstance(y, Var))
-        more = [y for y in read if y not in there and y not in seen]
+        more = [y for y in read if y not in available and y not in seen]
         seen.update(more)
         todo += more
     return False
 
 
-def _from_larger(schedule: Schedule, v: Var, there: set[Var]) -> bool:
+def _from_larger(schedule: Schedule, v: Var, available: set[Var]) -> bool:
     eqn = schedule.joint.producer.get(v)
     if eqn is None or not _repeated(eqn) or not plain(v):
         return False
-    room, todo, seen = _LARGER * aval_bytes(v.aval), [eqn], set[Var]()
+    bytes_left, todo, seen = _LARGER * aval_bytes(v.aval), [eqn], set[Var]()
     for equation in todo:
         for x in equation.invars:
-            if isinstance(x, Literal) or x in there or x in seen:
+            if isinstance(x, Literal) or x in available or x in seen:
                 continue
             seen.add(x)
             maker = schedule.joint.producer.get(x)
             if maker is not None and _repeated(maker):
                 todo.append(maker)
             else:
-                room -= aval_bytes(x.aval)
-        if room <= 0:
+                bytes_left -= aval_bytes(x.aval)
+        if bytes_left <= 0:
             return True
     return False
 
@@ -99,7 +103,7 @@ def _repeated(eqn: JaxprEqn) -> bool:
 
 
 def plain(v: Any) -> bool:
-    """Whether it has elements, of a type of whole bytes."""
+    """Whether a value has elements, of a type of whole bytes."""
     dtype = v.aval.dtype
     real = jnp.issubdtype(dtype, np.floating)
     if real or jnp.issubdtype(dtype, np.integer):

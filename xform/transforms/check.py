@@ -1,4 +1,4 @@
-"""Refuse inputs and outputs that cannot be differentiated as asked."""
+"""Raise errors for inputs and outputs that a transform cannot differentiate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xform.transforms.function import Tree, as_array
 
 
 def check_scalar(asked: str, name: str, y: Any) -> None:
-    """Refuse a loss that is not one scalar."""
+    """Raise NotScalar unless `y`, the output of the function `name`, is one scalar."""
     leaves = jax.tree.leaves(y)
     one = len(leaves) == 1 and leaves[0] is y
     if not one or np.shape(y) != ():
@@ -30,22 +30,22 @@ def check_scalar(asked: str, name: str, y: Any) -> None:
 
 
 def check_inputs(asked: str, tree: Tree, holomorphic: bool, allow_int: bool) -> None:
-    """Refuse a tree with a leaf that cannot be differentiated as asked."""
+    """Raise WrongDtype if a leaf of `tree` cannot be differentiated under these options."""
     for leaf in jax.tree.leaves(tree):
         integer = not differentiable(jax.typeof(as_array(leaf, asked)))
         if integer and not allow_int and (module := nnx_module(tree)) is not None:
             raise WrongDtype(
-                f"{asked} of a module of Flax NNX, {type(module).__name__}",
-                "it holds integers, such as the counts of its random keys, which have no gradient",
+                f"{asked} of a Flax NNX module, {type(module).__name__}",
+                "it holds integers, such as counts of its random keys, which have no gradient",
                 "",
-                "use xform.flax.grad, or pass the parameters alone, of "
-                "graphdef, params, rest = nnx.split(module, nnx.Param, ...)",
+                "use xform.flax.grad, or split the module with graphdef, params, rest = "
+                "nnx.split(module, nnx.Param, ...) and pass only params",
             )
         check_input(asked, leaf, holomorphic, allow_int)
 
 
 def check_input(asked: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
-    """Refuse an input that is not complex where that was promised, or is an integer."""
+    """Raise WrongDtype for an integer, or with `holomorphic` for an input that is not complex."""
     aval = jax.typeof(as_array(x, asked))
     if is_vector(aval) and not holomorphic:
         return
@@ -67,17 +67,17 @@ def check_input(asked: str, x: Any, holomorphic: bool, allow_int: bool) -> None:
 
 
 def check_output(asked: str, y: Tree, holomorphic: bool) -> None:
-    """Refuse an output that is not real, or not complex where that was promised."""
+    """Raise WrongDtype unless all outputs are real, or complex with `holomorphic`."""
     check_output_types(asked, map(jax.typeof, jax.tree.leaves(y)), holomorphic)
 
 
 def check_output_types(asked: str, avals: Iterable[Any], holomorphic: bool) -> None:
-    """The same of the types of outputs."""
+    """Do the same as `check_output`, for the types of the outputs."""
     for dtype in (aval.dtype for aval in avals):
         if not jnp.issubdtype(dtype, np.complexfloating if holomorphic else np.floating):
-            sort = "outputs with complex dtype" if holomorphic else "real-valued outputs"
+            kind = "outputs with complex dtype" if holomorphic else "real-valued outputs"
             raise WrongDtype(
-                f"{asked}{' with holomorphic=True' * holomorphic} requires {sort}",
+                f"{asked}{' with holomorphic=True' * holomorphic} requires {kind}",
                 f"an output has dtype {dtype}",
                 "",
                 "use vjp, or set holomorphic=True if the function is complex-differentiable",

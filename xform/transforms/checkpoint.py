@@ -1,4 +1,4 @@
-"""`checkpoint`, also called `remat`: mark a region that is run again in the backward pass."""
+"""`checkpoint`, also called `remat`: recompute a region in the backward pass."""
 
 from __future__ import annotations
 
@@ -29,32 +29,34 @@ def checkpoint(
     static_argnums: int | tuple[int, ...] = (),
     static_argnames: str | Iterable[str] = (),
 ) -> Callable[..., Any]:
-    """A function like `f` whose intermediate values are recomputed when it is differentiated.
+    """Return a function like `f` whose intermediate values the backward pass recomputes.
 
-    The backward pass keeps only the arguments, and what `policy` saves. The region is marked as
-    `jax.checkpoint` marks it, so that `jax.grad` honours it too; under xform's transforms the
-    recompute survives the compiler on every backend, also for unrolled code on CPU, where XLA
-    undoes `jax.checkpoint`.
+    The backward pass saves only the arguments and the values that `policy` names. The region is
+    marked in the same way as by `jax.checkpoint`, so `jax.grad` honours it too. Under xform's
+    transforms no compiler undoes the recompute. XLA on CPU does undo `jax.checkpoint` in unrolled
+    code.
 
     Args:
       f: pure function of pytrees of arrays.
-      prevent_cse: whether the compiler must be kept from merging the recompute with the forward
-        pass; or a sequence of trees of bools, for each argument. Inside a scan it cannot merge
-        them, and nothing is emitted either way.
-      policy: of `xform.policies` or `jax.checkpoint_policies`; None saves nothing. A budget bounds
-        what each call saves, `budget(n, of="saved")`: a region has no peak of its own.
-      static_argnums: positions of arguments that are not arrays. Each call passes these arguments
+      prevent_cse: whether to keep the compiler from merging the recompute with the forward pass;
+        or a sequence with a bool, or a tree of bools, for each argument. Inside a scan the compiler
+        cannot merge them, so this option emits nothing there.
+      policy: a policy of `xform.policies` or `jax.checkpoint_policies`; None saves nothing. A
+        budget must be `budget(n, of="saved")`, which limits the bytes that each call saves. A
+        budget of the peak is an error, because a region has no peak of its own.
+      static_argnums: positions of arguments that are not arrays. Each call must pass these
+        arguments by position.
         by position.
       static_argnames: names of keyword arguments that are not arrays.
 
     Returns:
-      A function with the arguments and value of `f`.
+      A function with the same arguments and the same value as `f`.
 
     Raises:
-      WrongArgument: `policy` is no policy, or a budget of the peak; or a call has no positional
-        argument at one of `static_argnums`.
+      WrongArgument: `policy` is not a policy, or is a budget of the peak; or a call has no
+        positional argument at one of `static_argnums`.
 
-    Cost: under reverse mode, about one more evaluation of `f`, less what the policy saves.
+    Cost: in reverse mode, about one more evaluation of `f`, less what the policy saves.
     Source: Griewank, "Achieving logarithmic growth of temporal and spatial complexity in reverse
     automatic differentiation", Optimization Methods and Software 1 (1992).
 
@@ -65,7 +67,7 @@ def checkpoint(
     check_callable(f, "checkpoint")
     if policy is not None:
         of_region(policies.check(policy))
-    names = _texts(static_argnames)
+    names = _name_set(static_argnames)
     places = numbers(static_argnums, "checkpoint", "static_argnums")
     _check_cse(prevent_cse)
 
@@ -76,14 +78,14 @@ def checkpoint(
         static += tuple((k, kwargs[k]) for k in sorted(names & kwargs.keys()))
         dynamic = [x for i, x in enumerate(args) if i not in at]
         named = {k: x for k, x in kwargs.items() if k not in names}
-        run = _held(f, static) if static else f
+        run = _bound(f, static) if static else f
         leaves = jax.tree.leaves((dynamic, named))
         for x in leaves:
             as_array(x, "checkpoint")  # or an error
         traced = jax.jit(run).trace(*dynamic, **named)
         jaxpr = traced.jaxpr
         if len(closed(jaxpr)[0].invars) != len(leaves):
-            # jit keeps its traces, but hides what a closure takes from another trace.
+            # jit caches its traces, but hides the values that a closure takes from another trace.
             jaxpr = jax.make_jaxpr(run)(*dynamic, **named)
         cse = prevent_cse
         if not isinstance(cse, bool):
@@ -100,14 +102,14 @@ def checkpoint(
     return region
 
 
-def _texts(names: Any) -> set[str]:
-    """Names of arguments, of one or several."""
+def _name_set(names: Any) -> set[str]:
+    """Return the argument names, given as one string or as several, as a set."""
     several = (names,) if isinstance(names, str) else names
     if isinstance(several, Iterable) and all(isinstance(name, str) for name in several):
         return set(several)
     raise WrongArgument(
         f"checkpoint with static_argnames={names!r}",
-        "it is neither a name nor several",
+        "it is neither one name nor a list of names",
         "",
         "give names of arguments, such as static_argnames='train' or ('train', 'mode')",
     )
@@ -123,44 +125,44 @@ def _no_cse(prevent_cse: Any, blocked: str) -> WrongArgument:
         f"checkpoint with prevent_cse={prevent_cse!r}",
         blocked,
         "",
-        "give True or False, or for each argument that is not static a bool or a tree of them",
+        "give True or False, or a bool or a tree of bools for each argument that is not static",
     )
 
 
 Static = tuple[tuple[int | str, Any], ...]
-# For each function that lives, what it is with some arguments held.
-_HELD: weakref.WeakKeyDictionary[Any, Recent[Any, Any]] = weakref.WeakKeyDictionary()
+# For each live function: versions of it with some arguments bound, by the values of those.
+_BOUND: weakref.WeakKeyDictionary[Any, Recent[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def _held(f: Callable[..., Any], static: Static) -> Callable[..., Any]:
-    """`f` with some arguments held; one function for one choice, so that its trace is kept."""
+def _bound(f: Callable[..., Any], static: Static) -> Callable[..., Any]:
+    """Bind static arguments. Equal arguments give the same function, so `jit` reuses its trace."""
     key = tuple((k, type(x), x) for k, x in static)  # 1 and True are equal
     try:
         hash(key)
-        cache = _HELD.setdefault(f, Recent(16))
-    except TypeError:  # what cannot be found again is traced again
-        return _holding(lambda: f, static)
+        cache = _BOUND.setdefault(f, Recent(16))
+    except TypeError:  # not hashable: such a call is traced each time
+        return _bind(lambda: f, static)
     if key not in cache:
-        cache[key] = _holding(weakref.ref(f), static)
+        cache[key] = _bind(weakref.ref(f), static)
     return cache[key]
 
 
-def _holding(whose: Callable[[], Any], static: Static) -> Callable[..., Any]:
+def _bind(function_of: Callable[[], Any], static: Static) -> Callable[..., Any]:
     names = {k: x for k, x in static if isinstance(k, str)}
 
-    def held(*args: Any, **kwargs: Any) -> Any:
+    def bound(*args: Any, **kwargs: Any) -> Any:
         full = list(args)
         for i, x in static:
             if isinstance(i, int):
                 full.insert(i, x)
-        return whose()(*full, **kwargs, **names)
+        return function_of()(*full, **kwargs, **names)
 
-    held.__name__ = getattr(whose(), "__name__", "held")
-    return held
+    bound.__name__ = getattr(function_of(), "__name__", "held")
+    return bound
 
 
 def _static_positions(places: Sequence[int], f: Callable[..., Any], n: int) -> set[int]:
-    """The places among `n` positional arguments, from 0; refused where one is not among them."""
+    """Return the static positions, counted from 0; raise WrongArgument if one is out of range."""
     if wrong := [i for i in places if not -n <= i < n]:
         raise WrongArgument(
             f"checkpoint of {function_name(f)} with static_argnums={wrong[0]}",
@@ -172,7 +174,7 @@ def _static_positions(places: Sequence[int], f: Callable[..., Any], n: int) -> s
 
 
 def _named_positions(f: Callable[..., Any], names: set[str], n: int) -> set[int]:
-    """Which of the first `n` positional arguments bear one of these names."""
+    """Return which of the first `n` positional arguments have one of these names."""
     if not names:
         return set()
     return {i for i, k in enumerate(list(inspect.signature(f).parameters)[:n]) if k in names}

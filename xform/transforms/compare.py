@@ -1,4 +1,4 @@
-"""`compare`: what policies take on targets, side by side."""
+"""`compare`: the memory and time of several policies on several targets, in one table."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from xform.transforms.plan import plan
 from xform.transforms.reverse import Policy
 from xform.transforms.subject import with_policy
 
-# How often a budget is compiled; how much of what it is over by is taken off it; how much faster
-# where that changes nothing.
+# The most compilations for one budget; the factor on the excess bytes when the next budget is made
+# smaller; the factor on the bytes already subtracted, if the last reduction changed nothing.
 _COMPILES, _FURTHER, _FASTER = 4, 1.05, 2.5
 
-# Points of a picture have one label if they are no farther apart than this part of the largest.
+# Points of a plot share one label if they are closer than this fraction of the largest value.
 _NEAR = 0.03
-# Units of an estimated time, from a millionth of a second up.
+# Units for an estimated time, from microseconds up.
 _TIMES = ("us", "ms", "s")
 
 Policies = Mapping[str, Policy] | Sequence[Policy]
@@ -47,13 +47,13 @@ Policies = Mapping[str, Policy] | Sequence[Policy]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One policy on one target; `report` is None where the policy has no plan that fits.
+    """One policy on one target. `report` is None if no plan of the policy fits.
 
     Attributes:
-      policy: what it is called.
-      target: the target.
-      report: what the compiler says.
-      floor_bytes: of a budget that cannot be kept, the fewest bytes that can be.
+      policy: the name of the policy.
+      target: the name of the target.
+      report: the compiler's memory report.
+      floor_bytes: for a budget that no plan fits, the lowest peak found, in bytes.
     """
 
     policy: str
@@ -64,12 +64,12 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Policies on targets; prints as a table, draws bytes against time, writes one page.
+    """Policies on targets: prints as a table, plots bytes against time, writes one HTML page.
 
     Attributes:
-      function: its name.
-      entries: one for each policy on each target.
-      asked: which transform was compiled, and of which arguments.
+      function: the name of the function.
+      entries: one entry for each policy on each target.
+      asked: which transform was compiled, and for which arguments.
     """
 
     function: str
@@ -83,7 +83,7 @@ class Comparison:
         return len(self.entries)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return the whole comparison as plain data."""
         return {
             "function": self.function,
             "compiled": self.asked.compiled,
@@ -100,13 +100,13 @@ class Comparison:
         }
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one page with every report, and a switch between them."""
+        """Write one HTML page with every report and a switch between them."""
         entries = [(e, e.report) for e in self.entries if e.report]
         labels = [f"{e.policy}, {e.target}" for e, _ in entries]
         write([r.to_dict() for _, r in entries], path, labels)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw bytes against estimated time, or FLOPs where a device's speed is not known."""
+        """Plot bytes against estimated time, or against FLOPs if a device's speed is unknown."""
         figure, ax = axes("Comparison.plot")
         entries = [e for e in self.entries if e.report and e.report.total_bytes is not None]
         timed = all(e.report and e.report.seconds is not None for e in entries)
@@ -121,7 +121,7 @@ class Comparison:
             ax.plot([sizes[k] / byte for k in own], [costs[k] / each for k in own], "o",
                     color=color, label=target)  # fmt: skip
         for at, names in _labels(entries, sizes, costs).items():
-            right = sizes[at] > 0.6 * max(sizes)  # to its right a label would leave the frame
+            right = sizes[at] > 0.6 * max(sizes)  # a label to its right would leave the frame
             ax.annotate(", ".join(names), (sizes[at] / byte, costs[at] / each), fontsize=8,
                         xytext=(-6 if right else 6, 5), textcoords="offset points",
                         ha="right" if right else "left")  # fmt: skip
@@ -148,26 +148,27 @@ def compare(
     progress: Callable[[str, str], None] | None = None,
     **options: Any,
 ) -> Comparison:
-    """What each of some policies takes on each of some targets, by their compilers.
+    """Compile `f` under several policies for several targets and compare memory and time.
 
     Args:
-      f: a function with an argument `policy` that is not among `args`, such as a training step;
-        any other is a loss, of which `xform.value_and_grad(f, argnums, policy=...)` is compiled.
+      f: a function with an argument `policy` that is not among `args`, such as a training step. It
+        is compiled under each policy. Any other function is a loss: `compare` then compiles
+        `xform.value_and_grad(f, argnums, policy=...)`.
       *args: arrays or `jax.ShapeDtypeStruct`s in pytrees; nothing is run.
-      policies: policies, or policies by name; None is the default. "auto" fits the memory of each
-        target, or `capacity`.
+      policies: a list of policies, or a mapping from names to policies. None is the default policy.
+        "auto" fits the memory of each target, or `capacity`.
       targets: as for `memory_analysis`.
-      argnums: of a loss: the arguments to differentiate.
-      progress: called with the name of each policy and target before it is compiled.
-      **options: of `memory_analysis`: `mesh`, `in_specs`, `donate_argnums`.
+      argnums: for a loss, the arguments to differentiate.
+      progress: called with the policy's name and the target before each compilation.
+      **options: options of `memory_analysis`: `mesh`, `in_specs`, `donate_argnums`, `capacity`.
 
     Returns:
-      A `Comparison`. A budget that cannot be kept is a row with the floor that can be.
+      A `Comparison`. If a budget cannot be met, its row shows the lowest peak that can.
 
     Raises:
-      WrongArgument: there is no such target, or there are no policies.
+      WrongArgument: a target is unknown, or there are no policies or no targets.
 
-    Cost: one compilation for each policy and target; for a budget of the peak those of `plan` too.
+    Cost: one compilation for each policy and target; for a budget of the peak also those of `plan`.
 
     >>> loss = lambda w, x: jnp.sum(jnp.sin(x @ w) @ w)
     >>> w = x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -180,7 +181,7 @@ def compare(
     named = policies if isinstance(policies, Mapping) else _named(policies, about)
     where = [targets] if isinstance(targets, str) else targets
     if not isinstance(where, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise WrongArgument(about, f"targets={targets!r} is no list of targets", "",
+        raise WrongArgument(about, f"targets={targets!r} is not a list of targets", "",
                             "give a list, such as ['cpu', 'tpu:v5e:1x1']")  # fmt: skip
     where = list(where)
     for given, few in (("policies", not named), ("targets", not where)):
@@ -213,7 +214,7 @@ def compare(
 
 def _labels(entries: Sequence[Entry], sizes: Sequence[float], costs: Sequence[float]
             ) -> dict[int, list[str]]:  # fmt: skip
-    """Names of policies, by the first point of those that lie too near for two labels."""
+    """Return the policies' names by point. Points too close for two labels share the first's."""
     near = lambda values, k: round(values[k] / max(*values, 1) / _NEAR)
     places: dict[tuple[int, int], int] = {}
     labels: dict[int, list[str]] = {}
@@ -224,13 +225,13 @@ def _labels(entries: Sequence[Entry], sizes: Sequence[float], costs: Sequence[fl
 
 
 def _named(policies: Any, asked: str) -> dict[str, Policy]:
-    """Policies by what they are called; those that are called the same are numbered."""
+    """Return the policies by name; equal names are numbered."""
     if callable(policies) or isinstance(policies, str) or not isinstance(policies, Iterable):
         raise WrongArgument(
             asked,
-            f"policies={policies!r} is no list of policies",
+            f"policies={policies!r} is not a list of policies",
             "",
-            "give a list, such as [None, xform.policies.save_nothing], or policies by name",
+            "give a list, such as [None, xform.policies.save_nothing], or a dict of names",
         )
     by_name: dict[str, Policy] = {}
     alike = collections.Counter[str]()
@@ -243,9 +244,9 @@ def _named(policies: Any, asked: str) -> dict[str, Policy]:
 
 def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
             argnums: int | Sequence[int] = 0, **options: Any) -> MemoryReport:  # fmt: skip
-    """The report of a function under a policy on a target, which says what policy it was.
+    """Return the memory report of a function under a policy on a target, with the policy's name.
 
-    Of a budget of the peak the function is what it bounds: see `_kept_on`.
+    A budget of the peak limits the whole function: see `_kept_on`.
     """
     policy = min_cut if policy is None else _in_bytes(check(policy), target, options)
     report = _kept_on(target, f, args, policy, argnums, **options)
@@ -255,14 +256,17 @@ def kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], pol
 
 def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], policy: Policy,
              argnums: int | Sequence[int] = 0, **options: Any) -> MemoryReport:  # fmt: skip
-    """The report of a function under a policy on a target.
+    """Return the memory report of a function under a policy on a target.
 
-    A function that has, and is not given, an argument `policy` is given it; any other is a loss,
-    and is differentiated. A budget of the peak bounds the whole function there: what it
-    differentiates is planned for it. Of a function that differentiates several others, or on a mesh
-    that is named, the default is compiled; what the compiler says is over it is taken off the
-    budget that each derivative within is planned for, and that is compiled again, four times at
-    most; before it is refused, the lowest peak of the derivatives is, for the floor.
+    A function with an argument `policy` that is not among `args` is called with the policy. Any
+    other function is a loss, and is differentiated under the policy.
+
+    A budget of the peak limits the whole function. If the function differentiates one function,
+    `plan` plans that derivative within the whole. `plan` cannot do so for several derivatives, or
+    on a mesh that is given by name. In these cases the default policy is compiled first. If it does
+    not fit, each derivative is planned for a smaller budget: the excess that the compiler reports
+    is subtracted, and the function is compiled again, at most four times. Before the budget is
+    refused, the plan with the lowest peak is compiled, for the floor in the error.
     """
 
     def ask(policy: Policy) -> MemoryReport:
@@ -285,9 +289,9 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
     default = ask(min_cut)
     if default.total_bytes is not None and default.total_bytes <= policy.bytes:
         return default
-    # The whole is compiled, so the derivatives within need not be compiled by themselves.
-    inner, taken, sizes = dataclasses.replace(policy, verify=False), 0.0, list[int]()
-    while not sizes or (len(sizes) < _COMPILES and taken < policy.bytes):
+    # The whole function is compiled, so the derivatives in it need not be compiled alone.
+    inner, subtracted, sizes = dataclasses.replace(policy, verify=False), 0.0, list[int]()
+    while not sizes or (len(sizes) < _COMPILES and subtracted < policy.bytes):
         try:
             report = ask(inner)
         except BudgetInfeasible:
@@ -298,18 +302,18 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
         over = size - policy.bytes
         if over <= 0:
             return report
-        # The same bytes as before: the derivative fits by far, and what is around it is large.
-        taken = _FASTER * taken if size in sizes else taken + _FURTHER * over
+            # The size did not change: the derivative fits easily, and the rest is large.
+        subtracted = _FASTER * subtracted if size in sizes else subtracted + _FURTHER * over
         sizes.append(size)
-        inner = dataclasses.replace(inner, bytes=max(0, policy.bytes - math.ceil(taken)))
+        inner = dataclasses.replace(inner, bytes=max(0, policy.bytes - math.ceil(subtracted)))
     report = _lowest(inner, ask)
     least = min([n for n in (*sizes, report.total_bytes) if n is not None], default=None)
     if report.total_bytes is not None and report.total_bytes <= policy.bytes:
         return report
     raise BudgetInfeasible(
         f"{getattr(f, '__name__', 'a function')} with policy={said(policy)}",
-        f"of {len(sizes) + 1} that were compiled, the lowest takes {human_bytes(least)}; what is "
-        "around the derivative (an optimizer's state, say) counts as well",
+        f"the lowest of {len(sizes) + 1} compiled plans takes {human_bytes(least)}; this includes "
+        "values outside the derivative, such as an optimizer's state",
         "",
         "raise the budget, donate arguments that are not read later, make the batch smaller, or "
         "shard the largest arguments",
@@ -318,7 +322,7 @@ def _kept_on(target: str | None, f: Callable[..., Any], args: Sequence[Tree], po
 
 
 def _in_bytes(policy: Policy, target: str | None, options: Mapping[str, Any]) -> Policy:
-    """A policy, but that "auto" is the budget, or the default, that it is on a target."""
+    """Replace "auto" by the budget, or the default policy, that it stands for on a target."""
     goal, capacity = parse_target(target), options.get("capacity")
     if isinstance(policy, Fit) and capacity is not None:
         return policy.within(bytes_of(capacity, f"capacity={capacity!r}"), goal.device.name)
@@ -327,7 +331,7 @@ def _in_bytes(policy: Policy, target: str | None, options: Mapping[str, Any]) ->
 
 
 def _lowest(budget: Budget, ask: Callable[[Policy], MemoryReport]) -> MemoryReport:
-    """The report with the lowest peak that each derivative within can have."""
+    """Return the report in which each derivative has the lowest peak that a plan can reach."""
     size = 0
     while True:
         try:

@@ -1,6 +1,7 @@
-"""The compiler, asked about a derivative that is planned inside a trace.
+"""Compile a derivative that is planned inside a trace, to measure its memory.
 
-A budget bounds the derivative alone. So it is compiled alone, on the types of the trace.
+A budget limits the derivative alone. So the derivative is compiled alone, on the types of the
+trace.
 """
 
 from __future__ import annotations
@@ -36,35 +37,35 @@ _VMAP = "under vmap"
 
 
 def _memory(module: str) -> Any:
-    """A module of `xform.memory`, loaded when a budget first asks: `import xform` stays quick."""
+    """Import a module of `xform.memory` when a budget first needs it: `import xform` stays fast."""
     return importlib.import_module(f"xform.memory.{module}")
 
 
 def compiler_for(
     fun: Function, args: Sequence[Value], policy: Policy, asked: str
 ) -> Compiler | None:
-    """The compiler that measures plans of a derivative; None where plans are simulated.
+    """Return the compiler that measures plans of a derivative; None if plans are only simulated.
 
     Args:
       fun: the traced function.
-      args: the inputs of its program, or their types. Arrays that are known become constants of the
+      args: the inputs of its program, or their types. Concrete arrays become constants of the
         compiled program.
-      policy: only a budget of the peak asks a compiler.
-      asked: the transform: of "grad" the value is no output, and of "grad" and "value_and_grad" the
+      policy: only a budget of the peak needs a compiler.
+      asked: the transform. "grad" does not output the value. For "grad" and "value_and_grad" the
         cotangent is 1.
 
     Raises:
-      UnknownShardings: the arguments lie on a mesh with `Auto` axes.
+      UnknownShardings: the arguments are on a mesh with `Auto` axes.
     """
     budget = in_bytes(policy)
     if not isinstance(budget, Budget) or budget.of != "peak" or not budget.verify:
         return None
     goal = _goal()
     avals = [x if isinstance(x, AbstractValue) else jax.typeof(x) for x in args]
-    where = _unasked(args, avals, goal)
+    where = _no_compiler_reason(args, avals, goal)
     if goal is None or where:
-        told = where == _VMAP and budget.batch is None  # `planned_vjp` has said what to do
-        if not (told or budget.device):
+        warned = where == _VMAP and budget.batch is None  # `planned_vjp` has already warned
+        if not (warned or budget.device):
             warnings.warn(
                 f"{budget!r} of {fun.signature.name} is simulated, with a margin: xform cannot "
                 f"compile the derivative alone {where}. Plan the whole step with xform.plan, which "
@@ -85,7 +86,7 @@ class _Measure:
     ):
         self.fun, self.goal, self.asked = fun, goal, asked
         self.known = [None if isinstance(x, Tracer | AbstractValue) else x for x in args]
-        # Of a scalar function the cotangent is 1, which a compiler sees.
+        # The cotangent of a scalar function is 1, and the compiler may use that.
         scalar = asked in ("grad", "value_and_grad")
         self.cotangents = None if scalar else [cotangent_aval(a) for a in fun.signature.out_avals]
         self.types = [argument(a) for a, x in zip(avals, self.known, strict=True) if x is None]
@@ -93,12 +94,12 @@ class _Measure:
 
     @property
     def decides(self) -> tuple[Any, ...]:
-        """All that the bytes of a plan depend on besides the program."""
+        """Return what the bytes of a plan depend on besides the program."""
         places = tuple(str(t.sharding) for t in self.types)
         return self.asked, places, tuple(x is None for x in self.known)
 
     def bytes(self, candidate: Candidate) -> int | None:
-        """Bytes of the derivative under a plan."""
+        """Return the bytes of the compiled derivative under a plan."""
 
         def derivative(*given: Value) -> Any:
             return self._run(candidate, given)
@@ -108,7 +109,7 @@ class _Measure:
         return compiled.total_bytes
 
     def _run(self, candidate: Candidate, given: Sequence[Value]) -> Any:
-        """The outputs and the cotangents of the arguments."""
+        """Return the outputs and the cotangents of the arguments."""
         rest, n = iter(given), len(self.fun.signature.out_avals)
         args = [next(rest) if x is None else x for x in self.known]
         outs, kept = emit.forward(candidate.schedule, args)
@@ -123,21 +124,21 @@ class _Measure:
 
 
 def _goal() -> Target | None:
-    """The target that is planned for; None if it is not known by name."""
+    """Return the target of the current plan; None if that device has no known name."""
     device = here()
     if target() is None and (device.kind or device.backend != jax.default_backend()):
         return None
     return _memory("targets").parse_target(target())
 
 
-def _unasked(args: Sequence[Value], avals: Sequence[Any], goal: Target | None) -> str:
-    """Why there is no compiler for these arguments; empty if there is one."""
+def _no_compiler_reason(args: Sequence[Value], avals: Sequence[Any], goal: Target | None) -> str:
+    """Return why no compiler can measure these arguments; empty if one can."""
     if any(map(batched, args)):
         return _VMAP
     if jax.sharding.get_abstract_mesh().manual_axes:
         return "inside a shard_map"
     if not all(isinstance(a, ShapedArray) for a in avals):
-        return "for references and values that are no arrays"
+        return "for references and values that are not arrays"
     if goal is None:
         return "for these devices"
     absent = _memory("targets").missing(goal)
@@ -145,7 +146,7 @@ def _unasked(args: Sequence[Value], avals: Sequence[Any], goal: Target | None) -
 
 
 def _check_shardings(budget: Budget, name: str, avals: Sequence[Any]) -> None:
-    """Refuse a budget for each device where nothing says how values lie on the devices."""
+    """Raise UnknownShardings if no type says how values are sharded over the mesh."""
     meshes = (*(a.sharding.mesh for a in avals), jax.sharding.get_abstract_mesh())
     for mesh in meshes:
         kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
@@ -153,8 +154,8 @@ def _check_shardings(budget: Budget, name: str, avals: Sequence[Any]) -> None:
         if axes:
             raise UnknownShardings(
                 f"policy={budget!r} of {name}",
-                f"it bounds the bytes of each device, and inside jit nothing says how values lie "
-                f"on a mesh with Auto axes {axes}",
+                f"the budget limits the bytes of each device, but inside jit nothing says how "
+                f"values are sharded over a mesh with Auto axes {axes}",
                 frame(),
                 "plan the whole step with xform.plan, which asks the compiler, and pass the plan "
                 "as the policy; or make the axes Explicit",

@@ -1,7 +1,7 @@
-"""Derivatives while Python runs: each operation is differentiated as it happens.
+"""Derivatives outside `jit`: each operation is differentiated when Python runs it.
 
-Outside `jit` there is nothing to plan, as every value is at hand: what the backward pass needs is
-kept as it is made, and Python may print values and branch on them. The rules are the same as for a
+Outside `jit` there is nothing to plan, because every value is concrete. Each operation saves what
+its pullback reads, and Python may print values and branch on them. The rules are the same as for a
 traced program.
 """
 
@@ -48,7 +48,7 @@ from xform.words import Bilinear, Pointwise
 
 
 class _Direct(Split):
-    """A trace in which fork and join are at once what they stand for."""
+    """A trace that replaces fork and join, when they are bound, by the parts of their node."""
 
     def process_primitive(self, primitive: Primitive, args: Sequence[Any], params: Any, /) -> Any:
         if primitive is _later_p and not self.stages(args):
@@ -66,25 +66,25 @@ class _Direct(Split):
             return [*ys, Token(self, value, [x if on else None for x, on in reads])]
         token, given = args[0], params["given"]
         seeds = spread(args[len(args) - sum(given) :], given)
-        # What a region runs again is run when the map is, not when it is made.
+        # A remat region recomputes when the linear map is called, not when the map is made.
         where = self.staged if node.region and self.staged is not None else home
         with set_current_trace(where):
             results = node.backward(schedules, token.value, token.inputs, seeds, False)
         return gather(results, node.gives(given))
 
     def stages(self, args: Sequence[Any]) -> bool:
-        """Whether an operation on `args` is staged."""
+        """Whether this trace stages an operation on `args`."""
         return self.staged is not None and self.where(args) is self.staged
 
 
 def _directly(f: Callable[..., Any], *args: Any) -> Any:
-    """Call a function that may bind fork and join, or what is for later."""
+    """Call a function that may bind fork, join or `xform_later`, under a `_Direct` trace."""
     current = current_trace()
     with set_current_trace(current if isinstance(current, _Direct) else _Direct(current)):
         return f(*args)
 
 
-# What a user's function makes of some values when the map is called, in a map that is only staged.
+# The call of a user's backward function in a staged linear map. It runs when the map is called.
 _later_p = Primitive("xform_later")
 _later_p.multiple_results = True
 _later_p.def_abstract_eval(lambda *_, run, avals: list(avals))
@@ -92,7 +92,7 @@ _later_p.def_abstract_eval(lambda *_, run, avals: list(avals))
 
 def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
           pull: Callable[..., list[Value]]) -> Pull:  # fmt: skip
-    """The pullback of a user's rule, which is not run where the tape is staged."""
+    """Return the pullback of a user's rule. While a tape is staged, the rule is not called."""
     inputs: list[Any] = gather(eqn.invars, on)
     avals = tuple(cotangent_aval(v.aval) for v in inputs)
 
@@ -119,7 +119,7 @@ def _late(eqn: JaxprEqn, residuals: Sequence[Value], on: Mask,
 
 
 class _Push(Watch):
-    """Marks are tangents."""
+    """A trace in which the mark of a value is its tangent."""
 
     known = Pushed
     split = False
@@ -149,11 +149,11 @@ class _Push(Watch):
 
 
 class _Linearize(_Push):
-    """Marks are tangents that are not known yet: primal and tangent part are kept apart."""
+    """A trace in which marks are staged tangents; primal and tangent part are kept apart."""
 
     known = Marked
     split = True
-    applied = Watch.applied  # which a Node keeps
+    applied = Watch.applied  # a plain equation, because a Node keeps it
 
     def custom_vjp(self, prim: Primitive, rules: Any, symbolic: bool, xs: Sequence[Value],
                    marks: Sequence[Mark]) -> Results:  # fmt: skip
@@ -165,7 +165,7 @@ class _Linearize(_Push):
 
 
 class _Tape(Watch):
-    """Marks are variables; `tape` is what happened to them, and how to pull it back."""
+    """A trace in which marks are variables; `tape` lists their equations with the pullbacks."""
 
     def __init__(self, below: Trace):
         super().__init__(below)
@@ -226,7 +226,7 @@ def _show(value: Value, mark: Any) -> str:
 
 def _pull_by_formula(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value],
                      active: Mask) -> Pull:  # fmt: skip
-    """The pullback of an equation that was run; it holds no value that it does not read."""
+    """Return the pullback of an equation that has run. It holds only the values that it reads."""
     if isinstance(rule, Pointwise):
         return _pull_pointwise(rule, eqn, xs, ys[0], active)
     if isinstance(rule, Bilinear):
@@ -252,14 +252,14 @@ def _pull_pointwise(rule: Rule, eqn: JaxprEqn, xs: Sequence[Value], y: Value, ac
 
 
 class _Type(Tracer[Any]):
-    """The type of a value in its place: reading the value is an error."""
+    """A stand-in for a value that has its type only: reading the value is an error."""
 
     def __init__(self, value: Value):
         super().__init__(None, jax.typeof(value))
 
 
 class _Taped(Part):
-    """A tape as the part of a map, for as long as its map is only called."""
+    """A tape as the `Part` of a linear map, until the map's arrays are needed."""
 
     def __init__(self, tape: Any, inputs: Sequence[Var | None], outputs: Sequence[Var | None]):
         self._tape, self._inputs, self._outputs = tape, inputs, outputs
@@ -278,7 +278,7 @@ class _Taped(Part):
 
 
 class _Staged(Part):
-    """A linear program; the arrays are its constants."""
+    """A linear program as the `Part` of a linear map; the arrays are the program's constants."""
 
     def __init__(self, program: Program, takes: Mask, gives: Mask, push: bool,
                  places: dict[Any, str]):  # fmt: skip
@@ -297,14 +297,14 @@ class _Staged(Part):
 
 def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any], push: bool
             ) -> tuple[Part, Any]:  # fmt: skip
-    """A linear function, staged; it returns None for a zero."""
+    """Stage a linear function, which returns None for a zero; return its part and its arrays."""
     gives: list[bool] = []
     places: dict[Any, str] = {}
 
     def run(*seeds: Value) -> list[Value]:
         with collected() as logs:
             results = f(seeds)
-        places.update(logs.places("a pullback that was taken apart before its call"))
+        places.update(logs.places("a pullback that was flattened before its call"))
         gives[:] = [r is not None for r in results]
         return gather(results, gives)
 
@@ -313,17 +313,17 @@ def _staged(f: Callable[..., Any], takes: Mask, avals: Sequence[Any], push: bool
     read = {v for eqn in equations for v in eqn.invars if isinstance(v, Var)}
     read.update(v for v in prog.outputs if isinstance(v, Var))
     kept = tuple((v, x) for v, x in prog.consts if v in read)
-    whole, consts = lifted(Program(prog.inputs, kept, equations, prog.outputs))
-    return _Staged(whole, takes, tuple(gives), push, places), [
+    lifted_prog, consts = lifted(Program(prog.inputs, kept, equations, prog.outputs))
+    return _Staged(lifted_prog, takes, tuple(gives), push, places), [
         as_array(x, "staging") for x in consts
     ]
 
 
 def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
-    """Run a call with marked arguments: flat outputs with their marks, their tree, the rest."""
+    """Run a call with marked arguments: return outputs, their marks, their tree, and `aux`."""
     with set_current_trace(trace):
         triples = zip(at.leaves, at.args, marks, strict=True)
-        # What is not computed with is returned as it was given: a Python number as one.
+        # An argument that is returned unchanged keeps its type: a Python number stays one.
         args = [g if m is None else trace.lift(g if is_number(g) else x, m) for g, x, m in triples]
         y, aux = at.run(args)
         del args, triples
@@ -339,19 +339,19 @@ def _watched(at: Call, trace: Watch, marks: Sequence[Any]):
 
 
 def pushing() -> Watch:
-    """A trace that pushes tangents."""
+    """Return a trace that pushes tangents."""
     return _Push(current_trace())
 
 
 def jvp(at: Call, dxs: Sequence[Value], trace: Watch) -> tuple[Tree, Tree, Tree]:
-    """Output, its tangent and the auxiliary output, by a trace that pushes."""
+    """Return output, tangent and auxiliary output of a call that runs under `trace`."""
     ys, dys, tree, aux = _watched(at, trace, dxs)
     dy = map(dense, dys, (tangent_aval(jax.typeof(y)) for y in ys))
     return tree.unflatten(ys), tree.unflatten(dy), aux
 
 
 def vjp(at: Call, saveable: Mask) -> tuple[Tree, Pullback, Tree]:
-    """Output, pullback and auxiliary output; the pullback may hold the `saveable` arguments."""
+    """Return output, pullback and auxiliary output; the pullback holds only `saveable` inputs."""
     inputs = [Var(jax.typeof(x)) if on else None for x, on in zip(at.args, at.active, strict=True)]
     trace = _Tape(current_trace())
     ys, outputs, tree, aux = _watched(at, trace, inputs)
@@ -361,13 +361,13 @@ def vjp(at: Call, saveable: Mask) -> tuple[Tree, Pullback, Tree]:
 
 
 def _leading_to(outputs: Sequence[Any], tape: Any) -> list[Any]:
-    """The part of a tape that leads to some outputs; the rest is let go, with what it holds."""
+    """Return the part of a tape that some outputs depend on. The rest is freed."""
     by_equation = {id(eqn): pull for eqn, pull in tape}
     return [(eqn, by_equation[id(eqn)]) for eqn in live([eqn for eqn, _ in tape], outputs)]
 
 
 def linearize(at: Call) -> tuple[Tree, Pushforward, Tree]:
-    """Output, pushforward and auxiliary output."""
+    """Return output, pushforward and auxiliary output."""
     out: list[Any] = []
 
     def tangents(dxs: Sequence[Value]) -> list[Value]:

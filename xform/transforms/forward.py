@@ -30,17 +30,17 @@ def jvp(
     Args:
       f: pure function of pytrees of arrays.
       primals: the point, a tuple or list of arguments.
-      tangents: like `primals`; of dtype float0 where a primal is an integer.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
+      tangents: one for each primal, of its tree, shape and dtype; of dtype float0 for integers.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not differentiated.
 
     Returns:
-      The output and its tangent (and the auxiliary output).
+      The output and its tangent (and the auxiliary output, with `has_aux`).
 
     Raises:
-      WrongArgument: `primals` or `tangents` is no tuple or list.
+      WrongArgument: `primals` or `tangents` is neither a tuple nor a list.
       WrongTangent: `tangents` do not match `primals`.
       MissingRule: a primitive in `f` has no rule.
-      NotDifferentiable: `f` calls a custom_vjp function, which has no forward mode.
+      NotDifferentiable: `f` calls a `custom_vjp` function, which has no forward mode.
 
     Cost: two to three times the FLOPs of `f`; memory about twice that of `f`.
     Source: Griewank and Walther, "Evaluating Derivatives", 2nd edition, section 3.1.
@@ -58,21 +58,22 @@ def jvp(
         with seldom_collected(staging()):
             y, dy, aux = eager.jvp(at, dxs, trace)
     except _REFUSALS:
-        # What asks which values move is not told so where the function is traced first.
+        # No retry if `f` asked which values have tangents: a trace would give another answer.
         if not staging() or trace.asked or (result := _pruned(at, dxs)) is None:
             raise
         y, dy, aux = result
     return (y, dy, aux) if has_aux else (y, dy)
 
 
-# `NotDifferentiable` is a TypeError; JAX raises others where a reference is seen through a view.
+# `NotDifferentiable` is a TypeError. JAX raises other TypeErrors for a view of a reference.
 _REFUSALS = (MissingRule, UnsupportedParam, TypeError)
 
 
 def _pruned(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree] | None:
-    """The same of the traced program: what no output needs may have no forward mode.
+    """Push tangents through the traced program, without the operations that no output needs.
 
-    None if an output needs it, or if the program has effects, which the first attempt has had.
+    Such operations may lack a forward mode. Return None if an output needs one of them, or if the
+    program has effects, because the first attempt has run those.
     """
     fun, args = function(at)
     if any(map(has_effects, fun.program.equations)):
@@ -89,28 +90,29 @@ def _pruned(at: Call, dxs: Sequence[Value]) -> tuple[Tree, Tree, Tree] | None:
 def linearize(
     f: Callable[..., Any], *primals: Tree, has_aux: bool = False, in_nzs: Any = None
 ) -> Any:
-    """Evaluate `f` and return the linear map that is its derivative there.
+    """Evaluate `f` and return its derivative at that point as a linear map.
 
     For `f : R^n -> R^m` at `x` this returns `y = f(x)` and `push`, with `push(dx) = J(x) dx`.
 
     Args:
       f: pure function of pytrees of arrays.
       *primals: the point; float leaves of any shape, other leaves are held constant.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
-      in_nzs: a bool, or a tree of bools that is a prefix of `primals`: which of them may have a
+      has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not differentiated.
+      in_nzs: a bool, or a tree of bools that is a prefix of `primals`: which primals may have a
         tangent; None for all. The tangents of the others are ignored.
 
     Returns:
-      `y`, and `push` (and the auxiliary output). `push` is a pytree of residuals; it takes tangents
-      like `primals` and returns one like `y`. `push.out_nzs` says which outputs depend on them.
+      `y` and `push` (and the auxiliary output, with `has_aux`). `push` is a pytree of residuals. It
+      takes tangents like `primals` and returns one like `y`. `push.out_nzs` says which outputs
+      depend on the tangents.
 
     Raises:
-      WrongArgument: `in_nzs` is no such tree.
+      WrongArgument: `in_nzs` is not a tree of bools that is a prefix of `primals`.
       MissingRule: a primitive in `f` has no rule.
-      WrongTangent: `push` was given something unlike `primals`.
+      WrongTangent: the tangents given to `push` do not match `primals`.
 
     Cost: one evaluation of `f`, and about one more for each call of `push`, which holds every
-    residual; see `remat` to trade memory for time.
+    residual; see `remat` to trade time for memory.
     Source: Radul et al., "You Only Linearize Once", arXiv:2204.10923, section 4.
 
     >>> y, push = xform.linearize(jnp.sin, 0.0)

@@ -1,4 +1,4 @@
-"""A user's function at a point: flattened, checked and, if it is to be planned, traced."""
+"""A user's function at a point: flattened, checked and, if it is planned, traced."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Tree = Any
 class Call:
     """A call of `f` that a transform differentiates: the `leaves` of its primals, as arrays `args`.
 
-    `moving` says which of them may have a tangent; None for all.
+    `moving` says which primals may have a tangent; None for all.
     """
 
     asked: str
@@ -42,11 +42,11 @@ class Call:
 
     @property
     def active(self) -> Mask:
-        """Every primal that moves and has tangents other than float0."""
+        """Which primals are differentiated: those in `moving` that have a tangent type."""
         return _moving(map(jax.typeof, self.args), self.moving)
 
     def run(self, args: Sequence[Value]) -> tuple[Tree, Tree]:
-        """Output and auxiliary output of `f`, from flat arguments."""
+        """Call `f` with flat arguments; return its output and its auxiliary output."""
         result = self.f(*jax.tree.unflatten(self.in_tree, args))
         if not self.has_aux:
             return result, ()
@@ -63,9 +63,9 @@ class Call:
 
 def call(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bool = False,
          in_nzs: Any = None) -> Call:  # fmt: skip
-    """`f` at positional arguments that are arrays in pytrees.
+    """Return the `Call` of `f` at positional arguments that are pytrees of arrays.
 
-    `in_nzs` is a tree of bools that is a prefix of them: which are differentiated; None for all.
+    `in_nzs` is a tree of bools, a prefix of the arguments: which are differentiated; None for all.
     """
     check_callable(f, asked)
     name = function_name(f)
@@ -77,14 +77,14 @@ def call(f: Callable[..., Any], primals: Sequence[Tree], asked: str, has_aux: bo
 
 
 def _moving(avals: Iterable[Any], moving: Mask | None) -> Mask:
-    """Which values of these types are differentiated, of those that are `moving`."""
+    """Which values of these types are differentiated; `moving` selects some of them."""
     on = tuple(map(differentiable, avals))
     return on if moving is None else tuple(a and b for a, b in zip(on, moving, strict=True))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Signature:
-    """The trees and types of a function's primals and output: what its derivative takes."""
+    """The trees and types of a function's primals and of its output."""
 
     name: str
     in_tree: Any
@@ -102,8 +102,8 @@ class Signature:
 class Function:
     """A traced call.
 
-    What `f` closes over are leading inputs of the program (`n_consts` of them), so that a Program
-    that outlives this trace holds no tracer. `moving` is the Call's.
+    The values that `f` closes over are the first inputs of the program (`n_consts` of them), so a
+    Program that outlives this trace holds no tracer. `moving` is that of the Call.
     """
 
     signature: Signature
@@ -114,34 +114,34 @@ class Function:
 
     @property
     def ends(self) -> tuple[Program, Mask, Mask]:
-        """The program, its inputs that are differentiated, its outputs that bring a cotangent."""
+        """Return the program, its differentiated inputs, and its outputs that get a cotangent."""
         return self.program, self.active(), self.differentiable()
 
     @property
     def problem(self) -> Problem:
-        """Its derivative, to be planned for the device that is planned for here."""
+        """Return the derivative as a planning problem, for the device of the current plan."""
         return Problem(*self.ends)
 
     def active(self) -> Mask:
-        """Every primal that moves and has tangents other than float0; no constant."""
+        """Which inputs of the program are differentiated; constants are not."""
         on = _moving(self.signature.primal_avals, self.moving)
         return (*(False,) * self.n_consts, *on)
 
     def differentiable(self) -> Mask:
-        """The outputs that bring a cotangent: inexact ones, the auxiliary ones excepted."""
+        """Which outputs get a cotangent: inexact ones that are not auxiliary."""
         avals = self.signature.out_avals
         rest = len(self.program.outputs) - len(avals)
         return (*map(differentiable, avals), *(False,) * rest)
 
     def outputs(self, flat: Sequence[Value]) -> tuple[Tree, Tree]:
-        """Output and auxiliary output of `f`, from flat outputs of the program."""
+        """Return output and auxiliary output of `f`, from flat outputs of the program."""
         n = len(self.signature.out_avals)
         y = jax.tree.unflatten(self.signature.out_tree, flat[:n])
         return y, self.rebuild_aux(flat[n:])
 
 
 def function(at: Call) -> tuple[Function, list[Value]]:
-    """Trace a call; and the flat inputs of the program."""
+    """Trace a call; return the traced function and the flat inputs of its program."""
     out: dict[str, Any] = {}
 
     def flat(*args: Value) -> list[Value]:
@@ -149,14 +149,14 @@ def function(at: Call) -> tuple[Function, list[Value]]:
         ys, out["tree"] = jax.tree.flatten(result)
         check_outputs(ys, at)
         leaves, tree = jax.tree.flatten(aux)
-        # Auxiliary leaves may be anything; only what was traced goes through the program.
+        # Auxiliary leaves may be anything; only traced values go through the program.
         traced = [isinstance(x, Tracer) for x in leaves]
         out["n"] = len(ys)
         out["aux"] = tree, [None if t else x for x, t in zip(leaves, traced, strict=True)], traced
         return [*ys, *(x for x, t in zip(leaves, traced, strict=True) if t)]
 
     prog = trace(flat, *at.args)
-    whole, consts = lifted(prog)
+    lifted_prog, consts = lifted(prog)
     tree, static, traced = out["aux"]
 
     def rebuild_aux(values: Sequence[Value]) -> Tree:
@@ -167,14 +167,15 @@ def function(at: Call) -> tuple[Function, list[Value]]:
 
     ends = prog.in_avals, prog.out_avals[: out["n"]]
     signature = Signature(at.name, at.in_tree, out["tree"], *ends)
-    return Function(signature, whole, len(consts), rebuild_aux, at.moving), [*consts, *at.args]
+    fun = Function(signature, lifted_prog, len(consts), rebuild_aux, at.moving)
+    return fun, [*consts, *at.args]
 
 
-_ARRAYS = Tracer, jax.Array, jax.Ref  # as a tuple: a union would be made at each question
+_ARRAYS = Tracer, jax.Array, jax.Ref  # a tuple: `isinstance` would build a union at each call
 
 
 def check_outputs(ys: Sequence[Any], at: Call) -> None:
-    """Refuse outputs that are no arrays, numbers or values of other types of JAX's."""
+    """Raise WrongDtype if an output is not an array, a number or another JAX value."""
     for y in ys:
         if isinstance(y, _ARRAYS):
             continue
@@ -183,7 +184,7 @@ def check_outputs(ys: Sequence[Any], at: Call) -> None:
         except TypeError:
             raise WrongDtype(
                 f"{at.asked} of {at.name}",
-                f"it returned a value of type {type(y).__name__}, which is no array",
+                f"it returned a value of type {type(y).__name__}, which is not an array",
                 written(at.f),
                 "return arrays, numbers or pytrees of them; with has_aux=True the second of a pair "
                 "may hold anything",
@@ -191,7 +192,7 @@ def check_outputs(ys: Sequence[Any], at: Call) -> None:
 
 
 def as_array(x: Any, asked: str) -> Value:
-    """A leaf as an array or tracer, its weak type kept, or a value of another type of JAX's."""
+    """Return a leaf as an array or tracer, with its weak type, or as another JAX value."""
     if isinstance(x, _ARRAYS) and not (isinstance(x, Tracer) and is_mutable(x.aval)):
         return x
     try:
@@ -208,7 +209,7 @@ def as_array(x: Any, asked: str) -> Value:
             asked,
             f"an argument of type {type(x).__name__} is a mutable value, which has no derivative",
             "",
-            "pass what it holds (nnx.with_vars(x, hijax=False)), and close over what is written",
+            "pass its contents (nnx.with_vars(x, hijax=False)), and close over what f writes",
         )
     if getattr(aval, "dtype", jax.dtypes.float0) == jax.dtypes.float0:
         return x
@@ -216,7 +217,7 @@ def as_array(x: Any, asked: str) -> Value:
 
 
 def as_tuple(value: Any, name: str, asked: str) -> tuple[Tree, ...]:
-    """Primals or tangents as a tuple; refused if they are not a tuple or list of arguments."""
+    """Return primals or tangents as a tuple; raise WrongArgument if they are no tuple or list."""
     if isinstance(value, tuple | list):
         return tuple(value)
     raise WrongArgument(
@@ -228,21 +229,21 @@ def as_tuple(value: Any, name: str, asked: str) -> tuple[Tree, ...]:
 
 
 def numbers(value: Any, asked: str, name: str) -> tuple[int, ...]:
-    """Positions as a tuple, of one or several."""
+    """Return one position, or a sequence of positions, as a tuple."""
     try:
         several = (value,) if isinstance(value, int | np.integer) else tuple(value)
         return tuple(map(operator.index, several))
     except TypeError:
         raise WrongArgument(
             f"{asked} with {name}={value!r}",
-            "it is neither a position nor several",
+            "it is neither a position nor a sequence of positions",
             "",
             f"give positions of arguments, such as {name}=0 or {name}=(0, 2)",
         ) from None
 
 
 def positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
-    """`argnums` as a tuple of non-negative positions."""
+    """Return `argnums` as a tuple of non-negative positions."""
     several = numbers(argnums, asked, "argnums")
     for i in several:
         if not -n <= i < n:
@@ -258,7 +259,7 @@ def positions(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ..
 
 
 def distinct(at: Sequence[int], asked: str, argnums: Any) -> None:
-    """Refuse positions of which two are one, where `argnums` was given."""
+    """Raise WrongArgument if a position occurs twice in `at`, which came from `argnums`."""
     if len(set(at)) < len(at):
         raise WrongArgument(
             f"{asked} with argnums={argnums}",
@@ -271,14 +272,17 @@ def distinct(at: Sequence[int], asked: str, argnums: Any) -> None:
 def partial(
     f: Callable[..., Any], at: tuple[int, ...], args: Sequence[Any], kwargs: dict[str, Any]
 ):
-    """`f` as a function of the arguments at some positions, and these; all others are held."""
+    """Return `f` as a function of the arguments at positions `at`, and those arguments.
 
-    def held(*primals: Any) -> Any:
+    All other arguments are bound.
+    """
+
+    def bound(*primals: Any) -> Any:
         full = list(args)
         for i, x in zip(at, primals, strict=True):
             full[i] = x
         return f(*full, **kwargs)
 
-    held.__name__ = function_name(f)
-    vars(held)["__wrapped__"] = f  # where it was written
-    return opened(held, [args[i] for i in at], inexact)
+    bound.__name__ = function_name(f)
+    vars(bound)["__wrapped__"] = f  # so that messages name the line of `f`
+    return opened(bound, [args[i] for i in at], inexact)

@@ -1,4 +1,4 @@
-"""`with_refs` of a pullback: cotangents that are added to references, returned, or not wanted."""
+"""`with_refs` of a pullback: for each cotangent, add it to a reference, return it or drop it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from xform.transforms.residuals import argument_name
 
 
 def with_refs(pull: Any, of: Signature, given: Sequence[Any]) -> Callable[[Tree], Tree]:
-    """The map that does with each cotangent of a primal what is wished.
+    """Return a function that pulls a cotangent back and treats each result as `given` says.
 
     Raises:
-      WrongArgument: the wishes are not like the primals, or a reference holds another type.
+      WrongArgument: `given` does not have the tree of the primals, or a reference has another type.
     """
     flat, tree = jax.tree.flatten(tuple(given))
     if tree != of.in_tree:
         raise WrongArgument(
             f"with_refs of the pullback of {of.name}",
-            f"the tree structures differ: {tree} was given, and the primals are {of.in_tree}; a "
-            "None (NoneType) is an empty tree and stands for no argument",
+            f"the tree structures differ: the given tree is {tree}, the primals' is {of.in_tree}; "
+            "a None (NoneType) is an empty tree and stands for no argument",
             "",
             "give one entry for each array: a Ref, jax.ad.GradValue() or jax.ad.DontWant()",
         )
@@ -53,13 +53,13 @@ def _is_reference(x: Any) -> bool:
 
 
 def reference_argument(of: Signature, i: int) -> NotDifferentiable:
-    """The error about a gradient of an argument that is a reference itself."""
+    """Return the error for the gradient of an argument that is a reference itself."""
     return NotDifferentiable(
         f"pullback of {of.name}",
         f"{argument_name(of, i)} is a Ref: its gradient can't be returned as a value",
         "",
-        "differentiate what it holds: pass ref[...] to the function; or, if that gradient is not "
-        "wanted, pull by pull.with_refs(...) with jax.ad.DontWant() in its place",
+        "differentiate its value: pass ref[...] to the function; or, if you do not need that "
+        "gradient, call pull.with_refs(...) with jax.ad.DontWant() for this argument",
     )
 
 

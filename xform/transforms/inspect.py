@@ -1,4 +1,4 @@
-"""`residuals`: what a backward pass keeps, as a table."""
+"""`residuals`: the values that a backward pass saves, as a table."""
 
 from __future__ import annotations
 
@@ -38,22 +38,24 @@ def residuals(
     argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
 ) -> Residuals:
-    """What `xform.vjp(f, *args, policy=policy)` keeps for its backward pass.
+    """List the values that `xform.vjp(f, *args, policy=policy)` saves for its backward pass.
 
     Args:
       f: pure function of pytrees of arrays.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
-      policy: of `xform.policies` or `jax.checkpoint_policies`; None is `min_cut`, as under `jit`.
+      policy: a policy of `xform.policies` or `jax.checkpoint_policies`; None is `min_cut`, the
+        default under `jit`.
       argnums: position or positions of the arguments to differentiate, as for `grad`; all others
-        may be any Python object. None: every argument, as for `vjp`.
+        may be any Python object. None differentiates every argument, as `vjp` does.
       has_aux: whether `f` returns a pair, of which only the first is differentiated.
 
     Returns:
-      A `Residuals` table that prints and iterates over rows: type, bytes x trip count, operation,
-      the user's line (inside loop bodies and calls), and why. Rows are sorted by size.
-      `total_bytes` is what is kept; arguments, which are read where they are, are counted apart in
-      `argument_bytes`. Bytes are those on each device, of a compiled function; what a mesh
-      of `Auto` axes shards, of which types say nothing, counts whole.
+      A `Residuals` table that prints and iterates over rows. A row has the type, the bytes times
+      the trip count, the operation, the user's line (also inside loop bodies and calls), and the
+      reason. Rows are sorted by size. `total_bytes` counts the saved values. Arguments that the
+      backward pass reads are not copied, and `argument_bytes` counts them. Bytes are those on each
+      device, in a compiled function. Values on a mesh of `Auto` axes count with their unsharded
+      size, because their types do not say how they are sharded.
 
     Raises:
       MissingRule: a primitive in `f` has no rule.
@@ -80,34 +82,35 @@ def residuals(
 
 
 class Arguments:
-    """Arguments of a function, of which arrays, and types of arrays, may be traced."""
+    """The arguments of a function; leaves that are arrays, or types of arrays, may be traced."""
 
     def __init__(self, args: Sequence[Tree]):
         self.paths, self._tree = jax.tree.flatten_with_path(tuple(args))
         self._traced = tuple(shaped(x) for _, x in self.paths)
 
     def arrays(self) -> list[Any]:
-        """The leaves that may be traced."""
+        """Return the leaves that may be traced."""
         return gather([x for _, x in self.paths], self._traced)
 
     def filled(self, arrays: Sequence[Any]) -> tuple[list[Any], tuple[Tree, ...]]:
-        """The leaves, and the arguments, with others in the place of the arrays."""
+        """Return the leaves, and the arguments, with new values in place of the arrays."""
         new = zip(spread(arrays, self._traced), self.paths, self._traced, strict=True)
         leaves = [n if t else x for n, (_, x), t in new]
         return leaves, jax.tree.unflatten(self._tree, leaves)
 
     def of(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """Which of `arrays()` belong to arguments at some positions."""
+        """Return the indices in `arrays()` that belong to the arguments at some positions."""
         owners = gather([path[0].idx for path, _ in self.paths], self._traced)
         return tuple(i for i, owner in enumerate(owners) if owner in positions)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class At:
-    """The derivative of a function at a point: what `grad` would plan under `jit`.
+    """The derivative of a function at a point, as `grad` would plan it under `jit`.
 
-    `inputs` are the names of the inputs of its program; `closed` is what the function closes over,
-    the values of arrays and, of what is one of the caller's arrays, its place among those.
+    `inputs` are the names of the inputs of its program. `closed` has an entry for each value that
+    the function closes over: the index among the caller's arrays if it is one of them, else the
+    value.
     """
 
     function: Function
@@ -116,11 +119,11 @@ class At:
 
     @property
     def problem(self) -> Problem:
-        """The derivative, to be planned."""
+        """Return the derivative as a planning problem."""
         return self.function.problem
 
     def planned(self, policy: Policy) -> Candidate:
-        """Its plan under a policy."""
+        """Plan the derivative under a policy."""
         avals = self.function.program.in_avals
         closed = (avals[i] if isinstance(x, int) else x for i, x in enumerate(self.closed))
         args = [*closed, *avals[len(self.closed) :]]
@@ -130,13 +133,13 @@ class At:
 
     @property
     def name(self) -> str:
-        """What the function is called."""
+        """Return the name of the function."""
         return self.function.signature.name
 
 
 def point(asked: str, f: Callable[..., Any], args: Sequence[Tree],
           argnums: int | Sequence[int] | None, has_aux: bool) -> At:  # fmt: skip
-    """The derivative of `f` at arrays or their types. Nothing is run."""
+    """Trace `f` at arrays, or their types, and return its derivative there. Nothing is run."""
     check_callable(f, asked)
     at = None if argnums is None else positions(argnums, len(args), asked)
     arguments = Arguments(args)
@@ -147,14 +150,14 @@ def point(asked: str, f: Callable[..., Any], args: Sequence[Tree],
     @functools.wraps(f, updated=())
     def run(*arrays: Any) -> None:
         leaves, full = arguments.filled(arrays)
-        held, primals = (f, full) if at is None else partial(f, at, full, {})
-        bound = call(held, primals, asked, has_aux)
-        fun, flat = function(bound)
+        bound, primals = (f, full) if at is None else partial(f, at, full, {})
+        at_point = call(bound, primals, asked, has_aux)
+        fun, flat = function(at_point)
         place = {id(x): i for i, x in enumerate(leaves)}
         closed = [place.get(id(x), x) for x in flat[: fun.n_consts]]
         consts = [called[x] if isinstance(x, int) else "closed over" for x in closed]
         order = range(len(args)) if at is None else at
-        primal = jax.tree.flatten_with_path(jax.tree.unflatten(bound.in_tree, bound.args))[0]
+        primal = jax.tree.flatten_with_path(jax.tree.unflatten(at_point.in_tree, at_point.args))[0]
         inputs = [names[order[path[0].idx]] + keystr(path[1:]) for path, _ in primal]
         points.append(At(fun, [*consts, *inputs], closed))
 

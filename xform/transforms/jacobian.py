@@ -36,24 +36,24 @@ def jacfwd(
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Callable[..., Any]:
-    """The Jacobian of `f`, column by column, by forward mode.
+    """Return a function that computes the Jacobian of `f` by forward mode, all columns at once.
 
     Args:
       f: pure function of pytrees of arrays.
       argnums: position or positions of the arguments to differentiate.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not differentiated.
       holomorphic: whether `f` is complex-differentiable; inputs must be complex.
 
     Returns:
-      A function with the arguments of `f`; its value has the tree of the output, each leaf of shape
-      `[*output, *input]` in the tree of the input.
+      A function with the arguments of `f`. Its value has the tree of the output. In place of each
+      leaf it has the tree of the input, with arrays of shape `[*output, *input]`.
 
     Raises:
-      WrongDtype: an input that is not real, or with `holomorphic` one that is not complex.
-      WrongArgument: `argnums` names no argument, or one that there is not.
+      WrongDtype: an input is not real, or is not complex with `holomorphic`.
+      WrongArgument: `argnums` is empty or out of range.
       MissingRule: a primitive in `f` has no rule.
 
-    Cost: as many pushes as the input has elements, in one batch: best for tall Jacobians.
+    Cost: one push for each element of the input, all in one batch: best for tall Jacobians.
 
     >>> jacobian = xform.jacfwd(lambda x: x * x)(jnp.arange(2.0))
     >>> [[float(e) for e in row] for row in jacobian]
@@ -83,16 +83,16 @@ def jacfwd(
 
 
 def some(argnums: int | Sequence[int], n: int, asked: str) -> tuple[int, ...]:
-    """Positions of arguments, one at least: without any, a Jacobian has no columns."""
+    """Return positions of arguments; raise WrongArgument if there are none."""
     if at := positions(argnums, n, asked):
         return at
     raise WrongArgument(
-        f"{asked} with argnums={argnums!r}", "it names no argument", "", "name one at least"
+        f"{asked} with argnums={argnums!r}", "it names no argument", "", "give one or more"
     )
 
 
 def check_forward_input(x: Value, holomorphic: bool, asked: str = "jacfwd") -> None:
-    """Refuse an input that is not real, or not complex where that was promised."""
+    """Raise WrongDtype unless an input is real, or complex with `holomorphic`."""
     check_input(asked, x, holomorphic, False)
     dtype = jax.typeof(as_array(x, asked)).dtype
     if not holomorphic and not jnp.issubdtype(dtype, np.floating):
@@ -111,15 +111,15 @@ def jacrev(
     holomorphic: bool = False,
     allow_int: bool = False,
 ) -> Callable[..., Any]:
-    """The Jacobian of `f`, row by row, by reverse mode.
+    """Return a function that computes the Jacobian of `f` by reverse mode, all rows at once.
 
-    Arguments, errors and the shapes of the result, `[*output, *input]`, are those of `jacfwd`;
-    with `allow_int`, integer inputs are accepted and get zeros of their own dtype.
+    The arguments, the errors and the shapes of the result, `[*output, *input]`, are the same as for
+    `jacfwd`. With `allow_int`, integer inputs are accepted and get zeros of their own dtype.
 
     Raises:
-      WrongDtype: an integer input without `allow_int`, or an output that is not real.
+      WrongDtype: an input is an integer, without `allow_int`, or an output is not real.
 
-    Cost: as many pullbacks as the output has elements, in one batch: best for wide Jacobians.
+    Cost: one pull for each element of the output, all in one batch: best for wide Jacobians.
 
     >>> [float(e) for e in xform.jacrev(lambda x: jnp.sum(x * x))(jnp.arange(2.0))]
     [0.0, 2.0]
@@ -131,9 +131,9 @@ def jacrev(
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
         held, primals = partial(f, some(argnums, len(args), "jacrev"), args, kwargs)
         check_inputs("jacrev", primals, holomorphic, allow_int)
-        # All rows share one set of residuals, which is small beside them. A barrier would hold back
-        # a recompute until the cotangents arrive, though the basis is available from the start: XLA
-        # does not fuse through it, and each recomputed value would take one array for each row.
+        # All rows share one set of residuals, which is small beside them. A barrier would make a
+        # recompute wait for the cotangents, although the basis is available from the start. XLA
+        # does not fuse through a barrier, so each recomputed value would take one array per row.
         policy = save_everything if staging() else None
         y, pull, *aux = vjp(held, *primals, has_aux=has_aux, policy=policy)
         check_output("jacrev", y, holomorphic)
@@ -153,25 +153,25 @@ def hessian(
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Callable[..., Any]:
-    """The Hessian of `f` as dense arrays: forward over reverse.
+    """Return a function that computes the Hessian of `f` as dense arrays, forward over reverse.
 
     Args:
       f: pure function of pytrees of arrays.
       argnums: position or positions of the arguments to differentiate.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
-      holomorphic: whether `f` is complex-differentiable.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not differentiated.
+      holomorphic: whether `f` is complex-differentiable; inputs must be complex.
 
     Returns:
-      A function with the arguments of `f`; its value has, for each leaf of the output and each pair
-      of leaves of the input, an array of shape `[*output, *input, *input]`.
+      A function with the arguments of `f`. Its value has one array of shape
+      `[*output, *input, *input]` for each leaf of the output and each pair of leaves of the input.
 
     Raises:
-      WrongDtype: an input or an output that is not real, without `holomorphic`.
-      WrongArgument: `argnums` names no argument, or one that there is not.
+      WrongDtype: without `holomorphic`, an input or an output is not real.
+      WrongArgument: `argnums` is empty or out of range.
       MissingRule: a primitive in `f` has no rule.
 
-    Cost: one gradient and one push through it for each element of the input, in one batch. `hvp`
-    gives a product with the Hessian without forming it.
+    Cost: one gradient, and one push through it for each element of the input, all in one batch.
+    `hvp` computes a product with the Hessian without forming it.
 
     >>> float(xform.hessian(lambda x: x ** 3)(2.0))
     12.0
@@ -183,24 +183,24 @@ def hessian(
 def hvp(
     f: Callable[..., Any], primals: Sequence[Tree], tangents: Sequence[Tree], *, policy: Any = None
 ) -> Any:
-    """The product of the Hessian of a scalar function with a vector.
+    """Compute the product of the Hessian of a scalar function with a vector.
 
     Args:
       f: pure function of pytrees of arrays that returns a scalar.
       primals: the point, a tuple or list of arguments.
       tangents: the vector, like `primals`.
-      policy: what reverse mode keeps, as for `grad`; `xform.policies.budget(bytes)` bounds the peak
-        of the product, as compiled.
+      policy: what reverse mode saves, as for `grad`; `xform.policies.budget(bytes)` limits the
+        compiled peak memory of the product.
 
     Returns:
-      The product, like `primals`: one tree if there is one primal, else a tuple.
+      The product: a tree like the primal if there is one primal, else a tuple like `primals`.
 
     Raises:
       NotScalar: `f` returned something other than a scalar.
-      WrongArgument: `primals` or `tangents` is no tuple or list.
+      WrongArgument: `primals` or `tangents` is neither a tuple nor a list.
       WrongTangent: `tangents` do not match `primals` in structure, shape or dtype.
       MissingRule: a primitive in `f` has no rule.
-      BudgetInfeasible: nothing that was tried fits the budget.
+      BudgetInfeasible: no policy that was tried fits the budget.
 
     Cost: about twice a gradient, in time and memory; the Hessian is never formed.
     Source: Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994).
@@ -219,11 +219,11 @@ def hvp(
 
 
 def _basis(tree: Tree) -> Tree:
-    """The standard basis of a tree of arrays: leaves get a leading axis of its dimension.
+    """Return the standard basis of a tree of arrays: a leading axis of its dimension on each leaf.
 
-    It is computed, not a constant of the program: a constant takes the square of its dimension in
-    the program's text. XLA also reads the basis as a mask, and selects where it would multiply. So
-    the entries off the diagonal are zero, even where a derivative is infinite.
+    The program computes the basis. As a constant, its text would take the square of the dimension.
+    XLA also reads the computed basis as a mask, and selects where it would multiply. So the entries
+    off the diagonal are zero, even where a derivative is infinite.
     """
     leaves, structure = jax.tree.flatten(tree)
     sizes = [np.size(x) for x in leaves]
@@ -235,9 +235,9 @@ def _basis(tree: Tree) -> Tree:
 
 
 def _pulled(pull: Callable[..., Any], y: Tree) -> Tree:
-    """The pullback of each vector of the standard basis of the output: the rows of a Jacobian.
+    """Pull back each vector of the standard basis of the output: the rows of a Jacobian.
 
-    A scalar output takes one pullback, not a batch of one: a recompute stays fused.
+    A scalar output takes one pull, not a batch of one, so that a recompute stays fused.
     """
     if sum(map(np.size, jax.tree.leaves(y))) != 1:
         return jax.vmap(pull)(_basis(y))
@@ -246,7 +246,7 @@ def _pulled(pull: Callable[..., Any], y: Tree) -> Tree:
 
 
 def _like(x: Value, leaf: Value) -> Value:
-    """`x` in the dtype of a leaf, and as weakly typed."""
+    """Return `x` with the dtype and the weak type of a leaf."""
     aval = jax.typeof(leaf)
     return weak_as(lax.convert_element_type(x, aval.dtype), aval)
 
@@ -264,7 +264,7 @@ def _rows(y: Tree, x: Value, rows: Value) -> Tree:
 def _split(
     tree: Tree, stacked: Value, axis: int, of: Value, shape: Callable[[Value], tuple[int, ...]]
 ) -> Tree:
-    """Split an axis over the leaves of a tree; of an integer the derivatives are integer zeros."""
+    """Split an axis over the leaves of a tree. The derivatives of integers are integer zeros."""
     leaves, structure = jax.tree.flatten(tree)
     if stacked.dtype == jax.dtypes.float0:
         stacked = weak_as(jnp.zeros(stacked.shape, jax.typeof(of).dtype), jax.typeof(of))

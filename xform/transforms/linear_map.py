@@ -1,6 +1,7 @@
-"""What `vjp` and `linearize` return: a linear map as a pytree of residuals.
+"""The results of `vjp` and `linearize`: linear maps that are pytrees of residuals.
 
-Since they are pytrees, such maps may leave a jitted function, be batched, or be carried in a loop.
+Because they are pytrees, jitted functions may return them, `vmap` may batch them, and loops may
+carry them.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ from xform.transforms.residuals import Primals, Residuals, residuals
 
 
 class Part(abc.ABC):
-    """How a linear map is run; all but its arrays."""
+    """How to run a linear map; the map's arrays are held apart."""
 
     @abc.abstractmethod
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
-        """Results from cotangents of the outputs (tangents of the primals); None where zero."""
+        """Return results from cotangents of the outputs (tangents of the primals); None is zero."""
 
     @abc.abstractmethod
     def moving(self) -> Mask:
-        """Which outputs depend on an input that is differentiated."""
+        """Return which outputs depend on a differentiated input."""
 
     def settled(self, arrays: Any) -> tuple[Part, Any]:
-        """The same part with all of its arrays in the open."""
+        """Return this part in a form whose values are all among the arrays, and those arrays."""
         return self, arrays
 
 
 class Planned(Part):
-    """The backward part of a planned function; the arrays are what it keeps and reads."""
+    """The backward part of a planned function. The arrays are its saved values and inputs."""
 
     def __init__(self, fun: Function, schedule: Schedule, push: bool):
         self._schedule, self._n_consts, self._push = schedule, fun.n_consts, push
@@ -55,15 +56,15 @@ class Planned(Part):
         self._n_outputs = len(fun.signature.out_avals)
 
     def moving(self) -> Mask:
-        """By the program."""
+        """Return what the program's derivative path says."""
         return path(self._program, self._active).outputs[: self._n_outputs]
 
     def arrays(self, kept: list[Any], args: Sequence[Value]) -> Any:
-        """What a forward run leaves, with the inputs that are still read."""
+        """Return the saved values of a forward run, with the inputs that are still read."""
         return kept, gather(args, self._schedule.reads)
 
     def run(self, arrays: Any, seeds: Sequence[Value]) -> list[Value]:
-        """The backward part, under its plan."""
+        """Run the backward part under its schedule."""
         joint, (kept, reads) = self._schedule.joint, arrays
         seeds = all_arrayed(seeds)
         if self._push:
@@ -78,31 +79,32 @@ class Planned(Part):
 
 
 class LinearMap:
-    """A linear map: a part, and its arrays, which are the leaves of the tree."""
+    """A linear map: a part and its arrays, which are the leaves of the pytree."""
 
     def __init__(self, signature: Signature, part: Part, arrays: Any):
         self._signature, self._part, self._arrays = signature, part, arrays
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Signature, Part]]:
-        """The arrays; all else is static."""
+        """Return the arrays; everything else is static."""
         self._part, self._arrays = self._part.settled(self._arrays)
         return (self._arrays,), (self._signature, self._part)
 
     @classmethod
     def tree_unflatten(cls, static: tuple[Signature, Part], children: tuple[Any]) -> Self:
-        """The map with other arrays in its place."""
+        """Return the map with other arrays."""
         return cls(*static, *children)
 
 
 @jax.tree_util.register_pytree_node_class
 class Pullback:
-    """The function that `vjp` returns: a linear map, whose arrays a user may read and exchange.
+    """The function that `vjp` returns: a linear map whose arrays a user may read and replace.
 
-    It has the attributes of the object that `jax.vjp` returns. Its arrays are the leaves of a tree.
+    It has the attributes of the object that `jax.vjp` returns. Its arrays are the leaves of a
+    pytree.
 
     Attributes:
       in_tree, out_tree: the trees of the arguments and of the output.
-      out_nzs: like the output, whether each of its leaves depends on the arguments.
+      out_nzs: a tree like the output: whether each leaf depends on the arguments.
       args_res: a list like the arguments. It has the arguments that the pullback reads, and
         `NotNeeded()` in place of the others. To drop an argument and to restore it later, assign
         to the list or to its entries.
@@ -119,7 +121,7 @@ class Pullback:
             self._apart()
 
     def _apart(self) -> Residuals:
-        """The arrays, told apart; from then on they are held as such."""
+        """Separate the arguments from the other arrays, and store them that way from now on."""
         if self._residuals is None:
             self._part, arrays = self._part.settled(self._arrays)
             self._arrays = None
@@ -138,12 +140,12 @@ class Pullback:
 
     @property
     def out_nzs(self) -> Any:
-        """Whether each leaf of the output depends on the arguments that are differentiated."""
+        """Whether each leaf of the output depends on the differentiated arguments."""
         return mirrored(self.out_tree, self._part.moving())
 
     @property
     def args_res(self) -> Any:
-        """The arguments that are read, in a list like the arguments."""
+        """The arguments that the pullback reads, in a list like the arguments."""
         return self._apart().args
 
     @args_res.setter
@@ -152,7 +154,7 @@ class Pullback:
 
     @property
     def opaque_residuals(self) -> Any:
-        """All other arrays that are read, in a list."""
+        """All other arrays that the pullback reads, in a list."""
         return self._apart().opaque
 
     @opaque_residuals.setter
@@ -161,17 +163,17 @@ class Pullback:
 
     @property
     def structured_residuals(self) -> list[Any]:
-        """No residual is apart from the arguments and the opaque ones."""
+        """Always empty: each residual is an argument or opaque."""
         return []
 
     def tree_flatten(self) -> tuple[tuple[Any, Any], Any]:
-        """The arrays; all else is static."""
+        """Return the arrays; everything else is static."""
         of = self._apart()
         return (of.args, of.opaque), (self._signature, self._part, of.tree, of.places, self._logs)
 
     @classmethod
     def tree_unflatten(cls, static: Any, children: tuple[Any, Any]) -> Pullback:
-        """The map with other arrays in its place."""
+        """Return the map with other arrays."""
         signature, part, tree, places, logs = static
         new = cls(signature, part, None, Primals((), ()))
         new._residuals, new._logs = Residuals(tree, places, *children), logs
@@ -179,19 +181,19 @@ class Pullback:
 
     @property
     def with_logs(self) -> Pullback:
-        """The same map, which returns a pair: the cotangents, and what users' rules log."""
+        """The same map, but it returns a pair: the cotangents, and the logs of users' rules."""
         new = copy.copy(self)
         new._logs = True
         return new
 
     def logged(self, run: Callable[[], Tree]) -> Tree:
-        """The result of a backward pass; with its logs, if they are wanted."""
+        """Run a backward pass; return its result, with its logs if this map returns logs."""
         with collected() as logs:
             result = run()
         return (result, logs.checked(self._signature.name)) if self._logs else result
 
     def __call__(self, ct: Tree, *more: Any) -> tuple[Tree, ...]:
-        """Cotangents like the primals, from one like the output."""
+        """Return cotangents like the primals, from one like the output."""
         if more:
             raise WrongCotangent(
                 f"pullback of {self._signature.name}",
@@ -202,7 +204,7 @@ class Pullback:
         return self.logged(lambda: self.in_tree.unflatten(self.flat(ct)))
 
     def flat(self, ct: Tree, unwanted: Collection[int] = ()) -> list[Value]:
-        """Flat cotangents of the primals, their zeros written out; some may be `unwanted`."""
+        """Return flat cotangents of the primals, with dense zeros, except the `unwanted` ones."""
         of = self._signature
         for i, aval in enumerate(of.primal_avals):
             if i not in unwanted and is_reference(aval):
@@ -221,12 +223,12 @@ class Pullback:
         return list(map(dense, results, map(cotangent_aval, of.primal_avals)))
 
     def with_refs(self, *wishes: Any) -> Callable[[Tree], Tree]:
-        """The map that does with each cotangent of a primal what is wished.
+        """Return a map that adds cotangents to references, returns them or drops them.
 
         Args:
-          *wishes: like the primals. For a `Ref` the cotangent is added to it, and `GradRef()` is
-            returned in its place. For `jax.ad.GradValue()` it is returned; for `jax.ad.DontWant()`
-            it is not, but `DidntWant()`.
+          *wishes: like the primals. For a `Ref`, the map adds the cotangent to it and returns
+            `GradRef()` in its place. For `jax.ad.GradValue()` it returns the cotangent. For
+            `jax.ad.DontWant()` it returns `DidntWant()`.
         """
         return with_refs(self, self._signature, wishes)
 
@@ -237,11 +239,11 @@ class Pushforward(LinearMap):
 
     @property
     def out_nzs(self) -> Any:
-        """Whether each leaf of the output depends on the arguments that are differentiated."""
+        """Whether each leaf of the output depends on the differentiated arguments."""
         return mirrored(self._signature.out_tree, self._part.moving())
 
     def __call__(self, *tangents: Tree) -> Tree:
-        """A tangent like the output, from tangents like the primals."""
+        """Return a tangent like the output, from tangents like the primals."""
         of = self._signature
         dxs = check_tangents(of.name, of.in_tree, of.primal_avals, "linearize", tangents)
         results = self._part.run(self._arrays, dxs)
@@ -249,7 +251,7 @@ class Pushforward(LinearMap):
 
 
 def dense(value: Value, aval: Any) -> Value:
-    """A tangent or cotangent of type `aval` with its zeros written out; float0 for integers."""
+    """Return `value`, or for None zeros of type `aval`, which may be float0."""
     if value is not None:
         return value
     if getattr(aval, "dtype", None) == jax.dtypes.float0:
@@ -258,7 +260,7 @@ def dense(value: Value, aval: Any) -> Value:
 
 
 def _cotangent(ct: Value, aval: Any, name: str) -> Value:
-    """A cotangent, checked against the output that it belongs to."""
+    """Check a cotangent against its output, and return it as an array."""
     ct_aval = jax.typeof(ct)
     vector = is_vector(aval)
     integer = not vector and not jnp.issubdtype(aval.dtype, np.inexact)
@@ -275,13 +277,13 @@ def _cotangent(ct: Value, aval: Any, name: str) -> Value:
         )
     if (
         vector or integer or is_number(ct)
-    ):  # as in JAX, a user's rule is given a number of Python's as one
+    ):  # a user's rule gets a Python number unchanged, as in JAX
         return ct
     return laid(as_array(ct, f"pullback of {name}"), aval, cotangent_aval)
 
 
 def _check_varying(dx_aval: Any, aval: Any, asked: str, name: str) -> None:
-    """Refuse a tangent that differs between devices where its primal does not."""
+    """Raise WrongTangent if a tangent varies over devices and its primal does not."""
     axes = tuple(sorted(varying(dx_aval) - varying(aval), key=str))
     if axes:
         raise WrongTangent(
@@ -294,7 +296,7 @@ def _check_varying(dx_aval: Any, aval: Any, asked: str, name: str) -> None:
 
 
 def varying(aval: Any) -> frozenset[Any]:
-    """The axes of a `shard_map` over which a value differs, of a type that says so."""
+    """Return the `shard_map` axes over which a value of this type varies."""
     kind = getattr(aval, "mat", None)
     return frozenset() if kind is None else kind.varying
 
@@ -302,7 +304,7 @@ def varying(aval: Any) -> frozenset[Any]:
 def check_tangents(
     name: str, tree: Any, avals: Sequence[Any], asked: str, tangents: tuple[Tree, ...]
 ) -> list[Value]:
-    """Flat tangents of a function's primals, checked against them; None for integers."""
+    """Check tangents against a function's primals; return them flat, with None for integers."""
     leaves, tangent_tree = jax.tree.flatten(tangents)
     if tangent_tree != tree:
         raise WrongTangent(
@@ -323,7 +325,7 @@ def check_tangents(
         if not same:
             raise WrongTangent(
                 f"{asked} of {name}",
-                f"a tangent is {dx_aval.str_short()}, but its primal {aval.str_short()} wants "
+                f"a tangent is {dx_aval.str_short()}, but its primal {aval.str_short()} needs "
                 f"{tangent_aval(aval).str_short()}",
                 "",
                 "pass tangents of the primals' shapes and dtypes; for integers, "

@@ -1,4 +1,4 @@
-"""What JAX puts in place of arguments and cotangents of a pullback: users tell it by its type."""
+"""JAX's marker types, which stand for arguments and cotangents of a pullback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NotNeeded: Any = _theirs.NotNeeded
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class _NotSaveable:
-    """In place of an argument that a pullback reads, and that the user restores before."""
+    """Stands for an argument that a pullback reads and that the user must restore before."""
 
 
 NotSaveable: Any = getattr(_theirs, "NotSaveable", _NotSaveable)  # since 0.12

@@ -1,4 +1,4 @@
-"""`pareto`: what each number of bytes costs in work, beside the stock policies."""
+"""`pareto`: peak memory against recomputed work, for xform's plans and JAX's stock policies."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ def pareto(
     points: int = 8,
     verify: bool = True,
 ) -> Pareto:
-    """The bytes of differentiating `f` against the work that is run again.
+    """Compute how much work each reduction of the peak memory of `f`'s gradient costs.
 
     Args:
       f: pure function of pytrees of arrays that returns a scalar.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
       argnums: position or positions of the arguments to differentiate.
       has_aux: whether `f` returns a pair, of which only the first is differentiated.
-      target: the backend; None is JAX's default.
-      points: options many budgets are planned, from what `min_cut` takes down to the floor.
-      verify: whether xform's plans are compiled; without, their bytes are simulated.
+      target: the backend to plan for; None is JAX's default.
+      points: the number of xform's plans, from the peak of `min_cut` down to the lowest peak.
+      verify: whether to compile xform's plans; otherwise their bytes are simulated.
 
     Returns:
-      A `Pareto`: prints as a table, draws itself with `plot(path)`. Beside the budgets stand all of
-      JAX's stock policies, from everything saved, as `jax.grad` does, to nothing, each for the
-      whole function.
+      A `Pareto`, which prints as a table; `plot(path)` draws it. It also has all of JAX's stock
+      policies, each for the whole function, from saving everything, as `jax.grad` does, to saving
+      nothing.
 
     Raises:
-      WrongArgument: as `xform.plan`.
+      WrongArgument: for the same reasons as in `xform.plan`, or `points` is not positive.
 
-    Cost: `points` plans, each compiled once to three times, and four for the stock policies.
+    Cost: `points` plans, each compiled one to three times, and four for the stock policies.
 
     >>> curve = xform.pareto(lambda x: jnp.sum(jnp.sin(x @ x) @ x), jnp.ones((64, 64)), points=2)
     >>> [p.name for p in curve if p.stock][0]
@@ -61,15 +61,15 @@ def pareto(
     """
     number: Any = points
     if not isinstance(number, int) or points < 1:
-        raise WrongArgument(f"pareto with points={points!r}", "it is no number of plans", "",
+        raise WrongArgument(f"pareto with points={points!r}", "it is not a number of plans", "",
                             "give a positive integer")  # fmt: skip
     options: dict[str, Any] = {
         "argnums": argnums, "has_aux": has_aux, "target": target, "verify": verify,
     }  # fmt: skip
-    made = itertools.count(1)
+    plan_numbers = itertools.count(1)
 
     def planned(policy: Any) -> Plan:
-        alive.progress(f"plan {next(made)} of {points + 1 + len(_STOCK)}")
+        alive.progress(f"plan {next(plan_numbers)} of {points + 1 + len(_STOCK)}")
         return plan(f, *args, **options, policy=policy)
 
     with alive.working(f"pareto of {function_name(f)}"):
@@ -88,9 +88,9 @@ def pareto(
 
 
 def _point(name: str, result: Plan, stock: bool) -> Point:
-    # A backward pass is two forward ones.
+    # A backward pass costs about two forward passes.
     time = 1 + result.recompute_flops / max(3 * result.forward_flops, 1)
-    # A bound of 0 says nothing, but where nothing is run again.
+    # A bound of 0 is no information, unless nothing is recomputed.
     least = (result.least_flops or None) if result.recompute_flops else 0
     return Point(name, stock, _peak(result), result.recompute_flops, least, result.seconds, time)
 
@@ -100,7 +100,7 @@ def _peak(result: Plan) -> int:
 
 
 def _floor(planned: Callable[[Any], Plan], first: Plan) -> int:
-    """The lowest peak, which a refusal names."""
+    """Return the lowest peak, which the error for a budget of 0 contains."""
     try:
         planned(policies.budget(0))
     except BudgetInfeasible as error:

@@ -1,4 +1,4 @@
-"""`plan`: decide what a backward pass keeps, verify it with the compiler, and show it."""
+"""`plan`: decide what the backward pass saves, verify it with the compiler, and show it."""
 
 from __future__ import annotations
 
@@ -42,45 +42,46 @@ def plan(
     donate_argnums: int | Sequence[int] = (),
     verify: bool = True,
 ) -> Plan:
-    """Decide what the derivative of `f` keeps, and verify it with the compiler.
+    """Decide what the backward pass of `f` saves, and verify the decision with the compiler.
 
     Args:
-      f: a function with an argument `policy` that is not among `args`, such as a training step:
-        what it differentiates under that policy is planned, and bytes are those of the whole step.
-        Any other is a loss, a pure function of pytrees of arrays. Its `grad` is compiled; of a
-        function that returns more than a scalar, or with `argnums=None`, both parts of `vjp`. To
-        plan `value_and_grad`, pass a step that calls it.
+      f: a step or a loss. A step is a function with an argument `policy` that is not among `args`,
+        such as a training step. `plan` plans the derivative that the step takes under that policy,
+        and reports the bytes of the whole step. Any other function is a loss, a pure function of
+        pytrees of arrays. `plan` compiles its `grad`. If the loss returns more than a scalar, or
+        with `argnums=None`, `plan` compiles both parts of `vjp` instead. To plan `value_and_grad`,
+        pass a step that calls it.
       *args: arrays, or `jax.ShapeDtypeStruct`s in pytrees; nothing is run or allocated.
-      policy: of `xform.policies` or `jax.checkpoint_policies`, or "auto", which fits the target's
-        memory; None is `min_cut`. Its bytes are those on each device. Types say how values lie
-        on a mesh of explicit axes; on one of `Auto` axes only the compiler knows, and a plan that
-        is not compiled counts values whole.
-      argnums: of a loss: position or positions of the arguments to differentiate, as for `grad`;
-        None is every argument, as for `vjp`.
-      has_aux: of a loss: whether it returns a pair; only the first is differentiated.
-      target: what to plan and compile for: None is JAX's default backend, and others need not be
-        here, `tpu:v5e:1x1` or `gpu:h100`; see `xform.memory.targets`.
+      policy: a policy of `xform.policies` or `jax.checkpoint_policies`, or "auto", which fits the
+        target's memory; None is `min_cut`. A budget limits the bytes on each device. On a mesh of
+        explicit axes, types say how values are sharded. On a mesh of `Auto` axes only the compiler
+        knows, so a plan that is not compiled counts values with their unsharded sizes.
+      argnums: for a loss, the position or positions of the arguments to differentiate, as for
+        `grad`; None is every argument, as for `vjp`.
+      has_aux: for a loss, whether it returns a pair; only the first is differentiated.
+      target: the backend to plan and compile for; None is JAX's default backend. Other targets,
+        such as `tpu:v5e:1x1` or `gpu:h100`, need no such device here; see `xform.memory.targets`.
       donate_argnums: positions of the arguments whose memory the compiled function may reuse.
-      verify: whether to compile. For a budget of the peak the default is compiled, and at most six
-        plans more, or seven before it is refused; the compiler's bytes have to fit.
-        No plan is compiled twice in a process, and earlier compilations change no plan.
+      verify: whether to compile. For a budget of the peak, `plan` compiles the default policy and
+        at most six more plans, or seven before it raises BudgetInfeasible; the compiler's bytes
+        must fit. No plan is compiled twice in a process, and earlier compilations change no plan.
 
     Returns:
-      A `Plan`: a table of the saved, recomputed and offloaded values, with totals, predicted and
-      compiled bytes. It is a policy: `xform.grad(f, policy=plan)`, or a step under it, compiled,
-      does as it says.
+      A `Plan`: a table of the saved, recomputed and offloaded values, with totals, and with
+      simulated and compiled bytes. A plan is also a policy: pass it as in
+      `xform.grad(f, policy=plan)`, or to the step. Compiled, these do what the plan says.
 
     Raises:
-      BudgetInfeasible: no plan was found whose bytes fit, with the lowest as `floor_bytes`: one
-        number for a program, compiled with `verify`, else simulated.
+      BudgetInfeasible: no plan was found that fits. The error's `floor_bytes` is the lowest peak
+        found: one number for a program, compiled with `verify`, else simulated.
       WrongArgument: `f`, `argnums`, `policy` or `target` is unusable.
       NotOneDerivative: a step differentiates nothing, or more than one function, under its argument
         `policy`.
-      MissingExtra: what compiling for the target needs is not installed.
+      MissingExtra: a package that compiles for the target is not installed.
       CompilationFailed: the target's compiler failed.
 
     Cost: one trace of `f` and its derivative, the search for a plan, and one compilation; for a
-    budget of the peak, as many compilations as `verify` says.
+    budget of the peak, as many compilations as under `verify`.
 
     >>> def loss(w, x):
     ...     step = lambda h, w: (jnp.sin(h @ w), None)
@@ -94,7 +95,7 @@ def plan(
     >>> small.saved_bytes
     98304
 
-    A step of training, whose optimizer is in the peak too:
+    A training step, where the peak includes the optimizer's state:
 
     >>> def step(w, momentum, x, policy=None):
     ...     momentum = 0.9 * momentum + xform.grad(loss, policy=policy)(w, x)
@@ -115,20 +116,20 @@ def plan(
         of = subject(f, args, argnums, has_aux, goal, donate_argnums, opening(policy))
         compiling: list[float] = []
 
-        def made(candidate: Candidate) -> Plan:
+        def unverified(candidate: Candidate) -> Plan:
             return _plan(of, name, candidate, goal)
 
         def measure(candidate: Candidate) -> int | None:
-            begun = time.perf_counter()
-            found = of.compiled(made(candidate)).total_bytes
-            compiling.append(time.perf_counter() - begun)
-            return found
+            began = time.perf_counter()
+            total = of.compiled(unverified(candidate)).total_bytes
+            compiling.append(time.perf_counter() - began)
+            return total
 
         def finished(candidate: Candidate, **verified: Any) -> Plan:
             least = least_flops(of.problem, policy, of.held) if isinstance(policy, Budget) else None
             spent = time.perf_counter() - start - sum(compiling)
             return dataclasses.replace(
-                made(candidate),
+                unverified(candidate),
                 least_flops=least,
                 seconds=spent,
                 compile_seconds=sum(compiling),
@@ -145,22 +146,22 @@ def plan(
 
 
 def _plan(of: Subject, policy: str, candidate: Candidate, goal: Target) -> Plan:
-    """What was decided, not verified."""
-    decided = candidate.schedule
-    seen = liveness(decided, goal.backend)
+    """Return the `Plan` of a candidate, not verified by a compiler."""
+    chosen = candidate.schedule
+    simulated = liveness(chosen, goal.backend)
     return Plan(
         function=of.name,
         derivative=of.derivative,
         policy=policy,
         target=goal.name,
-        rows=tuple(rows_of(decided)),
-        saved_bytes=waiting_bytes(decided),
+        rows=tuple(rows_of(chosen)),
+        saved_bytes=waiting_bytes(chosen),
         forward_flops=flops(of.problem.program),
-        recompute_flops=recompute_flops(decided),
-        predicted_bytes=seen.total_bytes + of.problem.beside,
+        recompute_flops=recompute_flops(chosen),
+        predicted_bytes=simulated.total_bytes + of.problem.beside,
         compiled_bytes=None,
         compiles=0,
-        live=seen.live,
-        saved=seen.saved,
-        record=record(decision_of(decided), decided.joint, candidate.shapes, candidate.regions),
+        live=simulated.live,
+        saved=simulated.saved,
+        record=record(decision_of(chosen), chosen.joint, candidate.shapes, candidate.regions),
     )

@@ -1,9 +1,9 @@
-"""What `min_cut` or a budget saves of a remat region, in terms that JAX's transforms understand.
+"""Express what `min_cut` or a budget saves in a remat region in terms of JAX's policies.
 
-`jax.grad` asks a region's policy primitive by primitive; a plan decides for the whole. So the
-region is planned when it is called, what the plan keeps is named, and JAX is answered by those
-names. Of a factor that a rule made, the values that it is made from are named: JAX has factors of
-its own.
+`jax.grad` asks a region's policy about one primitive at a time, but a plan decides for the whole
+region. So the region is planned when it is called. Its saved values get names
+(`checkpoint_name`), and the policy for JAX saves those names. A factor that one of xform's rules
+computes is not in JAX's program. For such a factor, the values that it is computed from are named.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from xform.table import rule_of
 
 
 def tagged(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, Tagged]:
-    """A region's jaxpr in which what is saved is named, and the policy that saves those names.
+    """Return a region's jaxpr with names for its saved values, and the policy that saves them.
 
-    Kept in the program's cache. A budget that is too small names nothing: the least is saved.
+    Both are stored in the program's cache. Under a budget that is too small, nothing is named, so
+    only the arguments are saved.
     """
     prog = program(jaxpr)
     key = "tagged", policy
@@ -53,7 +54,7 @@ def _named(prog: Program, names: frozenset[str] | None) -> Program:
 
 
 def _traced(prog: Program, names: frozenset[str] | None) -> Any:
-    """The program with a name for each value that is among `names` (None: for all)."""
+    """Return the program with a name for each value whose name is in `names` (None: for all)."""
     return jax.make_jaxpr(lambda *xs: _Naming(names).run(prog, xs))(*prog.in_avals)
 
 
@@ -68,9 +69,9 @@ class _Naming:
         for eqn in prog.equations:
             xs = [read(env, v) for v in eqn.invars]
             rule = rule_of(eqn.primitive)
-            small = None if rule is None else rule.inlined(eqn, True)
-            if small is not None:
-                ys = self.run(small, xs)
+            inlined = None if rule is None else rule.inlined(eqn, True)
+            if inlined is not None:
+                ys = self.run(inlined, xs)
             elif eqn.primitive is scan_p:
                 with source(eqn, outer), eqn.ctx.manager:
                     ys = self._scan(eqn, xs)
@@ -85,7 +86,7 @@ class _Naming:
         start = self.count
 
         def step(carry: list[Any], seq: list[Any]) -> tuple[list[Any], list[Any]]:
-            self.count = start  # a body may be traced twice
+            self.count = start  # JAX may trace a body twice
             ys = self.run(steps, [*xs[:nc], *carry, *seq])
             return ys[:nk], ys[nk:]
 
@@ -101,7 +102,7 @@ class _Naming:
 
 
 def _kept(schedule: Schedule) -> Iterator[str]:
-    """The names of what a Plan keeps, in the programs of its nodes too."""
+    """Return the names of the values that a schedule saves, also in nested programs."""
     kept = set(schedule.kept)
     todo: list[Any] = list(kept)
     seen: set[Any] = set()

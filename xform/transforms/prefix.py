@@ -1,4 +1,4 @@
-"""Trees of bools, and other trees, that follow the tree of a function's arguments or output."""
+"""Trees of bools, and other trees, with the structure of a function's arguments or output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xform.ir import Mask
 
 
 def mirrored(tree: Any, leaves: Sequence[Any]) -> Any:
-    """A tree of tuples, lists and dicts like `tree`; any other container becomes a tuple."""
+    """Return a tree of tuples, lists and dicts like `tree`; other containers become tuples."""
     rest = iter(leaves)
 
     def build(of: Any) -> Any:
@@ -28,9 +28,9 @@ def mirrored(tree: Any, leaves: Sequence[Any]) -> Any:
 
 
 def flags(given: Any, tree: Any, asked: str, name: str) -> Mask:
-    """One bool for each leaf of `tree`, from a tree of bools that is a prefix of it.
+    """Return one bool for each leaf of `tree`, from a tree of bools that is a prefix of it.
 
-    Containers are compared by their number of children alone, and by their keys if both are dicts.
+    Containers match if they have the same number of children. Two dicts must have the same keys.
     """
     if isinstance(given, bool):
         return (given,) * tree.num_leaves
@@ -47,14 +47,14 @@ def flags(given: Any, tree: Any, asked: str, name: str) -> Mask:
             wrong = f"is {prefix!r} of type {type(prefix).__name__}"
             raise error(at, wrong, "give a tuple-tree of bools: tuples with bools") from None
         if treedef_is_leaf(of) and of.num_leaves:
-            raise error(at, "is a container, where the argument is a leaf", "give one bool there")
+            raise error(at, "is a container, but the argument is a leaf", "give one bool there")
         inner = of.children()
         if len(children) != len(inner):
-            wrong = f"has {len(children)}, where the argument has {len(inner)}"
+            wrong = f"has {len(children)}, but the argument has {len(inner)}"
             raise error(at, f"differs in its number of children: it {wrong}", "give one for each")
         kind, keys = of.node_data()
         if type(prefix) is dict and kind is dict and sorted(prefix) != list(keys):
-            wrong = f"has the keys {sorted(prefix)}, where the argument has {list(keys)}"
+            wrong = f"has the keys {sorted(prefix)}, but the argument has {list(keys)}"
             raise error(at, wrong, "give a bool for each key of the argument")
         pairs = enumerate(zip(children, inner, strict=True))
         return tuple(on for i, (p, t) in pairs for on in read(p, t, f"{at}[{i}]"))

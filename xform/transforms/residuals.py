@@ -1,7 +1,7 @@
-"""The arrays of a pullback, told apart: arguments of the function, and everything else.
+"""The arrays of a pullback, in two groups: arguments of the function, and all others.
 
-`jax.vjp` returns an object whose residuals a user may read and exchange, for instance to drop a
-gathered weight after the forward pass and to gather it again for the backward pass.
+`jax.vjp` returns an object whose residuals a user may read and replace. For instance, a user drops
+a gathered weight after the forward pass, and gathers it again for the backward pass.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MARKERS = NotNeeded, NotSaveable
 
 
 class Primals:
-    """The arguments of a function, without keeping them alive, and which of them may be saved."""
+    """Weak references to the arguments of a function, and which of them may be saved."""
 
     def __init__(self, values: Sequence[Value], saveable: Mask):
         self._refs, self.saveable = list(map(_weakly, values)), saveable
 
     def places(self) -> dict[int, int]:
-        """The position of each argument that is still alive, by its `id`."""
+        """Map the `id` of each argument that is still alive to its position."""
         alive = [ref() for ref in self._refs]
         return {id(x): i for i, x in enumerate(alive) if x is not None}
 
@@ -49,9 +49,9 @@ class Residuals:
 
     Attributes:
       tree: the tree of the arrays.
-      places: for each array, the position of the argument that it is; None for all others.
-      args: like the arguments, as a list; NotNeeded where the pullback does not read one, and
-        NotSaveable where the user restores it.
+      places: for each array that is an argument, the argument's position; None for all others.
+      args: a list like the arguments, with NotNeeded for an argument that the pullback does not
+        read, and NotSaveable for one that the user restores.
       opaque: the other arrays, in order.
     """
 
@@ -61,7 +61,7 @@ class Residuals:
     opaque: Any
 
     def arrays(self, of: Signature) -> Any:
-        """The arrays as one tree; an error if one of the arguments is missing."""
+        """Return the arrays as one tree; raise WrongArgument if an argument is missing."""
         n = of.in_tree.num_leaves
         given = jax.tree.leaves(self.args, is_leaf=lambda x: isinstance(x, _MARKERS))
         others = iter(jax.tree.leaves(self.opaque))
@@ -94,16 +94,16 @@ class Residuals:
 
 
 def residuals(arrays: Any, primals: Primals, in_tree: Any) -> Residuals:
-    """The arrays of a pullback, told apart by identity."""
+    """Separate the arrays of a pullback into arguments, found by identity, and all others."""
     leaves, tree = jax.tree.flatten(arrays)
     by_id = primals.places()
     places = tuple(by_id.get(id(x)) for x in leaves)
-    found = {i: x for i, x in zip(places, leaves, strict=True) if i is not None}
+    read_args = {i: x for i, x in zip(places, leaves, strict=True) if i is not None}
 
     def argument(i: int) -> Any:
-        if i not in found:
+        if i not in read_args:
             return NotNeeded()
-        return found[i] if primals.saveable[i] else NotSaveable()
+        return read_args[i] if primals.saveable[i] else NotSaveable()
 
     args = mirrored(in_tree, [argument(i) for i in range(in_tree.num_leaves)])
     opaque = [x for i, x in zip(places, leaves, strict=True) if i is None]
@@ -111,7 +111,7 @@ def residuals(arrays: Any, primals: Primals, in_tree: Any) -> Residuals:
 
 
 def argument_name(of: Signature, i: int) -> str:
-    """What an argument is called: `args[0]['w']`."""
+    """Return the name of an argument, such as `args[0]['w']`."""
     leaves = jax.tree_util.tree_leaves_with_path(mirrored(of.in_tree, range(of.in_tree.num_leaves)))
     return f"args{keystr(leaves[i][0])}"
 

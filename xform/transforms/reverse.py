@@ -51,37 +51,41 @@ def vjp(
     in_nzs: Any = None,
     policy: Policy = None,
 ) -> Any:
-    """Evaluate `f` and return the map that pulls cotangents back through it.
+    """Evaluate `f` and return the function that pulls cotangents back through it.
 
-    For `f : R^n -> R^m` at `x` this returns `y = f(x)` and `pull`, with `pull(ct) = J(x)^T ct`
-    (plain transpose for complex numbers, as in JAX).
+    For `f : R^n -> R^m` at `x` this returns `y = f(x)` and `pull`, with `pull(ct) = J(x)^T ct`.
+    For complex numbers this is the plain transpose, as in JAX.
 
     Args:
       f: pure function of pytrees of arrays.
       *primals: the point; float or complex leaves of any shape are differentiated, integer leaves
         receive cotangents of dtype float0.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not differentiated.
       saveable_args: a bool, or a tree of bools that is a prefix of `primals`. Where it is False,
         `pull` does not hold the argument: `pull.args_res` has `NotSaveable()` in its place, and the
-        caller assigns the argument before `pull` is called.
-      in_nzs: likewise, which arguments are differentiated; None for all. The others receive zeros.
-      policy: what is kept for `pull`, of `xform.policies` or `jax.checkpoint_policies`; "auto" fits
-        the device's memory, as `xform.policies.fit()`; None is `min_cut` where `f` is traced, and
-        all that `pull` reads where it runs operation by operation.
+        caller must assign the argument before calling `pull`.
+      in_nzs: a bool, or a tree of bools that is a prefix of `primals`: which arguments are
+        differentiated; None for all. The others receive zeros.
+      policy: which values to save for `pull`: a policy of `xform.policies` or
+        `jax.checkpoint_policies`, or "auto", which fits the device's memory, as
+        `xform.policies.fit()`. None is `min_cut` if `f` is traced. If `f` runs operation by
+        operation, None saves everything that `pull` reads.
 
     Returns:
-      `y` and `pull` (and the auxiliary output). `pull` is a pytree of residuals; it takes a
-      cotangent like `y` and returns a tuple of cotangents like `primals`. It has the attributes
-      that JAX's has: `args_res` and `opaque_residuals` are the arrays that it reads, `out_nzs` says
-      which outputs depend on the arguments, `with_refs` adds cotangents to references.
+      `y` and `pull` (and the auxiliary output, with `has_aux`). `pull` is a pytree of residuals. It
+      takes a cotangent like `y` and returns a tuple of cotangents like `primals`. It has the
+      attributes of the object that `jax.vjp` returns: `args_res` and `opaque_residuals` are the
+      arrays that it reads, `out_nzs` says which outputs depend on the arguments, and `with_refs`
+      adds cotangents to references.
 
     Raises:
       MissingRule: a primitive in `f` has no rule.
-      WrongArgument: `saveable_args` or `in_nzs` is no such tree.
-      WrongCotangent: `pull` was given something unlike `y`.
+      WrongArgument: `saveable_args` or `in_nzs` is not a tree of bools that is a prefix of
+        `primals`.
+      WrongCotangent: the cotangent given to `pull` does not match `y`.
 
-    Cost: one evaluation of `f`, and for each call of `pull` two to three times its FLOPs, plus what
-    the policy recomputes.
+    Cost: one evaluation of `f`, and for each call of `pull` two to three times the FLOPs of `f`,
+    plus what the policy recomputes.
     Source: Griewank and Walther, "Evaluating Derivatives", 2nd edition, chapter 3.
 
     >>> y, pull = xform.vjp(lambda x: x * x, 3.0)
@@ -104,16 +108,15 @@ def _vjp(at: Call, policy: Policy, saveable: Mask | None = None) -> Any:
 
 def planned_vjp(fun: Function, args: Sequence[Value], by: Policy, saveable: Mask | None = None,
                 asked: str = "vjp") -> tuple[Tree, Pullback, Tree]:  # fmt: skip
-    """Output, pullback and auxiliary output of a traced function, planned under a policy.
+    """Plan a traced function under a policy; return its output, pullback and auxiliary output.
 
     `saveable` says which arguments the pullback may hold; None for all. `asked` is the transform
     that the user called.
     """
     if isinstance(by, Budget | Fit) and by.batch is None and any(map(batched, args)):
         warnings.warn(
-            f"under vmap, {by!r} bounds the bytes of one example: pass "
-            f"{'fit' if isinstance(by, Fit) else 'budget'}(..., batch=n) for those of a batch "
-            "of n",
+            f"under vmap, {by!r} limits the bytes of one example; to limit those of a batch of n, "
+            f"pass {'fit' if isinstance(by, Fit) else 'budget'}(..., batch=n)",
             stacklevel=3,
         )
     with seldom_collected(staging()):
@@ -141,26 +144,26 @@ def value_and_grad(
     *,
     policy: Policy = None,
 ) -> Callable[..., Any]:
-    """A function that returns the value of a scalar function and its gradient.
+    """Return a function that computes the value of a scalar function and its gradient.
 
     Args:
       f: pure function of pytrees of arrays that returns a scalar.
       argnums: position or positions of the arguments to differentiate; all others, and keyword
         arguments, are held constant and may be any Python object.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not differentiated.
       holomorphic: whether `f` is complex-differentiable; inputs and output must be complex.
-      allow_int: whether integer inputs are taken; their gradients have dtype float0.
-      policy: what is kept for the backward pass, of `xform.policies` or `jax.checkpoint_policies`,
-        or "auto".
+      allow_int: whether to accept integer inputs; their gradients have dtype float0.
+      policy: which values to save for the backward pass: a policy of `xform.policies` or
+        `jax.checkpoint_policies`, or "auto".
 
     Returns:
-      A function with the arguments of `f`, that returns `(value, gradient)`, or
-      `((value, auxiliary), gradient)`. The gradient has the tree, shapes and dtypes of the argument
-      (a tuple of them if `argnums` is a sequence).
+      A function with the arguments of `f`, which returns `(value, gradient)`, or
+      `((value, auxiliary), gradient)` with `has_aux`. The gradient has the tree, shapes and dtypes
+      of the argument. If `argnums` is a sequence, it is a tuple of such gradients.
 
     Raises:
       NotScalar: `f` returned something other than a scalar.
-      WrongDtype: an integer input without `allow_int`, or an output that is not real.
+      WrongDtype: an input is an integer, without `allow_int`, or an output is not real.
       MissingRule: a primitive in `f` has no rule.
 
     Cost: three to four times the FLOPs of `f`, plus what the policy recomputes.
@@ -182,15 +185,15 @@ def grad(
     *,
     policy: Policy = None,
 ) -> Callable[..., Any]:
-    """A function that returns the gradient of a scalar function.
+    """Return a function that computes the gradient of a scalar function.
 
-    Arguments, errors and cost are those of `value_and_grad`. The gradient has the structure, shapes
-    and dtypes of the arguments at `argnums`; with `has_aux` the result is a pair
-    `(gradient, auxiliary)`.
+    The arguments, errors and cost are the same as for `value_and_grad`. The gradient has the tree,
+    shapes and dtypes of the argument, or is a tuple if `argnums` is a sequence. With `has_aux` the
+    function returns a pair `(gradient, auxiliary)`.
 
     Raises:
       NotScalar: `f` returned something other than a scalar.
-      WrongDtype: an integer input without `allow_int`, or an output that is not real.
+      WrongDtype: an input is an integer, without `allow_int`, or an output is not real.
       MissingRule: a primitive in `f` has no rule.
 
     >>> float(xform.grad(jnp.sin)(0.0))
@@ -215,11 +218,11 @@ def _value_and_grad(asked: str, f: Any, argnums: Any, has_aux: bool, holomorphic
 
     @functools.wraps(f, updated=())
     def both(*args: Any, **kwargs: Any) -> Any:
-        held, primals = partial(f, positions(argnums, len(args), asked), args, kwargs)
+        bound, primals = partial(f, positions(argnums, len(args), asked), args, kwargs)
         check_inputs(asked, primals, holomorphic, allow_int)
         with seldom_collected(staging()):
-            y, pull, *aux = _vjp(call(held, primals, asked, has_aux), policy)
-            check_scalar(asked, held.__name__, y)
+            y, pull, *aux = _vjp(call(bound, primals, asked, has_aux), policy)
+            check_scalar(asked, bound.__name__, y)
             check_output(asked, y, holomorphic)
             place = cotangent_sharding(y)
             usual = place == jax.typeof(y).sharding
@@ -239,22 +242,23 @@ def fwd_and_bwd(
     *,
     policy: Policy = None,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Two functions for the two passes, each compiled once and used many times.
+    """Return two functions, one for each pass, each compiled once and reused.
 
     Args:
       f: pure function of pytrees of arrays.
       argnums: position or positions of the arguments to differentiate.
-      has_aux: whether `f` returns a pair, of which the second is passed through.
-      jitted: whether both are `jax.jit`-ed.
-      policy: what is kept in between.
+      has_aux: whether `f` returns a pair `(output, auxiliary)`; the second is not differentiated.
+      jitted: whether both functions are wrapped in `jax.jit`.
+      policy: which values to save between the passes, as for `value_and_grad`.
 
     Returns:
-      `fwd(*args) -> (y, residuals)` (and the auxiliary output), `bwd(residuals, ct) -> cotangents`.
+      `fwd(*args) -> (y, residuals)`, or `(y, residuals, auxiliary)` with `has_aux`; and
+      `bwd(residuals, ct) -> cotangents`.
 
     Raises:
       WrongArgument: `argnums` or `policy` is unusable.
-      MissingRule: a primitive in `f` has no rule; when `fwd` is called.
-      WrongCotangent: `bwd` was given something unlike `y`.
+      MissingRule: a primitive in `f` has no rule; raised when `fwd` is called.
+      WrongCotangent: the cotangent given to `bwd` does not match `y`.
 
     >>> fwd, bwd = xform.fwd_and_bwd(jnp.sin, argnums=0)
     >>> y, residuals = fwd(0.0)
@@ -266,8 +270,8 @@ def fwd_and_bwd(
     numbers(argnums, "fwd_and_bwd", "argnums")
 
     def fwd(*args: Any, **kwargs: Any) -> Any:
-        held, primals = partial(f, positions(argnums, len(args), "fwd_and_bwd"), args, kwargs)
-        return _vjp(call(held, primals, "fwd_and_bwd", has_aux), policy)
+        bound, primals = partial(f, positions(argnums, len(args), "fwd_and_bwd"), args, kwargs)
+        return _vjp(call(bound, primals, "fwd_and_bwd", has_aux), policy)
 
     def bwd(residuals: Pullback, ct: Tree) -> Any:
         cts = residuals(ct)
@@ -277,11 +281,11 @@ def fwd_and_bwd(
 
 
 def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any]:
-    """The transpose of a linear function.
+    """Return the transpose of a linear function.
 
     Args:
       f: a function that is linear in all its arguments together.
-      *primals: anything with the shapes and dtypes of its arguments; values are not used.
+      *primals: values with the shapes and dtypes of its arguments; only their types are used.
 
     Returns:
       A function from a cotangent like `f`'s output to a tuple of cotangents like `primals`.
@@ -306,10 +310,10 @@ def linear_transpose(f: Callable[..., Any], *primals: Tree) -> Callable[..., Any
 
 
 def _zeros_like(x: Any) -> Value:
-    """Zeros of the type of anything that has one."""
+    """Return zeros with the type of `x`."""
     if isinstance(x, int | float | complex):
         return type(x)(0)
-    if isinstance(x, jax.Array):  # its type says where it lies, and along which axes it varies
+    if isinstance(x, jax.Array):  # its type has its sharding and the axes over which it varies
         return zeros(jax.typeof(x))
     dtype = x.dtype if hasattr(x, "dtype") else jax.typeof(x).dtype
     return jnp.zeros(np.shape(x), jax.dtypes.canonicalize_dtype(dtype))

@@ -1,8 +1,9 @@
-"""What is planned: a derivative, within the program that is compiled with it.
+"""The derivative that is planned, and the program that is compiled with it.
 
-A function that has, and is not given, an argument `policy` is one that differentiates, such as a
-step of training: what it differentiates under that policy is planned, and the whole of it compiled.
-Any other function is a loss: its `grad` is compiled, or both parts of `vjp` where it has none.
+A step is a function with an argument `policy` that is not among the given arguments, such as a
+training step. The derivative that it takes under this policy is planned, and the whole step is
+compiled. Any other function is a loss. Its `grad` is compiled, or both parts of `vjp` if it is not
+scalar.
 """
 
 from __future__ import annotations
@@ -40,15 +41,16 @@ from xform.transforms.reverse import grad, value_and_grad, vjp
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """A derivative, and the program around it.
+    """A derivative and the program around it.
 
     Attributes:
-      name: of the function.
-      derivative: the compiled function, such as "grad by argument 0".
-      problem: the derivative, to be planned; what is beside it at its peak is simulated.
-      held: bytes of the arguments beside it; less than 0 where arguments are donated.
+      name: the function's name.
+      derivative: a description of the compiled function, such as "grad by argument 0".
+      problem: the derivative as a planning problem. It includes a simulation of the bytes outside
+        the derivative at its peak.
+      held: bytes of the arguments outside the derivative; negative if arguments are donated.
       decides: what the bytes of a compiled plan depend on besides the derivative.
-      compiled: what a target's compiler says of all of it under a plan.
+      compiled: compiles the whole program under a plan.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Subject:
 
 def subject(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bool,
             goal: Target, donate_argnums: Any, regions: Regions) -> Subject:  # fmt: skip
-    """What `xform.plan` plans; nothing is compiled yet. Arguments are those of `plan`.
+    """Trace what `xform.plan` plans, with the arguments of `plan`. Nothing is compiled yet.
 
     Raises:
       WrongArgument: see `plan`.
@@ -72,19 +74,19 @@ def subject(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: 
     if has_aux or argnums != 0:
         raise WrongArgument(
             f"plan of {function_name(f)} with {'has_aux' if has_aux else f'argnums={argnums!r}'}",
-            "it has an argument `policy`, so it is one that differentiates by itself",
+            "it has an argument `policy`, so it is a step, which takes its own derivative",
             written(f),
-            "leave that out, or call that argument something else",
+            "drop that option, or rename the argument `policy`",
         )
     return _step(f, args, goal, donate, regions)
 
 
 def with_policy(f: Callable[..., Any], args: Sequence[Tree], policy: Any, argnums: Any
           ) -> tuple[Callable[..., Any], dict[str, Any]]:  # fmt: skip
-    """What to compile of a function under a policy, and its keyword arguments."""
+    """Return the function to compile for a function under a policy, and its keyword arguments."""
     if not takes_policy(f, len(args)):
         return functools.wraps(f)(value_and_grad(f, argnums, policy=policy)), {}
-    if hasattr(f, "lower"):  # `jax.jit` has made it, with options of its own
+    if hasattr(f, "lower"):  # made by `jax.jit`, whose options would be lost in a wrapper
         return f, {"policy": policy}
     return functools.wraps(f)(functools.partial(f, policy=policy)), {}
 
@@ -116,7 +118,7 @@ def _loss(f: Callable[..., Any], args: Sequence[Tree], argnums: Any, has_aux: bo
 
 
 class _Undecided:
-    """The policy of what is still to be planned. It is equal to no other."""
+    """A placeholder for the policy of the derivative to plan. It is equal to no other policy."""
 
     def __call__(self, prim: Any, *avals: Any, **params: Any) -> Any:
         return min_cut(prim, *avals, **params)
@@ -124,19 +126,19 @@ class _Undecided:
 
 def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Sequence[int],
           regions: Regions) -> Subject:  # fmt: skip
-    asked, others, met = _Undecided(), planner(), dict[Hashable, Problem]()
+    asked, others, problems = _Undecided(), planner(), dict[Hashable, Problem]()
     default = dataclasses.replace(min_cut, regions=regions)
 
     def by(problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
         if policy is not asked:
             return others(problem, policy, compiler)
-        met[fingerprint(problem.marked), problem.active, problem.wanted] = problem
+        problems[fingerprint(problem.marked), problem.active, problem.wanted] = problem
         return planned(problem, default)
 
     run, options = with_policy(f, args, asked, 0)
     with planning(by):
         trace = trace_for(run, args, options, goal, donate)
-    problem = _one(f, list(met.values()))
+    problem = _one(f, list(problems.values()))
     whole = program(trace.jaxpr)
     donated = tuple(a.donated for a in jax.tree.leaves(trace.args_info))
     over = _over(gather(whole.in_avals, donated), whole.out_avals)
@@ -154,24 +156,26 @@ def _step(f: Callable[..., Any], args: Sequence[Tree], goal: Target, donate: Seq
     return Subject(function_name(f), "the whole step", problem, held, decides, compiled)
 
 
-def _one(f: Callable[..., Any], met: Sequence[Problem]) -> Problem:
-    """The one derivative that a step asks for under its argument `policy`."""
-    if len(met) == 1:
-        return met[0]
+def _one(f: Callable[..., Any], problems: Sequence[Problem]) -> Problem:
+    """Return the one derivative that a step takes under its argument `policy`."""
+    if len(problems) == 1:
+        return problems[0]
     raise NotOneDerivative(
         f"plan of {function_name(f)}",
-        f"it differentiates {len(met)} different functions under its argument `policy`" if met else
+        f"it differentiates {len(problems)} different functions under its argument `policy`"
+        if problems else
         "it differentiates nothing under its argument `policy`",
         written(f),
-        "give each of them an argument of its own, and bind all but one: functools.partial(step, "
-        "policy_of_the_other=...)" if met else
-        "give it to the derivative within: xform.value_and_grad(loss, policy=policy); or, if that "
-        "is no policy of what is kept, and the function a loss, bind it: lambda *args: loss(*args)",
+        "give each of them its own policy argument, and bind all but one: functools.partial(step, "
+        "policy_of_the_other=...)" if problems else
+        "pass it to the derivative in the step: xform.value_and_grad(loss, policy=policy); or, if "
+        "`policy` means something else and the function is a loss, wrap it: "
+        "lambda *args: loss(*args)",
     )  # fmt: skip
 
 
 def _over(donated: Sequence[Any], outputs: Sequence[Any]) -> Mask:
-    """Which outputs take the memory of a donated argument of their shape and dtype."""
+    """Return which outputs take the memory of a donated argument of their shape and dtype."""
     free = collections.Counter((a.shape, a.dtype) for a in donated)
     over: list[bool] = []
     for a in outputs:
@@ -181,20 +185,20 @@ def _over(donated: Sequence[Any], outputs: Sequence[Any]) -> Mask:
 
 
 def _gradient(f: Any, by: Sequence[int], whole: bool, has_aux: bool, policy: Policy) -> Any:
-    """The gradient of a scalar function, as a function of its arguments and of a cotangent."""
+    """Return the gradient of a scalar function, as a function of its arguments and a cotangent."""
     gradient = grad(f, tuple(by), has_aux, policy=policy)
     return lambda args, ct: gradient(*args)
 
 
 def _vjp(f: Any, by: Sequence[int], whole: bool, has_aux: bool, policy: Policy) -> Any:
-    """Both parts of `vjp`, as a function of the arguments and of cotangents.
+    """Return both parts of `vjp` as one function of the arguments and the cotangents.
 
-    `whole`: by all arguments, whatever their types; else by the arguments at some positions.
+    With `whole`, all arguments are differentiated, whatever their types; else those in `by`.
     """
 
     def both(args: Any, ct: Any) -> Any:
-        held, primals = (f, args) if whole else partial(f, tuple(by), args, {})
-        y, pull, *aux = vjp(held, *primals, has_aux=has_aux, policy=policy)
+        bound, primals = (f, args) if whole else partial(f, tuple(by), args, {})
+        y, pull, *aux = vjp(bound, *primals, has_aux=has_aux, policy=policy)
         return y, aux, pull(ct)
 
     return both

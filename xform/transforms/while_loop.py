@@ -1,4 +1,4 @@
-"""`while_checkpoints`: how many states a loop of unknown length stores for its way back."""
+"""`while_checkpoints`: how many states a loop of unknown length stores for the backward pass."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from xform.interpret.checkpoints import SNAPSHOTS
 
 
 def while_checkpoints(n: int) -> AbstractContextManager[None]:
-    """Within this context, reverse mode stores `n` states of each `lax.while_loop` (32 without it).
+    """Set how many states reverse mode stores for each `lax.while_loop` in this context.
 
-    Reverse mode through `lax.while_loop`, and `lax.fori_loop` with a traced number of steps, goes
-    back by running parts of the loop again from stored states, and is exact for any number of
-    steps. `n` is read where a derivative is traced: a function that is compiled keeps the number
-    that held then.
+    The default is 32.
+
+    The setting applies to `lax.while_loop`, and to `lax.fori_loop` with a traced trip count. The
+    backward pass of such a loop recomputes parts of it from stored states. It is exact for any
+    number of steps. `n` is read when a derivative is traced, so a compiled function keeps the value
+    from that time.
 
     Args:
       n: the number of states, at least 1.
 
     Returns:
-      A context manager, which is also a decorator.
+      A context manager that is also a decorator.
 
     Raises:
       WrongArgument: `n` is not a positive integer.
 
-    Memory: `n` + 2 states, however many steps there are. A state is what the derivative of a step
-    reads of the loop's carries; nothing else is kept from forward to backward, and the intermediate
-    values of one step while it is gone back over. A loop inside `lax.scan` stores that many states
-    in each of the scan's trips; a loop inside a loop, once.
+    Memory: `n` + 2 states, for any number of steps. A state is the part of the loop's carry that
+    the derivative of a step reads. The forward pass saves nothing else. The backward pass also
+    holds the intermediate values of one step at a time. A loop inside `lax.scan` stores these
+    states for each iteration of the scan. A loop inside another while loop stores them once.
 
-    Time: up to `n` steps, each is run once forward and once to be differentiated. Further runs of
-    each step, on average:
+    Time: up to `n` steps, each step runs once forward, and once more to be differentiated. Beyond
+    that, each step is recomputed this many times on average:
 
     | steps | 100 | 1000 | 5000 | 100,000 |
     | --- | --- | --- | --- | --- |
@@ -42,15 +44,15 @@ def while_checkpoints(n: int) -> AbstractContextManager[None]:
     | n = 32 | 0.9 | 1.6 | 2.0 | 3.5 |
     | n = 100 | 0.0 | 0.9 | 1.4 | 2.0 |
 
-    Under `vmap` all lanes run as long as the longest, and the stored states are not copied; they
-    are where it is pullbacks that are batched (`jax.vmap` of a function of several `pull`s).
-    `xform.vjp` of such a derivative goes back through the loops of both passes, and stores
+    Under `vmap` all lanes run as long as the longest, and the stored states are not copied. They
+    are copied if the pullbacks are batched (`jax.vmap` of a function of several `pull`s).
+    `xform.vjp` of a reverse-mode derivative goes back through the loops of both passes, and stores
     `n` times the memory above: prefer forward over reverse (`xform.hessian`, `xform.hvp`).
 
     Source: Griewank and Walther, "Algorithm 799: revolve", 2000; Stumm and Walther, "New
     algorithms for optimal online checkpointing", 2010.
 
-    >>> def root(a):  # Newton's iteration, until it stands still
+    >>> def root(a):  # Newton's iteration, until it converges
     ...     moving = lambda s: abs(s[0] - s[1]) > 1e-6
     ...     step = lambda s: (0.5 * (s[0] + a / s[0]), s[0])
     ...     return jax.lax.while_loop(moving, step, (a, 0.0))[0]
@@ -66,7 +68,7 @@ def while_checkpoints(n: int) -> AbstractContextManager[None]:
     if count < 1:
         raise WrongArgument(
             f"while_checkpoints({n!r})",
-            "the way back through a loop starts from a stored state, so there is at least one",
+            "the backward pass of a loop starts from a stored state, so it needs at least one",
             "",
             "pass a positive integer",
         )

@@ -1,4 +1,4 @@
-"""The first of several ways to compute something that the compiler puts within a budget."""
+"""Try several ways to compute something, and take the first whose compiled bytes fit a budget."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Way = TypeVar("Way")
 
 
 def compiled_bytes(run: Callable[..., Any], avals: Sequence[Any]) -> float:
-    """Bytes of a function of flat arguments, compiled: arguments, outputs and what is between.
+    """Return the bytes of a compiled function of flat arguments, with arguments and outputs.
 
-    Infinite if the compiler refuses the program, or says nothing.
+    Infinite if the compiler refuses the program or reports nothing.
     """
     try:
         said = jax.jit(run).lower(*avals).compile().memory_analysis()
-    except jax.errors.JaxRuntimeError:  # it does not fit the device
+    except jax.errors.JaxRuntimeError:  # the program does not fit the device
         return math.inf
     if said is None:
         return math.inf
@@ -40,11 +40,11 @@ def compiled_bytes(run: Callable[..., Any], avals: Sequence[Any]) -> float:
 
 def first_within(budget: Budget, ladders: Iterable[Sequence[Way]],
                  bytes_of: Callable[[Way], float], remedy: str) -> Way:  # fmt: skip
-    """The first way within a budget, or `BudgetInfeasible`.
+    """Return the first way that fits a budget, or raise BudgetInfeasible.
 
-    Each ladder is a list of ways to do the same with fewer bytes from one to the next: its last one
-    is compiled first, and if that is within the budget, its first one that is, is found by
-    bisection. Ladders come by rising work.
+    Ladders come in order of rising work. A ladder is a list of ways to compute the same values,
+    each with fewer bytes than the one before. The last way of a ladder is compiled first. If it
+    fits, bisection finds the first way of this ladder that fits.
     """
     floor, compiles = math.inf, itertools.count(1)
 
@@ -65,7 +65,7 @@ def first_within(budget: Budget, ladders: Iterable[Sequence[Way]],
     raise BudgetInfeasible(
         f"policy={budget!r}",
         f"the lowest peak found takes {human_bytes(int(floor))} (compiled): arguments, outputs and "
-        "all that is between"
+        "temporary memory"
         if known
         else "the compiler refused every way that was tried",
         "",
@@ -75,7 +75,7 @@ def first_within(budget: Budget, ladders: Iterable[Sequence[Way]],
 
 
 def ways(budget: Budget) -> Iterator[Any]:
-    """What reverse mode may keep under a budget of the peak, by rising work."""
+    """Yield policies for reverse mode under a budget of the peak, in order of rising work."""
     yield None
     yield min_cut
     for share in (2, 4):
@@ -84,10 +84,9 @@ def ways(budget: Budget) -> Iterator[Any]:
 
 
 def run_within(policy: Any, run: Callable[[Any], Any], args: Sequence[Any]) -> Any:
-    """`run(policy)` at flat `args`; of a budget of the peak, `run` of the first way that fits it.
+    """Return `run(policy)(*args)`; under a budget of the peak, run the first policy that fits it.
 
-    What `run(way)` returns is a function of `args`; it is compiled if it is to fit a budget, for
-    operation by operation it would not.
+    Under a budget the function is compiled, because operation by operation it would not fit.
     """
     policy = None if policy is None else in_bytes(check(policy))
     if not isinstance(policy, Budget) or policy.of != "peak":
@@ -97,10 +96,10 @@ def run_within(policy: Any, run: Callable[[Any], Any], args: Sequence[Any]) -> A
         flat = lambda *xs: jax.tree.leaves(run(way)(*xs))
         try:
             prog, _ = lifted(trace(flat, *args))
-        except BudgetInfeasible:  # of a smaller budget, for a part of it
+        except BudgetInfeasible:  # raised for a smaller budget of one part
             return math.inf
         return compiled_bytes(lambda *xs: evaluate(prog, xs), prog.in_types)
 
-    remedy = "raise the budget, make the batch smaller, or mark with xform.remat what holds most"
+    remedy = "raise the budget, make the batch smaller, or use xform.remat on the largest part"
     chosen = run(first_within(policy, ([way] for way in ways(policy)), bytes_of, remedy))
     return (chosen if staging() else jax.jit(chosen))(*args)

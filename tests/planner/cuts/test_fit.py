@@ -143,7 +143,7 @@ def test_a_batch_shares_its_bytes_or_is_warned_of() -> None:
     xs = np.stack([X, 2 * X, 3 * X])
     want = jax.vmap(jax.grad(unrolled), (None, 0))(WS, xs)
     alone = xform.grad(unrolled, policy=policies.budget(most // 2, of="saved"))
-    with pytest.warns(UserWarning, match="bounds the bytes of one example"):
+    with pytest.warns(UserWarning, match="limits the bytes of one example"):
         close(jax.jit(jax.vmap(alone, (None, 0)))(WS, xs), want, 1e-9)
     shared = policies.budget(3 * most // 2, of="saved", batch=3)
     assert shared.bytes == most // 2
