@@ -67,7 +67,7 @@ def test_the_place() -> None:
 def test_what_returns_no_arrays(use) -> None:
     with pytest.raises((WrongArgument, WrongDtype)) as caught:
         use(text)
-    assert "it returned a value of type str, which is not an array" in str(caught.value)
+    assert "it returned a value of type str, which is no array" in str(caught.value)
     assert "(text)" in caught.value.where
     with pytest.raises(WrongArgument, match="several is a generator function") as caught:
         use(several)

@@ -73,14 +73,14 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "array as position": (lambda: xform.grad(f, argnums=np.array(0)), "neither a position nor"),
     "no column": (lambda: xform.jacfwd(f, argnums=())(X), "it names no argument"),
     "no row": (lambda: xform.jacrev(f, argnums=())(X), "it names no argument"),
-    "static names": (lambda: xform.remat(f, static_argnames=7), "neither a name nor several"),
-    "static name": (lambda: xform.remat(f, static_argnames=(0, "a")), "neither a name nor several"),
+    "static names": (lambda: xform.remat(f, static_argnames=7), "neither one name"),
+    "static name": (lambda: xform.remat(f, static_argnames=(0, "a")), "neither one name"),
     "prevent_cse": (lambda: xform.remat(f, prevent_cse=3), "neither a bool nor a sequence"),
     "two of prevent_cse": (lambda: xform.remat(f, prevent_cse=(True, False))(X), "prevent_cse="),
     "no array": (lambda: xform.remat(f)("x"), "type str is not an array"),
     "compiled": (lambda: xform.memory_analysis(jax.jit(f), object()), "as an abstract array"),
-    "points": (lambda: xform.pareto(f, X, points=0), "no number of plans"),
-    "half points": (lambda: xform.pareto(f, X, points=1.5), "no number of plans"),
+    "points": (lambda: xform.pareto(f, X, points=0), "not a number of plans"),
+    "half points": (lambda: xform.pareto(f, X, points=1.5), "not a number of plans"),
     "half a batch": (lambda: xform.max_batch(f, X, multiple_of=1.5, **GIVEN), "positive multiple"),
     "batches": (lambda: xform.max_batch(f, X, most="x", **GIVEN), "positive multiple"),
     "batch axis": (lambda: xform.max_batch(f, X, batch_axis="x", **GIVEN), "it is not an integer"),
@@ -111,7 +111,8 @@ def test_the_texts() -> None:
             "policy=budget\n  problem: it makes policies, and is none\n"
             "  remedy:  call it, such as policy=budget('6 GiB')"),
         lambda: xform.remat(f, static_argnames=7): (
-            "checkpoint with static_argnames=7\n  problem: it is neither a name nor several\n"
+            "checkpoint with static_argnames=7\n"
+            "  problem: it is neither one name nor a list of names\n"
             "  remedy:  give names of arguments, such as static_argnames='train' or ('train', "
             "'mode')"),
     }  # fmt: skip

@@ -232,8 +232,9 @@ forward-mode autodiff (jvp) of a custom_vjp function
 float() of a value that is being differentiated, float32[]
   problem: the result carries no derivative: everything computed from it would count as constant
   where:   HERE
-  remedy:  compute with jax.numpy instead of numpy, scipy or math; or, if the value should be constant, \
-convert jax.lax.stop_gradient(x); print, f-strings, comparisons and int(x) need neither""",
+  remedy:  compute with jax.numpy instead of numpy, scipy or math; or, if the value \
+should be constant, convert jax.lax.stop_gradient(x); print, f-strings, comparisons and int(x) \
+need neither""",
     ),
     "an array of what is differentiated": (
         lambda: xform.grad(lambda x: np.sum(np.sin(x)))(X),

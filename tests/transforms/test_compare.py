@@ -116,10 +116,10 @@ def test_a_loss_whose_argument_is_called_policy() -> None:
     [
         (loss, {"policies": []}, "nothing to compare"),
         (loss, {"policies": [None], "targets": []}, "nothing to compare"),
-        (loss, {"policies": policies.save_dots}, "is no list of policies"),
-        (loss, {"policies": "dots"}, "is no list of policies"),
+        (loss, {"policies": policies.save_dots}, "is not a list of policies"),
+        (loss, {"policies": "dots"}, "is not a list of policies"),
         (3, {"policies": [None]}, "3 is not callable"),
-        (loss, {"policies": [None], "targets": 3}, "targets=3 is no list of targets"),
+        (loss, {"policies": [None], "targets": 3}, "targets=3 is not a list of targets"),
     ],
 )
 def test_what_cannot_be_compared(f: Any, options: dict[str, Any], problem: str) -> None:

@@ -165,7 +165,7 @@ def test_a_budget_of_several_derivatives_is_compared_all_the_same() -> None:
 
 @pytest.mark.parametrize("options", [{"argnums": 1}, {"argnums": None}, {"has_aux": True}])
 def test_a_step_says_itself_what_it_differentiates(options: dict[str, Any]) -> None:
-    with pytest.raises(errors.WrongArgument, match=r"an argument `policy`(.|\n)*leave that out"):
+    with pytest.raises(errors.WrongArgument, match=r"an argument `policy`(.|\n)*drop that option"):
         xform.plan(step, *arguments(), **options)
 
 

@@ -1,4 +1,4 @@
-"""The library's own rules; importing this package fills `table.RULES`."""
+"""The library's own rules. Importing this package fills `table.RULES`."""
 
 from xform.rules import (
     branch,

@@ -1,8 +1,8 @@
 """`cond` and `switch`.
 
-Each branch has its own Joint. The branches' residuals share slots: a slot has a type, a branch
-fills the slots that it needs and leaves zeros in the others. What a branch's backward part reads of
-the operands is taken from outside and needs no slot.
+Each branch has its own Joint. The residuals of the branches share slots. A slot has a type; a
+branch fills the slots that it needs and leaves zeros in the others. Operands that a branch's
+backward part reads are taken from outside and need no slot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _union(masks: Sequence[Mask]) -> Mask:
 
 
 class Cond(Structured):
-    """`lax.cond`, `lax.switch`: one index, then the operands."""
+    """The rule of `lax.cond` and `lax.switch`: an index, then the operands."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return _union([path(b, active[1:]).outputs for b in _branches(eqn)])
@@ -133,15 +133,15 @@ class _CondNode(Node):
         return spread(switch(self.eqn.params, index, runs), gives)
 
     def _alike(self, cts: list[Value], of: Sequence[Any], before: list[list[Any]]) -> list[Value]:
-        """The cotangents of one more branch, if their dtypes are those of the branches before.
+        """Return the cotangents of a branch; raise WrongCotangent if the branches' dtypes differ.
 
-        A weakly typed one takes the dtype of the others.
+        A weakly typed cotangent takes the dtype of the others.
         """
         before.append([None if _weak(ct) else getattr(ct, "dtype", None) for ct in cts])
         for dtypes, v in zip(zip(*before, strict=True), of, strict=True):
-            found = {dtype for dtype in dtypes if dtype is not None}
-            if len(found) > 1:
-                given = next(dtype for dtype in found if dtype != v.aval.dtype)
+            known_dtypes = {dtype for dtype in dtypes if dtype is not None}
+            if len(known_dtypes) > 1:
+                given = next(dtype for dtype in known_dtypes if dtype != v.aval.dtype)
                 raise wrong_dtype(self.eqn, given, v.aval, "the branches must agree on the dtype")
         return cts
 
@@ -152,13 +152,13 @@ def _weak(x: Value) -> bool:
 
 @jax.tree_util.register_pytree_node_class
 class _Slots:
-    """The token of a branch: the filled slots, each once however many branches use it."""
+    """The token of a branch: the filled slots, each once, however many branches use it."""
 
     def __init__(self, filled: Sequence[Value], branches: tuple[tuple[Any, tuple[int, ...]], ...]):
         self._filled, self._branches = filled, branches
 
     def kept(self) -> list[Any]:
-        """What each branch kept; of one that did not run, what stands in its slots."""
+        """Return what each branch saved. A branch that did not run gets the values in its slots."""
         return [
             jax.tree.unflatten(tree, [self._filled[i] for i in place])
             for tree, place in self._branches
@@ -173,26 +173,26 @@ class _Slots:
 
 
 def _slots(branches: Sequence[Sequence[Any]]) -> tuple[list[Any], list[list[int]]]:
-    """Types of the fewest slots that hold any branch's values, and each branch's places in them."""
+    """Return types of the fewest slots that hold any branch's values, and each branch's slots."""
     slots: list[Any] = []
     places: list[list[int]] = []
     for avals in branches:
-        free = list(range(len(slots)))
+        unused = list(range(len(slots)))
         place: list[int] = []
         for aval in avals:
-            i = next((i for i in free if slots[i] == aval), None)
+            i = next((i for i in unused if slots[i] == aval), None)
             if i is None:
                 i = len(slots)
                 slots.append(aval)
             else:
-                free.remove(i)
+                unused.remove(i)
             place.append(i)
         places.append(place)
     return slots, places
 
 
 def _flops(eqn: JaxprEqn) -> int:
-    """Those of the dearest branch."""
+    """Return the FLOPs of the most expensive branch."""
     return max(map(flops, _branches(eqn)))
 
 

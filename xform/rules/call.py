@@ -1,8 +1,8 @@
 """Calls: jit, remat regions and the like.
 
 A small jitted function (most of `jax.numpy`) is inlined, so that a schedule sees through it. A
-large one stays a call: it is analyzed once however often it is called, and what is compiled once
-stays compiled once. A remat region is always a node, since its own policy decides inside.
+large one stays a call: it is analyzed once however often it is called, and the compiler compiles it
+once. A remat region is always a node, because its own policy decides inside.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from xform.source import frame
 from xform.table import declare
 from xform.traits import Traits
 
-# Within another computation, a body of this many equations is worth a function of its own. Where
-# operations run one by one, what the user compiles stays compiled.
+# In a traced program, a body with this many equations stays a function of its own. If operations
+# run one by one, every call that the user compiles stays a call.
 _LARGE = 48
 
 
 def size(prog: Program) -> int:
-    """The number of equations, nested calls included."""
+    """Return the number of equations, including those of nested calls."""
     if "size" not in prog.cache:
         prog.cache["size"] = sum(
             1 if (inner := called(e)) is None else size(inner) for e in prog.equations
@@ -46,7 +46,7 @@ def size(prog: Program) -> int:
 
 
 class CallNode(Node):
-    """A call whose forward and backward part are calls."""
+    """A call whose forward and backward parts are calls."""
 
     joint: Joint
 
@@ -69,7 +69,7 @@ class CallNode(Node):
 
 
 class _JitNode(CallNode):
-    """Both parts are jitted, once for each schedule: sixteen calls of one layer compile one."""
+    """A call whose parts are jitted once for each schedule: 16 calls of a layer compile once."""
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         def run(xs: list[Value]) -> tuple[list[Value], Any]:
@@ -89,14 +89,14 @@ class _JitNode(CallNode):
         return self._jitted(schedules[0], "backward", together, run)(token, list(xs), list(seeds))
 
     def _jitted(self, schedule: Any, part: str, kind: Any, run: Any, **options: Any) -> Any:
-        """A part of a schedule, jitted once for each kind of it."""
+        """Return a part of a schedule as a jitted function, made once for each `kind`."""
         if (part, kind) not in schedule.cache:
             run.__name__ = f"{self.eqn.params['name']}_{part}"
             schedule.cache[part, kind] = jax.jit(run, **options)
         return schedule.cache[part, kind]
 
     def _places(self, used: Mask) -> dict[str, Any]:
-        """Where a jit that places its values wants those of its forward part."""
+        """Return the shardings of the forward part, for a jit that has some."""
         if not placed(self.eqn):
             return {}
         params = self.eqn.params
@@ -108,7 +108,7 @@ class _JitNode(CallNode):
 
 
 class Jit(Structured):
-    """`jit`: inlined when small, else a pair of jitted calls."""
+    """The rule of `jit`: a small one is inlined, a large one becomes a pair of jitted calls."""
 
     numbers = True
 
@@ -133,7 +133,7 @@ class Jit(Structured):
         if key not in cache:
             cache[key] = _staged_jvp(eqn, on, types, wanted)
         params, moving, run = cache[key]
-        # Staging a jit takes less than calling a jitted function; running one takes longer.
+        # Staging a jit is faster than calling a jitted function. Outside a trace it is slower.
         if staging() or placed(eqn):
             outs = eqn.primitive.bind(*xs, *seeds, **params)
         else:
@@ -143,7 +143,7 @@ class Jit(Structured):
     def vjp(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask, wanted: Mask):
         xs = all_arrayed(xs)
         inlined = self.inlined(eqn, compiled()) is not None
-        # A call that a node holds loses what its body logs. The node uses the same analysis.
+        # A node loses what its body logs. The node uses the same analysis.
         if inlined or (not placed(eqn) and analyze(body(eqn), active, wanted).logs):
             return pullback(body(eqn), active, wanted, xs)
         return super().vjp(eqn, xs, active, wanted)
@@ -164,16 +164,16 @@ class Jit(Structured):
 
 
 def _weak_as(dxs: Sequence[Value], avals: Sequence[Any]) -> list[Value]:
-    """Tangents of a body's inputs, as weakly typed as those: JAX stages a call so."""
+    """Return the tangents of a body's inputs, with the inputs' weak types, as JAX stages a call."""
     pairs = zip(dxs, avals, strict=True)
     return [None if dx is None else weak_as(dx, aval) for dx, aval in pairs]
 
 
 def _staged_jvp(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
                 ) -> tuple[dict[str, Any], Mask, Callable[..., list[Value]]]:  # fmt: skip
-    """Of a jit of inputs and tangents: its parameters, which outputs move, and a function like it.
+    """Stage a jit of inputs and tangents; return its parameters, its moving outputs, and its call.
 
-    A tangent lives where its value does, and goes in as weakly typed as it.
+    A tangent has the sharding and the weak type of its primal.
     """
     prog, moving = body(eqn), []
 
@@ -189,7 +189,7 @@ def _staged_jvp(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
     except XformError as error:
         if error.where:
             raise
-        raise error.at(frame(eqn)) from None  # JAX cuts tracebacks where a trace begins
+        raise error.at(frame(eqn)) from None  # JAX cuts tracebacks at the start of a trace
     params: dict[str, Any] = {**eqn.params, "jaxpr": jaxpr, "name": push.__name__}
     params["donated_invars"] = (False,) * (len(on) + len(types))
     for end, mask in (("in", on), ("out", moving)):
@@ -199,7 +199,7 @@ def _staged_jvp(eqn: JaxprEqn, on: Mask, types: Sequence[Any], wanted: Mask
 
 
 class Inline(Jit):
-    """A call that means nothing to xform but its body."""
+    """The rule of calls that are always replaced by their body."""
 
     def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
         return body(eqn)
@@ -209,7 +209,7 @@ class Inline(Jit):
 
 
 class RegionNode(CallNode):
-    """A remat region: inside, its own policy decides, and its recompute is held back."""
+    """A remat region. Its own policy decides inside, and its recompute waits for cotangents."""
 
     region = True
 
@@ -220,17 +220,17 @@ class RegionNode(CallNode):
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
         run = lambda xs: emit.forward(schedules[0], xs, used)
-        return _kept(schedules[0], ("forward", used), run, list(xs))
+        return _run_traced(schedules[0], ("forward", used), run, list(xs))
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
         together = together and self.prevent_cse is not False
         run = lambda token, xs, seeds: emit.backward(schedules[0], token, xs, seeds, together)
-        return _kept(schedules[0], ("backward", together), run, token, list(xs), list(seeds))
+        return _run_traced(schedules[0], ("backward", together), run, token, list(xs), list(seeds))
 
 
-def _kept(schedule: Any, key: Any, f: Callable[..., Any], *args: Any) -> Any:
-    """`f` of pytrees; outside `jit` by its program, traced once: loops in it are compiled once."""
+def _run_traced(schedule: Any, key: Any, f: Callable[..., Any], *args: Any) -> Any:
+    """Call `f` on pytrees. Outside `jit`, trace it once, so that its loops are compiled once."""
     if staging():
         return f(*args)
     leaves, tree = jax.tree.flatten(args)
@@ -250,20 +250,20 @@ def _kept(schedule: Any, key: Any, f: Callable[..., Any], *args: Any) -> Any:
 
 
 def mark(jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tuple[bool, ...]):
-    """Run a jaxpr as a remat region; what it closed over becomes arguments of the region."""
+    """Run a jaxpr as a remat region. Values that it closes over become arguments of the region."""
     opened, consts = closed(jaxpr)
     if any(is_mutable(jax.typeof(x)) for x in consts):
         raise NotDifferentiable(
             "checkpoint of a function that closes over a mutable value",
-            "what is run again would write it twice",
+            "the recompute would write to it a second time",
             "",
-            "pass what it holds, return what is written, or drop checkpoint",
+            "pass its contents, return what the function writes, or drop checkpoint",
         )
     if consts:
         prog = program(jaxpr)
         if "lifted" not in prog.cache:
-            whole, _ = lifted(prog)
-            jaxpr_of_all = jax.make_jaxpr(lambda *xs: evaluate(whole, xs))(*whole.in_avals)
+            full, _ = lifted(prog)
+            jaxpr_of_all = jax.make_jaxpr(lambda *xs: evaluate(full, xs))(*full.in_avals)
             prog.cache["lifted"] = closed(jaxpr_of_all)[0]
         opened = prog.cache["lifted"]
         if isinstance(prevent_cse, tuple):
@@ -273,21 +273,21 @@ def mark(jaxpr: Any, args: Sequence[Value], policy: Any, prevent_cse: bool | tup
 
 
 def _settled(jaxpr: Any) -> Any:
-    """The jaxpr of a region for JAX, which asks a policy for the names that are primitives only."""
+    """Return a region's jaxpr with names as primitives, for which alone JAX asks policies."""
     cache = program(jaxpr).cache
     if "settled" not in cache:
         settled = settle_all(jaxpr)
-        cache["settled"] = None if settled is jaxpr else settled  # a cache does not hold its key
+        cache["settled"] = None if settled is jaxpr else settled  # a cache must not hold its key
     return cache["settled"] or jaxpr
 
 
 def _nothing(*_: Any, **__: Any) -> bool:
-    """The policy of a region that names none: as in JAX, it saves nothing."""
+    """The policy of a region without a policy: as in JAX, it saves nothing."""
     return False
 
 
 class Remat(Structured):
-    """`jax.checkpoint`: the carrier of a remat region, xform's or JAX's own."""
+    """The rule of `jax.checkpoint`, which marks a remat region of xform's or JAX's own."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return path(body(eqn), active).outputs
@@ -309,7 +309,7 @@ class Remat(Structured):
         return out[:n], spread(out[n:], nonzero)
 
     def _pushes(self, prog: Program, on: Mask, types: Sequence[Any]) -> tuple[Any, Mask]:
-        """The jaxpr of a region with its tangents, and which outputs have one."""
+        """Return the jaxpr of a region with its tangents, and which outputs have one."""
         nonzero: list[bool] = []
 
         def run(*args: Value) -> list[Value]:
@@ -331,7 +331,7 @@ class Remat(Structured):
 
 _REMAT = primitives()["remat2"]
 
-# What a jit equation says of its call.
+# The parameters that describe the call of a jit equation.
 _OPTIONS = (
     "in_shardings", "out_shardings", "in_layouts", "out_layouts", "donated_invars", "ctx_mesh",
     "name", "keep_unused", "inline", "compiler_options_kvs",

@@ -1,11 +1,11 @@
-"""Collectives: what the devices of a mesh, or the lanes of a `vmap` with a name, say to each other.
+"""Collectives: communication between the devices of a mesh, or the lanes of a `vmap` with a name.
 
 Under `check_vma=True` a type says over which axes a value varies, and each collective has one exact
-transpose: `psum_invariant` sums what varies into what does not, `pvary` (no communication) goes the
-other way, and they are each other's transpose. Under `check_vma=False` nothing tells a replicated
-value from a varying one; there `psum` is its own transpose, which is right together with the
-convention of `shard_map` for cotangents of replicated values (see `rules.shard`). Formulas call the
-public functions of `lax`, which bind the primitive that fits the types at hand.
+transpose. `psum_invariant` sums a varying value into a replicated one. `pvary`, which needs no
+communication, goes the other way. Each is the transpose of the other. Under `check_vma=False` types
+do not tell replicated from varying values. There `psum` is its own transpose, which is right
+together with the convention of `shard_map` for cotangents of replicated values (see `rules.shard`).
+Formulas call the public functions of `lax`, which bind the primitive that fits the types.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Groups = Any
 
 
 def _psum(ct: Value, x: Value, *, axes: Sequence[Any], axis_index_groups: Groups):
-    """A `vmap` with a name turns the axis it maps into a position, which is an ordinary sum."""
+    """Transpose a psum. A named `vmap` replaces its axis by a position, which is a plain sum."""
     named = tuple(a for a in axes if not isinstance(a, int))
     kept = tuple(i for i in range(np.ndim(x)) if i not in axes)
     ct = lax.broadcast_in_dim(ct, np.shape(x), kept)
@@ -42,8 +42,8 @@ linear(
 )
 linear("pvary", lambda ct, x, *, axes: lax.psum(ct, axes), traits=VIEW)
 
-# The extremes, which JAX does not differentiate: like those of `reduce_max`, the devices that hold
-# the extreme share its tangent equally.
+# The extremes, which JAX does not differentiate. As for `reduce_max`, the devices that hold the
+# extreme share its tangent equally.
 
 
 def _extreme(collective: Callable[..., Value]) -> Callable[..., Any]:
@@ -60,8 +60,8 @@ def _extreme(collective: Callable[..., Value]) -> Callable[..., Any]:
 composite("pmax", _extreme(lax.pmax), traits=COLLECTIVE)
 composite("pmin", _extreme(lax.pmin), traits=COLLECTIVE)
 
-# Gathering and scattering. Shapes of an `all_to_all` are always those of the tiled kind: what
-# `tiled` asks for has been done around it when it is bound.
+# Gathering and scattering. An `all_to_all` always has the shapes of the tiled kind: JAX binds the
+# operations for other values of `tiled` around it.
 
 
 def _all_gather(ct: Value, x: Value, *, all_gather_dimension: int, axis_name: Axes,
@@ -100,10 +100,10 @@ def _all_gather_invariant(ct: Value, x: Value, *, all_gather_dimension: int, axi
 def _ragged_all_to_all(ct: Value, x: Value, into: Value, starts: Value, sizes: Value,
                        places: Value, received: Value, *, axis_name: Axes,
                        axis_index_groups: Groups):  # fmt: skip
-    """Rows go back where they came from; what they replaced in `into` has no cotangent.
+    """Send rows back to their source. Rows of `into` that they replaced get no cotangent.
 
-    A device knows where its own rows start and where they are placed; to send rows back it asks the
-    others for both.
+    A device knows where its own rows start and where they are placed. To send rows back, it asks
+    the other devices for both.
     """
     ask = lambda i: lax.all_to_all(
         i, axis_name, 0, 0, axis_index_groups=axis_index_groups, tiled=True
@@ -131,7 +131,7 @@ linear("all_gather_invariant", _all_gather_invariant, traits=COLLECTIVE)
 
 
 def _received(ct: Value, axis_name: Axes, source: Value):
-    """All devices used the value of one: it receives the sum, the others nothing."""
+    """All devices used one device's value, so that device receives the sum, the others zero."""
     is_source = lax.eq(lax.axis_index(axis_name), lax.convert_element_type(source, np.int32))
     return lax.mul(lax.psum(ct, axis_name), lax.convert_element_type(is_source, ct.dtype))
 
@@ -154,8 +154,8 @@ linear(
 )
 constant("axis_index", known=("axis_name", "axis_index"), traits=UNFUSED)
 
-# Partial sums, on meshes of explicit axes. A value that is `unreduced` is one of the terms of a sum
-# that is still to be taken; one that is `reduced` is a copy of which the cotangent is unreduced.
+# Partial sums, on meshes of explicit axes. An `unreduced` value is one term of a sum that is still
+# to be taken. A `reduced` value is a copy whose cotangent is unreduced.
 
 
 def _all_gather_reduced(ct: Value, x: Value, *, all_gather_dimension: int, axis_name: Axes,

@@ -1,7 +1,7 @@
 """Contractions: dot_general, ragged_dot_general and convolution, linear in each of two operands.
 
-A transpose of a contraction is a contraction of the cotangent with the other operand. It is
-computed in the `preferred_element_type` of the forward one and returned in the operand's dtype.
+The transpose of a contraction contracts the cotangent with the other operand. It is computed in the
+`preferred_element_type` of the forward contraction, and returned in the operand's dtype.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ Axes = Sequence[int]
 
 
 def of_type(ct: Any, x: Any) -> Any:
-    """`ct` in the dtype of `x`; the cotangent of a real operand is real."""
+    """Return `ct` in the dtype of `x`; the cotangent of a real operand is real."""
     ct = lax.real(ct) if np.iscomplexobj(ct) and not np.iscomplexobj(x) else ct
     return ct if ct.dtype == x.dtype else lax.convert_element_type(ct, x.dtype)
 
 
 def rest(ndim: int, *taken: Axes) -> list[int]:
-    """The axes that are not taken."""
+    """Return the axes that are not among the taken ones."""
     return [i for i in range(ndim) if not any(i in axes for axes in taken)]
 
 
 def sharded(x: Any, axes: Axes) -> Any:
-    """The sharding of a cotangent of `x` with its axes in the order `axes`, for `out_sharding`."""
+    """Return the `out_sharding` of a cotangent of `x` with its axes in the order `axes`."""
     sharding = cotangent_sharding(x)
     if not sharding.mesh.empty:
         spec = sharding.spec
@@ -73,7 +73,7 @@ def _dot_rhs(ct: Any, a: Any, b: Any, *, dimension_numbers: Any, precision: Any,
 
 def _dot(ct: Any, known: Any, x: Any, known_sum: Axes, known_batch: Axes, ct_known: Axes,
          x_sum: Axes, x_batch: Axes, x_own: Axes, precision: Any, preferred: Any):  # fmt: skip
-    """Cotangent of `x`: `ct` contracted with the axes that only `known` has."""
+    """Return the cotangent of `x`: `ct` contracted over the axes that only `known` has."""
     dims = (
         (ct_known, rest(np.ndim(known), known_sum, known_batch)),
         (
@@ -81,7 +81,7 @@ def _dot(ct: Any, known: Any, x: Any, known_sum: Axes, known_batch: Axes, ct_kno
             known_batch,
         ),
     )
-    # The product's last axes are those of `known` that were contracted, in its own order.
+    # The last axes of the product are the contracted axes of `known`, in the order of `known`.
     order = [*x_batch, *x_own, *(x_sum[i] for i in np.argsort(known_sum))]
     out = lax.dot_general(ct, known, dims, precision, preferred, out_sharding=sharded(x, order))
     return of_type(lax.transpose(out, np.argsort(order)), x)
@@ -97,9 +97,9 @@ def _product(v: Any, axes: Axes) -> int:
 
 
 def _dot_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
-    """Of each operand its own axes and the batch.
+    """Link each output axis to the operand's own axes and to the batch axes.
 
-    Also what the zeros of the other one leave, where that is a matrix that is known.
+    If the other operand is a known matrix, its zeros restrict the links.
     """  # fmt: skip
     (a_sum, b_sum), (a_batch, b_batch) = eqn.params["dimension_numbers"]
     shapes = list(map(shape, eqn.invars))
@@ -121,11 +121,11 @@ bilinear("dot_general", _dot_lhs, _dot_rhs, Traits(
     flops=_dot_flops, reach=Linked(_dot_reach, reads=(0, 2))))  # fmt: skip
 
 
-# ragged_dot_general: the operands' groups are told apart by a third input, the group sizes.
+# ragged_dot_general: a third input, the group sizes, separates the groups of the operands.
 
 
 class Grouped(Bilinear):
-    """Linear in each of the first two inputs; the others are integers."""
+    """The rule of a primitive linear in each of its first two inputs; the others are integers."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         (a, b, *sizes), (da, db, *_) = xs, dxs
@@ -168,7 +168,7 @@ def _ragged_rhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_num
     own = rest(np.ndim(a), a_sum, a_batch)
     b_own = rest(np.ndim(b), b_sum, b_batch, group)
     order = [*group, *b_batch, *(b_sum[i] for i in np.argsort(a_sum)), *b_own]
-    first = 0 if ragged in own else 1  # the groups of ct come first where rows are summed
+    first = 0 if ragged in own else 1  # the groups of ct come first if rows are summed
     if ragged in a_batch:
         raise _ragged_batch()
     batch = range(first, first + len(a_batch))
@@ -180,7 +180,7 @@ def _ragged_rhs(ct: Any, a: Any, b: Any, sizes: Any, *, ragged_dot_dimension_num
 def _ragged_batch() -> UnsupportedParam:
     return UnsupportedParam(
         "derivative of ragged_dot_general",
-        "its rule does not know a ragged axis among the batch axes",
+        "its rule does not support a ragged axis among the batch axes",
         "",
         "make the ragged axis a row or a contracted axis, or wrap the call in jax.custom_vjp",
     )
@@ -188,18 +188,18 @@ def _ragged_batch() -> UnsupportedParam:
 
 def _ragged(a: Any, b: Any, x: Any, dims: Any, ragged: int, group: Axes, order: Axes, sizes: Any,
             precision: Any, preferred: Any):  # fmt: skip
-    """Cotangent of `x`: a ragged product whose axes are those of `x` in the order `order`."""
+    """Return the cotangent of `x`: a ragged product with the axes of `x` in the order `order`."""
     numbers = lax.RaggedDotDimensionNumbers(dims, (ragged,), group)
     out = lax.ragged_dot_general(a, b, sizes, numbers, precision, preferred)
     return of_type(lax.transpose(out, np.argsort(order)), x)
 
 
 def _ragged_flops(eqn: JaxprEqn) -> int:
-    """Each row of the left side meets one group of the right side."""
+    """Return the FLOPs: each row of the left side meets one group of the right side."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
     outputs = cost.size(eqn.outvars[0])
-    if numbers.lhs_ragged_dimensions[0] in contracted:  # every group has a result of its own
+    if numbers.lhs_ragged_dimensions[0] in contracted:  # each group has its own result
         outputs //= cost.shape(eqn.outvars[0])[0]
     return 2 * outputs * _product(eqn.invars[0], contracted)
 
@@ -212,7 +212,7 @@ declare(Grouped, "ragged_dot_general", "bilinear", [_ragged_lhs, _ragged_rhs],
 
 
 def _extent(size: int, dilation: int) -> int:
-    """The length of an axis with `dilation - 1` holes between its elements."""
+    """Return the length of an axis with `dilation - 1` holes between its elements."""
     return max(0, (size - 1) * dilation + 1)
 
 
@@ -294,7 +294,7 @@ def _conv_rhs(ct: Any, x: Any, w: Any, *, window_strides: Any, padding: Any, lhs
 
 
 def _conv_flops(eqn: JaxprEqn) -> int:
-    """2 for each output element, input channel of its group, and window tap on the input."""
+    """Return 2 FLOPs for each output element, input channel of its group, and tap on the input."""
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     x, w, y = map(cost.shape, (*eqn.invars, *eqn.outvars))
     taps = math.prod(
@@ -316,7 +316,7 @@ def _conv_flops(eqn: JaxprEqn) -> int:
 
 def _taps(n_in: int, n_window: int, n_out: int, stride: int, dilation: int, spread: int,
           padding: tuple[int, int]) -> int:  # fmt: skip
-    """Pairs of an output position and a window position that meet an input element, on one axis.
+    """Return how many pairs of output and window position meet an input element, on one axis.
 
     `dilation` is that of the input, `spread` that of the window.
     """
@@ -325,10 +325,9 @@ def _taps(n_in: int, n_window: int, n_out: int, stride: int, dilation: int, spre
 
 
 def _conv_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
-    """Of the input what stands in the window, of the kernel the output's own features.
+    """Link an output to the input elements in its window, and to the kernel of its own feature.
 
-    Of a kernel that is known, each place of the window is a way by itself, with what its zeros
-    leave.
+    If the kernel is known, each place of the window has its own links, restricted by zeros.
     """
     p = eqn.params
     x_spec, w_spec, y_spec = p["dimension_numbers"]
@@ -354,7 +353,7 @@ def _conv_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
         if not np.any(features != 0):
             continue
         links = dict(zip(y_spec[2:], map(Along, x_spec[2:], map(places, at)), strict=True))
-        # Output feature o of group g sees the input features of g.
+        # Output feature o of group g reads the input features of g.
         own = np.arange(y[y_spec[1]]) * groups // max(y[y_spec[1]], 1)
         across = np.zeros((y[y_spec[1]], x[x_spec[1]]), bool)
         n = w[w_spec[1]]

@@ -1,8 +1,8 @@
 """Rules that the user wrote: custom_jvp, custom_vjp, and custom_linear_solve.
 
-A custom_jvp rule is called once: the primal outputs come from it, and its linear part is transposed
-for the pullback. A custom_vjp's forward function is traced into the forward part, so its residuals
-are ordinary candidates for saving, and its backward function is called in the backward part.
+A custom_jvp rule is called once. It gives the primal outputs, and its linear part is transposed for
+the pullback. The forward function of a custom_vjp is traced into the forward part, so its residuals
+are ordinary candidates for saving. Its backward function is called in the backward part.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from xform.table import declare
 from xform.traits import FOREIGN, Traits
 
 
-def _filled(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> list[Value]:
-    """What a custom rule is given for None: zeros, or symbolic ones if it asked for them."""
+def _with_zeros(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> list[Value]:
+    """Replace None by what a custom rule expects: zeros, or symbolic zeros if it asks for them."""
     if not symbolic:
         return instantiate(values, avals)
     pairs = zip(values, avals, strict=True)
@@ -51,17 +51,17 @@ def _filled(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> li
 
 
 def indexable(xs: Sequence[Value]) -> list[Value]:
-    """Arguments of a custom rule, which may index them by traced values: NumPy's arrays cannot."""
+    """Convert NumPy arrays to JAX arrays, which a custom rule may index by traced values."""
     return [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in xs]
 
 
 def number(x: Value) -> Value:
-    """A residual; a Python number is an array to the backward function."""
+    """Return a residual; a Python number becomes an array for the backward function."""
     return x if isinstance(x, bool) else arrayed(x)
 
 
 def none_if_zero(x: Value) -> Value:
-    """What a rule returned; None for any kind of zero."""
+    """Return a value that a rule returned; None for any kind of zero."""
     if x is None or is_zero(x):
         return None
     return None if getattr(jax.typeof(x), "dtype", None) == jax.dtypes.float0 else x
@@ -69,7 +69,7 @@ def none_if_zero(x: Value) -> Value:
 
 def with_zeros(values: Sequence[Value], variables: Sequence[Any],
                kind: Callable[[Any], Any]) -> list[Value]:  # fmt: skip
-    """Tangents or cotangents as JAX passes them to rules: its own symbolic zero for None."""
+    """Return tangents or cotangents as JAX passes them to rules: its symbolic zero for None."""
     pairs = zip(values, variables, strict=True)
     return [ad.Zero(kind(v.aval)) if x is None else x for x, v in pairs]
 
@@ -77,8 +77,8 @@ def with_zeros(values: Sequence[Value], variables: Sequence[Any],
 def push_by_rule(
     rule: Callable[..., Any], symbolic: bool, xs: Sequence[Value], dxs: Sequence[Value]
 ):
-    """Outputs and their tangents, as the rule of a `custom_jvp` says."""
-    out = rule(*indexable(xs), *_filled(dxs, list(map(jax.typeof, xs)), symbolic))
+    """Call the rule of a `custom_jvp`; return the outputs and their tangents."""
+    out = rule(*indexable(xs), *_with_zeros(dxs, list(map(jax.typeof, xs)), symbolic))
     n = len(out) // 2
     return list(out[:n]), [none_if_zero(dy) for dy in out[n:]]
 
@@ -86,7 +86,7 @@ def push_by_rule(
 def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequence[Value],
                  active: Mask
                  ) -> tuple[list[Value], list[Value], Callable[..., list[Value]]]:  # fmt: skip
-    """Outputs, residuals, and their pullback, as the rules of a `custom_vjp` say."""
+    """Call the forward rule of a `custom_vjp`; return outputs, residuals, and the pullback."""
     xs = indexable(xs)
     out = fwd.call_wrapped(*[a for pair in zip(xs, active, strict=True) for a in pair])
     _, res_tree, forwarded = out_trees()
@@ -96,7 +96,7 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
     avals = [cotangent_aval(jax.typeof(y)) for y in ys]
 
     def pull(residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
-        out, entries = pull_custom_vjp(bwd, residuals, _filled(together(cts), avals, symbolic))
+        out, entries = pull_custom_vjp(bwd, residuals, _with_zeros(together(cts), avals, symbolic))
         log(entries, "custom_vjp", frame())
         cotangent = lambda ct: NOTHING if none_if_zero(ct) is None else ct
         return [cotangent(ct) if on else None for ct, on in zip(out, active, strict=True)]
@@ -105,7 +105,7 @@ def pull_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequenc
 
 
 def no_forward_mode(where: str) -> NotDifferentiable:
-    """The error of a push through a `custom_vjp`."""
+    """Return the error for a push through a `custom_vjp`."""
     return NotDifferentiable(
         "forward-mode autodiff (jvp) of a custom_vjp function",
         "its rule says how to pull cotangents back, not how to push tangents forward",
@@ -115,7 +115,7 @@ def no_forward_mode(where: str) -> NotDifferentiable:
 
 
 def closes_over(where: str) -> NotDifferentiable:
-    """The error of a `custom_vjp` that closes over a value that is being differentiated."""
+    """Return the error for a `custom_vjp` that closes over a value that is being differentiated."""
     return NotDifferentiable(
         "derivative of a custom_vjp function",
         "it closes over a value that is being differentiated, which its rule cannot see",
@@ -124,8 +124,8 @@ def closes_over(where: str) -> NotDifferentiable:
     )
 
 
-# The tangents of a `custom_vjp` in a linear map, from its residuals and the tangents of its inputs:
-# an error if the map is called, as in JAX. Its transpose is the user's rule.
+# The tangents of a `custom_vjp` in a linear map, from its residuals and the tangents of its inputs.
+# As in JAX, calling the map is an error. The transpose of the primitive is the user's rule.
 refused_p = Primitive("xform_refused")
 refused_p.multiple_results = True
 refused_p.def_abstract_eval(lambda *_, where, avals, pull, held: list(avals))
@@ -142,14 +142,14 @@ batching.primitive_batchers[refused_p] = lambda xs, axes, *, where, **params: _r
 
 def split_by_rule(fwd: Any, bwd: Any, out_trees: Any, symbolic: bool, xs: Sequence[Value],
                   dxs: Sequence[Value], where: str) -> tuple[list[Value], list[Value]]:  # fmt: skip
-    """Outputs, and tangents that only the transposed map uses, by the rules of a `custom_vjp`."""
+    """Return outputs of a `custom_vjp`, and tangents that only the transposed map may use."""
     active = tuple(dx is not None for dx in dxs)
     return refuse_push(*pull_by_rule(fwd, bwd, out_trees, symbolic, xs, active), dxs, where)
 
 
 def refuse_push(ys: Sequence[Value], residuals: Sequence[Value], pull: Callable[..., list[Value]],
                 dxs: Sequence[Value], where: str) -> tuple[list[Value], list[Value]]:  # fmt: skip
-    """Outputs, and tangents for a rule that can only pull: pushing them is an error."""
+    """Return outputs, and tangents for a rule that can only pull: pushing them is an error."""
     active = tuple(dx is not None for dx in dxs)
     on = tuple(differentiable(jax.typeof(y)) for y in ys)
     avals = tuple(tangent_aval(jax.typeof(y)) for y in gather(ys, on))
@@ -163,7 +163,7 @@ def refuse_push(ys: Sequence[Value], residuals: Sequence[Value], pull: Callable[
 
 
 class Refused(Structured):
-    """There is no derivative of what has none; but a transpose."""
+    """The rule of `xform_refused`, which has a transpose but no derivative."""
 
     users: ClassVar[bool] = True
 
@@ -187,7 +187,7 @@ class Refused(Structured):
 
 def moving_outputs(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask,
                    cache: dict[Any, Any]) -> Mask:  # fmt: skip
-    """The outputs, among `outs`, that a rule returns a tangent for.
+    """Return the outputs, among `outs`, for which a rule returns a tangent.
 
     A rule that asks for symbolic zeros may return some. It is called once.
     """
@@ -208,13 +208,13 @@ def _moving(jvp: Callable[..., Any], eqn: JaxprEqn, active: Mask, outs: Mask) ->
     avals = [v.aval for v in eqn.invars]
     try:
         trace(push, *avals, *map(tangent_aval, gather(avals, active)))
-    except Exception:  # a rule that refuses says so where its derivative is needed
+    except Exception:  # a rule that fails raises again where its derivative is needed
         return outs
     return tuple(a and b for a, b in zip(outs, moving, strict=True))
 
 
 class CustomJvp(Structured):
-    """`jax.custom_jvp`."""
+    """The rule of `jax.custom_jvp`."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         outs = super().active(eqn, active)
@@ -235,7 +235,7 @@ class CustomJvp(Structured):
 
 
 class CustomVjp(Structured):
-    """`jax.custom_vjp`."""
+    """The rule of `jax.custom_vjp`."""
 
     users: ClassVar[bool] = True
 
@@ -252,7 +252,7 @@ class CustomVjp(Structured):
         return all_arrayed(ys), lambda cts: pull(residuals, cts)
 
     def _rules(self, eqn: JaxprEqn, active: Mask) -> tuple[Any, Any, Any, bool]:
-        """Forward and backward rule, the trees of what they return, whether zeros are symbolic."""
+        """Return forward rule, backward rule, their output trees, and if zeros are symbolic."""
         if any(active[: eqn.params["num_consts"]]):
             raise closes_over(frame(eqn))
         _, fwd, bwd = eqn.primitive.get_bind_params(eqn.params)["subfuns"]
@@ -260,14 +260,14 @@ class CustomVjp(Structured):
 
 
 class LinearSolve(Structured):
-    """`custom_linear_solve`: x with A x = b, for a function A and given solvers.
+    """The rule of `custom_linear_solve`: x with A x = b, for a function A and given solvers.
 
     dx = A^-1 (db - dA x); and b' = A^-T x', A' = -b' x^T through the pullback of A at x. Giles,
     "Collected matrix derivative results for forward and reverse mode", 2008, section 2.3.1.
     """
 
     def _parts(self, eqn: JaxprEqn, values: Sequence[Any]):
-        """Constants of matvec, vecmat, solve and transpose_solve, and the right-hand sides."""
+        """Split into constants of matvec, vecmat, solve, transpose_solve; and right-hand sides."""
         parts, start = [], 0
         for n in eqn.params["const_lengths"]:
             parts.append(list(values[start : start + n]))
@@ -291,25 +291,25 @@ class LinearSolve(Structured):
         if jaxprs.transpose_solve is None:
             raise NotDifferentiable(
                 "reverse-mode derivative of custom_linear_solve",
-                "it was given no transpose_solve",
+                "it was called without transpose_solve",
                 frame(eqn),
                 "pass transpose_solve=, or symmetric=True if the operator is symmetric",
             )
         ys = apply(eqn, xs)
         parts, bs = self._parts(eqn, xs)
         on, _ = self._parts(eqn, active)
-        none = (False,) * len(ys)
-        matvec, mask = program(jaxprs.matvec), (*on[0], *none)
+        no_outputs = (False,) * len(ys)
+        matvec, mask = program(jaxprs.matvec), (*on[0], *no_outputs)
         _, pull_matvec = pullback(matvec, mask, (True,) * len(ys), [*parts[0], *ys])
 
         def pull(cts: Sequence[Value]) -> list[Value]:
             lengths = eqn.params["const_lengths"].transpose()
-            turned = eqn.replace(
+            transposed_eqn = eqn.replace(
                 params={**eqn.params, "const_lengths": lengths, "jaxprs": jaxprs.transpose()}
             )
             full = instantiate(cts, eqn.outvars, kind=cotangent_aval)
             forth, back, solve, transposed = parts
-            ct_bs = apply(turned, [*back, *forth, *transposed, *solve, *full])
+            ct_bs = apply(transposed_eqn, [*back, *forth, *transposed, *solve, *full])
             ct_consts = pull_matvec(ct_bs)[: len(forth)]
             minus = [None if ct is None else jax.lax.neg(ct) for ct in ct_consts]
             rest = len(xs) - len(minus) - len(bs)
@@ -319,7 +319,7 @@ class LinearSolve(Structured):
 
 
 def _minus(a: Value, b: Value, v: Any) -> Value:
-    """A - b, where None is zero."""
+    """Return a - b, where None is zero."""
     if b is None:
         return instantiate([a], [v])[0]
     return jax.lax.neg(b) if a is None else jax.lax.sub(a, b)

@@ -1,7 +1,8 @@
 """`jax.custom_batching.custom_vmap`: a function with its own rule for `vmap`.
 
-Its derivative is such a function too: of a batch it is the derivative of what the rule does, not
-the batched derivative of the function. In reverse mode the backward call runs the function again.
+Its derivative is such a function too. The derivative of a batch is the derivative of what the rule
+does, not the batched derivative of the function. In reverse mode, the backward part runs the
+function again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from xform.traits import Traits
 
 
 class CustomVmap(Structured):
-    """`custom_vmap_call`."""
+    """The rule of `custom_vmap_call`."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return path(program(eqn.params["call"]), active).outputs
@@ -56,7 +57,7 @@ class CustomVmap(Structured):
 
 
 class _Pull(Whole):
-    """The forward part is the call; the backward part is a call of both parts."""
+    """A node whose forward part is the call, and whose backward part calls both parts."""
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
                  seeds: Sequence[Value], together: bool) -> list[Value]:  # fmt: skip
@@ -80,12 +81,12 @@ class _Pull(Whole):
 
 
 def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask):
-    """A derivative of the call as a function of (xs, seeds), with a rule for batches.
+    """Return a derivative of the call as a function of (xs, seeds), with a rule for batches.
 
-    `derivative(program, xs, seeds)` is asked for that of the function's program, and of a batch
-    for that of the rule's, to which all inexact inputs are given as batched. The rule takes no
-    batches of what the function closes over: where such a value is active, or batched, that of the
-    function is batched.
+    `derivative(program, xs, seeds)` is called with the function's program, and for a batch with the
+    program of the rule, to which all inexact inputs are given as batched. The rule takes no batched
+    values that the function closes over. If such a value is active or batched, the derivative of
+    the function is batched instead.
     """
     prog, closed = program(eqn.params["call"]), _closed(eqn.params["in_tree"])
 
@@ -111,11 +112,11 @@ def _derived(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask
 
 
 def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask, on: Mask):
-    """The push of the call, as `_derived`; the rule gets as batched what JAX gives it as batched.
+    """Return the push of the call, like `_derived`; the rule gets its inputs batched as in JAX.
 
-    That is an input of which the primal and the tangent are both batched. What only one of them is
-    is mapped over outside the rule. Where no primal is batched, neither are the outputs, whatever
-    the rule says.
+    An input is batched for the rule if both its primal and its tangent are batched. If only one of
+    them is, it is mapped over outside the rule. If no primal is batched, no output is batched,
+    whatever the rule says.
     """
     prog, closed = program(eqn.params["call"]), _closed(eqn.params["in_tree"])
 
@@ -144,7 +145,7 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
         if all(axis is None for axes in outside for axis in axes):
             out = run(xs, dxs)
             return out, [*mutual, *gather(mutual, on)]
-        # Outputs do not depend on tangents: where those alone are mapped, they are not batched.
+        # Outputs do not depend on tangents: if only tangents are mapped, outputs are not batched.
         lane = [any(axis is not None for axis in outside[0])] * len(on) + [True] * sum(on)
         axes = [0 if one else None for one in lane]
         out = jax.vmap(run, tuple(outside), axes, axis_size=size)(xs, dxs)
@@ -157,7 +158,7 @@ def _pushed(eqn: JaxprEqn, derivative: Callable[..., list[Value]], active: Mask,
 
 
 def _split(batched: Any, active: Mask) -> tuple[list[bool], list[int | None], list[int | None]]:
-    """Which inputs are batched for the rule; axes of primals and of tangents mapped outside it."""
+    """Return the inputs batched for the rule, and the axes of those that are mapped outside it."""
     primals, tangents = batched
     moving = spread(tangents, active)
     both = [b and m is not False for b, m in zip(primals, moving, strict=True)]
@@ -166,7 +167,7 @@ def _split(batched: Any, active: Mask) -> tuple[list[bool], list[int | None], li
 
 
 def _ruled(eqn: JaxprEqn, size: int, batched: list[bool], out_batched: list[bool]):
-    """The user's rule on flat inputs; `out_batched` gets which of the outputs are batched."""
+    """Return the user's rule for flat inputs; it fills `out_batched` with a bool per output."""
     params = eqn.params
 
     def ruled(*flat: Value) -> list[Value]:
@@ -179,7 +180,7 @@ def _ruled(eqn: JaxprEqn, size: int, batched: list[bool], out_batched: list[bool
 
 
 def _closed(tree: Any) -> Mask:
-    """Which inputs are what the function closes over: a list, before its arguments.
+    """Return which inputs the function closes over: they form a list before its arguments.
 
     JAX's own derivative of such a call has two such trees, of its primals and of its tangents.
     """
@@ -190,19 +191,19 @@ def _closed(tree: Any) -> Mask:
 
 
 def _mapped(f: Callable[..., list[Value]], size: int, batched: Any, *args: list[Value]):
-    """A function over a batch, without any rule; outputs, and that all are batched."""
+    """Map a function over a batch without any rule; return outputs, and that all are batched."""
     axes = jax.tree.map(lambda b: 0 if b else None, tuple(batched))
     out = jax.vmap(f, in_axes=axes, axis_size=size)(*args)
     return out, [True] * len(out)
 
 
 def _diagonal(y: Value) -> Value:
-    """The lanes of `y[i, i]`, first."""
+    """Return the lanes of `y[i, i]`, on the first axis."""
     return jnp.moveaxis(jnp.diagonal(y, axis1=0, axis2=1), -1, 0)
 
 
 def _batch(xs: Sequence[Value], size: int, batched: Sequence[bool]) -> list[Value]:
-    """The values that are not batched yet, repeated."""
+    """Return the values, with those that are not batched repeated."""
     return [x if b else lax.broadcast(x, (size,)) for x, b in zip(xs, batched, strict=True)]
 
 

@@ -1,7 +1,7 @@
 """Eigenvalues and singular values, with their vectors.
 
-They are differentiated where they are smooth: distinct values, full rank. There the phases of
-complex vectors are JAX's choice.
+They are differentiated where they are smooth: at distinct values and full rank. There the phases of
+complex vectors are those that JAX chooses.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def unsupported(name: str, what: str) -> UnsupportedParam:
         f"derivative of {name}",
         f"{what} has no derivative rule",
         "",
-        "compute the thin, whole factorization, or declare a rule with jax.custom_jvp",
+        "compute the thin factorization with all vectors, or declare a rule with jax.custom_jvp",
     )
 
 
 def whole(name: str, subset_by_index: Any, n: int) -> None:
-    """Refuse a part of the eigenvectors or singular vectors."""
+    """Raise UnsupportedParam for a subset of the eigenvectors or singular vectors."""
     if subset_by_index is not None and tuple(subset_by_index) != (0, n):
         raise unsupported(name, f"subset_by_index={subset_by_index}")
 
@@ -68,8 +68,8 @@ def _svd(xs: Any, dxs: Any, *, full_matrices: bool, compute_uv: bool, subset_by_
          algorithm: Any = None):  # fmt: skip
     # Wan and Zhang, "Automatic differentiation for complex valued SVD", arXiv:1909.02659:
     # with M = Uᴴ dA V and F[i, j] = 1 / (s[j]² - s[i]²) off the diagonal, dU = U (F ∘ (M S + S Mᴴ)
-    # + the imaginary diagonal of M / S), dV = V (F ∘ (S M + Mᴴ S)), ds = real(diag(M)); a factor
-    # that is not square has a part of its own outside the space of its columns.
+    # + the imaginary diagonal of M / S), dV = V (F ∘ (S M + Mᴴ S)), ds = real(diag(M)). A factor
+    # that is not square has another term, outside the space of its columns.
     (a,), (da,) = xs, dxs
     m, n = a.shape[-2:]
     if compute_uv:
@@ -85,7 +85,7 @@ def _svd(xs: Any, dxs: Any, *, full_matrices: bool, compute_uv: bool, subset_by_
     v, right = adjoint(vh), dot(da, adjoint(vh))
     inner = dot(adjoint(u), right)
     ds = lax.real(diagonal(inner)) if np.iscomplexobj(inner) else diagonal(inner)
-    if not compute_uv:  # alone, singular values are computed in another way
+    if not compute_uv:  # JAX computes singular values alone by another algorithm
         return None, [ds]
     si, sj, unit = rows(s, inner), columns(s, inner), eye(inner)
     gap = lax.mul(lax.add(sj, si), lax.sub(sj, si))
@@ -109,7 +109,7 @@ def _svd(xs: Any, dxs: Any, *, full_matrices: bool, compute_uv: bool, subset_by_
 def _eig(xs: Any, dxs: Any, *, compute_left_eigenvectors: bool, compute_right_eigenvectors: bool,
          enable_eigvec_derivs: bool, implementation: Any = None):  # fmt: skip
     # Giles (2008), section 3.1: with P = V⁻¹ dA V, dw = diag(P); dV is in `_move`. A left vector of
-    # A is a right one of Aᴴ, which has the conjugate eigenvalue.
+    # A is a right vector of Aᴴ, for the conjugate eigenvalue.
     (a,), (da,) = xs, dxs
     left, right = compute_left_eigenvectors, compute_right_eigenvectors
     if (left or right) and not enable_eigvec_derivs:
@@ -118,14 +118,14 @@ def _eig(xs: Any, dxs: Any, *, compute_left_eigenvectors: bool, compute_right_ei
             "the eigenvectors of a matrix that is not symmetric have no derivative unless its "
             "eigenvalues are distinct, which cannot be checked",
             "",
-            "pass enable_eigvec_derivs=True to jax.lax.linalg.eig if they are, or ask for the "
+            "pass enable_eigvec_derivs=True to jax.lax.linalg.eig if they are, or compute the "
             "eigenvalues alone",
         )
     kind = {"enable_eigvec_derivs": enable_eigvec_derivs, "implementation": implementation}
     w, *rest, v = jax_primitives.eig_p.bind(
         a, compute_left_eigenvectors=left, compute_right_eigenvectors=True, **kind
     )
-    ys = [w, *rest, v] if right else None  # alone, eigenvalues are computed in another way
+    ys = [w, *rest, v] if right else None  # JAX computes eigenvalues alone by another algorithm
     da = lax.convert_element_type(da, v.dtype)
     inner = solve(v, dot(da, v))
     dys = [diagonal(inner)]
@@ -138,10 +138,10 @@ def _eig(xs: Any, dxs: Any, *, compute_left_eigenvectors: bool, compute_right_ei
 
 
 def _move(w: Any, v: Any, inner: Any) -> Any:
-    """The tangent of eigenvectors, of which the longest entry is real and the norm is one.
+    """Return the tangent of eigenvectors with a real longest entry and norm one.
 
     It is U + V C, with U = V (F ∘ P), F[i, j] = 1 / (w[j] - w[i]) off the diagonal, and a diagonal
-    C that keeps those two conditions.
+    C that preserves these two conditions.
     """
     unit = eye(v)
     gap = lax.add(lax.sub(columns(w, v), rows(w, v)), unit)

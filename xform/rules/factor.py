@@ -1,7 +1,7 @@
-"""Triangular factorizations, and products of the reflections that make them.
+"""Triangular factorizations, and products of the reflections that they consist of.
 
-They are differentiated where they are smooth: at full rank. Of a symmetric input only the triangle
-that the primitive reads has a derivative.
+They are differentiated where they are smooth: at full rank. For a symmetric input, only the
+triangle that the primitive reads has a derivative.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def _cholesky(xs: Any, dxs: Any):
 
 def _lu(xs: Any, dxs: Any):
     # de Hoog, Anderssen and Lukas, "Differentiation of matrix functionals using triangular
-    # factorization", Math. Comp. 80 (2011): with M = L⁻¹ P dA U⁻¹,
-    # dL = L tril(M, -1) and dU = triu(M) U. A factor that is not square is made so by an identity.
+    # factorization", Math. Comp. 80 (2011): with M = L⁻¹ P dA U⁻¹, dL = L tril(M, -1) and
+    # dU = triu(M) U. A factor that is not square is extended by an identity.
     (a,), (da,) = xs, dxs
     lu, pivots, permutation = jax_primitives.lu_p.bind(a)
     if da is None:
         return [lu, pivots, permutation], [None] * 3
     m, n = a.shape[-2:]
     k, batch = min(m, n), a.ndim - 2
-    zero, still = np.zeros((), a.dtype), [(0, 0, 0)] * batch
-    left = lax.pad(lax.slice_in_dim(lu, 0, k, axis=-1), zero, [*still, (0, 0, 0), (0, m - k, 0)])
+    zero, flat = np.zeros((), a.dtype), [(0, 0, 0)] * batch
+    left = lax.pad(lax.slice_in_dim(lu, 0, k, axis=-1), zero, [*flat, (0, 0, 0), (0, m - k, 0)])
     left = lax.add(lower(left, 1), eye(left))
-    right = lax.pad(lax.slice_in_dim(lu, 0, k, axis=-2), zero, [*still, (0, n - k, 0), (0, 0, 0)])
+    right = lax.pad(lax.slice_in_dim(lu, 0, k, axis=-2), zero, [*flat, (0, n - k, 0), (0, 0, 0)])
     tail = np.diag(np.arange(n) >= k).astype(a.dtype)
     right = lax.add(upper(right), lax.broadcast_in_dim(tail, right.shape, (batch, batch + 1)))
     middle = solve_left(left, take_rows(da, permutation), lower=True, unit_diagonal=True)
@@ -72,8 +72,8 @@ def _lu(xs: Any, dxs: Any):
 def _qr(xs: Any, dxs: Any, *, pivoting: bool, full_matrices: bool, use_magma: Any = None):
     # Walter and Lehmann, "Algorithmic differentiation of linear algebra functions with application
     # in optimum experimental design", arXiv:1001.1654, section 4: with X = dA R⁻¹ and M = Qᴴ X,
-    # Ω = tril(M, -1) - tril(M, -1)ᴴ is Qᴴ dQ; dQ = X + Q (Ω - M) and dR = Qᴴ dA - Ω R. Of a wide
-    # matrix, the first square part makes Q. The diagonal of R is real.
+    # Ω = tril(M, -1) - tril(M, -1)ᴴ is Qᴴ dQ; dQ = X + Q (Ω - M) and dR = Qᴴ dA - Ω R. The first
+    # square part of a wide matrix determines Q. The diagonal of R is real.
     (a,), (da,) = xs, dxs
     q, r, *permutation = jax_primitives.qr_p.bind(
         a, pivoting=pivoting, full_matrices=full_matrices, use_magma=use_magma
@@ -84,8 +84,8 @@ def _qr(xs: Any, dxs: Any, *, pivoting: bool, full_matrices: bool, use_magma: An
         da = transposed(take_rows(transposed(da), permutation[0]))
     m, n = a.shape[-2:]
     k = min(m, n)
-    whole, q_full, r_full = full_matrices and m > n, q, r
-    if whole:
+    full, q_full, r_full = full_matrices and m > n, q, r
+    if full:
         q, r = lax.slice_in_dim(q, 0, n, axis=-1), lax.slice_in_dim(r, 0, n, axis=-2)
     x = solve_right(
         lax.slice_in_dim(r, 0, k, axis=-1), lax.slice_in_dim(da, 0, k, axis=-1), lower=False
@@ -96,15 +96,15 @@ def _qr(xs: Any, dxs: Any, *, pivoting: bool, full_matrices: bool, use_magma: An
         turn = lax.add(turn, where(np.eye(k, dtype=bool), imaginary(inner)))
     dq = lax.add(x, dot(q, lax.sub(turn, inner)))
     dr = upper(lax.sub(dot(adjoint(q), da), dot(turn, r)))
-    if whole:
+    if full:
         dq = lax.concatenate([dq, _completion(q, dq)], q.ndim - 1)
-        still = [(0, 0, 0)] * (r.ndim - 2)
-        dr = lax.pad(dr, np.zeros((), dr.dtype), [*still, (0, m - n, 0), (0, 0, 0)])
+        flat = [(0, 0, 0)] * (r.ndim - 2)
+        dr = lax.pad(dr, np.zeros((), dr.dtype), [*flat, (0, m - n, 0), (0, 0, 0)])
     return [q_full, r_full, *permutation], [dq, dr, *[None] * len(permutation)]
 
 
 def _completion(q: Any, dq: Any) -> Any:
-    """The tangent of the columns that reflections append to those of `q`.
+    """Return the tangent of the columns that reflections append to those of `q`.
 
     A product of n reflections differs from the identity I by a matrix of rank n, which its first n
     rows and columns determine. With I = [E F], Q = [q p] and Z = q₂ (q₁ - E₁)⁻¹, where q₁ are the
@@ -120,13 +120,14 @@ def _completion(q: Any, dq: Any) -> Any:
     return lax.add(dot(dq, z), dot(apart, dz))
 
 
-# What reflections and updates do, in operations that have rules.
+# Reflections and updates, defined by operations that have rules.
 
 
 def _reflect(a: Any, taus: Any, c: Any, backwards: bool) -> Any:
-    """Q c, or Qᴴ c, for the product Q of the reflections I - τ v vᴴ stored in the columns of `a`.
+    """Return Q c, or Qᴴ c, for the product Q of the reflections I - τ v vᴴ stored in `a`.
 
-    A vector v has a unit on the diagonal of `a`, zeros above it, and what `a` has below.
+    Each column of `a` stores one vector v: 1 on the diagonal, zeros above it, and the entries of
+    `a` below it.
     """
     k, batch = taus.shape[-1], tuple(range(a.ndim - 2))
     vs = lax.slice_in_dim(a, 0, k, axis=-1)

@@ -25,7 +25,7 @@ def _transpose(ct: Any, x: Any, *, fft_type: lax.FftType, fft_lengths: tuple[int
         padding = [(0, 0, 0)] * (ct.ndim - 1) + [(0, missing, 0)]
         full = lax.pad(ct, np.zeros((), ct.dtype), padding)
         return lax.real(lax.fft(full, lax.FftType.FFT, fft_lengths))
-    # y sums x and the conjugate of its redundant half, which doubles all but the frequency 0 and,
+    # y sums x and the conjugate of its redundant half. This doubles all but the frequency 0 and,
     # for an even length, the last one.
     half = lax.fft(ct, lax.FftType.RFFT, fft_lengths)
     weights = np.full(half.shape[-1:], 2.0 / np.prod(fft_lengths), half.dtype)

@@ -1,8 +1,8 @@
-"""Rules that other libraries gave to JAX, for primitives of their own.
+"""Rules that other libraries registered with JAX for their own primitives.
 
-`jax.interpreters.ad` keeps them by primitive: how tangents are pushed, and how what is linear is
-transposed. They are those libraries' data, and are called as JAX calls them. JAX's own primitives
-are never differentiated so, and a rule of `xform.extend` comes first.
+`jax.interpreters.ad` stores them by primitive: how to push tangents, and how to transpose a linear
+operation. These rules belong to their libraries, and xform calls them as JAX does. JAX's own
+primitives are never differentiated in this way. A rule of `xform.extend` takes precedence.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from xform.traits import UNKNOWN
 
 
 class Foreign(Structured):
-    """A primitive whose rules are in JAX's public tables."""
+    """The rule of a primitive whose rules are in JAX's public tables."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         lost = not eqn.outvars or any(is_lost(v.aval) for v in eqn.outvars)
         if any(active) and lost:
             raise NotDifferentiable(
                 f"derivative of {eqn.primitive.name}",
-                "it writes a value that is being differentiated where no derivative can follow it",
+                "it writes a value that is being differentiated to a place without derivatives",
                 frame(eqn),
                 "return the value instead, or write jax.lax.stop_gradient of it",
             )
@@ -81,15 +81,15 @@ class Foreign(Structured):
 
 
 def _params(eqn: JaxprEqn) -> dict[str, Any]:
-    """The parameters as the primitive is bound with them."""
+    """Return the parameters in the form in which the primitive is bound."""
     return eqn.primitive.get_bind_params(eqn.params)
 
 
 def _refusal(eqn: JaxprEqn, what: str, table: str) -> NotDifferentiable:
     return NotDifferentiable(
         f"derivative of {eqn.primitive.name}",
-        f"its library told JAX another rule, but not how to {what}: jax.interpreters.{table} has "
-        "none",
+        f"its library registered a rule with JAX, but none to {what}: jax.interpreters.{table} "
+        "has no entry",
         frame(eqn),
         "declare a rule with xform.extend, or wrap the call in jax.custom_vjp (jax.custom_jvp for "
         "forward mode)",
@@ -97,22 +97,22 @@ def _refusal(eqn: JaxprEqn, what: str, table: str) -> NotDifferentiable:
 
 
 def has_rule(primitive: Primitive) -> bool:
-    """Whether somebody else's primitive has a rule in JAX's tables."""
+    """Whether a primitive of another library has a rule in JAX's tables."""
     known = primitive in ad.primitive_jvps or primitive in ad.primitive_transposes
     return known and named(primitive.name) is not primitive
 
 
-_MET: weakref.WeakKeyDictionary[Primitive, Rule] = weakref.WeakKeyDictionary()
+_FOREIGN_RULES: weakref.WeakKeyDictionary[Primitive, Rule] = weakref.WeakKeyDictionary()
 
 
 def elsewhere(primitive: Primitive) -> Rule | None:
-    """The rule of a primitive that has none in the registry."""
-    if primitive not in _MET and has_rule(primitive):
-        _MET[primitive] = Foreign(primitive.name, "foreign", traits=UNKNOWN)
-    return _MET.get(primitive)
+    """Return the rule of a primitive that has none in xform's registry; None if JAX has none."""
+    if primitive not in _FOREIGN_RULES and has_rule(primitive):
+        _FOREIGN_RULES[primitive] = Foreign(primitive.name, "foreign", traits=UNKNOWN)
+    return _FOREIGN_RULES.get(primitive)
 
 
 def every_foreign() -> list[Primitive]:
-    """All primitives of other libraries that have rules in JAX's tables, of what is loaded."""
+    """Return all primitives of the loaded libraries that have rules in JAX's tables."""
     known = {*ad.primitive_jvps, *ad.primitive_transposes} - RULES.keys()
     return sorted(filter(has_rule, known), key=lambda p: (type(p).__module__, p.name))

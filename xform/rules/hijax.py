@@ -1,8 +1,8 @@
-"""Objects that bring their own derivatives (`jax.experimental.hijax`): their methods are called.
+"""Objects with their own derivatives (`jax.experimental.hijax`): their methods are called.
 
 An object may have `vjp_fwd` with `vjp_bwd` or `vjp_bwd_retval`, `jvp`, `lin` with `linearized`, and
-`transpose`. Where JAX derives one of these from another one by its own autodiff, xform derives it
-by its own. JAX's newer `custom_vjp` is such an object, too.
+`transpose`. If JAX derives one of these from another by autodiff, xform derives it by its own
+autodiff. JAX's newer `custom_vjp` is such an object, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from xform.traits import Traits
 
 
 class _Sum(ValAccum):
-    """The accumulator of an active input's cotangent, for rules that return nothing."""
+    """Accumulates an active input's cotangent, for rules that add to it and return nothing."""
 
     def __init__(self, eqn: JaxprEqn, variable: Any):
         self.eqn, self.variable = eqn, variable
@@ -53,12 +53,12 @@ class _Sum(ValAccum):
         self.val = ct if before is None else add([before, ct])
 
     def total(self) -> Value:
-        """The cotangent; None if nothing was added."""
+        """Return the cotangent; None if nothing was added."""
         return none_if_zero(self.freeze())
 
 
 class HiPrimitive(Structured):
-    """`call_hi_primitive`."""
+    """The rule of `call_hi_primitive`."""
 
     users: ClassVar[bool] = True
 
@@ -107,7 +107,7 @@ class HiPrimitive(Structured):
         return self.split(eqn, xs, dxs, wanted)
 
     def _reverse(self, eqn: JaxprEqn, xs: Sequence[Value], active: Mask):
-        """Outputs, residuals, and their pullback, by the object's rules for reverse mode."""
+        """Call the object's rules for reverse mode; return outputs, residuals, and the pullback."""
         prim = eqn.params["_prim"]
         if any(active[: _closed_over(prim)]):
             raise closes_over(frame(eqn))
@@ -124,7 +124,7 @@ class HiPrimitive(Structured):
             entries = prim.vjp_bwd(*tree.unflatten(residuals), y, *prim.in_tree.unflatten(sums))
             _log(eqn, "vjp_bwd", entries)
             totals = [s.total() if on else None for s, on in zip(sums, active, strict=True)]
-            # As in JAX, a rule that made an input is called for zeros too.
+            # As in JAX, the rule that computed an input is called even for a zero cotangent.
             return [NOTHING if on and ct is None else ct
                     for ct, on in zip(totals, active, strict=True)]  # fmt: skip
 
@@ -138,7 +138,7 @@ class HiPrimitive(Structured):
         if not brings(prim, "transpose"):
             if brings(prim, "vjp_fwd"):
                 return self.vjp(eqn, xs, active, wanted)
-            # The tangents of its jvp go through the object again: its operations are transposed.
+            # Its jvp binds the object again for the tangents, so its operations are transposed.
             run = lambda *xs: prim.out_tree.flatten_up_to(prim.expand(*prim.in_tree.unflatten(xs)))
             return pullback(trace(run, *map(jax.typeof, xs)), active, wanted, xs, linear=True)
 
@@ -157,7 +157,7 @@ def _is_custom_vjp(prim: Any) -> bool:
 
 
 def _closed_over(prim: Any) -> int:
-    """The number of leading inputs of a `custom_vjp` that its function closes over."""
+    """Return how many leading inputs of a `custom_vjp` its function closes over."""
     leading = _is_custom_vjp(prim) and hasattr(prim, "drop_fwd_consts")
     return len(jax.tree.leaves(prim.in_avals[0])) if leading else 0
 
@@ -180,7 +180,7 @@ def _outputs(prim: Any, ys: Any, dys: Any) -> tuple[list[Value], list[Value]]:
 
 
 def _accumulators(eqn: JaxprEqn, active: Mask) -> list[Any]:
-    """An accumulator for each input; of inactive inputs, one that forgets."""
+    """Return an accumulator for each input; those of inactive inputs discard their values."""
     return [
         _Sum(eqn, v) if on else NullAccum(cotangent_aval(v.aval))
         for v, on in zip(eqn.invars, active, strict=True)
@@ -188,7 +188,7 @@ def _accumulators(eqn: JaxprEqn, active: Mask) -> list[Any]:
 
 
 def _flags(flags: Any, tree: Any) -> list[bool]:
-    """The truth value of each leaf of a tree, from a tree that may end earlier."""
+    """Return a bool for each leaf of a tree, from a tree of flags that is a prefix of it."""
     leaves: list[bool] = []
     places = tree.unflatten(range(tree.num_leaves))
     jax.tree.map(lambda on, part: leaves.extend([bool(on)] * len(jax.tree.leaves(part))),
@@ -197,7 +197,7 @@ def _flags(flags: Any, tree: Any) -> list[bool]:
 
 
 def _log(eqn: JaxprEqn, method: str, entries: Any) -> None:
-    """Log what a rule returned that adds to accumulators: a dict, or nothing."""
+    """Log what a rule that adds to accumulators returned: a dict, or None."""
     if entries is not None and not isinstance(entries, dict):
         raise WrongCotangent(
             f"pullback of {operation(eqn)}",
@@ -212,9 +212,9 @@ def _log(eqn: JaxprEqn, method: str, entries: Any) -> None:
 def _refusal(eqn: JaxprEqn, what: str) -> NotDifferentiable:
     return NotDifferentiable(
         f"derivative of {operation(eqn)}",
-        f"its class does not say how to {what}",
+        f"its class has no method to {what}",
         frame(eqn),
-        "give the class such a method, or wrap the call in jax.custom_jvp",
+        "add such a method to the class, or wrap the call in jax.custom_jvp",
     )
 
 

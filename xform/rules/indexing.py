@@ -1,9 +1,10 @@
-"""Reading and writing at computed places: dynamic slices, gather, the scatters.
+"""Reads and writes at computed places: dynamic slices, gather, scatters.
 
-Conventions, JAX's: scatter-min and scatter-max share a tie equally among the values that attain it,
-the old one included; of several scattered to one place, the one that won the forward scatter takes
-the derivative. `mode` is kept, so that what is dropped or clamped forward is dropped or clamped
-backward. A fill value is a constant.
+The conventions are those of JAX. scatter-min and scatter-max share a tie equally among the values
+that attain it, the old value included. If several updates go to one place, the update that won the
+forward scatter gets the derivative. `mode` is the same in both passes, so that elements that are
+dropped or clamped in the forward pass are also dropped or clamped in the backward pass. A fill
+value is a constant.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def zeros_like(x: Value) -> Value:
     return zeros(jax.typeof(x))
 
 
-# Dynamic slices. The pullbacks bind the primitives, which clamp a start as the forward pass did.
-# The functions of `lax` would first add the length of the axis to a negative start.
+# Dynamic slices. The pullbacks bind the primitives, which clamp a start as in the forward pass. The
+# functions of `lax` would first add the length of the axis to a negative start.
 
 
 def _dynamic_slice(ct: Value, x: Value, *start: Value, slice_sizes: Any):
@@ -56,7 +57,7 @@ linear("dynamic_update_slice", _dynamic_update_slice, over=(0, 1), traits=where.
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Gather(Linear):
-    """Affine: out of bounds, `fill_value` stands in the output and 0 in the tangent."""
+    """Affine: out of bounds, the output has `fill_value`, and the tangent has 0."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         params: dict[str, Any] = {**eqn.params, "fill_value": 0}
@@ -74,7 +75,7 @@ def _gather(ct: Value, x: Value, indices: Value, *, dimension_numbers: Any, slic
         operand_batching_dims=d.operand_batching_dims,
         scatter_indices_batching_dims=d.start_indices_batching_dims,
     )
-    # As in JAX, a weakly typed operand has a strongly typed cotangent.
+    # As in JAX, the cotangent of a weakly typed operand is strongly typed.
     start = zeros(jax.typeof(x).update(weak_type=False))
     return lax.scatter_add(start, indices, ct, numbers, unique_indices=unique_indices,
                            indices_are_sorted=indices_are_sorted, mode=mode)  # fmt: skip
@@ -88,7 +89,7 @@ declare(_Gather, "gather", "linear", [_gather], where.GATHER, over=(0,))
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where a scatter writes: its indices and its parameters, the combining function excepted."""
+    """Where a scatter writes: its indices and its parameters, except the combining function."""
 
     indices: Value
     shape: tuple[int, ...]
@@ -102,7 +103,7 @@ class Places:
         return self.apply(lax.scatter_add, x, updates)
 
     def read(self, x: Value) -> Value:
-        """What stands in `x` at the places, in the shape of the updates; 0 where out of bounds."""
+        """Return the elements of `x` at the places, in the updates' shape; 0 out of bounds."""
         d = self.numbers
         numbers = lax.GatherDimensionNumbers(
             offset_dims=d.update_window_dims,
@@ -132,7 +133,7 @@ def _updates(eqn: JaxprEqn) -> int:
 
 
 def linear_scatter(name: str, transpose: Callable[[Places, Value], tuple[Value, Value]]) -> None:
-    """A scatter linear in operand and updates; `transpose(at, ct)` is a cotangent for each."""
+    """Declare a scatter that is linear; `transpose(at, ct)` returns cotangents of both inputs."""
 
     def formula(ct: Value, x: Value, indices: Value, updates: Value, *, dimension_numbers: Any,
                 indices_are_sorted: bool, unique_indices: bool, mode: Any, update_jaxpr: Any = None,
@@ -145,12 +146,12 @@ def linear_scatter(name: str, transpose: Callable[[Places, Value], tuple[Value, 
 
 
 def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], applies: bool) -> None:
-    """A scatter with `jvp(at, x, updates, dx, dupdates)`: its output and tangent.
+    """Declare a scatter by `jvp(at, x, updates, dx, dupdates)`, which returns output and tangent.
 
-    An output None is that of the primitive.
+    If the returned output is None, the primitive computes it.
 
-    `applies` says that the primitive always carries a combining function, which its name tells;
-    another scatter with one is `lax.scatter_apply`, of a function we know nothing of.
+    With `applies`, the primitive always carries a combining function, which its name tells. Any
+    other scatter with such a function is `lax.scatter_apply`, whose function is unknown.
     """
 
     def formula(primals: Sequence[Value], tangents: Sequence[Any], *, dimension_numbers: Any,
@@ -159,7 +160,7 @@ def composite_scatter(name: str, jvp: Callable[..., tuple[Value, Any]], applies:
         if update_jaxpr is not None and not applies:
             raise NotDifferentiable(
                 "derivative of scatter_apply",
-                "an arbitrary function is applied at the places that the indices name",
+                "it applies an arbitrary function at the places that the indices name",
                 "",
                 "gather the values, apply the function to them, and scatter the results",
             )
@@ -182,8 +183,8 @@ def _scatter(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
     size = math.prod(at.shape)
     if not size:
         return None, dx
-    # Which of several updates to one place wins is not defined, so scatter their numbers and see.
-    # The output is made from the winners too: it must not see another outcome.
+    # It is undefined which of several updates to one place wins, so scatter their numbers to see.
+    # The output also uses these winners, so that both results agree.
     numbers = lax.reshape(lax.iota(np.int32, size), at.shape)
     winners = at.apply(lax.scatter, lax.full_like(x, -1, np.int32), numbers)
     hit = lax.ge(winners, np.int32(0))
@@ -205,9 +206,10 @@ def _scatter_mul(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
         if not at.params["unique_indices"]:
             raise NotDifferentiable(
                 "derivative of scatter_mul in its updates",
-                "several updates may multiply one place, and their product's slope is not known",
+                "several updates may multiply one place, and the derivative of their product has "
+                "no rule",
                 "",
-                "pass unique_indices=True, if they are unique",
+                "pass unique_indices=True if the indices are unique",
             )
         terms.append(lax.mul(x, at.add(zeros_like(x), dupdates)))
     return at.apply(lax.scatter_mul, x, updates), sum_of(terms)
@@ -218,7 +220,7 @@ def sum_of(terms: Sequence[Value]) -> Any:
 
 
 def extremal(scatter: Callable[..., Value]) -> Callable[..., tuple[Value, Any]]:
-    """The jvp of scatter-min or scatter-max."""
+    """Return the jvp of scatter-min or scatter-max."""
 
     def jvp(at: Places, x: Value, updates: Value, dx: Any, dupdates: Any):
         y = at.apply(scatter, x, updates)

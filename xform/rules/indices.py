@@ -1,4 +1,4 @@
-"""What indices name: the elements that slices, gathers and scatters read and write."""
+"""The elements that slices, gathers and scatters read and write."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from xform.traits import MOVEMENT, Count, Traits
 
 
 def _starts(values: Values, operand: tuple[int, ...], part: tuple[int, ...]) -> list[int | None]:
-    """Where a part begins on each axis, if that is known: clamped, as where it fits once only."""
+    """Return the clamped start of a part on each axis; 0 if it fits once only, None if unknown."""
     pairs = zip(values, operand, part, strict=True)
     return [0 if n == m else None if v is None else int(np.clip(v, 0, n - m))
             for v, n, m in pairs]  # fmt: skip
 
 
-# Of so many pairs of places no list is made: all places of an axis are seen then.
+# Above this number of pairs of places no list is made; then all places of an axis count as read.
 _MANY = 2**22
 
 
 def _part(i: int, n: int, m: int, start: int | None) -> Along | None:
-    """An axis of a part of `m`, of a whole of `n`, that begins at a place that may be unknown."""
+    """Return the links of an axis of a part of `m` of `n` elements; `start` None is unknown."""
     if start is None and m * (n - m + 1) > _MANY:
         return None
     starts = np.arange(n - m + 1) if start is None else np.array([start])
@@ -45,7 +45,7 @@ def _slice_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
 
 
 def _update_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
-    """The update where it may stand; what it replaces may be there yet."""
+    """Link an output to the update, where it may be, and to the operand, which may remain."""
     whole, part = shape(eqn.invars[0]), shape(eqn.invars[1])
     links: list[Along | None] = []
     starts = _starts(values[2:], whole, part)
@@ -76,13 +76,13 @@ DYNAMIC_UPDATE = dataclasses.replace(
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Where windows on an array begin: of gather, and of scatter with the names turned round.
+    """Where the windows of a gather begin in an array; for a scatter, with the roles swapped.
 
     Attributes:
-      axes: of the windows' own array (the result, or the updates), those within a window.
-      narrow: axes of the array that are one wide in a window, and left out of it.
+      axes: the axes within a window, in the windows' own array (the result, or the updates).
+      narrow: axes of the array that have length one in a window, and that the window leaves out.
       named: axes of the array that the indices name.
-      batch: axes of the array, and those of the indices that they go with.
+      batch: batch axes of the array, and the corresponding axes of the indices.
     """
 
     axes: Sequence[int]
@@ -91,9 +91,10 @@ class Windows:
     batch: tuple[Sequence[int], Sequence[int]]
 
     def links(self, ndim: int, own: int) -> dict[int, int]:
-        """Axes of the array at which every window begins at 0, or at its own place in the batch.
+        """Map axes of the array along which no index moves a window to the windows' own axes.
 
-        With the axes of the windows' own array, of `own` axes, that they go with.
+        Along these axes every window begins at 0, or at its own place in the batch. The windows'
+        own array has `own` axes.
         """
         inside = [i for i in range(ndim) if i not in {*self.narrow, *self.batch[0]}]
         links = dict(zip(inside, self.axes, strict=True))
@@ -103,7 +104,7 @@ class Windows:
 
     def places(self, indices: np.ndarray, array: Sequence[int], own: Sequence[int],
                mode: Any) -> np.ndarray:  # fmt: skip
-        """For each element of the windows its place in the array, -1 if out of bounds."""
+        """Return the place in the array of each element of the windows; -1 if out of bounds."""
         *batch, _ = indices.shape
         inside = [i for i in range(len(array)) if i not in {*self.narrow, *self.batch[0]}]
         sizes = np.ones(len(array), int)
@@ -167,7 +168,7 @@ def _scatter_reach(eqn: JaxprEqn, values: Values) -> list[list[Links]]:
 
 
 def _scatter_pairs(replaces: bool) -> Callable[[JaxprEqn, Sequence[Any]], list[Rows | None]]:
-    """Each update where it goes; of several that replace one, any may be there at last."""
+    """Link each place to the updates that go there; if updates replace, any of them may remain."""
 
     def pairs(eqn: JaxprEqn, values: Sequence[Any]) -> list[Rows | None]:
         x, _, updates = map(shape, eqn.invars)

@@ -1,4 +1,4 @@
-"""Linear algebra: products of matrices, and solves with structured ones.
+"""Linear algebra: products of matrices, and solves with structured matrices.
 
 Factorizations are in `rules.factor` and `rules.eigen`.
 """
@@ -26,7 +26,7 @@ HIGHEST = lax.Precision.HIGHEST
 
 
 def dot(a: Any, b: Any) -> Any:
-    """Matrix product of the last two axes."""
+    """Return the matrix product over the last two axes."""
     batch = tuple(range(a.ndim - 2))
     dims = ((a.ndim - 1,), (b.ndim - 2,)), (batch, batch)
     return lax.dot_general(a, b, dims, precision=HIGHEST)
@@ -41,13 +41,13 @@ def adjoint(a: Any) -> Any:
 
 
 def where(mask: np.ndarray, a: Any) -> Any:
-    """The entries of matrices that a static mask of the last two axes keeps, zero elsewhere."""
+    """Keep the entries of matrices where a static mask of the last two axes is True, else zero."""
     spread = lax.broadcast_in_dim(mask, a.shape, (a.ndim - 2, a.ndim - 1))
     return lax.select(spread, a, zeros(jax.typeof(a)))
 
 
 def lower(a: Any, below: int = 0) -> Any:
-    """The lower triangle, from the diagonal or from `below` it."""
+    """Return the lower triangle, from the diagonal or from `below` diagonals under it."""
     return where(np.tri(*a.shape[-2:], k=-below, dtype=bool), a)
 
 
@@ -56,32 +56,32 @@ def upper(a: Any) -> Any:
 
 
 def diagonal(a: Any) -> Any:
-    """The diagonals of matrices, as vectors."""
+    """Return the diagonals of matrices as vectors."""
     k = min(a.shape[-2:])
     square = lax.slice(a, (0,) * a.ndim, (*a.shape[:-2], k, k))
     return lax.reduce_sum(where(np.eye(k, dtype=bool), square), (a.ndim - 1,))
 
 
 def rows(s: Any, like: Any) -> Any:
-    """`result[..., i, j] = s[..., i]`, in the shape and dtype of `like`."""
+    """Return `result[..., i, j] = s[..., i]`, in the shape and dtype of `like`."""
     s = lax.convert_element_type(s, like.dtype)
     return lax.broadcast_in_dim(s, like.shape, tuple(range(like.ndim - 1)))
 
 
 def columns(s: Any, like: Any) -> Any:
-    """`result[..., i, j] = s[..., j]`, in the shape and dtype of `like`."""
+    """Return `result[..., i, j] = s[..., j]`, in the shape and dtype of `like`."""
     s = lax.convert_element_type(s, like.dtype)
     return lax.broadcast_in_dim(s, like.shape, (*range(like.ndim - 2), like.ndim - 1))
 
 
 def eye(a: Any) -> Any:
-    """Identity matrices in the shape and dtype of `a`."""
+    """Return identity matrices in the shape and dtype of `a`."""
     unit = np.eye(*a.shape[-2:], dtype=a.dtype)
     return lax.broadcast_in_dim(unit, a.shape, (a.ndim - 2, a.ndim - 1))
 
 
 def hermitian(a: Any, from_lower: bool) -> Any:
-    """The Hermitian matrix that has one triangle of `a`, and the real part of its diagonal."""
+    """Return the Hermitian matrix with one triangle of `a` and the real part of its diagonal."""
     n = a.shape[-1]
     half = where(np.tri(n, k=-1, dtype=bool) if from_lower else ~np.tri(n, dtype=bool), a)
     middle = where(np.eye(n, dtype=bool), a)
@@ -91,12 +91,12 @@ def hermitian(a: Any, from_lower: bool) -> Any:
 
 
 def imaginary(a: Any) -> Any:
-    """The imaginary part, as a complex array."""
+    """Return the imaginary part as a complex array."""
     return lax.complex(zeros(jax.typeof(lax.real(a))), lax.imag(a))
 
 
 def take_rows(a: Any, permutation: Any) -> Any:
-    """`result[..., i, :] = a[..., permutation[..., i], :]`."""
+    """Return `result[..., i, :] = a[..., permutation[..., i], :]`."""
     i = a.ndim - 2
     batch = tuple(range(i))
     return lax.gather(
@@ -109,13 +109,13 @@ def take_rows(a: Any, permutation: Any) -> Any:
     )
 
 
-# Solves. `A y = b` gives `A dy = db - dA y`: one rule for every structure of A.
+# Solves. `A y = b` gives `A dy = db - dA y`: one rule for all structures of A.
 
 
 class Solve(Rule):
-    """The last input is the right-hand side `b`, the others hold the matrix `A`.
+    """The rule of a solve. The last input is the right-hand side `b`; the others hold `A`.
 
-    Formulas are `apply(y, *a)`, the product A y, and `transpose(ct, *a)`, the solve with the
+    The formulas are `apply(y, *a)`, the product A y, and `transpose(ct, *a)`, the solve with the
     transpose of A.
     """
 
@@ -165,7 +165,7 @@ def _triangular_transpose(ct: Any, a: Any, *, left_side: bool, lower: bool, tran
 
 
 def _tridiagonal_apply(y: Any, low: Any, middle: Any, high: Any, *, perturb_singular: Any = None):
-    """`low` couples a row to the one above it (low[0] is unused), `high` to the one below."""
+    """Return A y. `low` couples a row to the one above (low[0] is unused), `high` to that below."""
     axis = y.ndim - 2
     after = [(0, 0, 0)] * y.ndim
     before = list(after)
@@ -194,7 +194,7 @@ def _substitutions(eqn: JaxprEqn) -> int:
 
 
 def _solve_reach(eqn: JaxprEqn) -> list[list[Links]]:
-    """All of a matrix, and the column (or row, where they are solved from the right) it is for."""
+    """Link an output to all of its matrix, and to its column (row, if solved from the right)."""
     ndim = len(shape(eqn.outvars[0]))
     batch = tuple(map(Along, range(ndim - 2)))
     own = (None, Along(ndim - 1)) if eqn.params.get("left_side", True) else (Along(ndim - 2), None)
@@ -209,17 +209,17 @@ declare(Solve, "tridiagonal_solve", "solve", [_tridiagonal_apply, _tridiagonal_t
 
 
 def solve_left(a: Any, b: Any, **kind: bool) -> Any:
-    """a⁻¹ b for a triangular `a`."""
+    """Return a⁻¹ b for a triangular `a`."""
     return jax.lax.linalg.triangular_solve(a, b, left_side=True, **kind)
 
 
 def solve_right(a: Any, b: Any, **kind: bool) -> Any:
-    """B a⁻¹ for a triangular `a`."""
+    """Return b a⁻¹ for a triangular `a`."""
     return jax.lax.linalg.triangular_solve(a, b, left_side=False, **kind)
 
 
 def solve(a: Any, b: Any) -> Any:
-    """a⁻¹ b for any square `a`."""
+    """Return a⁻¹ b for any square `a`."""
     factors, _, permutation = jax.lax.linalg.lu(a)
     x = solve_left(factors, take_rows(b, permutation), lower=True, unit_diagonal=True)
     return solve_left(factors, x, lower=False)

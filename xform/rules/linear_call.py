@@ -1,4 +1,4 @@
-"""`linear_call`: a linear function that comes with its own transpose."""
+"""`linear_call`: a linear function with a transpose given by the user."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from xform.traits import Traits
 
 
 class LinearCall(Rule):
-    """Linear in the last inputs; what stands before them is held by the call.
+    """The rule of a call that is linear in its last inputs; the inputs before them are fixed.
 
-    The two functions serve the linear inputs, in either order; a derivative in what is held goes
-    through the function itself.
+    The function and its transpose serve the linear inputs, in either order. A derivative in the
+    fixed inputs goes through the function itself.
     """
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
@@ -30,8 +30,8 @@ class LinearCall(Rule):
             moved = instantiate(dxs, eqn.invars)
             terms.append(linear_call(forth, back, list(xs[:n]), moved[n:]))
         if any(dx is not None for dx in dxs[:n]):
-            held = [*dxs[:n], *[None] * (len(xs) - n)]
-            terms.append(jvp(program(eqn.params["callee"]), xs, held)[1])
+            fixed = [*dxs[:n], *[None] * (len(xs) - n)]
+            terms.append(jvp(program(eqn.params["callee"]), xs, fixed)[1])
         return [_sum(parts) for parts in zip(*terms, strict=True)]
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
@@ -42,34 +42,34 @@ class LinearCall(Rule):
         if any(active[n:]):
             result[n:] = linear_call(back, forth, list(xs[:n]), full)
         if any(active[:n]):
-            held = (*active[:n], *[False] * (len(xs) - n))
+            fixed = (*active[:n], *[False] * (len(xs) - n))
             wanted = (True,) * len(ys)
-            result[:n] = pullback(program(eqn.params["callee"]), held, wanted, xs)[1](full)[:n]
+            result[:n] = pullback(program(eqn.params["callee"]), fixed, wanted, xs)[1](full)[:n]
         return [ct if on else None for ct, on in zip(result, active, strict=True)]
 
 
 def _functions(eqn: JaxprEqn) -> tuple[Callable[..., Any], Callable[..., Any], int]:
-    """The function and its transpose, both of (held, linear), and how many inputs are held.
+    """Return the function and its transpose, both of (fixed, linear); and how many are fixed.
 
-    The held inputs are the function's constants, then what the caller named; each of the two has
-    constants of its own.
+    The fixed inputs are the function's constants, then the residuals that the caller passed. The
+    transpose has constants of its own.
     """
     params = eqn.params
     n_consts = params["num_callee_consts"]
 
-    def forth(held: list[Value], linear: list[Value]) -> list[Value]:
-        return evaluate(program(params["callee"]), [*held, *linear])
+    def forth(fixed: list[Value], linear: list[Value]) -> list[Value]:
+        return evaluate(program(params["callee"]), [*fixed, *linear])
 
-    def back(held: list[Value], linear: list[Value]) -> list[Value]:
+    def back(fixed: list[Value], linear: list[Value]) -> list[Value]:
         transpose, consts = params["transpose_thunk"]()
-        return evaluate(program(transpose), [*consts, *held[n_consts:], *linear])
+        return evaluate(program(transpose), [*consts, *fixed[n_consts:], *linear])
 
     return forth, back, n_consts + params["num_res"]
 
 
 def _sum(terms: Sequence[Value]) -> Value:
-    there = [t for t in terms if t is not None]
-    return None if not there else add(there)
+    present = [t for t in terms if t is not None]
+    return None if not present else add(present)
 
 
 declare(LinearCall, "linear_call", "linear", (),

@@ -1,11 +1,11 @@
 """`lax.scan`: loops whose number of steps is known.
 
 A scan's Joint is that of its body. Which carries are active, and which bring a cotangent, are least
-fixpoints: a carry that starts from a constant may become active on the way. The forward part is one
-scan that stacks what the schedule keeps; the backward part is one scan in the other direction (in
-the same direction for a push). Constants, the scanned inputs, carries that never change and kept
-values that do not depend on the iteration are taken from outside, never stacked. Where the schedule
-stores only some states, both parts are those of `revolve`.
+fixpoints, because a carry that starts from a constant may become active in a later iteration. The
+forward part is one scan that stacks the values that the schedule saves. The backward part is one
+scan in the other direction (in the same direction for a push). Constants, scanned inputs, carries
+that never change and saved loop-invariant values are taken from outside and never stacked. If the
+schedule stores only some states, both parts are those of `revolve`.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ def _either(a: Sequence[bool], b: Sequence[bool]) -> Mask:
 
 
 class _Body:
-    """A scan's body, and where its constants, carries and scanned inputs stand."""
+    """A scan's body, and the positions of its constants, carries and scanned inputs."""
 
     def __init__(self, eqn: JaxprEqn):
         self.prog: Program = program(eqn.params["jaxpr"])
         self.n_consts, self.n_carry = scan_counts(eqn.params)
 
     def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Constants, carries and scanned inputs."""
+        """Split values into constants, carries and scanned inputs."""
         a, b = self.n_consts, self.n_consts + self.n_carry
         return list(values[:a]), list(values[a:b]), list(values[b:])
 
     def active(self, active: Mask) -> tuple[Mask, Mask]:
-        """Inputs and outputs that are active in some iteration."""
+        """Return the inputs and outputs that are active in some iteration."""
         while True:
             outs = path(self.prog, active).outputs
             consts, carry, seq = self.parts(active)
@@ -60,7 +60,7 @@ class _Body:
             active = (*consts, *grown, *seq)
 
     def wanted(self, active: Mask, wanted: Mask) -> Mask:
-        """Outputs that bring a cotangent in some iteration, of inputs that are `active`."""
+        """Return the outputs that bring a cotangent in some iteration, of `active` inputs."""
         active, outs = self.active(active)
         while True:
             _, back, _ = self.parts(path(self.prog, active, wanted).inputs)
@@ -80,12 +80,12 @@ class Moving(NamedTuple):
 
     @property
     def inputs(self) -> Mask:
-        """All that get a cotangent, in order."""
+        """Which inputs get a cotangent, in the order of the inputs."""
         return (*self.consts, *self.carry, *self.seq)
 
 
 class Scan(Structured):
-    """`lax.scan`."""
+    """The rule of `lax.scan`."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return _Body(eqn).active(active)[1]
@@ -139,7 +139,7 @@ class _ScanNode(Node):
         if push:
             consts, carry, seq = body.parts(joint.seeded)
             self.carried = _either(carry, joint.results[:nk])
-            if not self.trips:  # then what starts is what comes out, whatever the body does
+            if not self.trips:  # without iterations, the initial carry is the result
                 self.carried = _either(self.carried, body.parts(active)[1])
             seeded = (*consts, *self.carried, *seq)
             results = (*self.carried, *joint.results[nk:])
@@ -149,7 +149,7 @@ class _ScanNode(Node):
             seeded = wanted
             results = (*consts, *self.carried, *seq)
         super().__init__(eqn, [joint], seeded, results, push)
-        if not push:  # a carry may depend on others by the program, and on no cotangent of theirs
+        if not push:  # a carry may depend on others, but on none of their cotangents
             self.results = within(results, self.moved((True,) * sum(seeded)))
         consts, carry, _ = body.parts(joint.inputs)
         kept = [v for v, out in zip(carry, joint.outputs[:nk], strict=True) if v is out]
@@ -157,7 +157,7 @@ class _ScanNode(Node):
         self.invariant = self._invariant()
 
     def _invariant(self) -> set[Var]:
-        """Forward values that are the same in every iteration."""
+        """Return the forward values that are the same in every iteration."""
         known = {*self.fixed, *(v for v, _ in self.joint.program.consts)}
         for eqn in self.joint.forward:
             if not has_effects(eqn) and all(v in known for v in eqn.invars if isinstance(v, Var)):
@@ -165,7 +165,7 @@ class _ScanNode(Node):
         return known
 
     def _needs(self, schedule: Schedule) -> Mask:
-        """Which inputs of the body the backward part needs, in any trip."""
+        """Which inputs of the body the backward part needs, in any iteration."""
         if schedule.snapshots is None:
             return schedule.reads
         if "needs" not in schedule.cache:
@@ -192,14 +192,14 @@ class _ScanNode(Node):
         return tuple(a and not b for a, b in zip(needs, self.stacked(schedules), strict=True))
 
     def hoisted(self, schedule: Schedule) -> Mask:
-        """Those that are the same in every iteration."""
+        """Which saved values are loop-invariant."""
         return tuple(v in self.invariant for v in schedule.kept)
 
     def moved(self, given: Mask) -> Mask:
         return tuple(gather(self.moving(given).inputs, self.results))
 
     def moving(self, given: Mask) -> Moving:
-        """What gets a cotangent in some trip, if the `given` seeds are there."""
+        """Return what gets a cotangent in some iteration, if the `given` seeds are present."""
         nk, full = self.body.n_carry, within(self.seeded, given)
         carry, ys = full[:nk], tuple(gather(full[nk:], self.seeded[nk:]))
         while True:
@@ -212,7 +212,7 @@ class _ScanNode(Node):
             carry = grown
 
     def as_results(self, cts: Sequence[Value], on: Moving) -> list[Value]:
-        """Results of the node, from the cotangents of the inputs that get one."""
+        """Return the results of the node, from the cotangents of the inputs that get one."""
         return gather(spread(cts, on.inputs), self.results)
 
     def forward(self, schedules: Schedules, xs: Sequence[Value], used: Mask):
@@ -227,7 +227,7 @@ class _ScanNode(Node):
         states = gather(joint.inputs, self.stacked(schedules))
         ys = gather(joint.outputs[nk:], used[nk:])
         carried = self.live_carry(used[:nk], [*ys, *states, *moved], once)
-        # What is both an output and kept is stacked once, unless it is to wait elsewhere.
+        # A value that is both an output and saved is stacked once, unless it is offloaded.
         keys = [(id(v), False) for v in ys]
         keys += [(id(v), v in schedule.offloaded) for v in (*states, *moved)]
         slots = dict(zip(keys, (*ys, *states, *moved), strict=True))
@@ -252,7 +252,7 @@ class _ScanNode(Node):
         return [*outs, *spread([stack[k] for k in keys[: len(ys)]], used[nk:])], token
 
     def live_carry(self, used: Mask, wanted: Sequence[Atom], once: dict[Var, Value]) -> Mask:
-        """Which carries the wanted values need: dead ones are not carried along."""
+        """Which carries the wanted values need; the others are dropped from the loop."""
         joint, nk = self.joint, self.body.n_carry
         _, carry, _ = self.body.parts(joint.inputs)
         on = tuple(used)
@@ -278,7 +278,7 @@ class _ScanNode(Node):
         on = self.hoisted(schedule)
 
         def inside(slices: list[Value], seq: list[Value], seeds: list[Value]) -> list[Value]:
-            """The body's backward part in one iteration; None where a result is zero."""
+            """Run the body's backward part in one iteration; a zero result is None."""
             n = sum(states)
             pairs = zip(gather(schedule.joint.inputs, states), slices[:n], strict=True)
             back = [emit.send(schedule, v, x, back=True) for v, x in pairs]
@@ -313,7 +313,7 @@ class _ScanNode(Node):
 
     def starts(self, seeds: Sequence[Value], on: Moving
                ) -> tuple[list[Value], list[Value], list[Value]]:  # fmt: skip
-        """Cotangents of the last state, zeros for those of the constants, and those of the ys."""
+        """Return cotangents of the last state, zeros for the constants, cotangents of the ys."""
         cts, nk = spread(seeds, self.seeded), self.body.n_carry
         consts = self.body.parts(self.eqn.invars)[0]
         return (
@@ -323,11 +323,11 @@ class _ScanNode(Node):
         )
 
     def step_seeds(self, carry: Sequence[Value], ct_ys: Sequence[Value], on: Moving) -> list[Value]:
-        """The seeds of the body's Joint in one trip; None where absent."""
+        """Return the seeds of the body's Joint in one iteration; None if absent."""
         return [*gather(spread(carry, on.carry), self.carried), *spread(ct_ys, on.ys)]
 
     def next_cts(self, cts: Sequence[Value], on: Moving) -> list[Value]:
-        """The cotangents that a trip hands on to the one before it."""
+        """Return the cotangents that an iteration passes on to the one before it."""
         _, carry, _ = self.body.parts(self.body.prog.inputs)
         return instantiate(cts, carry, on.carry, cotangent_aval)
 

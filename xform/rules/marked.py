@@ -1,7 +1,7 @@
-"""Calls that say something of their body to the compiler: where it computes, or how to schedule it.
+"""Calls with a mark for the compiler: where to run the body, or how to schedule it.
 
-Both parts of the derivative carry the mark of the call. What is kept in between stays in the memory
-of the device.
+Both parts of the derivative carry the mark of the call. Saved values stay in the memory of the
+device.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from xform.rules.call import CallNode, Inline
 from xform.table import declare
 from xform.traits import Traits
 
-# A mark: of an equation, a function of pytrees and the memory spaces of its outputs (a prefix of
-# their tree), the function that is called with the mark.
+# A mark takes an equation, a function of pytrees, and the memory spaces of the function's outputs
+# (a prefix of their tree). It returns the function with the mark of the equation.
 Mark = Callable[[JaxprEqn, Callable[..., Any], Any], Callable[..., Any]]
 DEVICE = jax.memory.Space.Device
 
@@ -74,7 +74,7 @@ class _MarkedNode(CallNode):
 
 
 class Marked(Structured):
-    """A call with a mark."""
+    """The rule of a call with a mark."""
 
     mark: Mark
 
@@ -102,13 +102,13 @@ class Marked(Structured):
 
 
 class ComputeOn(Marked):
-    """`compute_on2`, which is `compute_on` since JAX 0.11."""
+    """The rule of `compute_on2`, which is `compute_on` since JAX 0.11."""
 
     mark = staticmethod(_compute_on)
 
 
 class Metadata(Marked):
-    """`xla_metadata_call`, `scheduling_group`."""
+    """The rule of `xla_metadata_call` and `scheduling_group`."""
 
     mark = staticmethod(_metadata)
 
@@ -123,7 +123,7 @@ declare(ComputeOn, "compute_on", "structured", (), _MARK, known=(
     "jaxpr", "compute_type", "out_memory_spaces", "compiler_options_json",
 ))  # fmt: skip
 declare(Metadata, "xla_metadata_call", "structured", (), _MARK, known=None)
-# A composite and a fused call are given in operations that have rules.
+# The body of a composite or of a fused call consists of operations that have rules.
 declare(Inline, "composite", "structured", (), _MARK, known=(
     "jaxpr", "call_jaxpr", "name", "attributes", "version",
 ))  # fmt: skip

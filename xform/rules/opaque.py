@@ -1,8 +1,8 @@
-"""Kernels, callbacks and effects: calls that nothing is known of but their types.
+"""Kernels, callbacks and effects: calls of which only the types are known.
 
-They run as they stand where nothing differentiates through them: in the rules of a custom_jvp or
+They run unchanged if nothing differentiates through them: in the rules of a custom_jvp or
 custom_vjp function, or before a stop_gradient. A derivative through one is an error that says so.
-What only prints, checks or orders has no derivative to miss.
+Operations that only print, check or order have no derivative, and none is missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from xform.words import constant
 
 
 class Opaque(Rule):
-    """No derivative; the error is raised where one is needed, and nowhere else."""
+    """A rule without derivative: it raises an error only if a derivative is needed."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         raise self._refusal(eqn)
@@ -35,7 +35,7 @@ class Opaque(Rule):
     def _refusal(self, eqn: JaxprEqn) -> NotDifferentiable:
         return NotDifferentiable(
             f"derivative of {_described(eqn)}",
-            f"{self.name} is an opaque call: what it computes is not known to JAX",
+            f"{self.name} is an opaque call: JAX does not know what it computes",
             frame(eqn),
             "wrap the call in a function with a jax.custom_vjp rule (jax.custom_jvp for forward "
             "mode), or cut it off with jax.lax.stop_gradient",
@@ -49,7 +49,7 @@ def _described(eqn: JaxprEqn) -> str:
 
 
 def _pallas(eqn: JaxprEqn) -> int:
-    """The kernel's own estimate if it gives one, else its body at every point of its grid."""
+    """Return the kernel's own FLOP estimate, or its body's FLOPs times the points of its grid."""
     estimate, grid = eqn.params["cost_estimate"], eqn.params["grid_mapping"].grid
     return estimate.flops if estimate else math.prod(grid) * flops(program(eqn.params["jaxpr"]))
 
@@ -70,7 +70,7 @@ for _name in (*KERNELS, *CALLBACKS):
 declare(Opaque, "pallas_call", "opaque", (), Traits(foreign=True, foldable=False, flops=_pallas),
         known=None)  # fmt: skip
 
-# What prints, checks, orders, or asks for a size.
+# Operations that only print, check, order, or return a size.
 constant(
     "debug_callback", "debug_print", "inspect_sharding", "check", "shape_assertion", "dce_sink",
     "after_all", "create_token", "dimension_size", "dim_as_value", "platform_index",

@@ -1,13 +1,15 @@
 """Elementwise primitives: a partial derivative for each input.
 
-Conventions, JAX's where a derivative does not exist: `max` and `min` share a tie equally, `clamp`
-passes nothing at its bounds, `abs` has slope 1 at 0, `sign` and rounding have slope 0, and `pow`
-takes log 0 as 0. Functions of complex numbers are holomorphic, and pullbacks multiply without
-conjugation, but `abs`, `sign`, `real`, `imag` and `conj` are differentiable over the reals only.
+If a derivative does not exist, the conventions are those of JAX. `max` and `min` share a tie
+equally, `clamp` passes nothing at its bounds, `abs` has slope 1 at 0, `sign` and rounding have
+slope 0, and `pow` takes log 0 as 0. Functions of complex numbers are holomorphic, and pullbacks
+multiply without conjugation. But `abs`, `sign`, `real`, `imag` and `conj` are differentiable over
+the reals only.
 
-Where a derivative is infinite, factors come in this order: first the one that may be infinite, then
-constants. XLA selects where it multiplies or divides an entry of a mask, such as the basis of a
-Jacobian; so the other entries are zero, not 0 * inf. A quotient of two values is one factor.
+If a derivative is infinite, the order of factors matters: first the factor that may be infinite,
+then constants. XLA replaces a product or quotient with an entry of a mask, such as the basis of a
+Jacobian, by a select. So the other entries are zero, not 0 * inf. A quotient of two values is one
+factor.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ def real_valued(x: Value) -> bool:
 
 
 def step(mask: Value, x: Value) -> Value:
-    """1 of the type of `x` where the mask holds, else 0. The mask is the smaller thing to save."""
+    """Return 1 of the type of `x` if the mask is True, else 0. The mask is cheaper to save."""
     return weak_as(lax.convert_element_type(mask, x.dtype), jax.typeof(x))
 
 
 def nonzero(x: Value) -> Value:
-    """`x`, with 1 in place of 0."""
+    """Return `x`, with 1 in place of 0."""
     return lax.select(lax.eq(x, C(x, 0)), lax.full_like(x, 1), x)
 
 
@@ -88,7 +90,7 @@ pointwise("integer_pow", _integer_pow, traits=ELEMENTWISE)
 def _pow_base(y: Value, a: Value, b: Value) -> Value:
     lower = lax.sub(b, C(b, 1))
     if jax.numpy.issubdtype(b.dtype, np.integer):
-        # An exponent 0 is left at 0, not lowered to -1: no 0/0 here nor in higher derivatives.
+        # An exponent 0 stays 0, not -1: no 0/0 here or in higher derivatives.
         lower = lax.select(lax.eq(b, C(b, 0)), b, lower)
     # Strongly typed, as in JAX.
     return lax.mul(lax.convert_element_type(b, a.dtype), lax.pow(a, lower))
@@ -104,7 +106,7 @@ def _polynomial(primals: Sequence[Value], tangents: Sequence[Any], *, unroll: in
     y, dy = evaluate(*c), None
     if dx is not None and len(c) > 1:
         slope = [lax.mul(C(ck, k), ck) for k, ck in enumerate(c[1:], 1)]
-        # No equation has one coefficient: JAX lowers that to the coefficient, in its own shape.
+        # A single coefficient needs no equation: JAX would lower it to the coefficient's own shape.
         dy = lax.mul(dx, slope[0] if len(slope) == 1 else evaluate(*slope))
     power = lax.full_like(x, 1)
     for dck in dc:
@@ -120,13 +122,13 @@ composite("polynomial", _polynomial, traits=ELEMENTWISE)
 # Exponentials and logarithms.
 
 pointwise("exp", lambda y, x, *, accuracy=None: y, traits=DEAR)
-# 2^x log 2 as one power, which overflows no earlier.
+# 2^x log 2 as one power, which does not overflow earlier than 2^x.
 pointwise(
     "exp2",
     lambda y, x, *, accuracy=None: lax.exp2(lax.add(x, C(x, LOG2_LOG2)), accuracy=accuracy),
     traits=DEAR,
 )
-# Not y + 1, nor y (1 - y): of those no digit is left where y is close to -1, or to 1.
+# Not y + 1 or y (1 - y), which lose all digits if y is close to -1, or to 1.
 pointwise("expm1", lambda y, x, *, accuracy=None: lax.exp(x, accuracy=accuracy), traits=DEAR)
 pointwise("log", lambda y, x, *, accuracy=None: Over(x), traits=DEAR)
 pointwise("log2", lambda y, x, *, accuracy=None: lax.div(C(x, 1 / math.log(2)), x), traits=DEAR)
@@ -141,25 +143,25 @@ pointwise(
 
 
 def _outside(x: Value) -> Value:
-    """1 / (sqrt(x + 1) sqrt(x - 1)): unlike 1 / sqrt(x² - 1), on acosh's branch everywhere.
+    """Return 1 / (sqrt(x + 1) sqrt(x - 1)); unlike 1 / sqrt(x² - 1), always on acosh's branch.
 
-    For real x below -1, where acosh is NaN, it is 1 / sqrt(x² - 1) nonetheless, as in JAX.
+    For real x below -1, where acosh is NaN, it is still 1 / sqrt(x² - 1), as in JAX.
     """
     x = lax.abs(x) if real_valued(x) else x
     return lax.mul(lax.rsqrt(lax.add(x, C(x, 1))), lax.rsqrt(lax.sub(x, C(x, 1))))
 
 
 def _factors(x: Value) -> Value:
-    """1 - x² by factors: exact to rounding as |x| goes to 1."""
+    """Return 1 - x² as a product, which is exact up to rounding as |x| goes to 1."""
     return lax.mul(lax.sub(C(x, 1), x), lax.add(C(x, 1), x))
 
 
 @jax.custom_jvp
 def _one_minus_square(x: Value) -> Value:
-    """1 - x² by factors, with the derivative of the square.
+    """Return 1 - x² as a product, with the derivative of the square.
 
-    Of the factors' two derivatives one is 0 where 1 - x² is 0; times an infinite cotangent it would
-    be NaN.
+    In the product's derivative one of two terms is 0 if 1 - x² is 0. Times an infinite cotangent it
+    would be NaN.
     """
     return _factors(x)
 
@@ -175,7 +177,7 @@ def _one_plus_square(x: Value) -> Value:
 
 
 def _scaled(a: Value, b: Value) -> tuple[Value, Value, Value]:
-    """A power of 2, and two values times it: the cube of the larger one is a normal number then."""
+    """Return a power of 2, and two values times it. The larger one's cube does not overflow."""
     size = lax.max(lax.abs(a), lax.abs(b))
     third = (jax.numpy.finfo(size.dtype).maxexp - 2) // 3
     most, power = C(size, 2.0**third), lambda e: lax.full_like(size, 2.0 ** (e * third))
@@ -186,7 +188,7 @@ def _scaled(a: Value, b: Value) -> tuple[Value, Value, Value]:
 
 
 def _over_squares(a: Value, b: Value) -> Value:
-    """The quotient a / (a² + b²), also where squares overflow or underflow."""
+    """Return a / (a² + b²), also if squares overflow or underflow."""
     factor, a, b = _scaled(a, b)
     return lax.mul(lax.div(a, lax.add(lax.square(a), lax.square(b))), factor)
 
@@ -216,7 +218,7 @@ pointwise("acosh", lambda y, x: _outside(x), traits=DEAR)
 
 @jax.custom_jvp
 def _atanh_slope(x: Value) -> Value:
-    """1 / (1 - x²). Its derivative multiplies the tangent by one factor, in which XLA selects."""
+    """Return 1 / (1 - x²). Its derivative has one factor on the tangent, so XLA can select."""
     return lax.div(C(x, 1), _factors(x))
 
 
@@ -233,7 +235,7 @@ pointwise("atanh", lambda y, x: _atanh_slope(x), traits=DEAR)
 
 
 def _share(y: Value, a: Value, b: Value) -> Value:
-    """The part of `y = max(a, b)` that is `a`: 1, 0, or half of a tie."""
+    """Return the share of `a` in `y = max(a, b)`: 1, 0, or half for a tie."""
     half = lax.select(lax.eq(b, y), lax.full_like(y, 0.5), lax.full_like(y, 1))
     return lax.select(lax.eq(a, y), half, lax.full_like(y, 0))
 
@@ -246,12 +248,12 @@ pointwise(
     lambda y, low, x, high: step(lax.bitwise_and(lax.gt(x, low), lax.lt(x, high)), x),
     lambda y, low, x, high: step(lax.lt(high, x), x),
 )
-# The next float after a: a and a distance that is constant between powers of two.
+# The next float after a: a plus a distance that is constant between powers of two.
 pointwise("nextafter", lambda y, a, b: 1, lambda y, a, b: C(b, 0))
 
 
 class _Select(Linear):
-    """As in JAX, the tangent of a case that has none is as weakly typed as one of the others."""
+    """As in JAX, a case without tangent gets zeros with the weak type of another case's tangent."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         none = zeros(jax.typeof(next(dx for dx in dxs[1:] if dx is not None)))
@@ -298,7 +300,7 @@ def _sign(primals: Sequence[Value], tangents: Sequence[Any]):
 
 
 composite("abs", _abs, traits=ELEMENTWISE)
-# Of a real number it has no derivative, which the formula knows.
+# The sign of a real number has no derivative; the formula handles that.
 composite("sign", _sign, traits=dataclasses.replace(ELEMENTWISE, reach=None))
 linear("real", lambda ct, x: lax.complex(ct, C(ct, 0)), traits=CONVERSION)
 linear("imag", lambda ct, x: lax.complex(C(ct, 0), lax.neg(ct)), traits=CONVERSION)
@@ -313,7 +315,7 @@ linear(
     traits=ELEMENTWISE,
 )
 
-# Conversions. To an integer type nothing flows: `Rule.active` says so for every rule.
+# Conversions. A conversion to an integer type carries no derivative: `Rule.active` handles that.
 
 
 def _convert(ct: Value, x: Value, *, new_dtype: Any, weak_type: bool, sharding: Any) -> Value:

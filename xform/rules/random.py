@@ -1,4 +1,4 @@
-"""Random numbers: bits and keys have no derivative, a gamma sample has one in its shape parameter.
+"""Random numbers: bits and keys have no derivative; a gamma sample has one in its shape parameter.
 
 Source of the gamma derivative: Figurnov et al., "Implicit Reparameterization Gradients",
 arXiv:1805.08498, which `lax.random_gamma_grad` computes.
@@ -27,13 +27,13 @@ constant("rng_uniform", known=("shape",), traits=Traits(random=True, pure=False)
 constant("iota_2x32_shape", known=("shape",), traits=MOVEMENT)
 
 
-_gamma_grad: Any = lax.random_gamma_grad  # annotated as before a decorator takes its dtype away
+_gamma_grad: Any = lax.random_gamma_grad  # `Any`, because its decorator hides the type
 
 
 def _by_shape(y: Any, key: Any, a: Any, *, log_space: bool):
     if not log_space:
         return _gamma_grad(a, y)
-    # y = log s; the sample s may underflow, and then counts as the smallest positive number.
+    # y = log s. The sample s may underflow; then it counts as the smallest positive number.
     tiny = np.asarray(jax.numpy.finfo(y.dtype).tiny, y.dtype)
     s = lax.max(lax.exp(y), tiny)
     return lax.div(_gamma_grad(a, s), s)

@@ -1,8 +1,8 @@
 """Reductions, cumulative reductions, sorting and selection of the largest.
 
-At ties `reduce_max` and `reduce_min` share the derivative equally among the tied locations, as JAX
-does. `cummax`, `cummin` and a `max` inside a generic `reduce` share it by halves, pair by pair, in
-the order of a tree of pairs; `sort` and `top_k` follow the location that they chose. A slice whose
+At ties, `reduce_max` and `reduce_min` share the derivative equally among the tied elements, as JAX
+does. `cummax`, `cummin` and a `max` in a generic `reduce` share it by halves, pair by pair, in the
+order of a tree of pairs. `sort` and `top_k` give it to the element that they chose. A slice whose
 extremum is NaN has derivative NaN.
 """
 
@@ -39,20 +39,20 @@ def _accumulated(eqn: JaxprEqn) -> list[list[Links]]:
     return [[tuple(Along(i, cumulative=way if i == axis else 0) for i in axes)]]
 
 
-# A kernel that looks at each element of its operand once.
+# A kernel that reads each element of its operand once.
 EACH_INPUT = Traits(flops=cost.operand_size)
 CUMULATIVE = dataclasses.replace(EACH_INPUT, reach=linked(_accumulated))
 SUM = dataclasses.replace(REDUCTION, reach=linked(_reduced))
 
-# From the parts of two slices to those of their combination.
+# Combines the parts of two slices.
 Combine = Callable[[list[Any], list[Any]], list[Any]]
 
 
 def defined_by(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The jvp of a primitive that does what `f` does in operations that have rules.
+    """Return the jvp of a primitive whose value `f` computes by operations that have rules.
 
-    `f(*xs, **params)` returns a list; its keyword-only arguments are the rule's parameters. Only
-    its tangents are taken: the values are the primitive's own.
+    `f(*xs, **params)` returns a list. Its keyword-only arguments are the rule's parameters. Only
+    the tangents of `f` are used: the primitive itself computes the values.
     """
 
     @functools.wraps(f)
@@ -63,12 +63,12 @@ def defined_by(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sharding_option(out_sharding: Any) -> dict[str, Any]:
-    """`out_sharding` as keyword arguments: JAX 0.10 knows none on reduce_max."""
+    """Return `out_sharding` as keyword arguments: reduce_max of JAX 0.10 does not have it."""
     return {} if out_sharding is None else {"out_sharding": out_sharding}
 
 
 def spread_over(y: Any, x: Any, axes: Sequence[int], sharding: Any = None) -> Any:
-    """`y`, a reduction of `x` over `axes`, repeated along them; it lies as `x`, or as is said."""
+    """Repeat `y`, a reduction of `x`, along `axes`, with the sharding of `x` or the given one."""
     kept = tuple(i for i in range(np.ndim(x)) if i not in axes)
     sharding = sharding or jax.typeof(x).sharding
     return lax.broadcast_in_dim(y, np.shape(x), kept, out_sharding=sharding)
@@ -78,7 +78,7 @@ def spread_over(y: Any, x: Any, axes: Sequence[int], sharding: Any = None) -> An
 
 
 def elementwise(jaxpr: Any) -> Combine:
-    """The reducer of a primitive, a program of scalars, as a function of arrays."""
+    """Return the reducer of a primitive, a program of scalars, as a function of arrays."""
 
     def combine(a: list[Any], b: list[Any]) -> list[Any]:
         reducer = lambda *ab: evaluate(program(jaxpr), ab)
@@ -90,7 +90,7 @@ def elementwise(jaxpr: Any) -> Combine:
 
 
 def fold(combine: Combine, xs: list[Any], axis: int) -> list[Any]:
-    """Combine the slices of `xs` along a non-empty axis, halves at a time; the axis goes."""
+    """Combine the slices of `xs` along a non-empty axis by halves; this removes the axis."""
     while (n := xs[0].shape[axis]) > 1:
         half = n // 2
         pairs = combine(
@@ -113,7 +113,7 @@ def _product(x: Any, *, axes: tuple[int, ...]):
 
 
 def _reduce(*operands: Any, jaxpr: Any, dimensions: tuple[int, ...], computation: Any):
-    del computation  # the reducer as a function; jaxpr is the same as data
+    del computation  # the reducer as a function; jaxpr is the same reducer as data
     n = len(operands) // 2
     xs, inits, combine = list(operands[:n]), operands[n:], elementwise(jaxpr)
     first = [
@@ -148,7 +148,7 @@ def _extremum(name: str):
         y = reduced(x, axes, **kwargs)
         if dx is None:
             return [y], [None]
-        # Nothing equals NaN: there all locations are chosen, and each has a share of NaN.
+        # NaN is unequal to itself: then all elements are chosen, and each has a share of NaN.
         none = lax.ne(y, y)
         chosen = lax.eq(x, spread_over(y, x, axes))
         chosen = lax.bitwise_or(chosen, spread_over(none, x, axes))
@@ -165,7 +165,7 @@ constant("argmax", "argmin", known=("axes", "index_dtype"), traits=REDUCTION)
 constant("reduce_and", "reduce_or", "reduce_xor", known=("axes", "out_sharding"), traits=REDUCTION)
 
 
-# Cumulative reductions: a tree of pairs, so that zeros and infinities need no care of their own.
+# Cumulative reductions: a tree of pairs, which needs no special cases for zeros and infinities.
 
 
 def _log_add_exp(a: Any, b: Any) -> Any:
@@ -176,7 +176,7 @@ def _log_add_exp(a: Any, b: Any) -> Any:
 
 
 def _bounded(v: Any) -> Any:
-    """`v`, with 0 in place of infinity: as in JAX, there the derivative is a number."""
+    """Return `v`, with 0 in place of infinity: as in JAX, the derivative there is a number."""
     real = lax.real(v) if np.iscomplexobj(v) else v
     return lax.select(lax.eq(real, lax.full_like(real, np.inf)), lax.full_like(v, 0), v)
 
@@ -208,11 +208,11 @@ composite("cummin", _cumulative(lax.min), CUMULATIVE)
 composite("cumlogsumexp", _cumlogsumexp, CUMULATIVE)
 
 
-# Sorting: tangents are taken along, from where the primals came from.
+# Sorting: each tangent moves with its primal.
 
 
 def _take(dx: Any, index: Any, axis: int):
-    """`dx` at `index` along `axis`, where no location comes twice."""
+    """Return `dx` at `index` along `axis`; no index occurs twice."""
     if dx is None:
         return None
     rest = tuple(i for i in range(dx.ndim) if i != axis)

@@ -1,6 +1,6 @@
-"""References that come from outside the differentiated function: their values are constants.
+"""References from outside the differentiated function: their values are constants.
 
-Those that it makes itself are values by now (`xform.references`).
+References that the function makes itself are already values here (`xform.references`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from xform.traits import Traits, none
 
 
 class Outside(Rule):
-    """An operation on a reference from outside: what is written there must not be active."""
+    """The rule of an operation on a reference from outside, which may not write active values."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         kind = getattr(eqn.invars[0].aval, "kind", None) if eqn.invars else None

@@ -1,9 +1,9 @@
-"""A scan that stores some of its states, and goes back by running its steps again from them.
+"""A scan that stores some of its states and recomputes the others in the backward pass.
 
-On the way it stores its state before some steps, the best ones for a loop of its length. The way
-back has the state before each step by running steps again from the nearest that is stored, and
-there runs the step once more, with what its schedule keeps, and pulls back over it. Source:
-Griewank and Walther, "Algorithm 799: revolve", 2000.
+In the forward pass it stores its state before some steps, the best ones for a loop of its length.
+The backward pass recomputes the state before each step from the nearest stored state. There it runs
+the step once more, saves the values of the schedule, and pulls back over the step. Source: Griewank
+and Walther, "Algorithm 799: revolve", 2000.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from xform.source import frame
 
 
 def forward(node: Any, schedule: Schedule, n: int, xs: Sequence[Value], used: Mask):
-    """Outputs of a scan's node (None where not `used`), and the n states that it stores."""
+    """Run a scan's forward part; return outputs (None where not `used`) and n stored states."""
     joint, body, nk = node.joint, node.body, node.body.n_carry
     stored = node.stacked([schedule])
     ys = gather(joint.outputs[nk:], used[nk:])
@@ -55,7 +55,7 @@ def forward(node: Any, schedule: Schedule, n: int, xs: Sequence[Value], used: Ma
 
 def backward(node: Any, schedule: Schedule, n: int, slots: States, xs: Sequence[Value],
            seeds: Sequence[Value]) -> list[Value]:  # fmt: skip
-    """Results of the backward part of a scan's node, from the n states that it stored."""
+    """Run the backward part of a scan's node, from its n stored states."""
     joint, body, nk, length = node.joint, node.body, node.body.n_carry, node.trips
     consts, fixed, seq = body.parts(xs)
     stored = body.parts(node.stacked([schedule]))[1]

@@ -1,6 +1,6 @@
-"""Moving data: shapes, views, copies, placements. All linear; the transpose puts it back.
+"""Moves of data: shapes, views, copies, shardings. All are linear; the transpose moves data back.
 
-A cotangent gets the shape and, on a mesh of explicit axes, the sharding of the input it is for.
+A cotangent gets the shape of its input and, on a mesh of explicit axes, the input's sharding.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from xform.words import Apart, Linear, constant, linear, pointwise
 
 
 def back(ct: Value, x: Value) -> Value:
-    """`ct` in the shape of `x`, and where its cotangent lies."""
+    """Return `ct` in the shape of `x`, with the sharding of the cotangent of `x`."""
     return lax.reshape(ct, np.shape(x), out_sharding=cotangent_sharding(x))
 
 
 def moved(traits: Traits, move: Moves) -> Traits:
-    """The traits of a movement of data that NumPy does as well."""
+    """Return the traits of a move of data that NumPy can do, too."""
     return dataclasses.replace(traits, reach=Moved(move))
 
 
@@ -43,7 +43,7 @@ def _broadcast_in_dim(ct: Value, x: Value, *, shape: Sequence[int],
     kept = {axis for n, axis in sizes if n == shape[axis]}
     axes = [i for i in range(len(shape)) if i not in kept]
     place = cotangent_sharding(x)
-    if place.spec.unreduced and np.ndim(x) == len(kept):  # each device adds up its own
+    if place.spec.unreduced and np.ndim(x) == len(kept):  # each device sums its own part
         return lax.reduce_sum(ct, axes, out_sharding=place)
     return back(lax.reduce_sum(ct, axes), x)
 
@@ -89,7 +89,7 @@ linear("rev", lambda ct, x, *, dimensions: lax.rev(ct, dimensions), traits=REVER
 
 def _pad(ct: Value, x: Value, value: Value, *, padding_config: Sequence[tuple[int, int, int]]):
     low, high, interior = np.asarray(padding_config, int).reshape(-1, 3).T.tolist()
-    # Padding by negative amounts crops; cropped elements come back as zeros.
+    # Padding by negative amounts crops. Cropped elements return as zeros.
     crop = [(-lo, -hi, 0) for lo, hi in zip(low, high, strict=True)]
     whole = lax.pad(ct, np.zeros((), ct.dtype), crop)
     steps = [i + 1 for i in interior]
@@ -160,20 +160,20 @@ linear("stack", lambda ct, *xs, axis: lax.unstack(ct, axis), traits=moved(
 linear("unstack", lambda cts, x, *, axis: lax.stack(cts, axis), traits=moved(
     MOVEMENT, _move_unstack))  # fmt: skip
 
-# Copies, names and placements. A tangent keeps a name, a cotangent does not.
+# Copies, names and shardings. A tangent keeps a name, a cotangent does not.
 
-# Saved or not by the name it bears, and nothing to run again.
+# A policy saves a named value by its name; the name itself costs nothing to recompute.
 NAME = Traits("movement", identity=True, bytes=none)
 
 
 class _DevicePut(Apart):
-    """A cotangent goes back where the operand came from."""
+    """The rule of `device_put`. A cotangent goes back to the source of the operand."""
 
     def narrowed(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
         return {k: tuple(gather(v, on)) for k, v in params.items()}
 
     def turned(self, params: dict[str, Any]) -> dict[str, Any]:
-        copy = tuple(type(c).ALWAYS_COPY for c in params["copy_semantics"])  # also of a donated one
+        copy = tuple(type(c).ALWAYS_COPY for c in params["copy_semantics"])  # also if donated
         return {"devices": params["srcs"], "srcs": params["devices"], "copy_semantics": copy}
 
 
@@ -200,18 +200,18 @@ def _space(ct: Value, x: Value, *, memory_space: Any):
     return jax.device_put(ct, jax.typeof(x).memory_space)
 
 
-# Each element stays where it is.
+# Each element stays in its place.
 ELSEWHERE = dataclasses.replace(UNFUSED, reach=EACH)
 
 linear("to_edtype", lambda ct, x, *, edtype: _as_dtype_of(ct, x), traits=UNFUSED)
 linear("from_edtype", lambda ct, x, *, dtype: _as_dtype_of(ct, x), traits=UNFUSED)
 linear("copy", lambda ct, x: ct, traits=CONVERSION)
 linear("stage", lambda ct, x: ct, traits=CONVERSION)
-# `y`, once there is an `x`.
+# The value of `y`, but not before `x` is available.
 linear("tie", lambda ct, x, y: ct, over=(1,), traits=moved(MOVEMENT, lambda p, x, y: y))
 linear("xla_metadata_value", lambda ct, x, *, xla_metadata_kvs: ct, traits=CONVERSION)
 linear("with_memory_space_constraint", _space, traits=ELSEWHERE)
-# Tangents and cotangents bear no name, by which a policy would keep them.
+# Tangents and cotangents have no name, because a policy would save them by it.
 pointwise("name", lambda y, x, *, name: 1, traits=NAME)
 declare(Apart, "optimization_barrier", "linear", (), Traits(pure=False, flops=none, reach=EACH))
 declare(_DevicePut, "device_put", "linear", (), Traits(foreign=True, flops=none, reach=EACH),
@@ -224,7 +224,7 @@ linear(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Reshard(Linear):
-    """Bound although it may move nothing: a vmap around has axes of its own to lay."""
+    """The rule of `reshard`, bound even if nothing moves: a vmap around it may shard its axes."""
 
     def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
              active: Mask):  # fmt: skip

@@ -1,15 +1,16 @@
 """`shard_map`: a program that every device of a mesh runs on its own shard.
 
-The body has a Joint, made where the body's types and axis names have a meaning. Both parts are
-`shard_map`s over the same axes. What the schedule keeps leaves one and enters the other with a new
-leading axis, along which the shards of the devices are laid side by side: it stays where it was
-made. An input that the backward part reads is taken from outside, and so is an output that was
-kept.
+The body has a Joint, which is analyzed in the scope of the body's types and axis names. Both parts
+are `shard_map`s over the same axes. A saved value leaves the forward part and enters the backward
+part with a new leading axis, along which the devices' shards are concatenated. So it stays on its
+device. Inputs that the backward part reads, and saved values that are outputs, are taken from
+outside.
 
-Cotangents. Under `check_vma=True` the body's types say what is replicated, and its own transpose
-sums a cotangent where it must (`rules.collective`). Under `check_vma=False` nothing does, and the
-convention is JAX's: the cotangent of an output is shared out equally over the axes that its spec
-does not mention, that of an input is summed over the axes that its spec does not mention.
+Cotangents. Under `check_vma=True` the body's types say what is replicated, and the body's own
+transpose sums a cotangent where it must (`rules.collective`). Under `check_vma=False` the types do
+not say so, and the convention is that of JAX. The cotangent of an output is divided equally over
+the axes that its spec does not mention. The cotangent of an input is summed over the axes that its
+spec does not mention.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from xform.traits import Traits
 
 
 class _Devices:
-    """The mesh and axes of a `shard_map`, and its body."""
+    """The mesh, the axes and the body of a `shard_map`."""
 
     def __init__(self, eqn: JaxprEqn):
         params = eqn.params
@@ -55,26 +56,25 @@ class _Devices:
 
     @property
     def count(self) -> int:
-        """How many devices the body is mapped over."""
+        """Over how many devices the body is mapped."""
         return math.prod(self.mesh.shape[a] for a in self.axes)
 
     @functools.cached_property
     def distinct(self) -> tuple[Any, ...]:
-        """The axes along which the devices may hold different values, by its specs and its body.
+        """The axes along which devices may hold different values, by the specs and the body.
 
-        Along the others all do the same: nothing is to be summed or shared out there. A `vmap` with
-        `spmd_axis_name` may have put its lanes along them.
+        Along the other axes all devices do the same, so nothing is summed or divided there. A
+        `vmap` with `spmd_axis_name` may use such an axis for its lanes.
         """
         specs = (*self.in_specs, *self.out_specs)
         named = axes_of(self.jaxpr).union(*(set().union(*_layout(spec)) for spec in specs))
         return tuple(a for a in self.mesh.axis_names if a in self.axes and a in named)
 
     def map(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """`f`, run on every device. Outside `jit` it is compiled, once for each program.
+        """Return `f` mapped over the devices. Outside `jit` it is compiled, once for each program.
 
-        But a transform that sees the operation is left to do so; unless it is one that JAX runs
-        under `jit` only: over some axes of a mesh without types that say what varies, or with
-        partial sums.
+        It is not compiled if a transform watches its arguments and JAX can run it only under `jit`:
+        over some axes of a mesh without types that say what varies, or with partial sums.
         """
         mapped = jax.shard_map(
             f,
@@ -95,7 +95,7 @@ class _Devices:
         return mapped if staging() else run
 
     def inside(self, f: Callable[[], Any]) -> Any:
-        """The value of `f()`, called where the axis names and types of the body hold."""
+        """Call `f` in the scope of the axis names and types of the body, and return its value."""
         values: list[Any] = []
 
         def run() -> tuple[()]:
@@ -110,29 +110,29 @@ class _Devices:
         return self.inside(lambda: analyze(self.body, active, wanted, push, singly=singly))
 
     def residual_spec(self, aval: Any) -> PartitionSpec:
-        """How a kept value leaves: its leading axis goes over the axes that it varies over."""
+        """Return the spec of a saved value: its leading axis is sharded where the value varies."""
         varying = aval.mat.varying if self.checked else self.distinct
         axes = tuple(a for a in self.mesh.axis_names if a in self.axes and a in varying)
         sums = {"unreduced": aval.mat.unreduced, "reduced": aval.mat.reduced}
         return PartitionSpec(*([axes] if axes else []), **(sums if self.checked else {}))
 
     def unmentioned(self, spec: PartitionSpec) -> tuple[Any, ...]:
-        """The axes over which a value with this spec is replicated.
+        """Return the axes over which a value with this spec is replicated.
 
-        Of a value that is reduced the cotangent is unreduced: each device has a part of its own.
+        The cotangent of a reduced value is unreduced: each device has its own part.
         """
         mentioned = _mentioned(spec) | spec.reduced
         return tuple(a for a in self.distinct if a not in mentioned)
 
     def share(self, ct: Value, v: Atom, spec: PartitionSpec) -> Value:
-        """The cotangent of one device's output, from that of the whole."""
+        """Return the cotangent of one device's output, from the cotangent of the whole output."""
         if self.checked:
             return _vary_as(ct, v)
         copies = [a for a in self.unmentioned(spec) if a not in spec.unreduced]
         return self._divide(ct, copies)
 
     def total(self, ct: Value, v: Atom, spec: PartitionSpec) -> Value:
-        """The cotangent of the whole input, from those of each device's."""
+        """Return the cotangent of the whole input, from the cotangents on each device."""
         if self.checked:
             return _vary_as(ct, v)
         summed = lax.psum(ct, self.unmentioned(spec))
@@ -143,21 +143,21 @@ class _Devices:
         return ct if n == 1 else lax.div(ct, constant_like(ct, n))
 
 
-# The compiled programs that ran last outside `jit`.
+# The compiled programs that ran most recently outside `jit`.
 _COMPILED = Recent[str, Callable[..., Any]]()
 
 
 def _compiled(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f` under `jit`, by the program that it is: each call of a transform makes another function.
+    """Return `f` under `jit`, cached by its program, because each transform makes a new function.
 
-    Run as it is, outside `jit`, each operation of a `shard_map` is compiled at each call.
+    Outside `jit`, JAX would compile each operation of a `shard_map` at each call.
     """
     jitted = jax.jit(f)
 
     def run(*args: Any) -> Any:
         traced = jitted.trace(*args)
         prog = program(traced.jaxpr)
-        if prog.consts:  # which may belong to another trace
+        if prog.consts:  # constants may belong to another trace
             return jitted(*args)
         key = f"{fingerprint(prog)} {jax.tree.structure(args)} {traced.out_tree}"
         if key not in _COMPILED:
@@ -168,7 +168,7 @@ def _compiled(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mentioned(spec: PartitionSpec) -> set[Any]:
-    """The axes in a spec."""
+    """Return the axes in a spec."""
     names: set[Any] = set()
     for entry in spec.partitions:
         names.update(entry if isinstance(entry, tuple) else (entry,))
@@ -176,22 +176,22 @@ def _mentioned(spec: PartitionSpec) -> set[Any]:
 
 
 def _layout(spec: PartitionSpec) -> tuple[Any, ...]:
-    """What a spec says of the axes of the mesh."""
+    """Return the mentioned, unreduced and reduced axes of a spec."""
     return _mentioned(spec), spec.unreduced, spec.reduced
 
 
 def _vary_as(ct: Value, v: Atom) -> Value:
-    """`ct` summed over the axes along which it varies and its primal does not.
+    """Return `ct`, summed over the axes along which it varies and its primal does not.
 
-    JAX may leave the step from replicated to varying unwritten, at an output whose spec mentions
-    more axes than the value varies over.
+    JAX may omit the step from replicated to varying at an output whose spec mentions more axes than
+    the value varies over.
     """
     aval: Any = v.aval
     return lax.psum(ct, tuple(sorted(jax.typeof(ct).mat.varying - aval.mat.varying, key=str)))
 
 
 class ShardMap(Structured):
-    """`jax.shard_map`, over all or some axes of a mesh."""
+    """The rule of `jax.shard_map`, over all or some axes of a mesh."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         specs = (*eqn.params["in_specs"], *eqn.params["out_specs"])
@@ -269,7 +269,7 @@ class _ShardNode(Node):
         return spread(out[:n], used), _Shards(leaves, (tuple(held), new, tree))
 
     def _first(self, schedule: Schedule, used: Mask) -> tuple[Program, Any]:
-        """The forward part as a program: the used outputs, then the leaves of what is kept."""
+        """Return the forward part as a program: the used outputs, then the saved leaves."""
         key = ("shard_map", used)
         if key not in schedule.cache:
             trees: list[Any] = []
@@ -287,7 +287,7 @@ class _ShardNode(Node):
 
     def _as_output(self, v: Atom, spec: PartitionSpec, outputs: Sequence[Atom],
                    out_specs: Sequence[PartitionSpec]) -> int | None:  # fmt: skip
-        """The output that a kept value is, if all of it leaves with that output."""
+        """Return the index of the output that equals a saved value on all devices, or None."""
         for i, (y, out_spec) in enumerate(zip(outputs, out_specs, strict=True)):
             if v is y and _layout(spec) == _layout(out_spec):
                 return i
@@ -310,14 +310,14 @@ class _ShardNode(Node):
             if not self.push:
                 seeds = [devices.share(ct, v, spec)
                            for ct, (v, _, spec) in zip(seeds, takes, strict=True)]  # fmt: skip
-            # The body is a whole function to its devices: each recompute waits for its cotangent.
+            # For its device the body is a whole function: each recompute waits for its cotangent.
             full = spread(xs, reads), spread(seeds, given)
             results = gather(emit.backward(schedule, kept, *full, together, whole=True), moved)
             if self.push:
                 return results
             return [devices.total(ct, v, s) for ct, (v, _, s) in zip(results, gives, strict=True)]
 
-        # The cotangent of a partial sum is a copy on each device, and the other way round.
+        # The cotangent of a partial sum is a copy on each device, and vice versa.
         kind = tangent_aval if self.push else cotangent_aval
         turned = [[s if self.push else s.to_ct_spec() for *_, s in vs] for vs in (takes, gives)]
         in_specs = list(specs), gather(devices.in_specs, reads), turned[0]
@@ -330,10 +330,10 @@ class _ShardNode(Node):
 
 @jax.tree_util.register_pytree_node_class
 class _Shards:
-    """The token of a `shard_map`: each kept leaf, with the spec that it left with.
+    """The token of a `shard_map`: each saved leaf, with the spec of its sharding.
 
-    `static` holds these specs, which leaves have a new leading axis (the others are outputs), and
-    the tree of the kept values.
+    `static` has these specs, which leaves have a new leading axis (the others are outputs), and the
+    tree of the saved values.
     """
 
     def __init__(self, leaves: list[Value], static: Any):
@@ -351,7 +351,7 @@ def _flops(eqn: JaxprEqn) -> int:
     return _Devices(eqn).count * flops(program(eqn.params["jaxpr"]))
 
 
-# What runs on all devices may hold collectives, and is the whole of its function.
+# The program of all devices may contain collectives, and is a whole function for each device.
 declare(ShardMap, "shard_map", "structured", (),
         Traits(foldable=False, collective=True, flops=_flops), known=(
     "jaxpr", "mesh", "in_specs", "out_specs", "check_vma", "newly_manual_axes", "debug_info",

@@ -1,8 +1,8 @@
 """`jax.experimental.sparse`: linear in the data of a sparse array; its indices are constants.
 
-All formats are read as one: `at[..., k, :]` is the place of the k-th element in the dense array,
-batch axes included. A negative index counts from the end of its axis, as JAX's operations read it;
-a place outside the array is padding. Nothing is made dense that was not.
+All formats are read in the same way: `at[..., k, :]` is the place of the k-th element in the dense
+array, batch axes included. A negative index counts from the end of its axis, as in JAX's
+operations. A place outside the array is padding. No sparse array is made dense.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Bind = Callable[..., Value]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Multilinear(Rule):
-    """Linear in each input at `over`, in the first output; formulas are the transposes.
+    """A rule for a primitive whose first output is linear in each input at `over`.
 
-    A formula `(bind, ct, ys, *xs)` may `bind` the primitive again, with some parameters changed.
+    A formula `(bind, ct, ys, *xs)` is a transpose. It may `bind` the primitive with new parameters.
     """
 
     over: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class Multilinear(Rule):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FromDense(Rule):
-    """The elements of a dense array at places that it chooses; the formula says which."""
+    """A rule for the elements of a dense array at places that the formula computes from outputs."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         return [take(dxs[0], self._places(eqn, xs, ys)), *[None] * (len(ys) - 1)]
@@ -72,7 +72,7 @@ class FromDense(Rule):
 
 
 def take(dense: Value, at: Value) -> Value:
-    """The elements of an array at places of its first axes; zero outside."""
+    """Return the elements of an array at places of its first axes; zero outside."""
     n, k = at.shape[-1], at.ndim - 1
     window = tuple(range(k, k + dense.ndim - n))
     axes = tuple(range(n))
@@ -81,7 +81,7 @@ def take(dense: Value, at: Value) -> Value:
 
 
 def put(values: Value, at: Value, shape: Sequence[int]) -> Value:
-    """Zeros with values added at places of the first axes."""
+    """Return zeros with values added at places of the first axes."""
     n, k = at.shape[-1], at.ndim - 1
     window = tuple(range(k, k + len(shape) - n))
     axes = tuple(range(n))
@@ -92,7 +92,7 @@ def put(values: Value, at: Value, shape: Sequence[int]) -> Value:
 
 
 def _batched(indices: Value, whole: Sequence[int]) -> Value:
-    """Indices after batch axes as places in an array of the shape `whole`."""
+    """Return indices after batch axes as places in an array of the shape `whole`."""
     k = indices.ndim - 2
     shape = (*whole[:k], *indices.shape[k:])
     from_end = lax.lt(indices, lax.full_like(indices, 0))
@@ -103,7 +103,7 @@ def _batched(indices: Value, whole: Sequence[int]) -> Value:
 
 
 def _lengths(indices: Value, whole: Sequence[int]) -> Value:
-    """For each index the length of its axis."""
+    """Return the length of its axis for each index."""
     k = indices.ndim - 2
     sizes = np.asarray(whole[k : k + indices.shape[-1]], indices.dtype)
     return lax.broadcast_in_dim(sizes, indices.shape, (k + 1,))
@@ -114,7 +114,7 @@ def _pairs(row: Value, col: Value) -> Value:
 
 
 def _rows(indices: Value, indptr: Value) -> Value:
-    """The row of each element, from where each row ends."""
+    """Return the row of each element, from the ends of the rows."""
     *batch, n = indices.shape
     ends = lax.slice_in_dim(indptr, 1, indptr.shape[-1], axis=-1)
     places = _batched(lax.expand_dims(ends, (ends.ndim,)), (*batch, n + 1))
@@ -123,12 +123,12 @@ def _rows(indices: Value, indptr: Value) -> Value:
 
 
 def _compressed(indices: Value, indptr: Value) -> Value:
-    """The last axis of indices in compressed rows as indices of rows and columns."""
+    """Return compressed rows as indices of rows and columns on the last axis."""
     return _pairs(_rows(indices, indptr), indices)
 
 
 def _columns(at: Value, axes: Sequence[int]) -> Value:
-    """Some of the axes that places are in."""
+    """Return some of the axes of places."""
     pick = [lax.slice_in_dim(at, i, i + 1, axis=-1) for i in axes]
     empty = lax.slice_in_dim(at, 0, 0, axis=-1)
     return lax.concatenate([empty, *pick], at.ndim - 1)
@@ -146,7 +146,7 @@ def _todense(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spi
 
 
 def _extract(bind: Bind, ct: Value, ys: Any, indices: Value, x: Value, *, assume_unique: bool):
-    if not assume_unique:  # the first element with some indices has the value, the others have 0
+    if not assume_unique:  # of elements with equal indices, the first has the value, others 0
         order, first = _sorted(indices, x.shape)
         mask = lax.convert_element_type(lax.sort_key_val(order, first)[1], ct.dtype)
         ct = lax.mul(ct, lax.broadcast_in_dim(mask, ct.shape, tuple(range(mask.ndim))))
@@ -167,7 +167,7 @@ def _sort(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo
 
 
 def _sorted(indices: Value, whole: Sequence[int]) -> tuple[Value, Value]:
-    """The elements in the order of their indices, and a 1 for the first of each place.
+    """Return the elements in the order of their indices, and 1 for the first of each place.
 
     Elements outside the array share one place, the last.
     """
@@ -189,7 +189,7 @@ def _sorted(indices: Value, whole: Sequence[int]) -> tuple[Value, Value]:
 
 def _sum_duplicates(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, *, spinfo: Any,
                     nse: int | None):  # fmt: skip
-    """An element goes where the rank of its place, among all different places, says."""
+    """Return the cotangent: an element's output position is the rank of its place."""
     order, first = _sorted(indices, spinfo.shape)
     rank = lax.sort_key_val(order, lax.cumsum(first, order.ndim - 1))[1]
     rank = lax.sub(rank, np.int32(1))
@@ -197,7 +197,7 @@ def _sum_duplicates(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value,
 
 
 def _dot_data(ct: Value, at: Value, rhs: Value, n: int, dimension_numbers: Any) -> Value:
-    """For each element, the sum over the free axes of its row of `ct` times its row of `rhs`."""
+    """Return for each element the sum over free axes of its row of `ct` times its row of `rhs`."""
     (lc, rc), (lb, rb) = dimension_numbers
     rows = take(ct, _columns(at, [*lb, *_rest(n, lc, lb)]))
     free = _rest(rhs.ndim, rc, rb)
@@ -244,7 +244,7 @@ def _sampled_right(bind: Bind, ct: Value, ys: Any, a: Value, b: Value, indices: 
 
 
 def _sampled_at(a: Value, b: Value, indices: Value, dimension_numbers: Any) -> tuple[Value, int]:
-    """Places in the product of two dense arrays, and how many of its axes are those of `a`."""
+    """Return places in the product of two dense arrays, and how many of its axes `a` has."""
     (ac, bc), (ab, bb) = dimension_numbers
     sizes = [a.shape[i] for i in (*ab, *_rest(a.ndim, ac, ab))]
     others = [b.shape[i] for i in _rest(b.ndim, bc, bb)]
@@ -252,7 +252,7 @@ def _sampled_at(a: Value, b: Value, indices: Value, dimension_numbers: Any) -> t
 
 
 def _whole(at: Value, shape: Sequence[int]) -> Value:
-    """Places of rows of an array, as those of all elements of the rows."""
+    """Expand places of rows of an array to the places of all elements of these rows."""
     k, n = at.ndim - 1, at.shape[-1]
     all_of = (*at.shape[:-1], *shape[n:])
     at = lax.broadcast_in_dim(at, (*all_of, n), (*range(k), len(all_of)))
@@ -261,7 +261,7 @@ def _whole(at: Value, shape: Sequence[int]) -> Value:
 
 
 def _spread(ct: Value, at: Value, a: Value, b: Value, dimension_numbers: Any) -> Value:
-    """The cotangent of `a`: for each place, its row receives a multiple of a row of `b`."""
+    """Return the cotangent of `a`: for each place, its row gets a multiple of a row of `b`."""
     (ac, bc), (ab, bb) = dimension_numbers
     order = (*ab, *_rest(a.ndim, ac, ab), *ac)
     k, n = len(ab), a.ndim - len(ac)
@@ -276,7 +276,7 @@ def _no_transpose(bind: Bind, ct: Value, ys: Any, *xs: Value, lhs_spinfo: Any, r
                   dimension_numbers: Any, preferred_element_type: Any = None):  # fmt: skip
     raise NotDifferentiable(
         "reverse-mode derivative of a product of two sparse arrays",
-        "it has no transpose: the result has places of its own",
+        "it has no transpose, because the result has other places than the inputs",
         "",
         "make one of the two dense with todense(), or use forward mode",
     )
@@ -295,7 +295,7 @@ declare(FromDense, "bcoo_fromdense", "linear", [
     lambda shape, indices, *, nse, n_batch, n_dense, index_dtype: _batched(indices, shape)
 ])  # fmt: skip
 
-# BCSR: the last of the batch axes' rows are compressed.
+# BCSR: the last axis after the batch axes has compressed rows.
 
 
 def _bcsr_dot(bind: Bind, ct: Value, ys: Any, data: Value, indices: Value, indptr: Value,
@@ -333,7 +333,7 @@ declare(FromDense, "bcsr_fromdense", "linear", [
 
 
 def _apply(at: Callable[[Value, Value], Value]) -> list[Callable[..., Value]]:
-    """Transposes of a product of a matrix, given by two arrays of indices, with a dense array."""
+    """Return transposes of a product of a matrix (two index arrays) with a dense array."""
 
     def matrix(bind: Bind, ct: Value, ys: Any, data: Value, i: Value, j: Value, x: Value, *,
                transpose: bool, spinfo: Any = None, shape: Any = None):  # fmt: skip
@@ -363,7 +363,7 @@ for _name, _at in (("coo", _pairs), ("csr", _compressed)):
 
 
 class SparseSolve(Rule):
-    """A x = b for a matrix A in compressed rows: dx = A⁻¹ (db - dA x)."""
+    """The rule of A x = b for a matrix A in compressed rows: dx = A⁻¹ (db - dA x)."""
 
     def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
         _, indices, indptr, _ = xs

@@ -20,7 +20,7 @@ C = constant_like
 
 
 def no_partial(primitive: str, name: str):
-    """Stand for a partial derivative without a closed form: refuse it."""
+    """Return a stand-in for a partial derivative without closed form, which raises an error."""
 
     def refuse(y: Value, *x: Value) -> Value:
         raise NotDifferentiable(
@@ -33,17 +33,17 @@ def no_partial(primitive: str, name: str):
     return refuse
 
 
-# The gamma family: iterations inside, so that a compiler makes no loop over elements of them.
+# The gamma family iterates inside, so a compiler does not fuse it into a loop over elements.
 
 
 def _gamma_density(a: Value, x: Value) -> Value:
-    """x^(a-1) exp(-x) / Γ(a): the slope of igamma in x."""
+    """Return x^(a-1) exp(-x) / Γ(a), the derivative of igamma by x."""
     power = lax.mul(lax.sub(a, C(a, 1)), lax.log(x))
     return lax.exp(lax.sub(lax.sub(power, x), lax.lgamma(a)))
 
 
 def _beta_density(a: Value, b: Value, x: Value) -> Value:
-    """x^(a-1) (1-x)^(b-1) / B(a, b)."""
+    """Return x^(a-1) (1-x)^(b-1) / B(a, b)."""
     log_beta = lax.sub(lax.add(lax.lgamma(a), lax.lgamma(b)), lax.lgamma(lax.add(a, b)))
     left = lax.mul(lax.sub(a, C(a, 1)), lax.log(x))
     right = lax.mul(lax.sub(b, C(b, 1)), lax.log1p(lax.neg(x)))
@@ -76,7 +76,7 @@ pointwise(
     lambda y, a, x: lax.neg(_gamma_density(a, x)),
     traits=PLAIN,
 )
-# The order of differentiation in a and x does not matter: this is the density's slope in a.
+# The order of derivatives by a and x does not matter: this is the derivative of the density by a.
 pointwise(
     "igamma_grad_a",
     no_partial("igamma_grad_a", "a"),
@@ -95,13 +95,13 @@ pointwise(
 
 
 def _gauss(x: Value, c: float) -> Value:
-    """C exp(-x²). For |x| >= 28 the result and all its derivatives are 0 in every dtype."""
+    """Return c exp(-x²). For |x| >= 28 it and all its derivatives are 0 in every dtype."""
     x = lax.clamp(C(x, -28), x, C(x, 28))
     return lax.mul(C(x, c), lax.exp(lax.neg(lax.square(x))))
 
 
 def _bessel_i1e(y: Value, x: Value) -> Value:
-    """i0e - y (sign x + 1/x), which near 0 is 0/0 with the limit 1/2."""
+    """Return i0e - y (sign x + 1/x), which near 0 is 0/0 with the limit 1/2."""
     eps = C(x, float(jax.numpy.finfo(x.dtype).eps))
     away = lax.gt(lax.abs(x), eps)
     safe = lax.select(away, x, lax.full_like(x, eps))

@@ -1,9 +1,10 @@
-"""`unpool`: each window's cotangent goes to the largest (smallest) element of the window.
+"""`unpool`: add each window's cotangent to the largest (smallest) element of the window.
 
-XLA has an operation for it, select-and-scatter, which a TPU runs as it is. The compilers for CPUs
-and GPUs make of it the places of all elements, as one array for each axis, a reduction of them all
-and a scatter: a dozen times the bytes of what was pooled. There `unpool` is what it says: the place
-of the largest element of each window, and for each place of a window what comes back to it.
+XLA has an operation for this, select-and-scatter, which TPUs run directly. The compilers for CPUs
+and GPUs expand it into the places of all elements, as one array for each axis, a reduction of them
+all, and a scatter. This takes a dozen times the bytes of the pooled array. On CPUs and GPUs
+`unpool` computes instead the place of the largest element in each window, and then, for each
+element, the sum over the windows that chose it.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from xform.ir import Program, trace
 
 Sizes = Sequence[int]
 
-# Of windows of more places a program would be long; `experiments/pooling` measures up to 49.
+# With larger windows the program would be long; `experiments/pooling` measures up to 49 places.
 _LARGEST = 64
-# In the place of an element that stands in no such window: added to others it stays below 0.
+# The place of an element outside any window: it stays below 0 after additions of other axes.
 _NOWHERE = -(2**10)
 
 unpool_p = Primitive("xform_unpool")
@@ -34,10 +35,10 @@ unpool_p.def_abstract_eval(lambda ct, x, **_: x.update(weak_type=False))
 
 
 def unpool(ct: Any, x: Any, **windows: Any) -> Any:
-    """The cotangent of `x`, whose windows' largest (smallest) elements have the cotangent `ct`.
+    """Return the cotangent of `x`: `ct`, added to the largest (smallest) element of each window.
 
-    At a tie the first one gets it. `windows` are `select_prim` (`lax.ge_p` or `lax.le_p`),
-    `window_dimensions`, `window_strides` and `padding`, as of JAX's primitive.
+    At a tie the first element gets it. `windows` are `select_prim` (`lax.ge_p` or `lax.le_p`),
+    `window_dimensions`, `window_strides` and `padding`, as in JAX's primitive.
     """
     if math.prod(windows["window_dimensions"]) > _LARGEST or 0 in (*ct.shape, *x.shape):
         return jax_primitives.select_and_scatter_add_p.bind(ct, x, **windows)
@@ -46,7 +47,7 @@ def unpool(ct: Any, x: Any, **windows: Any) -> Any:
 
 def gather(t: Any, x: Any, *, base_dilation: Sizes = (), window_dilation: Sizes = (),
            **windows: Any) -> Any:  # fmt: skip
-    """The element of `t` where `x` is largest (smallest) in each window: what `unpool` undoes."""
+    """Return `t` where `x` is largest (smallest) in each window; `unpool` is the transpose."""
     ones = (1,) * x.ndim
     base, spread = base_dilation or ones, window_dilation or ones
     gather_p = jax_primitives.select_and_gather_add_p
@@ -58,14 +59,14 @@ def _unpool(ct: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes, wind
     sizes, strides = window_dimensions, window_strides
     which = materialize(_which(x, ct.shape, select_prim, sizes, strides, padding))
     lows = [low for low, _ in padding]
-    # An element is in the window that begins at its stride, and in some that begin before it.
+    # An element is in the window that begins in its stride, and in some that begin earlier.
     counts = (-(-size // stride) for size, stride in zip(sizes, strides, strict=True))
     terms = [_back(ct, which, x.shape, q, sizes, strides, lows) for q in np.ndindex(*counts)]
     return functools.reduce(lax.add, terms)
 
 
 def lowered(eqn: JaxprEqn) -> Program | None:
-    """What compilers for CPUs and GPUs are given; not where types say how it lies on a mesh."""
+    """Return the program for CPU and GPU compilers; None if the types are sharded over a mesh."""
     types: list[Any] = [v.aval for v in eqn.invars]
     if any(axis is not None for t in types for axis in t.sharding.spec):
         return None
@@ -76,7 +77,7 @@ def lowered(eqn: JaxprEqn) -> Program | None:
 
 def _which(x: Any, windows: Sizes, select_prim: Any, sizes: Sizes, strides: Sizes, padding: Any
            ) -> Any:  # fmt: skip
-    """The place in its window of the largest (smallest) element, counted row by row; int8."""
+    """Return the place of the largest (smallest) element in its window, row by row, as int8."""
     worst = np.asarray(-np.inf if select_prim is lax.ge_p else np.inf, x.dtype)
     filled = _padded(x, worst, padding)
 
@@ -95,11 +96,11 @@ def _which(x: Any, windows: Sizes, select_prim: Any, sizes: Sizes, strides: Size
 
 def _back(ct: Any, which: Any, shape: Sizes, before: Sizes, sizes: Sizes, strides: Sizes,
           lows: Sizes) -> Any:  # fmt: skip
-    """What each element gets of the windows that begin so many strides `before` its own."""
+    """Return each element's part of the windows that begin `before` strides earlier."""
     starts = [q * stride - low for q, stride, low in zip(before, strides, lows, strict=True)]
 
     def spread(y: Any, fill: int) -> Any:
-        """For each element what `y` has for that window."""
+        """Return the value of `y` for that window, for each element."""
         for axis, stride in enumerate(strides):
             if stride > 1:
                 rows = (*y.shape[: axis + 1], stride, *y.shape[axis + 1 :])
@@ -146,7 +147,7 @@ _compiled = jax.jit(unpool_p.bind, static_argnames=_NAMES)
 
 @unpool_p.def_impl
 def _impl(ct: Any, x: Any, **windows: Any) -> Any:
-    """Compile the primitive also under `jax_disable_jit`, as JAX compiles each of its own."""
+    """Compile the primitive also under `jax_disable_jit`, as JAX does with its own primitives."""
     with jax.disable_jit(False):
         return _compiled(ct, x, **windows)
 

@@ -1,8 +1,8 @@
-"""`lax.while_loop` (and `fori_loop`, where its number of steps is traced).
+"""`lax.while_loop` (and `fori_loop` with a traced trip count).
 
-Forward mode carries tangents beside. Reverse mode stores some states on the way (`checkpoints`),
-and differentiates each step where it goes back over it: nothing else is kept. Which carries are
-active, which bring a cotangent and which must be stored are least fixpoints.
+Forward mode carries tangents with the state. Reverse mode stores some states in the forward pass
+(`checkpoints`), and differentiates each step when the backward pass reaches it; it saves nothing
+else. Which carries are active, bring a cotangent, or must be stored are least fixpoints.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from xform.source import frame
 from xform.table import declare
 from xform.traits import Traits
 
-# Effects that a step may repeat; what it prints itself, and not in a loop within, is printed once.
+# Effects that a recomputed step may repeat. Its own prints run once; those of an inner loop repeat.
 _REPEATABLE = frozenset(("NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"))
 
 
@@ -59,12 +59,12 @@ class _Loop:
         self.n_cond, self.n_step = params["cond_nconsts"], params["body_nconsts"]
 
     def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Constants of the condition, constants of the body, carries."""
+        """Split values into constants of the condition, constants of the body, and carries."""
         a, b = self.n_cond, self.n_cond + self.n_step
         return list(values[:a]), list(values[a:b]), list(values[b:])
 
     def active(self, active: Mask) -> Mask:
-        """Carries that are active after some step."""
+        """Return the carries that are active after some step."""
         _, consts, carry = self.parts(active)
         while True:
             grown = _either(carry, path(self.step, (*consts, *carry)).outputs)
@@ -73,7 +73,7 @@ class _Loop:
             carry = grown
 
     def wanted(self, inside: Mask, wanted: Mask) -> Mask:
-        """Carries that bring a cotangent after some step, where `inside` of the body is active."""
+        """Return the carries that bring a cotangent after some step; `inside` are active inputs."""
         while True:
             before = path(self.step, inside, wanted).inputs[self.n_step :]
             grown = _either(wanted, before)
@@ -92,7 +92,7 @@ class _Loop:
 
 
 def _reached(prog: Program, inputs: Sequence[bool]) -> Mask:
-    """Which outputs of a program depend, in whatever way, on some of its inputs."""
+    """Return which outputs of a program depend in any way on some of its inputs."""
     reached = set(gather(prog.inputs, inputs))
     for eqn in prog.equations:
         if any(isinstance(v, Var) and v in reached for v in eqn.invars):
@@ -101,7 +101,7 @@ def _reached(prog: Program, inputs: Sequence[bool]) -> Mask:
 
 
 class While(Structured):
-    """`lax.while_loop`."""
+    """The rule of `lax.while_loop`."""
 
     def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
         return _Loop(eqn).active(active)
@@ -144,7 +144,7 @@ class While(Structured):
 
 
 class _Push(Whole):
-    """A pushed while: the backward part runs the loop again with tangents beside."""
+    """A pushed while loop: the backward part runs the loop again, with tangents."""
 
     loop = True
 
@@ -155,10 +155,10 @@ class _Push(Whole):
 
 
 class _Steps:
-    """A while that is gone back through: the Joint of one step, and which carries get cotangents.
+    """A while loop in reverse mode: the Joint of one step, and which carries get cotangents.
 
-    What is compiled for it is kept with the step's Program, and so it holds no equation: that has
-    the jaxpr in which the Program lives on.
+    Its compiled functions are cached with the step's Program. So it holds no equation, because an
+    equation has the jaxpr that keeps the Program alive.
     """
 
     def __init__(self, loop: _Loop, joint: Joint, cts: Mask):
@@ -167,10 +167,10 @@ class _Steps:
         self.carried = dict(zip(joint.inputs[loop.n_step :], joint.outputs, strict=True))
 
     def needs(self, schedule: Schedule) -> tuple[set[Var], dict[Var, Var]]:
-        """Inputs of a step from which the way back makes everything that it reads.
+        """Return the inputs of a step from which its backward part computes all that it reads.
 
-        And outputs, by the carries that they become, which the pullback of a step reads: they are
-        the state after the step, which is at hand.
+        Also return the outputs that the pullback of a step reads, by the carries that they become.
+        They are the state after the step, which is available.
         """
         if "needs" not in schedule.cache:
             need = needed(schedule, self.carried)
@@ -185,12 +185,12 @@ class _Steps:
         return schedule.cache["needs"]
 
     def stored(self, schedule: Schedule) -> Mask:
-        """Which inputs of a step are stored: what it carries, and changes."""
+        """Which inputs of a step are stored: the needed carries that change."""
         need, _ = self.needs(schedule)
         return tuple(v in need and self.carried.get(v, v) is not v for v in self.joint.inputs)
 
     def ahead(self, schedule: Schedule) -> Mask:
-        """Which of the stored carries are read after a step too."""
+        """Which of the stored carries are also read after a step."""
         _, ahead = self.needs(schedule)
         return tuple(v in ahead for v in gather(self.joint.inputs, self.stored(schedule)))
 
@@ -206,7 +206,7 @@ class _Steps:
             carry = grown
 
     def compiled(self, schedule: Schedule, part: str) -> Any:
-        """One part as a jitted function, made once: evaluated eagerly it is compiled once."""
+        """Return one part as a jitted function, made once, so that eager calls compile it once."""
         key = part, self.loop.cond
         if key not in schedule.cache:
             method = {"sweep": self._sweep, "back": self._back}[part]
@@ -274,7 +274,7 @@ class _Steps:
 
 
 class _Pull(Node):
-    """A while that is gone back through. Its Joint is that of one step."""
+    """The node of a while loop in reverse mode. Its Joint is that of one step."""
 
     loop = True
 
@@ -309,7 +309,7 @@ class _Pull(Node):
         ys, token = self.steps.compiled(schedules[0], "sweep")(list(xs))
         where = frame(self.eqn)
         outs = zip(ys, self.eqn.outvars, used, strict=True)
-        # Under `vmap` a loop's outputs are not as weakly typed as without.
+        # Under `vmap` the outputs of a loop may lose their weak type.
         return [final(weak_as(y, v.aval), where) if u else None for y, v, u in outs], token
 
     def backward(self, schedules: Schedules, token: Any, xs: Sequence[Value],
@@ -331,21 +331,21 @@ class _Pull(Node):
         return (*(False,) * self.body.n_cond, *consts, *carry)
 
     def _check_effects(self) -> None:
-        """Refuse a step whose effects make the values that it is run again for."""
+        """Raise NotDifferentiable if a recompute would repeat an effect that may not repeat."""
         joint = self.steps.joint
         for eqn in live(joint.forward, joint.outputs, effects=False):
             kinds = {type(e).__name__ for e in bound(eqn).effects}
             if kinds - _REPEATABLE:
                 raise NotDifferentiable(
                     "reverse-mode derivative of while_loop",
-                    f"its body has effects ({', '.join(sorted(kinds))}), and going back runs the "
-                    "body again",
+                    f"its body has effects ({', '.join(sorted(kinds))}), and the backward pass "
+                    "runs the body again",
                     frame(eqn),
-                    "move what has the effect out of the loop, or use lax.scan",
+                    "move the operation with the effect out of the loop, or use lax.scan",
                 )
 
     def _check_devices(self, stored: Mask) -> None:
-        """Refuse what is the same on all devices, where the number of steps is not."""
+        """Raise NotDifferentiable if the step count varies over devices and a value does not."""
         axes = self.body.cond.out_avals[0].mat.varying
         inside = self.eqn.invars[self.body.n_cond :]
         for v, a, b in zip(inside, stored, self.results[self.body.n_cond :], strict=True):
@@ -362,7 +362,7 @@ class _Pull(Node):
 
 
 def _flops(eqn: JaxprEqn) -> int:
-    """Those of one trip: how many there are is not known."""
+    """Return the FLOPs of one iteration: the trip count is unknown."""
     return sum(flops(program(eqn.params[k])) for k in ("cond_jaxpr", "body_jaxpr"))
 
 

@@ -1,8 +1,8 @@
 """Reductions over sliding windows, and the selections that transpose them.
 
-At a tie `reduce_window_max` and `reduce_window_min` follow the first location of the window, as JAX
-does. A generic `reduce_window` is differentiated as the fold of its reducer over the places of the
-window, axis by axis: in reverse mode too, where JAX has no rule.
+At a tie, `reduce_window_max` and `reduce_window_min` choose the first element of the window, as JAX
+does. The derivative of a generic `reduce_window` is that of a fold of its reducer over the places
+of the window, axis by axis. This works in reverse mode too, where JAX has no rule.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _flops(eqn: JaxprEqn) -> int:
 
 
 def _reach(eqn: JaxprEqn) -> list[list[Links]]:
-    """Of each operand with axes what stands in the windows; an initial value is seen by all."""
+    """Link an output to the elements in its windows; all outputs read an initial value."""
     p, ys = eqn.params, shape(eqn.outvars[0])
     ones = (1,) * len(ys)
     ways: list[list[Links]] = []
@@ -60,17 +60,17 @@ _POOL = dataclasses.replace(WINDOW, pools=True)
 
 
 def _extent(size: int, dilation: int) -> int:
-    """The length of an axis with `dilation - 1` holes between its elements."""
+    """Return the length of an axis with `dilation - 1` holes between its elements."""
     return max(0, (size - 1) * dilation + 1)
 
 
 def fold_windows(combine: Combine, xs: list[Any], inits: Sequence[Any], window_dimensions: Sizes,
                  window_strides: Sizes, padding: Any, base_dilation: Sizes,
                  window_dilation: Sizes) -> list[Any]:  # fmt: skip
-    """Windows of `xs` reduced with `combine`, as XLA does: `sum(window_dimensions)` steps.
+    """Reduce windows of `xs` with `combine`, as XLA does, in `sum(window_dimensions)` steps.
 
-    The initial value comes once into each window, and padding and holes never do: an initial value
-    that changes what it is combined with is no mistake.
+    The initial value is combined once into each window. Padding and holes are never combined. So
+    the initial value need not be neutral.
     """
     filled: list[np.ndarray] = []
     for axis, size in enumerate(window_dimensions):
@@ -92,9 +92,9 @@ def fold_windows(combine: Combine, xs: list[Any], inits: Sequence[Any], window_d
 
 
 def _fold(combine: Combine, xs: list[Any], at: np.ndarray, there: np.ndarray, axis: int):
-    """Rows of `xs` along an axis, combined: element i of window n is row `at[i, n]`, if `there`.
+    """Combine rows of `xs`: element i of window n is row `at[i, n]`, if `there` is True.
 
-    One row for each window that has an element.
+    Return one row for each window that has an element.
     """
     full, total = there[0], _rows(xs, at[0][there[0]], axis)
     for places, on in zip(at[1:], there[1:], strict=True):
@@ -114,7 +114,7 @@ def _fold(combine: Combine, xs: list[Any], at: np.ndarray, there: np.ndarray, ax
 
 
 def _rows(xs: list[Any], at: np.ndarray, axis: int) -> list[Any]:
-    """Some rows along an axis."""
+    """Return some rows along an axis."""
     steps = np.diff(at)
     if len(at) and len(at) == xs[0].shape[axis] and np.all(steps == 1):
         return xs
@@ -126,7 +126,7 @@ def _rows(xs: list[Any], at: np.ndarray, axis: int) -> list[Any]:
 
 
 def _taken(x: Any, at: np.ndarray, axis: int) -> Any:
-    """Rows at any places. No call, as `jnp.take` is one: it may be pulled back within a rule."""
+    """Return rows at any places, not by `jnp.take`, a call: a rule may pull this back."""
     others = tuple(a for a in range(x.ndim) if a != axis)
     numbers = lax.GatherDimensionNumbers(others, (axis,), (axis,))
     sizes = tuple(1 if a == axis else n for a, n in enumerate(x.shape))
@@ -135,7 +135,7 @@ def _taken(x: Any, at: np.ndarray, axis: int) -> Any:
 
 
 def _merged(parts: Sequence[tuple[list[Any], np.ndarray]], axis: int) -> list[Any]:
-    """Rows along an axis put together: each part's where its mask says."""
+    """Merge rows along an axis: each part's mask says where its rows go."""
     if len(parts) == 1:
         return parts[0][0]
     order = np.argsort(np.concatenate([np.flatnonzero(mask) for _, mask in parts]))
@@ -156,7 +156,7 @@ composite("reduce_window", defined_by(_reduce_window), WINDOW)
 
 def _sum_transpose(ct: Any, x: Any, *, window_dimensions: Sizes, window_strides: Sizes,
                    padding: Any, base_dilation: Sizes, window_dilation: Sizes):  # fmt: skip
-    # Sums of the cotangent with holes, over the windows that hold a given element of x.
+    # Sums of the cotangent with holes, over the windows that contain a given element of x.
     config = []
     for i, (low, _) in enumerate(padding):
         before = _extent(window_dimensions[i], window_dilation[i]) - 1 - low
@@ -200,15 +200,15 @@ composite("reduce_window_max", _window_extremum("reduce_window_max", lax.ge_p), 
 composite("reduce_window_min", _window_extremum("reduce_window_min", lax.le_p), _POOL)
 
 
-# select_and_gather_add takes from each window the element of `t` where `x` is largest (smallest);
-# select_and_scatter_add and `unpool` add it there.
+# select_and_gather_add takes the element of `t` from each window where `x` is largest (smallest).
+# select_and_scatter_add and `unpool` add to that element.
 
 
 def _gather_transpose(ct: Any, t: Any, x: Any, *, select_prim: Any, window_dimensions: Sizes,
                       window_strides: Sizes, padding: Any, base_dilation: Sizes,
                       window_dilation: Sizes):  # fmt: skip
     worst = np.asarray(-np.inf if select_prim is lax.ge_p else np.inf, x.dtype)
-    if any(d != 1 for d in window_dilation):  # XLA's scatter knows no dilated windows
+    if any(d != 1 for d in window_dilation):  # XLA's scatter has no dilated windows
 
         def combine(a: list[Any], b: list[Any]) -> list[Any]:
             first = select_prim.bind(a[0], b[0])
@@ -219,7 +219,7 @@ def _gather_transpose(ct: Any, t: Any, x: Any, *, select_prim: Any, window_dimen
             return fold_windows(combine, [x, t], inits, window_dimensions, window_strides, padding,
                                 base_dilation, window_dilation)[1:]  # fmt: skip
 
-        # It is linear: where it is pulled back makes no difference, and `t` may be a type alone.
+        # It is linear, so the point of the pullback does not matter, and `t` may be only a type.
         at = zeros(jax.typeof(t))
         return pullback(trace(gathered, at), (True,), (True,), [at], linear=True)[1]([ct])[0]
     holes = tuple((0, 0, d - 1) for d in base_dilation)
@@ -245,7 +245,7 @@ linear("select_and_gather_add", _gather_transpose, over=(0,), traits=WINDOW)
 
 
 def _reach_back(eqn: JaxprEqn) -> list[list[Links]]:
-    """Of each element of the source what stands in its window may get it."""
+    """Link each element of the source to the elements of its window, any of which may get it."""
     p, (source, xs) = eqn.params, map(shape, eqn.invars)
     sizes = zip(xs, source, p["window_dimensions"], p["window_strides"], p["padding"], strict=True)
     links: list[Along] = []

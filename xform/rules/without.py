@@ -1,4 +1,4 @@
-"""Primitives that JAX registers and that have no rule, each with the reason."""
+"""Primitives that JAX registers and that have no rule, with the reason for each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WITHOUT: dict[str, str] = {
         ("schur", "hessenberg", "tridiagonal", "geqrf", "geqp3"),
     ),
     **_because(
-        "one half of an asynchronous collective; differentiate the whole one",
+        "one half of an asynchronous collective; differentiate the whole collective",
         (*(f"{name}_start" for name in (*_WHOLE, *_STARTED)), *(f"{name}_done" for name in _WHOLE)),
     ),
     **_because("one half of a transfer between two devices; use ppermute", ("psend", "precv")),
     **_because(
-        "made and consumed inside JAX's own transforms: it is in no traced program",
+        "used only inside JAX's own transforms: it is in no traced program",
         ("accum_grad_in_ref", "custom_jvp_call_jaxpr", "custom_lin", "zeros_like",
          "call_hi_primitive_linearized"),
     ),
@@ -32,7 +32,7 @@ WITHOUT: dict[str, str] = {
         ("box_get", "box_set", "new_box", "log_extend", "log_read", "new_log"),
     ),
     **_because("a buffer of a kernel, not a value", ("pin", "unpin", "create_linear")),
-    **_because("stands inside Pallas kernels only", ("masked_load", "masked_swap", "get_global")),
+    **_because("occurs only inside Pallas kernels", ("masked_load", "masked_swap", "get_global")),
     **_because("a lowering of coo_matvec and the like for GPUs",
                ("coo_spmv", "coo_spmm", "csr_spmv", "csr_spmm")),
     "select_and_scatter": "takes programs, and no function of JAX binds it",
@@ -40,7 +40,7 @@ WITHOUT: dict[str, str] = {
     "unreachable": "it only raises",
 }  # fmt: skip
 
-# Rules that serve one mode only.
+# Primitives whose rules serve one mode only.
 ONE_WAY: dict[str, tuple[str, str]] = {
     "custom_vjp_call": ("jvp", "the user's rule pulls cotangents back"),
     "bcoo_spdot_general": ("pull", "the places of the result are not those of the inputs"),

@@ -184,7 +184,7 @@ def check_outputs(ys: Sequence[Any], at: Call) -> None:
         except TypeError:
             raise WrongDtype(
                 f"{at.asked} of {at.name}",
-                f"it returned a value of type {type(y).__name__}, which is not an array",
+                f"it returned a value of type {type(y).__name__}, which is no array",
                 written(at.f),
                 "return arrays, numbers or pytrees of them; with has_aux=True the second of a pair "
                 "may hold anything",
