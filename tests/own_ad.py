@@ -57,7 +57,7 @@ _MACHINERY = tuple(
 # public checks compare with JAX's derivatives.
 _DOORS = {
     ("transforms/function.py", "run"),
-    ("transforms/function.py", "held"),
+    ("transforms/function.py", "bound"),
     ("transforms/inspect.py", "held"),
     ("memory/compilation.py", "_compile_locally"),
     ("memory/lowering.py", "lower"),
