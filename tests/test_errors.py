@@ -169,8 +169,8 @@ sequence smaller, shard the largest arguments, or offload saved values""",
         RuntimeError,
         """\
 a budget with solver='exact'
-  problem: HiGHS stopped before it was sure: it looked at too much
-  remedy:  give solver='auto', which takes the best plan that was found""",
+  problem: HiGHS stopped without a proof that its plan is the best: it looked at too much
+  remedy:  use solver='auto', which takes the best plan that HiGHS finds""",
     ),
     "infeasible budget": (
         lambda: xform.residuals(lambda x: lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x).sum(), X,

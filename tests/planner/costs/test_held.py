@@ -119,5 +119,7 @@ def test_states_that_are_stored_on_the_way_say_so() -> None:
         (inner,) = next(iter(whole.schedule.inner.values()))
         (row,) = held(whole.schedule)
         assert row.loops == (inner.snapshots + 1,)  # and the one that it is gone back from
-        assert row.why == state_why(inner) == "a state of the loop, to run it again from"
-    assert "each trip" in held(schedule(analyze(*ends), policies.save_nothing, "cpu"))[0].why
+        assert (
+            row.why == state_why(inner) == "a state of the loop, from which others are recomputed"
+        )
+    assert "each iteration" in held(schedule(analyze(*ends), policies.save_nothing, "cpu"))[0].why

@@ -1,1 +1,1 @@
-"""What saving, sending and recomputing cost."""
+"""The costs of saving, offloading and recomputing values."""

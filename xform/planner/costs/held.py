@@ -1,8 +1,8 @@
-"""What a Schedule holds for the backward part, value by value.
+"""The values that a Schedule keeps in memory for the backward part, as a list.
 
-The walk follows the Schedule: a token among the kept values stands for what its loop, call or
-branch keeps, once per trip. A value that is both kept inside a call or loop and one of its outputs
-is one buffer, and is listed once, where it was made.
+A token among the kept values stands for the residuals of a loop, call or branch. It is expanded
+into those residuals, with one copy per iteration of a loop. A value that is kept inside a call or
+loop and is also an output of it is one buffer. It is listed once, at the place that made it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from xform.policies import TAG
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Held:
-    """One value that waits for the backward part.
+    """One value that is kept in memory for the backward part.
 
     Attributes:
       kind: "kept", "carry" or "shared", as in a `Residual`.
-      aval: its type in one trip.
-      origin: the equation that made it, inside the calls and loops it came through, and its name.
+      aval: its type in one iteration.
+      origin: the equation that made it, found inside calls and loops, and its `checkpoint_name`.
       why: why it is kept.
       loops: trip counts of the loops that stack it, outermost first.
       memory: "device", or the memory it is offloaded to.
@@ -42,29 +42,29 @@ class Held:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all trips; a shared value has none of its own."""
+        """Bytes in all iterations; 0 for a shared value, which uses another row's memory."""
         return aval_bytes(self.aval) * math.prod(self.loops) if self.kind != "shared" else 0
 
 
 def held(schedule: Schedule) -> list[Held]:
-    """All that a Schedule holds. Linear in its kept values, those of nested Schedules included."""
+    """Return all values that a Schedule keeps. Linear in them, nested Schedules included."""
     return _kept(schedule, schedule.kept)
 
 
 def held_bytes(values: Iterable[Held]) -> int:
-    """Bytes on the device of values that are held together."""
+    """Return the total bytes of the values that are kept on the device."""
     return sum(v.total_bytes for v in values if v.memory == "device")
 
 
 def _kept(schedule: Schedule, values: Sequence[Var]) -> list[Held]:
-    """Some of the values that a Schedule keeps; for a token, those of its nested Schedules."""
+    """Rows for some kept values of a Schedule. A token gives the rows of its nested Schedules."""
     rows: list[Held] = []
     for v in values:
         eqn = schedule.joint.producer[v]
         node = eqn.params["node"] if eqn.primitive is fork_p else None
         if node and v is eqn.outvars[-1]:
             rows += token(node, schedule.inner[node])
-        elif not (node and eqn.outvars[-1] in schedule.kept and _inside(schedule, eqn, v)):
+        elif not (node and eqn.outvars[-1] in schedule.kept and _in_token(schedule, eqn, v)):
             memory = schedule.offloaded[v].dst if v in schedule.offloaded else "device"
             rows.append(
                 Held("kept", v.aval, _origin(schedule.joint, v), schedule.why[v], memory=memory)
@@ -72,17 +72,17 @@ def _kept(schedule: Schedule, values: Sequence[Var]) -> list[Held]:
     return rows
 
 
-def _inside(schedule: Schedule, eqn: JaxprEqn, v: Var) -> bool:
-    """Whether an output of a node is, in the same memory, among what its token holds."""
+def _in_token(schedule: Schedule, eqn: JaxprEqn, v: Var) -> bool:
+    """Whether the token of a node already holds this output of the node, in the same memory."""
     node: Node = eqn.params["node"]
     if len(node.joints) != 1:
         return False
     (inner,), (joint,) = schedule.inner[node], node.joints
-    once = set(gather(inner.kept, node.hoisted(inner)))
-    held = {u for u in node.keeps(inner) if u not in once}
+    invariant = set(gather(inner.kept, node.hoisted(inner)))
+    held = {u for u in node.keeps(inner) if u not in invariant}
     held = held.union(gather(joint.inputs, node.stacked([inner]))).difference(inner.offloaded)
     output = joint.outputs[eqn.outvars.index(v)]
-    # An output of a loop is either stacked like what is kept inside it, or its last state.
+    # An output of a loop is either stacked, like the values kept inside, or the final state.
     stacked = _ndim(v) == _ndim(output) + node.loop
     return isinstance(output, Var) and output in held and stacked
 
@@ -96,14 +96,14 @@ def _loops(node: Node) -> tuple[int, ...]:
 
 
 def token(node: Node, schedules: Sequence[Schedule]) -> list[Held]:
-    """What a node's token holds."""
+    """Return the values in a node's token: its residuals and the stored states of a loop."""
     if len(schedules) != 1:
         return _branches(schedules)
     (schedule,), joint = schedules, schedules[0].joint
-    once = {v for v, on in zip(schedule.kept, node.hoisted(schedule), strict=True) if on}
+    invariant = {v for v, on in zip(schedule.kept, node.hoisted(schedule), strict=True) if on}
     held = node.keeps(schedule)
-    rows = _kept(schedule, [v for v in held if v in once])
-    for r in _kept(schedule, [v for v in held if v not in once]):
+    rows = _kept(schedule, [v for v in held if v in invariant])
+    for r in _kept(schedule, [v for v in held if v not in invariant]):
         rows.append(dataclasses.replace(r, loops=(*_loops(node), *r.loops)))
     for i, n in enumerate(node.copies(schedules)):
         if n:
@@ -115,29 +115,32 @@ def token(node: Node, schedules: Sequence[Schedule]) -> list[Held]:
 
 
 def state_why(schedule: Schedule) -> str:
-    """Why a loop with such a Schedule of its body keeps states."""
+    """Return the reason why a loop keeps states, given the Schedule of its body."""
     if schedule.snapshots is None:
-        return "the state of the loop in each trip"
-    return "a state of the loop, to run it again from"
+        return "the state of the loop in each iteration"
+    return "a state of the loop, from which others are recomputed"
 
 
 def _branches(schedules: Sequence[Schedule]) -> list[Held]:
-    """Rows of all branches of a cond: as one branch runs, a slot of memory serves each of them."""
+    """Rows for all branches of a cond. Only one branch runs, so branches share memory slots.
+
+    A slot is a shape and a dtype. A row that uses the slot of another branch is "shared".
+    """
     slots = collections.Counter[Any]()
     rows: list[Held] = []
     for schedule in schedules:
         free = slots.copy()
         for row in _kept(schedule, schedule.kept):
             slot = (*row.loops, *row.aval.shape), row.aval.dtype
-            taken = row.kind != "shared" and free[slot] > 0
-            free[slot] -= taken
-            slots[slot] += row.kind != "shared" and not taken
-            rows.append(dataclasses.replace(row, kind="shared") if taken else row)
+            reused = row.kind != "shared" and free[slot] > 0
+            free[slot] -= reused
+            slots[slot] += row.kind != "shared" and not reused
+            rows.append(dataclasses.replace(row, kind="shared") if reused else row)
     return rows
 
 
 def _origin(joint: Joint, v: Any) -> tuple[JaxprEqn, str] | None:
-    """The equation that made a value, inside the calls and loops it came through, and its name."""
+    """The equation that made a value, found inside calls and loops, and its `checkpoint_name`."""
     name = ""
     maker = None
     while isinstance(v, Var) and (eqn := joint.producer.get(v)) is not None:

@@ -1,4 +1,4 @@
-"""The way from a device to the memory of its host: how fast it is, beside the device itself."""
+"""The link from a device to the memory of its host: its speed, and the speed of the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from xform._jax import Offloadable
 from xform.devices import known
 from xform.planner.device import Device
 
-# Where a budget sends values, as policies by name say it.
+# The offload that a budget uses, in the form in which policies by name state it.
 HOST = Offloadable(src="device", dst="pinned_host")
 
 
@@ -17,9 +17,9 @@ class Link:
     """A device and its link to the host.
 
     Attributes:
-      flops_per_second: what the device does at most: work takes at least as long as this says.
-      bytes_per_second: of the link in one direction; the two directions go at once.
-      latency_seconds: what each transfer takes beside its bytes.
+      flops_per_second: peak of the device, so FLOPs / flops_per_second is a lower bound on time.
+      bytes_per_second: speed of the link in one direction. Both directions work at the same time.
+      latency_seconds: fixed time of each transfer.
     """
 
     flops_per_second: float
@@ -27,14 +27,14 @@ class Link:
     latency_seconds: float = 1e-5
 
     def seconds(self, n_bytes: float) -> float:
-        """The time of one transfer."""
+        """Return the time of one transfer."""
         return self.latency_seconds + n_bytes / self.bytes_per_second
 
 
 def link_of(device: Device) -> Link | None:
-    """The link of a device; None for one that is not known.
+    """Return the link of a device, or None if it has none or its speed is unknown.
 
-    On a CPU there is one memory, whatever its kinds are called.
+    A CPU has no link: all its memory kinds are one memory.
     """
     kind = device.kind
     if kind is None:

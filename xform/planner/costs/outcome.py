@@ -1,4 +1,4 @@
-"""What a Schedule comes to: the bytes that it keeps, the work that it runs again."""
+"""The bytes that a Schedule keeps, and the work that it recomputes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from xform.planner.simulate.profiles import profile
 
 
 def recompute_flops(schedule: Schedule) -> int:
-    """FLOPs of the work that does not fuse and that a Schedule runs again.
+    """Return the FLOPs of the recomputed equations that XLA does not fuse.
 
-    In all trips of loops, and over all devices that a `shard_map` runs it on; of branches those of
-    the dearest.
+    The count includes all iterations of loops and all devices of a `shard_map`. A cond counts its
+    most expensive branch.
     """
     if "flops" not in schedule.cache:
         schedule.cache["flops"] = sum(_flops(eqn, schedule) for eqn in schedule.order)
@@ -28,15 +28,19 @@ def _flops(eqn: JaxprEqn, schedule: Schedule) -> int:
     if eqn.primitive is join_p:
         node, schedules = eqn.params["node"], schedule.inner[eqn.params["node"]]
         runs = node.trips * node.device_count
-        again = runs * max(map(recompute_flops, schedules), default=0)
-        return again + sum(_retraced(node, p) for p in schedules)
+        recomputed = runs * max(map(recompute_flops, schedules), default=0)
+        return recomputed + sum(_restart_flops(node, p) for p in schedules)
     if id(eqn) not in schedule.recomputed or fusible(eqn):
         return 0
     return equation_flops(bound(eqn))
 
 
-def _retraced(node: Node, schedule: Schedule) -> int:
-    """FLOPs of the steps that are run again from stored states, on the way to them and in them."""
+def _restart_flops(node: Node, schedule: Schedule) -> int:
+    """FLOPs of recomputing a loop from its stored states; 0 if it stores every state.
+
+    Some steps run again to recompute the states that are not stored. Then each step runs once more
+    to compute its residuals.
+    """
     if schedule.snapshots is None:
         return 0
     joint = schedule.joint
@@ -45,24 +49,26 @@ def _retraced(node: Node, schedule: Schedule) -> int:
         for e in live(joint.forward, wanted, effects=False)
         if not fusible(e)
     )
-    further = steps_run(node.trips, schedule.snapshots) - max(node.trips - 1, 0)
+    extra_steps = steps_run(node.trips, schedule.snapshots) - max(node.trips - 1, 0)
     first = node.first_carry
     stored = gather(joint.inputs[first:], node.stacked([schedule])[first:])
     after = dict(zip(joint.inputs[first:], joint.outputs, strict=False))
-    return further * work([after[v] for v in stored]) + node.trips * work(schedule.kept)
+    return extra_steps * work([after[v] for v in stored]) + node.trips * work(schedule.kept)
 
 
 def kept_bytes(schedule: Schedule) -> int:
-    """Bytes that a Schedule keeps on each device, in all trips of loops."""
+    """Return the bytes that a Schedule keeps on each device, in all iterations of loops."""
     if "bytes" not in schedule.cache:
         schedule.cache["bytes"] = held_bytes(held(schedule))
     return schedule.cache["bytes"]
 
 
 def least_bytes(schedule: Schedule, backend: str) -> int:
-    """Bytes that are live at once whatever else is: arguments, with what is kept, or results.
+    """Return a lower bound on the peak memory, from the Schedule alone.
 
-    What is kept may lie where a result will, or on the chip.
+    It adds the arguments and the larger of two terms: the kept values, less the on-chip memory of
+    the backend, and the outputs. These two are not added, because a kept value may lie in the
+    buffer of an output that is written later.
     """
     joint = schedule.joint
     size = lambda atoms: sum(aval_bytes(v.aval) for v in atoms)
@@ -71,21 +77,28 @@ def least_bytes(schedule: Schedule, backend: str) -> int:
 
 
 def sent_bytes(schedule: Schedule) -> int:
-    """Bytes that a Schedule keeps in other memories, in all trips of loops."""
+    """Return the bytes that a Schedule offloads to other memories, in all iterations of loops."""
     if "sent" not in schedule.cache:
         schedule.cache["sent"] = sum(v.total_bytes for v in held(schedule)) - kept_bytes(schedule)
     return schedule.cache["sent"]
 
 
 def waiting_bytes(schedule: Schedule) -> int:
-    """Bytes that a Schedule keeps, with what loops that are run again keep for their way back."""
+    """Return the bytes that a Schedule keeps, with the residuals of recomputed loops and calls.
+
+    A loop or call that is recomputed has its own residuals while its backward part runs.
+    """
     return kept_bytes(schedule) + _recompute_bytes(schedule)
 
 
 def _recompute_bytes(schedule: Schedule) -> int:
-    """What a loop within keeps for one trip, or step, until it is gone back over."""
+    """Most bytes of residuals that exist only while one nested node, or one step, runs backward.
+
+    The token of a node that is recomputed lives only during the backward part of that node. In the
+    body of a loop that stores some states, a kept token lives for one step of that loop.
+    """
     kept = set(schedule.kept)
-    most = waits = 0
+    most = per_step = 0
     for eqn in schedule.joint.forward:
         if eqn.primitive is fork_p:
             node = eqn.params["node"]
@@ -96,5 +109,5 @@ def _recompute_bytes(schedule: Schedule) -> int:
                 most = max(most, own + inside)
             else:
                 most = max(most, inside)
-                waits += 0 if schedule.snapshots is None else own
-    return most + waits
+                per_step += 0 if schedule.snapshots is None else own
+    return most + per_step

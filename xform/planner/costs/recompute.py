@@ -1,9 +1,10 @@
-"""What running an equation again costs: nothing but reading and writing, real work, or too much.
+"""The price of recomputing an equation, in bytes: nearly nothing, a price per FLOP, or infinite.
 
-Elementwise operations, reductions and moves of data are fused by XLA with what reads them: run
-again they cost no more passes over memory than saving them. Products, convolutions, sorts,
-factorizations, loops and calls are work. Random numbers, effects, collectives and calls of foreign
-code are not run again unless a policy says so by name.
+- XLA fuses elementwise operations, reductions and movements of data with their readers. To
+  recompute them costs no more passes over memory than to save them.
+- Products, convolutions, sorts, factorizations, loops and calls cost a price per FLOP.
+- Random numbers, effects, collectives and foreign code are recomputed only if a policy asks for it
+  by name. Here their price is infinite.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from xform.interpret.node import bound
 from xform.passes.structured import body
 from xform.table import traits
 
-# In bytes saved for each byte that is passed over again.
+# Price of each byte that a recomputed equation passes over, in bytes of saved values.
 _FUSED, _REDUCED = 1 / 1024, 1 / 64
 
 
 def fusible(eqn: JaxprEqn) -> bool:
-    """Whether XLA fuses an equation with what reads its result; a call, if all that it calls."""
+    """Whether XLA fuses an equation with the readers of its result.
+
+    A call fuses if all equations of its body do.
+    """
     of = traits(eqn.primitive)
     if eqn.effects:
         return False
@@ -34,13 +38,14 @@ def fusible(eqn: JaxprEqn) -> bool:
 
 
 def price(eqn: JaxprEqn, flop: float = math.inf) -> float:
-    """The price of running an equation again, in bytes, if that of a FLOP of real work is `flop`.
+    """Return the price of recomputing an equation, in bytes of saved values.
 
-    What fuses costs little, so that bytes decide; between equal bytes the less work wins, and a
-    statistic of a row is worth saving.
+    `flop` is the price of one FLOP of an equation that does not fuse. An equation that fuses has a
+    small price, so saved bytes decide, and between plans of equal bytes the one with less work
+    wins. The price of a reduction is higher, so a per-row statistic such as a mean is saved.
     """
     if fusible(eqn):
-        return _passed_over(eqn)
+        return _fused_price(eqn)
     if flop == math.inf or not repeatable(eqn):
         return math.inf
     called = bound(eqn)
@@ -48,29 +53,30 @@ def price(eqn: JaxprEqn, flop: float = math.inf) -> float:
 
 
 class Prices:
-    """The prices of some equations, for any price of a FLOP."""
+    """The prices of some equations, as arrays, for any price of a FLOP."""
 
     def __init__(self, equations: Sequence[JaxprEqn]):
         self._fixed = np.asarray([price(eqn, 0.0) for eqn in equations], np.float64)
-        real = [not fusible(eqn) and repeatable(eqn) for eqn in equations]
-        pairs = zip(equations, real, strict=True)
-        self._real = np.asarray(real, bool)
+        has_work = [not fusible(eqn) and repeatable(eqn) for eqn in equations]
+        pairs = zip(equations, has_work, strict=True)
+        self._has_work = np.asarray(has_work, bool)
         self._flops = np.asarray([equation_flops(bound(e)) if on else 0 for e, on in pairs])
 
     def at(self, flop: np.ndarray) -> np.ndarray:
-        """The price of each, where that of a FLOP is `flop`, for each of them."""
+        """Return the price of each equation; `flop` holds one price of a FLOP for each."""
         work = np.where(np.isinf(flop), math.inf, np.where(np.isinf(flop), 0, flop) * self._flops)
-        return np.where(self._real, work + self._fixed, self._fixed)
+        return np.where(self._has_work, work + self._fixed, self._fixed)
 
 
 def repeatable(eqn: JaxprEqn) -> bool:
-    """Whether an equation may be run again at all."""
+    """Whether an equation may be recomputed without a policy that asks for it by name."""
     called = bound(eqn)
     return not called.effects and traits(called.primitive).repeatable
 
 
-def _passed_over(eqn: JaxprEqn) -> float:
+def _fused_price(eqn: JaxprEqn) -> float:
+    """The price of an equation that XLA fuses: a small factor times the bytes it passes over."""
     of = traits(eqn.primitive)
     if of.call:
-        return sum(map(_passed_over, body(eqn).equations))
+        return sum(map(_fused_price, body(eqn).equations))
     return (_REDUCED if of.fusion == "reduction" else _FUSED) * equation_bytes(eqn)

@@ -1,7 +1,8 @@
-"""Values that products alone read: some compilers keep them with half their bits.
+"""Values that only matrix products read: a TPU's compiler keeps them in half the bytes.
 
-A TPU multiplies numbers of 32 bits, unless more precision is asked for, as numbers of 16: its
-compiler rounds an operand where it is made, and keeps nothing else of it if nothing else reads it.
+A TPU multiplies 32-bit operands as 16-bit numbers, unless the program asks for more precision. Its
+compiler rounds an operand right after computing it. If only products read the value, the compiler
+stores the rounded copy alone.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from xform.table import traits
 
 
 def rounded(joint: Joint) -> frozenset[Var]:
-    """Forward values of 32 bits that are read, as they are or as views, by products alone."""
+    """Return the float32 forward values that only products read, directly or through views."""
     if "rounded" not in joint.program.cache:
         joint.program.cache["rounded"] = _rounded(joint)
     return joint.program.cache["rounded"]
 
 
 def _rounded(joint: Joint) -> frozenset[Var]:
-    whole = {v for v in (*joint.outputs, *joint.backward_outputs) if isinstance(v, Var)}
+    unrounded = {v for v in (*joint.outputs, *joint.backward_outputs) if isinstance(v, Var)}
     for eqn in reversed((*joint.forward, *joint.backward)):
-        if _rounds(eqn) or (traits(eqn.primitive).view and whole.isdisjoint(eqn.outvars)):
+        if _rounds(eqn) or (traits(eqn.primitive).view and unrounded.isdisjoint(eqn.outvars)):
             continue
-        whole.update(v for v in eqn.invars if isinstance(v, Var))
-    made = (v for eqn in joint.forward for v in eqn.outvars if v not in whole)
-    return frozenset(v for v in made if getattr(v.aval, "dtype", None) == jnp.float32)
+        unrounded.update(v for v in eqn.invars if isinstance(v, Var))
+    others = (v for eqn in joint.forward for v in eqn.outvars if v not in unrounded)
+    return frozenset(v for v in others if getattr(v.aval, "dtype", None) == jnp.float32)
 
 
 def _rounds(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a product of numbers that may be rounded."""
+    """Whether an equation is a product or convolution whose precision allows rounded operands."""
     if eqn.primitive not in (dot_general_p, conv_general_dilated_p):
         return False
     precision = eqn.params["precision"]

@@ -1,9 +1,10 @@
-"""Which values lie idle for long enough to wait on the host: a window of time for each.
+"""Which values are idle for long enough to be offloaded to the host.
 
-A value is idle from its last use in the forward part to its first in the backward part, along the
-order of the program. Time is counted in FLOPs alone, at the most that the device does, so that
-windows are rather too short. A value of a loop's body, or of a function that is called several
-times, is decided once for all its trips and calls, and is given the mean of their windows.
+The idle window of a value lasts from its last use in the forward part to its first use in the
+backward part, in program order. Time is estimated as FLOPs at the peak speed of the device, so a
+window is rather too short than too long. A value in the body of a loop, or in a function that is
+called several times, has one decision for all iterations and calls. Its window is the mean of
+theirs.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _Times = tuple[list[float], list[float]]
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """What may be sent to the host.
+    """The values that may be offloaded to the host.
 
     Attributes:
-      values: forward values, those of nested Joints included, and states of scans, that wait for
-        longer than their way there and back takes.
-      seconds: the time of the forward part, in which all that is sent shares the link.
+      values: forward values, also of nested Joints, and states of scans. Each is idle for longer
+        than its copies to the host and back take.
+      seconds: the time of the forward part. All offloaded values share the link during this time.
     """
 
     values: frozenset[Var] = frozenset()
@@ -41,7 +42,7 @@ class Room:
 
 
 def room(top: Schedule, link: Link | None) -> Room:
-    """The values of a Schedule's Joints that may be sent over a link. Linear in equations."""
+    """Return the values of a Schedule that may be offloaded over a link. Linear in equations."""
     if link is None:
         return Room()
     clock = _Clock(link)
@@ -52,23 +53,25 @@ def room(top: Schedule, link: Link | None) -> Room:
 
 
 def _movable(v: Var) -> bool:
-    """Keys stay where they are: they are small, and of no plain type."""
+    """Whether a value can be offloaded: PRNG keys and float0 values cannot."""
     dtype = getattr(v.aval, "dtype", jax.dtypes.float0)
     return dtype != jax.dtypes.float0 and not jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
 class _Clock:
+    """The time of each equation, and the idle windows of each value, in seconds."""
+
     def __init__(self, link: Link):
         self.link = link
         self.windows: dict[Var, list[float]] = {}
         self._times: dict[Joint, _Times] = {}
 
     def idle(self, v: Var) -> float:
-        """The mean of a value's windows."""
+        """Return the mean of a value's idle windows."""
         return sum(self.windows[v]) / len(self.windows[v])
 
     def times(self, joint: Joint) -> _Times:
-        """Seconds of each equation of the forward and of the backward part."""
+        """Return the seconds of each equation of the forward part and of the backward part."""
         if joint not in self._times:
             times = lambda equations: list(map(self._seconds, equations))
             self._times[joint] = times(joint.forward), times(joint.backward)
@@ -78,18 +81,23 @@ class _Clock:
         if eqn.primitive not in (fork_p, join_p):
             return device_flops(eqn) / self.link.flops_per_second
         node, back = eqn.params["node"], eqn.primitive is join_p
-        trip = max((sum(self.times(joint)[back]) for joint in node.joints), default=0.0)
-        return node.trips * trip
+        iteration = max((sum(self.times(joint)[back]) for joint in node.joints), default=0.0)
+        return node.trips * iteration
 
     def visit(self, schedule: Schedule, around: float, states: Iterable[Var] = ()) -> None:
-        """Note the windows of a Joint's values, and of those within; `around` is spent outside.
+        """Record the idle windows of the values of a Joint and of its nested Joints.
 
-        `states` are inputs that are stored in each trip.
+        Args:
+          schedule: the Schedule of the Joint.
+          around: seconds outside of the Joint, between its forward part and its backward part.
+          states: inputs of the Joint that a loop stores in each iteration.
         """
         joint = schedule.joint
         forward, backward = self.times(joint)
         left = _before(reversed(forward))[::-1]  # after each equation
-        # A factor of the backward part is made at the end; or there, if what makes it is sent.
+        # A read counts only if an output depends on the equation. Other equations compute
+        # coefficients for the backward part: at the end of the forward part, or in the backward
+        # part if their operand is offloaded.
         outputs = {id(eqn) for eqn in live(joint.forward, joint.outputs, effects=False)}
         last = {v: i for i, eqn in enumerate(joint.forward)
                 for v in (*(eqn.invars if id(eqn) in outputs else ()), *eqn.outvars)
@@ -99,17 +107,18 @@ class _Clock:
             after = left[last[v]] if v in last else sum(forward)
             self.windows.setdefault(v, []).append(around + after + use.get(v, math.inf))
         for i, eqn in enumerate(joint.forward):
-            # Branches hand on what they keep in shared memory, of which there is one kind.
+            # The branches of a cond share memory for their residuals, which cannot be offloaded.
             if eqn.primitive is not fork_p or len(schedule.inner[eqn.params["node"]]) != 1:
                 continue
             node: Node = eqn.params["node"]
             (inner,), trips = schedule.inner[node], node.trips
-            trip = sum(map(sum, self.times(inner.joint)))
+            iteration = sum(map(sum, self.times(inner.joint)))
             wait = left[i] + use.get(eqn.outvars[-1], 0.0)
-            self.visit(inner, around + wait + (trips - 1) / 2 * trip, _states(node, inner))
+            # On average, half of the other iterations run in between.
+            self.visit(inner, around + wait + (trips - 1) / 2 * iteration, _states(node, inner))
 
     def _first_uses(self, schedule: Schedule, start: list[float]) -> dict[Var, float]:
-        """When the backward part first reads each value, or what is made from it."""
+        """When the backward part first reads each value, or a value computed from it."""
         joint = schedule.joint
         read: dict[Var, float] = {}
         for eqn, now in zip(joint.backward, start, strict=True):
@@ -125,7 +134,7 @@ class _Clock:
 
 
 def _states(node: Node, inner: Schedule) -> list[Var]:
-    """The inputs of a scan's body that it stores in each trip, if they are read."""
+    """The inputs of a scan's body that the scan stores in each iteration if they are read."""
     if node.eqn.primitive is not scan_p:
         return []
     inputs = inner.joint.inputs
@@ -133,6 +142,6 @@ def _states(node: Node, inner: Schedule) -> list[Var]:
 
 
 def _before(seconds: Iterable[float]) -> list[float]:
-    """For each of a row of times, the sum of those before it."""
+    """For each time in a sequence, the sum of the times before it."""
     sums = list(itertools.accumulate(seconds, initial=0.0))
     return sums[:-1]

@@ -1,1 +1,1 @@
-"""Which values of one Joint cost least to save."""
+"""Choose the values of one Joint that cost least to save."""

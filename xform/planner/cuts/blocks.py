@@ -1,14 +1,16 @@
-"""Budgets of large programs: equal blocks are found by hashing, solved once, and counted.
+"""Budgets for large programs: solve each distinct block once, then combine the solutions.
 
-What crosses at the narrow places of the forward part (`bottleneck.py`) is taken to be needed: it is
-saved, or made again in the block that makes it. Then no decision of a block changes the work of
-another, and blocks add up. What a block is to the integer program of `integer_program.py` (its
-equations, their wiring, and what of them is read after it) is written down with variables by
-number. Two blocks with the same text are equal, as layers are. Each class of blocks is
-solved at a few budgets of its own, and a second integer program says how many blocks of each class
-take which solution.
+The narrow places of the forward part (`bottleneck.py`) cut it into blocks. A value that crosses a
+narrow place counts as needed: the block that makes it either saves it or recomputes it. Then the
+decisions of one block do not change the work of another, and bytes and work add up over blocks.
 
-Cost: linear in equations, and one solution for each distinct block; 96 equal layers cost as one.
+A block is written as text: its equations with numbered variables, and which of its values are read
+after it. Blocks with the same text are equal and form a class, as layers do. Each class is solved
+with `integer_program.py` at several budgets. A second integer program then chooses how many blocks
+of each class use which solution.
+
+Cost: linear in equations, plus the solutions of each distinct block. 96 equal layers cost as much
+as one.
 """
 
 from __future__ import annotations
@@ -30,17 +32,18 @@ from xform.planner.cuts.integer_program import MOST, IntegerProgram, Point, size
 from xform.planner.plan.decision import Decision
 from xform.recent import Recent
 
-# Of a class of blocks: how many solutions are looked for.
+# How many solutions are computed for each class of blocks, beside the two ends.
 _POINTS = 16
-# In bytes for a FLOP: more than any is worth.
-_DEAREST = 16.0
+# A price of a FLOP in bytes, so high that everything useful is saved.
+_HIGHEST_PRICE = 16.0
 _GAP = 1e-4
 
 
 def choose(top: Schedule, budget: int) -> Decision | None:
-    """What a Schedule's Joint saves for little work run again; None if its blocks are too large.
+    """Return a decision within `budget` bytes that recomputes little work.
 
-    The classes and their solutions are kept with the Schedule, for other budgets.
+    Returns None if a block is too large for the integer program, or if no combination fits. The
+    classes and their solutions are cached on the Schedule, for other budgets.
     """
     if "blocks" not in top.cache:
         equal = classes(top)
@@ -53,40 +56,41 @@ def choose(top: Schedule, budget: int) -> Decision | None:
     saved: set[Var] = set()
     inner: dict[Node, tuple[Decision, ...]] = {}
     for same, points, numbers in zip(equal, fronts, counts, strict=True):
-        taken = [p.decision for p, n in zip(points, numbers, strict=True) for _ in range(n)]
-        for block, decision in zip(same, taken, strict=True):
-            moved = _moved(decision, same[0].joint, block.joint)
-            saved |= moved.saved
-            inner |= moved.inner
+        chosen = [p.decision for p, n in zip(points, numbers, strict=True) for _ in range(n)]
+        for block, decision in zip(same, chosen, strict=True):
+            own = _transferred(decision, same[0].joint, block.joint)
+            saved |= own.saved
+            inner |= own.inner
     return Decision(frozenset(saved), inner)
 
 
 def classes(top: Schedule) -> list[list[Schedule]]:
-    """The blocks of a Schedule, as Schedules of their own, equal ones together."""
+    """Return the blocks of a Schedule, each as a Schedule of its own, grouped into equal ones."""
     alike: dict[Any, list[Schedule]] = {}
     for block in _blocks(top):
         joint = block.joint
         names: dict[Any, str] = {}
-        form = (
+        text = (
             *lines((*joint.forward, *joint.backward), names),
             *map(names.get, joint.backward_outputs),
         )
-        alike.setdefault(form, []).append(block)
+        alike.setdefault(text, []).append(block)
     return list(alike.values())
 
 
 def front(block: Schedule) -> list[Point]:
-    """Solutions of one block, from the fewest bytes to the least work; empty if none was found.
+    """Return the Pareto front of one block, from the fewest bytes to the least work.
 
-    First its two ends, then always between those neighbours that enclose most of bytes x work.
+    It first computes the two ends. Each further point is searched between the two neighbours that
+    enclose the largest area of bytes x work. The list is empty if an end was not found.
     """
     problem = IntegerProgram(block)
-    least, high = problem.at_price(0.0), problem.at_price(_DEAREST)
+    least, high = problem.at_price(0.0), problem.at_price(_HIGHEST_PRICE)
     if least is None or high is None:
         return []
     low = problem.at(least.bytes) or least
     points = {p.bytes: p for p in (low, high)}
-    # Between two points, where the better one of them is known to be the best up to `middle`.
+    # Pairs of neighbours (a, start, b): no solution of at most `start` bytes is better than a.
     gaps = [(low, low.bytes, high)]
     for _ in range(_POINTS):
         a, start, b = gap = max(gaps, key=lambda g: (g[2].bytes - g[1]) * (g[0].price - g[2].price))
@@ -105,34 +109,38 @@ def front(block: Schedule) -> list[Point]:
 
 def _counts(fronts: Sequence[Sequence[Point]], numbers: Sequence[int], budget: int
             ) -> list[list[int]] | None:  # fmt: skip
-    """How many blocks of each class take each point of its front, for the least work."""
+    """How many blocks of each class use each point of its front, for the least total work.
+
+    None if no combination is within the budget.
+    """
     points = [p for points in fronts for p in points]
     of = np.repeat(np.arange(len(fronts)), [len(points) for points in fronts])
     sizes, prices = (np.array([getattr(p, k) for p in points], float) for k in ("bytes", "price"))
     scale = max(sizes.max(initial=0), 1.0)
     each = (of == np.arange(len(fronts))[:, None]).astype(float)
-    many: Any = np.asarray(numbers)
+    class_sizes: Any = np.asarray(numbers)
     optimize = scipy.optimize
     solution = optimize.milp(
         prices / max(prices.max(initial=0), 1.0),
         integrality=np.ones(len(points)),
-        bounds=optimize.Bounds(0, many[of]),
+        bounds=optimize.Bounds(0, class_sizes[of]),
         constraints=[
-            optimize.LinearConstraint(each, many, many),
+            optimize.LinearConstraint(each, class_sizes, class_sizes),
             optimize.LinearConstraint(sizes[None] / scale, -np.inf, budget / scale),
         ],
         options={"node_limit": 2_000, "mip_rel_gap": _GAP},
     )
     if solution.x is None:
         return None
-    whole = np.rint(solution.x).astype(int)
-    return [[int(n) for n in whole[of == k]] for k in range(len(fronts))]
+    counts = np.rint(solution.x).astype(int)
+    return [[int(n) for n in counts[of == k]] for k in range(len(fronts))]
 
 
 def _blocks(top: Schedule) -> list[Schedule]:
-    """The blocks of a Schedule, in order: what hangs together when crossing values are at hand.
+    """The blocks of a Schedule, in program order.
 
-    So is what is made without real work from inputs: it is not worth saving in any block.
+    A block is a set of equations that are connected through values that do not cross a narrow
+    place. Values that are cheaply computed from inputs are left out: no block would save them.
     """
     joint, roots = top.joint, roots_of(top.joint)
     crossing = frozenset[Var]().union(*bottlenecks(joint))
@@ -167,7 +175,7 @@ def _blocks(top: Schedule) -> list[Schedule]:
 
 def _block(top: Schedule, part: list[JaxprEqn], ends: Iterable[Var], joins: dict[Node, JaxprEqn]
            ) -> Schedule:  # fmt: skip
-    """Some equations as a Schedule of their own; what they read from outside is at hand."""
+    """Some equations as a Schedule of their own. The values from outside are available to it."""
     nodes = [e.params["node"] for e in part if e.primitive is fork_p]
     joint = dataclasses.replace(
         top.joint,
@@ -180,15 +188,15 @@ def _block(top: Schedule, part: list[JaxprEqn], ends: Iterable[Var], joins: dict
     return dataclasses.replace(top, joint=joint, inner=inner, kept=(), reads=(), cache=Recent())
 
 
-def _moved(decision: Decision, one: Joint, other: Joint) -> Decision:
-    """The same decisions for another Joint of the same form."""
+def _transferred(decision: Decision, one: Joint, other: Joint) -> Decision:
+    """The decisions for one Joint, transferred to another Joint with the same text."""
     if one is other:
         return decision
     pairs = list(zip(one.forward, other.forward, strict=True))
-    there = {v: u for a, b in pairs for v, u in zip(a.outvars, b.outvars, strict=True)}
+    match = {v: u for a, b in pairs for v, u in zip(a.outvars, b.outvars, strict=True)}
     nodes = {a.params["node"]: b.params["node"] for a, b in pairs if a.primitive is fork_p}
     inner = {
-        nodes[n]: tuple(map(_moved, decisions, n.joints, nodes[n].joints))
+        nodes[n]: tuple(map(_transferred, decisions, n.joints, nodes[n].joints))
         for n, decisions in decision.inner.items()
     }
-    return Decision(frozenset(there[v] for v in decision.saved), inner)
+    return Decision(frozenset(match[v] for v in decision.saved), inner)

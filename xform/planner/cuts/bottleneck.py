@@ -1,8 +1,9 @@
-"""Where a forward pass is narrow: what crosses from one layer to the next.
+"""The narrow places of a forward pass: where few bytes cross, as between two layers.
 
-If what crosses there is saved, each part between two such places is made again by itself, when its
-own cotangents are there. Else a chain of cheap recomputes may reach back over many layers, and all
-that it makes on the way is live until each layer's turn comes.
+If the values that cross a narrow place are saved, the backward pass recomputes each part between
+two such places separately, when the cotangents of that part are available. Otherwise a chain of
+cheap recomputes may reach back over many layers. All its values are then live at once, until the
+backward pass of each layer has used them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from xform.planner.costs.recompute import fusible
 
 
 def bottlenecks(joint: Joint) -> tuple[frozenset[Var], ...]:
-    """What crosses at each narrow place of the forward part, in order. Linear in equations.
+    """Return the values that cross each narrow place of the forward part, in program order.
 
-    Between two equations of real work it is the place where least crosses; narrow are those where
-    no more crosses than before and after the work.
+    Between two expensive equations, such as products, the place where the fewest bytes cross is a
+    candidate. It is narrow if neither of its neighbours is crossed by fewer bytes. Linear in
+    equations.
     """
     cache = joint.program.cache
     if "bottlenecks" not in cache:
@@ -60,9 +62,10 @@ def _bottlenecks(joint: Joint) -> tuple[frozenset[Var], ...]:
 
 
 def roots_of(joint: Joint) -> dict[Var, Var]:
-    """For each forward value, the one that it is a view or another name of.
+    """Map each forward value to the value that it is a view or another name of, or to itself.
 
-    None for what is made without real work: an input, a part of a parameter.
+    Values that are computed from inputs by cheap equations alone, such as a slice of a parameter,
+    are not in the map.
     """
     roots: dict[Var, Var] = {}
     for eqn in joint.forward:

@@ -1,15 +1,17 @@
-"""Decisions that fit a number of bytes, proposed one after another.
+"""Find a plan whose saved values fit a number of bytes.
 
-A program of moderate size is decided exactly (`integer_program.py`), with what is sent to the host.
-A larger one is decided block by block (`blocks.py`), and by prices: a price of work, in bytes for
-each FLOP, gives by minimum cuts the plan that is best at that price, in all nested programs at
-once; less price, fewer bytes. The price is found by bisection. Between the two plans that stand on
-either side of the budget, each program takes the price of one up to some point and that of the
-other from there on, since equal layers all change at the same price. The better of the two ways is
-taken.
+For a program of moderate size an integer program decides everything, with the values to offload
+(`integer_program.py`). For a larger program two methods propose plans, and the better plan wins:
 
-A proposal is data: what makes Schedules of proposals (`planner/decide.py`) takes one, sends back
-its Schedule, and takes the next.
+- block by block (`blocks.py`);
+- by a price of work, in bytes per FLOP. At each price, minimum cuts give the best plan for all
+  nested programs at once. A lower price saves fewer bytes. Bisection finds the price at which the
+  plan fits. Equal layers all change their plan at the same price, so a second bisection mixes the
+  two plans on either side of the budget: each program uses the first price up to some point, and
+  the second price after it.
+
+The functions here are generators. They yield a proposal, `planner/decide.py` makes its Schedule
+and sends it back, and then they yield the next.
 """
 
 from __future__ import annotations
@@ -26,22 +28,29 @@ from xform.planner.plan.decision import Decision
 from xform.planner.refused import over_budget
 from xform.policies import Budget, MinCut
 
-# Prices of a FLOP, in bytes, between which all plans lie: a product of matrices as thin as can be
-# makes 2 bytes for each of its FLOPs, one that is a million thick a millionth of that.
-_DEAREST, _CHEAPEST = 16.0, 1e-8
+# The range of useful prices of a FLOP, in bytes. A matrix product that sums over an axis of length
+# one makes 2 bytes of result per FLOP. One that sums over a million elements makes a millionth.
+_HIGHEST_PRICE, _LOWEST_PRICE = 16.0, 1e-8
 _HALVINGS = 24
 
-# What proposes decisions for a Joint, is sent the Schedule of each, and returns the best of them.
+# A generator of decisions for a Joint. It is sent the Schedule of each, and returns the best one.
 Proposals = Generator[MinCut | Decision, Schedule, Schedule]
 Size = Callable[[Schedule], int]
 
 
 def fit(budget: Budget, link: Link | None = None, size: Size = kept_bytes) -> Proposals:
-    """The Schedule of a Joint of which the `size` is at most `budget.bytes`.
+    """Propose plans, and return one whose `size` is at most `budget.bytes`.
 
-    Of the plans that are tried and fit, it is the one that runs the least work again. With a link,
-    values may be sent to the host, in programs that are decided exactly. Raises `BudgetInfeasible`
-    if even the `least` takes more.
+    The returned Schedule has the least recomputed work of all tried plans that fit. With a link,
+    values may be offloaded to the host, in programs that the integer program decides.
+
+    Args:
+      budget: the number of bytes, and the solver.
+      link: the device's link to its host; None: nothing is offloaded.
+      size: the bytes of a Schedule that count, by default its saved values.
+
+    Raises:
+      BudgetInfeasible: the plan with the fewest bytes takes more than the budget.
     """
     most = yield MinCut()
     if size(most) <= budget.bytes:
@@ -62,7 +71,10 @@ def fit(budget: Budget, link: Link | None = None, size: Size = kept_bytes) -> Pr
 
 
 def least(most: Schedule, budget: Budget, link: Link | None, size: Size) -> Proposals:
-    """The plan of the fewest bytes, which is the same for all budgets; `most` keeps the most."""
+    """Propose plans, and return the one with the fewest bytes, the same for all budgets.
+
+    `most` is the Schedule that saves the most.
+    """
     cut = yield MinCut(0.0, 0.0)
     decision = choose(most, None, budget.solver == "exact", link) if link else None
     if decision is None:
@@ -71,9 +83,12 @@ def least(most: Schedule, budget: Budget, link: Link | None, size: Size) -> Prop
 
 
 def by_prices(best: Schedule, most: int, size: Size = kept_bytes) -> Proposals:
-    """The least work within so many bytes, of the plans at all prices, and of `best`."""
+    """Propose plans at several prices of work, and return the one that recomputes least.
+
+    Only plans of at most `most` bytes count. `best` is a Schedule that fits already.
+    """
     fits = lambda schedule: size(schedule) <= most
-    below, above = _CHEAPEST, _DEAREST
+    below, above = _LOWEST_PRICE, _HIGHEST_PRICE
     for _ in range(_HALVINGS):
         middle = math.sqrt(below * above)
         schedule = yield MinCut(middle, middle)
@@ -89,4 +104,5 @@ def by_prices(best: Schedule, most: int, size: Size = kept_bytes) -> Proposals:
 
 
 def _work(schedule: Schedule) -> tuple[int, int, int]:
+    """Sort key of a Schedule: recomputed FLOPs, then offloaded bytes, then kept bytes."""
     return recompute_flops(schedule), sent_bytes(schedule), kept_bytes(schedule)

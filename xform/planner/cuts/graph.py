@@ -1,14 +1,19 @@
-"""The joint program as a graph whose cheapest cut is what to save.
+"""A Joint as a graph. The cheapest cut of the graph gives the values to save.
 
-Each value that the backward part reads is saved, at the price of its bytes, or made again, at the
-price of its work, from values of which the same is true. An edge from an equation to a value it
-makes has the value's bytes as capacity; one from the source to an equation the price of running it
-again; and what is run again needs its inputs. The values on cut edges are saved. Source: Horace He
-and Shangdi Yu, "Transcending runtime-memory tradeoffs in checkpointing by being fusion aware",
-MLSys 2023; a price of work as in project selection (Picard, "Maximal closure of a graph", 1976).
+Each value that the backward part reads is either saved, at the price of its bytes, or recomputed,
+at the price of its work, from values for which the same holds. Values and equations are vertices:
 
-A planner cuts one program at a hundred prices. Its graph is made once; a price changes capacities,
-and where it changes none the cut is the one that was found before.
+- an edge from an equation to each of its results has the bytes of the result as its capacity;
+- an edge from the source to an equation has the price of recomputing it;
+- edges from a value to its readers, and from a value that the backward part reads to the sink, are
+  never cut: a recomputed equation needs its inputs.
+
+The values on cut edges are saved. Source: Horace He and Shangdi Yu, "Transcending runtime-memory
+tradeoffs in checkpointing by being fusion aware", MLSys 2023; a price of work as in project
+selection (Picard, "Maximal closure of a graph", 1976).
+
+The planner cuts one program at about a hundred prices, so the graph is built once. A price changes
+capacities only. If it changes none, the earlier cut is returned.
 """
 
 from __future__ import annotations
@@ -33,10 +38,15 @@ _SOURCE, _SINK = 0, 1
 
 
 class Graph:
-    """What the backward part of a Joint could read, and what that is made from.
+    """The values that the backward part of a Joint could read, and the equations behind them.
 
-    `inner` says what loops and calls read. `equations` are those that might be run again, `places`
-    where they stand in the forward part: a price for each of them is what a cut takes.
+    Args:
+      joint: the Joint.
+      inner: the Schedules of its loops and calls, which determine what these read.
+
+    Attributes:
+      equations: the forward equations that could be recomputed. A cut takes one price for each.
+      places: their places in the forward part.
     """
 
     def __init__(self, joint: Joint, inner: dict[Node, tuple[Schedule, ...]]):
@@ -48,25 +58,26 @@ class Graph:
         self.equations: tuple[JaxprEqn, ...] = tuple(live(joint.forward, wanted, effects=False))
         place = {id(eqn): i for i, eqn in enumerate(joint.forward)}
         self.places = np.asarray([place[id(eqn)] for eqn in self.equations], np.int64)
-        values_made = [v for eqn in self.equations for v in eqn.outvars]
-        values = (*joint.inputs, *values_made)
+        results = [v for eqn in self.equations for v in eqn.outvars]
+        values = (*joint.inputs, *results)
         first = 2 + len(self.equations)
-        self._at: dict[Var, int] = {v: first + i for i, v in enumerate(values)}
-        self._made = {v: i for i, v in enumerate(values_made)}
-        self._values = values_made
+        self._vertex: dict[Var, int] = {v: first + i for i, v in enumerate(values)}
+        self._index = {v: i for i, v in enumerate(results)}
+        self._results = results
         self._cuts: Recent[str, frozenset[Var]] = Recent(16)
         self._size = first + len(values)
         ends: list[tuple[int, int]] = []
         for i, eqn in enumerate(self.equations):
-            ends += [(self._at[v], 2 + i) for v in reads_of(eqn, inner) if v in self._at]
-        # What is wanted and made by no equation that might be run again is an input.
-        ends += [(self._at[v], _SINK) for v in joint.producer if v in wanted and v in self._at]
-        ends += [(self._at[v], _SINK) for v in joint.inputs if v in wanted]
+            ends += [(self._vertex[v], 2 + i) for v in reads_of(eqn, inner) if v in self._vertex]
+        # Each wanted value is a result of one of the equations, or an input.
+        results_read = [v for v in joint.producer if v in wanted and v in self._vertex]
+        ends += [(self._vertex[v], _SINK) for v in results_read]
+        ends += [(self._vertex[v], _SINK) for v in joint.inputs if v in wanted]
         self._needs = np.asarray(ends, np.int64).reshape(-1, 2)
 
     @cached_property
     def _bytes(self) -> np.ndarray:
-        """Of each value that is made, what saving it costs; infinite if it is not to be saved."""
+        """For each result, the bytes of saving it; infinite if it must not be saved."""
         free = self.joint.free
         return np.asarray([
             math.inf if eqn.primitive is name_p or v in free else aval_bytes(v.aval)
@@ -75,31 +86,33 @@ class Graph:
 
     @cached_property
     def _fused(self) -> np.ndarray:
-        """Which of the values that are made a compiler would fuse with what reads them."""
+        """For each result, whether a compiler would fuse it with its readers."""
         flags = [fusible(eqn) for eqn in self.equations for _ in eqn.outvars]
         return np.asarray(flags, np.float64)
 
     @cached_property
     def _makers(self) -> np.ndarray:
-        """Of each value that is made, the vertex of its equation."""
+        """For each result, the vertex of its equation."""
         makers = [2 + i for i, eqn in enumerate(self.equations) for _ in eqn.outvars]
         return np.asarray(makers, np.int64)
 
     def cheapest(self, prices: Sequence[float] | np.ndarray, sizes: Mapping[Var, float],
                  written: float = 0.0) -> frozenset[Var]:  # fmt: skip
-        """The values to save, where running each of the `equations` again has a price in bytes.
+        """Return the values to save: those on the cheapest cut.
 
-        A price is infinite where an equation must not be run again. `sizes` are bytes of values
-        where they are not those of their type: of inputs (what it costs that they be read; 0 if
-        they are not among them), and of tokens. `written` is the price of saving what would else be
-        fused, for each of its bytes.
+        Args:
+          prices: for each of the `equations`, the price of recomputing it, in bytes; infinite if it
+            must not be recomputed.
+          sizes: bytes of values whose price is not the bytes of their type: tokens, and inputs
+            that cost something to read. Other inputs are free.
+          written: extra price, for each byte, of saving a value that would otherwise be fused.
         """
         size = self._bytes.copy()
         for v, n in sizes.items():
-            if v in self._made and size[self._made[v]] < math.inf:
-                size[self._made[v]] = n
+            if v in self._index and size[self._index[v]] < math.inf:
+                size[self._index[v]] = n
         size *= 1 + written * self._fused
-        read = [(self._at[v], sizes[v]) for v in self.joint.inputs if sizes.get(v)]
+        read = [(self._vertex[v], sizes[v]) for v in self.joint.inputs if sizes.get(v)]
         if not len(self._needs):
             return frozenset()
         price = np.asarray(prices, np.float64)
@@ -110,7 +123,7 @@ class Graph:
 
     def _cheapest(self, price: np.ndarray, size: np.ndarray, read: Sequence[tuple[int, float]]
                   ) -> frozenset[Var]:  # fmt: skip
-        """The same, with bytes for each value that is made, and for those inputs that cost some."""
+        """`cheapest`, given the bytes of each result and of the inputs that cost something."""
         inputs = np.asarray([i for i, _ in read], np.int64)
         run = np.flatnonzero(price)
         vertices = np.arange(len(size)) + 2 + len(self.equations) + len(self.joint.inputs)
@@ -126,5 +139,5 @@ class Graph:
             _SOURCE,
             _SINK,
         )  # fmt: skip
-        crossed = ~cut[self._makers] & cut[vertices]
-        return frozenset(self._values[i] for i in np.flatnonzero(crossed))
+        saved = ~cut[self._makers] & cut[vertices]
+        return frozenset(self._results[i] for i in np.flatnonzero(saved))

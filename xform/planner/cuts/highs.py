@@ -1,7 +1,8 @@
-"""Linear programs with whole numbers, by HiGHS: `scipy.optimize.milp`.
+"""Mixed-integer linear programs, solved by HiGHS through `scipy.optimize.milp`.
 
-They are limited in branches, not in time, so that one program has one solution on every machine.
-They run in a thread of their own: the solver does not look for Ctrl-C, the thread that waits does.
+The search is limited in branch-and-bound nodes, not in time, so a program has the same solution on
+every machine. The solver runs in a thread of its own, because it does not react to Ctrl-C. The
+thread that waits for it does.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ import scipy  # its parts are imported when they are first used
 
 from xform.errors import NotSolved
 
-# A solution is good enough whose cost is this near to the bound: exact in a small program, where
-# that costs nothing.
+# The relative gap to the bound at which a solution is accepted. It is practically 0 for programs
+# of fewer than `_SMALL` columns, which are solved fast anyway.
 _GAP, _SMALL, _LARGE_GAP = 1e-6, 1_000, 1e-2
+# The most branch-and-bound nodes.
 BRANCHES = 2_000
-# `scipy.optimize.milp` says of a program that it was solved, or that it has no solution.
-_SOLVED, _NONE = 0, 2
-_WAIT = 0.1  # seconds between two looks for Ctrl-C
+# Statuses of `scipy.optimize.milp`: optimal, and infeasible.
+_OPTIMAL, _INFEASIBLE = 0, 2
+_WAIT = 0.1  # seconds between two checks for Ctrl-C
 
 
 class Model:
-    """Columns between 0 and 1, rows `0 <= sum of terms`."""
+    """A mixed-integer program: columns (variables) from 0 to 1, and rows `0 <= sum of terms`."""
 
     def __init__(self) -> None:
         self.cost: list[float] = []
@@ -42,9 +44,15 @@ class Model:
 
     def column(self, cost: float = 0.0, size: float = 0.0, upper: float = 1.0,
                seconds: float = 0.0, flops: float = 0.0, whole: bool = True) -> int:  # fmt: skip
-        """A new column; `size` is on the device, `seconds` on the link; `flops` are in the cost.
+        """Add a column, and return its number.
 
-        One that is not `whole` may be any number.
+        Args:
+          cost: coefficient in the cost.
+          size: bytes on the device, for the budget.
+          upper: upper bound of the column.
+          seconds: time on the link to the host.
+          flops: FLOPs of recomputed work. The cost includes them already.
+          whole: whether the column is an integer; else it may be any number from 0 to `upper`.
         """
         self.cost.append(cost)
         self.flops.append(flops)
@@ -56,37 +64,42 @@ class Model:
         return len(self.cost) - 1
 
     def row(self, *terms: tuple[int, float]) -> None:
-        """The sum of terms is at least 0."""
+        """Add the constraint that a sum of (column, coefficient) terms is at least 0."""
         self.rows += [self.count] * len(terms)
         self.terms += terms
         self.count += 1
 
     def solve(self, budget: float, cost: Sequence[float], seconds: float, sure: bool = False,
               branches: int = BRANCHES) -> np.ndarray | None:  # fmt: skip
-        """The columns of the least `cost` that fit in bytes and on the link; None if none do.
+        """Return the columns with the least `cost` within `budget` bytes and `seconds` on the link.
 
-        It is near enough, or the best of so many branches. `sure`: it is the least, or `NotSolved`.
+        The solution is optimal up to a small gap, or the best that was found within `branches`
+        nodes. None: no solution was found. With `sure` the number of nodes is unlimited, and a
+        solution that is not proven optimal raises `NotSolved`.
         """
         if not cost:
             return np.zeros(0)
         gap = _GAP if sure or len(cost) < _SMALL else _LARGE_GAP
         limit = {} if sure else {"node_limit": branches}
         solution = self._run(budget, cost, seconds, 1, {"mip_rel_gap": gap, **limit})
-        if sure and solution.status not in (_SOLVED, _NONE):
+        if sure and solution.status not in (_OPTIMAL, _INFEASIBLE):
             raise NotSolved(
                 "a budget with solver='exact'",
-                f"HiGHS stopped before it was sure: {solution.message}",
+                f"HiGHS stopped without a proof that its plan is the best: {solution.message}",
                 "",
-                "give solver='auto', which takes the best plan that was found",
+                "use solver='auto', which takes the best plan that HiGHS finds",
             )
         return solution.x
 
     def bound(self, budget: float, seconds: float) -> float | None:
-        """What the least FLOPs are at least: columns may be any numbers between 0 and 1."""
+        """Return a lower bound on the FLOPs of any solution; None if there is no solution.
+
+        It is the optimum of the relaxed program, in which columns need not be integers.
+        """
         if not self.flops:
             return 0.0
         solution = self._run(budget, self.flops, seconds, 0, {})
-        return float(np.dot(solution.x, self.flops)) if solution.status == _SOLVED else None
+        return float(np.dot(solution.x, self.flops)) if solution.status == _OPTIMAL else None
 
     def _run(self, budget: float, cost: Sequence[float], seconds: float, whole: int,
              options: dict[str, Any]) -> Any:  # fmt: skip
@@ -112,7 +125,7 @@ class Model:
 
 
 def _interruptible(run: Any) -> Any:
-    """What a function returns that does not look for Ctrl-C itself."""
+    """Call a function that does not react to Ctrl-C, so that Ctrl-C ends the wait for it."""
     outcomes: list[Any] = []
 
     def work() -> None:

@@ -1,14 +1,20 @@
-"""The least work for a number of bytes, as an integer program over a Joint and all that it holds.
+"""The plan with the least recomputed work for a budget, as an integer program.
 
-For each value: is it needed by the backward part, is it saved, is it sent to the host; for each
-equation: is it run again. What is needed is saved, sent or made again, and what is run again needs
-its inputs. All that is sent shares the link to the host for the time of the forward part. Values
-of a loop's body weigh as often as the loop runs, and a Joint that several calls share is decided
-once. But for the rows of the budget and the link this is a minimum cut, whose relaxation is
-integral: HiGHS needs few branches.
+The program covers a Joint (a forward and a backward part) and all its nested Joints. Its 0-1
+variables, called columns, are:
 
-Source: a mixed-integer form of rematerialization was first given by Jain et al., "Checkmate", MLSys
-2020, with a schedule; here the schedule is given, and only what is saved is chosen.
+- for each value: whether the backward part needs it, whether it is saved, whether it is offloaded;
+- for each forward equation: whether it is recomputed.
+
+A needed value is saved, offloaded or recomputed, and a recomputed equation needs its inputs. One
+row limits the saved bytes. Another limits the time of transfers to the host to the time of the
+forward part. The values of a loop's body count once per iteration. A Joint that several calls share
+is decided once. Without the two limits this is a minimum cut, whose relaxation has integer
+solutions. So HiGHS needs few branches.
+
+Source: Jain et al., "Checkmate", MLSys 2020, first gave a mixed-integer program for
+rematerialization. Theirs also chooses the order of execution. Here the order is fixed, and only the
+saved values are chosen.
 """
 
 from __future__ import annotations
@@ -32,33 +38,40 @@ from xform.planner.costs.window import Room, room
 from xform.planner.cuts.highs import BRANCHES, Model
 from xform.planner.plan.decision import Decision
 
-# More equations than this are left to blocks and to prices.
+# The most forward equations for this method. Larger programs are solved by `fit.py` and
+# `blocks.py`.
 MOST = 3_000
-# The price of sending a byte to the host and back, beside that of a FLOP: above that of a few
-# passes over memory, so that what fuses is rather run again, and below that of any product.
-_SENT = 1 / 16
+# The cost of offloading a byte, where a FLOP costs 1. It is above the cost of a few passes over
+# memory, so a value that fuses is recomputed instead. It is below the cost of any product.
+_OFFLOAD_COST = 1 / 16
 
 
-# Of work that is run again: its column, its price, and its FLOPs.
+# Recomputed work: its column, its cost, and its FLOPs.
 Term = tuple[int, float, float]
 
 
 @dataclasses.dataclass
 class _Part:
-    """One Joint: how often it runs, what is the same in each trip, and its columns.
+    """One Joint: how often it runs, and its columns.
 
-    It runs so many `times` on each device, `runs` over all: bytes are counted by the one, work by
-    the other. `outside` is how often the loop around it starts. `saved`, `sent` and `needed` are
-    columns of values; those that are sent may be states of a loop, which are inputs of its body.
-    `work` are the terms of one run. What runs in branches is counted there (`_dearest`), not in
-    `runs`: `branches` are the nodes of which one runs, with how often.
+    Attributes:
+      schedule: a Schedule of the Joint.
+      times: how often it runs on each device. Bytes are counted by this number.
+      runs: how often it runs on all devices together, outside branches. Work is counted by this
+        number. Work in branches is counted by `_most_expensive`.
+      outside: how often the loop around it starts.
+      invariant: its loop-invariant values, which are the same in each iteration.
+      saved, sent, needed: the columns of its values. A sent (offloaded) value may be the state of a
+        loop, which is an input of the loop's body.
+      work: the terms of one run.
+      branches: its conds, each with the number of runs. One branch of each runs.
     """
 
     schedule: Schedule
     times: int = 0
     runs: int = 0
     outside: int = 0
-    once: frozenset[Var] = frozenset()
+    invariant: frozenset[Var] = frozenset()
     saved: dict[Var, int] = dataclasses.field(default_factory=dict)
     sent: dict[Var, int] = dataclasses.field(default_factory=dict)
     needed: dict[Var, int] = dataclasses.field(default_factory=dict)
@@ -68,7 +81,7 @@ class _Part:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What a solution saves, its bytes, and the price of what is then run again."""
+    """A solution: its decision, its saved bytes, and the cost of the recomputed work."""
 
     decision: Decision
     bytes: int
@@ -76,10 +89,10 @@ class Point:
 
 
 class IntegerProgram:
-    """What each Joint within a Schedule saves, to be solved for budgets.
+    """The integer program for a Schedule's Joint and its nested Joints, to solve for any budget.
 
-    The plan says what is inside nodes that decide for themselves: remat regions and while loops.
-    With a link, values may be sent to the host.
+    Remat regions and while loops are not part of it: `top` fixes what they save. With a link,
+    values may be offloaded to the host.
     """
 
     def __init__(self, top: Schedule, link: Link | None = None):
@@ -96,26 +109,30 @@ class IntegerProgram:
 
     @property
     def branched(self) -> bool:
-        """Whether there are branches: what those save is added up here, but shares memory."""
+        """Whether there are branches. Their saved bytes are added up here, but share memory."""
         return any(part.branches for part in self.parts.values())
 
     def at(self, budget: float, sure: bool = False, branches: int = BRANCHES) -> Point | None:
-        """The least work within a budget, near enough or the best of so many branches, or None.
+        """Return the solution of least recomputed work within a budget, or None if none is found.
 
-        `sure`: it is the least, or `NotSolved`.
+        It is optimal up to a small gap, or the best within `branches` branch-and-bound nodes. With
+        `sure` there is no such limit, and a solution that is not proven optimal raises `NotSolved`.
         """
         return self._solved(budget, self.model.cost, sure, branches)
 
     def at_price(self, flop: float) -> Point | None:
-        """The fewest bytes, where a FLOP run again has a price in bytes: 0 for the least of all."""
+        """Return the solution that minimizes saved bytes + `flop` x recomputed work.
+
+        `flop` is the price of a FLOP in bytes. With 0, it is the solution of the fewest bytes.
+        """
         terms = zip(self.model.size, self.model.cost, strict=True)
         return self._solved(math.inf, [size + flop * cost for size, cost in terms])
 
     def bound(self, budget: float) -> float | None:
-        """FLOPs of real work that any solution runs again; None if nothing is within the budget.
+        """Return a lower bound on the recomputed FLOPs within a budget; None if nothing fits.
 
-        The optimum of the relaxed program, in which a value may be saved in part: in some trips of
-        a loop, say.
+        It is the optimum of the relaxed program, in which a value may be saved in part, for example
+        in some iterations of a loop. Work that XLA fuses has no FLOPs here.
         """
         return self.model.bound(budget - self.fixed, self.seconds)
 
@@ -133,10 +150,17 @@ class IntegerProgram:
 
 def choose(top: Schedule, budget: int | None, sure: bool = False, link: Link | None = None
            ) -> Decision | None:  # fmt: skip
-    """What saves for the least work run again; None if none was found, or it is too large.
+    """Return the decision with the least recomputed work within a budget.
 
-    Without a budget, what saves the fewest bytes. With a link, values may be sent to the host.
-    `sure`: however large it is, the least, or `NotSolved`.
+    Args:
+      top: a Schedule of the program.
+      budget: the most saved bytes; None: return the decision that saves the fewest bytes.
+      sure: solve a program of any size, and raise `NotSolved` if the solution is not proven
+        optimal.
+      link: the device's link to its host; with it, values may be offloaded.
+
+    Returns:
+      The decision; None if none was found, or if the program has more than `MOST` equations.
     """
     if size(top) > MOST and not sure:
         return None
@@ -146,7 +170,7 @@ def choose(top: Schedule, budget: int | None, sure: bool = False, link: Link | N
 
 
 def size(top: Schedule) -> int:
-    """How many forward equations a Schedule decides about, those of its nodes included."""
+    """Return the number of forward equations to decide about, in nested Joints too."""
     return _count(_parts(top))
 
 
@@ -162,12 +186,12 @@ def _count(parts: dict[Joint, _Part]) -> int:
 
 def _tree(schedule: Schedule, decided: dict[Joint, tuple[frozenset[Var], frozenset[Var]]],
           decisions: dict[Joint, Decision]) -> Decision:  # fmt: skip
-    """The decisions, from what each Joint saves and what it sends."""
+    """The Decision for a Schedule's Joint, from the saved and offloaded values of each Joint."""
     if schedule.joint not in decisions:
         inner = {
             node: tuple(_tree(p, decided, decisions) for p in schedules)
             for node, schedules in schedule.inner.items()
-            if _opened(node)
+            if _included(node)
         }
         saved, sent = decided[schedule.joint]
         values = saved | sent.difference(schedule.joint.inputs)
@@ -175,14 +199,14 @@ def _tree(schedule: Schedule, decided: dict[Joint, tuple[frozenset[Var], frozens
     return decisions[schedule.joint]
 
 
-def _opened(node: Node) -> bool:
-    """Whether what a node keeps is decided with the rest."""
+def _included(node: Node) -> bool:
+    """Whether the integer program decides for the Joints of a node."""
     return not node.region and node.eqn.primitive is not while_p
 
 
 def _visit(schedule: Schedule, node: Node | None, times: int, runs: int, outside: int,
            parts: dict[Joint, _Part]) -> None:  # fmt: skip
-    """Count how often each Joint runs."""
+    """Count how often each Joint runs, and find its loop-invariant values."""
     part = parts.setdefault(schedule.joint, _Part(schedule))
     part.times += times
     part.runs += runs
@@ -190,63 +214,64 @@ def _visit(schedule: Schedule, node: Node | None, times: int, runs: int, outside
     if node is not None:
         values = tuple(v for eqn in schedule.joint.forward for v in eqn.outvars)
         every = dataclasses.replace(schedule, kept=values)
-        part.once = frozenset(gather(values, node.hoisted(every)))
+        part.invariant = frozenset(gather(values, node.hoisted(every)))
     for inner, schedules in schedule.inner.items():
         within = runs * inner.trips * inner.device_count
-        if runs and len(schedules) > 1 and _opened(inner):
+        if runs and len(schedules) > 1 and _included(inner):
             part.branches.append((inner, runs))
             within = 0
-        for p in schedules if _opened(inner) else ():
+        for p in schedules if _included(inner) else ():
             _visit(p, inner, times * inner.trips, within, times, parts)
 
 
 def _values(model: Model, part: _Part, may: Room, link: Link | None) -> None:
-    """The columns of a Joint's values."""
+    """Add the columns of a Joint's values."""
     joint = part.schedule.joint
     part.needed = {v: model.column() for v in joint.inputs}
     for v in joint.inputs:
-        if link and v in may.values:  # a state of a loop, which is stored if it is needed
+        if link and v in may.values:  # a state of a loop, which the loop stores if it is needed
             size, seconds = part.times * aval_bytes(v.aval), link.seconds(aval_bytes(v.aval))
-            part.sent[v] = model.column(_SENT * size, -size, seconds=part.times * seconds)
+            part.sent[v] = model.column(_OFFLOAD_COST * size, -size, seconds=part.times * seconds)
             model.row((part.needed[v], 1.0), (part.sent[v], -1.0))
     for eqn in joint.forward:
         decided = eqn.primitive is not fork_p
         for v in eqn.outvars:
             kept = v not in joint.free and eqn.primitive is not name_p
             token = not decided and v is eqn.outvars[-1]
-            times = part.outside if v in part.once else part.times
+            times = part.outside if v in part.invariant else part.times
             size = 0 if token else times * aval_bytes(v.aval)
             part.saved[v] = model.column(size=size, upper=float(kept))
             part.needed[v] = model.column()
             if link and kept and not token and v in may.values:
                 seconds = times * link.seconds(aval_bytes(v.aval))
-                part.sent[v] = model.column(_SENT * size, seconds=seconds)
+                part.sent[v] = model.column(_OFFLOAD_COST * size, seconds=seconds)
 
 
 def _equations(model: Model, parts: dict[Joint, _Part], part: _Part) -> int:
-    """The rows of a Joint; returns the bytes that are kept whatever is decided."""
+    """Add the rows of a Joint. Return the bytes that are kept whatever is decided."""
     joint, schedule, needed, fixed = part.schedule.joint, part.schedule, part.needed, 0
     for eqn in joint.forward:
         cost = math.inf if eqn.primitive is fork_p else price(eqn, 1.0)
-        once = cost == math.inf
-        flops = 0 if once or fusible(eqn) else part.runs * equation_flops(eqn)
-        again = model.column(0.0 if once else part.runs * cost, 0.0, float(not once), 0.0, flops)
-        if not once:
+        never = cost == math.inf
+        flops = 0 if never or fusible(eqn) else part.runs * equation_flops(eqn)
+        run_cost = 0.0 if never else part.runs * cost
+        recomputed = model.column(run_cost, 0.0, float(not never), 0.0, flops)
+        if not never:
             work = 0.0 if fusible(eqn) else float(equation_flops(eqn))
-            part.work.append((again, cost, work))
+            part.work.append((recomputed, cost, work))
         for v in eqn.outvars:
             sent = [(part.sent[v], 1.0)] if v in part.sent else []
-            model.row((part.saved[v], 1.0), *sent, (again, 1.0), (needed[v], -1.0))
+            model.row((part.saved[v], 1.0), *sent, (recomputed, 1.0), (needed[v], -1.0))
         for v in eqn.invars:
             if isinstance(v, Var) and v in needed:
-                model.row((needed[v], 1.0), (again, -1.0))
+                model.row((needed[v], 1.0), (recomputed, -1.0))
     wanted = [v for v in joint.backward_outputs if isinstance(v, Var)]
     for eqn in joint.backward:
         if eqn.primitive is not join_p:
             wanted += reads_of(eqn, schedule.inner)
             continue
         node = eqn.params["node"]
-        if _opened(node):
+        if _included(node):
             wanted += [v for v in eqn.invars[:1] if isinstance(v, Var)]
             wanted += _nested(model, parts, part, node, eqn.invars[1:])
         else:
@@ -260,36 +285,43 @@ def _equations(model: Model, parts: dict[Joint, _Part], part: _Part) -> int:
 
 def _inner_work(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node, runs: int
                 ) -> list[Term]:  # fmt: skip
-    """The work of a node within a Joint that runs so often; of branches, of the dearest."""
+    """The work of a node inside a Joint that runs `runs` times.
+
+    A cond counts its most expensive branch.
+    """
     runs *= node.trips * node.device_count
     programs: list[list[Term]] = []
     for p in part.schedule.inner[node]:
         inner = parts[p.joint]
         terms = [(column, runs * cost, runs * flops) for column, cost, flops in inner.work]
-        for n in filter(_opened, p.inner):
+        for n in filter(_included, p.inner):
             terms += _inner_work(model, parts, inner, n, runs)
         programs.append(terms)
-    return _dearest(model, programs) if len(programs) > 1 else programs[0]
+    return _most_expensive(model, programs) if len(programs) > 1 else programs[0]
 
 
-def _dearest(model: Model, programs: list[list[Term]]) -> list[Term]:
-    """The work of the dearest of some programs: columns that are at least that of each."""
-    terms_of_dearest: list[Term] = []
+def _most_expensive(model: Model, programs: list[list[Term]]) -> list[Term]:
+    """The work of the most expensive of some programs, as new columns.
+
+    Each new column is at least the work of every program: one counts cost, one counts FLOPs.
+    """
+    most_terms: list[Term] = []
     for which in (1, 2):
         most = max(sum(term[which] for term in terms) for terms in programs)
         if most:
             column = model.column(whole=False)
-            terms_of_dearest.append((column, most, 0.0) if which == 1 else (column, 0.0, most))
+            most_terms.append((column, most, 0.0) if which == 1 else (column, 0.0, most))
             for terms in programs:
                 model.row((column, 1.0), *((term[0], -term[which] / most) for term in terms))
-    return terms_of_dearest
+    return most_terms
 
 
 def _nested(model: Model, parts: dict[Joint, _Part], part: _Part, node: Node, atoms: Any
             ) -> list[Var]:  # fmt: skip
-    """What a nested program needs of its inputs is needed outside, or stored in each trip.
+    """Connect the needed inputs of a nested program with the values outside.
 
-    Returns what is read from outside in any case.
+    An input that the nested backward part needs is needed outside too, or a loop stores it in each
+    iteration. Returns the values that the node reads from outside in any case.
     """
     schedules = part.schedule.inner[node]
     nothing = [dataclasses.replace(p, reads=(False,) * len(p.joint.inputs)) for p in schedules]

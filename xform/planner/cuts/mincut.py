@@ -8,17 +8,17 @@ import numpy as np
 import scipy  # its parts are imported when they are first used
 
 Integers = Sequence[int] | np.ndarray
-# SciPy's capacities are 32-bit: finite ones are scaled so that they add up to about this.
+# SciPy's capacities are 32-bit integers: finite ones are scaled so that they add up to about this.
 _TOTAL = 2**30
 
 
 def min_cut(n: int, tails: Integers, heads: Integers, capacities: Sequence[float] | np.ndarray,
             source: int, sink: int) -> np.ndarray:  # fmt: skip
-    """Which of `n` vertices stand on the sink's side of a cheapest cut, as booleans.
+    """Return which of `n` vertices are on the sink's side of a cheapest cut, as booleans.
 
-    Of several cheapest cuts it is the one nearest to the sink. Capacities are nonnegative, and
-    `inf` where the edge must not be cut; parallel edges add up. Two capacities are told apart if
-    they differ by more than 2^-30 of the sum of the finite ones.
+    Capacities are nonnegative; `inf` means that the edge must not be cut. Parallel edges add up.
+    If several cuts are cheapest, the result is the one nearest to the sink. Finite capacities are
+    rounded up to multiples of 2^-30 of their sum.
 
     Cost: near linear in practice (Dinic); 100,000 vertices in about 0.1 s.
     Source: Dinic, "Algorithm for solution of a problem of maximum flow", 1970.
@@ -32,23 +32,22 @@ def min_cut(n: int, tails: Integers, heads: Integers, capacities: Sequence[float
     total = caps[finite].sum()
     if not total:
         total = 1.0
-    scaled = np.ceil(caps[finite] * (_TOTAL / total))
     never = _TOTAL + len(caps)
-    whole = np.full(caps.shape, never, np.int64)
-    whole[finite] = scaled
+    scaled = np.full(caps.shape, never, np.int64)
+    scaled[finite] = np.ceil(caps[finite] * (_TOTAL / total))
     csr_array, flows = scipy.sparse.csr_array, scipy.sparse.csgraph
-    # With the way back of each edge, which has no capacity, as SciPy's flow has it.
-    there, back = np.asarray(tails, np.int32), np.asarray(heads, np.int32)
-    ends = np.concatenate([there, back]), np.concatenate([back, there])
-    graph = csr_array((np.concatenate([whole, np.zeros_like(whole)]), ends), shape=(n, n))
+    # Add the reverse of each edge with capacity 0, so that the matrices of graph and flow match.
+    from_, to = np.asarray(tails, np.int32), np.asarray(heads, np.int32)
+    ends = np.concatenate([from_, to]), np.concatenate([to, from_])
+    graph = csr_array((np.concatenate([scaled, np.zeros_like(scaled)]), ends), shape=(n, n))
     graph.data = np.minimum(graph.data, never).astype(np.int32)
     flow = flows.maximum_flow(graph, source, sink, method="dinic")
-    left = csr_array((graph.data - flow.flow.data, graph.indices, graph.indptr), shape=(n, n))
-    backwards = left.T.tocsr()
+    residual = csr_array((graph.data - flow.flow.data, graph.indices, graph.indptr), shape=(n, n))
+    backwards = residual.T.tocsr()
     backwards.eliminate_zeros()
-    reach = np.zeros(n, bool)
-    reach[flows.breadth_first_order(backwards, sink, return_predecessors=False)] = True
+    sink_side = np.zeros(n, bool)
+    sink_side[flows.breadth_first_order(backwards, sink, return_predecessors=False)] = True
     tail = np.repeat(np.arange(n), np.diff(graph.indptr))
-    cut = int(graph.data[~reach[tail] & reach[graph.indices]].sum(dtype=np.int64))
-    assert cut == flow.flow_value < never, "the cut is not the flow"
-    return reach
+    cut = int(graph.data[~sink_side[tail] & sink_side[graph.indices]].sum(dtype=np.int64))
+    assert cut == flow.flow_value < never, "the capacity of the cut differs from the flow"
+    return sink_side
