@@ -426,8 +426,8 @@ grad with has_aux=True
         AssertionError,
         """\
 pass 'mine' on a program of 0 equations
-  problem: its outputs became f32[3], and were f32[3], f32[3]
-  remedy:  mend the pass, or leave it out; see what it makes by its `rewrite`""",
+  problem: its outputs were f32[3], f32[3] and are now f32[3]
+  remedy:  fix the pass or leave it out; its method `rewrite` returns the wrong program""",
     ),
     "two rules": (
         lambda: xform.extend.pointwise(lax.sin_p, lambda y, x: 1),

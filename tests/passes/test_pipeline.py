@@ -182,8 +182,8 @@ def test_passes_that_are_no_list(given) -> None:
     with pytest.raises(WrongArgument) as caught:
         passes.Pipeline(given)
     assert str(caught.value) == (
-        f"Pipeline\n  problem: {given!r} is no list of passes\n"
-        "  remedy:  give a list, such as Pipeline([xform.passes.Cse()])"
+        f"Pipeline\n  problem: {given!r} is not a list of passes\n"
+        "  remedy:  pass a list, such as Pipeline([xform.passes.Cse()])"
     )
 
 

@@ -1,16 +1,17 @@
-"""Passes: changes of a program that keep what it computes.
+"""Passes: program transforms that preserve results.
 
-`Pipeline([...])(f)` is `f` with its program changed, of the same signature. Each pass is a frozen
-dataclass whose fields are its options; to write one, subclass `Pass`.
+`Pipeline([...])(f)` returns a function with the signature and the results of `f`, whose program is
+rewritten by the passes. A pass is a frozen dataclass, and its fields are its options. To write a
+pass, subclass `Pass`.
 
 | pass | does |
 | --- | --- |
-| `Inline` | opens calls |
-| `OpenRegions` | opens remat regions |
-| `Fold` | runs operations on constants now |
-| `Simplify` | algebra that is exact for every value |
-| `Cse` | merges equations that are alike |
-| `Dce` | drops what nothing reads |
+| `Inline` | inlines calls of jitted functions |
+| `OpenRegions` | inlines remat regions |
+| `Fold` | evaluates operations on constants |
+| `Simplify` | applies algebraic simplifications that are exact for every value |
+| `Cse` | merges equal equations (common subexpressions) |
+| `Dce` | drops equations that no output depends on (dead code) |
 """
 
 from xform.passes.base import Pass, Pipeline, Step

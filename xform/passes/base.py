@@ -1,4 +1,4 @@
-"""`Pass`: from a program to a program of the same types; `Pipeline`: several, verified."""
+"""The base class `Pass` of program transforms, and `Pipeline`, which runs several of them."""
 
 from __future__ import annotations
 
@@ -22,22 +22,28 @@ from xform.passes.verify import verify
 
 @dataclasses.dataclass(frozen=True)
 class Pass(abc.ABC):
-    """A change of programs that keeps inputs, outputs, their types, values and effects.
+    """A program transform that preserves inputs, outputs, their types and values, and effects.
 
-    Applied to a `Program` it gives a Program; applied to a function, a function of the same
-    signature that is traced when it is called, changed, and run. A subclass is a frozen dataclass:
-    its fields are its options. It says its `name`, and in `rewrite` what it does to the equations
-    of one program; the programs of loops, branches and calls are seen to by this class.
+    Applied to a `Program`, a pass returns a Program. Applied to a function, it returns a function
+    of the same signature. Each call of that function traces the original, rewrites its program, and
+    runs it.
+
+    A subclass is a frozen dataclass whose fields are its options. It defines its `name`, and the
+    method `rewrite`, which changes the equations of one program. This class applies `rewrite` to
+    the programs of loops, branches and calls.
     """
 
     name: ClassVar[str] = ""
 
     @abc.abstractmethod
     def rewrite(self, prog: Program) -> Program:
-        """The program changed at its own level; itself if there is nothing to change."""
+        """Return the rewritten program, without nested programs; `prog` itself if nothing changes.
+
+        Nested programs are the bodies of loops, branches and calls.
+        """
 
     def program(self, prog: Program) -> Program:
-        """The program changed at every level. Kept in its cache."""
+        """Return the rewritten program, with its nested programs. Cached on `prog`."""
         if self not in prog.cache:
             prog.cache[self] = inside(self.rewrite(prog), self.program)
         return prog.cache[self]
@@ -47,25 +53,29 @@ class Pass(abc.ABC):
     @overload
     def __call__(self, of: Callable[..., Any]) -> Callable[..., Any]: ...
     def __call__(self, of: Any) -> Any:
-        """A program, or a function, changed."""
+        """Rewrite a program or a function."""
         if isinstance(of, Program):
             return self.program(of)
         if not callable(of):
             raise WrongArgument(
-                f"{self!r}", f"{of!r} is no function", "", "pass a function of arrays, or a Program"
+                f"{self!r}",
+                f"{of!r} is not a function",
+                "",
+                "pass a function of arrays or a Program",
             )
         return _optimized(self, of)
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What one pass did to a program.
+    """The effect of one pass of a pipeline.
 
     Attributes:
-      name: of the pass.
-      before, after: how many equations the program had, nested ones included.
-      seconds: how long it took.
-      program: what it made.
+      name: the name of the pass.
+      before: the number of equations before the pass, nested ones included.
+      after: the number of equations after it.
+      seconds: the time that the pass took.
+      program: the program after the pass.
     """
 
     name: str
@@ -77,21 +87,21 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline(Pass):
-    """Passes one after another, with a verifier behind each: itself a pass.
+    """A pass that runs several passes in order, and verifies the program after each.
 
     Attributes:
-      passes: in the order in which they run.
-      verified: whether each result is held against the program before it, see `verify`.
+      passes: the passes, in the order that they run in.
+      verified: whether to compare each result with the program before it, see `verify`.
 
-    Applied to a function, arrays among its arguments (in pytrees, and keyword arguments) are
-    traced, and everything else is passed on as it is. What is returned can be jitted, mapped and
-    differentiated, by JAX or by xform.
+    When the pipeline is applied to a function, the arrays among its arguments (also in pytrees and
+    keyword arguments) are traced, and all other arguments are passed on unchanged. The returned
+    function can be jitted, mapped and differentiated, by JAX or by xform.
 
     Raises:
-      BrokenPass: a pass made something that is no program, or of other types or effects.
+      BrokenPass: a pass returned an invalid program, or changed types or effects.
 
-    Cost: of a call, one trace of the function, and that of the passes, each near linear in the
-    number of equations; under `jit`, once for each compilation.
+    Cost: each call traces the function and runs the passes. Each pass is near linear in the number
+    of equations. Under `jit` this happens once for each compilation.
 
     >>> from xform import passes
     >>> tidy = passes.Pipeline([passes.Inline(), passes.Simplify(), passes.Cse(), passes.Dce()])
@@ -107,14 +117,14 @@ class Pipeline(Pass):
     def __post_init__(self) -> None:
         if not isinstance(self.passes, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise WrongArgument(
-                "Pipeline", f"{self.passes!r} is no list of passes", "",
-                "give a list, such as Pipeline([xform.passes.Cse()])",
+                "Pipeline", f"{self.passes!r} is not a list of passes", "",
+                "pass a list, such as Pipeline([xform.passes.Cse()])",
             )  # fmt: skip
         object.__setattr__(self, "passes", tuple(self.passes))
         for p in self.passes:
             if not isinstance(p, Pass):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise WrongArgument(
-                    "Pipeline", f"{p!r} is no pass", "", "give passes, such as xform.passes.Cse()"
+                    "Pipeline", f"{p!r} is not a pass", "", "use passes, such as xform.passes.Cse()"
                 )
 
     def rewrite(self, prog: Program) -> Program:
@@ -123,11 +133,11 @@ class Pipeline(Pass):
         return prog
 
     def program(self, prog: Program) -> Program:
-        """The program after the last pass. Each pass sees to nested programs itself."""
+        """Return the program after the last pass. Each pass rewrites nested programs itself."""
         return self.rewrite(prog)
 
     def steps(self, prog: Program) -> Iterator[Step]:
-        """The passes one by one, with what each did."""
+        """Run the passes one by one, and yield the result of each."""
         for p in self.passes:
             start = time.perf_counter()
             with seldom_collected():
@@ -140,7 +150,7 @@ class Pipeline(Pass):
 
 
 def size(prog: Program) -> int:
-    """The number of equations, those of loops, branches and calls included."""
+    """Return the number of equations of a program, nested programs included."""
     if "equations" not in prog.cache:
         inner = sum(size(b) for e in prog.equations for b in bodies(e))
         prog.cache["equations"] = len(prog.equations) + inner
@@ -170,6 +180,6 @@ def _optimized(by: Pass, f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _array(y: Any) -> Any:
-    """An output as jit returns it: constants become arrays, and keep their weak types."""
-    kept = isinstance(y, jax.Array) or getattr(y, "dtype", None) == jax.dtypes.float0
-    return y if kept else jnp.asarray(y)
+    """Convert an output as jit does: a constant becomes an array, and keeps its weak type."""
+    unchanged = isinstance(y, jax.Array) or getattr(y, "dtype", None) == jax.dtypes.float0
+    return y if unchanged else jnp.asarray(y)

@@ -1,4 +1,4 @@
-"""A program made from another, equation by equation."""
+"""Build a program from another program, equation by equation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from xform.passes.structured import nested
 
 
 class Builder:
-    """A program in the making: another, equation by equation, with other names for its values.
+    """Builds a new program from an old one. Values of the old program may get new names.
 
     Attributes:
-      changed: whether it differs from the one that it is made from.
-      equations: those so far.
-      producer: the equation that makes each value, so far.
+      changed: whether the new program differs from the old one.
+      equations: the equations added so far.
+      producer: the equation that makes each value, for the equations added so far.
     """
 
     def __init__(self, prog: Program):
@@ -28,47 +28,47 @@ class Builder:
         self.changed = False
 
     def atoms(self, atoms: Sequence[Atom]) -> list[Atom]:
-        """What stands for values of the old program."""
+        """Return the new names of some values of the old program."""
         return [self._names.get(v, v) if isinstance(v, Var) else v for v in atoms]
 
     def renamed(self, eqn: JaxprEqn) -> JaxprEqn:
-        """An equation of the old program with its inputs by their new names."""
+        """Return an equation of the old program, with the new names of its inputs."""
         inputs = self.atoms(eqn.invars)
         same = all(a is b for a, b in zip(inputs, eqn.invars, strict=True))
         return eqn if same else eqn.replace(invars=inputs)
 
     def add(self, eqn: JaxprEqn) -> None:
-        """Another equation, with new names."""
+        """Add an equation whose inputs have their new names."""
         self.equations.append(eqn)
         self.producer.update(dict.fromkeys(eqn.outvars, eqn))
 
     def alias(self, variables: Sequence[Var], atoms: Sequence[Atom]) -> None:
-        """From now on atoms stand for variables."""
+        """Replace variables of the old program by atoms in all later equations."""
         self.changed = True
         self._names.update(zip(variables, atoms, strict=True))
 
     def constant(self, v: Var, value: Any) -> None:
-        """From now on a variable is a constant."""
+        """Make a variable of the old program a constant of the new one."""
         self.changed = True
         self._consts[v] = value
 
     def splice(self, prog: Program, inputs: Sequence[Atom]) -> list[Atom]:
-        """The equations of a program, with variables of their own, and what stands for its outputs.
+        """Add the equations of another program, with fresh variables, and return its outputs.
 
-        Inputs are by their new names.
+        `inputs` have their new names.
         """
         self.changed = True
         self._consts.update(prog.consts)
         own: dict[Any, Atom] = dict(zip(prog.inputs, inputs, strict=True))
-        called = lambda atoms: [own.get(v, v) if isinstance(v, Var) else v for v in atoms]
+        renamed = lambda atoms: [own.get(v, v) if isinstance(v, Var) else v for v in atoms]
         for eqn in prog.equations:
             fresh = [Var(v.aval) for v in eqn.outvars]
-            self.add(eqn.replace(invars=called(eqn.invars), outvars=fresh))
+            self.add(eqn.replace(invars=renamed(eqn.invars), outvars=fresh))
             own.update(zip(eqn.outvars, fresh, strict=True))
-        return called(prog.outputs)
+        return renamed(prog.outputs)
 
     def program(self) -> Program:
-        """The program that was made; the old one if nothing changed."""
+        """Return the new program; the old one if nothing changed."""
         if not self.changed:
             return self._prog
         outputs = tuple(self.atoms(self._prog.outputs))
@@ -79,7 +79,7 @@ class Builder:
 
 
 def inside(prog: Program, f: Callable[[Program], Program]) -> Program:
-    """The program with `f` done to the programs of its loops, branches and calls."""
+    """Apply `f` to the programs of a program's loops, branches and calls."""
     build = Builder(prog)
     for eqn in prog.equations:
         replacement = nested(eqn, f)

@@ -1,4 +1,4 @@
-"""Common subexpressions: equations that do the same to the same values, merged."""
+"""Common subexpression elimination: merge equal equations."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from xform.passes.pure import pure
 
 @dataclasses.dataclass(frozen=True)
 class Cse(Pass):
-    """Common subexpressions: of equations alike, the first stands for all.
+    """Common subexpression elimination: replace equal equations by the first of them.
 
-    Equations are alike that have the same primitive, parameters, inputs and types: random numbers
-    of one key among them. Effects are never merged, nor what `jax.checkpoint` and optimization
-    barriers keep apart. Calls are alike if they call the same traced program.
+    Equations are equal if they have the same primitive, parameters, inputs and types. This includes
+    random numbers drawn from one key, and calls of one traced program. Equations with effects are
+    never merged, and neither are equations that `jax.checkpoint` or an optimization barrier keeps
+    apart.
 
     >>> from xform import passes
     >>> f = passes.Cse()(lambda x: jnp.sin(x) * jnp.sin(x))

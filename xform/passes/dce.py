@@ -1,4 +1,4 @@
-"""Dead code: equations of which nothing is read."""
+"""Dead code elimination: drop equations whose results nothing reads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from xform.passes.structured import bodies, reads, rebuilt
 
 @dataclasses.dataclass(frozen=True)
 class Dce(Pass):
-    """Dead code: equations that no output depends on, without effects, are dropped.
+    """Dead code elimination: drop equations without effects that no output depends on.
 
-    Of loops, branches and calls, outputs that nothing reads are dropped, and so is what a loop
-    carries for those alone. A loop whose outputs are not read goes, even if it would not end.
+    In loops, branches and calls it drops outputs that nothing reads, and values that a loop carries
+    only for such outputs. A loop is dropped if nothing reads its outputs, even if it never ends.
 
     >>> from xform import passes
     >>> f = passes.Dce()(lambda x: (jnp.cos(x), jnp.sin(x))[1])
@@ -51,12 +51,12 @@ class Dce(Pass):
         return build.program()
 
     def _pruned(self, eqn: JaxprEqn, used: Mask) -> tuple[Program, Mask] | None:
-        """An equation without the outputs that are not used, nor what makes them; which are left.
+        """An equation as a program without its unused outputs, and the mask of outputs left.
 
-        None if that is the equation.
+        The nested equations that make the unused outputs are dropped. None if nothing is dropped.
         """
         old = bodies(eqn)
-        whole: Mask = ()
+        condition: Mask = ()
         if eqn.primitive is scan_p:
             nc, nk = scan_counts(eqn.params)
             used = _carried(used, nk, old[0], nc)
@@ -64,8 +64,8 @@ class Dce(Pass):
             a, b = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
             until = reads(old[0])[a:]
             used = tuple(u or c for u, c in zip(used, until, strict=True))
-            used, whole = _carried(used, len(used), old[1], b), (True,)
-        masks = (whole, used) if whole else (used,) * len(old)
+            used, condition = _carried(used, len(used), old[1], b), (True,)
+        masks = (condition, used) if condition else (used,) * len(old)
         new = [self.program(_only(p, m)) for p, m in zip(old, masks, strict=True)]
         if all(n is p for n, p in zip(new, old, strict=True)):
             return None
@@ -74,7 +74,10 @@ class Dce(Pass):
 
 
 def _carried(used: Mask, n: int, steps: Program, first: int) -> Mask:
-    """Outputs of a loop that are used, or needed by those, trip after trip."""
+    """The outputs of a loop that are used, or that a used output needs in a later iteration.
+
+    `steps` is the body. It carries `n` values, from input number `first` on.
+    """
     while True:
         read = reads(_only(steps, used))[first : first + n]
         more = (*(u or r for u, r in zip(used[:n], read, strict=True)), *used[n:])
@@ -84,7 +87,7 @@ def _carried(used: Mask, n: int, steps: Program, first: int) -> Mask:
 
 
 def _only(prog: Program, used: Mask) -> Program:
-    """The program that makes some of the outputs. Kept in the program's cache."""
+    """The program that makes some of the outputs. Cached on the program."""
     equations = live(prog.equations, gather(prog.outputs, used))
     if all(used) and len(equations) == len(prog.equations):
         return prog
@@ -101,7 +104,10 @@ def live(
     known: Container[Var] = (),
     effects: bool = True,
 ) -> tuple[JaxprEqn, ...]:
-    """The equations, in order, that make `wanted` values from `known` ones, or have `effects`."""
+    """Return the equations, in order, that compute `wanted` values from `known` values.
+
+    With `effects`, equations with effects are included too.
+    """
     need = {v for v in wanted if isinstance(v, Var) and v not in known}
     alive: list[JaxprEqn] = []
     for eqn in reversed(equations):

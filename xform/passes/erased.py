@@ -1,4 +1,4 @@
-"""Operations that XLA removes: their result is one of their operands."""
+"""Find operations that XLA removes because their result is one of their operands."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jax import lax
 
 from xform._jax import JaxprEqn, Literal, Primitive, jax_primitives
 
-# Operations of one operand that do nothing to it.
+# Operations that return their operand unchanged.
 _COPIES = frozenset({"copy", "copy_p", "stop_gradient"})
-# For each operation the number that leaves the other operand unchanged, and where it may stand.
-# XLA removes `x + 0` too, although -0.0 + 0 is 0: so `Simplify`, which is exact, keeps it.
+# For each operation, its neutral element and the operands that may be this number. XLA also removes
+# `x + 0`, although -0.0 + 0 is 0. `Simplify` is exact, so it keeps this operation.
 _UNITS: dict[Primitive, tuple[float, tuple[int, ...]]] = {
     lax.add_p: (0, (0, 1)),
     jax_primitives.add_jaxvals_p: (0, (0, 1)),
@@ -32,9 +32,9 @@ _REDUCTIONS = frozenset({
 
 
 def erased(eqn: JaxprEqn, by: Mapping[Any, JaxprEqn] | None = None) -> int | None:
-    """Return which operand the result is; None for an operation that XLA keeps.
+    """Return the number of the operand that is the result; None for an operation that XLA keeps.
 
-    `by` says which equation makes each value: then a number that is repeated counts as a number.
+    `by` maps each value to the equation that makes it. With it, broadcast numbers are found too.
     """
     prim = eqn.primitive
     if prim.name in _COPIES:
@@ -51,7 +51,7 @@ def erased(eqn: JaxprEqn, by: Mapping[Any, JaxprEqn] | None = None) -> int | Non
 
 
 def reshaped(eqn: JaxprEqn) -> bool:
-    """Whether it reduces axes of length one only, which XLA makes a new shape."""
+    """Whether an equation reduces only axes of length one, which XLA replaces by a reshape."""
     if eqn.primitive not in _REDUCTIONS:
         return False
     shape = _shape(eqn.invars[0])
@@ -59,7 +59,10 @@ def reshaped(eqn: JaxprEqn) -> bool:
 
 
 def number(atom: Any, by: Mapping[Any, JaxprEqn]) -> float | None:
-    """Return the real number that all elements of a value are, if it is known."""
+    """Return the real number that all elements of a value equal, or None if it is unknown.
+
+    `by` maps each value to the equation that makes it.
+    """
     eqn = None if isinstance(atom, Literal) else by.get(atom)
     if eqn is not None and eqn.primitive is lax.broadcast_in_dim_p:
         atom = eqn.invars[0]

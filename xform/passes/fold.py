@@ -1,4 +1,4 @@
-"""Constants: equations of constants, run when the program is made."""
+"""Constant folding: evaluate operations on constants."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from xform.table import traits
 
 @dataclasses.dataclass(frozen=True)
 class Fold(Pass):
-    """Constants: operations on literals and constants are run now, and their results kept.
+    """Constant folding: evaluate operations on literals and constants, and store the results.
 
-    Loops, branches and calls are not run, nor what has a kernel or an effect or runs on a mesh.
+    It does not evaluate loops, branches, calls, custom kernels, or operations with effects or on a
+    mesh.
 
     Attributes:
-      most_bytes: of one result; what would be larger stays an equation.
+      most_bytes: an operation with a larger result is not evaluated.
 
     >>> from xform import passes
     >>> f = passes.Fold()(lambda x: x * jnp.sin(jnp.arange(3.0)))
@@ -63,7 +64,7 @@ def _is_known(atom: Atom, known: dict[Any, Any]) -> bool:
 
 
 def _on_a_mesh(eqn: JaxprEqn) -> bool:
-    """Whether an equation is one of many devices: it cannot be run alone, or names their axes."""
+    """Whether an equation runs on a mesh of devices, or names a mesh axis."""
     axes = eqn.params.get("axes") or ()
     if "axis_name" in eqn.params or any(isinstance(a, str) for a in axes):
         return True
@@ -71,13 +72,13 @@ def _on_a_mesh(eqn: JaxprEqn) -> bool:
 
 
 def _scalar(aval: Any) -> bool:
-    """Whether a value can be a literal: those of weak type keep that as constants only."""
+    """Whether a value can be a literal. A weakly typed value must be a constant, to stay weak."""
     plain = isinstance(aval.dtype, np.dtype) and not aval.weak_type
     return plain and aval.shape == ()
 
 
 def _bytes(aval: Any) -> float:
-    """Bytes of a value; infinite where that is not known."""
+    """Bytes of a value; infinite if unknown."""
     sizes = aval.shape
     if not all(isinstance(n, int) for n in sizes) or not hasattr(aval, "dtype"):
         return float("inf")

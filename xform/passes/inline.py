@@ -1,4 +1,4 @@
-"""Calls replaced by what they call."""
+"""Inline calls: replace them by the equations of the called program."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from xform.passes.structured import body, called, placed
 from xform.source import within
 from xform.table import rule_of, traits
 
-# The program that stands for an equation; None if the equation stays.
+# Returns the program that replaces an equation; None keeps the equation.
 Opens = Callable[[JaxprEqn], Program | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Inline(Pass):
-    """Calls of jitted functions, opened.
+    """Inline calls of jitted functions.
 
-    A call that places its values stays, and so do remat regions. Custom rules are kept, as a
-    derivative of the program needs them.
+    It keeps calls with shardings, and remat regions. It also keeps functions with custom derivative
+    rules, because a derivative of the program needs the rules.
 
     Attributes:
-      most: of a body, how many equations at most; None: any number. A large function that is called
-        often is compiled once as long as it is a call.
-      custom: whether functions with custom rules are opened too, and lose them.
+      most: the largest body to inline, in equations; None: no limit. A large function that is
+        called often is compiled only once if it stays a call.
+      custom: whether to inline functions with custom rules too. The rules are then lost.
 
     >>> from xform import passes
     >>> f = jax.jit(lambda x: jnp.sin(x))
@@ -53,16 +53,20 @@ class Inline(Pass):
 
 
 def small(eqn: JaxprEqn, staged: bool = True) -> Program | None:
-    """What a plan sees through: calls of no weight of their own, as the table of rules says.
+    """Return the body of a call that the planner inlines; None for other equations.
 
-    Where operations are `staged`, that is: where they run one by one, each call weighs.
+    The rule of the primitive decides, for a jit by its size. With `staged` False, operations run
+    one by one. Then jitted calls are kept, because they are compiled.
     """
     rule = rule_of(eqn.primitive)
     return None if rule is None else rule.inlined(eqn, staged)
 
 
 def opened(prog: Program, opens: Opens) -> Program:
-    """The program with some of its calls opened, and those within them. Linear in equations."""
+    """Inline some calls of a program, also calls inside inlined calls. Linear in equations.
+
+    `opens` returns the program to inline for an equation, or None to keep it.
+    """
     if not any(opens(eqn) is not None for eqn in prog.equations):
         return prog
     names: dict[Any, Atom] = {}
@@ -74,7 +78,10 @@ def opened(prog: Program, opens: Opens) -> Program:
 
 def _open(equations: Sequence[JaxprEqn], opens: Opens, names: dict[Any, Atom],
           consts: dict[Var, Any], call: JaxprEqn | None) -> Iterator[JaxprEqn]:  # fmt: skip
-    """The equations of a program, or of what a `call` calls: then with variables of its own."""
+    """The equations of a program after inlining.
+
+    With `call`, they are the body of this call, and get fresh variables.
+    """
     for eqn in equations:
         inputs = _renamed(eqn.invars, names)
         scoped = eqn if call is None else within(eqn, call)

@@ -1,4 +1,4 @@
-"""Programs as text: one line for each equation, nested programs below theirs."""
+"""Print programs: one line per equation, with nested programs below their equation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from xform.ir import Program, program
 from xform.source import frame
 from xform.text import columns, near
 
-# What is nested in an equation, beside `jaxpr`s: what it is called.
-_CALLED = {"jaxpr": "body", "call_jaxpr": "body", "cond_jaxpr": "condition", "body_jaxpr": "body"}
+# The label of each nested program, by the parameter that holds it.
+_LABELS = {"jaxpr": "body", "call_jaxpr": "body", "cond_jaxpr": "condition", "body_jaxpr": "body"}
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 Paint = Callable[[Any, str], str]
 
 
 class Names:
-    """Names of variables: a, b, ... z, ba, bb, in the order in which they are met.
+    """Names of variables: a, b, ... z, ba, bb, in the order of their first use.
 
-    What `paint` makes of a variable and its text stands in the text's place.
+    `paint` gets a variable or literal and its text, and returns the text to print, for example in
+    colour.
     """
 
     def __init__(self, paint: Paint | None = None) -> None:
@@ -29,11 +30,11 @@ class Names:
         self._paint = paint or (lambda _, text: text)
 
     def __call__(self, atom: Any) -> str:
-        """The name of a variable, or the value of a literal."""
+        """Return the name of a variable, or the value of a literal."""
         return self._paint(atom, self.plain(atom))
 
     def plain(self, atom: Any) -> str:
-        """The same without paint."""
+        """Return the name or value without paint."""
         if isinstance(atom, Literal):
             return literal(atom)
         if atom not in self._names:
@@ -41,20 +42,21 @@ class Names:
         return self._names[atom]
 
     def typed(self, atoms: Sequence[Any]) -> str:
-        """Names with types."""
+        """Return names with types."""
         texts = [(v, f"{self.plain(v)}:{v.aval.str_short(True)}") for v in atoms]
         return " ".join(self._paint(v, text) for v, text in texts)
 
 
 def listing(prog: Program, lines: bool = False, note: Callable[[JaxprEqn], str] | None = None,
             paint: Paint | None = None) -> str:  # fmt: skip
-    """A program as text.
+    """Return a program as text.
 
     Args:
       prog: the program.
-      lines: whether the user's line stands behind each equation.
-      note: what else stands there.
-      paint: of a variable or literal and its text, the text in colour.
+      lines: whether to print the user's source line after each equation.
+      note: returns a note to print after an equation.
+      paint: gets a variable or literal and its text, and returns the text to print, for example in
+        colour.
 
     >>> from xform import ir, passes
     >>> print(passes.listing(ir.trace(lambda x: [jnp.sin(x) * 2.0], jnp.ones(3))))
@@ -90,35 +92,35 @@ def _rows(prog: Program, names: Names, indent: str, lines: bool,
 
 
 def place(eqn: JaxprEqn) -> str:
-    """The user's line, as a comment; empty if there is none."""
+    """Return the user's source line of an equation as a comment; empty if it is unknown."""
     where = near(frame(eqn))
     return f"# {where}" if where else ""
 
 
 def line(eqn: JaxprEqn, names: Names) -> str:
-    """An equation in one line, without what is nested in it."""
+    """Return an equation in one line, without its nested programs."""
     inputs = " ".join(map(names, eqn.invars))
     text = operation(eqn) + (f" {inputs}" if inputs else "")
     return f"{names.typed(eqn.outvars)} = {text}" if eqn.outvars else text
 
 
 def operation(eqn: JaxprEqn) -> str:
-    """What an equation applies, with the parameters that say something."""
+    """Return the primitive of an equation and its informative parameters as text."""
     params = ", ".join(f"{k}={_value(v)}" for k, v in eqn.params.items() if _shown(k, v))
     return eqn.primitive.name + (f"[{params}]" if params else "")
 
 
 def programs(eqn: JaxprEqn) -> Iterator[tuple[str, Program]]:
-    """The programs that an equation holds, with what each is."""
+    """Yield the nested programs of an equation, each with a label such as "body"."""
     for key, value in eqn.params.items():
         if key == "branches":
             yield from ((f"branch {i}", program(b)) for i, b in enumerate(value))
-        elif key in _CALLED and hasattr(value, "eqns"):
-            yield _CALLED[key], program(value)
+        elif key in _LABELS and hasattr(value, "eqns"):
+            yield _LABELS[key], program(value)
 
 
 def _shown(key: str, value: Any) -> bool:
-    """Whether a parameter is plain and says something."""
+    """Whether to print a parameter: it has a simple value, and not the usual one."""
     if key in _HIDDEN or value is None or value is False or (key, value) == ("unroll", 1):
         return False
     return _plain(value)
@@ -130,7 +132,7 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str | np.dtype | type)
 
 
-# Counts of inputs, which are there to be seen.
+# Parameters that are not printed: numbers of inputs, which the listing shows anyway, and the mesh.
 _HIDDEN = frozenset(("num_consts", "num_carry", "cond_nconsts", "body_nconsts", "ctx_mesh"))
 
 
@@ -141,7 +143,7 @@ def _value(value: Any) -> str:
 
 
 def literal(atom: Any) -> str:
-    """The value of a literal."""
+    """Return the value of a literal as text."""
     plain = isinstance(atom.aval.dtype, np.dtype)
     return str(np.asarray(atom.val)[()]) if plain else "key"
 

@@ -1,4 +1,4 @@
-"""Remat regions opened: what their authors said is saved no longer holds."""
+"""Inline remat regions, so that their policies no longer decide what is saved."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from xform.passes.structured import body, region
 
 @dataclasses.dataclass(frozen=True)
 class OpenRegions(Pass):
-    """Remat regions, with a policy or without, replaced by what is in them.
+    """Inline remat regions, with a policy or without.
 
-    A derivative of the program then decides across them what is saved, as if nobody had marked
-    them. Regions that JAX has differentiated already stay, and so do those in custom rules.
+    A derivative of the result chooses the saved values of the whole program, as if there were no
+    regions. Regions inside custom rules are kept, and so are regions that JAX has already
+    differentiated.
 
     >>> from xform import passes
     >>> f = lambda x: jax.checkpoint(jnp.sin)(x) + 1

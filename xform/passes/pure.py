@@ -1,4 +1,4 @@
-"""Which equations may be merged with others like them, or run at once."""
+"""Find equations that may be merged with equal ones, or evaluated early."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from xform.table import traits
 
 
 def pure(eqn: JaxprEqn) -> bool:
-    """Whether an equation depends on its inputs alone, and one like it may stand for it."""
+    """Whether an equation depends on its inputs alone, and may be merged with an equal one."""
     if has_effects(eqn) or not traits(eqn.primitive).pure:
         return False
     return all(_pure(program(j)) for j in jaxprs_of(eqn))

@@ -1,9 +1,9 @@
-"""Algebra that is exact for every value: NaN, infinities and the sign of zero included.
+"""Algebraic simplifications that are exact for every value, including NaN, infinities and -0.0.
 
-Of `x + 0.0` that is not true (-0.0 + 0.0 is 0.0, as is a sum of -0.0 alone), of `x + -0.0` it is;
-nor of complex products by one. A result stands for another of the same type only, weak or not.
-Values smaller than the normal ones, which some backends take for zero in arithmetic but not in
-copies, are left out of "every".
+For example, `x + -0.0` is replaced by `x`, but `x + 0.0` is not, because -0.0 + 0.0 is 0.0. A sum
+over no axes and a complex product by one are kept for similar reasons. A value is only replaced by
+a value of the same type, including weak types. The exception is subnormal numbers: some backends
+flush them to zero in arithmetic, but not in copies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Producers = Mapping[Any, JaxprEqn]
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """A value that something simpler makes from others."""
+    """A simpler computation of a value: the function `f` of the values `of`."""
 
     f: Callable[..., Any]
     of: tuple[Atom, ...]
@@ -40,10 +40,11 @@ Rule = Callable[[JaxprEqn, Producers], Atom | Replacement | None]
 
 @dataclasses.dataclass(frozen=True)
 class Simplify(Pass):
-    """Algebra: what is the same as something simpler, for every value.
+    """Algebraic simplification: replace values by simpler ones that are exactly equal.
 
-    Neutral elements, operations that undo each other (of signs, conversions, transpositions, new
-    shapes), those that do nothing, and chains of two that are one.
+    It removes operations with a neutral element, operations without an effect, and pairs of
+    operations that undo each other (negations, conversions, transpositions, reshapes). It also
+    combines two operations in a row into one.
 
     >>> from xform import passes
     >>> f = passes.Simplify()(lambda x: -(-x) * 1.0 + x.T.T)
@@ -86,25 +87,30 @@ def _type(atom: Atom) -> Any:
 
 
 def _before(atom: Atom, by: Producers, *of: Primitive) -> JaxprEqn | None:
-    """The equation that makes a value, if it is of one of these primitives."""
+    """The equation that makes a value, if it has one of these primitives; else None."""
     eqn = None if isinstance(atom, Literal) else by.get(atom)
     return eqn if eqn is not None and eqn.primitive in of else None
 
 
 def _is(atom: Atom, by: Producers, value: float) -> bool:
-    """Whether all elements are this real number, with its sign if it is zero."""
+    """Whether all elements of a value are known to be this real number. 0.0 and -0.0 differ."""
     x = number(atom, by)
     return x is not None and x == value and math.copysign(1, x) == math.copysign(1, value)
 
 
 def _neutral(value: float | None, right: bool = False) -> Rule:
-    """An operation with a number that changes nothing; None: the zero of its type that does not."""
+    """Simplify an operation with its neutral element.
+
+    Args:
+      value: the neutral element; None: the neutral zero for sums and differences.
+      right: only the right operand may be the neutral element.
+    """
 
     def rule(eqn: JaxprEqn, by: Producers) -> Atom | None:
         x, y = eqn.invars
         number = value
         if number is None:
-            # In floating point the neutral element of a sum is -0.0, of a difference 0.0.
+            # In floating point the neutral element of a sum is -0.0, and of a difference 0.0.
             integral = np.issubdtype(_type(eqn.outvars[0]).dtype, np.integer)
             number = 0.0 if integral or right else -0.0
         if _is(y, by, number):
@@ -115,14 +121,14 @@ def _neutral(value: float | None, right: bool = False) -> Rule:
 
 
 def _twice(eqn: JaxprEqn, by: Producers) -> Atom | None:
-    """An operation that undoes itself."""
+    """Simplify an operation that undoes itself when it is applied twice."""
     before = _before(eqn.invars[0], by, eqn.primitive)
     same = before is not None and _params(before) == _params(eqn)
     return before.invars[0] if before is not None and same else None
 
 
 def _once(eqn: JaxprEqn, by: Producers) -> Atom | None:
-    """An operation that a second time changes nothing."""
+    """Simplify an operation that changes nothing when it is applied again."""
     before = _before(eqn.invars[0], by, eqn.primitive)
     return eqn.invars[0] if before is not None and _params(before) == _params(eqn) else None
 
@@ -137,7 +143,7 @@ def _abs(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
 
 
 def _same(eqn: JaxprEqn, by: Producers) -> Atom | None:
-    """An operation that of equal operands returns either; of truth values, a neutral one."""
+    """Simplify max, min, and, or: with equal operands, or a neutral boolean operand."""
     x, y = eqn.invars
     if x is y:
         return x
@@ -157,9 +163,9 @@ def _select(eqn: JaxprEqn, by: Producers) -> Atom | None:
     return None
 
 
-def _nothing(does: Callable[[JaxprEqn], bool]) -> Rule:
-    """An operation that with some parameters changes nothing."""
-    return lambda eqn, by: None if does(eqn) else eqn.invars[0]
+def _unless(changes: Callable[[JaxprEqn], bool]) -> Rule:
+    """Simplify an operation to its operand, unless `changes` says that it changes something."""
+    return lambda eqn, by: None if changes(eqn) else eqn.invars[0]
 
 
 def _power(eqn: JaxprEqn, by: Producers) -> Atom | None:
@@ -189,12 +195,12 @@ def _kind(dtype: Any) -> str:
     return dtype.kind if isinstance(dtype, np.dtype) else ""
 
 
-# For floating-point types: bits of the fraction, the largest exponent.
+# For each floating-point type: the bits of the fraction, and the largest exponent.
 _FLOATS = {"bfloat16": (7, 127), "float16": (10, 15), "float32": (23, 127), "float64": (52, 1023)}
 
 
 def _holds(small: Any, large: Any) -> bool:
-    """Whether a type holds each value of another."""
+    """Whether every value of dtype `small` is a value of dtype `large`."""
     if not (isinstance(small, np.dtype) and isinstance(large, np.dtype)):
         return False
     if small.name in _FLOATS:
@@ -226,19 +232,19 @@ def _transpose(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
 
 
 def _bitcast(eqn: JaxprEqn, by: Producers) -> Atom | None:
-    """Bits that are read as another type, and then as their own again."""
+    """Simplify two bitcasts in a row that return to the original type."""
     before = _before(eqn.invars[0], by, lax.bitcast_convert_type_p)
     return None if before is None else before.invars[0]
 
 
 def _concatenate(eqn: JaxprEqn, by: Producers) -> Atom | None:
-    """One operand alone, or all parts of a value that was split."""
+    """Simplify a concatenation of one operand, or of all parts of a split."""
     parts = list(eqn.invars)
     if len(parts) == 1:
         return parts[0]
     split = _before(parts[0], by, lax.split_p)
-    whole = split is not None and split.params["axis"] == eqn.params["dimension"]
-    if split is None or not whole or len(parts) != len(split.outvars):
+    same_axis = split is not None and split.params["axis"] == eqn.params["dimension"]
+    if split is None or not same_axis or len(parts) != len(split.outvars):
         return None
     return split.invars[0] if all(map(operator.is_, parts, split.outvars)) else None
 
@@ -247,7 +253,7 @@ _SHAPES = (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p)
 
 
 def _reshape(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
-    """A new shape that is the old one, or of a value that has a new shape already."""
+    """Simplify a reshape to the same shape, or two reshapes in a row."""
     if not _reshapes(eqn):
         return None
     x, shape = eqn.invars[0], _type(eqn.outvars[0]).shape
@@ -265,7 +271,7 @@ def _reshape(eqn: JaxprEqn, by: Producers) -> Atom | Replacement | None:
 
 
 def _reshapes(eqn: JaxprEqn) -> bool:
-    """Whether an equation is of one input and changes its shape only, elements in their order."""
+    """Whether an equation has one input and only changes its shape, not the order of elements."""
     params, primitive = eqn.params, eqn.primitive
     if len(eqn.invars) != 1 or params.get("sharding") is not None:
         return False
@@ -325,12 +331,12 @@ _RULES: dict[Primitive, Rule] = {
     lax.reshape_p: _reshape,
     lax.squeeze_p: _reshape,
     lax.broadcast_in_dim_p: _broadcast,
-    **dict.fromkeys((lax.slice_p, lax.dynamic_slice_p), _nothing(_slices)),
-    lax.pad_p: _nothing(lambda eqn: any(map(any, eqn.params["padding_config"]))),
+    **dict.fromkeys((lax.slice_p, lax.dynamic_slice_p), _unless(_slices)),
+    lax.pad_p: _unless(lambda eqn: any(map(any, eqn.params["padding_config"]))),
     lax.concatenate_p: _concatenate,
     lax.bitcast_convert_type_p: _bitcast,
     **dict.fromkeys(
         (lax.reduce_max_p, lax.reduce_min_p, lax.reduce_and_p, lax.reduce_or_p),
-        _nothing(lambda eqn: bool(eqn.params["axes"])),
+        _unless(lambda eqn: bool(eqn.params["axes"])),
     ),
 }

@@ -1,8 +1,8 @@
-"""Equations that hold programs: the programs, and the equation made again around others.
+"""Structured equations (loops, branches, calls): read their programs, and rebuild them with others.
 
-A loop, a branch or a call is made again by the function of JAX that made it, in a trace of its own;
-the equations of that trace take its place. A program is only written anew where nothing hangs on
-the equation as it is: a call that places its values, a remat region and a custom rule stay.
+A loop, branch or call with new programs is rebuilt by the JAX function that made it, in a trace of
+its own. The equations of that trace replace the original equation. Calls with shardings, remat
+regions and custom rules are never rebuilt, because their parameters matter.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from xform.table import traits
 
 
 def body(eqn: JaxprEqn) -> Program:
-    """The program that a call runs."""
+    """Return the program that a call runs."""
     return program(callee(eqn.params, traits(eqn.primitive).call))
 
 
 def called(eqn: JaxprEqn) -> Program | None:
-    """What stands for an equation that means nothing but what it calls; None for others."""
+    """Return the body of a call that has no other meaning than its body; else None."""
     known = traits(eqn.primitive)
     held = callee(eqn.params, known.call)
     return program(held) if held is not None and not known.calls else None
 
 
 def region(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a remat region that JAX has not differentiated already."""
+    """Whether an equation is a remat region that JAX has not yet differentiated."""
     return traits(eqn.primitive).calls == "region" and not eqn.params["differentiated"]
 
 
 def sharding(s: Any) -> Any:
-    """A sharding of a jit equation; None where it leaves the choice to the compiler."""
+    """Return a sharding of a jit equation; None if it leaves the choice to the compiler."""
     return s if isinstance(s, jax.sharding.Sharding) else None
 
 
 def placed(eqn: JaxprEqn) -> bool:
-    """Whether a jit equation says where its inputs or outputs live: then it is not inlined."""
+    """Whether a jit equation has shardings for inputs or outputs. Such a call is not inlined."""
     where = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
     return any(sharding(s) is not None for s in where)
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Program, ...]:
-    """The programs of an equation that may be written anew; none if it holds none."""
+    """Return the programs of an equation that may be rewritten; empty if it has none."""
     params = eqn.params
     if eqn.primitive is while_p:
         return program(params["cond_jaxpr"]), program(params["body_jaxpr"])
@@ -60,7 +60,7 @@ def bodies(eqn: JaxprEqn) -> tuple[Program, ...]:
 
 
 def _special(params: dict[str, Any]) -> bool:
-    """Whether a jit says more than what is called."""
+    """Whether a jit has layouts, donated inputs, compiler options or a mesh."""
     layouts = (*params.get("in_layouts", ()), *params.get("out_layouts", ()))
     donated, options = params.get("donated_invars", ()), params.get("compiler_options_kvs", ())
     meshless = getattr(params.get("ctx_mesh"), "empty", True)
@@ -68,7 +68,10 @@ def _special(params: dict[str, Any]) -> bool:
 
 
 def nested(eqn: JaxprEqn, f: Callable[[Program], Program]) -> Program | None:
-    """What stands for an equation whose programs become `f` of them; None if they stay."""
+    """Apply `f` to the programs of an equation, and return the program that replaces it.
+
+    None if `f` changes none of them, or if the outputs would have other types.
+    """
     old = bodies(eqn)
     new = [f(p) for p in old]
     if all(n is p for n, p in zip(new, old, strict=True)):
@@ -77,11 +80,18 @@ def nested(eqn: JaxprEqn, f: Callable[[Program], Program]) -> Program | None:
 
 
 def rebuilt(eqn: JaxprEqn, new: Sequence[Program], used: Mask) -> Program | None:
-    """A program of the inputs and the `used` outputs of an equation, with other programs in it.
+    """Rebuild an equation with new nested programs, as a program.
 
-    Those have the inputs of the old ones, and of the outputs the used ones (the condition of a loop
-    has its own); inputs that nothing reads are left out. A loop's carry is used if one of its own
-    programs reads it. None if the outputs would be of other types.
+    Args:
+      eqn: a scan, while loop, cond or jit.
+      new: its new programs. They have all inputs of the old programs, and only the used outputs.
+        The condition of a while loop keeps its output. Inputs that nothing reads are dropped.
+      used: which outputs of the equation are used. A value that a loop carries is used if one of
+        the loop's own programs reads it.
+
+    Returns:
+      A program from the inputs of the equation to its used outputs; None if the outputs would have
+      other types.
     """
     make = _MAKERS[eqn.primitive]
 
@@ -97,7 +107,7 @@ def rebuilt(eqn: JaxprEqn, new: Sequence[Program], used: Mask) -> Program | None
 
 
 def reads(*programs: Program) -> Mask:
-    """Which inputs some programs of the same inputs read, or return."""
+    """Return which inputs are read or returned by any of some programs with the same inputs."""
     mask: list[bool] = [False] * len(programs[0].inputs)
     for prog in programs:
         read: set[Any] = {v for e in prog.equations for v in e.invars if isinstance(v, Var)}
@@ -145,7 +155,7 @@ def _cond(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) 
 
 
 def _unclamped(prog: Program) -> Program:
-    """`lax.switch` without the clamp of its index: that of an equation is in range."""
+    """Remove the clamp of the index that `lax.switch` adds: here the index is in range."""
     clamps = {e.outvars[0]: e for e in prog.equations if e.primitive is lax.clamp_p}
     index = prog.inputs[0]
     kept: list[JaxprEqn] = []
@@ -162,7 +172,7 @@ def _jit(eqn: JaxprEqn, new: Sequence[Program], used: Mask, xs: Sequence[Any]) -
     (called,) = new
     read = reads(called)
     options = {k: eqn.params[k] for k in ("inline", "keep_unused")}
-    # Made once for a program, so that what is called often is compiled once.
+    # One jitted function per program, so that a program that is called often is compiled once.
     key = "jitted", eqn.params["name"], *options.values()
     if key not in called.cache:
 
