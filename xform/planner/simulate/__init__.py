@@ -1,1 +1,1 @@
-"""A compiler's memory, simulated from the program alone."""
+"""Simulate a compiler's memory from the program alone."""

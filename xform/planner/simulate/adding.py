@@ -1,4 +1,4 @@
-"""Steps of a flat program as they are added, each once."""
+"""Base class for building a flat program: equal steps are added once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class Operation:
-    """What an equation does, whatever it reads: equal for equal operations.
+    """The operation of an equation without its operands, as a key for dictionaries.
 
-    It is put in words only when it is compared, as when two equations read the same values: what a
-    loop does is long to say.
+    Two operations are equal if their texts are equal. The text is made only for a comparison of two
+    keys with the same hash, because the text of a loop is long.
     """
 
     __slots__ = ("_eqn", "_hash", "_text")
@@ -39,37 +39,43 @@ class Operation:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Operation) and self._said() == other._said())
+        if self is other:
+            return True
+        return isinstance(other, Operation) and self._as_text() == other._as_text()
 
-    def _said(self) -> str:
+    def _as_text(self) -> str:
         self._text = self._text or operation(self._eqn)
         return self._text
 
 
 def _plain(x: Any) -> Any:
-    """A parameter, as far as it is of numbers that have equal texts only if they are equal."""
+    """A parameter for the hash: its integers and tuples of integers, and 0 for anything else."""
     return tuple(map(_plain, x)) if type(x) is tuple else x if type(x) is int else 0
 
 
 class Adding(abc.ABC):
-    """The steps so far. What is equal to one that was taken is that one."""
+    """A flat program in the making. An added step that equals an earlier one returns its results.
+
+    Subclasses define `results`, which turns an equation into steps.
+    """
 
     def __init__(self, profile: Profile):
         self.profile = profile
-        # What is known while the program is compiled.
+        # Values that the compiler can compute at compile time.
         self.fixed: set[Cell] = set()
         self._steps: list[Step] = []
-        self._taken: dict[Any, list[Cell]] = {}
+        self._results: dict[Any, list[Cell]] = {}
+        # Facts about the equations of the current program, see `reading`.
         self._known: dict[Any, Any] = {}
         self._of: dict[Primitive, Traits] = {}
         self._sizes: dict[int, tuple[Any, int]] = {}
 
     @abc.abstractmethod
     def results(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
-        """What an equation makes of what it reads."""
+        """Add the steps of an equation with operands `reads`, and return its results."""
 
     def bytes(self, aval: Any) -> int:
-        """Bytes of a value on the device."""
+        """Return the bytes of a value on the device; 0 if it lies in the memory of the host."""
         if id(aval) not in self._sizes:
             host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
             size = 0 if host and not self.profile.host_is_device else self.profile.bytes(aval)
@@ -77,17 +83,23 @@ class Adding(abc.ABC):
         return self._sizes[id(aval)][1]
 
     def inputs(self, values: Sequence[Var]) -> list[Cell]:
-        """The cells of a program's inputs."""
+        """Return new cells for the inputs of a program."""
         return [Cell(self.bytes(v.aval), "input", shape(v.aval)) for v in values]
 
     def seeds(self, values: Sequence[Var]) -> list[Cell]:
-        """The cells of cotangents: a scalar is the 1 that `grad` passes, which is seen."""
+        """Return new cells for cotangents.
+
+        A scalar cotangent is taken for the 1 that `grad` passes, which the compiler knows.
+        """
         cells = self.inputs(values)
         self.fixed |= {c for c in cells if not c.shape}
         return cells
 
     def flat(self, inputs: Sequence[Cell], outputs: Sequence[Cell]) -> Flat:
-        """The steps that outputs need, each value with its readers."""
+        """Return the flat program of the steps that outputs need, with the readers of each value.
+
+        Steps with effects are kept too.
+        """
         need = set(outputs)
         steps: list[Step] = []
         for step in reversed(self._steps):
@@ -101,7 +113,7 @@ class Adding(abc.ABC):
         return Flat(tuple(inputs), tuple(steps), tuple(outputs))
 
     def run(self, prog: Program, inputs: Sequence[Cell]) -> list[Cell]:
-        """What a program makes of some cells."""
+        """Add the steps of a program, and return its outputs."""
         env: dict[Any, Any] = dict(zip(prog.inputs, inputs, strict=True))
         env |= self.constants(prog)
         with self.reading(prog):
@@ -112,7 +124,7 @@ class Adding(abc.ABC):
 
     @contextlib.contextmanager
     def reading(self, prog: Program) -> Generator[None]:
-        """Within it, equations are this program's, with which is kept what is known of them."""
+        """Within this context, facts about equations are cached on program `prog`."""
         outer, self._known = self._known, prog.cache.setdefault("flattening", {})
         try:
             yield
@@ -120,44 +132,55 @@ class Adding(abc.ABC):
             self._known = outer
 
     def constants(self, prog: Program) -> dict[Var, Cell]:
-        """The cells of what a program closes over."""
+        """Return the cells of a program's constants."""
         return {v: self.constant(id(x), shape(v.aval)) for v, x in prog.consts}
 
     def read(self, env: Mapping[Any, Any], v: Any) -> Any:
-        """What an environment has for a variable; a literal is a constant."""
+        """Return the cell of a variable in an environment, or a constant cell for a literal."""
         if not isinstance(v, Literal):
             return env[v]
         return self.constant(self.known(v, "literal", lambda: literal(v)), shape(v.aval))
 
     def operation(self, eqn: JaxprEqn) -> Operation:
-        """What an equation does, equal for equal operations."""
+        """Return the operation of an equation, as a key."""
         return self.known(eqn, "operation", lambda: Operation(eqn))
 
     def known(self, of: JaxprEqn | Literal, what: Any, make: Callable[[], T]) -> T:
-        """What is the same whenever an equation is met, whatever it reads: made once."""
+        """Return a fact that depends on an equation or literal alone, computed once.
+
+        `what` names the fact, and `make` computes it.
+        """
         key = id(of), what
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
 
     def traits(self, does: Primitive) -> Traits:
-        """The traits of a primitive."""
+        """Return the traits of a primitive."""
         if does not in self._of:
             self._of[does] = traits(does)
         return self._of[does]
 
     def known_early(self, cell: Cell) -> bool:
-        """Whether the compiler knows a value."""
+        """Whether the compiler can compute a value at compile time."""
         return cell.kind == "constant" or cell in self.fixed
 
     def constant(self, key: Any, size: tuple[int, ...]) -> Cell:
-        """The cell of a constant: of no bytes."""
-        return self._taken.setdefault(("constant", key), [Cell(0, "constant", size)])[0]
+        """Return the cell of a constant, which takes no bytes."""
+        return self._results.setdefault(("constant", key), [Cell(0, "constant", size)])[0]
 
     def step(self, does: Primitive, key: Any, eqn: JaxprEqn, reads: list[Cell],
               types: Sequence[Any] | None = None) -> list[Cell]:  # fmt: skip
-        """What a step makes; the same as before if it has been taken before."""
-        cells = self._taken.get((does, key)) if not has_effects(eqn) else None
+        """Add a step, and return its results. An equal earlier step is not added again.
+
+        Args:
+          does: the primitive of the step.
+          key: what tells the step from other steps of this primitive.
+          eqn: the equation that it comes from.
+          reads: its operands.
+          types: the types of its results, as avals or as cells to copy; by default as in `eqn`.
+        """
+        cells = self._results.get((does, key)) if not has_effects(eqn) else None
         if cells is None:
             if types is None:
                 types = [v.aval for v in eqn.outvars]
@@ -172,5 +195,5 @@ class Adding(abc.ABC):
             if self.fixed.issuperset(inputs):
                 self.fixed.update(cells)
             self._steps.append(step)
-            self._taken[does, key] = cells
+            self._results[does, key] = cells
         return cells

@@ -1,9 +1,9 @@
-"""The order in which XLA:CPU runs what it fused: breadth first, as soon as operands are there.
+"""XLA:CPU's execution order of fused operations: breadth first, when operands are available.
 
-What one value makes possible runs in the order of XLA's list of that value's users. Those are
-listed as XLA comes to them, and changed by fusion, which goes from the last operation to the first:
-a loop that takes in a user is put at the end, and in the place of a user that is gone stands what
-was last. How the program was written down makes no difference.
+When a value is computed, its users become ready in the order of XLA's list of users of that value.
+XLA fills this list in its visiting order. Fusion then changes it, from the last operation to the
+first: a fusion that absorbs a user is appended, and the last entry takes the place of a removed
+user. The order of equations in the traced program has no influence.
 Source: XLA's `hlo_memory_scheduler.cc` (`BFScheduler`), `instruction_fusion.cc` and
 `hlo_instruction.cc` (`Users`).
 """
@@ -18,9 +18,10 @@ from xform.planner.simulate.steps import Cell, Step
 
 
 def breadth_first(fusion: Fusion, inputs: Sequence[Cell]) -> list[Group]:
-    """Groups as a queue runs them: each is put at its end when its last operand is there.
+    """Return the groups in the order of a queue that runs them.
 
-    Inputs, views and each of several results of a step pass through the queue too.
+    A group is appended to the queue when its last operand is available. Inputs, views, and each of
+    the results of a step with several pass through the queue too.
     """
     readers: dict[Cell, list[Group]] = {}
     missing: dict[Group, int] = {}
@@ -46,7 +47,7 @@ def breadth_first(fusion: Fusion, inputs: Sequence[Cell]) -> list[Group]:
 
 
 def _users(cell: Cell, groups: Sequence[Group], place: Mapping[Step, int]) -> Sequence[Group]:
-    """The groups that read a value, as XLA lists its users in the end."""
+    """The groups that read a value, in the order of XLA's final list of users."""
     if len(groups) < 2:
         return groups
     left = collections.Counter(s for g in groups for s in g.reads[cell])
@@ -61,7 +62,7 @@ def _users(cell: Cell, groups: Sequence[Group], place: Mapping[Step, int]) -> Se
 
 
 class _Users:
-    """A list from which an item is removed by putting the last in its place."""
+    """A list that puts its last item in the place of a removed one."""
 
     def __init__(self, items: Sequence[Group | Step]):
         self.items = [*items]

@@ -1,9 +1,11 @@
-"""A program as its compiler sees it, before fusion: calls opened, equal computations merged.
+"""Flatten a program into the operations that its compiler sees before fusion.
 
-Views of a value are the value. What is sent to the host takes no bytes there, but on a CPU, which
-has one memory, it is a view. What no output needs is left out, and so is a barrier that the backend
-takes for nothing. Loops and branches stay single steps; their bodies are flattened where they are
-looked into.
+- Calls are inlined, and equal computations are merged.
+- A view is the same value, and needs no bytes of its own.
+- A value that is offloaded to the host takes no bytes there. On a CPU, which has one memory, it is
+  a view.
+- Steps that no output needs are left out, and so are barriers that the backend ignores.
+- Loops and branches stay single steps. Their bodies are flattened when they are simulated.
 """
 
 from __future__ import annotations
@@ -49,15 +51,15 @@ from xform.planner.simulate.steps import Cell, Flat, repeat_p, wait_p
 from xform.traits import Traits
 
 add_any_p = jax_primitives.add_jaxvals_p
-# Of a `device_put` between memories of one device.
+# The `devices` of a `device_put` between memories of one device.
 _SPACES = ((jax.memory.Space.Host,), (jax.memory.Space.Device,))
 
 
 def flatten(prog: Program, profile: Profile, n_seeds: int = 0) -> Flat:
-    """The steps that make a program's outputs. Linear in equations, those of calls included.
+    """Return the flat program of a Program. Linear in equations, including called programs.
 
-    The last `n_seeds` inputs are cotangents: one that is a scalar is the 1 that `grad` passes,
-    which the compiler sees.
+    The last `n_seeds` inputs are cotangents. A scalar cotangent is taken for the 1 that `grad`
+    passes, which the compiler knows.
     """
     work = Flattening(profile)
     n = len(prog.inputs) - n_seeds
@@ -67,7 +69,11 @@ def flatten(prog: Program, profile: Profile, n_seeds: int = 0) -> Flat:
 
 def flatten_trip(prog: Program, profile: Profile, eqn: JaxprEqn, n_slices: int, n_stacked: int
                  ) -> Flat:  # fmt: skip
-    """The steps of one trip of a loop: a slice of each scanned input, an update of each stack."""
+    """Return the flat program of one iteration of a loop.
+
+    The last `n_slices` inputs of the body `prog` are slices of scanned arrays, and its last
+    `n_stacked` outputs are written into stacks. A step is added for each slice and each update.
+    """
     work = Flattening(profile)
     inputs = work.inputs(prog.inputs)
     first = len(inputs) - n_slices
@@ -81,47 +87,47 @@ def flatten_trip(prog: Program, profile: Profile, eqn: JaxprEqn, n_slices: int, 
 
 
 def counts(eqn: JaxprEqn) -> tuple[int, int]:
-    """How many constants a loop reads, and how many values it carries."""
+    """Return how many constants a loop reads, and how many values it carries."""
     if eqn.primitive is scan_p:
         return scan_counts(eqn.params)
     return len(eqn.invars) - len(eqn.outvars), len(eqn.outvars)
 
 
 class Flattening(Adding):
-    """What a compiler makes of a program's equations before it fuses them."""
+    """Turns equations into the operations that a compiler has before fusion."""
 
     def __init__(self, profile: Profile):
         super().__init__(profile)
-        # Of a scalar that is repeated: the scalar.
+        # For a scalar that was broadcast: the scalar.
         self.scalar: dict[Cell, Cell] = {}
-        # Of a transposed value: the value, and the order of its axes.
+        # For a transposed value: the original value, and the order of its axes.
         self.turned: dict[Cell, tuple[Cell, tuple[int, ...]]] = {}
-        # Of a value in another shape: the value.
+        # For a reshaped value: the original value.
         self.viewed: dict[Cell, Cell] = {}
 
     def results(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
-        """What an equation makes of what it reads."""
+        """Add the steps of an equation with operands `reads`, and return its results."""
         prim, of = eqn.primitive, self.traits(eqn.primitive)
         if of.call:
             return self.run(body(eqn), reads)
         if of.lowered and self.profile.lowers:
-            given = self.known(eqn, "lowered", functools.partial(of.lowered, eqn))
-            if given is not None:
-                return self.run(given, reads)
+            lowered = self.known(eqn, "lowered", functools.partial(of.lowered, eqn))
+            if lowered is not None:
+                return self.run(lowered, reads)
         if prim is barrier_p:
-            return self._held_back(eqn, reads)
+            return self._delayed(eqn, reads)
         if prim is materialize_p:
             return [self.written(eqn, reads[0])]
-        if self._nothing(eqn, of):
+        if self._is_identity(eqn, of):
             return reads
         if prim is keep_p:
             return [reads[1]]
-        if of.view and self.known(eqn, "whole", lambda: _whole(eqn)):
+        if of.view and self.known(eqn, "same size", lambda: _same_size(eqn)):
             return [self._view(eqn, reads[0], shape(eqn.outvars[0].aval))]
         if of.fusion == "elementwise" or prim is lax.convert_element_type_p:
             return [self._pointwise(eqn, reads)]
         if prim is broadcast_in_dim_p and not reads[0].shape:
-            return [self._repeated(eqn, reads[0])]
+            return [self._broadcast(eqn, reads[0])]
         if prim is lax.split_p:
             return [
                 self.step(lax.slice_p, (reads[0], i, self.operation(eqn)), eqn, reads, [v.aval])[0]
@@ -130,7 +136,7 @@ class Flattening(Adding):
         if prim is lax.transpose_p:
             return [self._transposed(eqn, reads[0])]
         if prim is dot_general_p and self.known(eqn, "outer", lambda: outer(eqn)):
-            reads = [self._repeated(eqn, x) for x in reads]
+            reads = [self._broadcast(eqn, x) for x in reads]
             return self.step(lax.mul_p, (tuple(reads), self.operation(eqn)), eqn, reads)
         if prim in (dot_general_p, conv_general_dilated_p):
             return self._product(eqn, reads)
@@ -141,7 +147,7 @@ class Flattening(Adding):
         return self.step(prim, (tuple(reads), self.operation(eqn)), eqn, reads)
 
     def _loop(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
-        """A loop. What it stacks is zeros first, which are there as early as can be."""
+        """Add a loop. Its stacks start as zeros, which a compiler makes as early as possible."""
         consts, carried = counts(eqn)
         key = tuple(reads), self.operation(eqn)
         stacks = [
@@ -154,7 +160,10 @@ class Flattening(Adding):
         return outputs
 
     def _product(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
-        """A product or a convolution: of matrices, as far as a product can be one of them."""
+        """Add a product or convolution, with the steps that convert and transpose its operands.
+
+        Like XLA, it runs a product with several free or summed axes as a product of matrices.
+        """
         if self.profile.widens and eqn.primitive is dot_general_p:
             reads = [self._wide(eqn, x, v.aval) for x, v in zip(reads, eqn.invars, strict=True)]
         read, by_rows = zip(*(self._ordered(eqn, i, x) for i, x in enumerate(reads)), strict=True)
@@ -184,7 +193,10 @@ class Flattening(Adding):
         return [product if size == shape(aval) else self._view(eqn, product, shape(aval))]
 
     def _wide(self, eqn: JaxprEqn, x: Cell, aval: Any) -> Cell:
-        """An operand of a product in the numbers that products are run with."""
+        """An operand of a product, converted from 16-bit to 32-bit floats.
+
+        If the operand is a transposed value, the original is converted, and then transposed.
+        """
         if not narrow(aval):
             return x
         base, order = self.turned.get(x, (x, None))
@@ -198,7 +210,7 @@ class Flattening(Adding):
         return turned
 
     def _from_channels_last(self, eqn: JaxprEqn, x: Cell) -> Cell:
-        """A convolution's result with its axes in the order of the program."""
+        """The result of a convolution, transposed to the axis order of the program."""
         order = channels_last(eqn)
         back = tuple(map(order.index, range(len(order))))
         if back == order == tuple(sorted(order)):
@@ -207,32 +219,36 @@ class Flattening(Adding):
         self.turned[moved] = x, back
         return moved
 
-    def _nothing(self, eqn: JaxprEqn, of: Traits) -> bool:
-        """Whether an equation's result is its operand, as it lies in memory."""
+    def _is_identity(self, eqn: JaxprEqn, of: Traits) -> bool:
+        """Whether the result of an equation is its operand, in the same memory."""
         prim = eqn.primitive
         if prim is lax.device_put_p and eqn.params["devices"] in _SPACES:
             return self.profile.host_is_device
         return of.identity or prim in (some_p, final_p)
 
     def _view(self, eqn: JaxprEqn, x: Cell, size: tuple[int, ...]) -> Cell:
-        """A value in another shape, of as many elements."""
+        """A value in another shape with as many elements."""
         x = self.viewed.get(x, x)
         if x.shape == size:
             return x
         if x.kind == "constant":
             return self.constant((x, size), size)
         if x in self.scalar:
-            return self._repeated(eqn, self.scalar[x])
+            return self._broadcast(eqn, self.scalar[x])
         viewed = self.step(lax.reshape_p, (x, size), eqn, [x], [Cell(x.bytes, "made", size)])[0]
         self.viewed[viewed] = x
         return viewed
 
     def written(self, eqn: JaxprEqn, x: Cell) -> Cell:
-        """A value in memory, which is what it was; nobody computes it again from here on."""
+        """Return the same value, written to memory. Its readers do not compute it again."""
         return self.step(wait_p, (x,), eqn, [x], [Cell(x.bytes, "made", x.shape)])[0]
 
-    def _held_back(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
-        """Values that wait for others: nothing, a select for each, or a barrier."""
+    def _delayed(self, eqn: JaxprEqn, reads: list[Cell]) -> list[Cell]:
+        """The results of a barrier that delays values until others are computed.
+
+        The values themselves if the backend ignores the barrier, or knows all awaited values at
+        compile time. Otherwise one step for each value, which is a select on a CPU.
+        """
         n = eqn.params["n"]
         if not (self.profile.repeats or holds(eqn.params["where"], self.profile.name)):
             return reads[:n]
@@ -246,25 +262,29 @@ class Flattening(Adding):
         ]
 
     def _pointwise(self, eqn: JaxprEqn, reads: list[Cell]) -> Cell:
-        """What an operation on elements makes; smaller operands are repeated first."""
+        """Add an elementwise operation, with the simplifications of XLA.
+
+        Smaller operands are broadcast first. An operation on broadcast scalars runs on the scalars,
+        and its result is broadcast.
+        """
         prim, aval = eqn.primitive, eqn.outvars[0].aval
         if (i := erased(eqn)) is not None:
             return reads[i]
-        ones = [self.scalar.get(c, c) for c in reads]
-        if not any(c.shape for c in ones):  # of scalars alone: repeated in the end
-            key, size = (tuple(ones), self.operation(eqn)), self.bytes(aval)
-            if all(c.kind == "constant" for c in ones):
+        scalars = [self.scalar.get(c, c) for c in reads]
+        if not any(c.shape for c in scalars):
+            key, size = (tuple(scalars), self.operation(eqn)), self.bytes(aval)
+            if all(c.kind == "constant" for c in scalars):
                 one = self.constant(key, ())
             else:
                 one = self.step(
-                    prim, key, eqn, ones, [Cell(size // max(1, math.prod(shape(aval))), "made")]
+                    prim, key, eqn, scalars, [Cell(size // max(1, math.prod(shape(aval))), "made")]
                 )[0]
-            return self._repeated(eqn, one)
+            return self._broadcast(eqn, one)
         if prim is lax.div_p and (reciprocal := self._reciprocal(eqn, reads[1])):
             prim, reads = lax.mul_p, [reads[0], reciprocal]
         if prim is not lax.select_n_p or reads[0].shape:
             size = shape(aval)
-            reads = [c if c.shape == size else self._repeated(eqn, c) for c in reads]
+            reads = [c if c.shape == size else self._broadcast(eqn, c) for c in reads]
         if prim is add_any_p:
             prim = lax.add_p
         if prim is lax.add_p and (total := self._scattered(reads)):
@@ -276,49 +296,51 @@ class Flattening(Adding):
         return self.step(prim, (tuple(reads), self.operation(eqn)), eqn, reads)[0]
 
     def _reciprocal(self, eqn: JaxprEqn, x: Cell) -> Cell | None:
-        """By what a value is multiplied that is divided by a smaller, repeated one: one over that.
+        """The reciprocal of a divisor that is smaller than the result and is broadcast.
 
-        Source: XLA's `algebraic_simplifier.cc`, of divisions.
+        XLA multiplies by it instead of dividing. None for other divisors.
+        Source: XLA's `algebraic_simplifier.cc`, `HandleDivide`.
         """
-        repeat = x.maker if x.maker and x.maker.does is broadcast_in_dim_p else None
-        small = repeat.reads[0] if repeat else x
+        broadcast = x.maker if x.maker and x.maker.does is broadcast_in_dim_p else None
+        small = broadcast.reads[0] if broadcast else x
         if math.prod(small.shape) >= math.prod(shape(eqn.outvars[0].aval)):
             return None
         if small.kind == "constant":
             return x
         value = Cell(small.bytes, "made", small.shape)
         one = self.step(lax.div_p, ("one over", small), eqn, [small], [value])[0]
-        if repeat is None:
+        if broadcast is None:
             return one
-        key = (one,), self.operation(repeat.eqn)
-        return self.step(broadcast_in_dim_p, key, repeat.eqn, [one])[0]
+        key = (one,), self.operation(broadcast.eqn)
+        return self.step(broadcast_in_dim_p, key, broadcast.eqn, [one])[0]
 
     def _scattered(self, reads: Sequence[Cell]) -> Cell | None:
-        """The sum of a value and of what is scattered into zeros: that is scattered into the value.
+        """The sum of a value and of updates scattered into zeros.
 
-        Source: XLA's `algebraic_simplifier.cc`, of additions.
+        XLA scatters the updates into the value instead. None for other sums.
+        Source: XLA's `algebraic_simplifier.cc`, `HandleAdd`.
         """
         for value, other in (reads, reads[::-1]):
-            made = other.maker
-            if made and made.does is lax.scatter_add_p and _is_zero(made.reads[0]):
-                does, rest = lax.scatter_add_p, made.reads[1:]
-                return self.step(does, (value, other), made.eqn, [value, *rest])[0]
+            scatter = other.maker
+            if scatter and scatter.does is lax.scatter_add_p and _is_zero(scatter.reads[0]):
+                does, updates = lax.scatter_add_p, scatter.reads[1:]
+                return self.step(does, (value, other), scatter.eqn, [value, *updates])[0]
         return None
 
-    def _repeated(self, eqn: JaxprEqn, x: Cell) -> Cell:
-        """An operand of an operation on elements, at the size of the result."""
+    def _broadcast(self, eqn: JaxprEqn, x: Cell) -> Cell:
+        """An operand of an elementwise operation, broadcast to the shape of the result."""
         aval: Any = eqn.outvars[0].aval
         if math.prod(x.shape) >= math.prod(shape(aval)):
             return x
         if x.shape:
             return self.step(repeat_p, (x, shape(aval)), eqn, [x], [aval])[0]
-        # The key has the type, as that of what is repeated may be another's.
-        repeated = self.step(repeat_p, (x, str(aval)), eqn, [x], [aval])[0]
-        self.scalar[repeated] = x
-        return repeated
+        # The key includes the dtype, because scalars of different types may share a cell.
+        result = self.step(repeat_p, (x, str(aval)), eqn, [x], [aval])[0]
+        self.scalar[result] = x
+        return result
 
     def _power(self, x: Cell, y: int, eqn: JaxprEqn) -> Cell:
-        """A power by squares and products, which powers of one value share."""
+        """An integer power by repeated squaring. Powers of one value share their products."""
         times = lambda a, b: self.step(lax.mul_p, (a, b), eqn, [a, b])[0]
         product = None
         while y:
@@ -329,7 +351,7 @@ class Flattening(Adding):
         return product or x
 
     def _transposed(self, eqn: JaxprEqn, x: Cell) -> Cell:
-        """A value with its axes in another order; of one that was made so, of that one's value."""
+        """A transposed value. Two transpositions in a row become one, or none."""
         order = tuple(eqn.params["permutation"])
         if _of_product(eqn, x):
             return x
@@ -343,7 +365,10 @@ class Flattening(Adding):
         return turned
 
     def _ordered(self, eqn: JaxprEqn, i: int, x: Cell) -> tuple[Cell, bool]:
-        """An operand as a product reads it, maybe a copy; and whether it is in the first order."""
+        """An operand in an axis order that a product can read, copied if necessary.
+
+        Also returns whether that is the preferred order, see `products.orders`.
+        """
         base, axes = self.turned.get(x, (x, None))  # copied at most once
         layout = self.known(eqn, ("reading", i, axes), lambda: reading(eqn, i, axes))
         if not layout.order:
@@ -353,19 +378,22 @@ class Flattening(Adding):
 
 
 def _is_zero(x: Cell) -> bool:
-    """Whether a value is a literal zero, repeated."""
+    """Whether a value is a literal zero that is broadcast."""
     if x.maker is None or x.maker.does is not repeat_p:
         return False
     (v, *_) = x.maker.eqn.invars
     return isinstance(v, Literal) and bool(v.val == 0)
 
 
-def _whole(eqn: JaxprEqn) -> bool:
-    """Whether a view has all of what it is a view of, once."""
+def _same_size(eqn: JaxprEqn) -> bool:
+    """Whether a view has as many bytes as the value that it is a view of."""
     return aval_bytes(eqn.invars[0].aval) == aval_bytes(eqn.outvars[0].aval)
 
 
 def _of_product(eqn: JaxprEqn, x: Cell) -> bool:
-    """Whether a transpose of a matrix product is the product of the transposes."""
+    """Whether an equation transposes a matrix product.
+
+    The compiler computes the transposed product directly.
+    """
     flat = len(eqn.params["permutation"]) == 2
     return flat and x.maker is not None and x.maker.does is dot_general_p

@@ -1,8 +1,9 @@
-"""Which values a compiler writes to memory: the operations of a program in groups that run as one.
+"""Which values a compiler writes to memory: the operations of a program as fused groups.
 
-How operations are grouped is the compiler's: `loop_fusion.py` for a CPU, `gain.py` for others. Here
-is what those have in common: groups, the order in which XLA comes to operations, and what is only a
-view of another value.
+A group is a fusion, a library call or a single operation. Only the result of its last operation is
+written. How operations are fused depends on the compiler: see `loop_fusion.py` for CPUs and
+`gain.py` for other devices. This file has the common parts: groups, XLA's visiting order of
+operations, and the values that are only views of others.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ REPEATS = (broadcast_in_dim_p, repeat_p)
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Group:
-    """Steps that run as one: what the last of them makes is written.
+    """Steps that run as one operation. Only the result of the last step is written to memory.
 
     Attributes:
-      root: the last of its steps.
-      reads: the written values that it reads, in order; for a CPU, by which of its steps.
-      spoiled: those of `reads` that it does not read element by element.
-      call: it is a call of a library, or one that is no loop over elements.
-      alone: the root is all of it.
+      root: the last step.
+      reads: the values in memory that it reads, in order, each with the steps that read it (on a
+        CPU only).
+      spoiled: the values of `reads` that it does not read element by element.
+      call: whether it is a library call, or another operation that is not a loop over elements.
+      alone: whether it consists of the root only.
     """
 
     root: Step
@@ -41,14 +43,17 @@ class Group:
     alone: bool = True
 
     def replaceable(self) -> set[Cell]:
-        """The values read whose place the result may take: they are used element by element."""
+        """Return the operands whose memory the result may take.
+
+        They have the size of the result, and the group reads them element by element.
+        """
         if len(self.root.makes) != 1:
             return set()
         size = self.root.makes[0].bytes
         return {c for c in self.reads if c.bytes == size and c not in self.spoiled}
 
     def operands(self, place: Mapping[Step, int]) -> list[Cell]:
-        """What the group reads, in XLA's order: its steps were taken in by falling `place`."""
+        """Return the operands in XLA's order: steps with a later `place` were fused first."""
         if self.call or self.alone:
             return [*self.reads]
         by = {c: max(steps, key=place.__getitem__) for c, steps in self.reads.items()}
@@ -56,12 +61,12 @@ class Group:
 
 
 class Fusion(abc.ABC):
-    """What is written of a flat program.
+    """The groups of a flat program, and so the values that are written to memory.
 
     Attributes:
-      groups: what runs as one, views included, in the order in which the program makes it.
-      base: of each value that is only a view of another, that one.
-      place: of each step, when XLA comes to it: from the outputs, operands first.
+      groups: the groups, views included, in program order.
+      base: for each value that is only a view, the value that it is a view of.
+      place: for each step, its number in XLA's visiting order: from the outputs, operands first.
     """
 
     def __init__(self, flat: Flat, profile: Profile):
@@ -70,7 +75,7 @@ class Fusion(abc.ABC):
         ends = [*(c.maker for c in flat.outputs if c.maker), *ends]
         steps = list(post_order(ends, lambda step: step.reads))
         self.place = {s: i for i, s in enumerate(steps)}
-        # Groups by their root, and of each value those that read it, by their roots.
+        # The groups by their root; and for each value, the roots of the groups that read it.
         self.by_root: dict[Step, Group] = {}
         self.users: dict[Cell, dict[Step, None]] = {}
         called = calls(flat, steps, profile) if profile.library else {}
@@ -84,24 +89,27 @@ class Fusion(abc.ABC):
 
     @abc.abstractmethod
     def fuse(self, steps: Sequence[Step]) -> None:
-        """Let groups take in others: what is left `by_root` is written. `steps` are the roots."""
+        """Merge groups. The results of the groups that remain in `by_root` are written.
+
+        `steps` are the roots of all groups.
+        """
 
     def fused_place(self) -> dict[Step, int]:
-        """Of the last step of each group, when XLA comes to it after fusion, if that is known."""
+        """Return the number of each root in XLA's order after fusion, if that is known."""
         return self.place
 
     def _views(self) -> dict[Cell, Cell]:
-        """Of each value that is another in another shape, the one that is written."""
+        """For each value that is a reshape of another, the value that is written."""
         base: dict[Cell, Cell] = {}
         for group in self.groups:
-            # What reads nothing is made from constants alone.
+            # A group that reads nothing is computed from constants alone.
             if group.reads and group.alone and group.root.does in (lax.reshape_p, wait_p):
                 cell = next(iter(group.reads))
                 base[group.root.makes[0]] = base.get(cell, cell)
         return base
 
     def _add(self, root: Step, members: list[Step], call: bool) -> None:
-        """A group of its own: a step, or a call of a library, which may take in several."""
+        """Add a group of one step, or of a library call with several steps."""
         makes = {s.makes[0] for s in members if s is not root}
         reads = dict.fromkeys((c for s in members for c in s.reads if c not in makes), (root,))
         call = call or not _fuses(root) or len(root.makes) != 1
@@ -112,18 +120,23 @@ class Fusion(abc.ABC):
 
 
 def spoiled(members: Sequence[Step]) -> frozenset[Cell]:
-    """What some steps, the last first, do not read element by element for their result."""
-    lost_cells: set[Cell] = set()
+    """Return the values that a group does not read element by element for its result.
+
+    `members` are the steps of the group, the last first.
+    """
+    cells: set[Cell] = set()
     for step in members:
-        lost = step is not members[0] and step.makes[0] in lost_cells
-        lost_cells.update(step.reads if lost else spoiled_operands(step, step is members[0]))
-    return frozenset(lost_cells)
+        result_spoiled = step is not members[0] and step.makes[0] in cells
+        own = step.reads if result_spoiled else spoiled_operands(step, step is members[0])
+        cells.update(own)
+    return frozenset(cells)
 
 
 def spoiled_operands(step: Step, last: bool) -> Sequence[Cell]:
-    """The operands of a step of which an element of the result needs others than its own.
+    """Return the operands that a step does not read element by element.
 
-    An update in place reads the first one element by element if it is the `last` of its group.
+    A `dynamic_update_slice` reads its first operand element by element if it is the `last` step of
+    its group, because then it can update that operand in place.
     """
     if step.does is barrier_p or (last and step.does is lax.dynamic_update_slice_p):
         return step.reads[1:]
@@ -131,18 +144,18 @@ def spoiled_operands(step: Step, last: bool) -> Sequence[Cell]:
 
 
 def pointwise(step: Step) -> bool:
-    """Whether each element of a step's result needs one element of each operand."""
+    """Whether each element of the result depends on one element of each operand only."""
     others = (barrier_p, lax.convert_element_type_p, lax.copy_p)
     return step.of.fusion == "elementwise" or step.does in others
 
 
 def _fuses(step: Step) -> bool:
-    """Whether a step may be part of a loop over elements."""
+    """Whether a step can be part of a loop over elements."""
     return bool(step.of.fusion) or step.does is repeat_p
 
 
 def post_order(ends: Sequence[Step], reads: Callable[[Step], Sequence[Cell]]) -> Iterable[Step]:
-    """Steps as XLA walks them: from the ends, the operands of each first, in their order."""
+    """Return the steps in XLA's visiting order: from the ends, the operands of each first."""
     done: dict[Step, None] = {}
     todo = list(reversed(ends))
     while todo:

@@ -1,9 +1,10 @@
-"""Fusion where it saves time: an operation goes into all of its readers, or is written.
+"""Fusion by gain, as XLA:GPU does it: an operation is fused into all of its readers, or written.
 
-XLA:GPU takes the producer first of which most time is saved: a kernel less, what it writes and what
-its readers read of it, against what each of them then reads instead. No operation is dear, as
-kernels wait for memory. What is written is computed nowhere again, but for a value in another
-shape; a reduction is always written.
+XLA:GPU fuses the producer with the largest gain in time first. The gain is one kernel launch, the
+bytes that the producer reads and writes, and the bytes that its readers read from it, minus the
+bytes that each reader must read instead. The work of an operation does not count, because kernels
+are limited by memory. A written value is never computed again in a reader, except for a reshape. A
+reduction is always written.
 Source: XLA's `priority_fusion.cc` and `gpu_performance_model.cc`.
 """
 
@@ -18,24 +19,24 @@ from jax import lax
 from xform.planner.simulate.fusion import Fusion, Group, spoiled
 from xform.planner.simulate.steps import Cell, Step
 
-# A reduction of fewer elements to one is an operation on elements.
+# A reduction of fewer elements to one counts as elementwise.
 _SMALL_REDUCTION = 16
 
 
 class GainFusion(Fusion):
-    """What is written of a flat program, by gain."""
+    """The groups of a flat program on GPUs and TPUs, fused by gain."""
 
     def fuse(self, steps: Sequence[Step]) -> None:
-        """Let groups take in others: that first of which most time is saved."""
+        """Merge groups, the largest gain first."""
         self._members = {s: {s: None} for s in steps}
         self._gains = dict[Step, float]()
         self._queue: list[tuple[float, int, Step]] = []
         for step in reversed(steps):
             if step.does is lax.reshape_p:
-                self._repeat_view(self.by_root[step])
+                self._fuse_reshape(self.by_root[step])
         for step in steps:
             if step in self.by_root:
-                self._note(self.by_root[step])
+                self._record(self.by_root[step])
         while self._queue:
             gain, _, step = heapq.heappop(self._queue)
             group = self.by_root.get(step)
@@ -44,23 +45,23 @@ class GainFusion(Fusion):
             cell = step.makes[0]
             readers = [self.by_root[s] for s in self.users[cell]]
             for reader in readers:
-                self._take(reader, cell, group)
-            self._renew(readers)
+                self._fuse_into(reader, cell, group)
+            self._update(readers)
         for group in self.by_root.values():
             if not group.alone:
                 members = self._members[group.root]
                 order = sorted(members, key=self.place.__getitem__, reverse=True)
                 group.spoiled = spoiled(order)
 
-    def _repeat_view(self, group: Group) -> None:
-        """Let a value in another shape, which takes no time, go into the loops that read it."""
+    def _fuse_reshape(self, group: Group) -> None:
+        """Fuse a reshape, which takes no time, into all loops that read it."""
         cell = group.root.makes[0]
         for step in tuple(self.users.get(cell, ())):
             if not self.by_root[step].call:
-                self._take(self.by_root[step], cell, group)
+                self._fuse_into(self.by_root[step], cell, group)
 
-    def _take(self, reader: Group, cell: Cell, maker: Group) -> None:
-        """Let a group take in what makes a value; that is dropped when no group is left."""
+    def _fuse_into(self, reader: Group, cell: Cell, maker: Group) -> None:
+        """Fuse the maker of a value into one reader. Drop it when no reader is left."""
         del reader.reads[cell]
         reader.alone = False
         self._members[reader.root].update(self._members[maker.root])
@@ -73,20 +74,21 @@ class GainFusion(Fusion):
             for c in maker.reads:
                 del self.users[c][maker.root]
 
-    def _renew(self, changed: list[Group]) -> None:
-        """Note the gains of groups, and of what makes what they read."""
+    def _update(self, changed: list[Group]) -> None:
+        """Update the gains of changed groups, and of the groups that make their operands."""
         makers = [self.by_root[c.maker] for g in changed for c in g.reads if c.maker]
         for group in dict.fromkeys((*changed, *makers)):
-            self._note(group)
+            self._record(group)
 
-    def _note(self, group: Group) -> None:
+    def _record(self, group: Group) -> None:
+        """Record the gain of a group. Put the group into the queue if it is positive."""
         gain = self._gain(group)
         self._gains[group.root] = gain
         if gain > 0:
             heapq.heappush(self._queue, (-gain, -self.place[group.root], group.root))
 
     def _gain(self, group: Group) -> float:
-        """Bytes of memory's time that are saved if what a group makes is not written."""
+        """The time saved if a group is fused into its readers, in bytes that the memory moves."""
         cell = group.root.makes[0]
         users = self.users.get(cell, {})
         if group.call or cell in self.outputs or not users:
@@ -101,7 +103,7 @@ class GainFusion(Fusion):
 
 
 def _reduces(step: Step) -> bool:
-    """Whether a step sums many elements to one."""
+    """Whether a step reduces many elements to one."""
     if step.of.fusion != "reduction" or not step.reads:
         return False
     sizes = [math.prod(c.shape) for c in (step.reads[0], step.makes[0])]

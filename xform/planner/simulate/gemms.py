@@ -1,8 +1,8 @@
-"""Products of matrices as a GPU runs them: several at once, and one in parts.
+"""Matrix products as XLA:GPU runs them: small ones are merged, narrow ones are split.
 
-Those that share an operand, do not wait for each other and are small are merged: their other
-operands are joined, and each result is a slice of the product. A product with few rows and columns
-is cut along what it sums; its parts are written, and added up.
+Small products that share an operand and do not depend on each other are merged. Their other
+operands are joined, and each result is a slice of the merged product. A product with few rows and
+columns is split along its summed axis. The parts are written to memory and added up.
 Source: XLA's `dot_merger.cc` and `splitk_rewriter.cc`.
 """
 
@@ -19,41 +19,44 @@ from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import Cell, Flat, Step
 from xform.table import traits
 
-# Into how many parts a product may be cut.
+# The numbers of parts into which a product may be split.
 _PARTS = tuple(2**i for i in range(12))
 _TILE = 128
 
 
 def as_run(flat: Flat, profile: Profile) -> Flat:
-    """A program with its products as the backend runs them."""
+    """Return the program with its matrix products merged and split as the backend does."""
     return _Products(flat, profile).flat() if profile.merges else flat
 
 
 class _Products:
-    """The products of a program, each with its batch, rows, what is summed, and columns."""
+    """Merges and splits the products of a program.
+
+    `_sizes` holds the batch size, rows, summed elements and columns of each product.
+    """
 
     def __init__(self, flat: Flat, profile: Profile):
         self._flat, self._profile = flat, profile
         sizes = {s: _sizes(s) for s in flat.steps if s.does is dot_general_p and len(s.reads) == 2}
         self._sizes = {s: size for s, size in sizes.items() if all(size)}
-        self._new, self._gone = dict[Step, None](), set[Step]()
+        self._new, self._removed = dict[Step, None](), set[Step]()
 
     def flat(self) -> Flat:
-        """The program with its products merged, then split."""
+        """Return the program with its products merged, then split."""
         self._before = self._depends()
         values = (c for s in self._flat.steps for c in s.makes)
         for cell in [*self._flat.inputs, *values]:
             if _products(cell) > 1:
                 for summed_last in (True, False):
-                    mine = (s for s in cell.readers if s in self._before)
-                    self._merge([s for s in mine if _summed_last(s, cell) is summed_last], cell)
+                    products = (s for s in cell.readers if s in self._before)
+                    self._merge([s for s in products if _summed_last(s, cell) is summed_last], cell)
         for step in tuple(self._sizes):
             self._split(step)
-        left = [s for s in self._flat.steps if s not in self._gone]
+        left = [s for s in self._flat.steps if s not in self._removed]
         return _sorted(self._flat, (*left, *self._new)) if self._new else self._flat
 
     def _depends(self) -> dict[Step, int]:
-        """The products that each depends on, as bits; of those that share an operand."""
+        """For each product that shares an operand, the products that it depends on, as bits."""
         shared = [s for s in self._sizes if any(_products(c) > 1 for c in s.reads)]
         self._bit = {s: 1 << i for i, s in enumerate(shared)}
         products: dict[Cell, int] = {}
@@ -70,44 +73,47 @@ class _Products:
         return before
 
     def _merge(self, steps: list[Step], shared: Cell) -> None:
-        """Merge products that share an operand, as far as they are independent of each other."""
+        """Merge small products that share an operand, if they are independent of each other."""
         while len(steps) > 1:
             first = steps[0]
-            mine, bits, before = [first], self._bit[first], self._before[first]
+            merged, bits, before = [first], self._bit[first], self._before[first]
             side = first.reads.index(shared)
             for step in steps[1:]:
                 alike = step.reads.index(shared) == side or self._sizes[step][0] == 1
-                small = min(_bytes([step]), _bytes(mine)) <= self._profile.merges
-                waits = before & self._bit[step] or self._before[step] & bits
-                if alike and small and not waits:
-                    mine.append(step)
+                small = min(_bytes([step]), _bytes(merged)) <= self._profile.merges
+                depends = before & self._bit[step] or self._before[step] & bits
+                if alike and small and not depends:
+                    merged.append(step)
                     bits |= self._bit[step]
                     before |= self._before[step]
-            steps = [s for s in steps if s not in mine]
-            if len(mine) > 1:
-                self._join(mine, shared)
+            steps = [s for s in steps if s not in merged]
+            if len(merged) > 1:
+                self._join(merged, shared)
                 for step, seen in self._before.items():
                     if seen & bits:
                         self._before[step] = seen | bits | before
 
-    def _join(self, mine: list[Step], shared: Cell) -> None:
-        """Replace products by one, of which their results are slices."""
-        others = [s.reads[1 - s.reads.index(shared)] for s in mine]
-        size = sum(s.makes[0].bytes for s in mine), sum(math.prod(s.makes[0].shape) for s in mine)
+    def _join(self, merged: list[Step], shared: Cell) -> None:
+        """Replace products by one product. Their results become slices of it."""
+        others = [s.reads[1 - s.reads.index(shared)] for s in merged]
+        size = (
+            sum(s.makes[0].bytes for s in merged),
+            sum(math.prod(s.makes[0].shape) for s in merged),
+        )
         joined = Cell(size[0], "made", (size[1],))
-        product = self._step(dot_general_p, mine[0], [shared, *others], [joined])
-        batch, _, inner, _ = self._sizes[mine[0]]
+        product = self._step(dot_general_p, merged[0], [shared, *others], [joined])
+        batch, _, inner, _ = self._sizes[merged[0]]
         own = math.prod(shared.shape) // (batch * inner)
         self._sizes[product] = batch, own, inner, size[1] // (batch * own)
-        for step in mine:
+        for step in merged:
             del self._before[step], self._sizes[step]
-            self._gone.add(step)
+            self._removed.add(step)
             for c in dict.fromkeys(step.reads):
                 c.readers.remove(step)
             self._step(lax.slice_p, step, [joined], step.makes)
 
     def _split(self, step: Step) -> None:
-        """Let a product write its parts, if it has some, and add them up."""
+        """Split a product into parts that are written and added up, if that takes less time."""
         parts = _parts(*self._sizes[step], self._profile)
         if parts > 1:
             (cell,) = step.makes
@@ -126,14 +132,14 @@ class _Products:
 
 
 def _sizes(step: Step) -> tuple[int, int, int, int]:
-    """Batch, rows, what is summed, and columns of a product."""
+    """Batch size, rows, summed elements and columns of a product."""
     batch, inner = batch_and_summed(step.eqn)
     rows, columns = (math.prod(c.shape) // max(1, batch * inner) for c in step.reads)
     return batch, rows, inner, columns
 
 
 def _summed_last(step: Step, operand: Cell) -> bool:
-    """Whether an operand of a product has what is summed last."""
+    """Whether the summed axis of an operand is its last."""
     return step.by_rows if step.reads[0] is operand else not step.right_by_rows
 
 
@@ -143,12 +149,12 @@ def _products(cell: Cell) -> int:
 
 
 def _bytes(steps: list[Step]) -> int:
-    """Bytes of products with their operands."""
+    """Bytes of products and their operands, each value once."""
     return sum(c.bytes for c in dict.fromkeys(c for s in steps for c in (*s.reads, *s.makes)))
 
 
 def _sorted(flat: Flat, steps: Iterable[Step]) -> Flat:
-    """These steps, each after those that make what it reads."""
+    """The flat program of these steps, each after the steps that make its operands."""
     done: dict[Step, None] = {}
     for first in steps:
         todo = [first]
@@ -162,7 +168,7 @@ def _sorted(flat: Flat, steps: Iterable[Step]) -> Flat:
 
 
 def _parts(batch: int, rows: int, inner: int, columns: int, profile: Profile) -> int:
-    """Into how many parts a product of four-byte numbers is cut: what takes the least time."""
+    """The number of parts of least estimated time, for a product of four-byte numbers."""
     tall, wide = min(rows, _TILE), min(columns, _TILE)
     tiles = -(-rows // _TILE) * -(-columns // _TILE)
     at_once = profile.processors * _TILE * _TILE / (tall * wide)

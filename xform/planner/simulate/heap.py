@@ -1,10 +1,10 @@
-"""Where XLA's heap puts values, and so what lies unused between them.
+"""Simulate how XLA's heap places values, to find the unused gaps between them.
 
-The heap knows all lifetimes before it places anything. It goes through the storages twice, once by
-falling size and once by falling lifetime, puts each at the start of the smallest gap that is free
-for as long as it is taken, or else above all others, and keeps the placement that takes less. Time
-is counted in events: each value that is made or freed is one. Values of which one takes the place
-of another lie in one storage.
+The heap knows all lifetimes in advance. It tries two orders: by decreasing size and by decreasing
+lifetime. In each it places one storage after the other, at the start of the smallest gap that is
+free during the storage's lifetime, or else above all others. It keeps the placement that takes
+fewer bytes. Time is counted in events, which are the allocations and frees of values. Values that
+take over one another's memory lie in one storage.
 Source: XLA's `heap_simulator.cc` (`GlobalDecreasingSizeBestFitHeap`) and `buffer_assignment.cc`.
 """
 
@@ -15,14 +15,21 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-# Storages start at multiples of this.
+# Storages start at multiples of this number of bytes.
 _ALIGNED = 64
-# Those of less than this part of the peak find a gap.
-_LEAST = 1 / 2048
+# Storages below this share of the peak are assumed to fit into gaps.
+_SMALL = 1 / 2048
 
 
 class Value(NamedTuple):
-    """A value in a storage: the steps that make it and that read it last, when XLA came to it."""
+    """A value in a storage.
+
+    Attributes:
+      storage: number of the storage.
+      born: number of the step that makes it.
+      dies: number of the last step that reads it.
+      place: when XLA visits the step that makes it; it breaks ties.
+    """
 
     storage: int
     born: int
@@ -31,7 +38,14 @@ class Value(NamedTuple):
 
 
 class _Storage(NamedTuple):
-    """Bytes, and the events from which to which they are taken; the end and place of the first."""
+    """A storage.
+
+    Attributes:
+      bytes: its size.
+      starts, ends: the first and the last event of its lifetime.
+      first_ends: the last event of its first value.
+      place: the `place` of its first value.
+    """
 
     bytes: int
     starts: int
@@ -41,16 +55,16 @@ class _Storage(NamedTuple):
 
 
 def heap_bytes(sizes: Sequence[int], values: Sequence[Value], peak: int) -> int:
-    """The bytes of a heap in which `peak` bytes are live at once.
+    """Return the bytes of a heap, including the gaps between its storages.
 
     Args:
       sizes: bytes of each storage.
-      values: what lies in the storages, by the steps that make them.
+      values: the values in the storages, in the order of the steps that make them.
       peak: the most bytes that are live at once.
 
-    Near linear in values: what is small is only counted.
+    Cost: near linear in values, because small storages are not placed.
     """
-    large = [s for s in _storages(sizes, values) if s.bytes > peak * _LEAST]
+    large = [s for s in _storages(sizes, values) if s.bytes > peak * _SMALL]
     least = _most_live(large)
     by_size = _placed(sorted(large, key=lambda s: (-s.bytes, s.starts - s.first_ends, s.place)))
     if by_size <= least:
@@ -60,20 +74,20 @@ def heap_bytes(sizes: Sequence[int], values: Sequence[Value], peak: int) -> int:
 
 
 def _storages(sizes: Sequence[int], values: Sequence[Value]) -> list[_Storage]:
-    """The storages that values lie in, with their events."""
-    last = dict[int, int]()  # of each storage, the last of its values
-    made = [(v.born, 0, v.place, 1, i) for i, v in enumerate(values)]
+    """The storages of values, with their events."""
+    last = dict[int, int]()  # for each storage, the last of its values
+    allocated = [(v.born, 0, v.place, 1, i) for i, v in enumerate(values)]
     freed = [(v.dies, 1, v.place, 0, i) for i, v in enumerate(values)]
     first = dict[int, int]()
     for i, v in enumerate(values):
         if (before := last.get(v.storage)) is not None:
-            # What another takes the place of is freed just before that is made.
+            # A value whose storage is taken over is freed just before the next one is allocated.
             freed[before] = v.born, 0, v.place, 0, before
         first.setdefault(v.storage, i)
         last[v.storage] = i
     starts, ends = [0] * len(values), [0] * len(values)
-    for at, (_, _, _, making, i) in enumerate(sorted(itertools.chain(made, freed))):
-        (starts if making else ends)[i] = at
+    for event, (_, _, _, allocates, i) in enumerate(sorted(itertools.chain(allocated, freed))):
+        (starts if allocates else ends)[i] = event
     return [
         _Storage(sizes[k], starts[i], ends[last[k]], ends[i], values[i].place)
         for k, i in first.items()
@@ -87,8 +101,8 @@ def _most_live(storages: Sequence[_Storage]) -> int:
 
 
 def _placed(storages: Iterable[_Storage]) -> int:
-    """The bytes that storages take that are placed one after the other."""
-    placed = list[tuple[int, int, int, int]]()  # offset, end, from when, to when: by offset
+    """The bytes of a heap into which storages are placed in this order."""
+    placed = list[tuple[int, int, int, int]]()  # offset, end, first event, last event; sorted
     top = 0
     for s in storages:
         starts, ends, size = s.starts, s.ends, s.bytes

@@ -1,9 +1,9 @@
-"""Calls of a library that runs products and reductions, and what is computed within them.
+"""Library calls that run products and reductions, and the operations fused into them.
 
-XLA:CPU gives products and large reductions to YNNPACK. The call of a reduction takes in what
-is computed around it, as far as the library knows the operations: upwards what nothing else reads,
-downwards the only reader. Source: xla/backends/cpu/transforms/library_rewriter.cc and
-ynn_support.cc.
+XLA:CPU runs products and large reductions with the library YNNPACK. The call of a reduction
+includes neighbouring operations that the library supports: producers whose results nothing else
+reads, and the only reader of a result.
+Source: xla/backends/cpu/transforms/library_rewriter.cc and ynn_support.cc.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _TYPES = frozenset(map(jnp.dtype, ("float32", "bfloat16", "int8", "uint8")))
 
 
 def calls(flat: Flat, steps: Sequence[Step], profile: Profile) -> dict[Step, list[Step]]:
-    """The calls of a program: the step whose result each writes, and its steps, that one first.
+    """Return the library calls of a program, with their steps.
 
-    `steps` are those of the program in post order.
+    Each key is the step whose result the call writes. It is also the first of the listed steps.
+    `steps` are the steps of the program in post order.
     """
-    work = _Growth(flat, profile)
+    work = _LibraryFusion(flat, profile)
     for step in reversed(steps):
         if step.does in _REDUCES and step not in work.home and work.knows(step):
             work.grow(step)
@@ -46,7 +47,13 @@ def calls(flat: Flat, steps: Sequence[Step], profile: Profile) -> dict[Step, lis
             for i, m in homes.items()}  # fmt: skip
 
 
-class _Growth:
+class _LibraryFusion:
+    """Grows library calls around reductions.
+
+    `home` maps each step to the steps of its call. `root` maps the id of a call's steps to the step
+    whose result it writes.
+    """
+
     def __init__(self, flat: Flat, profile: Profile):
         self.outputs, self.least = frozenset(flat.outputs), profile.library
         self.pointwise = _POINTWISE | _SINES if profile.sines else _POINTWISE
@@ -54,45 +61,48 @@ class _Growth:
         self.root: dict[int, Step] = {}
 
     def grow(self, start: Step) -> None:
-        """A call around a reduction."""
-        mine: dict[Step, None] = {start: None}
-        self.home[start] = mine
+        """Make a call of a reduction, and add neighbours until none can be added."""
+        members: dict[Step, None] = {start: None}
+        self.home[start] = members
         root = start
         while True:
-            before = len(mine)
+            before = len(members)
             seen: set[Step] = {start}
-            queue = collections.deque([(s, True) for s in self._above(mine, mine, seen)])
+            queue = collections.deque([(s, True) for s in self._above(members, members, seen)])
             queue += [(s, False) for s in self._below(root, seen)]
             while queue:
                 step, up = queue.popleft()
                 if not self.knows(step):
                     continue
-                self.home[step] = mine
+                self.home[step] = members
                 if up:
-                    queue += [(s, True) for s in self._above(mine, [step], seen, step)]
+                    queue += [(s, True) for s in self._above(members, [step], seen, step)]
                 else:
                     queue += [(s, False) for s in self._below(step, seen)]
                     root = step
-                mine[step] = None
-            if len(mine) == before:
+                members[step] = None
+            if len(members) == before:
                 break
-        self.root[id(mine)] = root
+        self.root[id(members)] = root
 
-    def _above(self, mine: dict[Step, None], of: Sequence[Step] | dict[Step, None],
-               seen: set[Step], taken: Step | None = None) -> list[Step]:  # fmt: skip
-        """What makes the operands of some steps and has no other readers."""
+    def _above(self, members: dict[Step, None], of: Sequence[Step] | dict[Step, None],
+               seen: set[Step], new: Step | None = None) -> list[Step]:  # fmt: skip
+        """The steps that make operands of the steps `of`, and that only the call reads.
+
+        The call consists of `members` and the step `new`. Adds the found steps to `seen`.
+        """
         makers: list[Step] = []
         for c in [c for s in of for c in s.reads]:
             step = c.maker
             if step is None or step in self.home or step in seen or c in self.outputs:
                 continue
-            if all(r in mine or r is taken for r in c.readers):
+            if all(r in members or r is new for r in c.readers):
                 seen.add(step)
                 makers.append(step)
         return makers
 
     def _below(self, step: Step, seen: set[Step]) -> list[Step]:
-        """The only reader of a step."""
+        """The reader of a step, if there is exactly one. Adds it to `seen`."""
         cell = step.makes[0]
         if cell in self.outputs or len(cell.readers) != 1:
             return []
@@ -103,7 +113,7 @@ class _Growth:
         return [reader]
 
     def knows(self, step: Step) -> bool:
-        """Whether the library does what a step does, and is preferred for its size."""
+        """Whether the library supports a step, and XLA prefers it for values of this size."""
         if len(step.makes) != 1 or not all(map(_typed, step.eqn.invars)):
             return False
         if not _typed(step.eqn.outvars[0]):
@@ -121,12 +131,13 @@ def _typed(v: object) -> bool:
 
 
 def _matrices(step: Step) -> bool:
-    """Whether a product is one of matrices, not by columns of the left one, and not tiny."""
+    """Whether the library runs a product: of two matrices, the left one by rows, not tiny."""
     rows, inner, columns = _sizes(step)
     return step.by_rows and 1 not in (rows, columns) and max(rows, inner, columns) >= 8
 
 
 def _sizes(step: Step) -> tuple[int, int, int]:
+    """Rows, summed elements and columns of a product."""
     (left, _), (batch, _) = step.eqn.params["dimension_numbers"]
     a, b = (v.aval.shape for v in step.eqn.invars)  # pyright: ignore[reportAttributeAccessIssue]
     inner = math.prod(a[i] for i in left)

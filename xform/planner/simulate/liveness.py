@@ -1,15 +1,19 @@
-"""What is live when: a simulation of the compiler's memory, from the program alone.
+"""Simulate the compiler's memory, from the program alone: the live bytes at each step.
 
-The one model of the peak. Values that are written to memory (`fused`) are put in the order in which
-the backend runs them, and their bytes added up from where they are made to where they are last
-read. Buffers of outputs serve others before they are written, the largest first; an elementwise
-result takes the place of an operand that ends there; a loop's result the place of what it starts
-from, and its stacks are there as soon as anything is. A trip of a loop needs what it makes at its
-worst, beside what it carries, reads and stacks. All else lies in a heap, which leaves gaps
-(`heap`).
+This is xform's only model of peak memory. It takes the values that are written to memory
+(`fusion`) in the execution order of the backend. It adds up their bytes, from the step that makes a
+value to its last reader. Buffers are shared as XLA shares them:
 
-XLA:CPU runs operations breadth first, as soon as their operands are there. Other backends try a few
-orders and take the one with the lowest peak (`orders`). What stays on the chip is not counted.
+- The buffer of an output holds other values before the output is written. The largest values get
+  such a buffer first.
+- An elementwise result takes the buffer of an operand that is not read later.
+- The result of a loop takes the buffer of its initial value. The arrays into which a loop stacks
+  its results exist from the start of the program.
+- An iteration of a loop needs its own peak, beside the values that it carries, reads and stacks.
+- All other values are placed in a heap, which has gaps (`heap`).
+
+XLA:CPU runs operations breadth first, as soon as their operands are available. Other backends try a
+few orders and use the one with the lowest peak (`orders`). On-chip values are not counted.
 Source: XLA's `buffer_assignment.cc`, `heap_simulator.cc` and `hlo_memory_scheduler.cc`.
 """
 
@@ -39,20 +43,21 @@ from xform.planner.simulate.profiles import Profile, profile
 from xform.planner.simulate.steps import Cell, Flat, Step
 from xform.recent import Recent
 
-# The peaks of bodies of loops: equal ones are met in many plans of one program.
-_TRIPS: Recent[tuple[str, int, int, str], int] = Recent(4_096)
+# The peaks of loop bodies. Many plans of one program have equal loop bodies.
+_BODY_PEAKS: Recent[tuple[str, int, int, str], int] = Recent(4_096)
 
 
 @dataclasses.dataclass(frozen=True)
 class Liveness:
-    """Live bytes on each device, over a program's steps.
+    """Live bytes on each device, over the steps of a program.
 
     Attributes:
-      argument_bytes, output_bytes: of the program's inputs and outputs, with a table of several.
-      live: temporary bytes while each step runs, what it makes included.
-      saved: those of them that were made before the first step that depends on a seed, and
-        are read after it.
-      temp_bytes: of the block in which temporary values lie: the most that is live, and the gaps.
+      argument_bytes: bytes of the inputs.
+      output_bytes: bytes of the outputs, with the table of pointers if there are several.
+      live: temporary bytes while each step runs, its results included.
+      saved: the part of `live` that the forward part made and the backward part still reads. The
+        backward part begins at the first step that depends on a cotangent.
+      temp_bytes: bytes of the heap of temporary values: the largest of `live`, plus gaps.
     """
 
     argument_bytes: int
@@ -63,16 +68,21 @@ class Liveness:
 
     @property
     def total_bytes(self) -> int:
-        """Arguments, outputs and what is between: the headline of a `MemoryReport`."""
+        """Arguments, outputs and temporary memory: the total that a `MemoryReport` states."""
         return self.argument_bytes + self.output_bytes + self.temp_bytes
 
 
 def simulate(prog: Program, backend: str, n_seeds: int = 0, over: Mask = ()) -> Liveness:
-    """The Liveness of a program on "cpu", "gpu" or "tpu", on one device.
+    """Return the simulated Liveness of a program on one device.
 
-    The last `n_seeds` inputs are cotangents: what depends on them is the backward part. Outputs
-    that are `over` lie where a donated argument was, and are not counted. Near linear in equations;
-    loop bodies are looked into once.
+    Args:
+      prog: the program.
+      backend: "cpu", "gpu" or "tpu".
+      n_seeds: how many of the last inputs are cotangents. The backward part depends on them.
+      over: for each output, whether it overwrites a donated argument. Such an output is not
+        counted.
+
+    Cost: near linear in equations; each loop body is simulated once.
     """
     by = profile(backend)
     flat = flatten(prog, by, n_seeds)
@@ -80,9 +90,10 @@ def simulate(prog: Program, backend: str, n_seeds: int = 0, over: Mask = ()) -> 
 
 
 def liveness(schedule: Schedule, backend: str) -> Liveness:
-    """The Liveness of both parts of a Schedule in one program; simulated once.
+    """Return the Liveness of both parts of a Schedule in one program.
 
-    Nothing is traced but loops and calls with what they keep, once each.
+    The result is cached on the Schedule. Only loops and calls are traced, once each, with their
+    residuals.
     """
     key = "liveness", backend
     if key not in schedule.cache:
@@ -113,10 +124,13 @@ def _simulated(flat: Flat, inputs: Sequence[Atom], outputs: Sequence[Atom], by: 
 
 
 class _Line:
-    """Written steps in the order in which they run.
+    """The steps whose results are written to memory, in execution order, and where values lie.
 
-    `outside` are values of which the memory is counted elsewhere; `carried` the values that a trip
-    of a loop makes, each with the one whose place it may take.
+    Args:
+      flat: the program.
+      by: the facts about the compiler.
+      outside: values whose memory is counted elsewhere: the outputs.
+      carried: for the body of a loop, each new state and the old state whose buffer it may take.
     """
 
     def __init__(self, flat: Flat, by: Profile, outside: frozenset[Cell],
@@ -138,7 +152,7 @@ class _Line:
         self.born = {c: i for i, s in enumerate(self.steps) for c in s.makes}
         self.last = {c: i for i, cells in enumerate(self.reads) for c in cells}
         self.bytes = {c: c.bytes for c in self.born if c not in self.outside}
-        # When XLA comes to a step; of a trip of a loop that makes no difference.
+        # When XLA visits each step. This makes no difference in the body of a loop.
         self.place = {s: i for i, s in enumerate(self.steps)}
         self.rooms = self._rooms()
         for new, old in carried.items():
@@ -147,7 +161,7 @@ class _Line:
                 self.bytes[cell] = 0
 
     def _rooms(self) -> dict[Cell, int]:
-        """Of each value in memory that is counted elsewhere, from which step on it takes that."""
+        """For each value that is counted elsewhere, the first step that uses its buffer."""
         rooms: dict[Cell, int] = {}
         for i, step in enumerate(self.steps):
             free = self._replaceable(i) if step.starts else set[Cell]()
@@ -164,12 +178,15 @@ class _Line:
         return rooms
 
     def _follows(self, new: Cell, old: Cell) -> bool:
-        """Whether a value is made when another is no longer read, or element by element from it."""
+        """Whether `new` can take the buffer of `old`.
+
+        It can if `old` is not read any more, or if its last reader makes `new` element by element.
+        """
         born, last = self.born[new], self.last.get(old, -1)
         return last < born or (last == born and old in self._replaceable(born))
 
     def backward_from(self, seeds: Sequence[Cell]) -> int:
-        """The place of the first step that depends on one of `seeds`."""
+        """Return the number of the first step that depends on one of `seeds`."""
         moving = set(seeds)
         for i, (step, cells) in enumerate(zip(self.steps, self.reads, strict=True)):
             if not moving.isdisjoint(cells):
@@ -178,39 +195,42 @@ class _Line:
         return len(self.steps)
 
     def lend_outputs(self, over: frozenset[Cell]) -> None:
-        """Let values live in the buffers of outputs that are not yet written.
+        """Place values in the buffers of outputs that are not yet written.
 
-        Not in those that are `over` arguments, which are read until then. The largest values come
-        first, and take the buffer in which an operand is, or else the smallest that is free.
+        Outputs in `over` overwrite an argument that is still read, so their buffers are not used.
+        The largest values are placed first. A value takes the buffer of one of its operands, or
+        else the smallest free buffer.
         """
         arguments = {self.base.get(c, c) for c in over}
         self.place = self.fusion.fused_place()
         place = {c: self.place[s] for s in self.steps for c in s.makes}
         rooms = sorted(self.rooms.keys() - arguments, key=lambda c: (-c.bytes, place[c]))
         sizes, written = [-c.bytes for c in rooms], np.array([self.rooms[c] for c in rooms])
-        taken = {c: [(self.rooms[c], len(self.steps), c)] for c in rooms}
-        lies = {c: c for c in rooms}
+        occupied = {c: [(self.rooms[c], len(self.steps), c)] for c in rooms}
+        buffer_of = {c: c for c in rooms}
         families = self._families()
         for cell in sorted(families, key=lambda c: (-c.bytes, place[c])):
             family, start = families[cell], self.born[cell]
             last = max(family, key=lambda c: self.last.get(c, start))
             end = self.last.get(last, start)
-            near = [lies[c] for c in self.reads[start] if c in lies]
+            near = [buffer_of[c] for c in self.reads[start] if c in buffer_of]
             if len(near) > 1:
-                near = [lies[c] for c in self._operands(start) if c in lies]
+                near = [buffer_of[c] for c in self._operands(start) if c in buffer_of]
             free = np.flatnonzero(written[: bisect.bisect_right(sizes, -cell.bytes)] >= end)
             for room in (*near, *(rooms[i] for i in free[::-1].tolist())):
-                if cell.bytes <= room.bytes and self._admits(taken[room], start, end, last):
-                    taken[room].append((start, end, last))
+                if cell.bytes <= room.bytes and self._admits(occupied[room], start, end, last):
+                    occupied[room].append((start, end, last))
                     self.bytes.update(dict.fromkeys(family, 0))
-                    lies.update(dict.fromkeys(family, room))
+                    buffer_of.update(dict.fromkeys(family, room))
                     break
 
     def _admits(self, others: Sequence[tuple[int, int, Cell]], start: int, end: int, last: Cell
                 ) -> bool:  # fmt: skip
-        """Whether a buffer is free from a step to another, or given over by what is in it then.
+        """Whether a buffer can hold another family of values from step `start` to step `end`.
 
-        `others` are in it, from when to when, and the last value of each; `last` of what is to be.
+        `others` are the families in it: first step, last step, and the last value of each. `last`
+        is the last value of the new family. Two families may meet at one step, if the step computes
+        the later value element by element from the earlier one.
         """
         for a, b, old in others:
             if not (
@@ -223,7 +243,7 @@ class _Line:
         return True
 
     def _families(self) -> dict[Cell, list[Cell]]:
-        """Values that lie in one place, by the first: a loop's results where they start from."""
+        """Values that share a buffer, by the first: loop results and their initial values."""
         head = {c: c for c in self.bytes}
         for i, step in enumerate(self.steps):
             free = self._replaceable(i) if step.starts else set[Cell]()
@@ -238,7 +258,10 @@ class _Line:
         return families
 
     def run(self) -> None:
-        """Find where each value lives: at which steps, and in whose place."""
+        """Find the steps during which each value lives, and its storage.
+
+        A value gets a storage of its own, or takes the storage of an operand that ends there.
+        """
         ends = len(self.steps) - 1
         home: dict[Cell, int] = {}
         self.starts, self.ends, self.sizes = list[int](), list[int](), list[int]()
@@ -270,7 +293,7 @@ class _Line:
         return len(self.sizes) - 1
 
     def _keep_on_chip(self) -> None:
-        """Take out of memory what stays on the chip: the largest first, for as long as it lives."""
+        """Keep values in the on-chip memory while they live, the largest first."""
         used = np.zeros(len(self.steps), np.int64)
         for k in sorted(range(len(self.sizes)), key=lambda k: -self.sizes[k]):
             during = slice(self.starts[k], self.ends[k] + 1)
@@ -279,31 +302,31 @@ class _Line:
                 self.sizes[k] = 0
 
     def live(self) -> list[int]:
-        """Live bytes at each step."""
+        """Return the live bytes at each step."""
         change = np.zeros(len(self.steps) + 1, np.int64)
         np.add.at(change, self.starts, self.sizes)
         np.add.at(change, np.asarray(self.ends, np.int64) + 1, -np.asarray(self.sizes, np.int64))
         return change.cumsum()[:-1].tolist()
 
     def heap(self) -> int:
-        """Bytes of the heap in which values live, with what lies unused between them."""
+        """Return the bytes of the heap of all values, with the gaps between them."""
         return heap_bytes(self.sizes, self.values, max(self.live(), default=0))
 
     def _replaceable(self, i: int) -> set[Cell]:
-        """The operands that end here and whose places results may take."""
+        """The operands of step `i` that end there and whose storage a result may take."""
         step = self.steps[i]
         cells = step.starts or self.groups[i].replaceable()
         bases = {self.base.get(c, c) for c in cells}
         return {c for c in bases if self.last.get(c) == i and c not in self.outputs}
 
     def _operands(self, i: int) -> list[Cell]:
-        """The values that a step reads, in the order in which XLA lists them, if that is known."""
+        """The values that step `i` reads, in XLA's order if that is known."""
         if not self.by.breadth_first:
             return self.reads[i]
         return [self.base.get(c, c) for c in self.groups[i].operands(self.fusion.place)]
 
     def _start(self, step: Step, j: int) -> Cell | None:
-        """The value that a result of a loop starts from."""
+        """The initial value of result `j` of a loop."""
         cell = step.starts[j] if j < len(step.starts) else None
         return self.base.get(cell, cell) if cell else None
 
@@ -317,7 +340,10 @@ class _Line:
         return max(inner, default=0)
 
     def waiting(self, backward: int) -> list[int]:
-        """Bytes at each step that were made before the step `backward` and are read from it on."""
+        """Return the bytes at each step of values that live across step number `backward`.
+
+        These were made before that step, and are read at it or after it.
+        """
         change = collections.Counter[int]()
         for cell, n in self.bytes.items():
             start, end = self.born.get(cell, 0), self.last.get(cell, -1)
@@ -332,24 +358,24 @@ class _Line:
 
 
 def _trip(eqn: JaxprEqn, by: Profile) -> int:
-    """The peak of a trip of a loop, beside what it carries, reads and stacks."""
+    """The peak of an iteration of a loop, beside the values that it carries, reads and stacks."""
     consts, carried = counts(eqn)
     if eqn.primitive is while_p:
         consts = eqn.params["body_nconsts"]
     prog = program(eqn.params["jaxpr" if eqn.primitive is scan_p else "body_jaxpr"])
     key = by.name, consts, carried, fingerprint(prog)
-    if key not in _TRIPS:
+    if key not in _BODY_PEAKS:
         n = consts + carried
         flat = flatten_trip(prog, by, eqn, len(prog.inputs) - n, len(prog.outputs) - carried)
         pairs = zip(flat.outputs, flat.inputs[consts:n], strict=False)
         line = _Line(flat, by, frozenset(), dict(pairs))
         line.run()
-        _TRIPS[key] = max(line.live(), default=0)
-    return _TRIPS[key]
+        _BODY_PEAKS[key] = max(line.live(), default=0)
+    return _BODY_PEAKS[key]
 
 
 def _body(prog: Program, by: Profile) -> int:
-    """The peak of a program that is called, without its results."""
+    """The peak of a called program, without its results."""
     key = "body", by.name
     if key not in prog.cache:
         line = _Line(flatten(prog, by), by, frozenset(), {})

@@ -1,14 +1,17 @@
-"""Fusion as XLA:CPU does it: loops over elements take in what makes their operands.
+"""Fusion as XLA:CPU does it: loops over elements absorb the producers of their operands.
 
-From the last operation to the first, each takes in what makes its operands, if that is an operation
-on elements, a movement or a reduction. A cheap one is repeated in all its readers, and then written
-for those that are no loops only; a dear one goes into its only reader; one that reads more than it
-makes is repeated nowhere, unless all paths to its readers fuse; one that branches is repeated in
-loops that do nothing else.
+XLA goes from the last operation to the first. Each operation that is a loop over elements absorbs a
+producer that is elementwise, a movement of data or a reduction:
 
-Each step is looked at once: all groups that read what it makes take it in, or none of them, but for
-those that are no loops. So what a group reads follows from what its steps read: of a step in one
-group, as it is met on the way from that group's last step; of one in several, once for all.
+- A cheap producer is repeated in all readers that are loops. It is also written if some readers are
+  not loops.
+- An expensive producer is fused only if all its readers are in one group.
+- A producer that reads more elements than it makes is fused only if all paths to its readers fuse.
+- A producer with a branch (such as a concatenation) is repeated only in loops of one operation.
+
+The simulation decides about each step once: all loops that read its result absorb it, or none does.
+So the operands of a group follow from the operands of its steps. For a step in one group they are
+found on the way from that group's root. For a step in several groups they are found once for all.
 Source: XLA's `instruction_fusion.cc` and `cpu_instruction_fusion.cc`.
 """
 
@@ -32,184 +35,203 @@ from xform.planner.simulate.fusion import (
 from xform.planner.simulate.products import narrow
 from xform.planner.simulate.steps import Cell, Step
 
-# More operands than this and a concatenation is a loop of its own.
+# A concatenation of more operands than this is a loop of its own.
 _MOST_JOINED = 8
-# So many reductions may be in a loop over elements.
+# The most reductions in one loop over elements.
 _MOST_REDUCTIONS = 6
-# How far back it is looked which steps a step depends on.
+# How many steps back the dependences of a step are recorded.
 _WINDOW = 4096
-# What reads an element of an operand for several elements of its result.
+# Operations that read an element of an operand for several elements of the result.
 _REUSES = (*REPEATS, lax.gather_p)
-# What branches within a loop. What is computed before is not known after it, so that a loop of
-# several operations takes it in for one reader only. Source: XLA's
+# Operations that compile to a branch inside a loop. Values computed in a branch cannot be reused
+# after it, so a loop of several operations absorbs them for one reader only. Source: XLA's
 # `fusion_node_indexing_evaluation.cc`.
 _BRANCHES = (lax.concatenate_p, lax.pad_p, lax.dynamic_update_slice_p)
 
 
 class LoopFusion(Fusion):
-    """What is written of a flat program, by loops over elements."""
+    """The groups of a flat program on XLA:CPU: loops over elements, library calls and others."""
 
     def fuse(self, steps: Sequence[Step]) -> None:
-        """Let groups take in others: the last first."""
-        # What may go into what reads it; of that, what goes into its only reader or none.
-        self._loose = {s.makes[0] for s, g in self.by_root.items() if not (g.call or _many(s))}
-        self._dear = {c for c in self._loose if c.maker and self._is_dear(c.maker)}
-        self._keep_unrepeatable(steps)
-        # What was taken in, and by a single step alone; of each step, the only group that it is in
-        # (None: there are several); what is read for several elements there; and how many sums
-        # each group holds.
-        self._taken, self._passed = set[Cell](), set[Cell]()
-        self._home: dict[Step, Step | None] = {}
+        """Merge groups, the last first."""
+        # The values that may be fused into their readers; and those of them that are expensive.
+        self._fusible = {
+            s.makes[0]
+            for s, g in self.by_root.items()
+            if not (g.call or _is_large_concatenation(s))
+        }
+        self._expensive = {c for c in self._fusible if c.maker and self._is_expensive(c.maker)}
+        self._forbid_large_reads(steps)
+        # The values that were fused; and those that were fused into a single step and not written.
+        self._fused, self._fused_once = set[Cell](), set[Cell]()
+        # For each step, the root of the only group that it is in; None if it is in several.
+        self._only_group: dict[Step, Step | None] = {}
+        # The fused steps whose results are read for several elements in their group.
         self._reused = set[Step]()
-        self._sums = collections.Counter(s for s in steps if _reduces(s))
-        written = {s: self._settle(self.by_root[s]) for s in reversed(steps)}
+        # How many reductions each group contains.
+        self._reductions = collections.Counter(s for s in steps if _reduces(s))
+        written = {s: self._decide(self.by_root[s]) for s in reversed(steps)}
         for step in steps:
-            if step.makes[0] not in self._passed:
+            if step.makes[0] not in self._fused_once:
                 self._collect(self.by_root[step])
         for step in steps:
             update = step.does is lax.dynamic_update_slice_p and not self.by_root[step].call
             if written[step] and update:
-                _, self.by_root[step].spoiled = self._behind(step, True)
+                _, self.by_root[step].spoiled = self._operands(step, True)
         self.by_root = {s: self.by_root[s] for s in steps if written[s]}
 
     def fused_place(self) -> dict[Step, int]:
-        """Of the last step of each group, when XLA comes to it after fusion."""
+        """Return the number of each root in XLA's visiting order after fusion."""
         ends = [c.maker for c in self.outputs if c.maker]
         read = {c for g in self.groups for c in g.reads}
         ends += [g.root for g in self.groups if read.isdisjoint(g.root.makes)]
         walked = post_order(ends, lambda s: self.by_root[s].operands(self.place))
         return {s: i for i, s in enumerate(walked)}
 
-    def _settle(self, group: Group) -> bool:
-        """Say which groups a step goes into, its readers being settled; whether it is written."""
+    def _decide(self, group: Group) -> bool:
+        """Decide into which groups a step is fused. Return whether its result is written.
+
+        The readers of the step are decided already.
+        """
         step, cell = group.root, group.root.makes[0]
-        users = self.users.get(cell, {}) if cell in self._loose else {}
-        takers = [u for u in users if self._takes(u)]
-        homes = {self._home[u] for u in takers}
+        users = self.users.get(cell, {}) if cell in self._fusible else {}
+        absorbers = [u for u in users if self._absorbs(u)]
+        homes = {self._only_group[u] for u in absorbers}
         home = homes.pop() if len(homes) == 1 else None
-        written = cell in self.outputs or len(takers) < len(users) or not takers
-        if cell in self._dear and (written or not self._goes_once(step, takers, home)):
-            takers, written = [], True
-        if step.does in _BRANCHES and not self._branches_once(cell, takers):
-            takers, written = [], True
-        self._home[step] = step if not takers else None if written else home
-        if takers:
-            self._taken.add(cell)
-            if len(takers) == 1 and not written:
-                self._passed.add(cell)
-        for u in takers:
+        written = cell in self.outputs or len(absorbers) < len(users) or not absorbers
+        if cell in self._expensive and (written or not self._joins(step, absorbers, home)):
+            absorbers, written = [], True
+        if step.does in _BRANCHES and not self._branch_fuses(cell, absorbers):
+            absorbers, written = [], True
+        self._only_group[step] = step if not absorbers else None if written else home
+        if absorbers:
+            self._fused.add(cell)
+            if len(absorbers) == 1 and not written:
+                self._fused_once.add(cell)
+        for u in absorbers:
             self.by_root[u].alone = False
-            if self._home[step] and (u.does in _REUSES or u in self._reused):
+            if self._only_group[step] and (u.does in _REUSES or u in self._reused):
                 self._reused.add(step)
         return written
 
-    def _branches_once(self, cell: Cell, takers: Sequence[Step]) -> bool:
-        """Whether what branches goes into all readers: loops of one step, or the only one left."""
+    def _branch_fuses(self, cell: Cell, absorbers: Sequence[Step]) -> bool:
+        """Whether a step with a branch can be fused into all its readers.
+
+        A reader must be a loop of one step, or the only reader that is left.
+        """
         left = len(self.users.get(cell, ())) + (cell in self.outputs)
-        for u in sorted(takers, key=self.place.__getitem__, reverse=True):
-            alone = self._home[u] is u and self.by_root[u].alone
-            if not alone and (left > 1 or self._home[u] is None):
+        for u in sorted(absorbers, key=self.place.__getitem__, reverse=True):
+            alone = self._only_group[u] is u and self.by_root[u].alone
+            if not alone and (left > 1 or self._only_group[u] is None):
                 return False
             left -= 1
         return True
 
-    def _goes_once(self, step: Step, takers: Sequence[Step], home: Step | None) -> bool:
-        """Whether a dear step goes into the group in which all its readers are."""
-        if home is None or any(u.does in _REUSES or u in self._reused for u in takers):
+    def _joins(self, step: Step, absorbers: Sequence[Step], home: Step | None) -> bool:
+        """Whether an expensive step is fused: all its readers must be in one group, `home`."""
+        if home is None or any(u.does in _REUSES or u in self._reused for u in absorbers):
             return False
         if _reduces(step):
-            if len(takers) > 1:  # it branches
+            if len(absorbers) > 1:  # like an operation with a branch
                 return False
-            if not self.by_root[home].alone and self._sums[home] >= _MOST_REDUCTIONS:
+            if not self.by_root[home].alone and self._reductions[home] >= _MOST_REDUCTIONS:
                 return False
-            self._sums[home] += 1
+            self._reductions[home] += 1
         return True
 
-    def _takes(self, reader: Step) -> bool:
-        """Whether a reader is a loop that takes in operands."""
-        return not self.by_root[reader].call and not _many(reader)
+    def _absorbs(self, reader: Step) -> bool:
+        """Whether a reader is a loop that can absorb producers."""
+        return not self.by_root[reader].call and not _is_large_concatenation(reader)
 
     def _collect(self, group: Group) -> None:
-        """Find what a group reads, when that of what goes into several groups is known."""
+        """Find the operands of a group, after those of all steps in several groups are known."""
         updates = group.root.does is lax.dynamic_update_slice_p
-        if self._takes(group.root) and (updates or not group.alone):
-            group.reads, group.spoiled = self._behind(group.root, False)
+        if self._absorbs(group.root) and (updates or not group.alone):
+            group.reads, group.spoiled = self._operands(group.root, False)
 
-    def _behind(
+    def _operands(
         self, root: Step, last: bool
     ) -> tuple[dict[Cell, tuple[Step, ...]], frozenset[Cell]]:
-        """What the group of a step reads, by which steps; and what not element by element."""
-        lost = spoiled_operands(root, last)
+        """The operands of a group, each with the steps that read it, and its spoiled operands.
+
+        `last` is passed to `spoiled_operands`.
+        """
+        not_by_element = spoiled_operands(root, last)
         if len(own := self.by_root[root].reads) == 1:
             (cell,) = own
-            if (maker := self._maker(cell)) and cell not in self._passed:
-                return maker.reads, frozenset(maker.reads) if cell in lost else maker.spoiled
+            if (maker := self._maker(cell)) and cell not in self._fused_once:
+                all_spoiled = cell in not_by_element
+                return maker.reads, frozenset(maker.reads) if all_spoiled else maker.spoiled
         reads: dict[Cell, list[Step]] = {}
         spoiled = set[Cell]()
-        todo = [(c, root, c in lost) for c in reversed(own)]
+        todo = [(c, root, c in not_by_element) for c in reversed(own)]
         while todo:
-            cell, reader, is_lost = todo.pop()
+            cell, reader, is_spoiled = todo.pop()
             maker = self._maker(cell)
             if maker is None:
                 reads.setdefault(cell, []).append(reader)
-                spoiled.update((cell,) if is_lost else ())
-            elif cell in self._passed:
-                lost = maker.reads if is_lost else spoiled_operands(maker.root, False)
-                todo += [(c, maker.root, c in lost) for c in reversed(maker.reads)]
+                spoiled.update((cell,) if is_spoiled else ())
+            elif cell in self._fused_once:
+                operands = maker.reads if is_spoiled else spoiled_operands(maker.root, False)
+                todo += [(c, maker.root, c in operands) for c in reversed(maker.reads)]
             else:
                 for c, steps in maker.reads.items():
                     reads.setdefault(c, []).extend(steps)
-                spoiled.update(maker.reads if is_lost else maker.spoiled)
+                spoiled.update(maker.reads if is_spoiled else maker.spoiled)
         by = {c: tuple(s if len(s) == 1 else dict.fromkeys(s)) for c, s in reads.items()}
         return by, frozenset(spoiled)
 
     def _maker(self, cell: Cell) -> Group | None:
-        """What was taken in with a value, if that is not read."""
-        return self.by_root[cell.maker] if cell.maker and cell in self._taken else None
+        """The group that makes a value, if it was fused into the readers; else None."""
+        return self.by_root[cell.maker] if cell.maker and cell in self._fused else None
 
-    def _is_dear(self, step: Step) -> bool:
-        """Whether a step is not repeated: it takes long, or its numbers are widened."""
+    def _is_expensive(self, step: Step) -> bool:
+        """Whether a step is too expensive to be repeated in several readers.
+
+        Slow operations, reductions, gathers, and operations with a widened 16-bit result are.
+        """
         small = self.profile.widens and pointwise(step) and narrow(step.eqn.outvars[0].aval)
         return small or step.of.dear or _reduces(step) or step.does is lax.gather_p
 
-    def _keep_unrepeatable(self, steps: Sequence[Step]) -> None:
-        """Let nothing take in what reads more than it makes, but where all paths to it fuse."""
-        reach = self._reached(steps)
+    def _forbid_large_reads(self, steps: Sequence[Step]) -> None:
+        """Forbid to fuse a step that reads more than it makes, unless all paths to it fuse."""
+        reach = self._dependences(steps)
         for step in reversed(steps):
             cell = step.makes[0]
-            if cell not in self._loose or not self._merges(step):
+            if cell not in self._fusible or not self._reads_more(step):
                 continue
             known: dict[Step, bool] = {step: True}
             users = self.users.get(cell, {})
             if cell in self.outputs or not all(
                 self._on_all_paths(step, u, reach, known) for u in users
             ):
-                self._loose.remove(cell)
+                self._fusible.remove(cell)
 
-    def _merges(self, step: Step) -> bool:
-        """Whether a step reads several values of its result's size, and more than it makes."""
+    def _reads_more(self, step: Step) -> bool:
+        """Whether a step reads several arrays of the result's rank, and more elements in total."""
         if step.does is barrier_p or len(step.reads) < 2:
             return False
         value = step.makes[0]
         rank = lambda c: sum(n != 1 for n in c.shape)
-        if sum(rank(c) >= rank(value) and not self._repeat(c) for c in step.reads) <= 1:
+        if sum(rank(c) >= rank(value) and not self._is_broadcast(c) for c in step.reads) <= 1:
             return False
         # A transposed value is copied for each operand.
         turned = [c for c in step.reads if c.maker and c.maker.does is lax.transpose_p]
         others = dict.fromkeys(c for c in step.reads if c not in turned)
         return sum(math.prod(c.shape) for c in (*turned, *others)) > math.prod(value.shape)
 
-    def _repeat(self, cell: Cell) -> bool:
-        """Whether a value is a repeated one, which every reader makes for itself."""
+    def _is_broadcast(self, cell: Cell) -> bool:
+        """Whether a value is a broadcast or an iota, which each reader computes for itself."""
         step = cell.maker
         if step is None or step not in self.by_root or self.by_root[step].call:
             return False
         return step.does in REPEATS or step.does is lax.iota_p
 
-    def _reached(self, steps: Sequence[Step]) -> dict[Step, int]:
-        """For each step, how many places before it that is which it depends on, as bits.
+    def _dependences(self, steps: Sequence[Step]) -> dict[Step, int]:
+        """For each step, the steps that it depends on, as bits.
 
-        As far as `_WINDOW` places; itself is the lowest bit.
+        Bit `i` stands for the step `i` places before it, for `i` less than `_WINDOW`. Bit 0 is the
+        step itself.
         """
         reach: dict[Step, int] = {}
         mask = (1 << _WINDOW) - 1
@@ -222,15 +244,15 @@ class LoopFusion(Fusion):
         return reach
 
     def _depends(self, step: Step, first: Step, reach: dict[Step, int]) -> bool:
-        """Whether a step depends on another; of what is far behind it, it is taken to."""
-        far = self.place[step] - self.place[first]
-        return far >= _WINDOW or (far >= 0 and bool(reach[step] >> far & 1))
+        """Whether `step` depends on `first`. Assumed if they are at least `_WINDOW` steps apart."""
+        distance = self.place[step] - self.place[first]
+        return distance >= _WINDOW or (distance >= 0 and bool(reach[step] >> distance & 1))
 
     def _on_all_paths(self, maker: Step, reader: Step, reach: dict[Step, int],
                       known: dict[Step, bool]) -> bool:  # fmt: skip
-        """Whether a step could go into a reader along all paths. Without recursion.
+        """Whether a step could be fused into a reader along all paths.
 
-        `known` are the answers for readers that were looked at, the step itself among them.
+        `known` caches the answers for readers, and contains the step itself.
         """
         todo = [reader]
         while todo:
@@ -243,7 +265,7 @@ class LoopFusion(Fusion):
             if (
                 group.call
                 or any(known.get(s) is False for s in on)
-                or not all(self._could_go(s.makes[0], group.root) for s in on)
+                or not all(self._could_fuse(s.makes[0], group.root) for s in on)
             ):
                 known[group.root] = False
             elif late:
@@ -252,16 +274,16 @@ class LoopFusion(Fusion):
                 known[group.root] = True
         return known[reader]
 
-    def _could_go(self, cell: Cell, reader: Step) -> bool:
-        """Whether what makes a value could go into a reader of it, if neither has taken in any."""
-        if cell not in self._loose or not self._takes(reader):
+    def _could_fuse(self, cell: Cell, reader: Step) -> bool:
+        """Whether the maker of a value could be fused into a reader, before any other fusion."""
+        if cell not in self._fusible or not self._absorbs(reader):
             return False
         only = len(self.users[cell]) == 1 and cell not in self.outputs
-        return cell not in self._dear or (only and reader.does not in _REUSES)
+        return cell not in self._expensive or (only and reader.does not in _REUSES)
 
 
-def _many(step: Step) -> bool:
-    """Whether a step is a concatenation that is a loop of its own."""
+def _is_large_concatenation(step: Step) -> bool:
+    """Whether a step is a concatenation of so many operands that it is a loop of its own."""
     return step.does is lax.concatenate_p and len(step.reads) > _MOST_JOINED
 
 

@@ -1,7 +1,12 @@
-"""Orders in which operations run that take little memory, as XLA looks for one.
+"""Find an execution order of low peak memory, as XLA does.
 
-Three are tried, and that with the lowest peak is taken: one by one what frees most; from the
-results backwards, first what makes most on the way; and likewise in the order of the operands.
+Three orders are tried, and the one with the lowest peak is used:
+
+- a list schedule that always runs the operation that frees the most bytes;
+- depth first from the results, with the operand first that has the most extra readers behind it,
+  and among equals the most bytes;
+- depth first from the results, in the order of the operands.
+
 Source: XLA's `hlo_memory_scheduler.cc`.
 """
 
@@ -17,9 +22,13 @@ from xform.planner.simulate.steps import Cell
 
 def least_memory(groups: Sequence[Group], base: Mapping[Cell, Cell], outputs: Sequence[Cell],
                  inside: Callable[[Group], int]) -> list[Group]:  # fmt: skip
-    """The groups of a program, those that are views included, in the order in which they run.
+    """Return the groups of a program, views included, in the best of the three orders.
 
-    `base` is the value that a view is of; `inside` are bytes that a group needs while it runs.
+    Args:
+      groups: the groups in program order.
+      base: for each value that is a view, the value that it is a view of.
+      outputs: the outputs of the program, which stay in memory.
+      inside: the bytes that a group needs while it runs, beside operands and results.
     """
     work = _Orders(groups, base, outputs, inside)
     orders = (work.by_freed(), work.backwards(weighed=True), work.backwards(weighed=False))
@@ -27,7 +36,15 @@ def least_memory(groups: Sequence[Group], base: Mapping[Cell, Cell], outputs: Se
 
 
 class _Orders:
-    """Groups by number: what each reads and makes, in values by number, and the bytes of those."""
+    """The three orders. Groups and values are numbered.
+
+    Attributes:
+      operands, users: for each group, the groups that it reads from, and that read from it.
+      values, used: for each group, the values that it makes and reads; views are resolved.
+      sizes: the bytes of each value.
+      stay: the values that are outputs.
+      roots: the groups that make outputs, or whose results are not read.
+    """
 
     def __init__(self, groups: Sequence[Group], base: Mapping[Cell, Cell],
                  outputs: Sequence[Cell], inside: Callable[[Group], int]):  # fmt: skip
@@ -51,7 +68,7 @@ class _Orders:
         self.roots += [i for i in range(self.n) if not self.users[i]]
 
     def peak(self, order: Sequence[int]) -> int:
-        """The most bytes that are live in an order."""
+        """Return the peak of live bytes in an order."""
         last = {k: i for i in order for k in self.used[i]}
         live = most = 0
         for i in order:
@@ -62,7 +79,11 @@ class _Orders:
         return most
 
     def by_freed(self) -> list[int]:
-        """Of what could run, each time what frees most, beyond what it makes; the newest first."""
+        """Return the list schedule: of the ready groups, run the one that frees most.
+
+        The bytes that a group makes are subtracted from the bytes that it frees. Ties go to the
+        group with more users, then to the one that became ready last.
+        """
         left = [0] * len(self.sizes)
         for k in itertools.chain(self.stay, *self.used):
             left[k] += 1
@@ -107,7 +128,10 @@ class _Orders:
         return order
 
     def backwards(self, weighed: bool) -> list[int]:
-        """From the results, operands first: those with most behind them, or in their order."""
+        """Return a depth-first order from the results.
+
+        `weighed`: the operand with the largest weight first; else in the order of the operands.
+        """
         rank = self._weights() if weighed else None
         done = dict[int, None]()
         todo = self.roots[::-1] if rank is None else sorted(self.roots, key=rank.__getitem__)
@@ -121,7 +145,10 @@ class _Orders:
         return list(done)
 
     def _weights(self) -> list[tuple[int, int]]:
-        """Of each group, how many readers more than one are behind it, and how many bytes."""
+        """For each group, two sums over the groups behind it: extra readers, and bytes.
+
+        A group with n readers counts n - 1 extra readers.
+        """
         weights: list[tuple[int, int]] = [(0, 0)] * self.n
         total = 0
         for i in self.backwards(weighed=False):

@@ -1,8 +1,8 @@
-"""Both parts of a Schedule as one flat program: the steps of what `emit` would run.
+"""Both parts of a Schedule as one flat program, with the same operations that `emit` would stage.
 
-A budget is held against many plans, and to emit each of them would be to trace it. So the walk over
-the plan adds steps instead of binding equations. The parts of a loop or call are traced, once for
-the Schedules of its Joints.
+The planner simulates many plans, and emitting a plan would trace it, which takes time. So the walk
+over a plan adds steps to a flat program instead of binding equations. Only the two parts of a loop
+or call are traced, once for each choice of Schedules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from xform.planner.simulate.steps import Cell, Flat
 
 
 def flatten_plan(schedule: Schedule, profile: Profile) -> Flat:
-    """The steps of both parts: inputs then cotangents to outputs then results."""
+    """Return both parts as one flat program.
+
+    Its inputs are the inputs and the cotangents. Its outputs are the outputs and the results of the
+    backward part.
+    """
     joint, work = schedule.joint, Flattening(profile)
     inputs, seeds = work.inputs(joint.inputs), work.seeds(joint.seeds)
     by = _Flatten(schedule, work)
@@ -40,7 +44,7 @@ def flatten_plan(schedule: Schedule, profile: Profile) -> Flat:
 
 @dataclasses.dataclass(frozen=True)
 class _Token:
-    """What a node keeps: the cells of a tree, and their types."""
+    """The residuals of a node: the leaves of a pytree as cells, with its structure and types."""
 
     cells: list[Cell]
     tree: Any
@@ -48,7 +52,7 @@ class _Token:
 
 
 class _Flatten(walk.BackEnd):
-    """Adds the steps of equations to a flat program."""
+    """The back end of `walk` that adds the steps of equations to a flat program."""
 
     def __init__(self, schedule: Schedule, work: Flattening):
         self.schedule, self.work = schedule, work
@@ -128,7 +132,7 @@ class _Flatten(walk.BackEnd):
 
 def _once(cache: dict[Any, Any], key: Any, run: Callable[..., list[Any]], types: Sequence[Any]
           ) -> Program:  # fmt: skip
-    """The Program of a function of some types, traced once."""
+    """The Program of a function for some types, traced once and cached under `key`."""
     if key not in cache:
         cache[key] = trace(run, *types)
     return cache[key]

@@ -1,6 +1,6 @@
-"""How a compiler runs products and convolutions: which operands it copies into another order.
+"""How XLA runs products and convolutions: which operands it copies into another axis order.
 
-Source: XLA's `dot_decomposer.cc`; `conv_canonicalization.cc` for convolutions on a CPU.
+Source: XLA's `dot_decomposer.cc`, and `conv_canonicalization.cc` for convolutions on a CPU.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ _NARROW = frozenset(map(jnp.dtype, ("bfloat16", "float16")))
 
 
 def shape(aval: object) -> tuple[int, ...]:
-    """The shape of a value; that of a token is none."""
+    """Return the shape of a value; () for a token."""
     return getattr(aval, "shape", ())
 
 
 def narrow(aval: object) -> bool:
-    """Whether a value is of floating-point numbers of 16 bits."""
+    """Whether a value consists of 16-bit floats."""
     return getattr(aval, "dtype", None) in _NARROW
 
 
 def as_matrices(eqn: JaxprEqn) -> tuple[int, ...]:
-    """The sizes of a product as one of matrices: batch axes, left rows, what is summed, columns.
+    """Return the sizes of a product written as a product of matrices.
 
-    None of them if it is one already.
+    The sizes are those of the batch axes, then the left rows, the summed axis and the right
+    columns. () if the product is one of matrices already.
     """
     (summed, _), batch = eqn.params["dimension_numbers"]
     a, b = (shape(v.aval) for v in eqn.invars)
@@ -42,25 +43,25 @@ def as_matrices(eqn: JaxprEqn) -> tuple[int, ...]:
 
 
 def batch_and_summed(eqn: JaxprEqn) -> tuple[int, int]:
-    """How many products of matrices a product is, and how many numbers each element sums."""
+    """Return how many matrix products a batched product has, and how many terms it sums."""
     (summed, _), (batch, _) = eqn.params["dimension_numbers"]
     size = shape(eqn.invars[0].aval)
     return math.prod(size[i] for i in batch), math.prod(size[i] for i in summed)
 
 
 def outer(eqn: JaxprEqn) -> bool:
-    """Whether a product sums nothing: then it is one of elements."""
+    """Whether all summed axes of a product have length one: then it is elementwise."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     return all(shape(eqn.invars[0].aval)[a] == 1 for a in contracted)
 
 
 def orders(eqn: JaxprEqn, i: int, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The orders of axes in which an operand of a product or a convolution is read, best first.
+    """Return the axis orders that XLA can read operand `i` in, the preferred one first.
 
-    `axes` are, of each axis of the operand, the axis of the value as it lies in memory. A product
-    is run with batch axes first, then, on the left, the free and the contracted axes, on the right,
-    the contracted and the free ones; either way where there is one of each. A convolution is run
-    with channels last.
+    `axes` maps each axis of the operand to the axis of the value as it lies in memory. A product
+    reads the batch axes first. Then come the free and the contracted axes of the left operand, or
+    the contracted and the free axes of the right operand. Both orders work if there is at most one
+    axis of each kind. A convolution reads the channels last.
     """
     if eqn.primitive is dot_general_p:
         contracted, batch = (tuple(axes[a] for a in ends[i])
@@ -75,10 +76,13 @@ def orders(eqn: JaxprEqn, i: int, axes: tuple[int, ...]) -> list[tuple[int, ...]
 
 
 class Reading(NamedTuple):
-    """How a product or a convolution reads an operand: as it was given, or as it lies in memory.
+    """How a product or a convolution reads an operand.
 
-    `first`: in the first of the orders that serve. If it is copied: into which `order` of axes, and
-    their `sizes`.
+    Attributes:
+      as_given: it reads the operand itself. Otherwise it reads the original of a transposed value.
+      first: it reads the axes in the preferred order.
+      order: the axis order into which the operand is copied; () if it is not copied.
+      sizes: the sizes of the axes of the copy.
     """
 
     as_given: bool
@@ -88,7 +92,10 @@ class Reading(NamedTuple):
 
 
 def reading(eqn: JaxprEqn, i: int, axes: tuple[int, ...] | None) -> Reading:
-    """How an operand is read whose axes lie in some order in memory (None: as they are given)."""
+    """Return how an operand is read.
+
+    `axes` is the order of its axes in memory, or None for the order of its shape.
+    """
     size = shape(eqn.invars[i].aval)
     straight = tuple(range(len(size)))
     lies = axes or straight
@@ -102,6 +109,6 @@ def reading(eqn: JaxprEqn, i: int, axes: tuple[int, ...] | None) -> Reading:
 
 
 def channels_last(eqn: JaxprEqn) -> tuple[int, ...]:
-    """The order in which a convolution writes the axes of its result."""
+    """Return the order of the axes in the result that a convolution writes."""
     a, b, *spatial = eqn.params["dimension_numbers"].out_spec
     return (a, *spatial, b)

@@ -1,7 +1,7 @@
-"""What is known of each backend's compiler, by which `liveness` simulates its memory.
+"""Facts about each backend's compiler. `liveness` uses them to simulate its memory.
 
-Each fact has a test against that compiler's own buffer assignment: `test_profiles.py` in
-`tests/planner/simulate` for XLA:CPU, `test_chips.py` for the compilers of GPUs and TPUs.
+Tests compare each fact with the compiler's own buffer assignment. They are in
+`tests/planner/simulate`: `test_profiles.py` for XLA:CPU, `test_chips.py` for GPUs and TPUs.
 """
 
 from __future__ import annotations
@@ -17,35 +17,41 @@ from xform.cost import aval_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """One compiler.
+    """Facts about the compiler of one backend.
 
     Attributes:
       name: of the backend.
-      breadth_first: operations run as soon as their operands are there, whatever memory that takes;
-        else in the order that takes least of those that the compiler tries.
-      host_is_device: the host's memory is the device's: what is sent there stays where it is.
-      repeats: what is run again and fuses is repeated in what reads it, and not merged with its
-        first run: as if it waited, also where it does not.
-      selects_barriers: a barrier is a select for each value that it holds back.
-      library: reductions of so many elements are library calls, which take in what is computed
-        around them; 0: there is no such library.
-      sines: that library knows sines, cosines and tangents.
-      widens: products of numbers of 16 bits are run with 32, which are written; what makes such
-        numbers is not repeated.
-      kernel: an operation goes into all of its readers, or into none, as saves time: bytes that
-        memory moves while a kernel starts. 0: one reader may take in what another reads written.
-      merges: products of no more than so many bytes, operands included, that share an operand are
-        run as one, of which their results are slices; 0: none are.
-      processors: products of few rows and columns are cut in parts to keep so many of them busy;
-        the parts are written, and added up; 0: none are cut.
-      on_chip: bytes of a memory beside the processor, in which values stay while they live.
-      margin: of a budget that the simulation alone decides, the part that is left, if it can be, to
-        what is not simulated. Source: `experiments/planner`, the budgets by simulation alone.
-      lowers: it is given what `Traits.lowered` makes of an operation.
-      tiles: values lie in tiles of 8 rows and 128 columns, filled up where axes are smaller.
-      written: the default's price of saving what is made from a product and fused with what reads
-        that, see `MinCut`: the product is there beside it.
-      rounds: operands of products of 32 bits are rounded to 16 where they are made, see `MinCut`.
+      breadth_first: operations run as soon as their operands are available, whatever memory that
+        takes. Otherwise the compiler tries several orders, and uses the one of least memory.
+      host_is_device: the memory of the host is the memory of the device, so offloading moves
+        nothing.
+      repeats: the compiler repeats recomputed operations that fuse in each of their readers, and
+        does not merge them with the forward pass. They behave as if they had a barrier, even if
+        the program has none on this backend.
+      selects_barriers: a barrier is compiled to one select for each value that it delays.
+      library: reductions of at least this many elements become library calls. A call includes the
+        operations around the reduction. 0: there is no such library.
+      sines: the library has sines, cosines and tangents.
+      widens: products of 16-bit floats are computed with 32-bit floats, which are written to
+        memory. Operations that make 16-bit floats are not repeated in several readers.
+      kernel: bytes that the memory moves while a kernel starts. An operation is fused into all of
+        its readers or into none, whichever takes less time. 0: an operation may be fused into some
+        readers and also be written for others.
+      merges: products that share an operand and take at most this many bytes, operands included,
+        run as one product, and their results are slices of it. 0: products are never merged.
+      processors: number of processors that a product should keep busy. A product with few rows and
+        columns is split into parts, which are written to memory and added up. 0: products are
+        never split.
+      on_chip: bytes of a memory beside the processor. Values in it take no device memory.
+      margin: the share of a budget that is kept free, if possible, when the simulation alone
+        decides, because it does not simulate everything. Source: `experiments/planner`, the budgets
+        by simulation alone.
+      lowers: the compiler is given the program of `Traits.lowered` in place of an operation.
+      tiles: arrays are padded to tiles of 8 rows and 128 columns.
+      written: the default for `MinCut.written`: extra price of saving a value that would otherwise
+        be fused. Such a value takes memory beside the product that it is computed from.
+      rounds: the default for `MinCut.rounds`: 32-bit operands of products are rounded to 16 bits
+        right after they are computed.
     """
 
     name: str
@@ -67,21 +73,22 @@ class Profile:
     rounds: bool = False
 
     def bytes(self, aval: object) -> int:
-        """Bytes of a value in memory."""
+        """Return the bytes of a value in memory."""
         size, dims = aval_bytes(aval), getattr(aval, "shape", ())
         return size * tiled(dims) // max(1, math.prod(dims)) if self.tiles else size
 
     def table_bytes(self, n: int) -> int:
-        """Bytes of the table that says where `n` results are; a single one needs none."""
+        """Return the bytes of the table of pointers to `n` results; a single one needs none."""
         if n == 1:
             return 0
         return 4 * _up(n, 128) if self.tiles else 8 * n
 
 
 def tiled(dims: tuple[int, ...]) -> int:
-    """Elements of a value in tiles of 8 rows and 128 columns; of fewer rows where it has fewer.
+    """Return the elements of an array, padded to tiles of 8 rows and 128 columns.
 
-    Of the orders of its axes it lies in the one that takes least.
+    An array of fewer rows has tiles of 1, 2 or 4 rows. The compiler chooses the two axes that make
+    the tiles, so that the array takes the fewest elements.
     """
     if len(dims) < 2 or 0 in dims:
         return _up(math.prod(dims), 128)
@@ -105,9 +112,9 @@ CPU = Profile(
     widens=jax.__version_info__ < (0, 12),
     margin=0.01,
 )
-# Of an H100: a kernel starts in a microsecond. Other GPUs are taken to be alike.
+# For an H100, on which a kernel starts in a microsecond. Other GPUs are assumed to be alike.
 GPU = Profile("gpu", kernel=3_350_000, merges=32 * 2**20, processors=132)
-# Of a TPU v5e, whose compiler leaves 112 of 128 MiB to values. Its fusion is like the GPU's.
+# For a TPU v5e, whose compiler leaves 112 of 128 MiB to values. Fusion is modelled as on a GPU.
 TPU = Profile(
     "tpu",
     repeats=True,
@@ -121,5 +128,5 @@ TPU = Profile(
 
 
 def profile(backend: str) -> Profile:
-    """The profile of a backend."""
+    """Return the profile of a backend: "cpu", "gpu" or "tpu"."""
     return {"cpu": CPU, "gpu": GPU, "tpu": TPU}[backend]

@@ -1,4 +1,4 @@
-"""The steps of a flat program and the values that they read and make."""
+"""Data types of a flat program: its steps (operations) and its values (cells)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from collections.abc import Sequence
 from xform._jax import JaxprEqn, Primitive
 from xform.traits import Traits
 
-# In no program: what a compiler repeats by itself, and a barrier that is nothing but an order.
+# Primitives of the simulation only: a broadcast, and a barrier that only delays a value or keeps
+# it in memory.
 repeat_p, wait_p = Primitive("repeat"), Primitive("wait")
 
 
 @dataclasses.dataclass(eq=False, slots=True, repr=False)
 class Cell:
-    """A value: bytes, shape, the step that makes it (None: an input or constant), who reads it."""
+    """A value.
+
+    Attributes:
+      bytes: its size in memory.
+      kind: "input", "constant" or "made" (by a step).
+      shape: its shape.
+      maker: the step that makes it; None for an input or a constant.
+      readers: the steps that read it.
+    """
 
     bytes: int
     kind: str
@@ -25,10 +34,17 @@ class Cell:
 
 @dataclasses.dataclass(eq=False, slots=True, repr=False)
 class Step:
-    """One operation: what it does, with its traits, for which equation, and its values.
+    """One operation.
 
-    `by_rows` is a product whose left operand has what is summed last, `right_by_rows` one whose
-    right operand has it first; `starts` are the values that the first results of a loop start from.
+    Attributes:
+      does: its primitive. It may differ from the primitive of the equation.
+      of: the traits of the primitive.
+      eqn: the equation that it comes from.
+      reads: its operands, without constants.
+      makes: its results.
+      by_rows: for a product: the last axis of the left operand is summed.
+      right_by_rows: for a product: the first axis of the right operand is summed.
+      starts: for a loop: the initial value of each of its first results.
     """
 
     does: Primitive
