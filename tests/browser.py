@@ -1,4 +1,4 @@
-"""A browser for the tests of pages, where the machine has one."""
+"""A browser for the tests of pages, if the machine has one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FLAGS = """
 
 
 class Page:
-    """A page in the browser, with the few questions that the tests ask of it."""
+    """A page in the browser, with the queries that the tests need."""
 
     def __init__(self, browser: webdriver.Chrome) -> None:
         self.browser = browser
@@ -46,7 +46,7 @@ class Page:
         return self.texts(f"#table tbody td:nth-child({n})")
 
     def hover(self, selector: str, right: float = 0.5, down: float = 0.5) -> str:
-        """The note that shows when the pointer is at this part of an element's width and height."""
+        """Return the tooltip at this fraction of an element's width and height."""
         self.at(selector, right, down).perform()
         return self.text("#tip") if self.one("#tip").is_displayed() else ""
 
@@ -73,7 +73,7 @@ class Page:
 
 
 def opened(browser: webdriver.Chrome, path: Path) -> Page:
-    """A page from disk, in a wide window and the light theme."""
+    """Open a page from disk, in a wide window and the light theme."""
     page = Page(browser)
     page.size(1280)
     page.prefer("light")
@@ -82,14 +82,14 @@ def opened(browser: webdriver.Chrome, path: Path) -> Page:
 
 
 def check_silence(browser: webdriver.Chrome) -> None:
-    """Nothing may stand on the browser's console, and nothing may have been fetched."""
+    """Check that the browser's console is empty and that nothing was loaded from the network."""
     assert browser.get_log("browser") == []
     fetched = "return performance.getEntriesByType('resource').map(e => e.name)"
     assert browser.execute_script(fetched) == []
 
 
 def started(profile: Path) -> webdriver.Chrome:
-    """A browser with a folder of its own, which writes down what pages say on its console."""
+    """Start a browser with its own profile folder that records the console."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM or ""
     for flag in (*_FLAGS.split(), f"--user-data-dir={profile}"):

@@ -1,4 +1,4 @@
-"""Work without a clock: how many calls a function makes, the same on every machine."""
+"""Measure work without a clock: the number of calls, which is the same on every machine."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def counted(f: Callable[[], T]) -> tuple[int, T]:
-    """The calls of Python and C functions that `f()` makes in this thread, and its value."""
+    """Return the Python and C calls that `f()` makes in this thread, and its value."""
     calls = 0
 
     def count(frame: object, event: str, arg: object) -> None:

@@ -1,4 +1,4 @@
-"""Both parts of a Schedule as one program, as they are emitted."""
+"""Emit both parts of a Schedule as one program."""
 
 from xform.interpret import emit
 from xform.interpret.joint import Schedule
@@ -7,7 +7,7 @@ from xform.ir import Program, trace
 
 
 def emitted(how: Schedule) -> Program:
-    """Inputs then cotangents to outputs then results."""
+    """Return the program from inputs and cotangents to outputs and results."""
     joint = how.joint
 
     def run(*args: object) -> list[object]:

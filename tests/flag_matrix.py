@@ -1,7 +1,7 @@
 """Run tests under a flag of JAX: `python -m tests.flag_matrix disable_jit [every=8] [TEST ...]`.
 
 A test that fails under a flag is in `flag_matrix.toml`, with the reason. Each list there is for one
-cell of `tests/flags.py`, and says `because` of what its tests fail:
+cell of `tests/flags.py`, and its `because` is the reason why its tests fail:
 
 - "JAX": plain JAX fails too. The tests are run again with JAX's transforms in the place of
   xform's (`tests/jax_instead.py`): they have to fail under the flag and to pass without it.
@@ -31,7 +31,7 @@ VERSION = ".".join(jax.__version__.split(".")[:2])
 
 
 def run(cell: str, tests: Sequence[str], *plugins: str, every: int = 1) -> dict[str, bool]:
-    """Run tests in a process of its own, and return for each whether it passed.
+    """Run tests in a separate process, and return for each whether it passed.
 
     With `every=8` an eighth of the tests runs, always the same.
     """
@@ -45,7 +45,7 @@ def run(cell: str, tests: Sequence[str], *plugins: str, every: int = 1) -> dict[
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
         )
-        # 0: all passed; 1: some failed. Anything else is no run of the tests.
+        # 0: all passed; 1: some failed. Any other code means that the tests did not run.
         if done.returncode not in (0, 1):
             raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
         print(done.stdout)
@@ -62,7 +62,9 @@ def listed(cell: str, tests: Sequence[str]) -> dict[str, str]:
         assert entry["reason"], entry
         if entry.get("version", VERSION) == VERSION:
             for pattern in entry["tests"]:
-                literal = pattern.replace("[", "[[]")  # of `*`, `?` and `[` only `*` has a meaning
+                literal = pattern.replace(
+                    "[", "[[]"
+                )  # among `*`, `?` and `[`, only `*` is a wildcard here
                 matched = [test for test in tests if fnmatchcase(test, literal)]
                 found |= dict.fromkeys(matched or [pattern], entry["because"])
     return found

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-# A cell's name, and the options that it sets. An option of JAX can also be set by an environment
-# variable of the same name in capital letters.
+# A cell's name, and its options. An environment variable with the option's name in capital
+# letters sets the option too.
 ALL: dict[str, dict[str, Any]] = {
     "none": {},
     "remat3": {"jax_remat3": True},
@@ -23,7 +23,7 @@ ALL: dict[str, dict[str, Any]] = {
     "x64": {"jax_enable_x64": True},
 }
 
-# The cells that the JAX in use has.
+# The cells that the installed JAX supports.
 CELLS = {
     name: options for name, options in ALL.items() if options.keys() <= jax.config.values.keys()
 }
@@ -36,7 +36,7 @@ def under(cell: str) -> Iterator[None]:
         for option, value in CELLS[cell].items():
             restored.callback(jax.config.update, option, getattr(jax.config, option))
             jax.config.update(option, value)
-        # The check of leaks collects garbage at each trace: it need not look at what is here.
+        # The leak check collects garbage at each trace; it can skip the objects that exist now.
         gc.freeze()
         restored.callback(gc.unfreeze)
         yield

@@ -17,7 +17,7 @@ W = np.linspace(-0.8, 0.9, 9).reshape(3, 3)
 
 @jax.custom_vjp
 def straight(x):
-    """Its rule is not the derivative of its body."""
+    """A function whose custom rule is not the derivative of its body."""
     return jnp.round(x * 4) / 4
 
 
@@ -86,7 +86,7 @@ PROGRAMS = [plain, jitted, region, placed, branch, not_run, after_a_rule, before
 
 
 def recurrent(w: Any, x: Any, taps: Any) -> Any:
-    """What is added to h and s, in each of four trips, is scanned."""
+    """A loop of four iterations that adds scanned values to h and s."""
 
     def step(carry: Any, t: Any) -> Any:
         h = xform.name(jnp.tanh(w @ carry + t[0]), "h") + t[1]
@@ -101,7 +101,7 @@ TAPS = np.zeros((4, 3)), np.zeros(4)
 
 
 def block(x: Any, cut: Callable[[Any, int], Any] = lambda h, use: h) -> Any:
-    """Four equations read h; `cut` may cut what each reads."""
+    """A function in which four equations read h; `cut` may cut each read."""
     h = xform.name(jnp.sin(x), "h")
     a = jnp.exp(cut(h, 0))
     b = xform.name(a * cut(h, 1), "b")

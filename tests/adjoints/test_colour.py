@@ -1,4 +1,4 @@
-"""Colours of values: those that JAX's own gradient says, and those of stops and constants."""
+"""Colours of values agree with JAX's gradients, and with stops and constants."""
 
 from typing import Any
 
@@ -84,7 +84,7 @@ def test_outputs(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_active_is_what_jax_can_move_and_constant_what_nothing_moves(case: str) -> None:
-    """A tangent that is not zero needs an active value; a value that changes is no constant."""
+    """A nonzero tangent implies an active value; a value that changes is not constant."""
     f, want = CASES[case]
     g = lambda x: jax.tree.leaves(f(x, C))
     tangents = jax.jvp(g, (X,), (jnp.ones(3),))[1]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 def partials_of(g: Graph) -> dict[tuple[str, str], float]:
-    """The local derivatives of a graph of numbers, by the letters of consumer and value."""
+    """Return the local derivatives of a graph of scalars, by the letters of consumer and value."""
     name = lambda e: (g.values[g.operations[e.target].outputs[0]].name, g.values[e.source].name)
     return {name(e): e.partial.value for e in g.edges if e.partial and e.partial.value is not None}
 
@@ -61,7 +61,7 @@ def test_worked_two() -> None:
 
 
 def test_worked_three() -> None:
-    """A value that is squared, stopped and read by what stops: t = x^2; tanh(t) stop(t) + x."""
+    """A value that is squared, and read by a stop: t = x^2; tanh(t) stop(t) + x."""
     g = xform.graph(lambda x: (t := x * x, jnp.tanh(t) * lax.stop_gradient(t) + x)[1], 0.5)
     t, th = 0.25, np.tanh(0.25)
     colours = {v.name: v.colour for v in g.values}
@@ -103,7 +103,7 @@ def random_program(seed: int, shape: tuple[int, ...]) -> Callable[..., Any]:
 
 
 def orders_agree(g: Graph) -> None:
-    """Every edge is taken once in both orders, after all consumers; sums are equal at the end."""
+    """Check that both orders use each edge once, after all consumers, with equal final sums."""
     flows = [e.id for e in g.edges if e.flow is not None]
     assert sorted(s.edge for s in g.pushed) == sorted(s.edge for s in g.pulled) == flows
     for steps in (g.pushed, g.pulled):
@@ -114,7 +114,7 @@ def orders_agree(g: Graph) -> None:
         done: set[int] = set()
         for s in steps:
             consumer = g.operations[g.edges[s.edge].target]
-            for out in consumer.outputs:  # all that flows to the consumer has flowed before
+            for out in consumer.outputs:  # everything that flows to the consumer has arrived
                 into = {e.id for e in g.edges if e.source == out and e.flow is not None}
                 assert into <= done
             done.add(s.edge)
@@ -142,7 +142,7 @@ def grown(h: Any, n: Any) -> Any:
 
 
 def everything(params: dict[str, Any], x: Any, n: Any, grown: Any = grown) -> Any:
-    """Loops, branches, calls, remat, a rule, integers, a stop, several outputs."""
+    """A function with loops, branches, calls, remat, a rule, integers, a stop, several outputs."""
     h = jax.jit(lambda x: jnp.tanh(x @ params["w"]))(x)
 
     def step(h: Any, t: Any) -> Any:
@@ -164,7 +164,7 @@ ARGS = ({"w": np.array([[0.3, -0.2], [0.5, 0.9]]), "b": np.array([0.1, -0.3])},
 
 @functools.cache
 def by_jax() -> Any:
-    """The gradient by JAX, which has no reverse mode of a while loop: of its three trips."""
+    """Return JAX's gradient. JAX cannot reverse a while loop, so `grown` becomes a factor."""
     return jax.jit(jax.grad(lambda *a: everything(*a, 3, lambda h, _: h * 1.1**3), (0, 1)))(
         *ARGS[:2]
     )
@@ -214,14 +214,14 @@ def test_published_test_functions(name: str) -> None:
 
 
 def test_trips_of_a_loop_backwards() -> None:
-    """A loop that runs from its end has its last trip first."""
+    """In a loop that runs in reverse, the last iteration comes first."""
     g = xform.graph(everything, *ARGS, expand=None)
     trips = [s for op in g.operations for s in op.scope if s.startswith("scan, iteration")]
     assert list(dict.fromkeys(trips)) == [f"scan, iteration {t}" for t in (2, 1, 0)]
 
 
 def test_local_derivatives_of_arrays() -> None:
-    """Norms of blocks of Jacobians, against JAX's Jacobians; large ones are estimated."""
+    """Norms of Jacobian blocks equal the norms of JAX's Jacobians; large ones are estimated."""
     w, x = np.arange(6.0).reshape(2, 3) / 5, np.array([0.5, -1.0, 2.0])
     f = lambda w, x: jnp.sum(jnp.tanh(w @ x))
     g = xform.graph(f, w, x)

@@ -1,4 +1,4 @@
-"""`partials`: the gradient at named values, against JAX of functions perturbed by hand."""
+"""`partials`: the gradient at named values, against JAX's gradient of functions changed by hand."""
 
 import functools
 from collections.abc import Callable
@@ -34,13 +34,13 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 def by_hand(f: Any, shape: Any = None) -> Callable[[Any], Any]:
-    """JAX's gradient in something that is added where the name stands."""
+    """Return JAX's gradient by a perturbation that is added at the name."""
 
     def gradient(x: Any) -> Any:
         types: list[Any] = []
         jax.eval_shape(lambda x: f(lambda v, _: (types.append(v.aval), v)[1], x), x)
         aval = types[-1]
-        # Within `vmap` a value has no batch axis: what is added has, and is split by its axis.
+        # Within `vmap` a value has no batch axis. The perturbation has one, and is split along it.
         eps = jnp.zeros(aval.shape if shape is None else shape, aval.dtype)
         if shape is not None:
             split = lambda eps: jnp.sum(jax.vmap(lambda x, e: (jnp.sin(x) + e) ** 2 * x)(x, eps))
@@ -103,7 +103,7 @@ def test_a_loop_in_a_loop_stacks_both() -> None:
 
 
 def test_a_region_with_a_policy_in_a_loop() -> None:
-    """A name that a region's policy saves, in a loop: the gradient is that of the loop."""
+    """If a region's policy saves a name in a loop, the gradient there is that of the loop."""
 
     def f(x: Any) -> Any:
         keeps = jax.checkpoint_policies.save_only_these_names("h")
@@ -117,7 +117,7 @@ def test_a_region_with_a_policy_in_a_loop() -> None:
 
 
 def test_a_body_with_a_rule_of_its_own() -> None:
-    """Inside it is the body's derivative; what comes from outside, and passes it, is the rule's."""
+    """Inside the body the gradient is the body's; paths that enter and leave it use the rule."""
 
     @jax.custom_vjp
     def odd(x: Any) -> Any:
@@ -201,7 +201,7 @@ def test_a_module_of_flax_that_writes_its_state() -> None:
 
 
 def test_where_the_function_differentiates_itself() -> None:
-    """The value is read twice where it is kept. Where it is made again it is two: one is dead."""
+    """A saved value is read twice. A recomputed value counts as two, and one of them is dead."""
     inner = lambda x: jnp.sum(xform.name(jnp.sin(x), "h") ** 3)
     want = 6 * np.sin(X) * np.cos(X)
     keeps = xform.policies.save_only_these_names("h")
@@ -213,7 +213,7 @@ def test_where_the_function_differentiates_itself() -> None:
 
 
 def test_second_derivatives() -> None:
-    """The gradient at a name is a function like any other, for xform's transforms and JAX's."""
+    """The gradient at a name can be differentiated by xform's and by JAX's transforms."""
     f = functools.partial(plain, xform.name)
     for transform in (xform, jax):
         got = transform.grad(lambda x: jnp.sum(xform.partials(f, "h")(x)))(X)
@@ -242,7 +242,7 @@ def test_numbers_of_python_and_numpy() -> None:
 
 
 def test_values_are_the_functions_own_bit_for_bit() -> None:
-    """Nothing is added to the value: not even to a zero with a sign, nor to an infinity."""
+    """`partials` adds nothing to the value: signed zeros and infinities stay the same."""
     x = jnp.array([-0.0, jnp.inf, 2.0])
     f = lambda x: (jnp.sum(xform.name(x, "h")), 1 / xform.name(x, "k"))
     _, aux = xform.partials(f, "h", has_aux=True)(x)

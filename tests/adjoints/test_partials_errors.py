@@ -1,4 +1,4 @@
-"""What `partials` refuses, and what it then says."""
+"""Requests that `partials` refuses, and its messages."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`partials` along one edge, and edge by edge, against JAX of functions cut by hand."""
+"""`partials` along one edge, and edge by edge, against JAX's gradient of functions cut by hand."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 def severed(x: Any, use: int) -> Any:
-    """JAX's gradient at h, of the block with all uses cut but one."""
+    """Return JAX's gradient at h, in the block with all uses cut except one."""
 
     def rest(h: Any) -> Any:
         cut = lambda use_here, at: use_here if at == use else lax.stop_gradient(use_here)
@@ -62,7 +62,7 @@ def test_the_share_through_a_name() -> None:
 
 
 def test_the_share_through_the_next_trip() -> None:
-    """By recurrence: what h gets through the next h is the whole of the next, pulled back."""
+    """The share of h through the next h is the full gradient of the next h, pulled back."""
     total = xform.partials(recurrent, "h")(W, X, TAPS)
     through = xform.partials(recurrent, "h", via="h")(W, X, TAPS)
     h, want = X, np.zeros((4, 3))

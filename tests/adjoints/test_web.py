@@ -34,7 +34,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 
 @pytest.fixture
 def shown(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[Open]:
-    """Opens the page of a graph; after the test, nothing may stand on the browser's console."""
+    """Open the page of a graph; after the test, the browser's console must be empty."""
 
     def page_of(graph: Any = None) -> Page:
         graph = xform.graph(worked, 3.3, 1.1, 2.3) if graph is None else graph
@@ -46,7 +46,7 @@ def shown(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[Open]:
 
 
 def vertex(page: Page, name: str) -> list[str]:
-    """The lines of a vertex, by how its first begins."""
+    """Return the lines of a vertex whose first line begins with the name."""
     script = "return [...document.querySelectorAll('.vertex')].map(g => [...g.children].slice(1).map(t => t.textContent))"  # noqa: E501
     (found,) = [v for v in page.browser.execute_script(script) if v[0].startswith(name)]
     return found
@@ -214,7 +214,7 @@ def test_thousands_of_operations(shown: Open) -> None:
     assert len(page.texts(".vertex")) == 150
     for button in ("first", "last", "turn", "back"):
         script = "const t = performance.now(); document.getElementById(arguments[0]).click(); return performance.now() - t"  # noqa: E501
-        # Far above what is seen: a machine that is shared must not fail this.
+        # Far above the usual times, so that a busy machine does not fail this test.
         assert page.browser.execute_script(script, button) < 2000
     assert len(page.texts(".vertex.now")) == 1
     assert len(page.texts("#table tbody tr")) == 100

@@ -1,4 +1,4 @@
-"""Products with curvature matrices, and what is computed from them, against dense matrices."""
+"""Products with curvature matrices, and estimates from them, against dense matrices."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def loss(p: Any) -> Any:
 
 
 def jacobian() -> Any:
-    """The model's, of shape `[examples, outputs, n]`, by JAX."""
+    """Return the model's Jacobian `[examples, outputs, n]`, by JAX."""
     return jax.jacobian(lambda x: model(unflatten(x)))(FLAT)
 
 
 def dense(product: Any) -> Any:
-    """The matrix of a product with trees, column by column."""
+    """Return the dense matrix of a product with pytrees, column by column."""
     column = lambda e: ravel_pytree(product(unflatten(e)))[0]
     return jax.jit(jax.vmap(column))(jnp.eye(N)).T
 
@@ -68,7 +68,7 @@ def test_gauss_newton_is_the_dense_one(policy: Any) -> None:
 
 
 def log_likelihoods(name: str) -> Any:
-    """Outcomes, and their log-likelihoods as a function of one example's output."""
+    """Return outcomes, and their log-likelihoods as a function of one example's output."""
     log_factorial = jnp.cumsum(jnp.log(jnp.maximum(jnp.arange(60.0), 1)))
     return {
         "categorical": lambda z: jax.nn.log_softmax(z)[None],
@@ -79,7 +79,7 @@ def log_likelihoods(name: str) -> Any:
 
 @pytest.mark.parametrize("name", ["categorical", "bernoulli", "poisson"])
 def test_fisher_is_what_its_definition_says(name: str) -> None:
-    """The expected outer product of the gradients of log-likelihoods, outcome by outcome."""
+    """It is the expected outer product of the gradients of log-likelihoods, outcome by outcome."""
     log_p = log_likelihoods(name)
     of_params = lambda x: jax.vmap(log_p)(model(unflatten(x)))  # [examples, units, outcomes]
     values, gradients = of_params(FLAT), jax.jacobian(of_params)(FLAT)
@@ -149,7 +149,7 @@ def test_the_spectrum_has_the_moments_and_the_ends_of_the_hessian() -> None:
     close(found.largest, values[-1], 1e-8)
     close(found.smallest, values[0], 1e-8)
     close(jnp.sum(found.weights, 1), np.ones(100))
-    for k in (1, 2, 3):  # each quadrature is exact for moments of its own vector
+    for k in (1, 2, 3):  # each quadrature is exact for the moments of its own vector
         powers = jnp.sum(found.weights * found.nodes**k, 1)
         error = float(jnp.std(powers)) / 10
         assert abs(float(found.moment(k)) - float(jnp.mean(values**k))) < 4 * error
@@ -192,7 +192,7 @@ def test_the_picture(tmp_path) -> None:
 
 
 def quadratic(seed: int, low: float) -> Any:
-    """A quadratic function of 30 numbers whose eigenvalues are `low` and more."""
+    """Return a quadratic function of 30 numbers whose eigenvalues are at least `low`."""
     draw = np.random.default_rng(seed)
     q = np.linalg.qr(draw.normal(size=(30, 30)))[0]
     a = q @ np.diag(np.linspace(low, 3, 30)) @ q.T
@@ -214,7 +214,7 @@ def test_a_newton_step_solves_the_equations() -> None:
 
 
 def test_a_newton_step_by_a_solver_of_lineax() -> None:
-    lineax = pytest.importorskip("lineax")  # the extra `twins` brings it
+    lineax = pytest.importorskip("lineax")  # installed by the extra `twins`
     a, b, f = quadratic(0, 0.1)
 
     def by(product: Any, rhs: Any) -> Any:
@@ -238,7 +238,7 @@ def test_steps_in_a_trust_region(low: float, radius: float) -> None:
     assert np.linalg.norm(p) <= radius * (1 + 1e-10)
     assert step.reason != "iterations"
     close(step.decrease, -(b @ p + p @ a @ p / 2), 1e-8 * radius**2)
-    # At least that of the best step along the gradient: the Cauchy point.
+    # At least the decrease of the best step along the gradient, the Cauchy point.
     g, curvature = np.linalg.norm(b), b @ a @ b / (b @ b)
     along = radius if curvature <= 0 else min(radius, g / curvature)
     assert float(step.decrease) >= along * g - along**2 * curvature / 2 - 1e-9

@@ -9,25 +9,25 @@ WIDTH, EXAMPLES = 16, 8
 
 
 def weights(n: int, gain: float = 2**0.5, seed: int = 0) -> list[Any]:
-    """Of layers of one width."""
+    """Return weights of layers of one width."""
     keys = jax.random.split(jax.random.key(seed), n)
     return [jax.random.normal(k, (WIDTH, WIDTH)) * gain * WIDTH**-0.5 for k in keys]
 
 
 def batch(seed: int = 1) -> Any:
-    """Points."""
+    """Return random points."""
     return jax.random.normal(jax.random.key(seed), (EXAMPLES, WIDTH))
 
 
 def plain(ws: list[Any], x: Any) -> Any:
-    """A perceptron of ReLUs."""
+    """Compute a perceptron of ReLUs."""
     for w in ws:
         x = jax.nn.relu(x @ w)
     return jnp.mean(x**2)
 
 
 def scanned(ws: Any, x: Any) -> Any:
-    """Residual layers in a scan, each a remat region."""
+    """Compute residual layers in a scan, each a remat region."""
 
     def layer(h: Any, w: Any) -> Any:
         return h + jnp.tanh(h @ w), None

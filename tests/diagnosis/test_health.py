@@ -1,4 +1,4 @@
-"""The public function: steps, updates, what it writes, and what it refuses."""
+"""The public function `health`: steps, updates, its outputs, and the arguments that it refuses."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from xform.errors import FileNotWritten, WrongArgument
 
 @pytest.fixture(scope="module")
 def faulty() -> Report:
-    """A report of which the third layer is at fault."""
+    """Return a report with a fault in the third layer."""
     ws = weights(5)
     ws[2] = 100 * ws[2]
     return xform.health(plain, ws, batch(), iterations=2)
@@ -83,7 +83,7 @@ def test_updates_of_optax_and_by_hand() -> None:
 
 
 def test_what_steps_lead_to_is_seen() -> None:
-    """A rate of learning that kills a ReLU."""
+    """A learning rate that kills a ReLU is found after some steps."""
     ws = [(w, jnp.zeros(WIDTH)) for w in weights(3)]
 
     def loss(ws: Any, x: Any) -> Any:

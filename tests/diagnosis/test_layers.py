@@ -1,4 +1,4 @@
-"""Which layers are found, whatever a program is made of, and what they are called."""
+"""Which layers are found in programs of any structure, and their names."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where the first NaN or Inf comes from: line, trip, and whether of the backward pass."""
+"""The origin of the first NaN or Inf: line, iteration, and forward or backward pass."""
 
 import inspect
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What is read of layers, held against NumPy and JAX's own derivatives of a program cut open."""
+"""Readings of layers, against NumPy and JAX's derivatives of the same program cut into layers."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def rms(x: Any) -> float:
 
 
 def reference(ws: list[Any], x: Any) -> list[dict[str, Any]]:
-    """The same perceptron layer by layer, with JAX's derivatives."""
+    """Compute the same perceptron layer by layer, with JAX's derivatives."""
     zeros = [jnp.zeros_like(x) for _ in ws]
     kept: list[Any] = []
 
@@ -78,7 +78,7 @@ def test_each_trip_of_a_scan_is_a_row_as_in_the_same_program_unrolled() -> None:
     rows = xform.health(scanned, ws, x, iterations=0).rows
     apart = xform.health(unrolled, list(ws), x, iterations=0).rows
     assert [row.trip for row in rows] == [(i,) for i in range(4) for _ in range(2)]
-    # What the first layer's is added to is no layer's result, and behind the last the loss follows.
+    # The first layer's input is no layer's result, and the loss follows the last layer.
     for a, b in zip(rows[2:6], apart[1:5], strict=True):
         for name in ("activation", "gradient", "gain", "least", "correlation", "weight",
                      "gradient_to_weight", "saturated"):  # fmt: skip
@@ -150,7 +150,7 @@ def test_norms_of_what_is_zero_or_not_finite(size: float) -> None:
 
 
 def test_what_a_loss_makes_besides_is_passed_through_and_read_over() -> None:
-    """Statistics, as of a batch norm, are no result of a layer."""
+    """Statistics, such as those of a batch norm, are not results of a layer."""
 
     def normed(ws: Any, x: Any) -> Any:
         means = []

@@ -1,4 +1,4 @@
-"""What is said of a layer: the fault that was planted, there, and nothing of those beside it."""
+"""The verdict names the planted fault at its layer, and no fault at the layers beside it."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ SLOW = 12
 
 
 def row(i: int, **numbers: Any) -> LayerHealth:
-    """A layer in good health, but for some numbers."""
+    """Return a healthy layer, with some numbers replaced."""
     usual: dict[str, Any] = {
         "name": f"layers.{i}", "trip": (), "kind": "layer", "scope": "", "where": "", "place": i,
         "kin": "layer dot_general [(8, 8)]", "bypassed": False, "size": 64, "activation": 1.0,

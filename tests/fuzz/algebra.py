@@ -9,7 +9,7 @@ from tests.fuzz.writer import Writer
 
 
 def contract(w: Writer) -> None:
-    """Products of vectors, matrices and batches of them."""
+    """Write products of vectors, matrices and batches of them."""
     x = some_array(w)
     n = x.shape[-1]
     way = int(w.random.integers(5))
@@ -36,7 +36,7 @@ def contract(w: Writer) -> None:
 
 
 def window(w: Writer) -> None:
-    """Convolutions, windows of sums and extrema, Fourier transforms."""
+    """Write convolutions, windows of sums and extrema, and Fourier transforms."""
     way = int(w.random.integers(5))
     if way == 0:
         x, k = w.pick("f", (2, 3)), w.pick("f", (2, 3) if w.chance(0.5) else (2, 2))
@@ -88,7 +88,7 @@ SOLVES = (
 )  # fmt: skip
 
 
-# Text, the shapes of its arguments and of its value, the bound of its arguments and of its value.
+# Text, shapes of its arguments and of its value, bounds of its arguments and of its value.
 LIBRARY = (
     ("lax.ragged_dot({0}, jnp.stack([{1}, 0.5 * {1}]), np.array([1, 2], np.int32))",
      ((3, 2), (2, 3)), (3, 3), 1.2, 3.0),
@@ -110,7 +110,7 @@ LIBRARY = (
      ((3,), (3,)), (3,), 2.0, 2.0),
     ("jax.device_put({0}) * lax.shift_left(jnp.int32(1), np.int32(1))", ((3,),), (3,), 1.2, 2.5),
 )  # fmt: skip
-# In first order only: JAX has no second derivative.
+# Only in first order: JAX has no second derivative.
 ONCE = (
     ("lax.igamma(lax.square({0}) + 0.6, lax.full_like({0}, 1.3))", ((3,),), (3,), 1.2, 1.0),
     ("lax.real(jnp.linalg.eigvals(np.diag([1.0, 2.7, 4.1]) + 0.1 * {0})) * {1}",
@@ -119,14 +119,14 @@ ONCE = (
 
 
 def library(w: Writer) -> None:
-    """Functions of several operations, as a library offers them."""
+    """Write functions of several operations, like those of a library."""
     first = w.shared.order == 1 and w.chance(0.1)
     text, shapes, to, limit, most = w.choose(ONCE if first else LIBRARY)
     w.emit(text, [w.bounded(w.pick("f", s), limit) for s in shapes], to, "f", most)
 
 
 def solve(w: Writer) -> None:
-    """Small, well-conditioned linear algebra."""
+    """Write small, well-conditioned linear algebra."""
     text, to, most = w.choose(SOLVES)
     a, b = w.bounded(w.pick("f", (3, 3)), 1.0), w.bounded(w.pick("f", (3,)), 1.0)
     w.emit(text, [a, b], to, "f", most)

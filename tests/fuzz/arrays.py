@@ -15,7 +15,7 @@ def some_axis(w: Writer, x: Value) -> int:
 
 
 def some_array(w: Writer, least: int = 1) -> Value:
-    """A float array of at least so many dimensions."""
+    """Return a float array with at least `least` dimensions."""
     return w.pick(where=lambda v: len(v.shape) >= least and 0 not in v.shape)
 
 
@@ -23,7 +23,7 @@ def some_array(w: Writer, least: int = 1) -> Value:
 
 
 def shape(w: Writer) -> None:
-    """Reshape, transpose, broadcast, squeeze, reverse, tile, pad, slice."""
+    """Write reshape, transpose, broadcast, squeeze, reverse, tile, pad or slice."""
     x = w.pick() if w.chance(0.9) else w.pick("i")
     n, kind = len(x.shape), x.kind
     way = w.choose(("reshape", "transpose", "broadcast", "expand", "squeeze", "rev", "tile", "pad",
@@ -69,7 +69,7 @@ def shape(w: Writer) -> None:
 
 
 def _pad(w: Writer, x: Value) -> None:
-    """Edges, holes, and negative edges."""
+    """Write padding: at edges, between elements, and negative."""
     i, n = some_axis(w, x), x.shape
     low, high = int(w.random.integers(-1, 2)), int(w.random.integers(0, 2))
     hole = int(w.random.integers(0, 2))
@@ -94,7 +94,7 @@ def _slice(w: Writer, x: Value) -> None:
 
 
 def join(w: Writer) -> None:
-    """Concatenate, stack, split."""
+    """Write concatenate, stack or split."""
     x = some_array(w)
     i = some_axis(w, x)
     n = x.shape[i]
@@ -117,7 +117,7 @@ def join(w: Writer) -> None:
 
 
 def reduce(w: Writer) -> None:
-    """Over one axis or all of them."""
+    """Write a reduction over one axis or all of them."""
     x = some_array(w)
     axes = (some_axis(w, x),) if w.chance(0.7) else tuple(range(len(x.shape)))
     to = tuple(d for i, d in enumerate(x.shape) if i not in axes)
@@ -155,7 +155,7 @@ def reduce(w: Writer) -> None:
 
 
 def cumulate(w: Writer) -> None:
-    """Running sums, products and extrema."""
+    """Write running sums, products and extrema."""
     x = some_array(w)
     i, back = some_axis(w, x), w.chance(0.3)
     op = w.choose(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"))
@@ -170,7 +170,7 @@ def cumulate(w: Writer) -> None:
 
 
 def order(w: Writer) -> None:
-    """Sort one or several operands, argsort, the largest."""
+    """Write a sort of one or several operands, an argsort, or the largest elements."""
     x = some_array(w)
     i, r = some_axis(w, x), w.ramp(x.shape)
     most, way = x.most + r.most, int(w.random.integers(4))
@@ -190,7 +190,7 @@ def order(w: Writer) -> None:
 
 
 def normalize(w: Writer) -> None:
-    """Softmax and its like; the identity, counted."""
+    """Write softmax and similar functions, or an identity, which is counted."""
     x = some_array(w)
     if w.chance(0.6):
         op = w.choose(("jax.nn.softmax({0}, -1)", "jax.nn.log_softmax({0}, -1)",

@@ -1,4 +1,4 @@
-"""Failures that were found, small and kept: each a program, its inputs, and its levels."""
+"""Stored small cases of failures: each a program, its inputs, and its levels of transforms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE = Path(__file__).parent / "cases.json"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What failed, and how; `open` says what is wrong as long as it fails."""
+    """A failure; `open` says what is wrong as long as it fails."""
 
     name: str
     seed: int
@@ -30,7 +30,7 @@ class Case:
 
     @property
     def inputs(self) -> list[np.ndarray]:
-        """The point."""
+        """The inputs."""
         return inputs(self.seed, self.types)
 
     def check(self) -> Outcome:
@@ -39,7 +39,7 @@ class Case:
 
 
 def case(sample: Sample, outcome: Outcome) -> Case:
-    """A failing sample, as it is kept."""
+    """Return a failing sample in its stored form."""
     first = outcome.text.splitlines()[0] if outcome.text else ""
     text = f"{outcome.verdict}: {first}"[:160]
     ways = ("staged",) if outcome.where == "staged" else ("staged", outcome.where)
@@ -48,7 +48,7 @@ def case(sample: Sample, outcome: Outcome) -> Case:
 
 
 def load() -> list[Case]:
-    """All cases that are kept."""
+    """Return all stored cases."""
     return [_read(row) for row in json.loads(FILE.read_text())] if FILE.exists() else []
 
 
@@ -60,7 +60,7 @@ def _read(row: dict[str, Any]) -> Case:
 
 
 def save(cases: list[Case]) -> None:
-    """Write the file, one line of source a line."""
+    """Write the file, with one line for each line of source."""
     plain = Level("")
     rows = []
     for c in cases:

@@ -1,4 +1,4 @@
-"""One program under one composition, by xform and by JAX: the same numbers, of the same types?"""
+"""Run one program under one composition by xform and by JAX, and compare numbers and types."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.fuzz.source import function
 from xform._jax import closed, set_current_trace
 from xform.errors import NotDifferentiable, XformError
 
-# What rounding may do to a well-conditioned program in float64, relative to the largest element;
-# beyond it, what disturbing the last bits of each operation does to the reference, so many times
-# over. In float32 all of these are larger by as much as its roundings are.
+# The error that rounding may cause in a well-conditioned program in float64, relative to the
+# largest element. Beyond it, the allowed multiple of the effect of disturbing the last bits of each
+# operation of the reference. In float32 all of these are larger, in proportion to its rounding.
 TOLERANCE = 1e-12
 NOISE = 2e-15
 TIMES = 20.0
@@ -30,12 +30,12 @@ TIMES = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of one program.
+    """The outcome of one program.
 
     `verdict`: agrees, ill-conditioned (agrees within the reference's own noise), mismatch, crash,
     refused (by JAX), or invalid (the program itself does not run). `where` is the way in which it
-    was run, `error` how far the results are apart, `text` what went wrong; `names` are the
-    primitives of the program, each as often as it is written.
+    was run, `error` the distance between the results, `text` what went wrong; `names` are the
+    primitives of the program, each as often as it occurs.
     """
 
     verdict: str
@@ -51,13 +51,13 @@ class Outcome:
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """What failures of one cause have in common, as far as one can see."""
+        """A key that failures with the same cause probably share."""
         return self.verdict, self.where, self.text.split(":")[0] if self.verdict == "crash" else ""
 
 
 @dataclasses.dataclass
 class Found:
-    """What a program gave: values, and their types as text, weak types marked."""
+    """The results of a program: values, and their types as text with weak types marked."""
 
     values: list[Any]
     types: list[str]
@@ -65,9 +65,9 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A way of running a program, its `reference` a way that JAX's own transforms go.
+    """A way to run a program; `reference` is the way that JAX's own transforms use.
 
-    `run(f, xs, noise)` runs a function of arrays; `wide` are 64 bits.
+    `run(f, xs, noise)` runs a function of arrays; `wide` means 64 bits.
     """
 
     run: Callable[..., Found]
@@ -76,13 +76,13 @@ class Way:
 
 
 def check(sample: Sample, ways: Sequence[str] = ("staged",)) -> Outcome:
-    """Compare a sample's results, in some of the `WAYS` of running it."""
+    """Compare a sample's results, run in some of the `WAYS`."""
     return check_source(sample.source, inputs(sample.seed, sample.types), sample.levels, ways)
 
 
 def check_source(source: str, xs: Sequence[Any], levels: Sequence[Level],
                  ways: Sequence[str] = ("staged",)) -> Outcome:  # fmt: skip
-    """Compare what a program gives at a point under some levels. Warnings are errors."""
+    """Compare the results of a program at a point under some levels. Warnings are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -94,7 +94,7 @@ def check_source(source: str, xs: Sequence[Any], levels: Sequence[Level],
         worst = Outcome("agrees", names=names)
         for where in ways:
             with jax.enable_x64(WAYS[where].wide):
-                # JAX remembers the type of an array of NumPy's, in 64 bits or not.
+                # JAX remembers the type of a NumPy array, in 64 bits or not.
                 outcome = _compared(source, copy.deepcopy(xs), levels, where)
             outcome = dataclasses.replace(outcome, where=where, names=names)
             if outcome.verdict not in ("agrees", "ill-conditioned"):
@@ -105,7 +105,7 @@ def check_source(source: str, xs: Sequence[Any], levels: Sequence[Level],
 
 
 def _compared(source: str, xs: Sequence[Any], levels: Sequence[Level], where: str) -> Outcome:
-    """The outcome of one way."""
+    """Return the outcome of one way."""
     way = WAYS[where]
     theirs, reference = _composed(source, levels, own=False), WAYS[way.reference].run
     try:
@@ -132,9 +132,9 @@ def _compared(source: str, xs: Sequence[Any], levels: Sequence[Level], where: st
 
 
 def _pushed_through_custom_vjp(theirs: Fun, xs: Sequence[Any], way: Way) -> bool:
-    """Whether JAX pushes tangents through a custom_vjp too.
+    """Return whether JAX pushes tangents through a custom_vjp too.
 
-    It raises when that is run, if not when it is traced; the reference does not run what is dead.
+    JAX raises when that is run, if not when it is traced. The reference does not run dead code.
     """
     if "custom_lin" in primitives(jax.make_jaxpr(theirs)(*xs)):
         return True
@@ -147,7 +147,7 @@ def _pushed_through_custom_vjp(theirs: Fun, xs: Sequence[Any], way: Way) -> bool
 
 
 def results(sample: Sample) -> dict[str, list[Any]]:
-    """Both results of a sample, or what was raised instead."""
+    """Return both results of a sample, or the exceptions."""
     out: dict[str, list[Any]] = {}
     xs = inputs(sample.seed, sample.types)
     for name, own in (("xform", True), ("jax", False)):
@@ -159,10 +159,10 @@ def results(sample: Sample) -> dict[str, list[Any]]:
 
 
 def _composed(source: str, levels: Sequence[Level], own: bool) -> Fun:
-    """A program under all levels, in a form that they can differentiate."""
+    """Return a program under all levels, in a form that they can differentiate."""
     by_jax = [level for level in levels if not own or level.by]
     forward = all(level.kind in ("jvp", "vmap", "jit") for level in by_jax)
-    rule_by_jax = "jax.jvp(" in source  # a rule of the user's, which JAX differentiates
+    rule_by_jax = "jax.jvp(" in source  # a user's rule, which JAX differentiates
     f = function(source, for_jax=rule_by_jax or bool(by_jax), back=not forward)
     return compose(f, levels, own)
 
@@ -172,30 +172,30 @@ def _type(aval: Any) -> str:
 
 
 def _staged(f: Any, xs: Any, noise: float = 0.0) -> Found:
-    """The arguments are unknown while it is traced, as in `jit`."""
+    """Run with arguments that are unknown during the trace, as in `jit`."""
     jaxpr = jax.make_jaxpr(f)(*xs)
     return Found(Machine(noise).run(jaxpr, xs), list(map(_type, jaxpr.out_avals)))
 
 
 def _closed(f: Any, xs: Any, noise: float = 0.0) -> Found:
-    """The arguments are known, and what the user holds in hand, in a trace."""
+    """Run with known arguments, of types that a user would pass, inside a trace."""
     return _staged(lambda: f(*xs), (), noise)
 
 
 def _eager(f: Any, xs: Any) -> Found:
-    """Outside `jit`; every second array is JAX's."""
+    """Run outside `jit`; every second array is JAX's."""
     xs = [jnp.asarray(x) if i % 2 and np.ndim(x) else x for i, x in enumerate(xs)]
     with set_current_trace(Eager()):
         return _of(f(*xs))
 
 
 def _compiled(f: Any, xs: Any) -> Found:
-    """Optimized, whatever the flags say: at level 0 XLA:CPU makes NaN of some of JAX's own."""
+    """Run optimized, whatever the flags: at level 0 XLA:CPU returns NaN for some JAX functions."""
     return _of(jax.jit(f, compiler_options={"xla_backend_optimization_level": 3})(*xs))
 
 
 def _of(values: Sequence[Any]) -> Found:
-    """What a program returned: JAX hands values of NumPy and Python on as they are, in 64 bits."""
+    """Return the results. JAX passes values of NumPy and Python on unchanged, in 64 bits."""
     types = list(map(jax.typeof, values))
     pairs = zip(values, types, strict=True)
     values = [x if isinstance(x, jax.Array) else np.asarray(x, t.dtype) for x, t in pairs]
@@ -213,9 +213,9 @@ WAYS = {
 
 
 def distance(found: Sequence[Any], expected: Sequence[Any]) -> float:
-    """The largest difference, relative to the largest element of an output, absolute below 1.
+    """Return the largest difference, relative to an output's largest element, absolute below 1.
 
-    Of float32, it is counted as many times smaller as a rounding of float64 is.
+    For float32 it is divided by the ratio of its rounding error to that of float64.
     """
     if len(found) != len(expected):
         return np.inf
@@ -239,7 +239,7 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def differences(found: Sequence[Any], expected: Sequence[Any]) -> str:
-    """The outputs that are apart, as text."""
+    """Return the outputs that differ, as text."""
     if len(found) != len(expected):
         return f"{len(found)} outputs, not {len(expected)}"
     lines = []
@@ -250,7 +250,7 @@ def differences(found: Sequence[Any], expected: Sequence[Any]) -> str:
 
 
 def primitives(jaxpr: Any) -> Iterator[str]:
-    """The names of all equations of a program, nested ones included."""
+    """Return the names of all equations of a program, including nested ones."""
     for eqn in closed(jaxpr)[0].eqns:
         yield eqn.primitive.name
         for value in jax.tree.leaves(list(eqn.params.values())):
@@ -259,9 +259,9 @@ def primitives(jaxpr: Any) -> Iterator[str]:
 
 
 def _of_batching(e: Exception) -> bool:
-    """Whether JAX itself cannot batch what it was given: it lacks a rule, or fails within one.
+    """Return whether JAX itself cannot batch the program: a rule is missing, or fails.
 
-    With JAX's transforms alone it may not come to that, as a `custom_vmap` is left out of them.
+    With JAX's transforms alone this may not show, because they leave a `custom_vmap` out.
     """
     last = traceback.extract_tb(e.__traceback__)[-1].filename
     lacks = isinstance(e, NotImplementedError) and not isinstance(e, XformError)
@@ -270,12 +270,12 @@ def _of_batching(e: Exception) -> bool:
 
 
 def _short(e: Exception) -> str:
-    """An exception, and where it was raised."""
+    """Return an exception, and where it was raised, as text."""
     frames = [f for f in traceback.extract_tb(e.__traceback__) if "/tests/fuzz/" not in f.filename]
     at = "".join(f"\n  {f.filename}:{f.lineno} {f.name}" for f in frames[-4:])
     return f"{type(e).__name__}: {e}{at}"
 
 
 def describe(levels: Sequence[Level]) -> str:
-    """A composition, innermost first."""
+    """Return a composition as text, innermost first."""
     return f"order {order(levels)}: {' . '.join(map(str, levels))}"

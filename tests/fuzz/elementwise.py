@@ -1,10 +1,10 @@
-"""Lines of one elementwise operation, at points where three derivatives of it are tame."""
+"""Lines of one elementwise operation, at points where its first three derivatives are moderate."""
 
 from __future__ import annotations
 
 from tests.fuzz.writer import Writer
 
-# Text, the bound that its argument must have, and that of its value.
+# Text, the required bound of its argument, and the bound of its value.
 UNARY = (
     ("lax.sin({0})", 3.0, 1.0),
     ("lax.cos({0})", 3.0, 1.0),
@@ -78,10 +78,10 @@ RARE = (
     ("lax.round({0} * 2.3)", 2.5, 6.0),
     ("lax.stop_gradient({0})", 3.0, 3.0),
     ("{0} * lax.convert_element_type({0} * 2.1, np.int32)", 2.5, 13.0),
-    # Of the high bits: rounding differs in the low ones.
+    # Only the high bits: rounding changes the low ones.
     ("lax.population_count(lax.bitcast_convert_type({0}, U) >> U(18)) * 0.05 + {0}", 2.5, 5.7),
 )
-# Text, bounds of the two arguments, and that of the value, by theirs.
+# Text, bounds of the two arguments, and the bound of the value as a function of theirs.
 BINARY = (
     ("lax.add({0}, {1})", 3.0, 3.0, lambda a, b: a + b),
     ("{0} + {1}", 3.0, 3.0, lambda a, b: a + b),
@@ -104,14 +104,14 @@ BINARY = (
 
 
 def unary(w: Writer) -> None:
-    """One argument."""
+    """Write an operation with one argument."""
     text, limit, most = w.choose(UNARY if w.chance(0.88) else RARE)
     x = w.bounded(w.pick(), limit)
     w.emit(text, [x], x.shape, "f", min(most, most if limit < 3 else max(most, x.most)))
 
 
 def binary(w: Writer) -> None:
-    """Two arguments of one shape, or one of them a scalar."""
+    """Write an operation with two arguments of one shape, or with one scalar."""
     text, low, high, most = w.choose(BINARY)
     a = w.pick()
     b = w.scalar() if w.chance(0.2) and "{1} +" not in text else w.pick("f", a.shape)
@@ -124,7 +124,7 @@ def binary(w: Writer) -> None:
 
 
 def select(w: Writer) -> None:
-    """A choice of two or three values, elementwise or by a scalar."""
+    """Write a choice of two or three values, elementwise or by a scalar."""
     a = w.pick()
     b = w.pick("f", a.shape)
     if w.chance(0.7):
@@ -139,7 +139,7 @@ def select(w: Writer) -> None:
 
 
 def clamp(w: Writer) -> None:
-    """Between constants, or between values."""
+    """Write a clamp between constants or between values."""
     x = w.pick()
     if w.chance(0.5) or not x.shape:
         w.emit(f"lax.clamp({-w.number()}, {{0}}, {w.number()})", [x], x.shape, "f", x.most)
@@ -150,7 +150,7 @@ def clamp(w: Writer) -> None:
 
 
 def compare(w: Writer) -> None:
-    """A truth value, of floats or integers."""
+    """Write a comparison of floats or integers."""
     op = w.choose(("lax.lt", "lax.le", "lax.gt", "lax.ge", "lax.ne", "lax.eq"))
     if w.chance(0.6):
         a = w.pick()
@@ -163,7 +163,7 @@ def compare(w: Writer) -> None:
 
 
 def logical(w: Writer) -> None:
-    """Truth values of truth values."""
+    """Write a logical operation."""
     a = w.pick("b")
     b = w.pick("b", a.shape)
     text = w.choose(("lax.bitwise_and({0}, {1})", "lax.bitwise_or({0}, {1})", "~{0}",
@@ -192,7 +192,7 @@ INTEGER = (
 
 
 def integer(w: Writer) -> None:
-    """Integer arithmetic; the values stay small."""
+    """Write integer arithmetic with small values."""
     a = w.pick("i")
     b = w.pick("i", a.shape)
     text, most = w.choose(INTEGER), a.most + b.most + 3
@@ -202,7 +202,7 @@ def integer(w: Writer) -> None:
 
 
 def convert(w: Writer) -> None:
-    """From one kind of number to another."""
+    """Write a conversion from one kind of number to another."""
     way = int(w.random.integers(4))
     if way == 0:
         x = w.pick("i")

@@ -1,11 +1,11 @@
-"""Runs a jaxpr primitive by primitive, with loops, branches and calls interpreted here.
+"""Run a jaxpr primitive by primitive, with loops, branches and calls interpreted here.
 
-To compile thousands of derivatives of derivatives would take hours. Most primitives run in NumPy
-(`in_numpy.py`), the others by JAX, one by one, which compiles each for each shape once. With
-`noise` the last bits of each rounding are disturbed, the same way for the same value: what moves
-then is ill-conditioned. Noise is given for float64, and is larger for float32. What becomes a
-narrower float is disturbed before, by half the last bit of that: a cotangent that is a sum may be
-rounded as one, or term by term, where what made its value is run again.
+Compiling thousands of derivatives of derivatives would take hours. Most primitives run in NumPy
+(`in_numpy.py`), the others in JAX, one by one, which compiles each for each shape once. With
+`noise` the last bits of each rounding are disturbed, in the same way for the same value. A result
+that changes is ill-conditioned. Noise is given for float64, and is larger for float32. A value that
+is converted to a narrower float is disturbed before, by half the last bit of the narrower type: a
+cotangent that is a sum may be rounded once, or term by term if its value is recomputed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _TOO_MANY = 10_000
 
 
 class Machine:
-    """Evaluates programs; what it knows of each is kept while it lives."""
+    """Evaluate programs, with a cache for each program."""
 
     def __init__(self, noise: float = 0.0):
         self.noise = noise
         self.known: dict[int, tuple[Any, ...]] = {}
 
     def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-        """The outputs of a jaxpr, closed or not."""
+        """Return the outputs of a jaxpr, closed or not."""
         start, inputs, steps, outputs, _ = self.known.get(id(jaxpr)) or self._read(jaxpr)
         env = start.copy()
         for (i, aval), x in zip(inputs, args, strict=True):
@@ -57,7 +57,7 @@ class Machine:
         return [env[i] for i in outputs]
 
     def _read(self, jaxpr: Any) -> tuple[Any, ...]:
-        """A jaxpr as numbered places and steps; it is held, so that its id stays its own."""
+        """Return a jaxpr as numbered places and steps, and hold it, so that its id stays unique."""
         opened, consts = closed(jaxpr)
         env: list[Any] = []
         places: dict[Any, int] = {}
@@ -83,7 +83,7 @@ class Machine:
         return read
 
     def step(self, eqn: JaxprEqn) -> Callable[..., list[Any]]:
-        """An equation as a function from its inputs to a list of outputs."""
+        """Return an equation as a function from its inputs to a list of outputs."""
         name, params = eqn.primitive.name, eqn.params
         many = eqn.primitive.multiple_results
         if (make := _STRUCTURED.get(name)) is not None:
@@ -104,7 +104,7 @@ class Machine:
 
         return run
 
-    # What holds programs.
+    # Equations that hold programs.
 
     def _call(self, eqn: JaxprEqn) -> Callable[..., list[Any]]:
         body = next(eqn.params[k] for k in _BODIES if k in eqn.params)
@@ -185,7 +185,7 @@ _COMPILED: dict[Any, Any] = {}
 
 
 def by_jax(eqn: JaxprEqn, xs: Sequence[Any]) -> Any:
-    """The outputs of an equation, as XLA gives them; compiled once for its parameters and types."""
+    """Return the outputs of an equation from XLA, compiled once for its parameters and types."""
     prim, params = eqn.primitive, eqn.params
     size, shape = 0, ()
     if prim.name in SPECIAL:
@@ -201,7 +201,7 @@ def by_jax(eqn: JaxprEqn, xs: Sequence[Any]) -> Any:
 
 
 def _compiled(prim: Primitive, params: dict[str, Any], xs: Sequence[Any]) -> Callable[..., Any]:
-    """A primitive as a function of arrays; `jax.clear_caches` does not reach those kept here."""
+    """Return a primitive as a function of arrays; `jax.clear_caches` does not clear this cache."""
 
     def run(*xs: Any) -> Any:
         return prim.bind(*xs, **prim.get_bind_params(params))
@@ -216,7 +216,7 @@ def _compiled(prim: Primitive, params: dict[str, Any], xs: Sequence[Any]) -> Cal
 
 
 def _plain(x: Any, aval: Any = None) -> Any:
-    """A value as NumPy's, where NumPy has its type."""
+    """Return a value as NumPy's, if NumPy has its type."""
     dtype = getattr(aval if aval is not None else x, "dtype", None)
     if dtype is not None and not isinstance(dtype, np.dtype):
         return x
@@ -224,14 +224,14 @@ def _plain(x: Any, aval: Any = None) -> Any:
 
 
 def _where(alive: Any, new: Any, old: Any) -> Any:
-    """A choice for each lane."""
+    """Return a choice for each lane."""
     return np.where(
         np.reshape(alive, (*alive.shape, *(1,) * (np.ndim(new) - alive.ndim))), new, old
     )
 
 
 def _loss(eqn: JaxprEqn) -> float:
-    """Half the last bit of the narrower float that an equation makes, for 1; 0 if it makes none."""
+    """Return half the last bit, at 1, of the narrower float that an equation makes, else 0."""
     if eqn.primitive.name != "convert_element_type":
         return 0.0
     old, new = (v.aval.dtype for v in (*eqn.invars, *eqn.outvars))
@@ -242,14 +242,14 @@ def _loss(eqn: JaxprEqn) -> float:
 
 
 def _disturbed(y: Any, noise: float) -> Any:
-    """A float with its last bits moved up or down, by what the bits are."""
+    """Return a float with its last bits moved up or down, depending on its bits."""
     if isinstance(y, list) or y.dtype.kind not in "fc":
         return y
     return _moved(y, noise * float(np.finfo(y.dtype).eps / np.finfo(np.float64).eps))
 
 
 def _moved(y: Any, noise: float) -> Any:
-    """A float moved up or down by a part of itself, by what its bits are."""
+    """Return a float moved up or down by a fraction of itself, depending on its bits."""
     if y.dtype.kind == "c":
         return _moved(np.real(y), noise) + 1j * _moved(np.imag(y), noise)
     bits = np.ascontiguousarray(y, np.float64).view(np.uint64)
@@ -259,7 +259,7 @@ def _moved(y: Any, noise: float) -> Any:
 
 
 class Eager(Trace):
-    """A trace in which every operation runs at once, by a machine: as outside `jit`, uncompiled."""
+    """A trace in which a machine runs every operation at once: like outside `jit`, uncompiled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,13 +275,13 @@ class Eager(Trace):
         return out if primitive.multiple_results else out[0]
 
     def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, args: Any, /, **_: Any):
-        with set_current_trace(self):  # JAX 0.12 has taken it away here
+        with set_current_trace(self):  # JAX 0.12 no longer sets it here
             return fun.call_wrapped(*args)
 
     def process_custom_vjp_call(
         self, primitive: Any, fun: Any, fwd: Any, bwd: Any, args: Any, /, **_: Any
     ):
-        with set_current_trace(self):  # JAX 0.12 has taken it away here
+        with set_current_trace(self):  # JAX 0.12 no longer sets it here
             return fun.call_wrapped(*args)
 
     def stage_value(self, val: Any) -> Any:
@@ -289,7 +289,7 @@ class Eager(Trace):
 
 
 def _array(x: Any, aval: Any) -> Any:
-    """A value as JAX's own evaluation would return it."""
+    """Return a value as JAX's own evaluation would return it."""
     if isinstance(x, jax.Array) or aval.dtype == jax.dtypes.float0:
         return x
     with jax.core.eval_context():

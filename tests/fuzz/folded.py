@@ -1,7 +1,7 @@
-"""What JAX differentiates wrongly, in other words: reductions as loops in Python.
+"""Replacements for functions that JAX differentiates wrongly: reductions as loops in Python.
 
-The derivative of JAX's own `reduce` and generic `reduce_window` leaves the initial value out; that
-of its `ldexp` and `frexp` is zero in forward over reverse mode through a scan.
+JAX's own derivatives of `reduce` and generic `reduce_window` ignore the initial value. Its
+derivatives of `ldexp` and `frexp` are zero in forward over reverse mode through a scan.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def frexp(x: Any) -> Any:
 
 
 def reduce(x: Any, start: Any, f: Callable[..., Any], dimensions: Sequence[int]) -> Any:
-    """`lax.reduce`; of several operands if `x` is a tuple."""
+    """`lax.reduce`, also of several operands if `x` is a tuple."""
     types = jax.eval_shape(lambda: lax.reduce(x, start, f, dimensions))
     return jax.tree.map(weak_as, _reduced(x, start, f, dimensions), types)
 
@@ -54,7 +54,7 @@ def _in_front(x: Any, dimensions: Sequence[int]) -> Any:
 
 def reduce_window(x: Any, start: Any, f: Callable[..., Any], sizes: Any, strides: Any, padding: Any,
                   base: Any = None, window: Any = None) -> Any:  # fmt: skip
-    """`lax.reduce_window`: what lies outside, or in a hole, does not take part."""
+    """`lax.reduce_window`, which ignores elements outside or in a hole."""
     x = jnp.asarray(x)
     base, window = base or (1,) * x.ndim, window or (1,) * x.ndim
     wide = tuple((n - 1) * d + 1 for n, d in zip(x.shape, base, strict=True))

@@ -14,7 +14,7 @@ _MODES = lax.GatherScatterMode
 
 def _windows(shape: Any, indices: Any, sizes: Any, to: Any, batching: Any, at: Any, clip: bool
              ) -> Iterator[tuple[Any, tuple[slice, ...] | None]]:  # fmt: skip
-    """For each window: where its index vector stands, and its place; None if out of bounds."""
+    """Return for each window the place of its index vector, and its start or None outside."""
     room = [n - m for n, m in zip(shape, sizes, strict=True)]
     for b in np.ndindex(indices.shape[:-1]):
         start = [0] * len(shape)
@@ -54,7 +54,7 @@ def gather(p: Params, x: Any, indices: Any) -> Any:
 
 
 def scatter(f: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """`lax.scatter` and its kin, of which `f(old, update)` is one step."""
+    """Return `lax.scatter` or a relative, where `f(old, update)` is one step."""
 
     def run(p: Params, x: Any, indices: Any, updates: Any) -> Any:
         numbers = p["dimension_numbers"]

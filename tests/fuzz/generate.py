@@ -1,4 +1,4 @@
-"""From a seed to a random program, the values of its inputs, and a composition of transforms."""
+"""Make a random program, its inputs, and a composition of transforms from a seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fuzz.writer import DEEPEST, SHAPES, Shared, Writer
 LONGEST = 30
 _PLAIN = (*elementwise.FAMILY, *arrays.FAMILY, *indexing.FAMILY, *algebra.FAMILY, *literals.FAMILY,
           *odd.FAMILY)  # fmt: skip
-# What an input of shape () may be, by its kind; any other input is a NumPy array.
+# The forms of an input of shape (), by its kind; any other input is a NumPy array.
 FORMS = {"f": ("", "float", "float64"), "i": ("", "int32"), "b": ("", "bool", "bool_")}
 _MAKE = {"float": float, "bool": bool, "float64": np.float64, "int32": np.int32, "bool_": np.bool_}
 _NESTED = (*nested.FAMILY, *rules.FAMILY)
@@ -23,7 +23,7 @@ _NESTED = (*nested.FAMILY, *rules.FAMILY)
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A program and what is asked of it; `seed` makes the values of its inputs."""
+    """A program and its transforms; `seed` makes the values of its inputs."""
 
     seed: int
     block: Block
@@ -31,7 +31,7 @@ class Sample:
 
     @property
     def source(self) -> str:
-        """The program as Python."""
+        """The program as Python source."""
         return "\n".join(render(self.block))
 
     @property
@@ -41,7 +41,7 @@ class Sample:
 
 
 def inputs(seed: int, types: list[tuple[str, tuple[int, ...]]]) -> list[Any]:
-    """Generic values of some types."""
+    """Return generic values of some types."""
     random = np.random.default_rng([seed, 1])
     out: list[Any] = []
     for kind, shape in types:
@@ -52,7 +52,7 @@ def inputs(seed: int, types: list[tuple[str, tuple[int, ...]]]) -> list[Any]:
 
 
 def _example(kind: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
-    """A generic input."""
+    """Return a generic input."""
     if kind == "f":
         return np.asarray(random.uniform(-1.4, 1.4, shape))
     if kind == "i":
@@ -61,7 +61,7 @@ def _example(kind: str, shape: tuple[int, ...], random: np.random.Generator) -> 
 
 
 def sample(seed: int) -> Sample:
-    """The program of a seed."""
+    """Return the program of a seed."""
     random = np.random.default_rng([seed, 0])
     length = 3 + int((LONGEST - 2) * random.random() ** 2.5)
     order = int(random.choice([1, 2, 3], p=[0.4, 0.4, 0.2] if length < 18 else [0.5, 0.4, 0.1]))
@@ -86,7 +86,7 @@ def sample(seed: int) -> Sample:
 
 
 def fill(w: Writer, n: int) -> None:
-    """Write `n` lines, or fewer if the program has enough; nested ones count."""
+    """Write `n` lines, or fewer if the program has enough; nested lines count."""
     shared = w.shared
     while n > 0 and shared.budget > 0:
         before = shared.budget
@@ -103,5 +103,5 @@ def _split(family):
     return [op for op, _ in family], [weight for _, weight in family]
 
 
-# A function with a rule of its own holds none that has reverse mode only.
+# A function with a custom_jvp rule contains no function that has only reverse mode.
 _NESTED_IN_RULE = tuple(pair for pair in _NESTED if pair[0] is not rules.custom_vjp)

@@ -1,6 +1,7 @@
-"""Primitives in NumPy: `IN_NUMPY[name](params, *xs)`, for those whose meaning is plain.
+"""Primitives in NumPy: `IN_NUMPY[name](params, *xs)`, for those with a simple meaning.
 
-What is not here, or returns NotImplemented, is run by JAX. `ROUNDS` names those that round.
+JAX runs the primitives that are not here, or that return NotImplemented. `ROUNDS` names the
+primitives that round.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _pad(p: Params, x: Any, fill: Any) -> Any:
 
 
 def _starts(starts: Any, sizes: Any, shape: Any) -> tuple[slice, ...]:
-    """Where a dynamic slice lies: moved inside."""
+    """Return the place of a dynamic slice, moved inside the array."""
     at = [min(max(int(s), 0), n - m) for s, m, n in zip(starts, sizes, shape, strict=True)]
     return tuple(slice(s, s + m) for s, m in zip(at, sizes, strict=True))
 
@@ -122,7 +123,7 @@ def _iota(p: Params, *dynamic: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _letters(numbers: Any, n: int, m: int) -> str:
-    """A dot_general as einsum's text."""
+    """Return a dot_general as einsum's text."""
     (contract_a, contract_b), (batch_a, batch_b) = numbers
     rest = iter(string.ascii_letters)
     a, b = [""] * n, [""] * m
@@ -196,7 +197,7 @@ def _sign(x: Any) -> Any:
 
 
 def _of(kinds: str, f: Callable[..., Any]) -> Callable[..., Any]:
-    """For some kinds of numbers only."""
+    """Restrict a function to some kinds of numbers."""
 
     def run(p: Params, *xs: Any) -> Any:
         return f(*xs) if all(x.dtype.kind in kinds for x in xs) else NotImplemented
@@ -205,7 +206,7 @@ def _of(kinds: str, f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _quotient(a: Any, b: Any) -> Any:
-    """Integers are divided toward zero."""
+    """Divide; integers are divided toward zero."""
     if a.dtype.kind in "fc":
         return np.divide(a, b)
     if a.dtype.kind != "i" or not np.all(b):
@@ -321,7 +322,7 @@ IN_NUMPY: dict[str, Callable[..., Any]] = {
     "optimization_barrier": lambda p, *xs: list(xs),
 }  # fmt: skip
 
-# Elementwise ones without a NumPy function: run by JAX on arrays of one size only.
+# Elementwise primitives without a NumPy function; JAX runs them on arrays of one size only.
 SPECIAL = frozenset(
     ("erf", "erfc", "erf_inv", "lgamma", "digamma", "polygamma", "zeta", "igamma", "igammac",
      "igamma_grad_a", "random_gamma_grad", "bessel_i0e", "bessel_i1e", "bessel_i0", "bessel_i1",

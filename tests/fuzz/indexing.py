@@ -9,17 +9,17 @@ from tests.fuzz.writer import Writer
 
 
 def _as_is(w: Writer) -> str:
-    """An option or nothing; with the option, a negative start is clamped."""
+    """Return an option or nothing; with the option, a negative start is clamped."""
     return ", allow_negative_indices=False" if w.chance(0.5) else ""
 
 
 def _start(w: Writer, k: int) -> str:
-    """A start that the scalar at `k` gives, which may be negative."""
+    """Return a start from the scalar at `k`; it may be negative."""
     return f"jnp.int32({{{k}}}) - 4" if w.chance(0.4) else f"{{{k}}}"
 
 
 def index(w: Writer) -> None:
-    """Read at computed places."""
+    """Write a read at computed places."""
     x = some_array(w)
     n, rest = x.shape[0], x.shape[1:]
     way = int(w.random.integers(6))
@@ -55,7 +55,7 @@ def index(w: Writer) -> None:
 
 
 def update(w: Writer) -> None:
-    """Write at computed places."""
+    """Write a write at computed places."""
     x = some_array(w)
     rest = x.shape[1:]
     way = int(w.random.integers(6))

@@ -1,7 +1,7 @@
-"""Lines of a value and a constant as users write it: NumPy's or Python's, of any type, on any side.
+"""Lines with a value and a constant as users write it: NumPy's or Python's, of any type.
 
-The value is given the program's type first: what a float32 constant makes of a weakly typed one
-would be float32.
+The value is converted to the program's type first, because a float32 constant would turn a weakly
+typed value into float32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _FLOATS = ("({})", "np.float64({})", "np.float32({})", "np.array({})", "np.array
            "jnp.asarray({})", "np.float16({})")  # fmt: skip
 _WHOLE = ("({})", "np.int32({})", "np.int64({})", "np.array({})", "np.uint8(abs({}))")
 _TRUTH = ("True", "np.bool_(True)", "np.array(True)")
-# Text of a value {0} and a constant {c}, the bound of the value, and that of the result.
+# Text of a value {0} and a constant {c}, the bound of the value, and the bound of the result.
 MIXED = (
     ("{0} * {c}", 2.0, 4.0),
     ("{c} * {0}", 2.0, 4.0),
@@ -62,7 +62,7 @@ ARRAYS = (
     ("{0}.at[:].add({c})", 2.5, 4.5),
     ("{0}.at[0].set({c}[0])", 2.5, 2.5),
 )
-# Of the program's own type, as `lax` wants it.
+# Of the program's own type, as `lax` requires.
 STRICT = (
     ("lax.add({0}, {c})", 2.5, 4.5),
     ("lax.mul({c}, {0})", 2.0, 4.0),
@@ -82,7 +82,7 @@ WEAK = ("lax.full({0}.shape, {c})", "{c} * lax.convert_element_type({0} * 1.7, n
 
 
 def constant(w: Writer) -> str:
-    """A number below 2, as somebody writes it."""
+    """Return a number below 2, in a form that users write."""
     kind = int(w.random.integers(6))
     if kind < 4:
         return w.choose(_FLOATS).format(w.number() * w.choose((1, 1, -1)))
@@ -90,7 +90,7 @@ def constant(w: Writer) -> str:
 
 
 def mixed(w: Writer) -> None:
-    """A value, and a constant that JAX promotes, or an array of them."""
+    """Write a value with a constant that JAX promotes, or with an array of constants."""
     x = w.pick()
     many = bool(x.shape) and w.chance(0.25)
     text, limit, most = w.choose(ARRAYS if many else MIXED)
@@ -101,12 +101,12 @@ def mixed(w: Writer) -> None:
     else:
         c = constant(w)
         if "{c})" in text and ("pow" in text or "**" in text) and "True" in c:
-            c = "2"  # a power of a truth value is none
+            c = "2"  # a boolean power is not allowed
     _emit(w, text.replace("{0}", "lax.convert_element_type({0}, F)"), x, c, most)
 
 
 def strict(w: Writer) -> None:
-    """A value and a constant of its type."""
+    """Write a value and a constant of its type."""
     text, limit, most = w.choose(STRICT)
     n = w.number()
     c = w.choose(("{}", "np.float64({})", "np.array({})", "jnp.asarray({})")).format(n)
@@ -114,7 +114,7 @@ def strict(w: Writer) -> None:
 
 
 def weak(w: Writer) -> None:
-    """A value that is weakly typed."""
+    """Write a weakly typed value."""
     text = w.choose(WEAK)
     _emit(w, text, w.pick(), w.choose(("{}", "jnp.asarray({})")).format(w.number()), 4.5)
 

@@ -1,8 +1,8 @@
-"""Compositions of transforms, by xform or by JAX: a level takes a function and gives another.
+"""Compositions of transforms, by xform or by JAX: a level maps a function to another.
 
-All functions here take flat arrays and return a tuple of arrays. A level differentiates in some of
-the arguments, along fixed directions, or along directions that depend on the arguments, so that
-the next level goes through tangents and cotangents too.
+All functions here take flat arrays and return a tuple of arrays. A level differentiates by some of
+the arguments, along fixed directions, or along directions that depend on the arguments. So
+the next level also differentiates through tangents and cotangents.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Level:
 
     `active` are the arguments to differentiate (or, for vmap, to batch). `both` also returns the
     value; `moving` makes directions depend on the arguments; `calls` is how often a map is called,
-    and `lanes` that these calls are one, under vmap. `by` is "jax" where xform's and JAX's
+    and `lanes` makes these calls one call under vmap. `by` is "jax" if xform's and JAX's
     transforms are mixed.
     """
 
@@ -60,7 +60,7 @@ class Level:
 
 
 def order(levels: Sequence[Level]) -> int:
-    """How often is differentiated."""
+    """Return the order of the derivative."""
     return sum(_order(level.kind) for level in levels)
 
 
@@ -71,10 +71,10 @@ def _order(kind: str) -> int:
 def levels(
     random: np.random.Generator, kinds: Sequence[str], reverse_first: bool, n: int
 ) -> tuple[Level, ...]:
-    """A random composition of order `n`, for arguments of some kinds.
+    """Return a random composition of order `n`, for arguments of some kinds.
 
-    With `reverse_first` some function has reverse mode only: that takes it away, if all later
-    levels are active in nothing else.
+    With `reverse_first` some function has only reverse mode. If all later levels are active in
+    nothing else, that level removes it.
     """
     floats = [i for i, k in enumerate(kinds) if k == "f"]
     allowed = floats
@@ -110,7 +110,7 @@ def levels(
 
 
 def compose(f: Fun, levels: Sequence[Level], own: bool) -> Fun:
-    """`f` under all levels, the first one innermost; by xform if `own`, else by JAX."""
+    """Return `f` under all levels, the first innermost; by xform if `own`, else by JAX."""
     for k, level in enumerate(levels):
         f = _apply(f, level, k, own and level.by != "jax")
     return f
@@ -144,14 +144,14 @@ def _apply(f: Fun, level: Level, k: int, own: bool) -> Fun:
 class _Directions:
     """Tangents and cotangents of a level: fixed numbers, times one that may depend on the point.
 
-    They are as weakly typed as what they belong to: Python's floats, of weakly typed scalars.
+    They have the weak type of their primals: Python floats for weakly typed scalars.
     """
 
     seed: int
     scale: Any
 
     def like(self, values: Any, call: int = 0, salt: float = 0.0) -> Any:
-        """One for each value; float0 for what has none."""
+        """Return a direction for each value; float0 for a value without derivatives."""
 
         def one(i: int, x: Any) -> Any:
             if not _float(x):
@@ -182,24 +182,24 @@ def _dtype(x: Any) -> Any:
 
 
 def _some(values: Any) -> tuple[Any, ...]:
-    """What is compared: all but the zeros of integers."""
+    """Return the compared values: all except the zeros of integers."""
     return tuple(x for x in values if _dtype(x) != jax.dtypes.float0)
 
 
 def _derivatives(values: Any, of: Any) -> tuple[Any, ...]:
-    """What is compared of tangents or cotangents `of` some values: as weakly typed as these.
+    """Return tangents or cotangents `of` some values for comparison, with the weak type of these.
 
-    How weakly else is accident: JAX's rule for `lax.sin` loses a weak type of arrays, and keeps
-    that of scalars; in `jnp.sin`, which is jitted, it comes back.
+    Their own weak types are accidental: JAX's rule for `lax.sin` loses the weak type of arrays and
+    keeps that of scalars; in `jnp.sin`, which is jitted, it comes back.
     """
     pairs = zip(values, of, strict=True)
     return tuple(weak_as(d, jax.typeof(x)) for d, x in pairs if _dtype(d) != jax.dtypes.float0)
 
 
 def _values(f: Fun, xs: Any, ys: Any, ad: Any) -> Any:
-    """Outputs as weakly typed as those of `f` here: JAX loses that of `lax.cumprod` and others.
+    """Return outputs with the weak types of `f` here: JAX loses that of `lax.cumprod` and others.
 
-    Under `vmap`, a `cond` may be typed otherwise than alone.
+    Under `vmap`, a `cond` may have other weak types than alone.
     """
     if ad is xform:
         return ys
@@ -207,7 +207,7 @@ def _values(f: Fun, xs: Any, ys: Any, ad: Any) -> Any:
 
 
 def _mapped(call: Callable[[Any], Any], directions: list[Any], lanes: bool, of: Any) -> list[Any]:
-    """A linear map at several directions, one by one or under vmap: derivatives `of` values."""
+    """Apply a linear map to several directions, in turn or under vmap: derivatives `of` values."""
     if not lanes:
         return [out for d in directions for out in _derivatives(call(d), of)]
     moving = [i for i, d in enumerate(directions[0]) if _dtype(d) != jax.dtypes.float0]
@@ -229,7 +229,7 @@ def _jvp(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, .
         call = lambda dxs: ad.jvp(f, tuple(xs), tuple(dxs))[1]
         return (*(_some(ys) if level.both else ()), *_mapped(call, [d.like(xs)], True, ys))
     dxs = tuple(d.like(xs))
-    if ad is jax:  # JAX's rule for reduce_max warns of NumPy's numbers in 64 bits
+    if ad is jax:  # JAX's rule for reduce_max warns about 64-bit NumPy numbers
         dxs = tuple(jnp.asarray(dx) if _wide(dx) else dx for dx in dxs)
     ys, dys = ad.jvp(f, tuple(xs), dxs)
     ys = _values(f, xs, ys, ad)
@@ -264,7 +264,7 @@ def _grad(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, 
 
 
 def _jacobian(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[Any, ...]:
-    """The Jacobian times a number that may depend on the point."""
+    """Return the Jacobian times a number that may depend on the point."""
 
     def floats(*xs: Any) -> tuple[Any, ...]:
         return tuple(y for y in f(*xs) if _float(y))
@@ -279,7 +279,7 @@ def _hessian(f: Fun, xs: Any, level: Level, d: _Directions, ad: Any) -> tuple[An
 
 
 def _strong(x: Any) -> Any:
-    """`x` strongly typed: how weakly a Jacobian is typed is accident, too."""
+    """Return `x` strongly typed, because the weak type of a Jacobian is accidental too."""
     return weak_as(jnp.asarray(x), jax.typeof(x).update(weak_type=False))
 
 
@@ -296,7 +296,7 @@ def _policy(level: Level, ad: Any) -> dict[str, Any]:
 
 
 def _vmap(f: Fun, batched: tuple[int, ...]) -> Fun:
-    """Two lanes: the point, and one near to it."""
+    """Map over two lanes: the point, and one near it."""
 
     def lanes(*args: Any) -> tuple[Any, ...]:
         def pair(x: Any) -> Any:

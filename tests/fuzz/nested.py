@@ -35,7 +35,7 @@ def _places(start: int, n: int) -> str:
 
 
 def _some(w: Writer, low: int = 1, high: int = 3, ints: float = 0.15) -> list[Value]:
-    """A few values to pass in, now and then the same one twice."""
+    """Return a few values to pass in, occasionally the same one twice."""
     found = [
         w.pick("i") if w.chance(ints) else w.pick() for _ in range(w.random.integers(low, high))
     ]
@@ -43,25 +43,25 @@ def _some(w: Writer, low: int = 1, high: int = 3, ints: float = 0.15) -> list[Va
 
 
 def _fill(w: Writer, fill: Fill, most: int = 5) -> None:
-    """Lines of a nested block."""
+    """Write the lines of a nested block."""
     fill(w, int(w.random.integers(1, most + 1)))
 
 
 def _result(w: Writer, like: Value) -> Value:
-    """A value of a type, that something was computed for."""
+    """Return a value of a type that depends on some computation."""
     if like.kind != "f":
         return w.pick(like.kind, like.shape)
     return w.bounded(w.pick("f", like.shape), CARRIED)
 
 
 def _results(w: Writer, n: int) -> list[Value]:
-    """Any values, what was passed in among them."""
+    """Return any values, possibly parameters."""
     own = [v for v in w.scope if v.kind != "b" or w.chance(0.2)]
     return [w.choose(own[-6:]) if own and w.chance(0.7) else w.pick() for _ in range(n)]
 
 
 def _carries(w: Writer, n: int) -> list[Value]:
-    """Where a loop starts: values, constants, now and then an integer."""
+    """Return the initial carry of a loop: values, constants, occasionally an integer."""
     out = []
     for _ in range(n):
         like = w.pick("i") if w.chance(0.15) else w.bounded(w.pick(), CARRIED)
@@ -76,7 +76,7 @@ def _typed(v: Value) -> Value:
 
 
 def scan(w: Writer, fill: Fill) -> None:
-    """Carries, scanned inputs, stacked outputs, what it closes over; 0 to 4 steps."""
+    """Write a scan of 0 to 4 steps with carries, scanned inputs, stacked outputs and closures."""
     length = int(w.choose((0, 1, 2, 3, 4), (1, 1, 3, 5, 2)))
     start = _carries(w, int(w.random.integers(0, 4)))
     scanned = [v for v in w.scope if v.shape and v.shape[0] == length and v.kind != "b"]
@@ -106,7 +106,7 @@ def scan(w: Writer, fill: Fill) -> None:
 
 
 def while_loop(w: Writer, fill: Fill) -> None:
-    """A loop of 0 to 4 steps, by a count that may be computed, or by the state as well."""
+    """Write a loop of 0 to 4 steps, by a count that may be computed, or also by the state."""
     start = _carries(w, int(w.random.integers(1, 4)))
     carry = [w.param(_typed(v)) for v in start]
     count = w.param(Value("", (), "i", 4.0))
@@ -135,12 +135,12 @@ def while_loop(w: Writer, fill: Fill) -> None:
 
 
 def _unpacked(text: str, n: int) -> str:
-    """The right-hand side for n targets: the only element, if there is one."""
+    """Return the right-hand side for n targets: the only element, if there is one."""
     return f"{text}[0]" if n == 1 else text
 
 
 def fori(w: Writer, fill: Fill) -> None:
-    """`fori_loop` of a fixed number of steps."""
+    """Write a `fori_loop` of a fixed number of steps."""
     start = _carries(w, int(w.random.integers(1, 3)))
     carry, i = [w.param(_typed(v)) for v in start], w.param(Value("", (), "i", 4.0))
     inner = w.inner([*carry, i])
@@ -156,7 +156,7 @@ def fori(w: Writer, fill: Fill) -> None:
 
 
 def branch(w: Writer, fill: Fill) -> None:
-    """`cond` and `switch`: of operands, and of what the branches close over."""
+    """Write `cond` or `switch` with operands and closures."""
     n = 2 if w.chance(0.7) else 3
     operands = _some(w, 1, 4)
     likes = [w.pick("i") if w.chance(0.1) else w.pick() for _ in range(w.random.integers(1, 3))]
@@ -182,7 +182,7 @@ def branch(w: Writer, fill: Fill) -> None:
 
 
 def _called(w: Writer, fill: Fill, text: str) -> None:
-    """A call of a nested function, that returns anything."""
+    """Write a call of a nested function that returns any values."""
     operands = _some(w, 1, 4)
     params = [w.param(v) for v in operands]
     inner = w.inner(params)
@@ -194,14 +194,14 @@ def _called(w: Writer, fill: Fill, text: str) -> None:
 
 
 def jit(w: Writer, fill: Fill) -> None:
-    """`jax.jit`, and calls that mean nothing."""
+    """Write `jax.jit`, or calls without effect on values."""
     text = w.choose(("jax.jit({f0})(ARGS)", "jax.jit({f0}, inline=True)(ARGS)",
                      "jax.named_call({f0}, name='part')(ARGS)"), (5, 1, 1))  # fmt: skip
     _called(w, fill, text)
 
 
 def remat(w: Writer, fill: Fill) -> None:
-    """A region, JAX's or xform's, with any policy."""
+    """Write a remat region, JAX's or xform's, with any policy."""
     mark = w.choose(("jax.checkpoint", "xform.remat"))
     policy = w.choose(POLICIES)
     cse = ", prevent_cse=False" if w.chance(0.2) else ""
@@ -209,7 +209,7 @@ def remat(w: Writer, fill: Fill) -> None:
 
 
 def vmap(w: Writer, fill: Fill) -> None:
-    """Over the leading axis of some operands."""
+    """Write a map over the leading axis of some operands."""
     batched = [v for v in w.scope if v.shape and v.kind != "b" and 0 < v.shape[0] <= 3]
     if not batched:
         return

@@ -1,4 +1,4 @@
-"""Lines of operations with parameters that are seldom set, and with initial values."""
+"""Lines of operations with rarely used parameters, and with initial values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fuzz.source import function
 from tests.fuzz.writer import Writer
 
 Shape = tuple[int, ...]
-# Text, the shapes of its arguments, the bound of its arguments and of its value.
+# Text, shapes of its arguments, bounds of its arguments and of its value.
 INITIAL = (
     ("reduce({0}, 0.37, lax.add, (0,))", ((2, 3),), 1.2, 2.8),
     ("reduce({0}, np.float64(1.7), lax.mul, (1,))", ((2, 3),), 1.2, 3.0),
@@ -127,7 +127,7 @@ ODD = (
 
 @functools.cache
 def _shape(text: str, shapes: tuple[Shape, ...]) -> Shape:
-    """The shape of what a text gives."""
+    """Return the shape of a text's value."""
     names = [f"x{i}" for i in range(len(shapes))]
     source = f"def program({', '.join(names)}):\n    return {text.format(*names)}"
     return jax.eval_shape(function(source), *map(np.ones, shapes)).shape
@@ -144,12 +144,12 @@ def _one(w: Writer, table: tuple[tuple[str, tuple[Shape, ...], float, float], ..
 
 
 def initial(w: Writer) -> None:
-    """A reduction that starts from something else than nothing."""
+    """Write a reduction that starts from a value other than the identity."""
     _one(w, INITIAL)
 
 
 def odd(w: Writer) -> None:
-    """An operation with an unusual parameter."""
+    """Write an operation with an unusual parameter."""
     _one(w, ODD)
 
 

@@ -1,8 +1,8 @@
-"""Lines that call functions with rules of the user's: custom_jvp, custom_vjp, custom_vmap.
+"""Lines that call functions with user rules: custom_jvp, custom_vjp, custom_vmap.
 
-The rules are linear, as they must be, and are not the true derivatives: a transform that looks
-inside the function instead of asking its rule is found out. That holds for a custom_jvp in first
-order only: in higher ones JAX itself forgets the rule inside loops and regions (`jax.grad` of
+The rules are linear, as required, and are not the true derivatives. This detects a transform that
+differentiates the function instead of using its rule. It holds for a custom_jvp only in first
+order: in higher orders JAX itself forgets the rule inside loops and regions (`jax.grad` of
 `jax.linearize` of a scan), so there the rule is the true derivative, by `jax.jvp`.
 """
 
@@ -32,7 +32,7 @@ class _Function:
         return Block(name, tuple(self.params), tuple(self.inner.lines), tuple(self.results))
 
     def call(self, w: Writer, text: str, name: str, blocks: Sequence[Block]) -> None:
-        """A line that makes the function with its rule, named, and calls it."""
+        """Write the function with its rule under a name, and a call of it."""
         args = ", ".join(f"{{{i}}}" for i in range(len(self.operands)))
         call = _only(f"{name}({args})", len(self.results))
         w.call(f"{text}\n{call}", self.operands, self.results, blocks)
@@ -52,17 +52,17 @@ def _function(w: Writer, fill: Fill) -> _Function:
 
 
 def _of_all(f: _Function, y: Value) -> Value:
-    """`y` and a little of every parameter.
+    """Return `y` plus a little of every parameter.
 
-    A staged vmap of a custom_jvp function whose rule is batched where its output is not is a
-    program that JAX itself cannot run: `jax.jvp(jax.jit(jax.vmap(f)), ...)` fails.
+    JAX cannot run a staged vmap of a custom_jvp function if its rule is batched and its output not:
+    `jax.jvp(jax.jit(jax.vmap(f)), ...)` fails.
     """
     terms = " + ".join(f"jnp.sum({{{i + 1}}})" for i in range(len(f.params)))
     return f.inner.emit(f"{{0}} + 0.03 * ({terms})", [y, *f.params], y.shape, "f", y.most + 0.5)
 
 
 def _coefficient(w: Writer, shape: tuple[int, ...]) -> Value:
-    """A factor of a linear term."""
+    """Return a factor of a linear term."""
     return w.bounded(w.pick("f", shape if w.chance(0.7) else ()), 1.5)
 
 
@@ -71,18 +71,18 @@ def _args(params: Sequence[Value]) -> str:
 
 
 def _only(text: str, n: int) -> str:
-    """The right-hand side for n targets: the only element, if there is one."""
+    """Return the right-hand side for n targets: the only element, if there is one."""
     return f"{text}[0]" if n == 1 else text
 
 
 def _instantiated(values: Sequence[Value]) -> list[Line]:
-    """Arrays for what may be symbolic zeros."""
+    """Return arrays in place of possible symbolic zeros."""
     text = "jnp.zeros({0}.shape) if type({0}) is SymbolicZero else {0}"
     return [Line((v,), text, (v,)) for v in values]
 
 
 def custom_jvp(w: Writer, fill: Fill) -> None:
-    """`jax.custom_jvp`, with and without symbolic zeros."""
+    """Write a `jax.custom_jvp`, with or without symbolic zeros."""
     f = _function(w, fill)
     f.results = [_of_all(f, y) for y in f.results]
     symbolic, plain, name = w.chance(0.25), f.block, w.name("ruled")
@@ -110,7 +110,7 @@ def custom_jvp(w: Writer, fill: Fill) -> None:
 
 
 def _zeros(tangents: Sequence[Value]) -> str:
-    """Tangents as `jax.jvp` takes them: of integers, zeros of type float0."""
+    """Return tangents as `jax.jvp` takes them: float0 zeros for integers."""
     zero = "np.zeros({}, jax.dtypes.float0)"
     return ", ".join(d.name if d.kind == "f" else zero.format(d.shape) for d in tangents)
 
@@ -118,7 +118,7 @@ def _zeros(tangents: Sequence[Value]) -> str:
 def _terms(
     rule: Writer, results: Sequence[Value], tangents: Sequence[Value]
 ) -> tuple[list[Value], list[Line]]:
-    """For each result a sum of multiples of tangents, of all of them or of the first."""
+    """Return for each result a sum of multiples of tangents, of all of them or of the first."""
     out: list[Value] = []
     lines: list[Line] = []
     for y in results:
@@ -135,7 +135,7 @@ def _terms(
 
 
 def custom_vjp(w: Writer, fill: Fill) -> None:
-    """`jax.custom_vjp`: residuals are parameters and what was computed."""
+    """Write a `jax.custom_vjp`, whose residuals are parameters and computed values."""
     f = _function(w, fill)
     w.shared.custom_vjp = True
     symbolic, name = w.chance(0.2), w.name("ruled")
@@ -180,7 +180,7 @@ def custom_vjp(w: Writer, fill: Fill) -> None:
 
 
 def custom_vmap(w: Writer, fill: Fill) -> None:
-    """`custom_vmap`, whose rule is what `vmap` does."""
+    """Write a `custom_vmap`, whose rule agrees with `vmap`."""
     f = _function(w, fill)
     name, many = w.name("ruled"), (True,) * len(f.results)
     axes = "in_axes=[0 if o else None for o in on], axis_size=n"

@@ -1,4 +1,4 @@
-"""Makes a failing sample smaller, as long as it fails in the same way."""
+"""Reduce a failing sample as long as it fails in the same way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DTYPES = {"f": "F", "i": "np.int32", "b": "np.bool_"}
 
 
 def shrink(sample: Sample, fails: Callable[[Sample], bool]) -> Sample:
-    """The smallest sample that was found."""
+    """Return the smallest sample found."""
     while True:
         smaller = next((s for s in _smaller(sample) if fails(s)), None)
         if smaller is None:
@@ -39,7 +39,7 @@ def _with(sample: Sample, block: Block) -> Sample:
 
 
 def _levels(sample: Sample) -> Iterator[Sample]:
-    """Fewer transforms, and plainer ones."""
+    """Yield samples with fewer and simpler transforms."""
     levels = sample.levels
     for i, level in enumerate(levels):
         before, after = levels[:i], levels[i + 1 :]
@@ -58,13 +58,13 @@ def _levels(sample: Sample) -> Iterator[Sample]:
 
 
 def _literal(v: Value) -> Value:
-    """A constant of a type."""
+    """Return a constant of a type."""
     text = f"jnp.full({v.shape}, {_NUMBERS[v.kind]}, {_DTYPES[v.kind]})"
     return dataclasses.replace(v, name=text)
 
 
 def _swapped(block: Block, swap: Swap) -> Block:
-    """A block in which some values are others."""
+    """Return a block in which some values are replaced."""
 
     def one(v: Value) -> Value:
         return swap.get(v.name, v)
@@ -81,7 +81,7 @@ def _swapped(block: Block, swap: Swap) -> Block:
 
 
 def _without_a_line(block: Block) -> Iterator[Block]:
-    """Each line left out, last ones first; its targets become arguments of it, or constants."""
+    """Yield blocks without a line, last lines first; its arguments or constants replace it."""
     for i in reversed(range(len(block.lines))):
         line = block.lines[i]
         if any(a.name.startswith(("d_", "ct")) for a in line.args):
@@ -105,7 +105,7 @@ def _put(block: Block, i: int, line: Line, j: int, inner: Block) -> Block:
 
 
 def _without_an_input(sample: Sample) -> Iterator[Sample]:
-    """An input becomes a constant, where no level needs it."""
+    """Yield samples with a constant for an input that no level needs."""
     block = sample.block
     for i, v in enumerate(block.params):
         if any(i in level.active for level in sample.levels) or len(block.params) == 1:

@@ -1,4 +1,4 @@
-"""A random program as data, typed lines in nested functions, and the Python that it stands for."""
+"""A random program as data: typed lines in nested functions, and their Python source."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ STATES = 6
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A variable, or a literal, whose name is its text; `most` bounds its absolute value.
+    """A variable, or a literal whose name is its text; `most` bounds its absolute value.
 
-    An input of the program has a `form`: what the user holds in hand (`generate.FORMS`).
+    An input of the program has a `form`: the type that a user would pass (`generate.FORMS`).
     """
 
     name: str
@@ -67,12 +67,12 @@ class Block:
 
 
 def pack(names: Iterator[str] | list[str]) -> str:
-    """A tuple, as text."""
+    """Return a tuple as text."""
     return "(" + "".join(f"{n}, " for n in names).rstrip(" ") + ")"
 
 
 def render(block: Block, indent: int = 0) -> Iterator[str]:
-    """The lines of a block's source."""
+    """Yield the lines of a block's source."""
     pad = " " * indent
     takes = ", ".join(v.name for v in block.params) if block.takes is None else block.takes
     yield f"{pad}def {block.name}({takes}):"
@@ -91,17 +91,17 @@ def render(block: Block, indent: int = 0) -> Iterator[str]:
 
 
 def size(block: Block) -> int:
-    """The number of lines, nested ones included."""
+    """Return the number of lines, including nested ones."""
     return sum(1 + sum(map(size, line.blocks)) for line in block.lines)
 
 
 def depth(block: Block) -> int:
-    """How deep functions are nested in it."""
+    """Return the nesting depth of its functions."""
     return max((1 + depth(b) for line in block.lines for b in line.blocks), default=0)
 
 
 def masked_while(cond: Callable[..., Any], body: Callable[..., Any], start: Any) -> Any:
-    """A while_loop of at most `STATES` steps, as a scan, through which JAX can go back."""
+    """Run a while_loop of at most `STATES` steps as a scan, which JAX can reverse."""
 
     def step(state: Any, _: None) -> Any:
         live = cond(state)
@@ -112,10 +112,10 @@ def masked_while(cond: Callable[..., Any], body: Callable[..., Any], start: Any)
 
 
 class PlainVmap:
-    """A `custom_vmap` function that forgets its rule, with which JAX cannot differentiate it.
+    """A `custom_vmap` function that forgets its rule, which JAX cannot differentiate.
 
-    The rule says that each output is batched if any input is; that is told to `vmap` by a choice
-    that depends on all inputs. It matters to a `custom_vjp` around it: cotangents of an output
+    The rule says that each output is batched if any input is. A choice that depends on all inputs
+    tells `vmap` the same. It matters to a `custom_vjp` around it: cotangents of an output
     that is not batched are summed over the lanes before its backward function sees them.
     """
 
@@ -127,11 +127,11 @@ class PlainVmap:
         return tuple(jnp.where(never, y, y) for y in self.f(*args))
 
     def def_vmap(self, rule: Callable[..., Any]) -> None:
-        """Take no notice."""
+        """Ignore the rule."""
 
 
 def function(source: str, for_jax: bool = False, back: bool = False) -> Callable[..., Any]:
-    """The function `program` of a source; in a form that JAX can push through, or go `back`.
+    """Return the function `program` of a source, in a form that JAX can push or reverse (`back`).
 
     `F`, `C` and `U` in it are the widest floats, complex and unsigned numbers that JAX has now.
     """

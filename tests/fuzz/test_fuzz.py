@@ -1,4 +1,4 @@
-"""A few random programs, the cases that were found, and proof that the check can fail."""
+"""A few random programs, the stored cases, and proof that the check can fail."""
 
 import dataclasses
 import itertools
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    """NumPy warns of what is compared: infinities and NaN."""
+    """Silence NumPy's warnings about compared values: infinities and NaN."""
     with np.errstate(all="ignore"):
         yield
 
@@ -79,7 +79,7 @@ def test_compositions_reach_every_kind_and_order() -> None:
 
 
 def _caught(word: str) -> bool:
-    """Whether one of a few dozen programs in which a word occurs fails."""
+    """Return whether one of a few dozen programs that contain a word fails."""
     with_it = (s for s in map(sample, itertools.count()) if word in s.source)
     return any(check(s).failed for s in itertools.islice(with_it, 36))
 
@@ -111,11 +111,11 @@ def test_a_wrong_shape_or_nan_is_a_difference() -> None:
     assert distance([a, a], [a]) == np.inf
 
 
-# The reference is what it claims to be.
+# The reference is correct.
 
 
 def test_numpy_does_what_xla_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What programs ask of NumPy, asked of XLA: each primitive, for a few types of its inputs."""
+    """Run the primitives of programs in NumPy and in XLA, for a few types of their inputs."""
     seen: dict = {}
     times: Counter = Counter()
 
@@ -179,7 +179,7 @@ def test_noise_shows_what_a_narrower_float_rounds() -> None:
 
 
 def test_reductions_are_compared_with_loops() -> None:
-    """That are the same function: JAX's own derivative of `reduce` forgets the initial value."""
+    """The loops compute the same: JAX's own derivative of `reduce` ignores the initial value."""
     random = np.random.default_rng(0)
     for text, shapes, *_ in (*odd.INITIAL, *odd.ODD):
         if "reduce(" not in text and "reduce_window(" not in text:
@@ -192,7 +192,7 @@ def test_reductions_are_compared_with_loops() -> None:
 
 
 def test_a_value_of_another_type_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a derivative makes a Python number an array that is not weakly typed."""
+    """A derivative turns a Python number into an array that is not weakly typed."""
     source = "def program(x):\n    return (lax.square(x),)"
     ways, levels = ("staged", "closed", "single", "eager"), [Level("vjp", (0,), both=True)]
     assert check_source(source, [0.4], levels, ways).verdict == "agrees"

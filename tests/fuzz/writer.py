@@ -1,7 +1,7 @@
-"""Writes one block of a random program: what is in scope, what is picked, how values stay bounded.
+"""Write one block of a random program: values in scope, choices, and bounds of values.
 
-Every float is bounded by construction, about by `MOST`, so that third derivatives keep their
-digits; and the points are generic, so that none lies on a kink or a tie.
+Every float is bounded by construction, about by `MOST`, so third derivatives keep their
+digits. Points are generic, so none lies on a kink or a tie.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.fuzz.source import Block, Line, Value
 MOST = 2.5
 DEEPEST = 3
 SHAPES = ((), (2,), (3,), (2, 3), (3, 2), (3, 3))
-# A constant as NumPy's and Python's; not of Python where its type is not that of the program.
+# A constant as NumPy's and Python's; Python's only if its type is that of the program.
 _SCALARS = {
     "f": ("({})", "np.float64({})", "np.array({})", "jnp.asarray({})"),
     "i": ("np.int32({})", "np.array({}, np.int32)"),
@@ -29,7 +29,7 @@ _SQUASH = ("lax.sin({0})", "lax.tanh({0})", "{0} * lax.rsqrt(1.0 + lax.square({0
 
 @dataclasses.dataclass
 class Shared:
-    """What the blocks of one program have in common."""
+    """State that the blocks of one program share."""
 
     random: np.random.Generator
     budget: int
@@ -40,14 +40,14 @@ class Shared:
 
     @contextlib.contextmanager
     def rule(self) -> Iterator[None]:
-        """What is written meanwhile belongs to a custom rule, or to its function."""
+        """Mark everything written meanwhile as part of a custom rule, or of its function."""
         self.in_rule += 1
         yield
         self.in_rule -= 1
 
 
 class Writer:
-    """The lines of a block, and the values that a next line may read."""
+    """The lines of a block, and the values that the next line may read."""
 
     def __init__(self, shared: Shared, scope: Sequence[Value] = (), depth: int = 0):
         self.shared, self.scope, self.depth = shared, list(scope), depth
@@ -55,22 +55,22 @@ class Writer:
         self.lines: list[Line] = []
 
     def name(self, letter: str) -> str:
-        """A name that no other value of the program has."""
+        """Return a name that no other value of the program has."""
         self.shared.names += 1
         return f"{letter}{self.shared.names}"
 
     def chance(self, p: float) -> bool:
-        """True with probability `p`."""
+        """Return True with probability `p`."""
         return bool(self.random.random() < p)
 
     def choose(self, items: Sequence, weights: Sequence[float] | None = None):
-        """One of some items."""
+        """Return one of some items."""
         if weights is None:
             return items[int(self.random.integers(len(items)))]
         return items[int(self.random.choice(len(items), p=np.asarray(weights) / sum(weights)))]
 
     def number(self, low: float = 0.3, high: float = 1.4) -> float:
-        """A generic constant."""
+        """Return a generic constant."""
         return round(float(self.random.uniform(low, high)), 3) + 0.0007
 
     # Lines.
@@ -82,7 +82,7 @@ class Writer:
         results: Sequence[Value],
         blocks: Sequence[Block] = (),
     ) -> list[Value]:
-        """A line with several results, of the types of `results`; they are in scope."""
+        """Write a line with several results of the types of `results`, which are then in scope."""
         out = [dataclasses.replace(v, name=self.name(v.kind)) for v in results]
         self.lines.append(Line(tuple(out), text, tuple(args), tuple(blocks)))
         bound = [self.bounded(v, MOST) if v.kind == "f" else v for v in out]
@@ -97,11 +97,11 @@ class Writer:
         kind: str = "f",
         most: float = 1.0,
     ) -> Value:
-        """A line with one result."""
+        """Write a line with one result."""
         return self.call(text, args, [Value("", shape, kind, most)])[0]
 
     def bounded(self, x: Value, limit: float) -> Value:
-        """`x`, or something made of it that stays below a limit."""
+        """Return `x`, or a function of it that stays below a limit."""
         if x.most <= limit:
             return x
         if limit < 1 or self.chance(0.4):
@@ -120,7 +120,7 @@ class Writer:
         shape: tuple[int, ...] | None = None,
         where: Callable[[Value], bool] = lambda v: True,
     ) -> Value:
-        """A value in scope, rather a recent one; if there is none a literal, or one made to fit."""
+        """Return a value in scope, preferably recent; else a literal or a converted value."""
         found = [
             v
             for v in self.scope
@@ -138,11 +138,11 @@ class Writer:
         return self.literal(kind, shape)
 
     def scalar(self, kind: str = "f") -> Value:
-        """A value of shape ()."""
+        """Return a value of shape ()."""
         return self.pick(kind, ())
 
     def literal(self, kind: str, shape: tuple[int, ...]) -> Value:
-        """A constant of generic numbers; of shape (), in any form."""
+        """Return a constant of generic numbers, in any form if its shape is ()."""
         n = math.prod(shape)
         if kind == "f":
             numbers = [round(float(a), 3) for a in self.random.uniform(-1.4, 1.4, n)]
@@ -162,7 +162,7 @@ class Writer:
         return Value(text, shape, kind, most)
 
     def ramp(self, shape: tuple[int, ...]) -> Value:
-        """A literal whose elements are all distinct, to be added where a tie would be a kink."""
+        """Return a literal with distinct elements, to be added where a tie would be a kink."""
         n = math.prod(shape)
         steps = self.random.permutation(n) * 0.37 + self.random.uniform(-0.1, 0.1, n)
         numbers = [round(float(a - 0.18 * n), 4) for a in steps]
@@ -170,7 +170,7 @@ class Writer:
         return Value(text, shape, "f", max(map(abs, numbers), default=0.0))
 
     def fit(self, x: Value, shape: tuple[int, ...]) -> Value:
-        """`x` in another shape: broadcast, cut, summed up or reshaped."""
+        """Return `x` in another shape: broadcast, cut, summed or reshaped."""
         if x.shape == shape:
             return x
         most = x.most
@@ -190,10 +190,10 @@ class Writer:
     # Nested blocks.
 
     def inner(self, params: Sequence[Value], closed: bool = False) -> Writer:
-        """The writer of a nested block, that sees its parameters and, unless `closed`, all else."""
+        """Return the writer of a nested block; unless `closed` it sees the outer values."""
         scope = list(params) if closed else [*self.scope, *params]
         return Writer(self.shared, scope, self.depth + 1)
 
     def param(self, like: Value) -> Value:
-        """A parameter of the type of some value."""
+        """Return a parameter of the type of some value."""
         return dataclasses.replace(like, name=self.name("p"))
