@@ -1,6 +1,6 @@
-"""A plugin of pytest that puts JAX's transforms in the place of xform's: `-p tests.jax_instead`.
+"""A pytest plugin that replaces xform's transforms by JAX's: `-p tests.jax_instead`.
 
-A test that fails with it under a flag, and passes with it without the flag, fails because of JAX.
+If a test fails with it under a flag, and passes with it without the flag, JAX is the cause.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def pytest_collection_finish() -> None:
 
 
 def without_policy(transform: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that takes what xform's takes: JAX has no policy for a whole function."""
+    """Return a function that accepts xform's arguments: JAX has no policy for a whole function."""
 
     def instead(*args: Any, **kwargs: Any) -> Any:
         if transform.__name__ not in ("checkpoint", "remat"):

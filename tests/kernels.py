@@ -1,4 +1,4 @@
-"""What XLA runs of a function, one after the other, and what of it is a call of a library."""
+"""The operations of a compiled function in order, and which of them call a library."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ _TYPES = {"pred": 1, "bf16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "f16": 2
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One operation of the compiled program: the bytes that it writes, and what is within."""
+    """One operation of the compiled program: the bytes that it writes, and its contents."""
 
     bytes: int
     does: tuple[str, ...]
@@ -23,7 +23,7 @@ class Kernel:
 
 
 def kernels(f: Callable[..., Any], *args: Any) -> list[Kernel]:
-    """What writes to memory, in the order of the text; loops and what has several results not."""
+    """Return the operations that write one result to memory, in order, without loops."""
     text = jax.jit(f).lower(*args).compile().as_text()
     bodies: dict[str, list[re.Match[str]]] = {}
     name = ""

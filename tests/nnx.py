@@ -1,4 +1,4 @@
-"""Modules of Flax NNX with every kind of state, and how two libraries are compared on them."""
+"""Modules of Flax NNX with every kind of state, and a comparison of two libraries on them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ MODES = pytest.mark.parametrize("modes", [{}, GRAPH, TREE], ids=["updates", "gra
 
 
 class Mlp(nnx.Module):
-    """A module with every kind of state: parameters, statistics, and random counters if asked."""
+    """A module with every kind of state: parameters, statistics, and optional random counters."""
 
     def __init__(self, *, norm: bool = True, dropout: float = 0.0, seed: int = 0):
         rngs = nnx.Rngs(seed)
@@ -50,7 +50,7 @@ class Tied(nnx.Module):
 
 
 class Plain(nnx.Module):
-    """A module all of whose Variables are floats, so that trees of it can be differentiated."""
+    """A module whose Variables are all floats, so trees of it can be differentiated."""
 
     def __init__(self):
         self.w = nnx.Param(jnp.arange(3.0))
@@ -66,7 +66,7 @@ def loss(model: nnx.Module, x: jax.Array) -> jax.Array:
 
 
 def same(actual: Any, expected: Any) -> None:
-    """Equal structure, types and values; keys by their data, float0 by its shape."""
+    """Check equal structure, types and values; keys by their data, float0 by its shape."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
 
     def data(x: Any) -> Any:

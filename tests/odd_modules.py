@@ -1,4 +1,4 @@
-"""Entries of `sys.modules` that are no ordinary modules."""
+"""Unusual entries of `sys.modules`."""
 
 import importlib.util
 import sys
@@ -9,21 +9,21 @@ from typing import Any
 
 
 class Library:
-    """A library that cffi has opened: it claims to be a module and has no `__dict__`."""
+    """A library opened by cffi: it claims to be a module and has no `__dict__`."""
 
     __slots__ = ()
     __class__ = types.ModuleType  # type: ignore[assignment]
 
 
 class Refusing(types.ModuleType):
-    """A module that fails for every name, also for those that each object has."""
+    """A module that fails for every name, even for names that each object has."""
 
     def __getattribute__(self, name: str) -> Any:
         raise RuntimeError(f"no {name}")
 
 
 class Failing:
-    """An object that fails for each name it does not hold."""
+    """An object that fails for each name that it does not hold."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"no {name}")
@@ -46,13 +46,13 @@ class Dictless:
 
 
 class Misleading:
-    """An object whose `__dict__` is no dict."""
+    """An object whose `__dict__` is not a dict."""
 
     __dict__ = 3  # type: ignore[assignment]
 
 
 def _lazy(folder: Path) -> types.ModuleType:
-    """A module that is loaded when a name of it is first asked for: this one must not be."""
+    """A module that is loaded when a name of it is first read. Here that must not happen."""
     path = folder / "lazily.py"
     path.write_text("raise RuntimeError('it was loaded')")
     spec = importlib.util.spec_from_file_location("lazily", path)
@@ -79,7 +79,7 @@ ODD: dict[str, Callable[[Path], Any]] = {
 
 
 def put(name: str, folder: Path, patch: Any) -> Any:
-    """Let one of them stand in `sys.modules`, as `odd`, for the time of a test."""
+    """Put one of them into `sys.modules`, as `odd`, during a test."""
     entry = ODD[name](folder)
     patch.setitem(sys.modules, "odd", entry)
     return entry

@@ -1,4 +1,4 @@
-"""A plugin of pytest for `tests/flag_matrix.py`: it leaves tests out, and writes outcomes.
+"""A pytest plugin for `tests/flag_matrix.py`: it skips tests, and writes outcomes.
 
 XFORM_EVERY=8 keeps an eighth of the tests. The file XFORM_OUTCOMES gets a line for each.
 """

@@ -1,7 +1,7 @@
 """A guard: xform never enters JAX's own automatic differentiation.
 
-While it stands, making a JVPTrace or a LinearizeTrace, or running backward_pass3, raises if the
-nearest caller outside JAX's AD machinery is a file under xform/. Allowed stays what is not ours:
+Under the guard, making a JVPTrace or a LinearizeTrace, or running backward_pass3, raises if the
+nearest caller outside JAX's AD machinery is a file under xform/. These cases are allowed:
 
 - an operation of ours that an *outer* JAX transform sees (`jax.grad` of `xform.grad`): its trace
   was made, and checked, elsewhere, and processes the operation;
@@ -25,7 +25,7 @@ import xform
 _OURS = str(Path(xform.__file__).parent)
 _JAX = str(Path(jax.__file__).parent)
 
-# JAX's AD, and what passes calls on to it. Its numpy, scipy and solvers are not among these.
+# JAX's AD, and code that passes calls on to it, without its numpy, scipy and solvers.
 _MACHINERY = tuple(
     f"{_JAX}/{name}.py"
     for name in (
@@ -53,8 +53,8 @@ _MACHINERY = tuple(
     )
 )
 
-# Where xform calls the user's function, which may be anything: `xform.grad(jax.grad(f))`. And the
-# public checks compare with JAX's derivatives.
+# xform calls the user's function here, which may do anything: `xform.grad(jax.grad(f))`.
+# Also, the public checks compare with JAX's derivatives.
 _DOORS = {
     ("transforms/function.py", "run"),
     ("transforms/function.py", "bound"),
@@ -63,7 +63,7 @@ _DOORS = {
     ("memory/lowering.py", "lower"),
     ("interpret/concrete.py", "run"),  # the body of a `shard_map`
     ("ir.py", "trace"),
-    # A program that is run may be left to JAX, or compared with it.
+    # A program under `run` may be left to JAX, or compared with it.
     ("commands/met.py", "_do"),
     ("commands/met.py", "theirs_forward"),
     ("commands/met.py", "backward"),
@@ -77,7 +77,7 @@ class EnteredJaxAD(AssertionError):
 
 
 def offender(frame: FrameType | None) -> str | None:
-    """The line of xform that enters JAX's AD at `frame`; None if it is someone else's doing."""
+    """Return the line of xform that enters JAX's AD at `frame`; None if other code does."""
     while frame is not None:
         code = frame.f_code
         name = code.co_filename
@@ -87,7 +87,7 @@ def offender(frame: FrameType | None) -> str | None:
                 return None
             return f"xform/{where}:{frame.f_lineno} ({code.co_name})"
         if name == ad.__file__ and "process_" in code.co_name:
-            return None  # a trace that exists: who made it was asked then
+            return None  # an existing trace, whose creator was checked then
         if name == f"{_JAX}/_src/shard_map.py" and code.co_name in _OF_TRACES:
             return None  # likewise
         if name not in _MACHINERY and not name.startswith(f"{_JAX}/interpreters/"):
@@ -104,7 +104,7 @@ def _refuse(what: str) -> None:
 
 @contextmanager
 def guard() -> Iterator[None]:
-    """JAX's AD raises `EnteredJaxAD` where xform enters it."""
+    """Make JAX's AD raise `EnteredJaxAD` if xform enters it."""
     with pytest.MonkeyPatch.context() as patch:
         for kind in (ad.JVPTrace, ad.LinearizeTrace):
             patch.setattr(kind, "__init__", _watched(kind.__init__, kind.__name__))

@@ -1,4 +1,4 @@
-"""Parameters of tests, of which some are left to `make slow`."""
+"""Parameters of tests, some of which run only in `make slow`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def slow(names: Iterable[Any], *which: Any) -> list[Any]:
-    """The names, those in `which` marked as slow."""
+    """Return the names, with those in `which` marked as slow."""
     names = tuple(names)
     assert set(which) <= set(names)
     return [pytest.param(n, marks=pytest.mark.slow) if n in which else n for n in names]

@@ -1,4 +1,4 @@
-"""What derivatives are compared with: JAX's own, in 64 bits."""
+"""The reference for derivatives: JAX's own, in 64 bits."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ TOLERANCE = 1e-10
 
 
 def close(got: Any, want: Any, tolerance: float = TOLERANCE) -> None:
-    """Equal trees, shapes and dtypes, and values within a tolerance; float0 has no value."""
+    """Check equal trees, shapes and dtypes, and values within a tolerance; float0 has no value."""
     chex.assert_trees_all_equal_structs(got, want)
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
     for a, b in pairs:
@@ -31,9 +31,9 @@ def grads_agree(
     ways: Sequence[str] = ("alone", "jit", "vmap"),
     tolerance: float = TOLERANCE,
 ) -> None:
-    """`xform.grad` equals `jax.grad`: alone at the first policy, under jit and under vmap at each.
+    """Check `xform.grad` against `jax.grad`: alone with the first policy, jit and vmap with each.
 
-    Under vmap all floating arguments are batched. What is compiled is compiled at once.
+    Under vmap all floating arguments are batched. All compilations happen at once.
     """
     axes = tuple(0 if _floating(x) else None for x in args)
     wide = [np.stack([x, 1.25 * x]) if a == 0 else x for x, a in zip(args, axes, strict=True)]
@@ -75,7 +75,7 @@ jax.monitoring.register_event_duration_secs_listener(
 
 
 def compilations(f: Callable[[], Any]) -> int:
-    """How many programs JAX compiles while `f` runs."""
+    """Return how many programs JAX compiles while `f` runs."""
     before = len(_COMPILED)
     jax.block_until_ready(f())
     return len(_COMPILED) - before

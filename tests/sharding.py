@@ -28,12 +28,12 @@ def mesh(kind: AxisType = AxisType.Auto, **sizes: int) -> jax.sharding.Mesh:
 
 
 def inputs() -> tuple[jax.Array, jax.Array]:
-    """A batch of eight rows, and a matrix."""
+    """Return a batch of eight rows, and a matrix."""
     return jnp.arange(32.0).reshape(8, 4) / 10 - 1, jnp.eye(4) + 0.1
 
 
 def shard(f: Any, check_vma: bool = True, in_specs: Any = BATCH, out_specs: Any = None):
-    """`f` over the eight devices; its output is the same on all of them, if nothing is said."""
+    """Map `f` over the eight devices; by default its output is the same on all of them."""
     return jax.shard_map(
         f, mesh=mesh(), in_specs=in_specs, out_specs=out_specs or P(), check_vma=check_vma
     )
@@ -48,12 +48,12 @@ def same(got: Any, wanted: Any) -> None:
 
 
 def types(tree: Any) -> list[str]:
-    """Shapes, dtypes and, of explicit axes, shardings."""
+    """Return shapes, dtypes and, for explicit axes, shardings."""
     return [str(jax.typeof(x)) for x in jax.tree.leaves(tree)]
 
 
 def agree(f: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """The gradient of `f` in all its arguments is JAX's. One compilation for the two."""
+    """Check that the gradient of `f` by all arguments is JAX's; compile both at once."""
     argnums = tuple(range(len(args)))
 
     @jax.jit
@@ -70,12 +70,12 @@ def total(x: Any) -> Any:
 
 
 def vary(w: Any, like: Any) -> Any:
-    """`w` varying where `like` does: nothing varies by type under `check_vma=False`."""
+    """Return `w`, varying where `like` does; under `check_vma=False` types record nothing."""
     return lax.pcast(w, "i", to="varying") if jax.typeof(like).mat.varying else w
 
 
 def placed(kind: AxisType) -> tuple[jax.Array, jax.Array]:
-    """The inputs, the batch sharded and the matrix replicated."""
+    """Return the inputs with a sharded batch and a replicated matrix."""
     x, w = inputs()
     return (
         jax.device_put(x, NamedSharding(mesh(kind), P("i"))),
@@ -84,7 +84,7 @@ def placed(kind: AxisType) -> tuple[jax.Array, jax.Array]:
 
 
 def stays_where_it_is(identity: Callable[[Any], Any], kind: AxisType) -> None:
-    """What an identity makes of a sharded value lies where it lay, and nothing is gathered."""
+    """Check that an identity keeps the sharding of its input, and gathers nothing."""
     if jax.device_count() < 8:
         pytest.skip("needs eight devices")
     at = NamedSharding(mesh(kind), P("i"))

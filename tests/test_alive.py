@@ -1,4 +1,4 @@
-"""Work that takes long shows itself in a terminal, and nowhere else; a fake step stands for it."""
+"""Long work shows its progress in a terminal, and nowhere else; a fake step stands for the work."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ import xform
 from xform import alive, commands
 from xform.errors import BudgetInfeasible
 
-# A step ends when a byte arrives, so no test depends on time.
+# A step ends when a byte arrives, so the tests do not depend on time.
 STEPS = f"""
 import os, signal, sys, threading
 sys.path.append({str(Path(alive.__file__).parent)!r})  # without the time that JAX takes to import
@@ -43,7 +43,7 @@ class Run:
         os.close(slave)
 
     def until(self, text: str) -> None:
-        """Read until a text is there."""
+        """Read until a text appears."""
         while text not in self.seen:
             assert self.read(), f"it ended: {self.seen!r}"
 
@@ -79,7 +79,7 @@ def run() -> Iterator[Callable[..., Run]]:
 
 
 def left(seen: str) -> str:
-    """What stands in a terminal of one row when everything was written to it."""
+    """Return what a terminal of one row shows after everything was written to it."""
     return seen.rpartition("\r\x1b[K")[2]
 
 
@@ -191,7 +191,7 @@ def test_what_is_no_terminal_gets_nothing(tmp_path, run) -> None:
 
 
 class Notebook(io.TextIOBase):
-    """Standard error of a notebook: it takes whole texts, whatever it says of itself."""
+    """The standard error of a notebook: it accepts only whole texts."""
 
     def isatty(self) -> bool:
         return True
@@ -205,12 +205,12 @@ def test_no_thread_starts_without_a_terminal(err, monkeypatch: pytest.MonkeyPatc
         assert not [t for t in threading.enumerate() if t.name == "xform-alive"]
 
 
-# What shows itself: which titles, and how far each is said to be.
+# The work that shows progress: titles, and the reported progress of each.
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The lines that a terminal would show if each piece of work took long."""
+    """Record the lines that a terminal would show if each piece of work took long."""
     said: list[str] = []
 
     class Recorded(alive.Work):
@@ -229,7 +229,7 @@ def loss(w, x):
 
 
 ARGS = jax.ShapeDtypeStruct((6, 16, 16), "float32"), jax.ShapeDtypeStruct((8, 16), "float32")
-# Of one test each: what was compiled before is not compiled again.
+# Each is used in one test only, because a compiled program is not compiled again.
 REFUSED = ARGS[0], jax.ShapeDtypeStruct((10, 16), "float32")
 OTHERS = ARGS[0], jax.ShapeDtypeStruct((9, 16), "float32")
 SMALL = xform.policies.budget("20 kB")

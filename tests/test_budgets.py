@@ -1,4 +1,4 @@
-"""`policy="auto"`: a budget that is the memory of the device that is planned for."""
+"""`policy="auto"`: a budget that is the memory of the planned device."""
 
 import re
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def inputs():
 
 @pytest.fixture
 def peaks() -> Iterator[list[int]]:
-    """The simulated peaks of what is planned within a test."""
+    """Record the simulated peaks of the plans made in a test."""
     seen: list[int] = []
 
     def watched(*problem):
@@ -51,7 +51,7 @@ def peaks() -> Iterator[list[int]]:
 
 
 def device(monkeypatch: pytest.MonkeyPatch, capacity: int | None) -> None:
-    """Let the process's own device have so many bytes."""
+    """Set the memory of the process's own device."""
     monkeypatch.setattr(Device, "memory", lambda self: ("a chip", capacity))
 
 

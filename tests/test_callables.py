@@ -1,4 +1,4 @@
-"""What a function says of itself: whether it is a derivative, and where it was written."""
+"""What xform reads from a function: whether it is a derivative, and where it was written."""
 
 import functools
 import re

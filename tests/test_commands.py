@@ -1,4 +1,4 @@
-"""`python -m xform`: the function that is named, its inputs, errors, exit codes."""
+"""`python -m xform`: the named function, its inputs, errors, exit codes."""
 
 import errno
 import json
@@ -62,7 +62,7 @@ class Model:
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with modules `written` and `lonely` in it, on the path."""
+    """Return a folder on the path with modules `written` and `lonely`."""
     (tmp_path / "written.py").write_text(textwrap.dedent(MODEL))
     (tmp_path / "lonely.py").write_text("def f(x):\n    return x\n")
     (tmp_path / "broken.py").write_text("def f(x:\n    return x\n")

@@ -85,7 +85,7 @@ def test_several_policies_are_a_table(capsys: pytest.CaptureFixture[str]) -> Non
         "policy", "save_everything", "save_nothing", "budget:1MiB",
     ]  # fmt: skip
     assert text == commands.run(["compare", *words, "--target", "cpu"])
-    assert capsys.readouterr().err == ""  # no bar where there is no terminal
+    assert capsys.readouterr().err == ""  # no progress bar without a terminal
 
 
 def test_fits_answers_by_its_status(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +129,7 @@ def test_the_largest_batch() -> None:
     assert data["tried"][str(data["batch"])] <= 2**18 < data["tried"][str(data["batch"] + 1)]
     assert f"the largest batch is {data['batch']}" in commands.run(command)
     alone = ["max-batch", "small:alone", *command[2:], "--batch-argnums", "all"]
-    assert "the largest batch is 511" in commands.run(alone)  # with the output
+    assert "the largest batch is 511" in commands.run(alone)  # including the output
 
 
 def test_why_not() -> None:

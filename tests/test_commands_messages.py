@@ -1,4 +1,4 @@
-"""What every command refuses, and what every command that takes a function takes."""
+"""Arguments that every command refuses, and arguments that every command on functions accepts."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ def inputs(batch: int = 4, dtype="float32", wide: bool = False, deep=None):
     return (jax.ShapeDtypeStruct((width, width), dtype),
             jax.ShapeDtypeStruct((batch, width), dtype))
 """
-# Every command that takes a function, with the options that it requires.
+# Every command that takes a function, with its required options.
 TAKE: dict[str, list[str]] = {
     "compare": ["--policy", "min_cut"],
     "fits": ["--target", "cpu", "--capacity", "1GiB"],
@@ -120,7 +120,7 @@ def test_every_transform(name: str, capsys: pytest.CaptureFixture) -> None:
         words = [name, "written:loss", *TAKE[name], "--transform", transform]
         if name in ("compare", "residuals") and transform != "vjp":
             words += ["--policy", "save_everything"]
-        # The gradient is no scalar, so nothing is compared by its own derivative.
+        # The gradient is not a scalar, so its own derivative cannot be compared.
         assert commands.main(words) in (0, 3), words
     capsys.readouterr()
     text = failed(capsys, name, "written:step", *TAKE[name], "--transform", "grad")
@@ -188,9 +188,9 @@ FILES = {(name, option) for name in (*TAKE, "run") for option in ("--html", "--p
 @pytest.mark.parametrize(("name", "option"), sorted(FILES))
 def test_files_are_refused_before_the_work(name: str, option: str, capsys: pytest.CaptureFixture,
                                            monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """`/proc` has no files that a user makes, whatever its permissions say to the superuser."""
+    """Users cannot create files in `/proc`, whatever its permissions say to the superuser."""
     first = ["program.py"] if name == "run" else ["written:loss", *TAKE[name]]
-    # Nothing is imported before an option is refused: there is no such module or program.
+    # Nothing is imported before an option is refused: this module or program does not exist.
     first[0] = "absent.py" if name == "run" else "absent:loss"
     for where in ("/proc/a.png", "nowhere/a.png", "written.py/a.png"):
         text = failed(capsys, name, option, where, *first, status=2)
@@ -208,7 +208,7 @@ def test_files_are_refused_before_the_work(name: str, option: str, capsys: pytes
 
 @pytest.mark.parametrize("name", commands.COMMANDS)
 def test_each_option_that_a_command_names_is_its_own(name: str) -> None:
-    """In the command's own file; `--help` has each of them, and messages advise no other."""
+    """The command's own file defines them; `--help` lists each, and messages advise no other."""
     text = Path(commands.COMMANDS[name].__file__).read_text()
     named = {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)}
     assert named <= options_of(name) | {"--help"}

@@ -1,4 +1,4 @@
-"""`python -m xform run`: a program as it is, what it prints, how it ends, what is told of it."""
+"""`python -m xform run` on an unmodified program: its output, its exit, and the report."""
 
 import os
 import sys
@@ -46,7 +46,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
-    """Run a program's text: exit code, stdout, stderr."""
+    """Run a program's text; return exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def run(program: str, *words: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
@@ -87,7 +87,7 @@ def test_a_plan_that_fails_fails_no_program(run: Run) -> None:
 
 def test_what_is_left_to_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(table.RULES, jax_primitives.sin_p)
-    forget()  # the derivatives of sin that other tests made
+    forget()  # derivatives of sin from other tests
     code, out, err = run("""
         import jax, jax.numpy as jnp
         g = jax.grad(lambda x: 2 * jnp.sin(x))
@@ -168,7 +168,7 @@ def test_a_comparison_with_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("ours", "theirs", "told"),
     [
-        ([1.0, 3e-9], [1.0, 1e-9], 0.0),  # of numbers that are zero but for rounding
+        ([1.0, 3e-9], [1.0, 1e-9], 0.0),  # numbers that are zero except for rounding
         ([1.0, 3e-3], [1.0, 1e-3], 2.0),
         ([jnp.inf, 1.0], [jnp.inf, 2.0], 0.5),
         ([1.0, jnp.inf], [1.0, 2.0], jnp.inf),

@@ -1,4 +1,4 @@
-"""FLOPs against closed forms and, where it can count, the compiler."""
+"""FLOPs against closed forms and, where it can count them, against the compiler."""
 
 from typing import Any
 
@@ -143,7 +143,7 @@ def test_shard_map_counts_every_device() -> None:
 
 
 def test_bytes_on_each_device_of_partial_sums() -> None:
-    """Each device holds a term of its own, of the whole shape."""
+    """Each device holds a term of its own, with the full shape."""
     spec = jax.sharding.PartitionSpec
     mesh = jax.make_mesh((4, 2), ("i", "j"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     for at, n in ((spec("i"), 32), (spec("i", unreduced={"j"}), 32), (spec(reduced={"i"}), 128)):

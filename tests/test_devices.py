@@ -1,4 +1,4 @@
-"""What is known of devices."""
+"""The facts about devices."""
 
 import re
 

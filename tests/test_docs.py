@@ -1,4 +1,4 @@
-"""The pages under `docs/`: what they link to is there, and their examples run."""
+"""The pages under `docs/`: their links exist, and their examples run."""
 
 import re
 import tomllib
@@ -14,7 +14,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("xform/*.md"), *ROOT.glob("models/*.md")]
 )
-# Notebooks, which `make slow` runs whole.
+# Notebooks, which `make slow` runs completely.
 GUIDES = [DOCS / "index.md", *DOCS.glob("guides/*.md"), *DOCS.glob("concepts/*.md")]
 CODE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 

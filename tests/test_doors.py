@@ -1,4 +1,4 @@
-"""What a public function cannot use is refused where it is given, in four parts."""
+"""Public functions refuse unusable arguments at once, with a message of four parts."""
 
 from __future__ import annotations
 

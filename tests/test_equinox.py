@@ -1,4 +1,4 @@
-"""`xform.equinox` against `equinox`: same values, derivatives, structure, and what is held."""
+"""`xform.equinox` against `equinox`: values, derivatives, structure, and constant leaves."""
 
 from collections.abc import Callable
 from typing import Any
@@ -118,7 +118,7 @@ def test_what_cannot_be_used_is_refused() -> None:
 
 
 def test_a_dead_custom_vjp_never_makes_a_tangent_vanish() -> None:
-    """What moves is asked while the function is pushed; traced first, nothing would move."""
+    """Activity is found while pushing; if the function were traced first, nothing would move."""
     f = jax.custom_vjp(jnp.sin)
     f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
 

@@ -1,4 +1,4 @@
-"""Errors: each says what was asked, what blocks it, where, what to do; and is JAX's type too."""
+"""Each error says what was asked, what blocks it, where, and what to do, and has JAX's type too."""
 
 import inspect
 import pickle

@@ -1,4 +1,4 @@
-"""`install`: JAX's transforms are xform's in every module, and are JAX's again afterwards."""
+"""`install` replaces JAX's transforms in every module, and `uninstall` restores them."""
 
 import functools
 import pickle
@@ -41,14 +41,14 @@ def same(before: dict[str, dict[str, object]], after: dict[str, dict[str, object
     for name, names in before.items():
         assert list(names) == list(after[name]), name
         for key, value in names.items():
-            # Hypothesis writes down when it was last run.
+            # Hypothesis stores when it last ran.
             moves = isinstance(value, float)
             assert moves or after[name][key] is value, f"{name}.{key}"
 
 
 @contextmanager
 def without_jax_ad() -> Iterator[None]:
-    """Whoever enters JAX's own automatic differentiation gets an error."""
+    """Raise an error if JAX's own automatic differentiation is entered."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("JAX's own AD was entered")
@@ -61,7 +61,7 @@ def without_jax_ad() -> Iterator[None]:
 
 @pytest.fixture
 def other() -> Iterator[types.ModuleType]:
-    """A module that has imported JAX's transforms by other names."""
+    """A module that has imported JAX's transforms under other names."""
     module = types.ModuleType("someone")
     exec("from jax import grad as g, remat\nfrom jax._src.api import vjp", vars(module))
     sys.modules["someone"] = module
@@ -246,7 +246,7 @@ def test_whether_it_is_installed() -> None:
 
 def test_an_install_that_fails_exchanges_nothing(other: types.ModuleType) -> None:
     class Key(str):
-        """A name that can be looked at, and not written again."""
+        """A name that can be read, but not set again."""
 
         def __hash__(self) -> int:
             if armed:

@@ -1,4 +1,4 @@
-"""Each example runs, is short, and does what it says."""
+"""Each example runs, is short, and reaches its bar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent.parent / "experiments/examples"
 NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 LINES = 80
 
-# What each has to reach.
+# The bar of each example.
 BARS: dict[str, Callable[[Any], bool]] = {
     "fine_tune": lambda r: r[0] <= 4 * 2**30 < r[1] and r[2][1] < r[2][0],
     "hessian_free": lambda r: r[1] < 0.01 * r[0] and r[1] < r[2],

@@ -1,4 +1,4 @@
-"""Files appear whole, or not at all."""
+"""Files are written completely, or not at all."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def test_a_file_takes_its_place(tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     target.write_text("old")
     with whole(target) as partial:
-        assert partial.suffix == ".html"  # what reads a format from a name is not misled
+        assert partial.suffix == ".html"  # readers that derive the format from the name still work
         partial.write_text("new")
         assert target.read_text() == "old"
     assert target.read_text() == "new"

@@ -1,4 +1,4 @@
-"""Text that is equal for equal programs only: of programs, parameters, types and constants."""
+"""Fingerprints are equal only for equal programs: programs, parameters, types and constants."""
 
 import dataclasses
 import enum
@@ -58,7 +58,7 @@ def references(x):
     return ref[...]
 
 
-# Of primitives whose rules are tested elsewhere.
+# Primitives whose rules are tested elsewhere.
 ELSEWHERE = {
     "cond": lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x),
     "scan": lambda x: lax.scan(lambda c, x: (c * x, c), x[0], x),
@@ -80,7 +80,7 @@ ELSEWHERE = {
 
 
 def equations(found: Any) -> list[Any]:
-    """The equations of a program, with those inside them."""
+    """Return the equations of a program, including nested ones."""
     within = (getattr(j, "jaxpr", j) for e in found for j in jaxprs_of(e))
     return [*found, *(e for j in within for e in equations(j.eqns))]
 
@@ -90,7 +90,7 @@ def traced(f, *args):
 
 
 def other(value: Any) -> Any:
-    """Another value, which differs as little as it can."""
+    """Return another value that differs as little as possible."""
     match value:
         case bool():
             return not value
@@ -162,7 +162,7 @@ class Pair:
 
 
 class Same:
-    """Equal to everything, it says."""
+    """An object that claims to be equal to everything."""
 
     def __init__(self, n):
         self.n = n
@@ -179,7 +179,7 @@ class Bare:
 
 
 class Counted:
-    """Works out its length when it is first asked, and keeps it."""
+    """An object that computes its length on first use, and stores it."""
 
     def __init__(self, *items):
         self.items = items
@@ -234,7 +234,7 @@ def test_what_a_value_works_out_about_itself_is_no_part_of_it() -> None:
 
 
 def test_a_loop_is_the_same_operation_whatever_jax_worked_out_about_it() -> None:
-    """Parameters of JAX 0.11 keep the list of their values once somebody asked for it."""
+    """Parameters of JAX 0.11 store the list of their values once it was read."""
     w = np.stack([W, W])
     prog = trace(lambda x, w: lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, w)[0], X, w)
     (loop,) = [e for e in prog.equations if e.primitive.name == "scan"]
@@ -315,12 +315,12 @@ def test_the_context_of_an_equation_counts() -> None:
 
 
 def test_a_mesh_that_types_name_is_not_asked_of_the_context_too() -> None:
-    """Of a function that JAX had traced before, equations have the context of that trace."""
+    """If JAX traced a function before, its equations have the context of that trace."""
     with jax.set_mesh(mesh()):
         (there,) = traced(jnp.sin, X).equations
     (here,) = traced(jnp.sin, X).equations
     assert operation(there) == operation(there.replace(ctx=here.ctx))
-    # Where no type says so, the context does.
+    # If no type names a mesh, the context does.
     assert parameters(here) != parameters(here.replace(ctx=there.ctx))
 
 
@@ -356,7 +356,7 @@ def test_texts_are_those_of_another_process() -> None:
     assert len(said_there[0].splitlines()) == len(ELSEWHERE) + 1
 
 
-# Those who use it.
+# Code that uses fingerprints.
 
 
 def three(constrain, w, x):
@@ -425,7 +425,7 @@ def test_a_plan_tells_precision() -> None:
 
 
 def test_a_plan_serves_the_next_batch() -> None:
-    """What a function closes over is there by type: a plan decides nothing by values."""
+    """Closed-over values enter by type: a plan decides nothing by values."""
     loss = lambda x: lambda w: jnp.sum(jnp.sin(x @ w))
     made = xform.plan(loss(jnp.asarray(X)), W, verify=False)
     got = jax.jit(lambda w, x: xform.grad(loss(x), policy=made)(w))(W, X + 1)
@@ -442,7 +442,9 @@ def test_equal_equations_are_merged_and_no_others() -> None:
     assert count(lambda x: (own.bind(x), twin.bind(x))) == 2
     assert count(lambda x: (x @ W, jnp.dot(x, W, precision="highest"))) == 2
     own.def_abstract_eval(lambda x, table: x)
-    table = lambda dtype: Pair("table", np.zeros(2, dtype))  # arrays of which JAX compares no item
+    table = lambda dtype: Pair(
+        "table", np.zeros(2, dtype)
+    )  # arrays whose items JAX does not compare
     drawn = lambda x, *dtypes: [own.bind(x, table=table(d)) for d in dtypes]
     assert count(lambda x: drawn(x, np.float32, np.float32)) == 1
     assert count(lambda x: drawn(x, np.float32, np.int32)) == 2

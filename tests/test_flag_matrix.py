@@ -1,4 +1,4 @@
-"""An eighth of our tests of transforms, the interpreter and rules under each flag of the matrix."""
+"""An eighth of the tests of transforms, interpreter and rules, under each flag of the matrix."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`xform.flax` against `flax.nnx`: same values, gradients, state updates and structure."""
+"""`xform.flax` against `flax.nnx`: values, gradients, state updates and structure."""
 
 import functools
 from collections.abc import Callable
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @pytest.fixture
 def no_jax_ad(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX's own transforms raise."""
+    """Make JAX's own transforms raise."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("JAX's automatic differentiation was entered")
@@ -70,7 +70,9 @@ def test_argnums(argnums: Any) -> None:
 
     build = lambda: (Mlp(), X, {"scale": jnp.float32(2), "bias": nnx.Param(jnp.ones(2))})
     ours = xform.flax.grad(f, argnums)(*build())
-    theirs = nnx.grad(f, argnums=2 if argnums == -1 else argnums)(*build())  # nnx has no negatives
+    theirs = nnx.grad(f, argnums=2 if argnums == -1 else argnums)(
+        *build()
+    )  # nnx has no negative argnums
     same(ours, theirs)
 
 

@@ -1,4 +1,4 @@
-"""`xform.flax` as decorators, and what it refuses."""
+"""`xform.flax` as decorators, and the arguments that it refuses."""
 
 import functools
 import os
@@ -78,7 +78,7 @@ def test_a_module_that_is_closed_over_cannot_be_changed() -> None:
 
 
 def test_without_flax() -> None:
-    """`import xform` needs no Flax, and `xform.flax` says how to get it."""
+    """`import xform` works without Flax, and `xform.flax` says how to install it."""
     code = """
 import sys
 import xform
@@ -102,7 +102,7 @@ except AttributeError as e:
 
 
 class _Dropped(nnx.Module):
-    """Its random keys are integers."""
+    """A module whose random keys are integers."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.linear, self.dropout = nnx.Linear(3, 2, rngs=rngs), nnx.Dropout(0.1, rngs=rngs)

@@ -1,4 +1,4 @@
-"""Hijax Variables of Flax: read and written in order, refused where a gradient would be lost."""
+"""Hijax Variables of Flax: read and written in order, refused if a gradient would be lost."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from xform.errors import NotDifferentiable, WrongDtype
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-# Mutable values that know what they hold are gone in JAX 0.12.
+# JAX 0.12 has no mutable values that know their contents.
 HIJAX = pytest.mark.skipif(not hasattr(hijax, "AvalQDD"), reason="of JAX before 0.12")
 
 
 def _counting(t: Any, kind: str) -> Any:
-    """Value and gradient by a transform module, and the count, of a module of hijax Variables."""
+    """Return value, gradient and count for a module of hijax Variables."""
     with nnx.var_defaults(hijax=True):
         model = nnx.Dict(w=nnx.Param(X[:3]), count=nnx.Variable(jnp.float32(0)))
     graph, params, rest = nnx.split(model, nnx.Param, ...)

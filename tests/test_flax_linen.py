@@ -1,4 +1,4 @@
-"""Linen needs no door: its `apply` is a pure function."""
+"""Linen works with the plain transforms, because its `apply` is a pure function."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 class Linen(nn.Module):
-    """Linen with everything: scanned and remat-marked blocks, dropout, statistics."""
+    """A Linen module with scanned and remat-marked blocks, dropout and statistics."""
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = True) -> jax.Array:

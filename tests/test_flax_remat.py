@@ -1,4 +1,4 @@
-"""`xform.flax.remat` and `nnx.remat` under xform: values, state, and what is run again."""
+"""`xform.flax.remat` and `nnx.remat` under xform: values, state, and recomputed operations."""
 
 import functools
 from collections.abc import Callable
@@ -58,7 +58,7 @@ MARKS = {
 
 @pytest.fixture(scope="module")
 def expected() -> dict[bool, Any]:
-    """By whether the layers are scanned: value and gradient, and the state after."""
+    """Return value, gradient and final state, for scanned and for unrolled layers."""
     out = {}
     for scan in (False, True):
         model = Stack(lambda f: f, scan=scan)
@@ -89,7 +89,7 @@ def test_remat_in_pure_code(expected: dict[bool, Any]) -> None:
 
 @pytest.mark.parametrize("remat", [nnx.remat, xform.flax.remat], ids=["nnx", "xform"])
 def test_remat_policy_is_honoured(remat: Callable[..., Any]) -> None:
-    """What the backward pass recomputes shows as equations in the program."""
+    """Recomputes of the backward pass are equations of the program."""
 
     def sines(**options: Any) -> int:
         graphdef, state = nnx.split(Plain())

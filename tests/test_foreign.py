@@ -1,4 +1,4 @@
-"""`experiments.unmodified.foreign`: its registry, and what it measures of a program of ours."""
+"""`experiments.unmodified.foreign`: its registry, and its measurements of a program of ours."""
 
 import re
 from pathlib import Path

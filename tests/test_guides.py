@@ -1,4 +1,4 @@
-"""The guides of `docs/` are notebooks: each runs, and prints what it says that it prints."""
+"""The guides of `docs/` are notebooks: each runs, and prints the stored output."""
 
 import importlib.util
 import re
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 GUIDES = [DOCS / "index.md", *sorted([*DOCS.glob("guides/*.md"), *DOCS.glob("concepts/*.md")])]
 OLDEST = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
-# What is another number in each run: times, and rounding where threads add up.
+# These numbers differ between runs: times, and rounding where threads add up.
 VARIES = re.compile(r"\d[\d.]* (?:ns|µs|ms|s|min)\b|\d[\d.]*e-\d\d")
 
 
@@ -37,7 +37,7 @@ def test_a_guide_prints_what_it_says(guide: Path, tmp_path: Path, monkeypatch) -
     printed = notebooks.run(guide, tmp_path)
     pictures = re.findall(r"!\[[^]]*\]\((\w+\.png)\)", guide.read_text())
     assert not [name for name in pictures if not (tmp_path / name).stat().st_size]
-    if jax.__version__ == OLDEST["jax"]:  # bytes are those of its compiler
+    if jax.__version__ == OLDEST["jax"]:  # the bytes depend on the compiler of this version
         says = notebooks.shown(guide.read_text())
         assert [same(text) for text in printed] == [same(text) for text in says]
 

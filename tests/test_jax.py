@@ -80,7 +80,7 @@ def test_frames_are_the_users_and_not_a_librarys():
 
 
 def test_operations_run_in_the_current_trace():
-    """They do not where it is taken, in 0.12."""
+    """In 0.12 they do not run where the trace was captured."""
     outermost = _jax.current_trace()
     assert outermost is _jax.current_trace()
     seen = []

@@ -1,4 +1,4 @@
-"""Imports within xform point down its layers, never in a circle, never inside a function."""
+"""Imports within xform point down its layers, without cycles, never inside a function."""
 
 import ast
 import functools
@@ -22,7 +22,7 @@ LAYERS = """
     extend, equinox, flax, everywhere, testing, __init__ < commands < __main__ < experimental
 """
 LEVEL = {name.strip(): i for i, row in enumerate(LAYERS.split("<")) for name in row.split(",")}
-# The planner's own rooms.
+# The layers within the planner.
 ROOMS = """
     shape < loops, device, simulate < costs < candidate, report < plan, refused < schedule, cuts <
     decide < problem < candidates, bound, compiler < front < search < planned < planning
@@ -38,7 +38,7 @@ def tree(module: str) -> ast.Module:
 
 @functools.cache
 def imports(module: str) -> set[str]:
-    """Full names that a module imports; of xform's own, the names of its modules."""
+    """Return the full names that a module imports; for xform's own, the names of their modules."""
     found = set()
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
@@ -51,7 +51,7 @@ def imports(module: str) -> set[str]:
 
 
 def home(name: str) -> str:
-    """The module of xform in which an imported name is found."""
+    """Return the module of xform that defines an imported name."""
     candidates = (name, f"{name}.__init__", name.rpartition(".")[0])
     inside = [c for c in candidates if c in FILES]
     return inside[0] if inside else f"{name.rpartition('.')[0] or name}.__init__"

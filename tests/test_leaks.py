@@ -1,4 +1,4 @@
-"""Programs that are differentiated and dropped leave nothing: no Program, no jaxpr, no buffer."""
+"""Dropped programs leave nothing behind: no Program, no jaxpr, no buffer."""
 
 import collections
 import gc
@@ -23,7 +23,7 @@ KEPT = (Program, Joint, Schedule, Jaxpr, type(jax.make_jaxpr(lambda x: x)(0.0)))
 
 
 def loss(i: int) -> Loss:
-    """A function like no other, with an array of its own."""
+    """Return a unique function with an array of its own."""
     c = jnp.full(4, float(i))
     return lambda x: jnp.sum(jnp.sin(x * c) * (i + 1.0))
 
@@ -38,7 +38,7 @@ def by_vjp(f: Loss) -> None:
 
 
 def large(f: Loss) -> Loss:
-    """A call that is not inlined."""
+    """Return a call that is not inlined."""
 
     @jax.jit
     def called(x):
@@ -96,14 +96,14 @@ WAYS: dict[str, Callable[[Loss], Any]] = {
 
 
 def alive() -> dict[str, int]:
-    while gc.collect():  # a jaxpr that goes lets go of its Program, and that of what is nested
+    while gc.collect():  # freeing a jaxpr frees its Program, which frees nested ones
         pass
     found = collections.Counter(type(x).__name__ for x in gc.get_objects() if isinstance(x, KEPT))
     return {**found, "buffers": len(jax.live_arrays())}
 
 
 def check(ways: list[str], times: int) -> None:
-    for i in range(2):  # what is made once for all
+    for i in range(2):  # objects that are made once
         for way in ways:
             WAYS[way](loss(i))
     before = alive()
@@ -164,5 +164,5 @@ def test_cycles_are_searched_for_as_ever_where_operations_run_one_by_one() -> No
     push(1.0)
     assert seen == [usual]
     jax.make_jaxpr(push)(1.0)
-    assert seen[1:] != [usual]  # a trace stays
+    assert seen[1:] != [usual]  # a trace remains
     assert gc.get_threshold() == usual

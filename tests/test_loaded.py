@@ -1,4 +1,4 @@
-"""Whatever stands in `sys.modules`, looking through it runs nothing and fails nowhere."""
+"""Searching `sys.modules` runs no code and never fails, whatever its entries."""
 
 import sys
 import types
@@ -28,7 +28,7 @@ def test_an_odd_entry(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     put(name, tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, 3, object())  # type: ignore[arg-type]
     grad = jax.grad
-    # Every function of the library that looks through the modules.
+    # Every function of the library that searches the modules.
     with xform.install():
         assert jax.grad is not grad
     assert jax.grad is grad

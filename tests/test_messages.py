@@ -1,4 +1,4 @@
-"""A message is one clear line for the cause, and one for the remedy: golden texts and sweeps."""
+"""A message has one clear line for the cause and one for the remedy: golden texts and sweeps."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Equinox modules as arguments of the plain transforms, against Equinox's own filtered ones."""
+"""Equinox modules as arguments of the plain transforms, against Equinox's filtered ones."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def step(model: Model, x: jax.Array) -> tuple[Model, jax.Array]:
 def test_gradients_have_the_structure_of_equinox(policy: Any) -> None:
     wanted = eqx.filter_grad(loss)(model(), X)
     chex.assert_trees_all_close(xform.grad(loss, policy=policy)(model(), X), wanted)
-    both = lambda pair: loss(*pair)  # within another tree
+    both = lambda pair: loss(*pair)  # inside another pytree
     got = xform.grad(both, policy=policy)((model(), X))
     chex.assert_trees_all_close(got[0], wanted)
     assert got[0].mlp.activation is None

@@ -1,4 +1,4 @@
-"""The guard of `own_ad` catches what it is for, and nothing else."""
+"""The guard of `own_ad` catches JAX's AD under xform, and nothing else."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ VIOLATIONS = {
 
 
 def as_ours(source: str, name: str = "interpret/fake.py"):
-    """A function of this source, as if it stood in a file of xform."""
+    """Compile a function as if its source stood in a file of xform."""
     place = Path(xform.__file__).parent / name
     space = {"jax": jax, "jnp": jnp, "lax": lax}
     exec(compile(f"def entry(*args):\n    return {source}", str(place), "exec"), space)

@@ -46,7 +46,7 @@ def test_what_is_named_to_be_installed_is_ours() -> None:
 
 
 def test_no_text_names_the_other_project() -> None:
-    # The other project's name, not as a part of ours, after `pip install` or with an extra.
+    # The other project's name, but not as part of ours, after `pip install` or with an extra.
     other = re.compile(r"pip3? install [^\n`]*?(?<![\w./-])xform\b|(?<![\w./-])xform\[[a-z,-]+\]")
     assert other.search("pip install -U 'xform[tpu]'")
     assert other.search("pip install xform")
@@ -68,7 +68,7 @@ def test_the_command_is_python_m_xform(tmp_path: Path) -> None:
         "def loss(x):\n    return jnp.sin(jnp.exp(x)).sum()\n"
         "def inputs():\n    return (jnp.ones(3),)\n"
     )
-    # As pip's script does it: its folder is first on the path, where a module of the user's is not.
+    # Like pip's script: its folder is first on the path, and the user's module is not in it.
     script = "import sys; sys.path[0] = sys.argv.pop(1); from xform.__main__ import script; "
     said = [
         subprocess.run(

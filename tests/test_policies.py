@@ -1,4 +1,4 @@
-"""Policies: values with equality, callable in JAX's protocol, and taken from JAX."""
+"""Policies: values with equality, callable by JAX's protocol, and accepted from JAX."""
 
 import copy
 import pickle
@@ -173,7 +173,7 @@ ODD = {"np.bool_": np.True_, "1": 1, "None": None, "a text": "save", "an array":
 
 @pytest.mark.parametrize("answer", ODD.values(), ids=ODD)
 def test_an_answer_that_jax_does_not_know(answer: object) -> None:
-    """JAX raises a TypeError; a policy that is not understood is not one that saves nothing."""
+    """JAX raises a TypeError. An unknown answer must not mean that nothing is saved."""
     policy = lambda prim, *_, **params: answer
     f = lambda x: jnp.sum(jnp.sin(jnp.sin(x) @ x))
     x = jax.ShapeDtypeStruct((3, 3), np.float32)

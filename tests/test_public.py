@@ -1,4 +1,4 @@
-"""The public surface: a short list, and every part of it says what it does, by example."""
+"""The public surface: a short list, each with a docstring and an example."""
 
 import inspect
 import re
@@ -36,7 +36,7 @@ def test_the_public_names_are_these_and_no_others() -> None:
     for name in PUBLIC:
         assert hasattr(xform, name)
     assert xform.remat is xform.checkpoint
-    assert callable(xform.testing.check_rule)  # imported when it is first used, as xform.flax is
+    assert callable(xform.testing.check_rule)  # imported at its first use, like xform.flax
 
 
 def test_no_other_public_name_leaks() -> None:

@@ -1,4 +1,4 @@
-"""Nothing is written to stderr while JAX starts, unless that goes wrong."""
+"""Nothing is written to stderr while JAX starts, unless the start fails."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from xform.quiet import hushed, is_command
 
 
 def say() -> None:
-    """As C++ does: not by `sys.stderr`."""
+    """Write like C++, not through `sys.stderr`."""
     os.write(2, b"E0000 could not find CUDA drivers\n")
 
 
@@ -48,7 +48,7 @@ def test_a_command_is_known(monkeypatch: pytest.MonkeyPatch, argv, orig, answer)
 
 
 def test_a_command_starts_quietly_beside_a_plugin_that_does_not(tmp_path) -> None:
-    """A plugin of JAX's that cannot start, as the one for CUDA on a machine without a GPU."""
+    """The plugin of JAX cannot start, like the one for CUDA on a machine without a GPU."""
     plugin = tmp_path / "jax_plugins" / "loud"
     plugin.mkdir(parents=True)
     (plugin / "__init__.py").write_text(

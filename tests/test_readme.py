@@ -1,4 +1,4 @@
-"""The first page: its example runs, its first screen is short, and the rest is by link."""
+"""The README: its example runs, its first screen is short, and it links to the rest."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Policies that open remat regions: which, by which names, and where they are refused."""
+"""Policies that open remat regions: which ones, under which names, and where they are refused."""
 
 import jax.numpy as jnp
 import pytest
@@ -35,7 +35,7 @@ def test_auto_is_a_fit() -> None:
 
 
 def test_where_no_memory_is_known_they_are_opened_too() -> None:
-    with planned_for("cpu", "cpu"):  # a kind of device of which nothing is known
+    with planned_for("cpu", "cpu"):  # an unknown kind of device
         assert in_bytes(policies.open_regions(policies.fit())) == policies.open_regions()
         assert in_bytes(policies.fit()) == policies.min_cut
 

@@ -1,4 +1,4 @@
-"""What would go to the package index: built, installed where nothing else is, and used."""
+"""The release: built, installed in an empty environment, and used."""
 
 import os
 import re
@@ -15,14 +15,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
-# Python's and JAX's own, and nothing of a checkout.
+# Only Python's and JAX's own packages, nothing of a checkout.
 HERE = {
     k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "JAX", "XLA", "VIRTUAL"))
 }
 
 
 def made(folder: Path) -> Path:
-    """A new environment; the folder of its commands."""
+    """Create a new environment, and return the folder of its commands."""
     venv.create(folder, with_pip=True)
     return folder / "bin"
 
@@ -46,7 +46,7 @@ def pip(bin: Path, *what: object) -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Wheel and source distribution."""
+    """Build wheel and source distribution."""
     out = tmp_path_factory.mktemp("built")
     bin = made(out / "builder")
     (needed,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
@@ -58,7 +58,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands of an environment with the wheel, and what that needs, alone."""
+    """Return the commands of an environment with only the wheel and its requirements."""
     bin = made(tmp_path_factory.mktemp("installed") / "env")
     pip(bin, built[0])
     return bin

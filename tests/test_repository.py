@@ -1,4 +1,4 @@
-"""What stands at the top of the repository, and that everyone's commands are the only commands."""
+"""The files at the top of the repository, and that all commands go through make."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ TOP |= {
     "constraints-newest.txt",
 }
 
-CONSTRAINTS = ("constraints.txt", "constraints-newest.txt")  # of the oldest JAX and the newest
+CONSTRAINTS = ("constraints.txt", "constraints-newest.txt")  # for the oldest JAX and the newest
 RUN = ("check", "test", "docs", "check NEWEST=1", "test NEWEST=1")
 
 
@@ -81,7 +81,7 @@ def test_ci_runs_what_a_user_runs() -> None:
 
 
 def test_no_cache_grows_for_ever() -> None:
-    """Each is bounded (`recent.Recent`, `lru_cache` with a size) or lives as long as its key."""
+    """Each cache is bounded (`recent.Recent`, sized `lru_cache`) or lives as long as its key."""
     unbounded = r"functools\.cache\b|lru_cache\((?!maxsize=\d)|lru_cache$"
     registries = {"RULES", "LATER", "_NONE", "_OWN", "_SEEN", "_claims", "_texts"}
     for path in sorted((ROOT / "xform").rglob("*.py")):

@@ -1,4 +1,4 @@
-"""A model of each style of the ecosystem, trained through xform: ordinary code, `jax.` replaced."""
+"""A model of each style of the ecosystem, trained by xform: ordinary code with `jax.` replaced."""
 
 import itertools
 from typing import Any
@@ -18,7 +18,7 @@ X = np.sin(np.arange(48.0, dtype=np.float32)).reshape(8, 6)
 Y = np.cos(np.arange(8.0, dtype=np.float32))
 
 
-# SGD, not Adam: the bias before a BatchNorm has gradient 0, and Adam makes steps of its rounding.
+# SGD, not Adam: the bias before a BatchNorm has gradient 0, and Adam turns its rounding into steps.
 
 
 def same(got: Any, want: Any, tolerance: float = 1e-5) -> None:
@@ -130,7 +130,7 @@ def test_linen_with_scan_remat_dropout_and_batch_statistics() -> None:
 
 
 def quartic(x: Any) -> Any:
-    """A narrow valley, with its minimum 0 at 1, 1, ..."""
+    """A narrow valley with its minimum 0 at 1, 1, ..."""
     return jnp.sum(10.0 * (x[1:] - x[:-1] ** 2) ** 2 + (1.0 - x[:-1]) ** 2)
 
 

@@ -1,4 +1,4 @@
-"""The tour: what it shows is what the commands print, and the files that it names are there."""
+"""The tour: its listings are the commands' output, and the files that it names exist."""
 
 import re
 from pathlib import Path

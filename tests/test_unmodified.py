@@ -1,4 +1,4 @@
-"""`experiments.unmodified` on a program of ours, which stands in a file as other people's do."""
+"""`experiments.unmodified` on a program of ours, in a file like other people's."""
 
 import json
 from pathlib import Path

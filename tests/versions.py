@@ -1,4 +1,4 @@
-"""Names of JAX that tests use, and that are private or not the same in every version."""
+"""JAX names that tests use, and that are private or differ between versions."""
 
 import warnings
 
@@ -8,23 +8,23 @@ from jax._src.ad_checkpoint import saved_residuals
 from jax._src.api import fwd_and_bwd
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # since 0.12, at its import
+    warnings.simplefilter("ignore", DeprecationWarning)  # since 0.12, when it is imported
     from jax.experimental.pallas.ops.gpu import attention
 
-# A mutable value that a trace is asked for; gone in 0.12.
+# A mutable value that asks a trace for its contents; removed in 0.12.
 Box = getattr(hijax, "Box", None)
 
-# Primitives that have a rule, and are new in 0.12.
+# Primitives with a rule that are new in 0.12.
 NEW = {"log2", "one_minus_square", "polynomial"}
 
-# Primitives that have none, and that this version does not have.
+# Primitives without a rule that this version lacks.
 ABSENT = {"relayout"}
 if not NEW.isdisjoint(dir(lax)):
     ABSENT = {"box_get", "box_set", "new_box", "log_extend", "log_read", "new_log",
               "pbroadcast_start", "pbroadcast_done", "psum_start", "unreduced_psum_start",
               "unreduced_reduce_scatter_start"}  # fmt: skip
 
-# Functions whose derivative, of a weakly typed number, JAX gives a strong type since 0.12.
+# Functions whose derivative at a weakly typed number has a strong type in JAX since 0.12.
 STRONG = set() if Box else {lax.erf}
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Cotangents that do not come: they are absent, not zeros, as zero times infinity is NaN."""
+"""Absent cotangents are not replaced by zeros, because zero times infinity is NaN."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ WRAPS = {"eager": lambda f: f, "jit": jax.jit}
 
 
 def both(x: Any) -> Any:
-    """An output that is used, and one whose derivative is infinite at 0."""
+    """Return a used output, and an output whose derivative is infinite at 0."""
     return 2 * x, jnp.sqrt(x)
 
 
@@ -41,7 +41,7 @@ def roots(x: Any) -> Any:
 
 
 def batched() -> Any:
-    """A function with a rule for batches, of two parts that have nothing to do with each other."""
+    """A function with a vmap rule, made of two independent parts."""
     f = custom_vmap(lambda a, b: (2 * a, 3 * b))
     f.def_vmap(lambda n, on, a, b: ((2 * a, 3 * b), tuple(on)))
     return f
@@ -91,7 +91,7 @@ def pushed(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda x: jax.jvp(f, (x,), (1.0,))[1]
 
 
-# JAX pulls these as zeros, on one of its versions at least, or not at all.
+# At least one JAX version pulls these as zeros, or refuses them.
 PUSHED = {name for name in PROGRAMS if name.startswith(("optimization_barrier", "custom_vmap"))}
 
 
@@ -152,7 +152,7 @@ def test_an_auxiliary_output_makes_no_nan() -> None:
 
 
 def uses_all() -> Any:
-    """A rule that is no linear function of its cotangents: all of them enter it."""
+    """A rule that is not linear in its cotangents, and reads all of them."""
     f = jax.custom_vjp(lambda x: (x, 2 * x))
     f.defvjp(lambda x: (f(x), None), lambda _, cts: (cts[0] + jnp.cos(cts[1]),))
     return f

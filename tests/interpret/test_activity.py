@@ -1,4 +1,4 @@
-"""Inactive inputs cost nothing: what carries no derivative adds no equation."""
+"""Inactive inputs cost nothing: an operation without a derivative adds no equation."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ X = np.array([0.3, -0.7, 1.1], np.float32)
 
 
 def primitives(jaxpr) -> list[str]:
-    """Calls themselves are not counted: small ones are opened."""
+    """Calls are not counted, because small ones are inlined."""
     out = []
     for eqn in jaxpr.eqns:
         out += [eqn.primitive.name] * (eqn.primitive.name != "jit")
@@ -30,7 +30,7 @@ def equations(f, *args) -> list[str]:
 
 
 def heavy(y):
-    """Nonlinear, with a loop, a call and a branch in it."""
+    """A nonlinear function with a loop, a call and a branch."""
     y = lax.scan(lambda c, _: (jnp.sin(c) * y, c), y, None, length=3)[0]
     y = jax.jit(lambda y: jnp.exp(y) / (1 + y))(y)
     return jnp.sum(lax.cond(y[0] > 0, jnp.tanh, jnp.cosh, y) ** 2)

@@ -1,4 +1,4 @@
-"""`barrier`: an identity that waits, for every dtype and under every transform."""
+"""`barrier`: an identity that waits for other values, for every dtype and transform."""
 
 import re
 

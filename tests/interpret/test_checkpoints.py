@@ -1,4 +1,4 @@
-"""Every step is gone back over once, from its own state, whatever the number of slots."""
+"""The backward pass visits every step once, at its own state, for any number of slots."""
 
 from functools import cache, partial
 
@@ -25,9 +25,9 @@ LENGTHS = (*range(12), 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 333)
 
 @partial(jax.jit, static_argnums=(1, 2))
 def trodden(length, n, called=None):
-    """The last state, and how often a step was pulled back from a state that is not its own.
+    """Return the last state, and how often a step was pulled back at a wrong state.
 
-    A state is the number of steps taken, and as much twice: what was stored and what was not.
+    A state holds the number of steps twice; only the first copy is stored.
     """
 
     def step(x):
@@ -76,12 +76,12 @@ def test_the_next_state_lies_between_this_one_and_the_last_step(n) -> None:
     found = np.asarray(each(lengths, frees), np.int64)
     assert (found >= 1).all()
     assert (found <= lengths[:, None] - 1).all()
-    assert (found[:, 0] == lengths - 1).all()  # with no free slot, to the last
+    assert (found[:, 0] == lengths - 1).all()  # up to the last step, with no free slot
 
 
 @cache
 def fewest(length: int, n: int) -> int:
-    """Steps to have the state before each, by trying every place of the next stored state."""
+    """Return the fewest steps to reach each state, trying every place of the next stored state."""
     if length < 2:
         return 0
     if n == 1:
@@ -91,7 +91,7 @@ def fewest(length: int, n: int) -> int:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def retraced(length, n, called):
-    """Steps that were pulled back from their own states, of a loop of known length."""
+    """Return the steps that were pulled back at their own states, for a loop of known length."""
 
     def count(i, x):
         jax.debug.callback(called)
@@ -113,7 +113,7 @@ def test_a_loop_of_known_length_takes_the_fewest_steps(n) -> None:
         (first,), (right,) = retraced(length, n, partial(runs.append, 1))
         jax.effects_barrier()
         assert (int(first), int(right)) == (0, length), length
-        # Those on the way forward: all but the last.
+        # The forward pass runs all steps except the last.
         assert len(runs) + length - 1 == steps_run(length, n) == fewest(length, n), length
 
 
@@ -121,7 +121,7 @@ def test_the_way_forward_and_the_way_back_part_alike() -> None:
     for n in (1, 2, 5, 40):
         for length in (2, 3, 10, 100, 1000):
             for free in {0, n // 2, n - 1}:
-                if n > 2 or length < 30:  # beyond, times that are not in the table
+                if n > 2 or length < 30:  # beyond that, counts that are not in the table
                     assert int(_split(jnp.int32(length), jnp.int32(free), n)) == _stride(
                         length, free
                     ), (n, length, free)

@@ -1,4 +1,4 @@
-"""What Python may do with a value while it is differentiated: look at it, make no number of it."""
+"""Python may inspect a differentiated value, but not turn it into a number."""
 
 import array
 import math
@@ -79,8 +79,8 @@ def times(number):
 
 
 def refused(derivative, number) -> None:
-    """It raises; of a value that is constant it works."""
-    # JAX's tracer says it first where jax.grad is inside, and NumPy where it fills an array.
+    """Check that a conversion raises, and that it works for a constant value."""
+    # If jax.grad is inside, JAX's tracer raises first; NumPy raises where it fills an array.
     with pytest.raises((DerivativeLost, jax.errors.JAXTypeError)) as caught:
         derivative(times(number))(X)
     if isinstance(error := caught.value, DerivativeLost):
@@ -156,7 +156,7 @@ def test_a_rule_of_the_users_makes_numbers_of_what_it_is_given() -> None:
         xform.jvp(xform.grad(sine), (1.0,), (1.0,))
 
 
-# JAX computes with NumPy from what it is given here, and loses the derivative in its own `grad`.
+# JAX converts these values to NumPy and loses the derivative in its own `grad`.
 STEPS = {
     "arange": lambda x: jnp.arange(x, x + 3).sum(),
     "mgrid": lambda x: jnp.mgrid[x : x + 3 : 1].sum(),

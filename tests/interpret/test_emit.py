@@ -1,4 +1,4 @@
-"""The scopes of what is emitted: profiles tell the parts of a program by them."""
+"""The scopes of emitted operations. Profiles use them to tell the parts of a program apart."""
 
 import gc
 import re
@@ -20,7 +20,7 @@ def mlp(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def scopes(f: object, *args: object) -> set[str]:
-    """The scopes of each operation of the lowered program."""
+    """Return the scopes of all operations of the lowered program."""
     text = jax.jit(f).lower(*args).as_text(debug_info=True)  # type: ignore[arg-type]
     return set(re.findall(r'loc\("jit\([^)]*\)/([^"]*)"', text))
 
@@ -75,7 +75,7 @@ def test_outside_jit_what_is_read_last_is_freed(
         return x
 
     x = jnp.ones(8)
-    gc.collect()  # what earlier tests left
+    gc.collect()  # garbage of earlier tests
     alive, bind, before = [], emit.bind, len(jax.live_arrays())
 
     def counted(*args: Any) -> Any:
@@ -92,5 +92,7 @@ def test_outside_jit_what_is_read_last_is_freed(
     assert max(alive) == 2
     alive.clear()
     (ct,) = pull(y)
-    assert max(alive) <= 1 + 30 + 2  # the result, what each sine's cosine reads, and two more
+    assert (
+        max(alive) <= 1 + 30 + 2
+    )  # the result, the values that each sine's cosine reads, and two more
     del ct

@@ -1,4 +1,4 @@
-"""The joint program: forward and backward part as data, made once."""
+"""The joint program: forward and backward part as data, traced once."""
 
 import re
 
@@ -60,7 +60,7 @@ UNCHOSEN = {
 @pytest.mark.parametrize("policy", [xform.policies.save_dots, xform.policies.save_nothing])
 @pytest.mark.parametrize("name", UNCHOSEN)
 def test_what_simplification_frees_of_its_seeds_stays_in_the_backward_part(name, policy) -> None:
-    """A known choice drops a value. Its cotangent is zeros, and depends on no seed."""
+    """A known predicate drops a value. Its cotangent is zeros, and depends on no seed."""
     f = lambda x: lax.select(np.bool_(False), UNCHOSEN[name](2 * x), 3 * x)
     joint = analyze(trace(lambda x: [f(x)], X), (True,), (True,))
     assert not any(eqn.primitive is join_p for eqn in joint.forward)

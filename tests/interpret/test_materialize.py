@@ -1,4 +1,4 @@
-"""`materialize`: an identity, of every dtype and under every transform, that compilers write."""
+"""`materialize`: an identity that compilers write to memory, for every dtype and transform."""
 
 import jax
 import jax.numpy as jnp

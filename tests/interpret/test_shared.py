@@ -66,7 +66,7 @@ def test_as_many_values_of_each_layer_are_written() -> None:
 
 
 def test_products_read_a_matrix_as_it_lies() -> None:
-    """A value of another shape may be read in another one, made by a chain of its own."""
+    """A value of another shape may be read in another shape, made by a separate chain."""
     dense = lambda ws, x: jnp.mean(functools.reduce(lambda x, w: jax.nn.gelu(x @ w), ws, x) ** 2)
     assert count(dense, W, X) == 0
     assert count(dense, W, X[None]) == len(W) - 1

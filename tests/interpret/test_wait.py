@@ -1,4 +1,4 @@
-"""What is run again is run late, and not merged with its first run, by the compiler's own word."""
+"""The compiler runs recomputes late, and does not merge them with the original operations."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ LAYERS = 12
 
 
 def chain(w, x):
-    """Layers of which each output has a name."""
+    """Layers with a name for each output."""
     for i in range(LAYERS):
         x = jax.ad_checkpoint.checkpoint_name(jnp.tanh(x @ w), f"h{i}")
     return jnp.sum(x)
@@ -20,21 +20,21 @@ def chain(w, x):
 
 @pytest.mark.parametrize("dropped", [(10,), (1, 5, 9), (0, 1, 2)])
 def test_little_work_is_held_back_too(dropped: tuple[int, ...]) -> None:
-    """However little is run again: merged with its first run it would spare nothing."""
+    """Even a small recompute would save no memory if it were merged with the original."""
     w, x = jnp.ones((64, 64)), jnp.ones((512, 64))
     policy = xform.policies.save_any_names_but_these(*(f"h{i}" for i in dropped))
     compiled, every = (
         jax.jit(xform.grad(chain, policy=by)).lower(w, x).compile()
         for by in (policy, xform.policies.save_everything)
     )
-    # Forward, and two for each product backward but one: nobody asks for the cotangent of `x`.
+    # Forward, and two for each backward product except one: the cotangent of `x` is not needed.
     assert compiled.as_text().count(" dot(") == 3 * LAYERS - 1 + len(dropped)
     spared = [made.memory_analysis().temp_size_in_bytes for made in (every, compiled)]
     assert spared[0] - spared[1] >= (len(dropped) - 1) * x.nbytes
 
 
 def test_what_is_made_of_a_mask_is_held_back_too() -> None:
-    """Merged with its first run, four bytes would be live for each that is saved."""
+    """If merged with the original, four bytes would be live for each saved byte."""
 
     def masked(w, h):
         for i in range(LAYERS):
@@ -63,7 +63,7 @@ def likelihood(w, x, labels):
 
 @pytest.mark.parametrize("policy", [None, xform.policies.save_dots, xform.policies.save_nothing])
 def test_the_loss_takes_no_more_than_under_jax(policy) -> None:
-    """Of cotangents that are there from the start nothing large is written, and nobody is early."""
+    """Early cotangents force no large value into memory, and no operation runs early."""
     args = jnp.ones((32, 1024)), jnp.ones((256, 32)), jnp.arange(256)
     step = xform.value_and_grad(likelihood, argnums=(0, 1), policy=policy)
     made = jax.make_jaxpr(step)(*args)
@@ -83,7 +83,7 @@ def test_the_loss_takes_no_more_than_under_jax(policy) -> None:
 
 
 def decoder(v, w, x):
-    """A loss of two layers, whose last product a backward pass that keeps nothing runs again."""
+    """A loss of two layers. With nothing saved, the backward pass recomputes the last product."""
     return jnp.mean(jax.nn.log_sigmoid(jax.nn.relu(x @ v) @ w))
 
 
@@ -92,7 +92,7 @@ DECODER = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(64, 512), (512, 784),
 
 
 def test_what_early_products_share_waits_on_gpus() -> None:
-    """A compiler for GPUs makes one of two products of the same weights, if they are small."""
+    """A compiler for GPUs merges two small products with the same weights."""
     held = [e for e in jax.make_jaxpr(STEP)(*DECODER).eqns if e.primitive.name == "xform_barrier"]
     everywhere, gpu, *_ = held
     assert [everywhere.params["where"], gpu.params["where"]] == ["everywhere", "gpu"]
@@ -101,7 +101,7 @@ def test_what_early_products_share_waits_on_gpus() -> None:
 
 
 def test_nothing_more_waits_in_a_loop() -> None:
-    """The first run of what a loop runs again is in another loop."""
+    """The original of a loop's recompute is in another loop, so it cannot be merged."""
 
     def scanned(ws, x):
         h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)
@@ -115,7 +115,7 @@ def test_nothing_more_waits_in_a_loop() -> None:
 
 @pytest.mark.slow
 def test_the_compiler_for_gpus_merges_no_product_with_its_second_run() -> None:
-    """Else all results of the last one would be there twice at once."""
+    """Otherwise all results of the last product would be in memory twice at once."""
     if absent := missing(parse_target("gpu:h100")):
         pytest.skip(f"needs {', '.join(absent)}")
     every = xform.value_and_grad(decoder, argnums=(0, 1), policy=xform.policies.save_everything)
@@ -126,7 +126,7 @@ def test_the_compiler_for_gpus_merges_no_product_with_its_second_run() -> None:
 
 
 def enlarged(v, w, x):
-    """What is read by the second product is the same numbers four times over."""
+    """The second product reads the same numbers four times over."""
     y = jnp.tanh(x @ v)
     return jnp.sum(jnp.tanh(jnp.concatenate([y, 2 * y, 3 * y, 4 * y], 1) @ w))
 
@@ -140,7 +140,7 @@ def enlarged(v, w, x):
     ],
 )
 def test_what_a_compiler_for_tpus_fuses_waits_elsewhere(f, policy, where: set[str]) -> None:
-    """Where nobody asked for other bytes than it takes, and no product reads a larger array."""
+    """Applies if no policy was given, and no product reads a larger array."""
     v, w, x = (jnp.ones(s) for s in [(64, 64), (256, 64), (128, 64)])
     args = (v, w, x) if f is enlarged else (v, x)
     eqns = jax.make_jaxpr(xform.grad(f, tuple(range(len(args))), policy=policy))(*args).eqns
@@ -150,7 +150,7 @@ def test_what_a_compiler_for_tpus_fuses_waits_elsewhere(f, policy, where: set[st
 
 @pytest.mark.slow
 def test_nothing_that_a_compiler_for_tpus_fuses_is_written() -> None:
-    """What waits would be in memory beside what the compiler keeps by itself."""
+    """A barrier would put these values in memory beside those that the compiler keeps by itself."""
     if absent := missing(parse_target("tpu:v5e:1x1")):
         pytest.skip(f"needs {', '.join(absent)}")
 

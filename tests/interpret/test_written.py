@@ -1,4 +1,4 @@
-"""A saved value that is smaller than what makes it is what is kept, says the compiler."""
+"""The compiler keeps a small saved value instead of the larger values that it is made from."""
 
 import jax
 import jax.numpy as jnp
@@ -49,10 +49,10 @@ def test_what_costs_nothing_to_keep_is_not() -> None:
     same = lambda w: jnp.sum(jnp.sin(X @ w))  # cos of a product takes as much as the product
     assert count(xform.grad(same), W) == 0
     rounded = lambda w: jnp.sum(jnp.sin((X @ w).astype(jnp.bfloat16).astype(jnp.float32)))
-    assert count(xform.grad(rounded), W) == 0  # half the bytes: on CPU it gains nothing
-    of_input = lambda w: jnp.sum(jnp.where(X > 0, X @ w, 0.0))  # the input is there
+    assert count(xform.grad(rounded), W) == 0  # half the bytes: no gain on CPU
+    of_input = lambda w: jnp.sum(jnp.where(X > 0, X @ w, 0.0))  # the input exists anyway
     assert count(xform.grad(of_input), W) == 0
-    both = lambda w: jnp.sum(jnp.where((y := X @ w) > 0, jnp.exp(y), y * y))  # the product is kept
+    both = lambda w: jnp.sum(jnp.where((y := X @ w) > 0, jnp.exp(y), y * y))  # the product is saved
     assert count(xform.grad(both, policy=xform.policies.save_dots), W) == 0
 
 
@@ -97,7 +97,7 @@ def pooled(activation, pool):
 @pytest.mark.parametrize("pool", [nn.avg_pool, nn.max_pool])
 @pytest.mark.parametrize("activation", [jax.nn.relu, jax.nn.gelu, jax.nn.silu, jnp.tanh])
 def test_what_is_pooled_takes_no_more_than_under_jax(activation, pool) -> None:
-    """XLA:CPU would give a library the constants of the activation as whole arrays."""
+    """XLA:CPU would pass the constants of the activation to a library as whole arrays."""
     shape = jax.ShapeDtypeStruct
     ws = [shape((3, 3, a, b), "float32") for a, b in ((3, 16), (16, 32))]
     loss, x = pooled(activation, pool), shape((16, 32, 32, 3), "float32")

@@ -15,7 +15,7 @@ MODES = {"forward": forward, "reverse": reverse}
 
 
 def cheapest(links: Sequence[Link]) -> float:
-    """The fewest FLOPs of all bracketings, each of which is tried."""
+    """Return the fewest FLOPs over all bracketings."""
     if len(links) == 1:
         return min(links[0].forward, links[0].reverse)
     found = []
@@ -32,7 +32,7 @@ def cheapest(links: Sequence[Link]) -> float:
 
 
 def counted(order: Order, links: Sequence[Link]) -> float:
-    """FLOPs of an order, step by step."""
+    """Return the FLOPs of an order, step by step."""
     if isinstance(order, Product):
         inside = counted(order.left, links) + counted(order.right, links)
         middle = links[order.right.high].rows
@@ -50,7 +50,7 @@ def chain_of(sizes: Sequence[int]) -> list[Link]:
 
 
 def any_chain(draw: random.Random, n: int, none: float = 0.0) -> list[Link]:
-    """Links of any costs; some without a mode."""
+    """Return links with random costs; some lack a mode."""
     links = []
     for a, b in itertools.pairwise(draw.randint(1, 40) for _ in range(n + 1)):
         push, pull = draw.randint(1, 2 * a * b), draw.randint(1, 2 * a * b)

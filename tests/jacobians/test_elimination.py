@@ -23,7 +23,7 @@ X = np.linspace(0.2, 0.9, 4)
 
 
 def jacobian_by_paths(graph: Graph, values: list[float]) -> Any:
-    """The sum over all paths of the products of their edges."""
+    """Return the sum over all paths of the products of their edges."""
     total = {v: {v: 1.0} for v in graph.inputs}  # by vertex and input
     for (a, b), value in sorted(zip(graph.edges, values, strict=True), key=lambda e: e[0][1]):
         for x, d in total.get(a, {}).items():

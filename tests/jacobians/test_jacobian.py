@@ -1,4 +1,4 @@
-"""`jacobian`: JAX's values in every mode, at every kind of argument; the mode that is best."""
+"""`jacobian`: JAX's values in every mode, for every kind of argument; the best mode is chosen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ X = np.linspace(-1.0, 1.0, 5)
 
 
 def two_ends(x: Any, y: Any) -> Any:
-    """Two inputs of two dtypes, two outputs, narrow in the middle, twice."""
+    """Two inputs of two dtypes, two outputs, and two narrow places."""
     narrow = jnp.tanh(x.astype(y.dtype) @ y.reshape(5, 2))
     wide = jnp.sin(jnp.outer(narrow, jnp.arange(1.0, 6.0)))
     scalar = jnp.sum(wide**2)
@@ -44,7 +44,7 @@ def two_ends(x: Any, y: Any) -> Any:
 
 
 def skips(x: Any) -> Any:
-    """Paths around each narrow value but the last."""
+    """Paths around each narrow value except the last."""
     narrow = jnp.stack([x.sum(), x[0] * x[1]])
     return jnp.concatenate([jnp.outer(narrow, x).ravel(), x])
 
@@ -117,7 +117,7 @@ EAGER = ("hourglass", "two ends", "skips", "loop", "identity", "partly constant"
 def test_values_are_jaxs(name: str) -> None:
     f, args, argnums = CASES[name]
     ours = {mode: xform.jacobian(f, argnums, mode=mode) for mode in MODES}
-    if not jax.tree.leaves(jax.eval_shape(f, *args)):  # JAX has a forward mode of that alone
+    if not jax.tree.leaves(jax.eval_shape(f, *args)):  # JAX has only forward mode for this
         reference = jax.jacfwd
     else:
         reference = jax.jacfwd if name == "while" else jax.jacrev

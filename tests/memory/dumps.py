@@ -1,4 +1,4 @@
-"""Small programs, compiled once for all tests of what reads their dumps."""
+"""Small programs, compiled once for all tests that read their dumps."""
 
 import functools
 import tempfile
@@ -64,9 +64,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] 
 
 @functools.cache
 def dumped(name: str) -> tuple[bytes, Any]:
-    """A program's dump, and what the compiler says of its memory."""
+    """Return a program's dump, and the compiler's memory statistics."""
     f, args, options = PROGRAMS[name]
-    jax.clear_caches()  # JAX keeps the place of the first call of a jitted function
+    jax.clear_caches()  # JAX keeps the source line of the first call of a jitted function
     lowered = jax.jit(f, **options).lower(*args)
     with tempfile.TemporaryDirectory() as folder:
         flags = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True}

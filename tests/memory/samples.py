@@ -1,4 +1,4 @@
-"""Reports to draw: steps of a transformer of any depth, made up, the same each time."""
+"""Synthetic reports to draw: steps of a transformer of any depth, always the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ITEM = {"bf16": 2, "f32": 4, "s32": 4, "pred": 1}
 
 
 class Step:
-    """Buffers, in the order of the program, and the step at which it stands."""
+    """Buffers, in the order of the program, and the current step."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -39,7 +39,7 @@ def transformer(layers: int, capacity: int | None = 16 * GIB, saves: bool = True
         for name, shape in DENSE.items()
     ]
     weights += [("embedding", (32000, WIDTH)), ("head", (WIDTH, 32000))]
-    held = []  # what lives to the end
+    held = []  # buffers that live to the end
     for scope, shape in weights:
         at = {"scope": scope, "where": "train.py:88 (init)"}
         held.append(step.add("parameter", "bf16", shape, "parameter", **at))
@@ -175,7 +175,7 @@ HARM = """</script><img src=x onerror="window.harm=1"><!-- ${'"`\\u2028"""
 
 
 def harmful() -> dict[str, Any]:
-    """A report whose every text would do harm in a page that takes it for HTML."""
+    """Return a report whose every text would do harm in a page that takes it for HTML."""
     report = transformer(1)
     texts = ("name", "dtype", "operation", "where", "scope", "category", "why")
     for made in report["buffers"]:

@@ -44,7 +44,7 @@ def recurrent(w: Any, x: Any) -> Any:
     return jnp.sum(lax.scan(step, jnp.zeros(x.shape[1:]), x)[1] ** 2)
 
 
-# The comment beside each program is the advice that it got before.
+# The comment beside each program is its earlier advice.
 ONE_BUFFER: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pairwise distances": (xform.grad(energy), (f32(200, 3),)),  # nothing
     "a kernel matrix": (xform.grad(kernel), (f32(), f32(500, 8), f32(500))),  # "250 for 500"
@@ -85,7 +85,7 @@ def test_no_batch_without_a_proof(f: Any, args: Any, wrong: str) -> None:
 
 
 def advised(f: Any, *args: Any, over: int | None = None, **options: Any) -> list[str]:
-    """The advice for a device that the program is over by so many bytes."""
+    """Return the advice for a device whose memory the program exceeds by `over` bytes."""
     free = xform.memory_analysis(f, *args, **options)
     capacity = None if over is None else free.compilation.device_bytes - over
     return xform.memory_analysis(f, *args, capacity=capacity, **options).advice

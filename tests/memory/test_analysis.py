@@ -1,4 +1,4 @@
-"""The memory report of a compiled function: sizes that are known, and what reads them."""
+"""The memory report of a compiled function: known sizes, and the readers of the report."""
 
 import functools
 import json
@@ -88,7 +88,7 @@ def test_loops_count_every_trip() -> None:
 
     report = xform.memory_analysis(f, f32(12, 64, 64), f32(8, 64))
     assert report.flops == 12 * 2 * 8 * 64 * 64
-    # Every trip reads a weight, and reads and writes the state.
+    # Every iteration reads a weight, and reads and writes the state.
     least = 12 * 4 * (64 * 64 + 2 * 8 * 64)
     assert least <= report.moved_bytes <= 3 * least
 

@@ -1,4 +1,4 @@
-"""What compilers answered is kept in the process, and on disk where JAX keeps what it compiles."""
+"""Compilers' answers are cached in the process, and on disk where JAX caches compiled programs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def never() -> Answer:
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a new process, which remembers nothing."""
+    """Clear the memory of the process, like a new process."""
     monkeypatch.setattr(answers, "_remembered", Recent())
 
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A folder that JAX is told to keep compiled programs in."""
+    """Set the folder of JAX's compilation cache."""
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     forget(monkeypatch)

@@ -1,4 +1,4 @@
-"""The header of a report: which transform, under which policy, of which arguments."""
+"""The header of a report: transform, policy and arguments."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The replayed heap against what the compiler says."""
+"""The replayed heap against the compiler's own numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ def varint(n: int) -> bytes:
 
 
 def message(**fields: Any) -> bytes:
-    """A message: numbers, bytes, and lists of them, for fields named f1, f2, ..."""
+    """Return a message of numbers, bytes, and lists of them, for fields named f1, f2, ..."""
     out = b""
     for name, values in fields.items():
         for value in values if isinstance(values, list) else [values]:
@@ -29,7 +29,7 @@ def message(**fields: Any) -> bytes:
 
 
 def made(events: list[tuple[int, ...]], sizes: dict[int, int], block: int, space: int = 0) -> bytes:
-    """A module of one computation in which instruction n makes buffer n, with a heap."""
+    """Return a module of one computation in which instruction n makes buffer n, with a heap."""
     f32 = message(f2=11)
     instructions = [message(f1=b"i%d" % n, f2=b"add", f3=f32, f35=n) for n in sizes]
     module = message(f1=b"m", f6=9, f3=message(f1=b"main", f2=instructions, f5=9, f6=max(sizes)))

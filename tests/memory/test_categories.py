@@ -1,4 +1,4 @@
-"""The colours of categories differ, for everyone."""
+"""The colours of categories can be told apart, also with colour vision deficiencies."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 
 from xform.memory.categories import CATEGORIES, REST, category
 
-# What is left of linear red, green and blue for who lacks one kind of cone.
+# Linear red, green and blue as seen without one kind of cone.
 # Source: Machado, Oliveira, Fernandes, "A physiologically-based model for simulation of color
 # vision deficiency", 2009, table 1, severity 1.
 EYES = {
@@ -21,7 +21,7 @@ GROUND = {"light": "#ffffff", "dark": "#17191e"}
 
 
 def lab(color: str, eye: str) -> np.ndarray:
-    """CIE L*a*b* of a colour as it is seen."""
+    """Return CIE L*a*b* of a colour as an eye sees it."""
     rgb = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     xyz = TO_XYZ @ np.clip(EYES[eye] @ linear, 0, 1) / [0.9505, 1, 1.089]

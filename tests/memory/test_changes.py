@@ -1,4 +1,4 @@
-"""Make each change that a report promises bytes for, and compare with the compiler's bytes."""
+"""Make each change whose savings a report promises, and compare with the compiler's bytes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ LAYER = {"qkv": f32(64, 192), "out": f32(64, 64), "up": f32(64, 256), "down": f3
 LANGUAGE = {"embedding": f32(512, 64), "head": f32(64, 512), "layers": [LAYER] * 2}
 DENSE = [f32(64, 256), f32(256, 256), f32(256, 10)]
 PICTURES = {"kernels": [f32(3, 3, 3, 8), f32(3, 3, 8, 8)], "out": f32(8, 10)}
-# A function, its arguments, and the axis that is the batch of its last ones.
+# A function, its arguments, and the batch axis of its last ones.
 Program = tuple[Callable[..., Any], tuple[Any, ...], int, int]
 PROGRAMS: dict[str, Program] = {
     "stacked layers": (xform.grad(stacked), (f32(12, 64, 64), f32(32, 64)), 1, 0),
@@ -110,7 +110,7 @@ STEPS = [name for name, (_, _, first, _) in PROGRAMS.items() if first == 2]
     ("name", "donated"), [*((name, False) for name in PROGRAMS), *((name, True) for name in STEPS)]
 )
 def test_half_a_batch_spares_what_is_said(name: str, donated: bool) -> None:
-    """A step of training that is donated no state has new memory for it: more fits there then."""
+    """Without donation the new state has memory of its own, which temporary values can share."""
     f, args, first, axis = PROGRAMS[name]
     options: dict[str, Any] = {"donate_argnums": tuple(range(first))} if donated else {}
     report = xform.memory_analysis(f, *args, **options)

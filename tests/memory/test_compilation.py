@@ -1,4 +1,4 @@
-"""Compile for targets: the one that is here, several CPU devices, TPUs and GPUs that are not."""
+"""Compile for targets: the present one, several CPU devices, and absent TPUs and GPUs."""
 
 import os
 from typing import Any
@@ -31,7 +31,7 @@ def loss(w, x):
 
 
 def answering(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> list[Lowered]:
-    """In place of another process; what it was asked."""
+    """Replace the compiling process, and return its requests."""
     asked: list[Lowered] = []
 
     def compile_there(lowered, target, timeout):

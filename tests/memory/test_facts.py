@@ -1,4 +1,4 @@
-"""What a report says of a program's bytes is so, and what it sends to can be had."""
+"""The facts of a report about a program's bytes are true, and its remedies work."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_arrays_that_a_function_closes_over(name: str) -> None:
 
 
 def test_constants_of_the_compiler_are_not_the_functions() -> None:
-    """Of two numbers on a device both are a constant of the program; nothing is closed over."""
+    """The compiler adds constants of its own; the function closes over nothing."""
     report = xform.memory_analysis(lambda x: x + 1, jax.ShapeDtypeStruct((), jnp.float32))
     assert not any("closes over" in text for text in report.advice)
 

@@ -1,4 +1,4 @@
-"""What is read of a module: types, places, and the order in which it runs."""
+"""Reading a module: types, places, and the order of execution."""
 
 import jax.numpy as jnp
 import pytest

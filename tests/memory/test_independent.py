@@ -1,4 +1,4 @@
-"""An axis is called a batch only where the program proves it."""
+"""An axis is called a batch only if the program proves it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def i32(*shape: int) -> Any:
 
 
 def found(f: Any, *args: Any) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
-    """Sizes and places of the batches of a function."""
+    """Return sizes and places of the batches of a function."""
     made = shown(program(jax.make_jaxpr(f)(*args)))
     return [batch[:2] for batch in made.batches]
 
@@ -40,7 +40,7 @@ def dense(w: Any, x: Any, y: Any) -> Any:
 
 
 def through(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss of a matrix and rows: of what `f` makes of hidden rows."""
+    """Return a loss of a matrix and rows that applies `f` to hidden rows."""
     return lambda w, x: jnp.mean(f(jnp.tanh(x @ w)) ** 2)
 
 
@@ -177,7 +177,7 @@ def values(key: int, args: Any) -> Any:
 
 
 def exchanged(f: Any, args: Any, places: Any) -> tuple[Any, Any]:
-    """The sum of `f` of two batches, and of the two with their first halves exchanged."""
+    """Return the sum of `f` of two batches, before and after exchanging their first halves."""
     one, other = (jax.tree.leaves(values(key, args)) for key in (0, 1))
     both, parts = [*zip(one, other, strict=True)], jax.tree.structure(args)
     data = {k for k, _ in places}
@@ -195,7 +195,7 @@ def exchanged(f: Any, args: Any, places: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("name", [n for n, (_, _, b) in CASES.items() if b and n != "adam"])
 def test_the_parts_of_a_batch_are_independent(name: str) -> None:
-    """The sum of independent parts does not depend on how the parts are grouped."""
+    """The sum of independent parts does not depend on the grouping of the parts."""
     f, args, expected = CASES[name]
     for _, places in expected:
         plain, mixed = exchanged(f, args, places)
@@ -235,7 +235,7 @@ ENDS: tuple[Callable[[Any], Any], ...] = (
 
 
 def test_random_programs_prove_nothing_wrong() -> None:
-    """All sizes are 6, so that no axis is told from another by its length."""
+    """All sizes are 6, so no axis can be recognized by its length."""
     rng, proven = random.Random(0), 0
     for _ in range(120):
         steps = [*rng.choices(STEPS, k=rng.randint(1, 4))]

@@ -1,4 +1,4 @@
-"""Functions lowered for devices that are not here."""
+"""Functions lowered for absent devices."""
 
 import jax
 import jax.numpy as jnp
@@ -242,7 +242,7 @@ class TestLower:
         with pytest.raises(errors.XformError, match="without the device") as caught:
             lower(jitted(looped), on_mesh((X,), {}, target, None, None), target)
         assert "test_lowering.py" in caught.value.where
-        assert caught.value.__suppress_context__  # not two errors, one above the other
+        assert caught.value.__suppress_context__  # one error, not two
 
     def test_a_function_with_a_foreign_call_is_refused(self) -> None:
         foreign = lambda x: jax.ffi.ffi_call("their_sum", x)(x)

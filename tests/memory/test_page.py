@@ -1,4 +1,4 @@
-"""The page's text: whole, escaped, with nothing to fetch. What it does is in test_web.py."""
+"""The page's text is complete, escaped, and loads nothing. test_web.py tests its behaviour."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Where a compiled program goes forward and back."""
+"""Which operations of a compiled program belong to the forward and the backward pass."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The picture of a report: what it says, and that it is drawn whatever the report lacks."""
+"""The picture of a report: its texts, and that it is drawn even if the report lacks parts."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ def tiny(**more: Any) -> dict[str, Any]:
 
 
 def drawn(data: dict[str, Any], path: Path) -> str:
-    """The texts of a picture, which matplotlib leaves in an SVG as comments."""
+    """Return the texts of a picture, which matplotlib leaves in an SVG as comments."""
     draw(data, path)
     return "\n".join(re.findall(r"<!-- (.*?) -->", path.read_text(), re.DOTALL))
 

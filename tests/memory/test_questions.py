@@ -1,4 +1,4 @@
-"""Does it fit, how large a batch does, and why not: on a CPU that is said to be small."""
+"""Does it fit, how large a batch fits, and why not: on a CPU with a small given capacity."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_another_axis_several_arguments_and_a_limit() -> None:
 
 
 def test_where_bytes_jump_the_largest_is_not_claimed() -> None:
-    """Bytes that grow by a step in the middle: the line through two batches misses it."""
+    """Bytes jump in the middle, so the line through two batches misses the largest batch."""
 
     def jumps(x: Any) -> Any:
         return jnp.sum(jnp.sin(jnp.tile(x, (64, 1))) @ x[0]) if len(x) > 700 else jnp.sum(x)
@@ -91,7 +91,7 @@ def test_where_bytes_jump_the_largest_is_not_claimed() -> None:
 
 @pytest.mark.parametrize("start", [4, 1024])
 def test_a_batch_without_a_plan_is_too_large(start: int) -> None:
-    """Each number by a budget that is asked of that batch alone."""
+    """Each batch has a budget of its own."""
 
     def deep(w: Any, x: Any) -> Any:
         for _ in range(8):

@@ -1,4 +1,4 @@
-"""The process that compiles: whatever happens to it, nothing is left, and the error says it."""
+"""The compiling process: whatever happens to it, nothing is left, and the error reports it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from xform.memory.targets import parse_target
 
 LOWERED = Lowered("step", b"program", 1, [], [0], ("x",))
 ANSWER = {"bytes": {"temp": 3}, "compile_seconds": 1.5}
-# A worker that answers, with the request as the module.
+# A worker that answers with the request as the module.
 ANSWERS = f"""
 import pathlib, sys
 folder = pathlib.Path(sys.argv[1])
@@ -28,7 +28,7 @@ folder = pathlib.Path(sys.argv[1])
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    """Where temporary files are made; it is empty again after the test."""
+    """Set the folder for temporary files, and check that it is empty after the test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield tmp_path
     assert list(tmp_path.iterdir()) == []

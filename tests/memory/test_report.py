@@ -1,4 +1,4 @@
-"""Reports of programs with nothing in them, and of those that a compiler refused."""
+"""Reports of empty programs, and of programs that a compiler refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def f32(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def shown(report: MemoryReport, folder: Path) -> str:
-    """Every view of a report is there; its text."""
+    """Check that every view of a report exists, and return its text."""
     report.plot(folder / "report.svg")
     report.save_html(folder / "report.html")
     assert json.loads(report.to_json())["total_bytes"] == report.total_bytes
@@ -75,8 +75,11 @@ def test_a_program_of_collectives_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", [0, 9])
 def test_a_memory_that_is_not_used(entry: int, tmp_path: Path) -> None:
-    """Of a program without products libtpu has a block of no bytes and no buffers, on the chip;
-    of one that it splits in two for complex numbers, an entry computation whose id is 0."""
+    """libtpu's answer may name memories that are not used.
+
+    For a program without products libtpu has a block of no bytes and no buffers on the chip. For a
+    program that it splits in two for complex numbers, the entry computation has id 0.
+    """
     f32_8 = message(f2=11, f3=8)
     made = [message(f1=b"x", f2=b"parameter", f3=f32_8, f35=1),
             message(f1=b"y", f2=b"add", f3=f32_8, f35=2, f36=[1])]  # fmt: skip
@@ -148,7 +151,9 @@ def test_a_batch_whose_size_is_not_known_is_over() -> None:
     tried = {8: small, 64: refusal()}
     sizes = {n: r.total_bytes for n, r in tried.items()}
     assert "64  not known  over" in str(Batch(8, small, None, sizes))
-    assert _next(tried, 8, 64, True) == 22  # by the line through one batch it would be above 64
+    assert (
+        _next(tried, 8, 64, True) == 22
+    )  # the line through one batch alone would give more than 64
     assert _next({64: refusal()}, 0, 64, True) == 1
 
 

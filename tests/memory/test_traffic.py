@@ -1,4 +1,4 @@
-"""Bytes moved: what is cut or updated in place counts for the part, fused or not."""
+"""Bytes moved: cutting or updating in place counts only the part, fused or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STACK, PART = 4096, 64
 
 
 def module(*computations: list[tuple[Any, ...]]) -> Any:
-    """A module of computations, each a list of (opcode, bytes, operands, called).
+    """Return a module of computations, each a list of (opcode, bytes, operands, called).
 
     Operands are places in the same computation. The last instruction is the root, the last
     computation the entry; parameters are numbered in order.
@@ -46,7 +46,7 @@ WHOLE = [("parameter", STACK, (), ()), ("parameter", 4, (), ()),
 
 
 def around(body: list[tuple[Any, ...]], called: int) -> list[tuple[Any, ...]]:
-    """A computation that has the parameters of another one, and fuses it."""
+    """Return a computation with the parameters of another one, which it calls as a fusion."""
     given = [line for line in body if line[0] == "parameter"]
     return [*given, ("fusion", body[-1][1], tuple(range(len(given))), (called,))]
 
@@ -71,5 +71,5 @@ def test_what_a_loop_stacks_is_written_once() -> None:
     x = jax.ShapeDtypeStruct((1024,), jnp.float32)
     report = xform.memory_analysis(f, x)
     stack = 64 * 1024 * 4
-    # Zeros to start from, sine and cosine read and written, slices read and placed; and counters.
+    # Initial zeros, sine and cosine read and written, slices read and placed; and counters.
     assert 3 * stack <= report.moved_bytes <= 7.1 * stack

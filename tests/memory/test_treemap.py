@@ -1,4 +1,4 @@
-"""Boxes cover what they divide, with the areas that were asked for."""
+"""Boxes cover their rectangle, with the requested areas."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Gradients that wait for each other, by the compiler's own word."""
+"""Gradients that wait for each other, according to the compiler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def layers(ws: Any, x: Any) -> Any:
 
 
 def clipped(norm: Any) -> Any:
-    """A step of training that divides gradients by `norm` of all of them."""
+    """A training step that divides gradients by a `norm` of all of them."""
 
     def step(ws: Any, x: Any) -> Any:
         grads = xform.grad(layers)(ws, x)
@@ -56,7 +56,7 @@ def test_gradients_that_wait_for_their_norm() -> None:
 
 
 def test_gradients_that_a_loop_stacks_come_together() -> None:
-    """Whatever their norm, they are there at once."""
+    """They exist at the same time whatever their norm."""
 
     def deep(params: Any, x: Any) -> Any:
         layer = lambda h, wv: (jnp.tanh(jnp.tanh(h @ wv[0]) @ wv[1]), None)

@@ -32,7 +32,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 
 @pytest.fixture
 def shown(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[Open]:
-    """Opens a page of reports; after the test, nothing may stand on the browser's console."""
+    """Open a page of reports; after the test, the browser's console must be empty."""
 
     def page_of(*reports: dict[str, Any], labels: tuple[str, ...] = ()) -> Page:
         write(reports or (SMALL,), tmp_path / "page.html", labels)
@@ -133,7 +133,7 @@ def test_zoom_and_pan_of_the_timeline(shown: Open) -> None:
     assert before[0] < near[0] < near[1] < before[1]
     page.at("#timeline").click_and_hold().move_by_offset(200, 0).release().perform()
     assert step(0.2) < near[0]
-    assert page.text("#live-title") == "What is live at the peak"  # a drag is no click
+    assert page.text("#live-title") == "What is live at the peak"  # a drag is not a click
     page.one("#zoom-reset").click()
     assert (step(0.2), step(0.8)) == before
     page.one("#zoom-in").click()
@@ -156,7 +156,7 @@ def test_zoom_into_a_group(shown: Open) -> None:
     assert page.texts("#trail button") == ["all", "activation"]
     page.at("#treemap", 0.1).click().perform()
     assert page.texts("#trail button") == ["all", "activation", "model.py:52 (layer)"]
-    page.search("layers/1")  # the group stays, with what is found in it
+    page.search("layers/1")  # the group stays, with the matches in it
     assert page.texts("#trail button")[-1] == "activation"
     page.one("#trail button").click()
     assert page.texts("#trail button") == ["all"]
@@ -251,7 +251,7 @@ def test_ten_thousand_buffers(shown: Open) -> None:
     assert page.search("layers/39 model.py:52").startswith("11 buffers of 10,4")
     took = "return performance.getEntriesByType('measure').map(e => [e.name, e.duration])"
     times = page.browser.execute_script(took)
-    # Far above what is seen: a machine that is shared must not fail this.
+    # Far above the usual times, so that a busy machine does not fail this test.
     assert all(ms < 2000 for _, ms in times), times
 
 

@@ -1,4 +1,4 @@
-"""The compiler's side, in this process."""
+"""The worker's code, run in this process."""
 
 import os
 import threading

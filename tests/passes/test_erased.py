@@ -1,4 +1,4 @@
-"""Operations that XLA removes: each is compiled."""
+"""Operations that XLA removes, checked by compiling each."""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ OTHER = {
 
 
 def last(f, x):
-    """The operand that the last equation's result is, by its place."""
+    """Return the place of the operand that is the last equation's result."""
     return erased(trace(lambda x: [f(x)], x).equations[-1])
 
 
@@ -49,7 +49,7 @@ def compiled(f, x) -> str:
 
 
 def drops(f, x) -> bool:
-    """Whether XLA makes of a function what it makes of `x` itself."""
+    """Return whether XLA compiles a function to the same program as `x` itself."""
     lines = [line.split(" = ")[1].split("(")[0].split()[-1]
              for line in compiled(f, x).splitlines() if " = " in line]  # fmt: skip
     return set(lines) <= {"parameter", "copy", "constant"}

@@ -1,4 +1,4 @@
-"""What each pass makes of a program, as text."""
+"""The result of each pass as text."""
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ def exact(x):
 
 
 def nested(x):
-    """The same to simplify in a loop, in a branch and in a call."""
+    """The same simplification in a loop, in a branch and in a call."""
     tidy = lambda x: jnp.sin(jnp.negative(-x)) + jnp.sin(x) * jnp.cos(jnp.float32(0.0))
 
     def step(carry):

@@ -1,4 +1,4 @@
-"""Passes on functions and on nested programs: composition, effects, what stays, time."""
+"""Passes on functions and nested programs: composition, effects, invariants, time."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def names(f, *args) -> list[str]:
 
 
 def model(w, x, *, scale=1.0, how="sin"):
-    """A dict of arrays, a keyword argument that is no array, a loop."""
+    """A function of a dict of arrays, with a keyword argument that is not an array, and a loop."""
     step = lambda h, w: (getattr(jnp, how)(h * w["a"]) * 1.0 + w["b"], h)
     y, hs = lax.scan(step, x * scale, w)
     return {"y": y.sum(), "hs": hs}
@@ -278,7 +278,7 @@ def test_on_a_mesh(kind) -> None:
 
 
 def test_a_note_of_a_named_axis_is_no_effect() -> None:
-    """JAX notes as effects which axes are asked for: dead sums over them go, equal ones merge."""
+    """JAX records named axes as effects: dead sums over them are dropped, equal ones merged."""
 
     def f(x):
         lax.psum(jnp.sin(x), "d")

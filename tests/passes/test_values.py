@@ -20,7 +20,7 @@ SPECIAL = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.0, 0.1])
 
 @pytest.fixture(autouse=True)
 def _one_machine(monkeypatch: pytest.MonkeyPatch):
-    """What is folded is run by the machine that runs the rest; NumPy warns of NaN."""
+    """Use one machine for folding and for the rest of the program; NumPy warns about NaN."""
     key = lambda x: isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     plain = lambda xs: [x if key(x) else np.asarray(x) for x in xs]
     run = lambda eqn, xs: list(Machine().step(eqn)(*plain(xs)))
@@ -30,7 +30,7 @@ def _one_machine(monkeypatch: pytest.MonkeyPatch):
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Bits, but for those of NaN."""
+    """Return whether bits are equal, except those of NaN."""
     a, b = np.asarray(a), np.asarray(b)
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return False
@@ -46,7 +46,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def special(xs, seed: int):
-    """The inputs, with some of their elements other than numbers, or zero."""
+    """Return the inputs with some elements replaced by zeros, infinities or NaN."""
     random = np.random.default_rng(seed)
 
     def change(x):
@@ -77,7 +77,7 @@ def check(seed: int) -> None:
     for f in (plain, pulled(plain)):
         try:
             before = jax.make_jaxpr(f)(*xs)
-        except (TypeError, NotImplementedError):  # an integer program, or what JAX cannot batch
+        except (TypeError, NotImplementedError):  # an integer program, or one that JAX cannot batch
             continue
         after = jax.make_jaxpr(ALL(f))(*xs)
         for points in (xs, special(xs, seed)):
@@ -120,7 +120,7 @@ EXACT = {
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", EXACT)
 def test_special_values(name: str) -> None:
-    """What is simplified, and what looks as if it could be."""
+    """Expressions that are simplified, and expressions that look like them."""
     f, tidy = EXACT[name], passes.Pipeline([passes.Inline(), passes.Simplify(), passes.Dce()])
     before, after = jax.make_jaxpr(f)(SPECIAL), jax.make_jaxpr(tidy(f))(SPECIAL)
     assert len(after.eqns) < len(before.eqns)

@@ -1,4 +1,4 @@
-"""The verifier: passes that are broken on purpose, and what it says of them."""
+"""The verifier and its messages, on passes that are broken on purpose."""
 
 import dataclasses
 import re
@@ -39,14 +39,14 @@ def backwards(prog):
 
 
 def ill_typed(prog):
-    """A cosine is said to be an integer."""
+    """Declare a cosine to be an integer."""
     last = prog.equations[-1]
     v = Var(last.outvars[0].aval.update(dtype=np.dtype(np.int32)))
     return with_equations(prog, [*prog.equations, last.replace(outvars=[v])])
 
 
 def misfit(prog):
-    """A sum of arrays of other shapes."""
+    """Add arrays of other shapes."""
     *_, last = ir.trace(lambda x, y: [x + y], X, X).equations
     z = ir.trace(lambda x: [x], np.ones(4, np.float32)).inputs[0]
     wrong = last.replace(invars=[prog.inputs[0], z])

@@ -1,4 +1,4 @@
-"""Primitives whose rules are tested by more than a function and its arguments: in which file."""
+"""Primitives whose tests need more than a function and its arguments, and the test files."""
 
 _FILES = {
     "tests/rules/test_structured.py": (

@@ -92,7 +92,7 @@ def large(c, x):
 
 
 def loop(step, init, xs=None, length=3, **options):
-    """The sum of a scan's last carry and of all it gave out."""
+    """Return the sum of a scan's last carry and of all its outputs."""
     carry, ys = lax.scan(step, init, xs, length=length, **options)
     floats = [y for y in jax.tree.leaves((carry, ys)) if jnp.issubdtype(y.dtype, jnp.floating)]
     return sum(jnp.sum(y * y) for y in floats)

@@ -1,4 +1,4 @@
-"""Derivatives are as accurate as their functions: few points here, all of them in `experiments`."""
+"""Derivatives are as accurate as their functions: few points here, all in `experiments`."""
 
 import json
 
@@ -14,14 +14,14 @@ from experiments.accuracy.run import FEW, RESULTS, read
 from xform.table import RULES
 from xform.words import Bilinear, Pointwise
 
-# Their derivatives are constants, or what they are of is not a number of one type.
+# Their derivatives are constants, or their argument is not a number of one type.
 EXACT = {"add_any", "clamp", "nextafter", "name"}
-# A random number that depends on its parameter is known by no formula.
+# No formula is known for a random number that depends on its parameter.
 RANDOM = {"random_gamma"}
 MANY = {"dot_general", "ragged_dot_general", "conv_general_dilated"}  # sums of products
 
 
-# At the root of a second derivative both errors are noise; xform's is twice that of JAX.
+# At the root of a second derivative both errors are noise; xform's is twice JAX's.
 NOISE = {"betainc 2.0, 3.0 da da"}
 KEPT = read(json.loads(RESULTS.read_text()))
 BY_NAME = {(row.name, row.dtype): row for row in KEPT}

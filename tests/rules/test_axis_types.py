@@ -1,4 +1,4 @@
-"""Operands of explicit axes that lie differently; parts of a function with axes of another type."""
+"""Operands with different shardings on explicit axes; parts with axes of another type."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def _square(x: Any) -> Any:
 
 _square.defvjp(lambda x: (x * x, x), lambda x, ct: (2 * ct * x,))
 
-# Each reads what it is given more than once, so its cotangents are added up.
+# Each reads its arguments more than once, so its cotangents are added up.
 PARTS: dict[str, Callable[[Any, Any], Any]] = {
     "twice": lambda x, w: jnp.sum(x * jnp.tanh(x @ w)) + jnp.sum(w * w),
     "loop": lambda x, w: lax.scan(lambda c, _: (jnp.tanh(c @ w), jnp.sum(c)), x, length=2)[1][1],
@@ -38,7 +38,7 @@ CHANGES: dict[AxisType, Callable[..., Any]] = {
 
 
 def _around(f: Callable[[Any, Any], Any], kind: AxisType) -> Callable[[Any, Any], Any]:
-    """What goes in is read outside too, and the part is there twice."""
+    """Read the inputs outside the part too, and call the part twice."""
     part = CHANGES[kind](f)
     return lambda x, w: part(x, w) * jnp.sum(x * x) + part(2 * x, w * w) + jnp.sum(w)
 
@@ -67,7 +67,7 @@ def test_other_transforms_are_those_of_jax(kind: AxisType) -> None:
         same(eager, jax.grad(f, (0, 1))(x, w))
 
 
-# Elementwise operations of two operands, of which one lies along the axis and one does not.
+# Elementwise operations of two operands, only one of which is sharded along the axis.
 MEETING: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda x, w: x + w,
     "atan2": jnp.arctan2,
@@ -82,7 +82,7 @@ MEETING: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("name", MEETING)
 def test_derivatives_lie_where_their_types_say(name: str) -> None:
-    """As in JAX: what is replicated has a gradient that is, and tangents lie as results do."""
+    """As in JAX: replicated values have replicated gradients; tangents are sharded like results."""
     f = MEETING[name]
 
     def every(t: Any, x: Any, w: Any) -> Any:
@@ -101,7 +101,7 @@ def test_derivatives_lie_where_their_types_say(name: str) -> None:
 
 
 def _alike(run: Callable[[Any], Any]) -> None:
-    """What xform's transforms make is what JAX's make, and lies so."""
+    """Check that xform's results equal JAX's, with the same shardings."""
     got, wanted = jax.jit(lambda: (run(xform), run(jax)))()
     assert types(got) == types(wanted)
     whole = lambda tree: jax.tree.map(lambda x: jax.reshard(x, P()) if x.ndim else x, tree)
@@ -126,7 +126,7 @@ def test_lanes_lie_where_they_lay() -> None:
 
 
 def test_copies_have_partial_sums_as_cotangents() -> None:
-    """Of a broadcast, of an unused half, of a branch that does not read them."""
+    """The copies are a broadcast, an unused half, and a branch that does not read them."""
     with jax.set_mesh(mesh(AxisType.Explicit)):
         row = jax.device_put(jnp.arange(4.0), P(reduced={"i"}))
         wide = lambda row: lax.broadcast_in_dim(row, (8, 4), [1], out_sharding=P("i", None))
@@ -149,7 +149,7 @@ def test_copies_have_partial_sums_as_cotangents() -> None:
 
 
 def test_a_users_rule_is_given_zeros_that_are_partial_sums() -> None:
-    """Of what is a copy on each device, as JAX gives them; of an integer it is a float0."""
+    """For copies on each device the zeros are partial sums, as in JAX; for an integer, a float0."""
     seen: list[list[str]] = []
     pair = jax.custom_vjp(lambda w: (jnp.sin(w), 2 * w, jnp.arange(3)))
 

@@ -1,4 +1,4 @@
-"""Calls that carry more than their body: a rule for vmap, a transpose, a mark."""
+"""Calls with more than a body: a vmap rule, a transpose, a mark."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def test_composite_is_differentiated_through_its_body() -> None:
     close(xform.jvp(f, (X,), (X,))[1], (jnp.cos(X) * X + jnp.sin(X)) * X)
 
 
-# A rule for vmap that does something else than the function, so that it can be told apart.
+# A vmap rule that computes something else than the function, so that it can be recognized.
 
 
 @custom_vmap
@@ -78,7 +78,7 @@ def test_a_closed_over_value_of_custom_vmap() -> None:
 
 
 def stacked(f):
-    """A function with a rule that says of each output that it is batched, as a rule may."""
+    """Return a function whose vmap rule declares each output batched, as a rule may."""
     g = custom_vmap(f)
 
     @g.def_vmap

@@ -1,4 +1,4 @@
-"""Derivatives of collectives, in a `shard_map`, of one, and over a named axis of `vmap`."""
+"""Derivatives of collectives in one `shard_map`, and over a named axis of `vmap`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -81,7 +81,7 @@ def test_untiled_all_to_all(check_vma: bool) -> None:
 @checked
 @pytest.mark.parametrize("collective", [lax.pmax, lax.pmin])
 def test_extremes(collective: Any, check_vma: bool) -> None:
-    """JAX does not differentiate them: the reference is `jnp.max` of the whole."""
+    """JAX does not differentiate them: the reference is `jnp.max` of the whole array."""
     whole, tie = (jnp.max, 0) if collective is lax.pmax else (jnp.min, 1)
 
     def wave(x: Any, w: Any) -> Any:
@@ -105,7 +105,7 @@ def test_gather_to_invarying() -> None:
 
 
 def test_pbroadcast() -> None:
-    """XLA:CPU has no such collective: the formula, against that of a gather."""
+    """XLA:CPU has no such collective. The formula is compared with that of a gather."""
 
     def chosen(x: Any) -> Any:
         return lax.all_gather(x, "i")[3]
@@ -150,7 +150,7 @@ def test_partial_sums() -> None:
             agree(f, *placed(AxisType.Explicit))
 
 
-# CPUs have no ragged collective: what it does is written out here, for lanes of a vmap.
+# CPUs have no ragged collective. It is written out here, for lanes of a vmap.
 
 
 def ragged(x, into, starts, sizes, places, received, *, axis_name, axis_index_groups=None):

@@ -1,4 +1,4 @@
-"""Branches: chosen by an index, by a batched one, by platform."""
+"""Branches selected by an index, by a batched index, or by platform."""
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ def test_a_predicate_that_depends_on_the_input() -> None:
 
 
 def only_elsewhere(x):
-    """A kernel of another platform, which has no lowering here."""
+    """A kernel of another platform, which cannot be lowered here."""
     return elsewhere_p.bind(x)
 
 

@@ -1,4 +1,4 @@
-"""Functions with rules of the user's: what their rules are given, and what stands for nothing."""
+"""Functions with user rules: the arguments of their rules, and the values for absent cotangents."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ WAYS: dict[str, Callable[..., Any]] = {"alone": lambda f: f, "jitted": jax.jit}
 
 
 def scaled() -> tuple[Any, Any]:
-    """A product that tells its scale 7, and one that takes no interest in its inputs."""
+    """Return a product whose rule gives its scale cotangent 7, and a sum whose rule gives None."""
 
     @jax.custom_vjp
     def a(x, s):
@@ -103,7 +103,7 @@ MAPS: dict[str, Callable[[Any], Any]] = {
 def test_the_transpose_of_a_linear_map_without_forward_mode_is_its_rule(
     inside: str, way: str
 ) -> None:
-    """As in JAX; but no second derivative of what has no first."""
+    """As in JAX. A second derivative needs a first one."""
     f = jax.custom_vjp(jnp.sin)
     f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (3 * ct * jnp.cos(x),))
     g = MAPS[inside](f)
@@ -121,7 +121,7 @@ def test_the_transpose_of_a_linear_map_without_forward_mode_is_its_rule(
 
 
 def test_which_outputs_move_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a rule that asks for symbolic zeros, which alone knows."""
+    """Only a rule that uses symbolic zeros knows, so it is called once to find out."""
     f = jax.custom_jvp(lambda x, y: (x * y, y))
 
     def rule(primals, tangents):
@@ -146,7 +146,7 @@ def test_a_python_number_comes_back_as_one() -> None:
 
 
 def test_a_dtype_with_an_addition_of_its_own() -> None:
-    """Flax's scales of 8-bit floats: cotangents of one that is used twice meet in a maximum."""
+    """Flax's scales of 8-bit floats: if one is used twice, its cotangents combine by a maximum."""
 
     def once(x, scale, history):
         return fp8_ops.in_qdq(jnp.float32, jnp.float8_e4m3fn, x, scale, history)
@@ -173,7 +173,7 @@ def test_a_python_number_may_be_the_point(f: Callable[..., Any]) -> None:
 
 
 FLOATS = [jnp.float32, jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2]
-# What a backward function may return for a float32, besides a cotangent of its type.
+# Possible results of a backward function for a float32, besides a cotangent of its type.
 RETURNED: dict[str, Any] = {
     **{jnp.dtype(d).name: jnp.ones(2, d) for d in FLOATS},
     "NumPy's in 64 bits": np.ones(2),
@@ -188,7 +188,7 @@ RETURNED: dict[str, Any] = {
 
 
 def returning(made: Any) -> Callable[..., Any]:
-    """Twice its argument, with a backward function that returns `made`."""
+    """Return a function that doubles its argument, with a backward function that returns `made`."""
     f = jax.custom_vjp(lambda x: x * 2)
     f.defvjp(lambda x: (x * 2, None), lambda _, ct: (made,))
     return f
@@ -198,7 +198,7 @@ def returning(made: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize("dtype", FLOATS[:3])
 @pytest.mark.parametrize("name", RETURNED)
 def test_a_backward_function_may_return_any_float(name: str, dtype: Any, way: str) -> None:
-    """As JAX, which lets all else of the same shape through as well; here that is an error."""
+    """As in JAX. JAX also accepts everything else of the same shape; here that is an error."""
     x = jnp.ones(2, dtype)
     g = lambda t: WAYS[way](lambda: t.vjp(returning(RETURNED[name]), x)[1](x)[0])()
     if name in [jnp.dtype(d).name for d in FLOATS] or name.startswith("NumPy"):
@@ -209,7 +209,7 @@ def test_a_backward_function_may_return_any_float(name: str, dtype: Any, way: st
 
 
 def test_a_number_is_handed_on_as_one() -> None:
-    """Outside of jit, a tangent or cotangent of Python reaches a user's rules as it is."""
+    """Outside of jit, a Python tangent or cotangent reaches a user's rules unchanged."""
     seen: list[type] = []
 
     @jax.custom_vjp
@@ -268,7 +268,7 @@ def test_branches_may_return_the_same_other_dtype(way: str) -> None:
 
 
 def watched() -> tuple[Any, Any]:
-    """A function that writes the sum of its cotangent to a reference, the way to log gradients."""
+    """A function that writes the sum of its cotangent to a reference, a way to log gradients."""
 
     @jax.custom_vjp
     def watch(x, log):

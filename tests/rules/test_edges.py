@@ -1,4 +1,4 @@
-"""Derivatives where formulas divide by zero, tie or overflow: JAX's wherever JAX's are numbers."""
+"""Derivatives where formulas divide by zero, tie or overflow: JAX's, if JAX's are numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ AT, SEGMENT = np.array([0, 0, 1]), np.array([0, 1, 0])
 
 
 def known(x: Any) -> Any:
-    """`x` without NaN, which keeps its derivative where nothing is scattered to it; JAX's is 0."""
+    """Return `x` without NaN. NaN keeps its derivative (0 in JAX) if nothing is scattered to it."""
     return jnp.nan_to_num(x, posinf=INF, neginf=-INF)
 
 

@@ -18,7 +18,7 @@ from tests.rules.programs import X
 from tests.rules.test_rules import FAMILIES, heavy
 from xform.testing import Case
 
-# The programs that hold a custom_vjp: JAX refuses their forward mode when it compiles it.
+# Programs with a custom_vjp: JAX refuses their forward mode when it compiles it.
 REVERSE_ONLY = ("custom_vjp", "nondiff_argnums", "nested regions", "scan of rules")
 
 # Programs that plain JAX cannot compile in a cell: a `linear_call` holds tracers of its trace.
@@ -26,7 +26,7 @@ REFUSED_BY_JAX = {"check_leaks": ("linear_call",)}
 
 
 def families() -> Iterator[Case]:
-    """The first case of each of three primitives of a family that JAX differentiates too."""
+    """Yield the first case of three primitives of each family that JAX differentiates too."""
     for family in FAMILIES:
         cases = importlib.import_module(f"tests.rules.cases.{family}").CASES
         of_primitive = {c.primitive: c for c in reversed(cases) if c.jax and not heavy(c)}
@@ -35,9 +35,9 @@ def families() -> Iterator[Case]:
 
 
 def structured() -> Iterator[Case]:
-    """Regions, custom rules, loops and branches.
+    """Yield regions, custom rules, loops and branches.
 
-    They are made anew for each flag: some flags are read where a function is decorated.
+    They are made again for each flag, because some flags are read when a function is decorated.
     """
     curve = lambda x: x / (1 + x * x)
     mixed = lambda x, y: jnp.sin(x * y) @ y
@@ -105,7 +105,7 @@ def name_of(case: Case) -> str:
 def derivatives(ad: ModuleType, cases: list[Case], failed: dict[Any, str]) -> Results:
     """Return the gradient of each program and its derivative in one direction, by `ad`.
 
-    What raises is put into `failed` instead.
+    Programs that raise are put into `failed` instead.
     """
     results: Results = {}
     for case in cases:
@@ -136,7 +136,7 @@ def squares(f: Callable[..., Any], args: list[Any], active: list[int], *xs: Any)
 
 @pytest.fixture(scope="module")
 def reference() -> Results:
-    """JAX's own derivatives in float64 without any flag, where JAX has them."""
+    """Return JAX's own derivatives in float64 without any flag, if JAX has them."""
     with jax.enable_x64(True):
         return jax.jit(lambda: derivatives(jax, [*families(), *structured()], {}))()
 
@@ -151,7 +151,7 @@ def test_flag(cell: str, reference: Results) -> None:
         failed: dict[Any, str] = {}
         compiled = jax.jit(lambda: derivatives(xform, cases, failed))()
         eager = derivatives(xform, [c for c in cases if not c.primitive], failed)
-        # What plain JAX refuses under the same flag, xform may refuse.
+        # xform may refuse what plain JAX refuses under the same flag.
         refused: dict[Any, str] = {}
         derivatives(jax, [c for c in cases if name_of(c) in {name for name, _ in failed}], refused)
     expected = {key for key in reference if key[0] not in left_out}

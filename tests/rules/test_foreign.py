@@ -1,4 +1,4 @@
-"""Rules that another library gave to JAX, in every form that it offers for one."""
+"""Rules that another library registered with JAX, in every form that JAX offers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 def primitive(name: str, f: Callable[..., Any], several: bool = False) -> Primitive:
-    """A primitive that computes `f`, with all that has nothing to do with derivatives."""
+    """Return a primitive that computes `f`, with everything except derivatives."""
     p = Primitive(name)
     p.multiple_results = several
     p.def_impl(f)
@@ -51,14 +51,14 @@ ad.defbilinear(
     product_p, lambda ct, x, y: product_p.bind(ct, y), lambda ct, x, y: product_p.bind(x, ct)
 )
 
-sine_p = primitive("sin", jnp.sin)  # a name of JAX's, but another primitive
+sine_p = primitive("sin", jnp.sin)  # another primitive with a name of JAX's
 ad.defjvp(sine_p, lambda dx, x: dx * jnp.cos(x))
 
 root_p = primitive("foreign_root", jnp.sqrt)
 ad.defjvp2(root_p, lambda dx, y, x: dx / (2 * y))
 
 first_p = primitive("foreign_first", lambda x, y: x * y)
-ad.defjvp(first_p, lambda dx, x, y: dx * y, None)  # y counts as constant
+ad.defjvp(first_p, lambda dx, x, y: dx * y, None)  # y is constant
 
 step_p = primitive("foreign_step", lambda x: jnp.floor(x))
 ad.primitive_jvps[step_p] = lambda xs, dxs: (step_p.bind(*xs), ad.Zero(jax.typeof(xs[0])))
@@ -170,7 +170,7 @@ def test_a_rule_is_given_tuples_as_jax_gives_them() -> None:
 
 
 def test_what_is_transposed_is_transposed_by_the_rule_for_it() -> None:
-    """Not by the linear part of its derivative, which another library may not have written."""
+    """The derivative's linear part is not used, because a library need not provide one."""
     p = primitive("foreign_and_linear", lambda x: 5 * x)
     ad.primitive_transposes[p] = lambda ct, x: [5 * ct]
     (got,) = xform.linear_transpose(p.bind, 1.0)(2.0)

@@ -1,4 +1,4 @@
-"""Objects of `jax.experimental.hijax` that bring their own derivatives, and JAX's newer regions."""
+"""Objects of `jax.experimental.hijax` with their own derivatives, and JAX's newer regions."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ X = jnp.array([0.5, -1.5, 2.0])
 
 
 class Op(HiPrim):
-    """`sin(x) * y` of two arrays and an integer that is ignored; subclasses bring the rules."""
+    """`sin(x) * y` of two arrays and an ignored integer; subclasses define the rules."""
 
     def __init__(self, x: Any, y: Any, n: Any):
         self.in_avals = ((jax.typeof(x), {"y": jax.typeof(y)}), jax.typeof(n))
@@ -35,7 +35,7 @@ class Op(HiPrim):
 
 
 def partials(x: Any, y: Any) -> Any:
-    """The derivatives of `a` in x and y, and of `b` in x."""
+    """Return the derivatives of `a` by x and y, and of `b` by x."""
     return jnp.cos(x) * y, jnp.sin(x), jnp.exp(x)
 
 
@@ -91,7 +91,7 @@ RULES = [Accumulates, Returns, Pushes, Linearizes]
 if hasattr(hijax, "HiPrim"):
 
     class Structures(Accumulates):
-        """Its residuals are in two parts; the second has a structure of its own."""
+        """Its residuals have two parts; the second has a structure of its own."""
 
         def vjp_fwd(self, on: Any, xy: Any, n: Any) -> Any:
             return self(xy, n), xy[0], True, {"y": xy[1]["y"]}
@@ -159,7 +159,7 @@ def test_an_unused_output_brings_no_cotangent(compiled: bool) -> None:
 
 
 class Scale(HiPrim):
-    """`3 * x`, which is linear: it says how to transpose it."""
+    """`3 * x`, which is linear and defines its transpose."""
 
     def __init__(self, x: Any):
         self.in_avals, self.out_aval, self.params = (jax.typeof(x),), jax.typeof(x), {}
@@ -373,7 +373,7 @@ def layer(w: Any) -> Any:
 
 
 def square() -> Any:
-    """A function with a custom_vjp rule; made anew, as JAX looks at its flags when it is made."""
+    """Return a new function with a custom_vjp rule: JAX reads its flags when it is made."""
 
     @jax.custom_vjp
     def f(x: Any, n: Any) -> Any:

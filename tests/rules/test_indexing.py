@@ -51,7 +51,7 @@ def sum_of_squares(x, i):
 
 
 def bound(x, part, i):
-    """The primitives themselves, with one start that is a literal."""
+    """Bind the primitives themselves, with one literal start."""
     start = i, np.int32(-3)
     y = lax.dynamic_update_slice_p.bind(x, part[None], *start)
     return y, lax.dynamic_slice_p.bind(x, *start, slice_sizes=(2, 3))
@@ -112,12 +112,12 @@ PROGRAMS = VALUES | REFERENCES
 
 
 def weights(y: Any) -> Any:
-    """A cotangent without symmetries."""
+    """Return a cotangent without symmetries."""
     return jax.tree.map(lambda y: jnp.sin(1.0 + jnp.arange(y.size)).reshape(y.shape), y)
 
 
 def slopes(f: Callable[..., Any], args: tuple[Any, ...], i: Any, cts: Any) -> list[np.ndarray]:
-    """Central differences of the weighted sum of the outputs; the step of a linear one is exact."""
+    """Return central differences of the weighted outputs; for a linear function they are exact."""
 
     def total(*args: Any) -> float:
         pairs = zip(*map(jax.tree.leaves, (f(*args, i), cts)), strict=True)
@@ -152,7 +152,7 @@ def test_gradients_at_starts_of_every_sign(name: str) -> None:
         cts = weights(value(*args, i))
         expected = slopes(value, args, i, cts)
         close(compiled(cts, *args, i), expected)
-        if name in VALUES and start in (-7, 6):  # outside of jit JAX refuses such a Ref's index
+        if name in VALUES and start in (-7, 6):  # outside of jit JAX refuses such an index of a Ref
             close(pulled(f, cts, *args, i), expected)
 
 
@@ -184,7 +184,7 @@ def test_dtypes_of_a_start(dtype: str) -> None:
 
 @pytest.mark.parametrize("start", [-7, -1, 6])
 def test_transposes_at_a_start(start: int) -> None:
-    """The transpose of a linear function: a slice's alone, and an update's in both operands."""
+    """The transpose of a linear function: of a slice, and of an update in both operands."""
     i = jnp.int32(start)
     rows = lax.map(lambda e: clamped_slice(e, i), np.eye(5))
     x, part = (jax.ShapeDtypeStruct(np.shape(a), "float64") for a in (V, PART))

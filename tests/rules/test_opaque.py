@@ -1,4 +1,4 @@
-"""Kernels and callbacks: an error with the remedy, and free passage in rules of the user's."""
+"""Kernels and callbacks: an error with a remedy, but none inside user rules."""
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def test_a_derivative_through_it_is_refused(name: str, mode: str) -> None:
 
 
 def with_rule(f):
-    """`f`, said to be sin."""
+    """Return `f` with a rule that declares it to be sin."""
     g = jax.custom_vjp(f)
     g.defvjp(lambda x: (f(x), x), lambda x, ct: (jnp.cos(x) * ct,))
     return g

@@ -1,7 +1,7 @@
 """A derivative's primal output is the primitive's own: bit for bit, in dtype and weak type.
 
-Under `jit` that is seen in the program: without what serves the tangents, a derivative is the
-function itself. What is not so simple is run, operation by operation, and so is what runs outside.
+Under `jit` the program shows it: without the equations that serve tangents, a derivative is the
+function itself. More complicated cases, and cases outside `jit`, are run operation by operation.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ ALONE = passes.Pipeline([passes.Inline(), passes.Dce()])
 
 
 def derivatives(f: Fun, xs: tuple[Any, ...]) -> dict[str, Fun]:
-    """The output of `f`, as each transform returns it."""
+    """Return the output of `f` from each transform."""
     dxs = jax.tree.map(tangent, xs)
     return {
         "jvp": lambda *xs: xform.jvp(f, xs, dxs)[0],
@@ -42,13 +42,13 @@ def tangent(x: Any) -> Any:
 
 
 def text(f: Fun, xs: tuple[Any, ...]) -> tuple[str, list[Any]]:
-    """The program of a function, and the types of its outputs."""
+    """Return the program of a function, and the types of its outputs."""
     jaxpr = jax.make_jaxpr(ALONE(lambda *xs: jax.tree.leaves(f(*xs))))(*xs)
     return str(jaxpr), jaxpr.out_avals
 
 
 def staged(f: Fun, *xs: Any) -> list[Any]:
-    """`f` as under `jit`, but run operation by operation: no compiler fuses what differs."""
+    """Run `f` as traced under `jit`, but operation by operation: no compiler fuses differently."""
     jaxpr = jax.make_jaxpr(f)(*xs)
     return jax.core.eval_jaxpr(*closed(jaxpr), *jax.tree.leaves(xs))
 
@@ -58,8 +58,11 @@ def eager(f: Fun, *xs: Any) -> list[Any]:
 
 
 def bits(x: Any) -> tuple[Any, ...]:
-    """What must not change of a value; the bits of a NaN may."""
-    aval, raw = jax.typeof(x), np.asarray(jnp.asarray(x))  # what is passed on may be a number
+    """Return the bits of a value that must not change; the bits of a NaN may."""
+    aval, raw = (
+        jax.typeof(x),
+        np.asarray(jnp.asarray(x)),
+    )  # a value that is passed on may be a Python number
     parts = raw.view(raw.real.dtype) if raw.ndim else np.stack([raw.real, raw.imag])
     if not differentiable(aval):
         return aval.str_short(), aval.weak_type, raw.tobytes()
@@ -98,7 +101,7 @@ def test_in_every_dtype(case: Case) -> None:
     jax.clear_caches()
 
 
-# What the cases of the rules, which are compared with differences and JAX, leave out.
+# Cases that the rules' own cases leave out, because those are compared with differences and JAX.
 
 F = np.float32
 ODD = np.array([[np.nan, np.inf, -np.inf, -0.0], [0.0, 1e-40, 2.5, -0.0]], F)

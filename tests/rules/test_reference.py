@@ -1,4 +1,4 @@
-"""Mutable references: made inside a differentiated function, they are values."""
+"""Mutable references made inside a differentiated function are values."""
 
 import functools
 
@@ -148,8 +148,8 @@ def total(f):
 def test_derivatives(f, jit: bool) -> None:
     compiled = jax.jit if jit else lambda f: f
     f, x = total(f), jnp.asarray(X)
-    # JAX's forward mode, and a basis: it has no vmap for some of these.
-    with jax.disable_jit(False):  # nor has it all of them outside jit
+    # JAX's forward mode over a basis, because it has no vmap for some of these.
+    with jax.disable_jit(False):  # nor does it have all of them outside jit
         slopes = [jax.jit(lambda e: jax.jvp(f, (x,), (e,))[1])(e) for e in jnp.eye(3)]
     close = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
     close(compiled(xform.grad(f))(x), slopes)
@@ -185,7 +185,7 @@ INDICES = {
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
 @pytest.mark.parametrize("traced", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_places(index, traced: bool) -> None:
-    """What is read and written is what JAX reads and writes outside of any transform."""
+    """Reads and writes use the same elements as in JAX outside of any transform."""
     x = jnp.asarray(RNG.normal(size=(4, 5, 2)))
 
     def f(x, index):
@@ -239,12 +239,12 @@ def moved(name, x, i):
 
 @pytest.mark.parametrize("name", slow(MOVING, "slice", "strided and integer", "together"))
 def test_places_outside_of_a_reference(name) -> None:
-    """A traced start may be negative, or beyond the end: JAX says what is read and written then."""
+    """A traced start may be negative, or beyond the end. JAX defines the element then."""
     x = jnp.asarray(RNG.normal(size=(4, 5, 2)))
     found = jax.jit(lambda x, i: xform.vjp(lambda x: moved(name, x, i), x)[0])
     expected = jax.jit(lambda x, i: moved(name, x, i))
     for i in range(-7, 8):
-        with jax.disable_jit(False):  # JAX takes no traced start outside jit
+        with jax.disable_jit(False):  # JAX accepts no traced start outside jit
             want = expected(x, jnp.int32(i))
         for a, b in zip(found(x, jnp.int32(i)), want, strict=True):
             np.testing.assert_allclose(a, b)
@@ -252,7 +252,7 @@ def test_places_outside_of_a_reference(name) -> None:
 
 @pytest.mark.parametrize("name", MOVING)
 def test_places_counted_from_the_end(name) -> None:
-    """A negative start that is known says what a traced one says."""
+    """A known negative start means the same as a traced one."""
     x = jnp.asarray(RNG.normal(size=(4, 5, 2)))
     expected = jax.jit(lambda x, i: moved(name, x, i))
     for i in (-1, np.int64(-2)):
@@ -347,7 +347,7 @@ def test_a_backward_pass_may_write(jit: bool) -> None:
 
 @jax.custom_vjp
 def logged(x, log):
-    """`x`; the sum of its cotangent is put in front of what `log` holds."""
+    """Return `x`; the sum of its cotangent is put in front of the contents of `log`."""
     return x
 
 

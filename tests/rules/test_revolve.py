@@ -1,4 +1,4 @@
-"""Scans that store some states and are run again from them."""
+"""Scans that store some states and are recomputed from them."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ ARGS = W, X, STEPS
 
 
 def mixed(w, x, steps, reverse):
-    """Carries that stay, count, start from constants or are empty; inputs and outputs in steps."""
+    """A scan of unchanged, counted, constant and empty carries, with inputs and outputs."""
 
     def step(state, x):
         h, c, i, fixed, none = state
@@ -46,7 +46,7 @@ def mixed(w, x, steps, reverse):
 
 
 def within(w, x, steps, reverse):
-    """A loop in each step."""
+    """A scan with a loop in each step."""
 
     def step(h, x):
         h, ys = lax.scan(lambda h, k: (jnp.sin(h @ w + k * x), h), h, jnp.arange(3.0))
@@ -57,12 +57,12 @@ def within(w, x, steps, reverse):
 
 
 def alone(w, x, steps, reverse):
-    """No state that is needed."""
+    """A scan whose states are not needed."""
     return jnp.sum(lax.scan(lambda s, x: (s + jnp.sin(x @ w), None), x, steps, reverse=reverse)[0])
 
 
 def gradient(f, snapshots, args=ARGS):
-    """The gradient with the loops of `f` run again from so many states, and its Plan."""
+    """Return the gradient with the loops of `f` storing `snapshots` states, and its Plan."""
     joint = analyze(trace(f, *args), (True,) * len(args), (True,))
     how = schedule(joint, MinCut(), backend="cpu")
     inner = dict(decision_of(how).inner)
@@ -110,9 +110,9 @@ def test_states_and_work_of_a_uniform_chain_are_those_of_revolve(snapshots) -> N
         return jnp.sum(lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, length=17)[0])
 
     _, how = gradient(chain, snapshots, (W, X))
-    # Each stored state, and the one from which a step is gone back over.
+    # Each stored state, and the state from which a step runs backward.
     assert kept_bytes(how) == (snapshots + 1) * X.nbytes
-    # The first way forward is no work again; each step is run once more where it is gone back over.
+    # The first forward pass is no recompute. Each step is recomputed for its backward step.
     again = steps_run(17, snapshots) - 16 + 17
     assert recompute_flops(how) == again * 2 * math.prod((*X.shape, 6))
 
@@ -126,7 +126,7 @@ def test_what_is_compiled_does_not_grow_with_the_steps() -> None:
         args = W, X, np.resize(STEPS, (length, 4, 6))
         got, _ = gradient(lambda w, x, s: f(w, x, lax.stop_gradient(s)), 4, args)
         used = jax.jit(got).lower(*args).compile().memory_analysis()
-        # The ys and their cotangents, and where each step's state is put.
+        # The ys and their cotangents, and the place of each step's state.
         temp.append(used.temp_size_in_bytes - length * (3 * X.nbytes + 16))
     assert temp[1] <= temp[0] + 4 * X.nbytes
 

@@ -24,14 +24,14 @@ def ids(case: Case) -> str:
 
 
 def dtypes(case: Case, *names: str) -> list[str]:
-    """Those of the dtypes in which a case has a meaning."""
+    """Return the dtypes that a case supports."""
     left_out = {"complex64", "complex128"} if not case.complex else set()
     return [n for n in names if n not in left_out and (case.bfloat16 or n != "bfloat16")]
 
 
-# Factorizations and the gamma sampler are large programs: a minute or so for each case.
+# Factorizations and the gamma sampler are large programs: about a minute for each case.
 HEAVY = {"lu", "qr", "svd", "eigh", "eig", "cholesky", "random_gamma"}
-# Seconds each, and like others: a minimum is a maximum the other way round.
+# These take seconds, and resemble other cases: a minimum is a maximum with the sign changed.
 LONG = ("scatter-min-", "igammac-shape", "ormqr-right", "householder_product-batch")
 marks = {True: [pytest.mark.slow], False: []}
 
@@ -55,10 +55,10 @@ def test_rule_in_every_dtype(case: Case) -> None:
     check_rule(case, dtypes=dtypes(case, "float32", "bfloat16", "complex64"), modes=first)
     if case.complex:
         check_rule(case, dtypes=["complex128"], modes=MODES)
-    jax.clear_caches()  # thousands of small programs
+    jax.clear_caches()  # the tests above compile thousands of small programs
 
 
-# Explicit meshes: a cotangent has the sharding of what it is for.
+# Explicit meshes: a cotangent has the sharding of its primal.
 
 SHARDED = {
     "reshard": lambda x: jax.sharding.reshard(x, P(None, "x")),
@@ -75,7 +75,7 @@ SHARDED = {
     "reduce_min": lambda x: lax.reduce_min(x, (0,)),
     "sin": lax.sin,
 }
-# JAX's own derivative of it fails on such a mesh in 0.12; this is equal, ties included.
+# JAX's own derivative fails on such a mesh in 0.12. This function is equal, including ties.
 THEIRS = {"max": lambda x: (x + 3) / 2 + (lax.abs(x - 3) + lax.abs(3 - x)) / 4}
 
 
@@ -93,7 +93,7 @@ def test_sharding(name: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"feature_group_count": 2}], ids=["plain", "groups"])
 def test_sharding_of_kernels(options: dict[str, int]) -> None:
-    """The cotangent of a kernel is summed over images that lie on several devices."""
+    """The cotangent of a kernel is summed over images that are sharded over devices."""
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
     axes = ("NHWC", "HWIO", "NHWC")
     images, kernel = jnp.sin(jnp.arange(160.0)), jnp.cos(jnp.arange(72.0))

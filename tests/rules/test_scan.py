@@ -1,4 +1,4 @@
-"""Scans with carries and options of every kind, equal to JAX's."""
+"""Scans with carries and options of every kind, compared with JAX's."""
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +125,7 @@ def test_associative_scan() -> None:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_what_is_alike_in_each_trip_waits_elsewhere_and_is_read_here(reverse: bool) -> None:
-    """The forward part reads it in the memory where it was made, not where it is sent."""
+    """The forward part reads it in the memory where it was made, not where it is offloaded."""
     sent = xform.policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
         names_which_can_be_offloaded=["same", "each"],
@@ -146,5 +146,5 @@ def test_what_is_alike_in_each_trip_waits_elsewhere_and_is_read_here(reverse: bo
     grads = xform.grad(loss, argnums=(0, 1, 2), policy=sent)
     close(jax.jit(grads)(*args), jax.grad(loss, argnums=(0, 1, 2))(*args))
     moved = str(jax.make_jaxpr(grads)(*args))
-    assert moved.count("<host>[3]") > 0  # the one that is alike
-    assert moved.count("<host>[3,3]") > 0  # one for each trip
+    assert moved.count("<host>[3]") > 0  # the loop-invariant one
+    assert moved.count("<host>[3,3]") > 0  # one for each iteration

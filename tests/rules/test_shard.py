@@ -1,4 +1,4 @@
-"""Derivatives of `shard_map` and inside it, against JAX's and against no sharding."""
+"""Derivatives of `shard_map` and inside it, against JAX's and against unsharded ones."""
 
 import functools
 from collections.abc import Callable
@@ -60,13 +60,13 @@ _twice.defvjp(
 
 
 def _branches(x: Any, w: Any) -> Any:
-    w = vary(w, x)  # a sum over devices in one branch of a varying condition never ends
+    w = vary(w, x)  # a sum over devices hangs in one branch of a condition that varies over devices
     step = lambda c: lax.cond(c[0, 0] > 0, lambda c: jnp.sin(c @ w), lambda c: jnp.cos(c) * x, c)
     return total(_scan(step, x))
 
 
 def _random(x: Any, w: Any) -> Any:
-    """Keys, integers and booleans among the residuals."""
+    """A function with keys, integers and booleans among the residuals."""
     key = jax.random.fold_in(jax.random.key(0), lax.axis_index("i"))
 
     def step(state: Any, _: Any) -> Any:
@@ -108,7 +108,7 @@ def _bodies(check_vma: bool) -> list[Any]:
 
 @pytest.mark.parametrize(("name", "check_vma"), [*_bodies(True), *_bodies(False)])
 def test_plans_change_no_value(name: str, check_vma: bool) -> None:
-    """Three saved sets, of `shard_map` and inside it."""
+    """Three sets of saved values, for `shard_map` and inside it."""
     body = BODIES[name]
     f = shard(body, check_vma)
 
@@ -125,7 +125,7 @@ def test_plans_change_no_value(name: str, check_vma: bool) -> None:
 
 
 def test_collective_of_a_scanned_row() -> None:
-    """What a scan keeps once is made before it, without the collectives of its body."""
+    """A value that a scan saves once is computed before it, without the collectives of its body."""
 
     def body(x: Any, w: Any) -> Any:
         def step(c: Any, a: Any) -> Any:
@@ -190,7 +190,7 @@ def test_around(check_vma: bool) -> None:
 
 @checked
 def test_outputs(check_vma: bool) -> None:
-    """Outputs sharded, replicated, integer, kept by the pullback, and unused."""
+    """Outputs that are sharded, replicated, integer, held by the pullback, and unused."""
 
     def body(x: Any, w: Any, n: Any) -> Any:
         h = jnp.tanh(x @ w)
@@ -227,7 +227,7 @@ def test_an_output_that_is_kept_is_not_held_twice(check_vma: bool) -> None:
 
 @checked
 def test_replicated_value_of_sharded_output(check_vma: bool) -> None:
-    """A value that all devices hold, laid side by side: its cotangents add up."""
+    """All devices hold the value, and the output concatenates the copies: cotangents add up."""
     f = shard(lambda x, w: jnp.sin(w), check_vma, out_specs=P("i"))
     agree(lambda w: jnp.sum(f(inputs()[0], w) ** 2 * jnp.arange(32.0)[:, None]), inputs()[1])
 
@@ -281,7 +281,7 @@ def test_partly_manual(kind: AxisType, check_vma: bool) -> None:
 
 
 def test_shard_map_in_shard_map() -> None:
-    """JAX does not compile its own gradient of this (0.10.2): the reference is not sharded."""
+    """JAX 0.10.2 does not compile its own gradient of this, so the reference is not sharded."""
 
     def inner(h: Any) -> Any:
         f = lambda h: lax.psum(jnp.sin(h) * h, "j")
@@ -301,7 +301,7 @@ def test_shard_map_in_shard_map() -> None:
         same(jax.jit(xform.grad(f, (0, 1)))(*inputs()), jax.grad(whole, (0, 1))(*inputs()))
 
 
-# Explicit axes: types say where values lie.
+# Explicit axes: types say how values are sharded.
 
 
 @unchecked_is_slow
@@ -328,7 +328,7 @@ def test_explicit_mesh(check_vma: bool) -> None:
 
 
 def test_a_table_that_is_read_twice_on_an_explicit_mesh() -> None:
-    """Its cotangents are summed on the mesh of the trace: a gather's own has `Auto` axes."""
+    """Its cotangents are summed on the mesh of the trace: a gather's own mesh has `Auto` axes."""
     with jax.set_mesh(mesh(AxisType.Explicit)):
         rows = jax.device_put(jnp.arange(8) % 4, P("i"))
 
@@ -354,7 +354,7 @@ def _mlp_loss(params: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize("how", ["shard_map", "Auto", "Explicit"])
 def test_data_parallel(how: str) -> None:
-    """Gradients of a sharded batch are those of one device."""
+    """Gradients of a sharded batch equal those on one device."""
     x, w = inputs()
     params = [w, w * 0.9, w * 1.1]
     wanted = jax.jit(jax.grad(_mlp_loss))(params, x)
@@ -373,7 +373,7 @@ def test_data_parallel(how: str) -> None:
 
 @unchecked_is_slow
 def test_remat_saves_memory(check_vma: bool) -> None:
-    """Unrolled, on CPU, where XLA merges what `jax.checkpoint` recomputes with the forward pass."""
+    """Unrolled on CPU, where XLA merges `jax.checkpoint`'s recompute with the forward pass."""
     params = [(jnp.zeros((64, 256)), jnp.zeros((256, 64))) for _ in range(6)]
     x = jnp.zeros((8192, 64))
 

@@ -24,7 +24,7 @@ def _tanh(x: Any, w: Any) -> Any:
 
 
 def _both(f: Callable[[Any], Any]) -> None:
-    """What `f` makes of xform, outside `jit` and in it, is what it makes of JAX, types included."""
+    """Check that `f` has JAX's results and types with xform, in and outside `jit`."""
     wanted = jax.jit(lambda: f(jax))()
     for got in (f(xform), jax.jit(lambda: f(xform))()):
         assert types(got) == types(wanted)
@@ -64,7 +64,7 @@ def test_no_tracer_outlives_its_trace(name: str) -> None:
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("check_vma", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_partly_manual(kind: AxisType, check_vma: bool) -> None:
-    """Without types that say what varies, JAX runs it under `jit` only."""
+    """Without types that state what varies, JAX runs it only under `jit`."""
     with jax.set_mesh(mesh(kind, i=4, j=2)):
         x, w = inputs()
         x, w = jax.device_put(x, P("i")), jax.device_put(w, P())
@@ -75,7 +75,7 @@ def test_partly_manual(kind: AxisType, check_vma: bool) -> None:
 
 
 def test_lanes_of_a_vmap_lie_along_an_axis() -> None:
-    """What is the same along an axis is not summed there: other lanes may lie along it."""
+    """A value replicated along an axis is not summed there, because lanes may use it."""
     f = jax.shard_map(
         lambda x: 3 * jnp.sum(x) + jnp.sum(jnp.sin(x)),
         mesh=mesh(i=4, j=2),
@@ -91,7 +91,7 @@ def test_lanes_of_a_vmap_lie_along_an_axis() -> None:
 
 
 def test_an_unused_value_from_outside() -> None:
-    """Its zeros are of the mesh outside, in whose type it is."""
+    """Its zeros have the type of the mesh outside."""
 
     def step(w: Any, x: Any) -> Any:
         inside = lambda x: xform.value_and_grad(lambda w, x: jnp.sum(x))(w, x)
@@ -104,7 +104,7 @@ def test_an_unused_value_from_outside() -> None:
 
 
 def test_what_a_remat_region_gathers_is_gathered_again() -> None:
-    """Of weights that are sharded, the whole is not kept for the backward pass."""
+    """The gathered copy of sharded weights is not saved for the backward pass."""
     f = xform.remat(
         shard(lambda x: lax.all_gather(x, "i") * lax.all_gather(x, "i"), True, P("i"), P("i"))
     )
@@ -129,7 +129,7 @@ def test_linear_maps_of_what_varies() -> None:
     same(shard(varies, True, P("i"), P("i"))(t), 4 * jnp.ones(8))
 
 
-# Partial sums: axes that a spec says are unreduced, or reduced.
+# Partial sums: axes that a spec declares unreduced or reduced.
 
 
 def _explicit() -> Any:
@@ -146,11 +146,11 @@ def test_a_partial_sum_leaves() -> None:
 
 
 def test_a_cotangent_of_a_copy_is_a_partial_sum() -> None:
-    """Its terms are not the gradient on each device; together they are."""
+    """On each device the terms are not the gradient; their sum is."""
     with _explicit():
         w = jax.device_put(inputs()[1], P(reduced={"i"}))
         f = jax.shard_map(lambda w: (w * w).reshape(16), out_specs=P(reduced={"i"}))
-        # A sum, a reshape and the squares; a custom rule that returns None; a product with rows.
+        # A sum, a reshape and squares; a custom rule that returns None; a product with rows.
         keeps = jax.custom_vjp(lambda w: w)
         keeps.defvjp(lambda w: (w, None), lambda _, ct: (None,))
         none = jax.shard_map(keeps, out_specs=P(reduced={"i"}))
@@ -173,7 +173,7 @@ def test_a_copy_is_put_elsewhere() -> None:
 
 
 def test_a_replicated_cotangent_of_a_copy() -> None:
-    """It is made a partial sum first, which JAX asks the caller to do."""
+    """It is made a partial sum first, which JAX leaves to the caller."""
     with _explicit():
         w = jax.device_put(inputs()[1], P(reduced={"i"}))
         f = jax.shard_map(lambda w: jnp.sin(w), out_specs=P(reduced={"i"}))
@@ -183,9 +183,9 @@ def test_a_replicated_cotangent_of_a_copy() -> None:
 
 
 def test_partial_sums_without_types() -> None:
-    """Under `check_vma=False` JAX 0.10.2 is off by the number of devices; the reference is exact.
+    """Under `check_vma=False` JAX 0.10.2 is wrong by the number of devices; the reference is exact.
 
-    An output that is a partial sum gets the whole cotangent on each device, and so does an input.
+    An output that is a partial sum gets the full cotangent on each device, and so does an input.
     """
     x, n = inputs()[0], 8
     with _explicit():
@@ -211,7 +211,7 @@ def test_partial_sums_without_types() -> None:
 
 @pytest.mark.parametrize("partly", [True, False])
 def test_a_program_is_compiled_once(partly: bool) -> None:
-    """Each call makes another function of it; JAX compiles each of its operations at each call."""
+    """Each call makes a new function, so JAX compiles each of its operations at each call."""
     x, _ = inputs()
     axes = mesh(i=4, j=2) if partly else mesh(i=4)
     f = jax.shard_map(
@@ -235,7 +235,7 @@ def test_a_program_is_compiled_once(partly: bool) -> None:
 
 
 def test_another_program_is_another() -> None:
-    """What is compiled is found by what it does: constants are part of it."""
+    """Compiled programs are found by their text, which includes constants."""
     x, _ = inputs()
     for k in (2.0, 3.0):
         c = np.arange(4.0) + k

@@ -14,7 +14,7 @@ INF = float("inf")
 
 
 def right(f, c):
-    """`f` with a second argument that is constant."""
+    """Return `f` with a constant second argument."""
     return lambda x: f(x, jnp.full_like(x, c))
 
 
@@ -59,7 +59,7 @@ ENDS = {
     "asinh": [INF], "acosh": [INF], "erf": [INF], "erfc": [INF], "logistic": [INF, -INF],
     "lgamma": [-2.0], "digamma": [-2.0], "tan": [np.pi / 2], "logit": [0.5],
 }  # fmt: skip
-# The rule divides by b twice, and XLA selects in the first quotient only. JAX takes 1/b² as one
+# The rule divides by b twice, and XLA selects in the first quotient only. JAX uses 1/b² as one
 # factor: in float16 that is 0 from b = 256 on, where the derivative is not.
 NO_HESSIAN = {"reciprocal"}
 
@@ -106,7 +106,7 @@ def test_derivatives_are_finite_where_jaxs_are(name: str) -> None:
 
 
 def test_the_jacobian_of_a_gradient_is_finite_where_jaxs_is() -> None:
-    """The gradient runs `atan` again behind a barrier, which the basis of the Jacobian passes."""
+    """The gradient recomputes `atan` behind a barrier that the Jacobian's basis goes through."""
     x = jnp.array([1.0, INF, 0.4])
     got, want = (
         jax.jit(t.jacfwd(t.grad(lambda x: jnp.sum(lax.atan(x) ** 2))))(x) for t in (xform, jax)

@@ -1,4 +1,4 @@
-"""Loops, branches, calls and custom rules: nested, with every saved set, equal to JAX's."""
+"""Loops, branches, calls and custom rules: nested, with every set of saved values, against JAX."""
 
 import jax
 import jax.numpy as jnp

@@ -34,17 +34,17 @@ MODULES = [importlib.import_module(f"tests.rules.cases.{family}") for family in 
 TRIED = {case.primitive for module in MODULES for case in module.CASES}
 ROOT = Path(xform.__file__).parent.parent
 
-# Kernels and calls that this machine cannot make; the rule is that of others which it can.
+# Kernels and calls that this machine cannot make; other primitives test the same rules.
 UNMADE = {
     *(name for name, rule in every_rule().items() if rule.word == "opaque"),
     "stage", "broadcast_to", "with_memory_space_constraint",
 }  # fmt: skip
 
 
-# They register primitives of their own.
+# These modules register primitives of their own.
 IMPORTED = (hijax, multihost_utils, pallas, sparse)
 
-# Read before any test runs: other tests declare rules of their own.
+# Read before any test runs, because other tests declare rules.
 LIBRARY = tuple(every_rule())
 REGISTERED = registered()
 
@@ -68,7 +68,7 @@ def test_what_is_tested_elsewhere_is_there(path: str) -> None:
 
 
 def test_every_primitive_has_a_rule_or_a_reason() -> None:
-    """Those that are public, and those for which JAX has a derivative."""
+    """The public primitives, and those with a JAX derivative."""
     assert not registered() - every_rule().keys() - WITHOUT.keys()
 
 
@@ -86,7 +86,7 @@ def test_reasons_are_short() -> None:
     assert ONE_WAY.keys() <= every_rule().keys()
 
 
-# A rule is that of a Primitive object.
+# A rule belongs to a Primitive object.
 
 SIN = Primitive("sin")
 SIN.def_impl(lambda x: 2 * x)
@@ -182,7 +182,7 @@ def test_a_rule_for_one_s_own_primitive_is_checked_in_short_floats_too() -> None
         check_rule, prim.bind, np.array([0.5, -2.0]), primitive=prim.name, jax=False
     )
     xform.extend.pointwise(prim, lambda y, x: 3 * x * x)
-    check()  # differences of float32 show nothing, and are not asked
+    check()  # float32 differences show nothing, so they are not used
     xform.extend.pointwise(prim, lambda y, x: 3 * lax.stop_gradient(x) * x)
     with pytest.raises(WrongRule, match="jvp of vjp"):
         check(dtypes=["float64"], modes=["second"])
@@ -205,9 +205,12 @@ def test_a_trait_of_a_user_s_rule_is_used() -> None:
     assert equation_flops(eqn) == 3
 
 
-# Nothing else knows what a primitive is.
+# No other code depends on specific primitives.
 
-APART = ("rules", "memory")  # the registry itself; and what reads HLO, whose operations have names
+APART = (
+    "rules",
+    "memory",
+)  # the registry itself, and files that read HLO, whose operations have names
 PACKAGE = Path(xform.__file__).parent
 
 

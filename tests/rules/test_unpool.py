@@ -1,4 +1,4 @@
-"""Where a cotangent of pooled windows goes: as JAX's own operation sends it, for fewer bytes."""
+"""The cotangent of pooled windows goes where JAX's own operation sends it, in fewer bytes."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def pooled(window, reducer=lax.max, init=-np.inf):
 
 
 def check(f, x: np.ndarray, tolerance: float = 0.0) -> None:
-    """The gradient of a weighted sum of what is pooled is JAX's."""
+    """Check that the gradient of a weighted sum of the pooled value is JAX's."""
     weight = jnp.asarray(RNG.permutation(np.linspace(0.5, 2, f(x).size)).reshape(f(x).shape))
     loss = lambda x: jnp.sum(f(x).astype("float32") * weight)
     for transform in (lambda g: g, jax.jit):
@@ -57,7 +57,7 @@ def test_of_16_bits(dtype: str) -> None:
 
 
 def test_of_what_is_not_finite() -> None:
-    """What is not a number is chosen, or passed over, as XLA's operation does."""
+    """NaN and infinities are chosen or skipped as in XLA's operation."""
     x = np.array([[1, np.nan, 2, 2], [np.nan, 3, -np.inf, -np.inf]] * 2, "float32")
     ct = np.arange(1.0, 5, dtype="float32").reshape(2, 2)
     windows = dict(window_dimensions=(2, 2), window_strides=(2, 2), padding=((0, 0), (0, 0)))
@@ -68,7 +68,7 @@ def test_of_what_is_not_finite() -> None:
 
 
 def test_with_negative_padding() -> None:
-    """For which JAX has no gradient: as of what is cropped first."""
+    """JAX has no gradient for this; the reference crops first."""
     x = RNG.permutation(np.linspace(-2, 2, 72)).astype("float32").reshape(9, 8)
     cropped = pooled(((2, 2), (1, 2), ((-1, 1), (1, -2))))
     by_hand = pooled(((2, 2), (1, 2), ((0, 1), (1, 0))))
@@ -86,7 +86,7 @@ def test_of_images_in_a_batch_and_of_lines() -> None:
 
 
 def test_its_own_derivatives() -> None:
-    """Linear in the cotangent, under JAX's transforms and under xform's, and batched."""
+    """It is linear in the cotangent, under JAX's and xform's transforms, and batched."""
     f = pooled(WINDOWS["overlapping"])
     x = RNG.permutation(np.linspace(-2, 2, 72)).astype("float32").reshape(9, 8)
     loss = lambda x: jnp.sum(f(x) ** 3)
@@ -105,7 +105,7 @@ def test_its_own_derivatives() -> None:
 
 
 def test_it_takes_a_part_of_the_bytes() -> None:
-    """XLA makes a dozen arrays of its own operation on a CPU."""
+    """On a CPU XLA makes a dozen arrays for its own operation."""
     f = pooled(((1, 2, 2, 1), (1, 2, 2, 1), "VALID"))
     loss, x = (lambda x: jnp.sum(f(x) ** 2)), jax.ShapeDtypeStruct((16, 32, 32, 32), "float32")
     ours, theirs = (

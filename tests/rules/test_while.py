@@ -1,4 +1,4 @@
-"""Reverse mode through `lax.while_loop`: equal to a scan's of the same length."""
+"""Reverse mode through `lax.while_loop`, compared with a scan of the same length."""
 
 import functools
 import re
@@ -22,17 +22,17 @@ LENGTHS = (0, 1, 2, 3, 5, 31, 32, 33, 63, 64, 65, 100, 1000, 5000)
 
 
 def loop(step, x, n):
-    """`n` steps, of which the number is not known before it runs."""
+    """Run `n` steps, where `n` is known only at run time."""
     return lax.fori_loop(0, n, step, x)
 
 
 def scan(step, x, n):
-    """`n` steps, of which the number is known."""
+    """Run `n` steps, where `n` is known in advance."""
     return lax.scan(lambda c, i: (step(i, c), None), x, jnp.arange(n))[0]
 
 
 def bend(i, c):
-    """A step that is not linear, depends on its number, and keeps its scale."""
+    """A step that is nonlinear, depends on its number, and keeps its scale."""
     return c / (1 + 0.1 * c * c) + 0.05 + 0.01 * (i % 3)
 
 
@@ -41,7 +41,7 @@ def turned(w):
 
 
 def same_as_scan(f, *args, lengths=(0, 1, 5), tolerance=1e-12, allow_int=False):
-    """`f(loop or scan, n, *args)` has the same value and gradients with both."""
+    """Check that `f(loop or scan, n, *args)` has the same value and gradients with both."""
     every = tuple(range(1, len(args) + 1))
     ours = jax.jit(
         lambda n, *args: xform.value_and_grad(
@@ -71,7 +71,9 @@ def test_gradients_equal_a_scans_for_any_number_of_steps(n) -> None:
     with xform.while_checkpoints(n):
         ours = jax.jit(lambda n, x, w: xform.value_and_grad(many(loop, n), (0, 1))(x, w))
         for length, want in zip(LENGTHS, of_scans(tuple(w.flat)), strict=True):
-            if n > 1 or length <= 1000:  # with one checkpoint, steps grow with the square
+            if (
+                n > 1 or length <= 1000
+            ):  # with one checkpoint, the work grows with the square of the steps
                 close(ours(length, X, w), want, 1e-12)
 
 
@@ -128,7 +130,7 @@ def test_a_number_of_checkpoints_that_is_none(n) -> None:
         xform.while_checkpoints(n)
 
 
-# What a state may hold.
+# Types of states.
 
 
 def x_if(on, n):
@@ -189,7 +191,7 @@ def test_integer_inputs_have_float0_cotangents() -> None:
 
 
 def newton(a):
-    """The square root, and how many steps it took."""
+    """Return the square root, and the number of steps."""
     step = lambda s: (s[0] + 1, 0.5 * (s[1] + a / s[1]))
     return lax.while_loop(lambda s: abs(s[1] * s[1] - a) > 1e-13 * a, step, (0, a))
 
@@ -208,7 +210,7 @@ def test_a_loop_that_takes_no_step() -> None:
     close(xform.grad(f)(X), 2 * X)
 
 
-# Inside and around other things.
+# Nesting.
 
 
 def inner(run, n):
@@ -367,7 +369,7 @@ def test_shard_map(check_vma) -> None:
 
 
 def varying(w, x, n):
-    """A loop whose length differs from device to device, and which sums nothing inside."""
+    """A loop whose length differs between devices, and which sums nothing inside."""
     first = lax.pcast(jnp.int64(0), ("d",), to="varying")
     w = lax.pcast(w, ("d",), to="varying")
     y = lax.fori_loop(first, n[0], lambda i, c: bend(i, c @ w), x)

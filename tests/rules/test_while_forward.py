@@ -1,4 +1,4 @@
-"""While loops where a tangent is pushed through them, or no derivative passes."""
+"""While loops with pushed tangents, or with no derivative."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def newton(x):
 
 
 def late(x):
-    """A carry that starts from a constant and becomes active."""
+    """A loop with a carry that starts from a constant and becomes active."""
     return lax.while_loop(
         lambda s: s[0] < 3, lambda s: (s[0] + 1, s[2], bend(s[2]) + x), (0, x * 0 + 1, 0.3 + 0 * x)
     )[1]

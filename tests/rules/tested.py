@@ -1,6 +1,6 @@
 """How each primitive is tested: the number of its cases, or the file that tests it.
 
-`python -m tests.rules.tested`, with the newest JAX, writes it into the package for its command
+`python -m tests.rules.tested`, with the newest JAX, writes this into the package for the command
 `rules`.
 """
 

@@ -1,4 +1,4 @@
-"""Colours: valid by the definition, and no more than are known to suffice."""
+"""Colourings are valid by the definition, and need no more colours than are known to suffice."""
 
 import itertools
 
@@ -17,20 +17,20 @@ RANDOM = range(12)
 
 
 def banded(n: int, half: int) -> sparse.csr_array:
-    """A band of `half` diagonals on either side."""
+    """Return a band of `half` diagonals on either side."""
     offsets = range(-half, half + 1)
     diagonals = [np.ones(n - abs(k)) for k in offsets]
     return sparse.csr_array(sparse.diags_array(diagonals, offsets=offsets))
 
 
 def grid(n: int) -> sparse.csr_array:
-    """The 5-point Laplacian of an n x n grid."""
+    """Return the 5-point Laplacian of an n x n grid."""
     line, one = banded(n, 1), sparse.eye_array(n)
     return sparse.csr_array(sparse.kron(line, one) + sparse.kron(one, line))
 
 
 def arrow(n: int) -> sparse.csr_array:
-    """A diagonal, a full first row and a full first column."""
+    """Return a diagonal, a full first row and a full first column."""
     at = np.arange(n)
     rows, cols = np.concatenate([at, 0 * at, at]), np.concatenate([at, at, 0 * at])
     return sparse.csr_array((np.ones(3 * n), (rows, cols)), shape=(n, n))
@@ -46,7 +46,7 @@ def random(seed: int, symmetric: bool = False) -> np.ndarray:
 
 
 def recovered(matrix: np.ndarray, pattern, coloring) -> np.ndarray:
-    """A matrix from its products with the sums of each colour's basis vectors."""
+    """Recover a matrix from its products with the sums of each colour's basis vectors."""
     by_column = [matrix @ (coloring.columns == c) for c in range(coloring.pushes)]
     by_row = [(coloring.rows == c) @ matrix for c in range(coloring.pulls)]
     products = np.concatenate([np.zeros(0), *by_column, *by_row])
@@ -73,7 +73,7 @@ def test_any_matrix_is_recovered_from_its_products(kind: str, order: str) -> Non
 @pytest.mark.parametrize("kind", ["star", "acyclic", "column"])
 @pytest.mark.parametrize("order", ["best", "smallest_last", "saturation"])
 def test_any_symmetric_matrix_is_too(kind: str, order: str) -> None:
-    for seed in RANDOM[:3] if kind == "acyclic" else RANDOM:  # it is compiled for each
+    for seed in RANDOM[:3] if kind == "acyclic" else RANDOM:  # each pattern is compiled
         matrix = random(seed, symmetric=True)
         pattern = pattern_of(matrix, "test")
         coloring = color_hessian(pattern, kind, order)
@@ -109,7 +109,7 @@ def evaluations(matrix, kind: str, hessian: bool = False) -> int:
 
 @pytest.mark.parametrize("half", [1, 5, 10])
 def test_bands_take_what_theory_says(half: int) -> None:
-    """Gebremedhin et al. 2009: 2 h + 1 by stars, h + 1 along trees, of h diagonals on each side."""
+    """Gebremedhin et al. 2009: 2 h + 1 star colours, h + 1 acyclic ones, for h diagonals a side."""
     matrix = banded(3000, half)
     assert evaluations(matrix, "auto") == 2 * half + 1
     assert evaluations(matrix, "star", True) == 2 * half + 1
@@ -141,7 +141,7 @@ def test_saturation_colours_bipartite_graphs_with_two(seed: int) -> None:
 
 
 def test_a_grid_takes_few() -> None:
-    assert evaluations(grid(40), "auto") == 5  # of one row five columns differ
+    assert evaluations(grid(40), "auto") == 5  # the five columns of a row differ
     assert evaluations(grid(40), "star", True) <= 5
     assert evaluations(grid(40), "acyclic", True) <= 4
 

@@ -21,7 +21,7 @@ def heat(u):
 
 
 def brusselator(uv):
-    """Two substances that react and diffuse on a ring of rings."""
+    """Two substances that react and diffuse on a torus."""
     u, v = uv
     spread = lambda a: sum(jnp.roll(a, s, i) for i in (0, 1) for s in (1, -1)) - 4 * a
     return jnp.stack([1 + u * u * v - 4.4 * u + spread(u), 3.4 * u - u * u * v + spread(v)])

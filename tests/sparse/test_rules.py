@@ -1,4 +1,4 @@
-"""Every rule: the pattern of each case holds all that differs from zero in JAX's dense Jacobian."""
+"""Every rule: each case's pattern contains all nonzeros of JAX's dense Jacobian."""
 
 import collections
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from xform.testing import Case, cast
 
 
 def dense(case: Case, args: tuple, on: list[int]) -> np.ndarray:
-    """Where the Jacobian is not zero, by JAX, column by column.
+    """Return where JAX's Jacobian is not zero, column by column.
 
     Rows are the elements of the outputs, columns those of the inputs at `on`; a complex input is
     moved along both axes.
@@ -46,19 +46,19 @@ def dense(case: Case, args: tuple, on: list[int]) -> np.ndarray:
         moves = any(map(jnp.iscomplexobj, active))
         return real | nonzero(active, v, 1j) if moves else real
 
-    # The point is an argument: XLA aborts on some of these programs when it folds constants.
+    # The point is an argument, because XLA aborts on some of these programs if it folds constants.
     columns = jax.jit(lambda active, basis: lax.map(lambda v: column(active, v), basis))
     return np.asarray(columns(active, jnp.eye(sum(sizes)))).T
 
 
 def exact(rule: Rule) -> bool:
-    """Whether an operation works element by element, or moves data, by a formula or linearly."""
+    """Return whether an operation is elementwise or moves data, by a formula or linearly."""
     moves = rule.traits.fusion in ("elementwise", "movement") and rule.word != "composite"
     return rule.word == "pointwise" or moves
 
 
 def cases() -> Iterator[Any]:
-    """Two of each primitive; what else there is, and what is a large program, takes minutes."""
+    """Yield two cases of each primitive; the others, and large programs, are slow."""
     seen = collections.Counter()
     for case in CASES:
         seen[case.primitive] += 1

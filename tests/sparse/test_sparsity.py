@@ -1,4 +1,4 @@
-"""Patterns of whole programs: never smaller than the truth, and as small as is known."""
+"""Patterns of whole programs: never smaller than the true one, and as small as expected."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ BAND = np.tri(N, k=1, dtype=bool) & ~np.tri(N, k=-2, dtype=bool)
 
 @jax.custom_vjp
 def rounded(x):
-    """Straight through: the derivative is that of the identity."""
+    """A straight-through function: its derivative is that of the identity."""
     return jnp.round(x)
 
 
@@ -39,7 +39,7 @@ def steps(x):
 
 
 def until(x):
-    """A number of steps that nobody knows before."""
+    """A loop whose number of steps is not known in advance."""
     return lax.while_loop(lambda y: jnp.sum(y) < 3, lambda y: y.at[1].set(y[0] + y[1]), x)
 
 
@@ -114,9 +114,11 @@ def test_a_point_decides_branches_factors_and_steps() -> None:
     f = lambda x: lax.cond(x[0] > 0, lambda x: x, lambda x: x[::-1], x) * x[1]
     at = X.at[1].set(0.0)
     expected = np.zeros((N, N), bool)
-    expected[[0, 2, 3, 4, 5], 1] = True  # what is multiplied by zero depends on the factor only
+    expected[[0, 2, 3, 4, 5], 1] = (
+        True  # the value that is multiplied by zero depends only on the factor
+    )
     np.testing.assert_array_equal(xform.sparsity(f, at=at).todense(), expected)
-    assert xform.sparsity(until, at=X + 3).nonzeros == N  # no step is taken
+    assert xform.sparsity(until, at=X + 3).nonzeros == N  # no step runs
 
 
 def test_other_arguments_count_as_any_values() -> None:

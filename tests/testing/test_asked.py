@@ -1,4 +1,4 @@
-"""A check with nothing to test is an error, and so is one that rounding decides."""
+"""A check that tests nothing is an error, and so is one that rounding decides."""
 
 import dataclasses
 
@@ -66,7 +66,7 @@ def test_messages() -> None:
         "  problem: there is nothing to differentiate: no argument is an array of floats\n"
         "  remedy:  give a point to check, as float64 arrays"
     )
-    # Without x64 every array is float32, whatever dtype it was made with.
+    # Without x64 every array is float32, whatever its dtype was.
     with jax.enable_x64(False):
         text = message(lambda: check_grads(jnp.sin, [jnp.asarray(X)]))
     assert text == (

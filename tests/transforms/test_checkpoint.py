@@ -1,4 +1,4 @@
-"""`remat`: gradients stay, and the memory goes."""
+"""`remat` keeps gradients and saves memory."""
 
 import functools
 
@@ -20,7 +20,7 @@ LAYERS, WIDTH, BATCH = 8, 64, 512
 
 
 def mlp(mark):
-    """An unrolled MLP of wide layers, each marked."""
+    """Return an unrolled MLP of wide layers, each marked."""
 
     def layer(w, h):
         return jax.nn.gelu(h @ w[0]) @ w[1] + h
@@ -142,7 +142,7 @@ def test_forward_over_reverse_through_remat() -> None:
 
 
 def primitives(jaxpr) -> list[str]:
-    """Names of all equations, those of inner programs included."""
+    """Return the names of all equations, including nested ones."""
     out = []
     for eqn in jaxpr.eqns:
         out.append(eqn.primitive.name)
@@ -180,7 +180,7 @@ def test_a_region_without_policy_saves_nothing() -> None:
 def test_what_is_run_again_without_remat() -> None:
     f = lambda x: jnp.sum(jnp.sin(jnp.sin(jnp.sin(x))))
     assert recomputes(xform.grad(f, policy=KEEP_ALL), X) == 3
-    assert recomputes(xform.grad(f), X) == 3 + 2  # by default, what fuses
+    assert recomputes(xform.grad(f), X) == 3 + 2  # the fusible operations, by default
 
 
 POLICIES = {

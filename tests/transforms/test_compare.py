@@ -1,4 +1,4 @@
-"""Policies on targets, side by side."""
+"""Policies on targets, in one table."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_step_takes_its_policy(donate: bool) -> None:
 
 
 def test_a_budget_is_kept_by_the_whole_step() -> None:
-    """The state of the optimizer is around what the budget is planned for."""
+    """The budget covers the state of the optimizer, too."""
     args = ARGS[0], ARGS[0], ARGS[1]
     free = xform.compare(step, *args, policies=[None]).entries[0].report.total_bytes
     budget = policies.budget(int(0.9 * free))
@@ -69,7 +69,7 @@ def test_a_budget_is_kept_by_the_whole_step() -> None:
 
 
 def test_a_step_that_is_over_its_budget_names_the_lowest() -> None:
-    """The derivative can be had for it; with the state of the optimizer it cannot."""
+    """The derivative alone would fit; with the state of the optimizer it does not."""
     args = ARGS[0], ARGS[0], ARGS[1]
     (free,) = xform.compare(step, *args, policies=[None])
     fixed = free.report.argument_bytes + free.report.output_bytes
@@ -103,7 +103,7 @@ def test_partial_functions_keep_their_name() -> None:
 
 
 def test_a_loss_whose_argument_is_called_policy() -> None:
-    """An agent's parameters, say: what is given by position is not asked for."""
+    """For example an agent's parameters. The name is ignored for a positional argument."""
     agent = lambda params, policy: jnp.sum(jnp.sin(params @ policy) @ policy)
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     table = xform.compare(agent, x, x, policies=KINDS)

@@ -1,4 +1,4 @@
-"""Budgets inside a trace: the compiler says which plans are within them."""
+"""Budgets inside a trace: the compiler decides which plans fit."""
 
 import functools
 
@@ -61,7 +61,7 @@ PROGRAMS = {
 
 
 def total(step, *args) -> int:
-    """Arguments, outputs and all that is live between, of a compiled function."""
+    """Return arguments, outputs and temporary bytes of a compiled function."""
     found = jax.jit(step).lower(*args).compile().memory_analysis()
     return (found.argument_size_in_bytes + found.output_size_in_bytes
             + found.temp_size_in_bytes - found.alias_size_in_bytes)  # fmt: skip
@@ -114,7 +114,7 @@ def test_gradients_are_those_of_jax() -> None:
 
 
 def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each plan that is compiled from here on."""
+    """Record the bytes of each plan that is compiled from here on."""
     sizes: list[int] = []
     real = compilation.compile_for
 
@@ -150,7 +150,7 @@ def test_without_verify_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_arrays_that_are_known_are_constants() -> None:
-    """They are no arguments of the program, and take none of its bytes."""
+    """They are not arguments of the program, and take none of its bytes."""
     x = np.ones((1 << 12, 64), np.float32)
     f = lambda w: attention(w, x[:64]) + jnp.sum(jnp.sin(x) ** 2) * jnp.sum(w)
     w = f32(3, 64, 64)

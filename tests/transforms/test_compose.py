@@ -54,7 +54,7 @@ def large(x):
 
 
 def order(transforms, f):
-    """Directional derivatives along cos(x), one transform after the other."""
+    """Return directional derivatives along cos(x), one transform after the other."""
     d = np.cos(X)
     for t, mode in transforms:
         inner = f
@@ -224,7 +224,7 @@ def test_thousands_of_equations_do_not_meet_the_recursion_limit() -> None:
 
 
 def test_work_is_linear_in_the_equations() -> None:
-    """Counted, not timed: calls made by Python for 4 times the equations are 4 times as many."""
+    """Calls are counted, not timed: 4 times the equations make 4 times the calls in Python."""
     import cProfile
 
     def calls(n: int) -> int:

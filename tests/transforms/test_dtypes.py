@@ -59,7 +59,7 @@ def test_weak_types_are_those_of_jax(name: str) -> None:
     assert staged(xform) == staged(jax)
 
 
-# Beside a value that is not differentiated a tangent is as weakly typed as its own value.
+# Beside an inactive value a tangent has the weak type of its own primal.
 choice = lambda on, x: lax.select(on, x, np.float32(2))
 BESIDE = {
     "scan": lambda x: lax.scan(lambda c, i: (choice(i > 0, x), c * x), np.float32(1), np.arange(3)),
@@ -195,7 +195,7 @@ def test_debug_nans_points_at_the_derivative() -> None:
     "given", [2.0, 2j, np.float64(2), np.float32(2), np.complex128(2j)], ids=repr
 )
 def test_a_number_that_nothing_is_done_to(given) -> None:
-    """A number of Python's comes back as one; NumPy's are arrays of a dtype that is enabled."""
+    """A Python number is returned as one; NumPy's become arrays of an enabled dtype."""
     kind = lambda x: (is_number(x), jax.typeof(x).dtype, jax.typeof(x).weak_type)
     f = lambda x: (x, x, x * x)
     (ys, pull), (want, jax_pull) = (t.vjp(f, given) for t in (xform, jax))

@@ -1,4 +1,4 @@
-"""Python control flow on values, while they are differentiated."""
+"""Python control flow on differentiated values."""
 
 import gc
 
@@ -45,7 +45,7 @@ turned.defvjp(
     lambda x, ct: (2.0 * ct if x > 1 else 3.0 * ct * jnp.cos(x),),
 )
 
-# What JAX's own grad allows, on a scalar.
+# Branches that JAX's own grad allows, on a scalar.
 BRANCHES = {
     "if": lambda x: x * x if x > 0 else -x,
     "not": lambda x: -x if not x else x * 3,
@@ -204,7 +204,7 @@ def test_a_jitted_function_is_compiled_once(caplog) -> None:
 
 
 def test_the_leaves_of_a_map_run_no_code_of_the_users() -> None:
-    """A custom_vjp's backward function runs when the map is called, as in JAX, and not before."""
+    """As in JAX, a custom_vjp's backward function runs when the map is called, not before."""
     calls: list[int] = []
 
     @jax.custom_vjp
@@ -220,7 +220,7 @@ def test_the_leaves_of_a_map_run_no_code_of_the_users() -> None:
     f = lambda x: jnp.sum(jnp.sin(scaled(2 * x, x + 1)) ** 2)
 
     def turned(x, vjp):
-        """The gradient by a map that was taken apart and put together."""
+        """Return the gradient by a map that was flattened and rebuilt."""
         _, pull = vjp(f, x)
         leaves, tree = jax.tree.flatten(pull)
         n = len(calls)
@@ -239,7 +239,7 @@ def test_the_leaves_of_a_map_run_no_code_of_the_users() -> None:
     before = len(calls)
     np.testing.assert_allclose(xform.grad(lambda x: jnp.sum(turned(x, xform.vjp)))(x), second,
                                rtol=1e-5)  # fmt: skip
-    # What the map holds can be batched, and leave a compiled function.
+    # The contents of the map can be batched, and leave a compiled function.
     pulls = jax.vmap(lambda x: xform.vjp(f, x)[1])(jnp.stack([x, x]))
     np.testing.assert_allclose(jax.vmap(lambda p: p(1.0)[0])(pulls)[1], expected, rtol=1e-6)
 
@@ -253,7 +253,7 @@ def test_a_wrong_cotangent_is_refused_in_a_map_that_was_taken_apart() -> None:
         jax.tree.unflatten(tree, jax.tree.leaves(pull))(jnp.ones(3))
 
 
-# NumPy's numbers as everyone has them in hand, in 64 bits, where JAX has 32: no warning.
+# 64-bit NumPy numbers as users have them, where JAX has 32 bits: no warning.
 WIDE = np.arange(4.0).reshape(2, 2) / 5 + 0.3
 WIDE_OPERANDS = {
     "matmul": lambda x: x @ WIDE,
@@ -304,7 +304,7 @@ def test_every_transform_of_numpy_in_64_bits() -> None:
 
 
 def test_a_rule_of_the_users_is_given_arrays() -> None:
-    # Its `(x > 0) & (x < 6)` would be a plain truth value of a Python number.
+    # For a Python number `(x > 0) & (x < 6)` would be a plain bool.
     for x in (7.0, 1.0, np.float64(1), WIDE):
         f = lambda x: jnp.sum(jax.nn.relu6(x))
         close(xform.grad(f)(x), jax.grad(f)(x))
@@ -315,13 +315,13 @@ def test_acosh_outside_of_its_domain_is_as_in_jax() -> None:
     series = lambda t, x: jet.jet(t.grad(jnp.arccosh), (x,), ((1.0, 0.0, 0.0),))
     for x in (1.5, -1.5):
         theirs = series(jax, x)
-        if np.isfinite(theirs[0]):  # in 0.12 it has no derivative there
+        if np.isfinite(theirs[0]):  # JAX 0.12 has no derivative there
             close(series(xform, x), theirs, 1e-5)
 
 
 @pytest.mark.skipif(Box is None, reason="this JAX has none")
 def test_a_box_that_is_closed_over_can_be_read_and_set() -> None:
-    """JAX's mutable values ask the trace what they hold."""
+    """JAX's mutable values ask the trace for their contents."""
     box = Box(0.0)
 
     def f(x):
@@ -338,7 +338,7 @@ def test_a_box_that_is_closed_over_can_be_read_and_set() -> None:
 
 @pytest.mark.parametrize("f", [lax.rsqrt, lax.square, lax.log1p, lax.atan, lax.erf, lax.acosh])
 def test_a_weakly_typed_scalar_has_weakly_typed_derivatives(f) -> None:
-    """As under JAX: a Python number times a constant of a rule is no array of float32."""
+    """As under JAX: a Python number times a constant of a rule is not a float32 array."""
     for own, theirs in (
         (xform.jvp(f, (1.3,), (0.7,)), jax.jvp(f, (1.3,), (0.7,))),
         ((xform.grad(f)(1.3),), (jax.grad(f)(1.3),)),

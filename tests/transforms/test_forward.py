@@ -118,7 +118,7 @@ def test_several_primals_and_trees() -> None:
 
 
 class Variants(chex.TestCase):
-    """With and without jit, by chex."""
+    """Run with and without jit, by chex."""
 
     @chex.variants(with_jit=True, without_jit=True, with_device=True)
     def test_jvp(self) -> None:
@@ -206,7 +206,7 @@ def test_a_library_sees_what_moves_by_jaxs_class() -> None:
 
 
 def test_whose_a_pushed_value_is_can_be_told() -> None:
-    """By the tag, as JAX's own trace does: in nested maps nothing is taken for another's."""
+    """By the tag, as in JAX's own trace: nested maps do not confuse their values."""
     for inner, outer in ((xform, jax), (jax, xform), (xform, xform)):
         f = lambda x: inner.jvp(lambda y: y * x * jnp.sin(x), (x,), (1.0,))[1]  # noqa: B023
         got = outer.jvp(f, (2.0,), (1.0,))

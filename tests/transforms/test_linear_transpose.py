@@ -1,4 +1,4 @@
-"""`linear_transpose`, and what it refuses."""
+"""`linear_transpose`, and the functions that it refuses."""
 
 import jax
 import jax.numpy as jnp

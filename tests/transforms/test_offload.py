@@ -1,4 +1,4 @@
-"""A scan's carry that a name sends to the host, by the compilers of devices that have one."""
+"""A scan's carry that is offloaded by name, compiled for devices that have a host."""
 
 import jax
 import jax.numpy as jnp

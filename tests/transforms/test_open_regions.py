@@ -1,4 +1,4 @@
-"""Remat regions that others marked, opened: gradients, plans and bytes."""
+"""Opening the remat regions of others: gradients, plans and bytes."""
 
 import operator
 
@@ -87,7 +87,7 @@ def test_as_few_bytes_as_the_author_for_less_work(f, tmp_path) -> None:
     assert plan.compiled_bytes is not None
     assert plan.compiled_bytes <= author.compiled_bytes
     assert plan.recompute_flops < author.recompute_flops
-    # A plan knows that it is one without regions, read from a file too.
+    # A plan knows that its regions are opened, also when it is loaded from a file.
     plan.save(tmp_path / "plan.json")
     for policy in (plan, xform.Plan.load(tmp_path / "plan.json")):
         close(jax.jit(xform.grad(marked, policy=policy))(WS, X), jax.grad(marked)(WS, X), 1e-5)

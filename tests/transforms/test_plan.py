@@ -1,4 +1,4 @@
-"""`xform.plan`: what it decides is what `grad` does, on the target, within the budget."""
+"""`xform.plan`: `grad` does what it decides, on the target, within the budget."""
 
 import dataclasses
 
@@ -112,13 +112,13 @@ def test_a_peak_below_the_floor_is_refused() -> None:
     assert caught.value.floor_bytes > W.nbytes + X.nbytes
     for part in ("policy=budget('1.0 KiB')", "arguments", "outputs", "donate"):
         assert part in str(caught.value)
-    # The floor that is named can be had.
+    # The floor in the message is feasible.
     floor = policies.budget(caught.value.floor_bytes)
     assert xform.plan(scanned, W, X, policy=floor).compiled_bytes <= caught.value.floor_bytes
 
 
 def test_a_peak_is_bounded_where_a_function_is_traced() -> None:
-    """Without `xform.plan`, by simulation."""
+    """This is without `xform.plan`, by simulation."""
     free = xform.plan(unrolled, W, X, verify=False)
     budget = policies.budget(int(0.9 * free.predicted_bytes))
     kept = xform.residuals(unrolled, W, X, argnums=0, policy=budget)
@@ -155,7 +155,7 @@ def test_an_unknown_target_is_refused() -> None:
 
 
 def test_a_target_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is simulated, and compiled, for the target: here by what stands for its compiler."""
+    """It is simulated and compiled for the target; here a substitute replaces its compiler."""
     asked = []
 
     def compile_for(f, args, *, target):
@@ -175,7 +175,7 @@ def test_a_target_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_the_derivative_is_compiled_and_the_report_names_it() -> None:
-    """A budget of the bytes that `grad` takes is enough, and those are the plan's bytes."""
+    """A budget of the bytes that `grad` takes is enough, and these are the plan's bytes."""
     f = lambda w, x: (jnp.tanh(x @ w) ** 2).sum()
     step = lambda w, x, policy=None: xform.value_and_grad(f, policy=policy)(w, x)
     w, x = jnp.ones((64, 64)), jnp.ones((32, 64))
@@ -196,7 +196,7 @@ def test_only_the_derivative_is_compiled_and_the_report_names_it() -> None:
         "the whole step": (step, {}, xform.value_and_grad(f)),
     }
     for name, (g, options, derivative) in cases.items():
-        cotangent = 4 if name.startswith("vjp") else 0  # the plan's is an argument
+        cotangent = 4 if name.startswith("vjp") else 0  # for the plan it is an argument
         budget = taken(derivative) + cotangent
         made = xform.plan(g, w, x, policy=xform.policies.budget(budget), **options)
         assert made.derivative == name

@@ -67,7 +67,7 @@ def test_jax_saves_what_the_plan_keeps(capsys) -> None:
     kept = [line for line in capsys.readouterr().out.splitlines() if "argument" not in line]
     ours = xform.residuals(xform.remat(f, policy=policies.min_cut), X, WS[0])
     rows = [r for r in ours if r.kind == "kept"]
-    # JAX saves both products; so does the plan, and a factor of the softmax, which JAX makes again.
+    # JAX saves both products; so does the plan, and a factor of the softmax, which JAX recomputes.
     assert [line.split()[0] for line in kept] == ["f64[4,6]"] * 2
     assert {r.operation for r in rows} >= {"dot_general"}
     assert all(not r.name for r in rows)
@@ -75,7 +75,7 @@ def test_jax_saves_what_the_plan_keeps(capsys) -> None:
 
 @pytest.mark.parametrize("cell", ["none", "remat3"])
 def test_jax_saves_what_has_a_name(cell: str, capsys) -> None:
-    """Under `jax_remat3` a name is an object, for which JAX asks no policy of a region of ours."""
+    """Under `jax_remat3` a name is an object, and JAX does not ask xform's policy about it."""
 
     def f(x, ws):
         x = checkpoint_name(jnp.exp(x @ ws[0]), "kept")
@@ -101,7 +101,7 @@ def test_less_is_compiled_with_regions_in_a_loop() -> None:
 
 
 def test_a_budget_that_is_too_small_is_refused_by_xform_alone() -> None:
-    # Of random bits, which are never made again, something must be kept.
+    # Random bits are never recomputed, so something must be saved.
     def f(x):
         keep = jax.random.bernoulli(jax.random.key(jnp.int32(x[0, 0])), 0.5, x.shape)
         return jnp.sum(jnp.where(keep, jnp.sin(x), 0))

@@ -1,4 +1,4 @@
-"""The object that `vjp` returns: its attributes are those of JAX's."""
+"""The object that `vjp` returns has the attributes of JAX's."""
 
 import functools
 
@@ -39,7 +39,7 @@ PROGRAMS = {
 
 
 def marks(pull):
-    """Of each argument whether the pullback holds it."""
+    """Return for each argument whether the pullback holds it."""
     kinds = jax.tree.leaves(pull.args_res, is_leaf=lambda x: type(x).__name__ == UNNEEDED)
     return [type(x).__name__ if type(x).__name__ == UNNEEDED else NEEDED for x in kinds]
 
@@ -68,13 +68,13 @@ def test_the_attributes_are_jaxs(name: str, jitted: bool) -> None:
     assert jax.tree.leaves(mine.structured_residuals) == structured
     n = len(jax.tree.leaves(mine.args_res)) + len(jax.tree.leaves(mine.opaque_residuals))
     assert len(jax.tree.leaves(mine)) == n
-    # All that it reads may be taken out and restored, cross jit, and be mapped over.
+    # Everything that it reads can be taken out and restored, can cross jit, and can be batched.
     held, opaque = mine.args_res, mine.opaque_residuals
     mine.args_res, mine.opaque_residuals = [None] * len(args), []
     assert not jax.tree.leaves(mine)
     mine.args_res, mine.opaque_residuals = held, opaque
     close(mine(ones(y)), want, 1e-6)
-    mine.args_res = list(args)  # every argument, those too that are not read
+    mine.args_res = list(args)  # every argument, including those that are not read
     close(jax.jit(lambda pull, ct: pull(ct))(mine, ones(y)), want, 1e-6)
     close(jax.tree.map(lambda x: x * 1, mine)(ones(y)), want, 1e-6)
 
@@ -227,7 +227,7 @@ def test_a_policy_decides_which_arguments_are_held() -> None:
 
 
 def logging(key: str):
-    """x**2, whose backward pass logs where JAX's rules can."""
+    """Return x**2, whose backward pass logs where JAX's rules can."""
     f = jax.custom_vjp(lambda x: x**2)
     f.defvjp_with_logs(
         lambda x: (f(x), x), lambda x, ct: ((2 * x * ct,), {key: {"x": x, "ct": ct}})
@@ -258,7 +258,7 @@ def test_logs_are_jaxs(name: str) -> None:
         close(jax.tree.leaves(have), jax.tree.leaves(want), 1e-6)
     close(mine(ct), theirs(ct), 1e-6)
     again = jax.tree.map(lambda x: x, mine.with_logs)
-    if "jit" in name:  # the body of a jit is staged when the pullback is taken apart
+    if "jit" in name:  # taking the pullback apart stages the body of the jit
         with pytest.raises(NotDifferentiable, match="taken apart"):
             again(ct)
         return

@@ -90,7 +90,7 @@ def test_other_arguments_may_be_anything() -> None:
 
 
 class Auxiliary:
-    """A leaf that is no array."""
+    """A leaf that is not an array."""
 
 
 def test_auxiliary_output_with_leaves_that_are_no_arrays() -> None:
@@ -293,7 +293,7 @@ def test_sharded_arrays_on_eight_devices() -> None:
 
 
 class Variants(chex.TestCase):
-    """With and without jit, and on one device or many, by chex."""
+    """Run with and without jit, and on one device or many, by chex."""
 
     @chex.variants(with_jit=True, without_jit=True, with_device=True, without_device=True)
     def test_value_and_grad(self) -> None:
@@ -324,7 +324,7 @@ def test_the_derivative_of_an_extremum_that_is_nan_is_nan(extremum) -> None:
 
 @pytest.mark.parametrize("jitted", [False, True])
 def test_a_transpose_is_transposed_though_what_it_kept_waits_for_the_cotangent(jitted) -> None:
-    """In a trace, what a pullback kept is tied to its cotangent, on which it does not depend."""
+    """In a trace, a barrier ties the saved values to the cotangent, on which they do not depend."""
     b = jnp.arange(9.0).reshape(3, 3)
     f = jax.custom_vjp(lambda x: b @ x**2)
     f.defvjp(lambda x: (b @ x**2, x), lambda x, ct: (2 * (b.T @ ct) * x,))

@@ -1,4 +1,4 @@
-"""What is planned of a whole step: the derivative within, for the bytes of all of it."""
+"""Planning a whole step: the derivative inside it, for the bytes of the step."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_step_says_itself_what_it_differentiates(options: dict[str, Any]) -> N
 
 
 def test_what_is_beside_a_derivative() -> None:
-    """Adam's two moments, which are there all the time; donated, their new ones cost nothing."""
+    """Adam's two moments are live all the time; if they are donated, the new ones cost nothing."""
     goal = parse_target(None)
     donated = subject(step, arguments(), 0, False, goal, (0, 1), "marked")
     free = subject(step, arguments(), 0, False, goal, (), "marked")

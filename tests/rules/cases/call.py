@@ -28,7 +28,7 @@ def _(size, batched, x, y):
 
 
 def divided(x, r):
-    """The transpose is right; a wrong one would be used as well."""
+    """The transpose is right here. A wrong one would be used as well."""
     return x + linear_call(lambda r, x: x / r, lambda r, ct: ct / r, r, x)
 
 

@@ -17,7 +17,7 @@ def dot(dims, **kwargs):
 
 
 def wide_product(a, b):
-    """A product of a wider dtype than its operands, as in mixed precision."""
+    """A product whose dtype is wider than its operands', as in mixed precision."""
     product = lax.dot_general(a, b, PLAIN, preferred_element_type=np.float64)
     return lax.convert_element_type(product, a.dtype)
 
@@ -45,8 +45,8 @@ def ragged(dims, rows, groups):
     numbers = lax.RaggedDotDimensionNumbers(dims, rows, groups)
 
     def fun(a, b):
-        # JAX batches the sizes only together with the operands, hence they depend on one; and
-        # a ragged product that has batch axes already, not at all.
+        # JAX batches the sizes only together with the operands, so they depend on one. It cannot
+        # batch a ragged product that has batch axes already.
         none = lax.convert_element_type(lax.ne(a[(0,) * a.ndim], a[(0,) * a.ndim]), np.int32)
         return lax.ragged_dot_general(a, b, lax.add(SIZES, none), numbers)
 

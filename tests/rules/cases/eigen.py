@@ -12,7 +12,7 @@ LA = lax.linalg
 
 
 def phased(*vectors):
-    """Squared moduli: the phase of a complex vector is a convention."""
+    """Squared moduli, because the phase of a complex vector is a convention."""
     return tuple(lax.square(lax.abs(v)) if v.dtype.kind == "c" else v for v in vectors)
 
 
@@ -38,7 +38,7 @@ right = functools.partial(eig, compute_left_eigenvectors=False)
 left = functools.partial(eig, compute_right_eigenvectors=False)
 case = functools.partial(Case, bfloat16=False)
 values = lambda x: LA.svd(x, compute_uv=False)
-# Real eigenvalues, far apart: of a pair of complex ones the sign of the vectors is a convention.
+# Real eigenvalues, far apart. For a pair of complex ones the sign of the vectors is a convention.
 APART = well(4, 4) + np.diag(4.0 * np.arange(4.0))
 
 CASES = [

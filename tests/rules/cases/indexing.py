@@ -24,7 +24,7 @@ TAKE_ROWS = lax.GatherDimensionNumbers(
 PUT_ROWS = lax.ScatterDimensionNumbers(
     update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
 )
-# For each of a batch, rows of its own.
+# Separate rows for each element of a batch.
 TAKE_BATCH = lax.GatherDimensionNumbers(
     offset_dims=(2,),
     collapsed_slice_dims=(1,),
@@ -39,7 +39,7 @@ PUT_BATCH = lax.ScatterDimensionNumbers(
     operand_batching_dims=(0,),
     scatter_indices_batching_dims=(0,),
 )
-# Windows of 2 x 3 at a row and a column: they may overlap, and stick out.
+# Windows of 2 x 3 at a row and a column: they may overlap, and extend beyond the array.
 TAKE_WINDOW = lax.GatherDimensionNumbers(
     offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0, 1)
 )
@@ -127,7 +127,7 @@ CASES = [
             put(name, ROWS, np.stack([M[3], M[0] * 2, M[3]]), "tie", fields={"differences": False}),
         )
     ),
-    # Several factors at one place: JAX and we know the slope in the operand only.
+    # Several factors at one place: JAX and xform know only the slope in the operand.
     Case("scatter-mul", lambda x: scatter("scatter_mul")(x, ROWS, UPDATES[:3].astype(x.dtype)),
          (M,), "twice"),
 ]  # fmt: skip

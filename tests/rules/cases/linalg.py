@@ -17,12 +17,12 @@ def array(*shape):
 
 
 def well(*shape):
-    """Matrices far from singular."""
+    """Return matrices far from singular."""
     return 0.4 * array(*shape) + 2.0 * np.eye(*shape[-2:])
 
 
 def of_gram(f):
-    """`f` of a positive definite matrix, which stays one when its input moves."""
+    """Return `f` of a positive definite matrix, which stays definite when its input moves."""
 
     def fun(x):
         n = x.ndim
@@ -47,7 +47,7 @@ def lu(x):
 
 @jax.jit
 def permuted(x):
-    """Inside a jit: outside one, nobody asks for the rule of a function of integers."""
+    """Inside a jit, because outside of it the rule of an integer function is not used."""
     lu, pivots, _ = LA.lu(x)
     return lu * LA.lu_pivots_to_permutation(pivots, x.shape[-2])[:, None].astype(x.dtype)
 
@@ -69,7 +69,7 @@ def gram(a, c):
 
 
 def updated(r, w):
-    """An upper triangle is given: below, the primitive reads nothing."""
+    """The input is an upper triangle; the primitive does not read below it."""
     return LA.cholesky_update(r * np.triu(np.ones(r.shape)).astype(r.dtype), w)
 
 
@@ -79,7 +79,7 @@ TAUS = np.array([1.2, 0.7])
 case = functools.partial(Case, bfloat16=False)
 LEFT = {"left_side": True}
 
-# Second derivatives take long to compile: one case of each factorization has them.
+# Second derivatives take long to compile, so only one case of each factorization has them.
 CASES = [
     case("triangular_solve", solve(**LEFT), (well(3, 3), array(3, 2)), complex=True),
     case("triangular_solve", solve(lower=True), (well(3, 3), array(2, 3)), "lower", complex=True),

@@ -66,7 +66,7 @@ CASES = [
     real("nextafter", X, B, jax=False, bfloat16=False, label="distance"),  # no rule in JAX 0.10
     real("max", X, B),
     real("min", X, B),
-    # A tie: half to each, which no difference shows.
+    # A tie: half to each, which differences cannot show.
     real("max", np.array([1.0, 0.5]), np.array([1.0, 0.7]), label="tie", differences=False),
     real("min", np.array([1.0, 0.5]), np.array([1.0, 0.7]), label="tie", differences=False),
     Case("max", lambda x: lax.max(x, x.dtype.type(0)), (X,), "literal"),
@@ -77,7 +77,7 @@ CASES = [
     # At its bounds, and with bounds that cross.
     real("clamp", np.array([0.3, 0.0]), np.array([0.3, 1.0]), np.array([2.0, 1.0]), label="bounds",
          differences=False),
-    # Bounds that cross: where x is below both, neither has a slope, by convention.
+    # Bounds that cross: if x is below both, neither has a slope, by convention.
     real("clamp", np.full(3, 0.8), X, np.full(3, 0.1), label="crossed", differences=False),
     # Powers.
     *(
@@ -128,7 +128,7 @@ CASES = [
     # Slope 0 where they have one.
     *(Case(n, getattr(lax, n), (X,)) for n in ("floor", "ceil", "round")),
     Case("stop_gradient", lambda x: lax.mul(x, lax.stop_gradient(x)), (X,),
-         differences=False),  # that is what it is for
+         differences=False),  # that is its purpose
 ]  # fmt: skip
 
 
@@ -141,7 +141,7 @@ if hasattr(lax, "polynomial"):  # new in JAX 0.12
         unary("log2", P),
         unary("one_minus_square"),
         Case("polynomial", polynomial, (X, B, U, P), complex=True),
-        # Scalars: the slope of a line is one of its coefficients, not of the shape of the result.
+        # Scalars: the slope of a line is one of its coefficients, without the shape of the result.
         Case("polynomial", polynomial, (MATRIX, SCALAR, -SCALAR), "line", complex=True),
         Case("polynomial", polynomial, (MATRIX, *np.float64([0.8, -0.3, 1.2])), "square",
              complex=True),
@@ -149,6 +149,6 @@ if hasattr(lax, "polynomial"):  # new in JAX 0.12
              jax=False),  # JAX 0.12 makes the tangent a scalar
         Case("polynomial", lambda x, c: polynomial(x, *[c] * 10), (MATRIX, SCALAR), "loop",
              complex=True),
-        # A constant: `lax.polynomial` itself makes no equation of it.
+        # A constant: `lax.polynomial` itself makes no equation for it.
         Case("polynomial", lambda x, c: primitives()["polynomial"].bind(x, c), (X, B), "constant"),
     ]  # fmt: skip

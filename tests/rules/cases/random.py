@@ -1,6 +1,6 @@
-"""Cases of `xform.rules.random`: noise multiplies what is differentiated.
+"""Cases of `xform.rules.random`: random numbers multiply the differentiated value.
 
-Bits are made inside a jit: outside one, nobody asks for the rule of a function of integers.
+Bits are made inside a jit, because outside of it the rule of an integer function is not used.
 """
 
 import jax
@@ -16,7 +16,7 @@ SHAPE = np.array([[0.4, 1.3, 2.7], [5.1, 0.9, 30.0]])
 
 
 def unit(bits, x):
-    """Noise in [0, 1) of the dtype and shape of `x`."""
+    """Return noise in [0, 1) with the dtype and shape of `x`."""
     top = lax.convert_element_type(lax.shift_right_logical(bits, np.uint32(16)), np.float32)
     return lax.convert_element_type(top / np.float32(2**16), x.dtype)
 
@@ -80,8 +80,8 @@ CASES = [
     Case("random_fold_in", from_fold, (X,)),
     Case("threefry2x32", from_threefry, (X,)),
     Case("rng_bit_generator", from_generator, (X,)),
-    # A sample is accepted or rejected by comparing, so that it is no smooth function of the shape
-    # for a fixed key; the derivative of the implicit reparameterization has no second order.
+    # A sample is accepted or rejected by comparing, so for a fixed key it is no smooth function of
+    # the shape. The derivative by implicit reparameterization has no second order.
     Case("random_gamma", gamma, (SHAPE,), bfloat16=False, differences=False, second=False),
     Case(
         "random_gamma", loggamma, (SHAPE,), "log space",

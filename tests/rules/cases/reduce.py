@@ -18,7 +18,7 @@ INDEX = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
 
 
 def add_mul(a, b):
-    """Sum and product at once: a reducer that lax knows under no other name."""
+    """Sum and product at once: a reducer for which lax has no other primitive."""
     return a[0] + b[0], a[1] * b[1]
 
 
@@ -44,7 +44,7 @@ def ignore_index(values, index):
 
 
 def chosen_by(reducer):
-    """Inside a jit: outside one, nobody asks for the rule of a function of bools."""
+    """Inside a jit, because outside of it the rule of a function of bools is not used."""
     return jax.jit(lambda x: lax.select(reducer(x > 0, (1,)), x[:, 0], x[:, 1]))
 
 
@@ -62,7 +62,7 @@ CASES = [
     Case("reduce_prod", lambda x: lax.reduce_prod(x, (0,)), (EMPTY,), label="empty"),
     Case("reduce_max", lambda x: lax.reduce_max(x, (0, 2)), (X,)),
     Case("reduce_min", lambda x: lax.reduce_min(x, (1,)), (X,)),
-    # Central differences of a tie give the mean over the tied locations of a side each, not the
+    # At a tie, central differences give the mean over the tied locations of each side, not the
     # share that each location gets.
     Case("reduce_max", lambda x: lax.reduce_max(x, (1,)), (TIED,), "ties", differences=False),
     Case("reduce_min", lambda x: lax.reduce_min(-x, (1,)), (TIED,), "ties", differences=False),
@@ -72,9 +72,9 @@ CASES = [
     Case("reduce_and", chosen_by(lax.reduce_and), (X,)),
     Case("reduce_or", chosen_by(lax.reduce_or), (X,)),
     Case("reduce_xor", chosen_by(lax.reduce_xor), (X,)),
-    # Where one of two operands is inactive, JAX's rule fails.
+    # JAX's rule fails if one of two operands is inactive.
     Case("reduce", generic(add_mul, (0, 1), 0, 2), (X, Y), "two", complex=True, jax=False),
-    # JAX has no batching of where it starts.
+    # JAX cannot batch the initial value.
     Case("reduce", start_from, (X, np.array(1.5)), "active start", jax=False, vmap=False),
     Case("reduce", ignore_index, (X, INDEX), "largest with its index", jax=False),
     Case("cumsum", lambda x: lax.cumsum(x, 1), (X,), complex=True),

@@ -23,7 +23,7 @@ def of(name, fun, *args, label="", **fields):
 
 
 def here():
-    """This machine's first device, as a sharding."""
+    """Return this machine's first device, as a sharding."""
     return NamedSharding(Mesh(jax.devices()[:1], "x"), PartitionSpec())
 
 
@@ -68,7 +68,7 @@ CASES = [
     of("tile", lambda x: lax.tile(x, (2, 3)), M),
     of("tile", lambda x: lax.tile(x, (1, 2)), EMPTY, label="empty"),
     of("pad", pad_with_itself, M, label="both", complex=True),
-    # JAX's rule fails where only the padding value is active.
+    # JAX's rule fails if only the padding value is active.
     of("pad", pad((1, 2, 0), (0, 1, 0)), M, SCALAR, jax=False, complex=True),
     of("pad", pad((1, 0, 2), (0, 0, 1)), M, SCALAR, jax=False, label="interior"),
     of("pad", pad((-1, 0, 0), (1, -2, 0)), M, SCALAR, jax=False, label="crop"),
@@ -91,7 +91,7 @@ CASES = [
     of("sharding_constraint", lambda x: lax.with_sharding_constraint(x, here()), V),
     of("tie", lambda x, y: named("tie").bind(lax.sin(x), lax.sin(y)), V, V),
     of("copy", lambda x: lax.mul(jax.numpy.array(x, copy=True), x), V),
-    # The usual layout: with another one XLA:CPU mixes up the elements of a stack, as of a vmap.
+    # The usual layout. With another one XLA:CPU mixes up the elements of a stack, as in a vmap.
     of("layout_constraint",
        lambda x: with_layout_constraint(jax.numpy.asarray(x), Layout(major_to_minor=(0, 1))), M),
 ]  # fmt: skip

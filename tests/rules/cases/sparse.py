@@ -10,7 +10,7 @@ from jax.experimental.sparse import BCOO, BCSR, COO, CSR
 from xform.testing import Case
 
 RNG = np.random.default_rng(23)
-# The last place of each is padding; one place is named twice.
+# The last place of each is padding; one place occurs twice.
 AT = jnp.array([[0, 1], [2, 0], [2, 3], [0, 1], [1, 2], [3, 4]], np.int32)
 SHAPE = (3, 4)
 BATCHED = jnp.stack([AT, AT[::-1]])
@@ -70,10 +70,10 @@ def solve(data, b):
 stacked = functools.partial(bcoo, at=BATCHED, shape=(2, *SHAPE))
 shared = functools.partial(bcoo, at=BATCHED[:1], shape=(2, *SHAPE))
 case = functools.partial(Case, bfloat16=False)
-alone = functools.partial(case, vmap=False)  # what JAX cannot batch
+alone = functools.partial(case, vmap=False)  # JAX cannot batch these
 plain = ((1,), (0,)), ((), ())
 two = ((2,), (1,)), ((0,), (0,))
-# These hand out indices too; of those there is nothing to differentiate.
+# These also return indices, which have no derivative.
 fromdense = functools.partial(sparse.bcoo_fromdense, nse=6)
 
 from_end = functools.partial(bcoo, at=ENDS)
@@ -140,7 +140,7 @@ CASES = [
     alone("coo_todense", lambda x: coo(x).todense(), (array(5),)),
     alone("coo_fromdense", lambda x: sparse.coo_fromdense(x, nse=5).data, (HOLES,),
          differences=False),
-    # JAX's derivative in the data forgets that the matrix is transposed, as one is in reverse mode.
+    # JAX's derivative by the data forgets the transposition of the matrix, also in reverse mode.
     alone("coo_matvec", lambda x, v: coo(x) @ v, (array(5), array(4)), complex=True, jax=False),
     alone("coo_matmat", lambda x, v: coo(x).T @ v, (array(5), array(3, 2)), "transposed",
          jax=False),

@@ -1,4 +1,4 @@
-"""Special functions: one case each, then inputs where a formula is another one."""
+"""Special functions: one case each, then inputs where the formula changes."""
 
 import numpy as np
 from jax import lax

@@ -39,12 +39,12 @@ def smallest(*args):
 
 
 def product(*args):
-    """A reducer that has no name of its own."""
+    """Reduce windows with a reducer that has no primitive of its own."""
     return window(1, lambda a, b: a * b, *args)
 
 
 def started(*args):
-    """The product of each window with a value that is differentiated too."""
+    """Reduce each window with multiplication, starting from a differentiated value."""
     return lambda x, init: lax.reduce_window(x, init, lambda a, b: a * b, *args)
 
 
@@ -81,7 +81,7 @@ def unpooled(t, x):
 
 
 def of_start(label, f, args):
-    """JAX cannot batch an initial value, and has no rule in reverse mode."""
+    """Return a case of an initial value, which JAX cannot batch or reverse."""
     return Case("reduce_window", f, args, label=label, jax=False, vmap=False)
 
 
@@ -108,7 +108,7 @@ CASES = [
     Case("reduce_window", product(*STRIDED), (Y,), jax=False),
     Case("reduce_window", product(*CROPPED, BASE, DILATION), (Y,), label="dilations", jax=False),
     Case("reduce_window", sum_and_product, (X, Y), label="two operands", jax=False),
-    # Padding and holes are skipped: an initial value that is no identity counts once.
+    # Padding and holes are skipped: an initial value that is not an identity counts once.
     of_start("initial value", started(*STRIDED), (Y, START)),
     of_start("holes", started(*CROPPED, (2, 3), DILATION), (Y, START)),
     of_start("nothing but padding", started((2, 2), (1, 1), ((3, 0), (0, 2))), (Y[:2], START)),
