@@ -1,4 +1,4 @@
-"""The files at the top of the repository, and that all commands go through make."""
+"""The files at the top of the repository, and that CI and users run the same commands."""
 
 import re
 import subprocess
