@@ -62,9 +62,7 @@ def listed(cell: str, tests: Sequence[str]) -> dict[str, str]:
         assert entry["reason"], entry
         if entry.get("version", VERSION) == VERSION:
             for pattern in entry["tests"]:
-                literal = pattern.replace(
-                    "[", "[[]"
-                )  # among `*`, `?` and `[`, only `*` is a wildcard here
+                literal = pattern.replace("[", "[[]")  # only `*` is a wildcard here
                 matched = [test for test in tests if fnmatchcase(test, literal)]
                 found |= dict.fromkeys(matched or [pattern], entry["because"])
     return found

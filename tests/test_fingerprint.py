@@ -442,9 +442,7 @@ def test_equal_equations_are_merged_and_no_others() -> None:
     assert count(lambda x: (own.bind(x), twin.bind(x))) == 2
     assert count(lambda x: (x @ W, jnp.dot(x, W, precision="highest"))) == 2
     own.def_abstract_eval(lambda x, table: x)
-    table = lambda dtype: Pair(
-        "table", np.zeros(2, dtype)
-    )  # arrays whose items JAX does not compare
+    table = lambda dtype: Pair("table", np.zeros(2, dtype))  # JAX does not compare the items
     drawn = lambda x, *dtypes: [own.bind(x, table=table(d)) for d in dtypes]
     assert count(lambda x: drawn(x, np.float32, np.float32)) == 1
     assert count(lambda x: drawn(x, np.float32, np.int32)) == 2

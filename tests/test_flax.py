@@ -70,9 +70,7 @@ def test_argnums(argnums: Any) -> None:
 
     build = lambda: (Mlp(), X, {"scale": jnp.float32(2), "bias": nnx.Param(jnp.ones(2))})
     ours = xform.flax.grad(f, argnums)(*build())
-    theirs = nnx.grad(f, argnums=2 if argnums == -1 else argnums)(
-        *build()
-    )  # nnx has no negative argnums
+    theirs = nnx.grad(f, argnums=2 if argnums == -1 else argnums)(*build())  # not negative
     same(ours, theirs)
 
 

@@ -53,10 +53,7 @@ def run(path: Path, folder: Path) -> list[str]:
     resources = {"metadata": {"path": str(folder)}}
     client = NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=resources)
     manager = client.create_kernel_manager()
-    manager.transport, manager.ip = (
-        "ipc",
-        str(folder / "kernel"),
-    )  # sockets need no port and no network
+    manager.transport, manager.ip = "ipc", str(folder / "kernel")  # without port or network
     client.execute(env=_environment())
     return [_printed(cell.outputs, folder) for cell in cells]
 

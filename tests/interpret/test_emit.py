@@ -92,7 +92,5 @@ def test_outside_jit_what_is_read_last_is_freed(
     assert max(alive) == 2
     alive.clear()
     (ct,) = pull(y)
-    assert (
-        max(alive) <= 1 + 30 + 2
-    )  # the result, the values that each sine's cosine reads, and two more
+    assert max(alive) <= 1 + 30 + 2  # the result, the operands of the cosines, and two more
     del ct

@@ -151,9 +151,8 @@ def test_a_batch_whose_size_is_not_known_is_over() -> None:
     tried = {8: small, 64: refusal()}
     sizes = {n: r.total_bytes for n, r in tried.items()}
     assert "64  not known  over" in str(Batch(8, small, None, sizes))
-    assert (
-        _next(tried, 8, 64, True) == 22
-    )  # the line through one batch alone would give more than 64
+    # The line through one batch alone would give more than 64.
+    assert _next(tried, 8, 64, True) == 22
     assert _next({64: refusal()}, 0, 64, True) == 1
 
 

@@ -59,10 +59,7 @@ def eager(f: Fun, *xs: Any) -> list[Any]:
 
 def bits(x: Any) -> tuple[Any, ...]:
     """Return the bits of a value that must not change; the bits of a NaN may."""
-    aval, raw = (
-        jax.typeof(x),
-        np.asarray(jnp.asarray(x)),
-    )  # a value that is passed on may be a Python number
+    aval, raw = jax.typeof(x), np.asarray(jnp.asarray(x))  # it may be a Python number
     parts = raw.view(raw.real.dtype) if raw.ndim else np.stack([raw.real, raw.imag])
     if not differentiable(aval):
         return aval.str_short(), aval.weak_type, raw.tobytes()

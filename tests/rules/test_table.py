@@ -207,10 +207,7 @@ def test_a_trait_of_a_user_s_rule_is_used() -> None:
 
 # No other code depends on specific primitives.
 
-APART = (
-    "rules",
-    "memory",
-)  # the registry itself, and files that read HLO, whose operations have names
+APART = ("rules", "memory")  # the registry, and files that read HLO operations by name
 PACKAGE = Path(xform.__file__).parent
 
 

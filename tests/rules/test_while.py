@@ -71,9 +71,7 @@ def test_gradients_equal_a_scans_for_any_number_of_steps(n) -> None:
     with xform.while_checkpoints(n):
         ours = jax.jit(lambda n, x, w: xform.value_and_grad(many(loop, n), (0, 1))(x, w))
         for length, want in zip(LENGTHS, of_scans(tuple(w.flat)), strict=True):
-            if (
-                n > 1 or length <= 1000
-            ):  # with one checkpoint, the work grows with the square of the steps
+            if n > 1 or length <= 1000:  # with one checkpoint, work grows quadratically
                 close(ours(length, X, w), want, 1e-12)
 
 

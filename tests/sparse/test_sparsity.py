@@ -114,9 +114,7 @@ def test_a_point_decides_branches_factors_and_steps() -> None:
     f = lambda x: lax.cond(x[0] > 0, lambda x: x, lambda x: x[::-1], x) * x[1]
     at = X.at[1].set(0.0)
     expected = np.zeros((N, N), bool)
-    expected[[0, 2, 3, 4, 5], 1] = (
-        True  # the value that is multiplied by zero depends only on the factor
-    )
+    expected[[0, 2, 3, 4, 5], 1] = True  # a product with zero depends only on the factor
     np.testing.assert_array_equal(xform.sparsity(f, at=at).todense(), expected)
     assert xform.sparsity(until, at=X + 3).nonzeros == N  # no step runs
 
