@@ -108,10 +108,10 @@ def test_a_module_of_equinox_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"steps": 3}, "no update to make 3 steps"),
-        ({"steps": 0}, "steps is no whole number from 1 on"),
-        ({"iterations": -1}, "iterations is no whole number"),
-        ({"update": 0.1}, "update is a float"),
+        ({"steps": 3}, "more than one step needs an update"),
+        ({"steps": 0}, "steps must be an integer of at least 1"),
+        ({"iterations": -1}, "iterations must be an integer"),
+        ({"update": 0.1}, "update has type float"),
     ],
 )
 def test_what_it_refuses(options: dict[str, Any], words: str) -> None:

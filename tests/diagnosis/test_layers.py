@@ -161,7 +161,11 @@ def test_the_batch_goes_around_the_first_layer_but_not_to_the_loss() -> None:
     [
         (lambda ws, x: x @ ws[0], NotScalar, "shape"),
         (lambda ws, x: jnp.sum(ws[0]) + jnp.sum(x), WrongArgument, "no layer was found"),
-        (lambda ws, x: jnp.sum(ws[0] @ ws[1]), WrongArgument, "jax.named_scope"),
+        (
+            lambda ws, x: jnp.sum(ws[0] @ ws[1]),
+            WrongArgument,
+            "pass the trained parameters as params",
+        ),
     ],
 )
 def test_errors_say_what_to_do(loss: Any, error: type[Exception], words: str) -> None:
@@ -174,5 +178,5 @@ def test_effects_are_refused_with_their_line() -> None:
         jax.debug.print("{x}", x=x)
         return plain(ws, x)
 
-    with pytest.raises(NotDifferentiable, match=r"has an effect(.|\n)*test_layers.py"):
+    with pytest.raises(NotDifferentiable, match=r"has a side effect(.|\n)*test_layers.py"):
         Diagnosis(loss, weights(1), batch())

@@ -93,7 +93,7 @@ def test_gradients_that_explode_and_shatter_are_said_to_explode() -> None:
 def test_a_layer_without_a_path_around_it_among_those_that_have_one() -> None:
     rows = [row(i, bypassed=0 < i < 8 and i not in (3, 4)) for i in range(9)]
     assert [i for i, v in enumerate(verdicts(rows)) if v != FINE] == [4]  # where the sum should be
-    assert "add what the block reads" in judged(rows)[4].remedy
+    assert "add the block's input" in judged(rows)[4].remedy
     assert set(verdicts([row(i) for i in range(9)])) == {FINE}  # no layer has one
 
 

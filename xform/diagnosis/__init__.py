@@ -1,11 +1,11 @@
-"""Why does it not train? Each layer's activations and gradients, and what is wrong with them.
+"""Diagnosis of models that do not train: statistics of each layer, and which layer is at fault.
 
-`xform.health` asks once. In a training loop of one's own a `Diagnosis` of the loss takes the place
-of `xform.value_and_grad` in the steps that are to be looked at:
+`xform.health` diagnoses a loss once. In your own training loop, use a `Diagnosis` of the loss in
+place of `xform.value_and_grad`, in the steps that you want to diagnose:
 
-    of = Diagnosis(loss, params, batch)  # finds the layers; nothing is run
-    value, grads, read = of.value_and_grad(params, batch, key)  # in a jitted step
-    print(of.report([value], read))
+    diagnosis = Diagnosis(loss, params, batch)  # finds the layers; runs nothing
+    value, grads, readings = diagnosis.value_and_grad(params, batch, key)  # in a jitted step
+    print(diagnosis.report([value], readings))
 """
 
 from xform.diagnosis.diagnosis import Diagnosis as Diagnosis

@@ -1,4 +1,4 @@
-"""A loss whose layers are read as it is differentiated, and what the readings say."""
+"""`Diagnosis`: a loss whose layers are measured while it is differentiated."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ ASKED = "health"
 
 @dataclasses.dataclass(frozen=True)
 class Readings:
-    """What one evaluation of a derivative brought: a pytree of arrays.
+    """The measurements of one gradient evaluation, a pytree of arrays.
 
     Attributes:
-      layers: for each layer `[*trips, len(readings.NAMES)]`.
-      weights, gradients, updates: norms of each parameter for each way to take it apart; updates
-        are empty where there was none.
+      layers: for each layer an array of shape `[*trip counts, len(readings.NAMES)]`.
+      weights, gradients, updates: for each entry of `Diagnosis.owned`, the norm of the parameter,
+        of its gradient and of its update. `updates` is empty without an update.
     """
 
     layers: list[Value]
@@ -54,16 +54,19 @@ jax.tree_util.register_dataclass(Readings)
 
 
 class Diagnosis:
-    """A loss with its layers, found once for the types of its arguments. Nothing is run.
+    """A loss and its layers, which are found once for the types of its arguments.
+
+    The constructor traces the loss and runs nothing.
 
     Args:
-      loss: `loss(params, batch)`, a pure function that returns a scalar, or with `has_aux` a pair
-        of it and of what else it makes.
-      params: pytree of floats, or their types; all of it is differentiated.
-      batch: pytree of what the loss reads besides; arrays or their types. The first axis of its
-        first array is that of the examples.
-      iterations: of the power iteration for each layer's largest singular value; 0 leaves it out.
-      has_aux: whether the loss returns a pair, of which the second is passed through.
+      loss: `loss(params, batch)`, a pure function that returns a scalar; with `has_aux`, a pair of
+        the scalar and auxiliary output.
+      params: pytree of floating-point arrays, or their types. All of it is differentiated.
+      batch: pytree of all other inputs of the loss, arrays or their types. The first axis of its
+        first array is the axis of examples.
+      iterations: number of power iterations for the largest singular value of each layer; 0 leaves
+        it out.
+      has_aux: whether the loss returns a pair whose second element is auxiliary output.
 
     Raises:
       NotScalar: the loss returns something other than a scalar.
@@ -75,16 +78,18 @@ class Diagnosis:
                  iterations: int = 0, has_aux: bool = False) -> None:  # fmt: skip
         self.name, self.iterations, self._has_aux = function_name(loss), iterations, has_aux
         paths, self._params = jax.tree.flatten_with_path(params)
-        called = argument_names(loss, 2)[0]
-        self.paths = [_named(keystr(path, simple=True, separator="."), called) for path, _ in paths]
+        argument = argument_names(loss, 2)[0]
+        self.paths = [
+            _path_name(keystr(path, simple=True, separator="."), argument) for path, _ in paths
+        ]
         leaves, self._batch = jax.tree.flatten(batch)
-        of_type = lambda x: jnp.zeros((), x.dtype) if hasattr(x, "dtype") else x
-        check_inputs(ASKED, jax.tree.map(of_type, params), False, False)
-        n, whole = len(paths), jax.tree.structure((params, batch))
+        zero_of = lambda x: jnp.zeros((), x.dtype) if hasattr(x, "dtype") else x
+        check_inputs(ASKED, jax.tree.map(zero_of, params), False, False)
+        n, structure = len(paths), jax.tree.structure((params, batch))
         self._aux: Any = None
 
         def flat(*args: Value) -> list[Value]:
-            y, aux = Call(ASKED, self.name, loss, has_aux, [], [], whole).run(args)
+            y, aux = Call(ASKED, self.name, loss, has_aux, [], [], structure).run(args)
             check_scalar(ASKED, self.name, y)
             check_output(ASKED, y, False)
             others, self._aux = jax.tree.flatten(aux)
@@ -100,68 +105,75 @@ class Diagnosis:
         if not any(row.layer.kind == "layer" for row in self.rows):
             raise WrongArgument(
                 f"{ASKED} of {self.name}",
-                "no layer was found: nothing in it multiplies a parameter with the batch, or looks "
-                "one up by it",
+                "no layer was found: the loss has no matrix product, convolution or look-up of a "
+                "parameter with a value that depends on the batch",
                 "",
-                "pass what is trained as params and the data as batch, rather than close over it, "
-                "and name what a layer is with jax.named_scope",
+                "pass the trained parameters as params and the data as batch; do not close over "
+                "them",
             )
 
     @cached_property
     def owned(self) -> list[tuple[int, int]]:
-        """Each parameter that a layer owns, with the axes that loops take off, in order."""
+        """The parameters of all layers, sorted, as pairs (leaf, n).
+
+        `n` is the number of leading axes of the leaf over which loops scan.
+        """
         return sorted({w for row in self.rows for w in row.layer.weights})
 
     def value_and_grad(self, params: Tree, batch: Tree, key: Value, policy: Any = None
                        ) -> tuple[Any, Tree, Readings]:  # fmt: skip
-        """The loss, its gradient in `params`, and what was read. May be jitted.
+        """Return the loss, its gradient with respect to `params`, and the readings. May be jitted.
 
-        With `has_aux` the first is a pair: the loss, and what else was made.
+        With `has_aux` the first result is a pair: the loss and its auxiliary output. `key` is the
+        random key for the power iterations. `policy` decides which values are saved, as for `grad`.
         """
         leaves, others = self._params.flatten_up_to(params), self._batch.flatten_up_to(batch)
 
-        def loss(leaves: list[Value], into: list[Value]) -> tuple[Value, list[Value]]:
-            y, *aux = run(self._level, [*self._closed, *leaves, *others], into, probe)
+        def loss(leaves: list[Value], sinks_: list[Value]) -> tuple[Value, list[Value]]:
+            y, *aux = run(self._level, [*self._closed, *leaves, *others], sinks_, probe)
             return y, aux
 
         def probe(layer: Layer, env: Callable[[Var], Value], sink: Value) -> Value:
-            read = readings.forward(layer, env, key, self.iterations)
-            return readings.probe(env(layer.out), sink, read, self.batch_size)
+            forward = readings.forward(layer, env, key, self.iterations)
+            return readings.probe(env(layer.out), sink, forward, self.batch_size)
 
-        into = sinks(self.rows, len(readings.NAMES))
+        zero_sinks = sinks(self.rows, len(readings.NAMES))
         gradient = value_and_grad(loss, (0, 1), has_aux=True, policy=policy)
-        (value, aux), (grads, read) = gradient(leaves, into)
-        found = Readings(read, self.norms(leaves), self.norms(grads), [])
+        (value, aux), (grads, layer_readings) = gradient(leaves, zero_sinks)
+        result = Readings(layer_readings, self.norms(leaves), self.norms(grads), [])
         out = (value, self._aux.unflatten(aux)) if self._has_aux else value
-        return out, self._params.unflatten(grads), found
+        return out, self._params.unflatten(grads), result
 
     def norms(self, leaves: Sequence[Value]) -> list[Value]:
-        """The norm of each parameter that a layer owns."""
+        """Return the norm of each entry of `owned`, for leaves like those of the parameters.
+
+        The norm excludes the axes over which loops scan: there is one norm for each iteration.
+        """
         return [readings.norm(leaves[i], axes) for i, axes in self.owned]
 
     def updated(self, read: Readings, before: Tree, after: Tree, scale: Value | None = None
                 ) -> Readings:  # fmt: skip
-        """The readings with how far an update moved the parameters.
+        """Return the readings, with the norms of an update of the parameters added.
 
-        Where the loss was multiplied by a `scale`, its gradients are divided by that.
+        If the loss was multiplied by a `scale`, the gradients in the readings are divided by it.
         """
         a, b = self._params.flatten_up_to(before), self._params.flatten_up_to(after)
         updates = self.norms([y - x for x, y in zip(a, b, strict=True)])
         if scale is None:
             return dataclasses.replace(read, updates=updates)
-        place = readings.NAMES.index("gradient")
-        layers = [x.at[..., place].divide(scale) for x in read.layers]
+        column = readings.NAMES.index("gradient")
+        layers = [x.at[..., column].divide(scale) for x in read.layers]
         return Readings(layers, read.weights, [x / scale for x in read.gradients], updates)
 
     def report(self, losses: Sequence[Any], read: Readings, origin: Origin | None = None) -> Report:
-        """What the readings say, with the losses they are of; not to be jitted."""
+        """Return the report of the readings and the losses. This cannot be jitted."""
         rows = self.judged(jax.device_get(read))
         return Report(self.name, tuple(map(float, losses)), tuple(rows), origin)
 
     def judged(self, read: Readings) -> list[LayerHealth]:
-        """Rows with verdicts, in the order in which layers run; `read` may be of NumPy."""
-        norms = [dict(zip(self.owned, map(np.asarray, of), strict=False))
-                 for of in (read.weights, read.gradients, read.updates)]  # fmt: skip
+        """Return the rows with verdicts, in execution order. `read` may hold NumPy arrays."""
+        norms = [dict(zip(self.owned, map(np.asarray, of_owned), strict=False))
+                 for of_owned in (read.weights, read.gradients, read.updates)]  # fmt: skip
         rows: list[tuple[tuple[int, ...], LayerHealth]] = []
         for place, (row, values) in enumerate(zip(self.rows, read.layers, strict=True)):
             table = np.asarray(values, np.float64)
@@ -172,25 +184,24 @@ class Diagnosis:
         ordered: list[LayerHealth] = []
         for _, one in sorted(rows, key=lambda pair: pair[0]):
             last = next((r.name for r in reversed(ordered) if r.kind == "layer"), "")
-            named = one if one.kind == "layer" else dataclasses.replace(one, name=last)
-            ordered.append(named)
+            with_name = one if one.kind == "layer" else dataclasses.replace(one, name=last)
+            ordered.append(with_name)
         return judged(ordered)
 
     def _row(self, row: Row, place: int, trip: tuple[int, ...], values: Any,
              norms: Sequence[dict[tuple[int, int], Any]]) -> LayerHealth | None:  # fmt: skip
-        layer, of = row.layer, dict(zip(readings.NAMES, values.tolist(), strict=True))
-        runs = of["runs"]
-        if not runs:  # the branch that was not taken, or nothing of it reaches the loss
+        layer, sums = row.layer, dict(zip(readings.NAMES, values.tolist(), strict=True))
+        runs = sums["runs"]
+        if not runs:  # the branch did not run, or its result does not reach the loss
             return None
-        of = {name: x / runs for name, x in of.items()}
+        means = {name: x / runs for name, x in sums.items()}
         aval: Any = layer.out.aval
-        weight, gradient, update = (_together(n, layer.weights, trip) for n in norms)
-        has = lambda on, name: of[name] if on else None
+        weight, gradient, update = (_joint_norm(n, layer.weights, trip) for n in norms)
+        if_has = lambda condition, name: means[name] if condition else None
         ratio = lambda x: None if x is None or not weight else x / weight
-        together = readings.neighbours(aval.shape, self.batch_size)
-        gain = (
-            of["product"] / of["input"] if of["input"] > 0 and math.isfinite(of["input"]) else None
-        )
+        has_examples = readings.neighbours(aval.shape, self.batch_size)
+        x = means["input"]
+        gain = means["product"] / x if x > 0 and math.isfinite(x) else None
         return LayerHealth(
             name=self._name(layer),
             trip=trip,
@@ -201,43 +212,43 @@ class Diagnosis:
             place=place,
             bypassed=layer.bypassed,
             size=math.prod(aval.shape),
-            activation=of["activation"],
-            gradient=of["gradient"],
-            input=has(layer.kind == "sum" or layer.body is not None, "input"),
-            nonfinite=of["nonfinite"],
-            gradient_nonfinite=of["gradient_nonfinite"],
+            activation=means["activation"],
+            gradient=means["gradient"],
+            input=if_has(layer.kind == "sum" or layer.body is not None, "input"),
+            nonfinite=means["nonfinite"],
+            gradient_nonfinite=means["gradient_nonfinite"],
             gain=gain,
-            sigma=has(self.iterations and layer.body is not None, "sigma"),
-            dead=has(layer.slope is not None, "dead"),
-            saturated=has(layer.slope is not None, "saturated"),
-            least=has(layer.kind == "sum", "least"),
-            correlation=has(together, "correlation"),
-            noise=_noise(aval.shape) if together else None,
+            sigma=if_has(self.iterations and layer.body is not None, "sigma"),
+            dead=if_has(layer.slope is not None, "dead"),
+            saturated=if_has(layer.slope is not None, "saturated"),
+            least=if_has(layer.kind == "sum", "least"),
+            correlation=if_has(has_examples, "correlation"),
+            noise=_noise(aval.shape) if has_examples else None,
             weight=weight,
             gradient_to_weight=ratio(gradient),
             update_to_weight=ratio(update),
         )
 
     def _name(self, layer: Layer) -> str:
-        """The longest path that all its weights have in common, if it is of this layer alone.
+        """Return the longest path that all weights of a layer share, if no other layer shares it.
 
-        Else that of the weight with which it begins. A sum is called after the layer before it.
+        Else return the path of the weight that the layer's first operation applies. The name of a
+        sum is empty here: it gets the name of the layer before it.
         """
         if layer.kind == "sum":
             return ""
         split = lambda weights: [self.paths[i].split(".") for i in sorted({i for i, _ in weights})]
         paths = split(layer.weights)
-        shared = _shared(paths)
+        shared = _common_prefix(paths)
         if len(paths) == 1 and len(self._owners[tuple(shared[:-1])]) == 1:
             shared.pop()
-        own = len(self._owners[tuple(shared)]) == 1
-        return (
-            ".".join(shared) if own and shared else ", ".join(map(".".join, split(layer.applied)))
-        )
+        if shared and len(self._owners[tuple(shared)]) == 1:
+            return ".".join(shared)
+        return ", ".join(map(".".join, split(layer.applied)))
 
     @cached_property
     def _owners(self) -> dict[tuple[str, ...], set[Layer]]:
-        """Of each path that parameters begin with, the layers that own one of them."""
+        """For each prefix of a parameter path, the layers with a parameter under it."""
         owners: dict[tuple[str, ...], set[Layer]] = {}
         for row in self.rows:
             for i, _ in row.layer.weights:
@@ -247,16 +258,19 @@ class Diagnosis:
         return owners
 
 
-def _shared(paths: Sequence[list[str]]) -> list[str]:
-    """The parts with which all paths begin."""
+def _common_prefix(paths: Sequence[list[str]]) -> list[str]:
+    """Return the parts that all paths begin with."""
     same = itertools.takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False))
     return [parts[0] for parts in same]
 
 
-def _named(path: str, called: str) -> str:
-    """The path of a parameter; behind the argument's name, if it is none or a number."""
-    path = path.removesuffix(".value")  # of a variable of Flax NNX
-    return path if path[:1].isalpha() else f"{called}.{path}".rstrip(".")
+def _path_name(path: str, argument: str) -> str:
+    """Return the name of a parameter: its path.
+
+    If the path is empty or begins with a number, the name begins with the name of the argument.
+    """
+    path = path.removesuffix(".value")  # added by variables of Flax NNX
+    return path if path[:1].isalpha() else f"{argument}.{path}".rstrip(".")
 
 
 def _typed(x: Any) -> Any:
@@ -264,13 +278,13 @@ def _typed(x: Any) -> Any:
 
 
 def _noise(shape: tuple[int, ...]) -> float:
-    """The mean size of the cosine between random vectors, each of a row's size."""
+    """Return the mean absolute cosine between random vectors of the size of one example."""
     return math.sqrt(2 / (math.pi * max(math.prod(shape[1:]), 1)))
 
 
-def _together(norms: dict[tuple[int, int], Any], weights: frozenset[tuple[int, int]],
-              trip: tuple[int, ...]) -> float | None:  # fmt: skip
-    """The norm of some parameters together, in one trip."""
+def _joint_norm(norms: dict[tuple[int, int], Any], weights: frozenset[tuple[int, int]],
+                trip: tuple[int, ...]) -> float | None:  # fmt: skip
+    """Return the joint norm of some parameters in one iteration; None if there are none."""
     known = [norms[w] for w in weights if w in norms]
     picked = [x[trip[: x.ndim]] if x.ndim <= len(trip) else np.linalg.norm(x) for x in known]
     return math.hypot(*map(float, picked)) if picked else None

@@ -1,4 +1,4 @@
-"""`health`: which layer is why a model does not train."""
+"""`health`: finds the layer that keeps a model from training."""
 
 from __future__ import annotations
 
@@ -33,38 +33,40 @@ def health(
     key: Any = None,
     iterations: int = 8,
 ) -> Report:
-    """Why does it not train? What each layer makes, what gradient it gets, and what is wrong there.
+    """Measure the activations and gradients of each layer, and name the layers at fault.
 
-    A layer begins where parameters meet what depends on the batch (a product, a convolution, a
-    look-up), and has what follows from that alone: bias, norm, activation. Sums of layers are rows
-    too. Of a scan each trip is one, as are the steps of a recurrent network. Layers are found in
-    the traced program: in calls, branches, remat regions, and modules of Flax and Equinox.
+    A layer begins where parameters are combined with values that depend on the batch: in a matrix
+    product, a convolution or a look-up. It includes the operations that depend on its result alone:
+    bias, normalization, activation. A sum of layer results has a row of its own. Each iteration of
+    a scan has its own rows, so each step of a recurrent network does too. Layers are found in the
+    traced program, including calls, branches, remat regions, and modules of Flax and Equinox.
 
     Args:
       loss: `loss(params, batch)`, a pure function that returns a scalar.
-      params: pytree of floats of any shape, a module of Equinox, or a state of Flax NNX.
-      batch: pytree of what the loss reads besides. The first axis of its first array is that of the
-        examples, whose gradients are compared where a layer's result has that axis first.
-      steps: how many steps of training are read. Numbers are means over them.
-      update: how to step: an Optax transformation, or a function of parameters and gradient that
-        returns new parameters. Without one there is one step, and no update to report.
-      key: of the first vectors of power iterations; `jax.random.key(0)` without.
-      iterations: of the power iteration for each layer's largest singular value, which it
-        approaches from below; 0 leaves it out, and then all costs little more than a gradient.
+      params: pytree of floating-point arrays of any shape, an Equinox module, or a Flax NNX state.
+      batch: pytree of all other inputs of the loss. The first axis of its first array is the axis
+        of examples. Gradients of neighbouring examples are compared if a layer's result has this
+        axis first.
+      steps: number of training steps to run. The reported numbers are means over the steps.
+      update: an Optax transformation, or a function of parameters and gradient that returns new
+        parameters. Without it there is one step, and no update is reported.
+      key: random key for the start vectors of the power iterations; None: `jax.random.key(0)`.
+      iterations: number of power iterations for the largest singular value of each layer, which
+        they approach from below. 0 leaves it out; then the cost is little more than a gradient.
 
     Returns:
-      A `Report`: prints as a table, iterates over rows, `plot`, `save_html`, `save_jsonl`, and
-      `findings`, the layers that are at fault, the worst first.
+      A `Report`. It prints as a table and iterates over rows. It has `plot`, `save_html`,
+      `save_jsonl`, and `findings`: the layers at fault, in execution order.
 
     Raises:
       NotScalar: the loss returns something other than a scalar.
-      WrongArgument: no layer was found, or an argument is unusable.
+      WrongArgument: no layer was found, or an argument is not valid.
       NotDifferentiable: the loss has effects, such as a print.
 
-    Cost: a compilation; then of each step a gradient and a few passes over each layer's result, and
-    for each iteration about a forward and a backward pass. If something is not finite, one more
-    gradient, run operation by operation.
-    In a training loop of your own, `xform.diagnosis.Diagnosis` reads layers in the step itself.
+    Cost: one compilation. Each step costs a gradient, a few passes over each layer's result, and
+    about a forward and a backward pass for each power iteration. If a value is not finite, one more
+    gradient runs operation by operation, to find where the value comes from.
+    In your own training loop, use `xform.diagnosis.Diagnosis` to measure layers in the step itself.
     Source: Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural
     networks", AISTATS 2010; Balduzzi et al., "The Shattered Gradients Problem", arXiv:1702.08591;
     Pascanu et al., "On the difficulty of training recurrent neural networks", arXiv:1211.5063.
@@ -86,35 +88,35 @@ def health(
     iterations = _count(iterations, "iterations", 0)
     if update is None and steps > 1:
         raise WrongArgument(
-            ASKED, f"there is no update to make {steps} steps with", "",
+            f"{ASKED} with steps={steps}", "more than one step needs an update", "",
             "pass update=, such as optax.sgd(0.1) or lambda params, grads: ..., or leave out steps",
         )  # fmt: skip
     loss, (params, batch) = opened(loss, (params, batch), inexact)
     key = jax.random.key(0) if key is None else key
-    of = Diagnosis(loss, params, batch, iterations)
-    start, step = _stepping(update)
+    diagnosis = Diagnosis(loss, params, batch, iterations)
+    init, step = _init_and_step(update)
 
     @jax.jit
     def measure(params: Tree, state: Tree, key: Value) -> Any:
-        value, grads, read = of.value_and_grad(params, batch, key)
+        value, grads, readings = diagnosis.value_and_grad(params, batch, key)
         if update is None:
-            return value, read, params, state
+            return value, readings, params, state
         after, state = step(params, grads, state)
-        return value, of.updated(read, params, after), after, state
+        return value, diagnosis.updated(readings, params, after), after, state
 
-    state, losses, every = start(params), list[float](), list[Readings]()
+    state, losses, every = init(params), list[float](), list[Readings]()
     cause = None
     for k in jax.random.split(key, steps):
         before = params
-        value, read, params, state = measure(params, state, k)
+        value, readings, params, state = measure(params, state, k)
         losses.append(float(value))
-        every.append(jax.tree.map(np.asarray, read))
-        rows = of.judged(every[-1])
+        every.append(jax.tree.map(np.asarray, readings))
+        rows = diagnosis.judged(every[-1])
         if not finite(value) or any(r.nonfinite or r.gradient_nonfinite for r in rows):
-            cause = _origin(of, loss, before, batch)
-            every = every[-1:]  # what it had before says nothing of it
+            cause = _origin(diagnosis, loss, before, batch)
+            every = every[-1:]  # report this step alone: earlier steps were still finite
             break
-    return of.report(losses, jax.tree.map(_mean, *every), cause)
+    return diagnosis.report(losses, jax.tree.map(_mean, *every), cause)
 
 
 def _mean(*xs: Any) -> Any:
@@ -127,45 +129,49 @@ def _count(n: Any, name: str, least: int) -> int:
     except TypeError:
         n = -1
     if n < least:
-        raise WrongArgument(ASKED, f"{name} is no whole number from {least} on", "",
-                            f"give {name} as such, or leave it out")  # fmt: skip
+        raise WrongArgument(ASKED, f"{name} must be an integer of at least {least}", "",
+                            f"pass such a number as {name}, or leave it out")  # fmt: skip
     return n
 
 
-def _stepping(update: Any) -> tuple[Callable[[Tree], Tree], Callable[[Tree, Tree, Tree], Any]]:
-    """How to make the state of an update, and to step: new parameters and state."""
-    start, move = (getattr(update, name, None) for name in ("init", "update"))
-    if callable(start) and callable(move):
-        moved: Callable[..., Any] = move
+def _init_and_step(update: Any) -> tuple[Callable[[Tree], Tree], Callable[..., Any]]:
+    """Return two functions for `update`, like those of Optax.
+
+    The first returns the optimizer state for parameters. The second takes parameters, gradient and
+    state, and returns new parameters and state.
+    """
+    init, transform = (getattr(update, name, None) for name in ("init", "update"))
+    if callable(init) and callable(transform):
+        optax_update: Callable[..., Any] = transform
 
         def step(params: Tree, grads: Tree, state: Tree) -> Any:
-            moves, state = moved(grads, state, params)
-            return jax.tree.map(lambda p, m: (p + m).astype(p.dtype), params, moves), state
+            updates, state = optax_update(grads, state, params)
+            return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates), state
 
-        return start, step
+        return init, step
     if update is not None and not callable(update):
         raise WrongArgument(
-            ASKED, f"update is a {type(update).__name__}", "",
+            f"{ASKED} with update={update!r}", f"update has type {type(update).__name__}", "",
             "pass an Optax transformation, or a function of parameters and gradient that returns "
             "new parameters",
         )  # fmt: skip
-    by: Callable[..., Any] = update or (lambda params, grads: params)
-    return lambda params: (), lambda params, grads, state: (by(params, grads), state)
+    new_params: Callable[..., Any] = update or (lambda params, grads: params)
+    return lambda params: (), lambda params, grads, state: (new_params(params, grads), state)
 
 
-def _origin(of: Diagnosis, loss: Callable[[Tree, Tree], Any], params: Tree, batch: Tree
+def _origin(diagnosis: Diagnosis, loss: Callable[[Tree, Tree], Any], params: Tree, batch: Tree
             ) -> Origin | None:  # fmt: skip
-    """Where what is not finite comes from: in the program of the loss, else of its gradient."""
+    """Find the origin of a NaN or Inf, in the program of the loss or else of its gradient."""
     leaves, tree = jax.tree.flatten((params, batch))
     gradient = value_and_grad(loss, policy=save_everything)
     args = list(map(jnp.asarray, leaves))
     for f in (loss, gradient):
         prog = trace(lambda *args, f=f: jax.tree.leaves(f(*tree.unflatten(args))), *args)
-        found = origin(prog, args, range(len(prog.outputs)))
-        if found is not None and found.operation == "argument":
-            place = int(found.where)
-            name = f"parameter {of.paths[place]}" if place < len(of.paths) else "the batch"
-            return Origin(found.operation, name, value=found.value)
-        if found is not None:
-            return found
+        result = origin(prog, args, range(len(prog.outputs)))
+        if result is not None and result.operation == "argument":
+            index, paths = int(result.where), diagnosis.paths
+            name = f"parameter {paths[index]}" if index < len(paths) else "the batch"
+            return Origin(result.operation, name, value=result.value)
+        if result is not None:
+            return result
     return None

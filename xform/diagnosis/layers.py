@@ -1,9 +1,10 @@
-"""The layers of a loss: where a weight meets the batch, and what follows from that alone.
+"""The layers of a loss, found in its program.
 
-A *layer* begins where parameters are multiplied with, or looked up by, something that depends on
-the batch. All that follows from its result alone is of that layer: bias, norm, activation. Where
-two of them meet, a region of another kind begins; if it is a sum, as around a residual branch, it
-is a row of its own. This needs no scopes: a scope, or the path of the weights, is what names it.
+A *layer* begins where parameters are multiplied with, or looked up by, a value that depends on the
+batch. It includes all equations that depend on its result alone: bias, normalization, activation.
+An equation that combines the results of several layers begins another region; if it is a sum, as in
+a residual path, it gets a row of its own. Named scopes are not needed: scopes and the paths of
+weights only give the names.
 """
 
 from __future__ import annotations
@@ -24,22 +25,24 @@ from xform.source import frame
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer, or a sum of two of them, in one program.
+    """A layer, or a sum of layer results, in one program.
 
     Attributes:
-      kind: "layer", or "sum".
+      kind: "layer" or "sum".
       start: its first equation.
-      product: what that makes.
-      x: what it reads that depends on the batch; None of a sum.
-      operands: what a sum adds up.
-      out: its result, behind bias, norm and activation.
-      weights: the parameters of which it is, as (leaf, axes that loops have taken off).
-      applied: those of them that its first equation applies.
-      shape: what tells it from layers of another kind: its operation, and its weight's shape.
-      slope: from what is activated to its activation, if it has one.
-      body: from `x` to `out`.
-      bypassed: whether a path leads around it.
-      where, scope: the user's line, and the named scopes around it.
+      product: result of the first equation.
+      x: its input, which depends on the batch; None for a sum.
+      operands: operands of a sum; empty for a layer.
+      out: its result, after bias, normalization and activation.
+      weights: the parameters that its equations read, as pairs of leaf index and number of leading
+        axes that loops scan over.
+      applied: the parameters that its first equation reads.
+      shape: primitive of the first equation and shapes of its weights.
+      slope: its activation as a function of one value; None without an activation.
+      body: the layer as a function from `x` to `out`; None if there is no such function.
+      bypassed: whether a path leads around it, such as a residual path.
+      where: the line of the user's code.
+      scope: the named scopes around it.
     """
 
     kind: str
@@ -60,12 +63,12 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Level:
-    """The layers of one program, and those of the loops, branches and regions within it.
+    """The layers of one program, including its loops, branches and remat regions.
 
     Attributes:
-      program: the program, with its calls opened.
-      after: of an equation, by `id`, the layers whose result it makes.
-      inner: of an equation, by `id`, the levels within it.
+      program: the program, with its calls inlined.
+      after: by `id` of an equation, the layers whose result it computes.
+      inner: by `id` of an equation, the levels of the programs inside it.
     """
 
     program: Program
@@ -74,12 +77,15 @@ class Level:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """All layers, in the order in which they are written, with the loops around them."""
+        """All layers in program order, with the loops around them."""
         rows: list[Row] = []
         for place, eqn in enumerate(self.program.equations):
-            of = eqn.params
+            params = eqn.params
             for i, level in enumerate(self.inner.get(id(eqn), ())):
-                around = (place, of.get("length"), bool(of.get("reverse"))), (i, None, False)
+                around = (
+                    (place, params.get("length"), bool(params.get("reverse"))),
+                    (i, None, False),
+                )
                 rows += [Row(r.layer, (*around, *r.around), r.place) for r in level.rows]
             rows += [Row(layer, (), place) for layer in self.after.get(id(eqn), ())]
         return rows
@@ -87,13 +93,13 @@ class Level:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """A layer with what is around it.
+    """A layer, and the loops, branches and remat regions around it.
 
     Attributes:
       layer: the layer.
-      around: of each loop, branch or region, outermost first: its place, its trips if it is a scan,
-        and whether that runs backward.
-      place: of the layer among the equations of its program.
+      around: for each loop, branch or region around it, outermost first: its position, its trip
+        count if it is a scan, and whether the scan runs in reverse.
+      place: position of the equation that computes the layer's result.
     """
 
     layer: Layer
@@ -102,88 +108,88 @@ class Row:
 
     @property
     def trips(self) -> tuple[int, ...]:
-        """The lengths of the scans around it, outermost first."""
+        """Trip counts of the scans around it, outermost first."""
         return tuple(length for _, length, _ in self.around if length is not None)
 
     def when(self, trip: Sequence[int]) -> tuple[int, ...]:
-        """When a trip of it runs, beside those of all other layers: smaller is earlier."""
+        """Return a key that sorts the iterations of all layers in execution order."""
         rest, key = iter(trip), list[int]()
-        for place, length, backward in self.around:
-            at = 0 if length is None else next(rest)
-            key += [place, -at if backward else at]
+        for place, length, reverse in self.around:
+            iteration = 0 if length is None else next(rest)
+            key += [place, -iteration if reverse else iteration]
         return (*key, self.place)
 
 
 def level(prog: Program, marks: Sequence[Mark]) -> Level:
-    """The layers of a program, whose inputs are of parameters, of the batch, or of both.
+    """Find the layers of a program whose first output is the loss.
 
-    Its first output is the loss.
+    `marks` tells for each input whether it depends on parameters, on the batch, or on both.
     """
     return _level(flow(prog, marks, results=1), top=True)
 
 
-def _level(of: Flow, top: bool) -> Level:
+def _level(flow_: Flow, top: bool) -> Level:
     after: dict[int, list[Layer]] = {}
-    for region in of.regions:
-        layer = _layer(of, region, top)
+    for region in flow_.regions:
+        layer = _layer(flow_, region, top)
         if layer is not None:
-            after.setdefault(id(of.producer[layer.out]), []).append(layer)
-    inner = {key: tuple(_level(f, False) for f in flows) for key, flows in of.inner.items()}
-    return Level(of.program, after, inner)
+            after.setdefault(id(flow_.producer[layer.out]), []).append(layer)
+    inner = {key: tuple(_level(f, False) for f in flows) for key, flows in flow_.inner.items()}
+    return Level(flow_.program, after, inner)
 
 
-def _layer(of: Flow, region: Region, top: bool) -> Layer | None:
+def _layer(flow_: Flow, region: Region, top: bool) -> Layer | None:
     if region.kind not in ("layer", "join"):
         return None
-    start = of.program.equations[region.equations[0]]
+    start = flow_.program.equations[region.equations[0]]
     product = start.outvars[0]
     shape: Any = product.aval
     if not shape.shape or not differentiable(shape):
         return None
-    operands = tuple(dict.fromkeys(of.data(start)))
-    joined = region.kind == "join"
-    if joined and not (_adds(start, operands) and _alike(operands, product)):
+    operands = tuple(dict.fromkeys(flow_.data(start)))
+    is_sum = region.kind == "join"
+    if is_sum and not (_is_linear_in(start, operands) and _same_shapes(operands, product)):
         return None
-    # Behind the last layers the loss follows, whose functions of elements are no activations.
-    last = top and not of.followed(region)
-    slope = None if last else activation(of, region)
-    ends = [v for v in region.values if v in of.left and differentiable(v.aval)]
-    first = product if joined or last or not ends else ends[0]
-    out = first if slope is None else slope.output
-    x = None if joined else next(iter(operands), None)
+    # After the last layers comes the loss, whose elementwise functions are not activations.
+    last = top and not flow_.followed(region)
+    slope = None if last else activation(flow_, region)
+    ends = [v for v in region.values if v in flow_.left and differentiable(v.aval)]
+    end = product if is_sum or last or not ends else ends[0]
+    out = end if slope is None else slope.output
+    x = None if is_sum else next(iter(operands), None)
     body = None
     if x is not None and differentiable(x.aval):
-        body = between(of, region, x, out)
+        body = between(flow_, region, x, out)
     return Layer(
-        kind="sum" if joined else "layer",
+        kind="sum" if is_sum else "layer",
         start=start,
         product=product,
         x=x,
-        operands=operands if joined else (),
+        operands=operands if is_sum else (),
         out=out,
-        weights=frozenset(w for i in region.equations for w in of.weights(i)),
-        applied=frozenset(of.weights(region.equations[0])),
-        shape=_shape(of, start),
+        weights=frozenset(w for i in region.equations for w in flow_.weights(i)),
+        applied=frozenset(flow_.weights(region.equations[0])),
+        shape=_shape(flow_, start),
         slope=slope,
         body=body,
-        bypassed=of.bypassed(start),
+        bypassed=flow_.bypassed(start),
         where=frame(start),
         scope=scope(f"{start.source_info.name_stack}/"),
     )
 
 
-def _adds(eqn: JaxprEqn, operands: Sequence[Var]) -> bool:
-    """Whether a value is linear in all that meet there, together."""
+def _is_linear_in(eqn: JaxprEqn, operands: Sequence[Var]) -> bool:
+    """Return whether an equation's result is jointly linear in at least two operands."""
     if len(operands) < 2 or not all(differentiable(v.aval) for v in operands):
         return False
     return is_linear(Slice(operands, (eqn,), eqn.outvars[0]))
 
 
-def _alike(operands: Sequence[Var], product: Var) -> bool:
+def _same_shapes(operands: Sequence[Var], product: Var) -> bool:
     shape = lambda v: getattr(v.aval, "shape", None)
     return all(shape(v) == shape(product) for v in operands)
 
 
-def _shape(of: Flow, eqn: JaxprEqn) -> str:
-    sizes = [getattr(v.aval, "shape", ()) for v in eqn.invars if of.of(v).weight]
-    return f"{eqn.primitive.name} {sizes or [getattr(eqn.outvars[0].aval, 'shape', ())]}"
+def _shape(flow_: Flow, eqn: JaxprEqn) -> str:
+    shapes = [getattr(v.aval, "shape", ()) for v in eqn.invars if flow_.of(v).weight]
+    return f"{eqn.primitive.name} {shapes or [getattr(eqn.outvars[0].aval, 'shape', ())]}"

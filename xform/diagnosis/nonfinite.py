@@ -1,8 +1,9 @@
-"""Where a NaN or an Inf comes from: the first operation that made one of finite values.
+"""The origin of a NaN or Inf: the first operation that produced one from finite values.
 
-The gradient's program is run operation by operation, and from a result that is not finite the
-search goes back along what each operation read, into loops, trip by trip, to one that read nothing
-but finite values. What is infinite on purpose, such as a mask, leads nowhere and is not found.
+A program runs operation by operation. From an output that is not finite, the search goes back to
+the inputs of each operation, and into loops iteration by iteration, until it finds an operation
+with only finite inputs. An intended infinity, such as that of a mask, does not reach the output as
+a NaN or Inf, so it is not found.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from xform.text import near
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The operation that first made a value that is not finite.
+    """The operation that produced the first value that is not finite.
 
     Attributes:
-      operation: its primitive; "argument" if an argument of the loss is not finite already.
-      where: the user's line.
-      trips: of the loops around it, outermost first.
-      backward: whether it is of the backward pass.
+      operation: its primitive; "argument" if an argument of the loss is already not finite.
+      where: the line of the user's code; for an argument, its name.
+      trips: iteration of each loop around it, outermost first.
+      backward: whether it belongs to the backward pass.
       value: "NaN" or "Inf".
     """
 
@@ -43,35 +44,45 @@ class Origin:
     value: str = "NaN"
 
     def __str__(self) -> str:
-        trip = f" in trip {', '.join(map(str, self.trips))}" if self.trips else ""
-        way = " of the backward pass" if self.backward else ""
-        return f"{self.value} first made by {self.operation}{way}{trip}, {near(self.where)}"
+        if self.operation == "argument":
+            return f"{self.value} in an argument of the loss: {self.where}"
+        iteration = f" in iteration {', '.join(map(str, self.trips))}" if self.trips else ""
+        backward = " of the backward pass" if self.backward else ""
+        operation = f"{self.operation}{backward}{iteration}"
+        return f"{self.value} first produced by {operation}, {near(self.where)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the origin as plain data for JSON."""
         return dataclasses.asdict(self)
 
 
 def finite(x: Value) -> bool:
-    """Whether all of a value is finite; what has no floats is."""
+    """Return whether all elements are finite; a value that is not floating-point is finite."""
     inexact = jnp.issubdtype(getattr(x, "dtype", np.int32), np.inexact)
     return not inexact or bool(jnp.all(jnp.isfinite(x)))
 
 
 def origin(prog: Program, args: Sequence[Value], outputs: Sequence[int]) -> Origin | None:
-    """The operation from which one of some outputs has its NaN or Inf; None if all are finite.
+    """Find the origin of a NaN or Inf in one of some outputs; None if all are finite.
 
-    An input that is not finite itself is an origin, of operation "argument" and its place.
+    Args:
+      prog: the program.
+      args: its inputs.
+      outputs: indices of the outputs to examine.
+
+    Returns:
+      The origin. If an input is not finite, its operation is "argument" and `where` is the index of
+      the input.
     """
-    found = _search(prog, args, outputs, ())
-    if isinstance(found, int):
-        return Origin("argument", str(found), value=_kind(args[found]))
-    return found
+    result = _search(prog, args, outputs, ())
+    if isinstance(result, int):
+        return Origin("argument", str(result), value=_kind(args[result]))
+    return result
 
 
 def _search(prog: Program, args: Sequence[Value], outputs: Sequence[int], trips: tuple[int, ...]
             ) -> Origin | int | None:  # fmt: skip
-    """The origin; of an input that is not finite, its place."""
+    """Return the origin, or the index of an input that is not finite, or None."""
     prog = calls_opened(prog)
     env, outer = environment(prog, args), name_stack()
     producer: dict[Var, tuple[JaxprEqn, int]] = {}
@@ -87,15 +98,15 @@ def _search(prog: Program, args: Sequence[Value], outputs: Sequence[int], trips:
     while isinstance(at, Var) and at in producer:
         eqn, place = producer[at]
         xs = [read(env, v) for v in eqn.invars]
-        found = _within(eqn, xs, place, trips)
-        if isinstance(found, Origin):
-            return found
-        ahead = [v for v in eqn.invars if bad(v)]
-        if isinstance(found, int):
-            ahead = [eqn.invars[found]] if bad(eqn.invars[found]) else ahead
-        if not ahead:
+        inner = _within(eqn, xs, place, trips)
+        if isinstance(inner, Origin):
+            return inner
+        causes = [v for v in eqn.invars if bad(v)]
+        if isinstance(inner, int):
+            causes = [eqn.invars[inner]] if bad(eqn.invars[inner]) else causes
+        if not causes:
             return _origin(eqn, env[at], trips)
-        at = min(ahead, key=lambda v: not _nan(env, v))
+        at = min(causes, key=lambda v: not _nan(env, v))
     return prog.inputs.index(at) if isinstance(at, Var) and at in prog.inputs else None
 
 
@@ -114,14 +125,17 @@ def _origin(eqn: JaxprEqn, y: Value, trips: tuple[int, ...]) -> Origin:
 
 def _within(eqn: JaxprEqn, xs: Sequence[Value], place: int, trips: tuple[int, ...]
             ) -> Origin | int | None:  # fmt: skip
-    """The origin inside a loop, a branch or a region, or which of its inputs is one."""
+    """Search a loop, branch or region for the origin of its output number `place`.
+
+    Returns the origin, or the index of an input of the equation that is the cause, or None.
+    """
     params = eqn.params
     if eqn.primitive is scan_p:
         return _in_scan(eqn, xs, trips)
     if eqn.primitive is cond_p:
-        chosen = program(params["branches"][int(xs[0])])
-        found = _search(chosen, xs[1:], [place], trips)
-        return found + 1 if isinstance(found, int) else found
+        branch = program(params["branches"][int(xs[0])])
+        result = _search(branch, xs[1:], [place], trips)
+        return result + 1 if isinstance(result, int) else result
     if eqn.primitive is while_p:
         return _in_while(eqn, xs, trips)
     inner = (body(eqn),) if region(eqn) else bodies(eqn)
@@ -143,16 +157,16 @@ def _in_scan(eqn: JaxprEqn, xs: Sequence[Value], trips: tuple[int, ...]) -> Orig
 
 
 def _in_while(eqn: JaxprEqn, xs: Sequence[Value], trips: tuple[int, ...]) -> Origin | int | None:
-    until, step = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
+    condition, step = program(eqn.params["cond_jaxpr"]), program(eqn.params["body_jaxpr"])
     a = eqn.params["cond_nconsts"]
     b = a + eqn.params["body_nconsts"]
     state, t = list(xs[b:]), 0
-    while bool(evaluate(until, [*xs[:a], *state])[0]):
+    while bool(evaluate(condition, [*xs[:a], *state])[0]):
         args = [*xs[a:b], *state]
         state = evaluate(step, args)
         ends = [i for i, y in enumerate(state) if not finite(y)]
         if ends:
-            found = _search(step, args, ends, (*trips, t))
-            return found + a if isinstance(found, int) else found
+            result = _search(step, args, ends, (*trips, t))
+            return result + a if isinstance(result, int) else result
         t += 1
     return None

@@ -1,4 +1,4 @@
-"""The page of a diagnosis: one file that opens from disk, with nothing to fetch and no script."""
+"""The HTML page of a diagnosis: one file, which needs no network and has no script."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _PAGE = string.Template("""<!doctype html>
 form-action 'none'; style-src '$digest'">
 <title>Health of $function</title><style>$style</style></head><body>
 <h1>Health of $function</h1>
-<p class="muted">loss $losses, $count rows, in the order in which they run</p>
+<p class="muted">loss $losses, $count rows in execution order</p>
 <h2>$headline</h2>
 <ul>$said</ul>
 <h2>Root mean squares</h2>
-<p class="muted">Of results (blue) and of the loss's gradient in them (orange), on a logarithmic
-axis. Rows at fault are marked.</p>
+<p class="muted">Results of layers (blue), and the loss's gradient with respect to them (orange),
+on a logarithmic axis. Rows at fault are marked.</p>
 $curves
 <h2>Layers</h2>
 <div class="scroll"><table><thead><tr>$head</tr></thead><tbody>$rows</tbody></table></div>
@@ -68,7 +68,7 @@ _COLUMNS: tuple[tuple[str, Callable[[LayerHealth], float | None]], ...] = (
 
 def write(path: str | os.PathLike[str], function: str, losses: str, said: Sequence[str],
           rows: Sequence[LayerHealth]) -> None:  # fmt: skip
-    """Write the page; it appears whole, or not at all."""
+    """Write the page of a report. The file is written completely or not at all."""
     faults = sum(row.verdict != "fine" for row in rows)
     text = _PAGE.substitute(
         digest=digest(_STYLE),
@@ -100,7 +100,7 @@ def _cells(tag: str, cells: Sequence[str]) -> list[str]:
 
 def _row(row: LayerHealth) -> str:
     number = lambda x: "" if x is None else f"{x:.3g}"
-    verdict = f"fine, but for {row.because}" if row.because else row.verdict
+    verdict = f"fine (affected by {row.because})" if row.because else row.verdict
     cells = [row.title, *(number(of(row)) for _, of in _COLUMNS), verdict, near(row.where)]
     fault = ' class="fault"' if row.verdict != "fine" else ""
     title = html.escape(row.reason or source_line(row.where))
@@ -108,7 +108,7 @@ def _row(row: LayerHealth) -> str:
 
 
 def _curves(rows: Sequence[LayerHealth]) -> str:
-    """Activations and gradients as dots on a logarithmic axis."""
+    """Draw activations and gradients as dots on a logarithmic axis, in SVG."""
     wide, high, left = 1000.0, 180.0, 46.0
     log = lambda x: math.log10(x) if 0 < x < math.inf else None
     points = [(log(row.activation), log(row.gradient)) for row in rows]

@@ -1,4 +1,4 @@
-"""The picture of a diagnosis: what each layer makes, what gradient it gets, and who is at fault."""
+"""The plot of a diagnosis: activations, gradients and ratios of all layers, and the faults."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from typing import Any
 from xform.diagnosis.row import LayerHealth
 from xform.planner.report.picture import BLUE, GREY, ORANGE, plain, save, sheet
 
-_ASKED = "health.plot"
-# Of more layers than this the axis has numbers, not names.
-_NAMED = 30
+_CALLER = "health.plot"
+_MAX_NAMES = 30  # with more layers than this, the axis has numbers instead of names
+_MAX_LABELS = 4  # number of faults with a label; further faults only have a band
 _TEAL, _RED = "#2c7a7b", "#c53030"
-# Faults that are written out; of more, bands alone.
-_WRITTEN = 4
 
 Number = Callable[[LayerHealth], float | None]
 
 
 def draw(path: str | os.PathLike[str], title: str, rows: Sequence[LayerHealth]) -> None:
-    """Norms and ratios on logarithmic axes, shares below; bands mark layers at fault."""
-    figure = sheet(_ASKED, 8.4, 6.6)
+    """Draw root mean squares and ratios on logarithmic axes, and shares below.
+
+    Bands mark the layers at fault.
+    """
+    figure = sheet(_CALLER, 8.4, 6.6)
     top, middle, low = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.6))
     _line(top, rows, lambda r: r.activation, "activation", BLUE, "o")
-    _line(top, rows, lambda r: r.gradient, "gradient in it", ORANGE, "s")
+    _line(top, rows, lambda r: r.gradient, "gradient", ORANGE, "s")
     _log(top, "root mean square")
-    _line(middle, rows, lambda r: r.gradient_to_weight, "gradient to weight", ORANGE, "s")
-    _line(middle, rows, lambda r: r.update_to_weight, "update to weight", _TEAL, "^")
-    _line(middle, rows, lambda r: r.gain, "result to what is read", BLUE, "o")
+    _line(middle, rows, lambda r: r.gradient_to_weight, "gradient / weight", ORANGE, "s")
+    _line(middle, rows, lambda r: r.update_to_weight, "update / weight", _TEAL, "^")
+    _line(middle, rows, lambda r: r.gain, "gain", BLUE, "o")
     _line(middle, rows, lambda r: r.sigma, "largest singular value", GREY, "D")
     _log(middle, "ratio")
     _line(low, rows, lambda r: r.dead, "dead units", _RED, "o")
-    _line(low, rows, lambda r: r.saturated, "flat elements", BLUE, "^")
-    _line(low, rows, lambda r: r.correlation, "cosine of neighbours", GREY, "s")
+    _line(low, rows, lambda r: r.saturated, "saturated elements", BLUE, "^")
+    _line(low, rows, lambda r: r.correlation, "cosine of neighbouring gradients", GREY, "s")
     low.set_ylim(-0.05, 1.05)
     low.set_ylabel("share")
     _bands((top, middle, low), rows)
@@ -45,12 +46,12 @@ def draw(path: str | os.PathLike[str], title: str, rows: Sequence[LayerHealth]) 
             ax.legend(frameon=False, fontsize=8, ncols=2, loc="best")
     _names(low, rows)
     figure.suptitle(textwrap.fill(title, 88), x=0.01, ha="left", fontsize=11, parse_math=False)
-    save(figure, _ASKED, path)
+    save(figure, _CALLER, path)
 
 
 def _line(ax: Any, rows: Sequence[LayerHealth], of: Number, label: str, color: str, marker: str
           ) -> None:  # fmt: skip
-    """A number of all rows that have it; what is not finite is left out."""
+    """Plot one number of all rows that have it. Values that are not finite are left out."""
     points = [(i, y) for i, row in enumerate(rows) if (y := of(row)) is not None]
     points = [(i, y) for i, y in points if math.isfinite(y)]
     if points:
@@ -65,12 +66,12 @@ def _log(ax: Any, label: str) -> None:
 
 
 def _bands(all_axes: Sequence[Any], rows: Sequence[LayerHealth]) -> None:
-    """Mark the layers at fault in each plot, and name the first in the uppermost."""
+    """Mark the layers at fault in each plot, and label the first few in the uppermost."""
     faults = [(i, row) for i, row in enumerate(rows) if row.verdict != "fine"]
     for i, _ in faults:
         for ax in all_axes:
             ax.axvspan(i - 0.5, i + 0.5, color=_RED, alpha=0.15, linewidth=0)
-    for i, row in faults[:_WRITTEN]:
+    for i, row in faults[:_MAX_LABELS]:
         right = i > len(rows) / 2
         all_axes[0].annotate(
             f" {row.title}: {row.verdict} ", (i, 1), xycoords=("data", "axes fraction"),
@@ -80,9 +81,9 @@ def _bands(all_axes: Sequence[Any], rows: Sequence[LayerHealth]) -> None:
 
 
 def _names(ax: Any, rows: Sequence[LayerHealth]) -> None:
-    if len(rows) <= _NAMED:
+    if len(rows) <= _MAX_NAMES:
         ax.set_xticks(range(len(rows)), [row.title[-28:] for row in rows], rotation=60,
                       ha="right", fontsize=7)  # fmt: skip
     else:
-        ax.set_xlabel("layers, in the order in which they run")
+        ax.set_xlabel("layers, in execution order")
     ax.set_xlim(-0.7, len(rows) - 0.3)

@@ -1,4 +1,4 @@
-"""A loss with probes on its layers: the same program, with one more argument for each of them."""
+"""Evaluation of a loss with probes on its layers: the program with one more input for each."""
 
 from __future__ import annotations
 
@@ -16,17 +16,28 @@ from xform.equation import scan_options, switch
 from xform.ir import bind, environment, evaluate, program, read, write
 from xform.source import name_stack, source
 
-# What is done to a layer's result where it is made: the layer, the values of its program, its sink.
+# A function of a layer, of a function that returns the values of its program, and of its sink. It
+# returns the value to use as the layer's result.
 Probe = Callable[[Layer, Callable[[Var], Value], Value], Value]
 
 
 def sinks(rows: Sequence[Row], size: int) -> list[Value]:
-    """A vector of zeros for each layer, and for each trip of the loops around it."""
+    """Return zeros of shape `[*trip counts, size]` for each layer."""
     return [jnp.zeros((*row.trips, size), jnp.float32) for row in rows]
 
 
 def run(level: Level, args: Sequence[Value], into: Sequence[Value], probe: Probe) -> list[Value]:
-    """Outputs of a program whose layers are probed; `into` is as `level.rows` are."""
+    """Evaluate a program with a probe on each layer.
+
+    Args:
+      level: the program and its layers.
+      args: inputs of the program.
+      into: the sinks of the layers, in the order of `level.rows`.
+      probe: the probe.
+
+    Returns:
+      The outputs of the program.
+    """
     env = environment(level.program, args)
     rest = iter(into)
     outer = name_stack()
@@ -52,13 +63,13 @@ def run(level: Level, args: Sequence[Value], into: Sequence[Value], probe: Probe
 
 def _inside(eqn: JaxprEqn, levels: Sequence[Level], xs: Sequence[Value],
             into: Sequence[Sequence[Value]], probe: Probe) -> list[Value]:  # fmt: skip
-    """Outputs of a loop, a branch or a region, probed inside."""
+    """Evaluate a loop, branch or remat region with probes inside."""
     params = eqn.params
     if eqn.primitive is cond_p:
         branch = lambda i: lambda xs, into: run(levels[i], xs, into[i], probe)
         branches = [branch(i) for i in range(len(levels))]
         return switch(params, xs[0], branches, list(xs[1:]), list(into))
-    (level,), (sunk,) = levels, into
+    (level,), (own_sinks,) = levels, into
     if eqn.primitive is scan_p:
         nc, nk = scan_counts(params)
 
@@ -66,27 +77,30 @@ def _inside(eqn: JaxprEqn, levels: Sequence[Level], xs: Sequence[Value],
             ys = run(level, [*xs[:nc], *carry, *x[0]], x[1], probe)
             return ys[:nk], ys[nk:]
 
-        scanned = list(xs[nc + nk :]), list(sunk)
+        scanned = list(xs[nc + nk :]), list(own_sinks)
         carry, ys = lax.scan(step, list(xs[nc : nc + nk]), scanned, **scan_options(params))
         return [*carry, *ys]
     if eqn.primitive is while_p:
-        return _while(eqn, level, xs, sunk, probe)
-    again = jax.checkpoint(
-        lambda xs, sunk: run(level, xs, sunk, probe),
+        return _while(eqn, level, xs, own_sinks, probe)
+    region = jax.checkpoint(
+        lambda xs, own_sinks: run(level, xs, own_sinks, probe),
         policy=params["policy"],
         prevent_cse=params["prevent_cse"] if isinstance(params["prevent_cse"], bool) else True,
     )
-    return again(list(xs), list(sunk))
+    return region(list(xs), list(own_sinks))
 
 
 def _while(eqn: JaxprEqn, level: Level, xs: Sequence[Value], into: Sequence[Value], probe: Probe
            ) -> list[Value]:  # fmt: skip
-    """All trips of a loop of unknown length share a sink, in which their readings add up."""
+    """Evaluate a loop of unknown length with probes inside.
+
+    Its iterations share the sinks, so their readings add up.
+    """
     a = eqn.params["cond_nconsts"]
     b = a + eqn.params["body_nconsts"]
-    until = program(eqn.params["cond_jaxpr"])
+    condition = program(eqn.params["cond_jaxpr"])
     return list(lax.while_loop(
-        lambda state: evaluate(until, [*xs[:a], *state])[0],
+        lambda state: evaluate(condition, [*xs[:a], *state])[0],
         lambda state: run(level, [*xs[a:b], *state], into, probe),
         list(xs[b:]),
     ))  # fmt: skip

@@ -1,9 +1,10 @@
-"""What is read of a layer while its loss is differentiated: numbers, with no change of the loss.
+"""The measurements of a layer during differentiation, without a change of the loss or gradient.
 
-A probe stands on a layer's result and hands it on. Beside it the loss gets one more argument, a
-vector of zeros, whose cotangent the probe defines to be what it read: of the result on the way
-forward, of its cotangent on the way back. So a reverse sweep brings all readings out of loops,
-branches and remat regions, one for each trip, as it does gradients.
+A probe is an identity function on a layer's result. For each probe the loss gets one more argument,
+the sink: a vector of zeros. The probe's backward rule defines the sink's cotangent to be the
+readings: of the layer's result in the forward pass, and of its cotangent in the backward pass. So
+reverse mode returns all readings along with the gradients, from inside loops (one for each
+iteration), branches and remat regions.
 """
 
 from __future__ import annotations
@@ -21,22 +22,27 @@ from xform.arithmetic import Value
 from xform.diagnosis.layers import Layer
 from xform.diagnosis.thresholds import FLAT
 
-Read = Callable[[Var], Value]
-# Of the result, going forward, and of its cotangent, going back.
+Read = Callable[[Var], Value]  # returns the value of a variable
+# Readings of the result in the forward pass, and of its cotangent in the backward pass.
 FORWARD = ("runs", "nonfinite", "activation", "input", "product", "dead", "saturated", "sigma",
            "least")  # fmt: skip
 BACKWARD = ("gradient", "gradient_nonfinite", "correlation")
 NAMES = (*FORWARD, *BACKWARD)
-# The unit in which squares are taken: of 1e-25 to 1e10 sums of millions are numbers of float32.
+# Values are divided by this before they are squared, so that sums of millions of squares of values
+# from 1e-25 to 1e10 stay within the range of float32.
 UNIT = 2.0**-20
 
 
 def probe(x: Value, sink: Value, forward: Value, batch: int) -> Value:
-    """`x`, whose readings become the cotangent of `sink`: `forward`, and those of its cotangent."""
+    """Return `x`, and define the cotangent of `sink` as the readings of the layer.
+
+    These are the readings `forward`, followed by the readings of the cotangent of `x`. `batch` is
+    the number of examples.
+    """
     return _probe(batch, x, sink, forward)
 
 
-def _run(batch: int, x: Value, sink: Value, forward: Value) -> Value:
+def _primal(batch: int, x: Value, sink: Value, forward: Value) -> Value:
     return x
 
 
@@ -45,96 +51,99 @@ def _forward(batch: int, x: Value, sink: Value, forward: Value) -> tuple[Value, 
 
 
 def _backward(batch: int, forward: Value, ct: Value) -> tuple[Value, Value, None]:
-    return ct, jnp.concatenate([forward, _of_cotangent(ct, batch)]), None
+    return ct, jnp.concatenate([forward, _cotangent_readings(ct, batch)]), None
 
 
-_probe: Any = jax.custom_vjp(_run, nondiff_argnums=(0,))
+_probe: Any = jax.custom_vjp(_primal, nondiff_argnums=(0,))
 _probe.defvjp(_forward, _backward)
 
 
 def rms(x: Value) -> Value:
-    """The root of the mean square, in float32."""
+    """Return the root mean square of all elements, in float32."""
     return norm(x) / math.sqrt(max(x.size, 1))
 
 
 def norm(x: Value, axes: int = 0) -> Value:
-    """The norm over all axes but the first few, in float32."""
+    """Return the Euclidean norm over all axes except the first `axes`, in float32."""
     square = jnp.square(jnp.abs(x).astype(jnp.float32) / UNIT)
     return UNIT * jnp.sqrt(jnp.sum(square, range(axes, x.ndim)))
 
 
 def forward(layer: Layer, env: Read, key: Value, iterations: int) -> Value:
-    """What is read of a layer's result, as FORWARD names it; zero where there is nothing to read.
+    """Return the readings of a layer's result, in the order of FORWARD; zero for a missing one.
 
     Args:
       layer: the layer.
-      env: the values of its program.
-      key: for the first vector of the power iteration.
-      iterations: of it; 0 leaves the singular value out.
+      env: returns the value of a variable of the layer's program.
+      key: random key for the start vector of the power iteration.
+      iterations: number of power iterations; 0 leaves the singular value out.
     """
-    held: Read = lambda v: lax.stop_gradient(env(v))
-    out = held(layer.out)
-    read: dict[str, Value] = {
+    stopped: Read = lambda v: lax.stop_gradient(env(v))
+    out = stopped(layer.out)
+    values: dict[str, Value] = {
         "runs": jnp.ones((), jnp.float32),
         "nonfinite": jnp.sum(~jnp.isfinite(out), dtype=jnp.float32),
         "activation": rms(out),
     }
     if layer.kind == "layer":
-        read["product"] = rms(held(layer.product))
+        values["product"] = rms(stopped(layer.product))
         if layer.x is not None and layer.body is not None:
-            read["input"] = rms(held(layer.x))
+            values["input"] = rms(stopped(layer.x))
     else:
-        read["input"] = rms(held(layer.product))
-        bent = layer.product if layer.slope is None else layer.slope.inputs[0]
-        read["product"] = rms(held(bent))
-        sizes = jnp.stack([rms(held(v)) for v in layer.operands])
+        values["input"] = rms(stopped(layer.product))
+        activated = layer.product if layer.slope is None else layer.slope.inputs[0]
+        values["product"] = rms(stopped(activated))
+        sizes = jnp.stack([rms(stopped(v)) for v in layer.operands])
         least, most = jnp.min(sizes), jnp.max(sizes)
-        read["least"] = jnp.where(most > 0, least / jnp.where(most > 0, most, 1), 1)
+        values["least"] = jnp.where(most > 0, least / jnp.where(most > 0, most, 1), 1)
     if layer.slope is not None:
-        read |= _bends(layer, held)
+        values |= _dead_and_saturated(layer, stopped)
     if layer.body is not None and iterations:
-        read["sigma"] = largest_singular_value(layer, held, key, iterations)
-    return _vector(read, FORWARD)
+        values["sigma"] = largest_singular_value(layer, stopped, key, iterations)
+    return _vector(values, FORWARD)
 
 
-def _vector(read: Mapping[str, Value], names: tuple[str, ...]) -> Value:
+def _vector(values: Mapping[str, Value], names: tuple[str, ...]) -> Value:
     zero = jnp.zeros((), jnp.float32)
-    return jnp.stack([read.get(name, zero).astype(jnp.float32) for name in names])
+    return jnp.stack([values.get(name, zero).astype(jnp.float32) for name in names])
 
 
-def _bends(layer: Layer, held: Read) -> dict[str, Value]:
-    """Units whose activation is zero and stays zero for the whole batch, and flat elements."""
+def _dead_and_saturated(layer: Layer, stopped: Read) -> dict[str, Value]:
+    """Return the share of dead units, and the share of other elements that are saturated.
+
+    A unit is dead if its activation and its slope are zero for the whole batch.
+    """
     assert layer.slope is not None
-    start = held(layer.slope.inputs[0])
-    slope = layer.slope.push(held, [jnp.ones_like(start)])
-    out = held(layer.slope.output)
+    start = stopped(layer.slope.inputs[0])
+    slope = layer.slope.push(stopped, [jnp.ones_like(start)])
+    out = stopped(layer.slope.output)
     if not slope.size:
         return {}
-    off = (slope == 0) & (out == 0)
-    units = jnp.all(off, axis=tuple(range(off.ndim - 1))) if off.ndim > 1 else off
-    flat = jnp.sum((jnp.abs(slope) < FLAT) & ~off, dtype=jnp.float32)
-    on = jnp.sum(~off, dtype=jnp.float32)
+    is_dead = (slope == 0) & (out == 0)
+    units = jnp.all(is_dead, axis=tuple(range(is_dead.ndim - 1))) if is_dead.ndim > 1 else is_dead
+    flat = jnp.sum((jnp.abs(slope) < FLAT) & ~is_dead, dtype=jnp.float32)
+    on = jnp.sum(~is_dead, dtype=jnp.float32)
     return {"dead": jnp.mean(units, dtype=jnp.float32), "saturated": flat / jnp.maximum(on, 1)}
 
 
-def _of_cotangent(ct: Value, batch: int) -> Value:
-    """What is read of a cotangent, as BACKWARD names it."""
-    read = {
+def _cotangent_readings(ct: Value, batch: int) -> Value:
+    """Return the readings of a cotangent, in the order of BACKWARD."""
+    values = {
         "gradient": rms(ct),
         "gradient_nonfinite": jnp.sum(~jnp.isfinite(ct), dtype=jnp.float32),
     }
     if neighbours(ct.shape, batch):
-        read["correlation"] = _correlation(ct.reshape(batch, -1))
-    return _vector(read, BACKWARD)
+        values["correlation"] = _correlation(ct.reshape(batch, -1))
+    return _vector(values, BACKWARD)
 
 
 def neighbours(shape: tuple[int, ...], batch: int) -> bool:
-    """Whether a value's first axis is that of the examples, of which there are two at least."""
+    """Return whether a value's first axis is the axis of at least two examples."""
     return len(shape) > 1 and shape[0] == batch > 1
 
 
 def _correlation(rows: Value) -> Value:
-    """The mean size of the cosine between the rows of neighbours."""
+    """Return the mean absolute cosine between neighbouring rows."""
     if jnp.iscomplexobj(rows):
         rows = jnp.concatenate([jnp.real(rows), jnp.imag(rows)], -1)
     rows = rows.astype(jnp.float32) / UNIT
@@ -146,19 +155,19 @@ def _correlation(rows: Value) -> Value:
     return jnp.sum(cosines) / jnp.maximum(pairs, 1)
 
 
-def largest_singular_value(layer: Layer, held: Read, key: Value, iterations: int) -> Value:
-    """The largest singular value of a layer's Jacobian, by power iteration: a lower bound.
+def largest_singular_value(layer: Layer, stopped: Read, key: Value, iterations: int) -> Value:
+    """Estimate the largest singular value of a layer's Jacobian, from below, by power iteration.
 
     Source: Golub and Van Loan, "Matrix Computations", 4th edition, section 8.2.
     """
     assert layer.body is not None
-    of, aval = layer.body, layer.body.inputs[0].aval
+    function, aval = layer.body, layer.body.inputs[0].aval
     shape, dtype = getattr(aval, "shape", ()), getattr(aval, "dtype", jnp.float32)
-    pull = of.pull(held)
+    pull = function.pull(stopped)
 
     def step(_: Any, state: tuple[Value, Value]) -> tuple[Value, Value]:
         v, _ = state
-        u = of.push(held, [_unit(v)])
+        u = function.push(stopped, [_unit(v)])
         return pull(_unit(u)), rms(u) * jnp.sqrt(jnp.float32(u.size))
 
     start = jax.random.normal(key, shape, jnp.float32).astype(dtype)

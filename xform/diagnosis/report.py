@@ -1,4 +1,4 @@
-"""What a diagnosis found: rows, and the table of them."""
+"""The report of a diagnosis: its rows, printed as a table, plotted or saved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from xform.diagnosis.row import LayerHealth
 from xform.files import whole
 from xform.text import columns, near
 
-# Rows that are printed: of more, those at fault, those beside them, the first and the last.
+# With more rows than this, only the rows at fault, rows near them, and the first and last are
+# printed.
 SHOWN = 40
 _HEAD = ["layer", "activation", "gradient", "grad/weight", "update/weight", "gain", "sigma",
          "dead", "saturated", "cosine", "verdict", "where"]  # fmt: skip
@@ -23,13 +24,13 @@ _HEAD = ["layer", "activation", "gradient", "grad/weight", "update/weight", "gai
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The health of a loss's layers. Prints as a table, and iterates over rows.
+    """The health of the layers of a loss. It prints as a table and iterates over rows.
 
     Attributes:
-      function: the loss.
-      losses: its value before each step.
-      rows: in the order in which layers run; those of a scan once for each trip.
-      origin: where the first NaN or Inf was made, if there is one.
+      function: name of the loss.
+      losses: value of the loss before each step.
+      rows: the layers in execution order, once for each iteration of a scan.
+      origin: the operation that produced the first NaN or Inf, if there is one.
     """
 
     function: str
@@ -45,16 +46,16 @@ class Report:
 
     @property
     def findings(self) -> list[LayerHealth]:
-        """The layers that are at fault, in the order in which they run."""
+        """The layers at fault, in execution order."""
         return [row for row in self.rows if row.verdict != "fine"]
 
     @property
     def healthy(self) -> bool:
-        """Whether every layer is fine, and all is finite."""
+        """Whether every layer is fine and every value is finite."""
         return not self.findings and self.origin is None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data; what is not finite is None."""
+        """Return the report as plain data for JSON; numbers that are not finite become None."""
         return _finite({
             "function": self.function,
             "losses": list(self.losses),
@@ -64,7 +65,7 @@ class Report:
         })  # fmt: skip
 
     def save_jsonl(self, path: str | os.PathLike[str]) -> None:
-        """Write a line of JSON for each row; what is not finite is null.
+        """Write one line of JSON for each row; numbers that are not finite become null.
 
         Raises:
           FileNotWritten: the file cannot be written.
@@ -74,18 +75,18 @@ class Report:
             partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw activations, gradients and ratios of all layers, those at fault marked.
+        """Draw activations, gradients and ratios of all layers, and mark the layers at fault.
 
         Raises:
           MissingExtra: matplotlib is not installed.
-          WrongArgument: the name of the file ends in no format of pictures.
+          WrongArgument: the file name does not end in a supported picture format.
           FileNotWritten: the file cannot be written.
         """
         reason = self.findings[0].reason if len(self.findings) == 1 else ""
         plot.draw(path, f"{self.summary()}: {reason}".removesuffix(": "), self.rows)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one page with the table, the curves, and each finding; it needs no network.
+        """Write an HTML page with the table, the curves and each finding. It needs no network.
 
         Raises:
           FileNotWritten: the file cannot be written.
@@ -93,28 +94,28 @@ class Report:
         page.write(path, self.function, str_of_losses(self.losses), self.said(), self.rows)
 
     def summary(self) -> str:
-        """One line: what is at fault."""
+        """Return one line that names the layers at fault."""
         if self.healthy:
             return f"{self.function}: all {len(self.rows)} layers are fine"
         names = [f"{row.title} is {row.verdict}" for row in self.findings]
         more = f", and {len(names) - 3} more" if len(names) > 3 else ""
-        return f"{self.function}: " + (", ".join(names[:3]) + more or "something is not finite")
+        return f"{self.function}: " + (", ".join(names[:3]) + more or "a value is not finite")
 
     def said(self) -> list[str]:
-        """Each finding in words."""
+        """Return the origin of a NaN or Inf, and the reason and remedy of each finding, as text."""
         lines = [f"{self.origin}"] if self.origin else []
         shown = self.findings if len(self.findings) <= 6 else self.findings[:5]
         for row in shown:
             lines.append(f"{row.title} is {row.verdict}: {row.reason}; {row.remedy}")
         if rest := len(self.findings) - len(shown):
-            lines.append(f"and {rest} more layers")
+            lines.append(f"and {rest} more layers at fault")
         return lines
 
     def __str__(self) -> str:
         lines = [_HEAD]
-        kept, skipped = set(_chosen(self.rows)), 0
+        printed, skipped = set(_printed(self.rows)), 0
         for i, row in enumerate(self.rows):
-            if i in kept:
+            if i in printed:
                 lines += _skip(skipped)
                 lines.append(_line(row))
                 skipped = 0
@@ -130,14 +131,14 @@ class Report:
 
 
 def str_of_losses(losses: tuple[float, ...]) -> str:
-    """The loss, or the first and the last of several."""
+    """Format the loss, or the first and the last of several losses."""
     if len(losses) == 1:
         return f"{losses[0]:.4g}"
     return f"{losses[0]:.4g} to {losses[-1]:.4g} in {len(losses)} steps"
 
 
 def _finite(x: Any) -> Any:
-    """Plain data in which None stands for what JSON has no number for."""
+    """Replace floats that JSON cannot hold (NaN and infinities) by None, in plain data."""
     if isinstance(x, dict):
         return {k: _finite(v) for k, v in x.items()}
     if isinstance(x, list | tuple):
@@ -145,14 +146,14 @@ def _finite(x: Any) -> Any:
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
-def _chosen(rows: tuple[LayerHealth, ...]) -> Iterator[int]:
-    """The rows to print: sums only where they are at fault."""
+def _printed(rows: tuple[LayerHealth, ...]) -> Iterator[int]:
+    """Yield the indices of the rows to print. A sum is printed only if it is at fault."""
     last = len(rows) - 1
     many = len(rows) > SHOWN
     for i, row in enumerate(rows):
         fault = row.verdict != "fine"
-        beside = any(r.verdict != "fine" for r in rows[max(i - 2, 0) : i + 3])
-        if fault or (row.kind == "layer" and (not many or beside or i < 3 or i > last - 3)):
+        near_fault = any(r.verdict != "fine" for r in rows[max(i - 2, 0) : i + 3])
+        if fault or (row.kind == "layer" and (not many or near_fault or i < 3 or i > last - 3)):
             yield i
 
 
@@ -165,7 +166,7 @@ def _line(row: LayerHealth) -> list[str]:
     share = lambda x: "" if x is None else f"{x:.0%}"
     verdict = row.verdict
     if row.because:
-        verdict = f"fine, but for {row.because}"
+        verdict = f"fine (affected by {row.because})"
     return [
         row.title,
         number(row.activation),

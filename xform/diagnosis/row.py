@@ -1,4 +1,4 @@
-"""One row of a report: a layer, in one trip of the loops around it."""
+"""One row of a report: a layer, in one iteration of the loops around it."""
 
 from __future__ import annotations
 
@@ -8,36 +8,41 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class LayerHealth:
-    """What was read of a layer, and what is wrong with it. None is what it does not have.
+    """Measurements and verdict of one layer. None means that the layer has no such number.
 
     Attributes:
-      name: the path of its weights, without what it calls them; of a sum, that of the layer before.
-      trip: in which trip of the scans around it, outermost first.
-      kind: "layer", or "sum" of what layers made.
+      name: path of its weights in `params`, up to the layer: "layers.0" for "layers.0.kernel". For
+        a sum, the name of the layer before it.
+      trip: iteration of each scan around it, outermost first.
+      kind: "layer", or "sum" for a sum of layer results.
       scope: named scopes and module paths around it.
-      where: the user's line, `file:line (function)`.
-      kin: what layers of the same operation and shape have in common.
-      place: which layer of the program it is; trips of one have the same.
-      bypassed: whether a path leads around it.
-      size: elements of its result.
-      activation: the root mean square of its result.
-      gradient: of the loss, in its result: its root mean square.
-      input: of a layer, what it reads; of a sum, the sum: its root mean square.
-      nonfinite, gradient_nonfinite: elements of either that are NaN or Inf.
-      gain: of a layer, what it multiplies (before bias and activation) to what it reads; of a sum,
-        what it activates to the sum: as root mean squares.
-      sigma: the largest singular value of its Jacobian, from what it reads to its result.
+      where: the line of the user's code, `file:line (function)`.
+      kin: operation and shape, which similar layers have in common.
+      place: number of the layer in the program; the same in all iterations of a loop.
+      bypassed: whether a path leads around it, such as a residual path.
+      size: number of elements of its result.
+      activation: root mean square of its result.
+      gradient: root mean square of the loss's gradient with respect to its result.
+      input: root mean square of a layer's input, or of a sum.
+      nonfinite, gradient_nonfinite: number of elements of the result, and of the gradient, that are
+        NaN or Inf.
+      gain: for a layer, root mean square of its product (before bias and activation) divided by
+        that of its input. For a sum, root mean square of the input of its activation divided by
+        that of the sum.
+      sigma: largest singular value of the Jacobian of its result with respect to its input.
       dead: share of units that are zero, with slope zero, for all examples.
-      saturated: share of other elements at which its activation is flat.
-      least: of a sum, the smallest operand to the largest.
-      correlation: mean size of the cosine between the gradients of neighbouring examples.
-      noise: what that is where they have nothing in common.
+      saturated: share of the other elements where the slope of the activation is near zero.
+      least: for a sum, root mean square of the smallest operand divided by that of the largest.
+      correlation: mean absolute cosine between the gradients of neighbouring examples.
+      noise: expected value of `correlation` for random gradients.
       weight: norm of its weights.
-      gradient_to_weight: norm of their gradient to that; those of a loop's steps share one.
-      update_to_weight: norm of an update to that, where an `update` was given.
+      gradient_to_weight: norm of the gradient of its weights, divided by `weight`. Steps of a loop
+        that share weights share this number.
+      update_to_weight: norm of the update of its weights, divided by `weight`, if an `update` was
+        given.
       verdict: nonfinite, dead, saturated, exploding, vanishing, shattered or fine.
-      reason, remedy: of a verdict that is not fine.
-      because: the layer whose fault its numbers are, if they are another's.
+      reason, remedy: explanation of a verdict that is not fine.
+      because: title of the layer at fault that causes abnormal numbers in this layer.
     """
 
     name: str
@@ -71,15 +76,15 @@ class LayerHealth:
 
     @property
     def operation(self) -> str:
-        """What `kin` says without the shape."""
+        """The kind and operation of `kin`, without the shape."""
         return self.kin.partition(" [")[0]
 
     @property
     def title(self) -> str:
-        """Its name, with the trip."""
+        """Name with the iteration: "layers[3]"; for a sum "sum after layers[3]"."""
         trip = f"[{', '.join(map(str, self.trip))}]" if self.trip else ""
         return f"{self.name}{trip}" if self.kind == "layer" else f"sum after {self.name}{trip}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the row as plain data for JSON."""
         return {**dataclasses.asdict(self), "trip": list(self.trip)}

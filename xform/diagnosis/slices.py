@@ -1,4 +1,4 @@
-"""Parts of a program as programs of their own: an activation, and a layer from end to end."""
+"""Parts of a program as functions of their own: an activation, or a whole layer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from xform.table import traits
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slice:
-    """Some equations of a program, as a function of a few values; the others it reads are held.
+    """Some equations of a program, as a differentiable function of a few values.
+
+    Other values that the equations read stay constant.
 
     Attributes:
-      inputs: what it is a function of.
-      equations: in order.
-      output: what it makes.
+      inputs: the arguments of the function.
+      equations: the equations, in program order.
+      output: the result.
     """
 
     inputs: Sequence[Var]
@@ -36,30 +38,36 @@ class Slice:
 
     @cached_property
     def held(self) -> list[Var]:
-        """What it reads besides."""
-        made = {*self.inputs, *(v for e in self.equations for v in e.outvars)}
+        """The other values that the equations read, which stay constant."""
+        own = {*self.inputs, *(v for e in self.equations for v in e.outvars)}
         read = [v for e in self.equations for v in e.invars if isinstance(v, Var)]
-        return [v for v in dict.fromkeys(read) if v not in made]
+        return [v for v in dict.fromkeys(read) if v not in own]
 
     @cached_property
     def program(self) -> Program:
-        """The program, of its inputs, then what is held."""
+        """The equations as a program of `inputs`, followed by `held`."""
         return Program((*self.inputs, *self.held), (), tuple(self.equations), (self.output,))
 
     @property
     def active(self) -> tuple[bool, ...]:
-        """Which inputs of the program are differentiated."""
+        """For each input of `program`, whether it is differentiated."""
         return (*(True,) * len(self.inputs), *(False,) * len(self.held))
 
     def push(self, env: Callable[[Var], Value], tangents: Sequence[Value]) -> Value:
-        """The tangent of the output."""
+        """Return the tangent of the output, for tangents of `inputs`.
+
+        `env` returns the value of a variable.
+        """
         args = [env(v) for v in self.program.inputs]
         _, (dy,) = jvp(self.program, args, [*tangents, *[None] * len(self.held)])
         aval: Any = self.output.aval
         return jnp.zeros(aval.shape, aval.dtype) if dy is None else dy
 
     def pull(self, env: Callable[[Var], Value]) -> Callable[[Value], Value]:
-        """From a cotangent of the output to that of the first input."""
+        """Return the function from a cotangent of the output to the cotangent of the first input.
+
+        `env` returns the value of a variable.
+        """
         args = [env(v) for v in self.program.inputs]
         _, pull = pullback(self.program, self.active, (True,), args)
         x: Any = self.inputs[0].aval
@@ -71,81 +79,96 @@ class Slice:
         return pulled
 
 
-def is_linear(of: Slice) -> bool:
-    """Whether a slice is linear in its inputs: its derivative reads nothing that they decide."""
-    joint = analyze(of.program, of.active, push=True)
-    moving = {v for v, on in zip(joint.inputs, joint.active, strict=True) if on}
+def is_linear(function: Slice) -> bool:
+    """Return whether a slice is linear in its inputs.
+
+    It is if its derivative reads no value that depends on the inputs.
+    """
+    joint = analyze(function.program, function.active, push=True)
+    dependent = {v for v, active in zip(joint.inputs, joint.active, strict=True) if active}
     for eqn in joint.forward:
-        if any(isinstance(v, Var) and v in moving for v in eqn.invars):
-            moving.update(eqn.outvars)
+        if any(isinstance(v, Var) and v in dependent for v in eqn.invars):
+            dependent.update(eqn.outvars)
     if not any(joint.results):
         return False
-    return not any(isinstance(v, Var) and v in moving for e in joint.backward for v in e.invars)
+    return not any(isinstance(v, Var) and v in dependent for e in joint.backward for v in e.invars)
 
 
-def between(of: Flow, region: Region, x: Var, out: Var) -> Slice | None:
-    """A layer from what it reads to what it makes; None if it makes nothing of it."""
-    equations = [of.program.equations[i] for i in region.equations]
-    needed, kept = {out}, list[JaxprEqn]()
+def between(flow: Flow, region: Region, x: Var, out: Var) -> Slice | None:
+    """Return the part of a region from `x` to `out`; None if `out` does not depend on `x`."""
+    equations = [flow.program.equations[i] for i in region.equations]
+    needed, chosen = {out}, list[JaxprEqn]()
     for eqn in reversed(equations):
         if needed.intersection(eqn.outvars):
-            kept.append(eqn)
+            chosen.append(eqn)
             needed.update(v for v in eqn.invars if isinstance(v, Var))
-    return Slice((x,), tuple(reversed(kept)), out) if x in needed else None
+    return Slice((x,), tuple(reversed(chosen)), out) if x in needed else None
 
 
-def activation(of: Flow, region: Region) -> Slice | None:
-    """The first part of a region that bends each element by itself, and that all flows through."""
+def activation(flow: Flow, region: Region) -> Slice | None:
+    """Return the activation of a region: its first nonlinear elementwise function; None without.
+
+    All paths through the region must pass through it.
+    """
     inside = set(region.equations)
     for end in region.values:
-        readers = of.readers.get(end, [])
-        elementwise = [_elementwise(of.program.equations[i]) for i in readers]
-        alone = len(readers) == 1 and readers[0] in inside and not elementwise[0]
-        if (end in of.left or alone) and differentiable(end.aval) and _all_through(of, region, end):
-            found = _bend(of, region, end)
-            if found is not None:
-                return found
+        readers = flow.readers.get(end, [])
+        elementwise = [_elementwise(flow.program.equations[i]) for i in readers]
+        # Is it read only by an equation of the region that is not elementwise?
+        ends_here = len(readers) == 1 and readers[0] in inside and not elementwise[0]
+        if not (end in flow.left or ends_here) or not differentiable(end.aval):
+            continue
+        if _all_through(flow, region, end):
+            result = _nonlinear_chain(flow, region, end)
+            if result is not None:
+                return result
     return None
 
 
-def _all_through(of: Flow, region: Region, end: Var) -> bool:
-    """Whether nothing leaves a region but by way of a value, as by way of no norm's variance."""
-    equations = [of.program.equations[i] for i in region.equations]
+def _all_through(flow: Flow, region: Region, end: Var) -> bool:
+    """Return whether all paths through a region pass through a value.
+
+    For example, not all paths through a normalization pass through its variance.
+    """
+    equations = [flow.program.equations[i] for i in region.equations]
     around = set(equations[0].outvars) - {end}
     for eqn in equations:
         if around.intersection(v for v in eqn.invars if isinstance(v, Var)):
             around.update(v for v in eqn.outvars if v is not end)
-    return not any(v in around for v in region.values if v in of.left)
+    return not any(v in around for v in region.values if v in flow.left)
 
 
-def _bend(of: Flow, region: Region, end: Var) -> Slice | None:
-    """The shortest nonlinear chain of elementwise equations that ends in a value."""
+def _nonlinear_chain(flow: Flow, region: Region, end: Var) -> Slice | None:
+    """Return the shortest chain of elementwise equations that ends in a value and is nonlinear."""
     shape = lambda v: getattr(v.aval, "shape", None)
     needed, chain = {end}, list[JaxprEqn]()
     for i in reversed(region.equations):
-        eqn = of.program.equations[i]
+        eqn = flow.program.equations[i]
         if not needed.intersection(eqn.outvars):
             continue
         if not _elementwise(eqn) or shape(eqn.outvars[0]) != shape(end):
             return None
         chain.insert(0, eqn)
         needed.difference_update(eqn.outvars)
-        needed.update(v for v in eqn.invars if isinstance(v, Var) and of.of(v).data)
+        needed.update(v for v in eqn.invars if isinstance(v, Var) and flow.of(v).data)
         if len(needed) != 1:
             continue
         (start,) = needed
         ids = set(map(id, chain))
-        alone = all(id(of.program.equations[j]) in ids for j in of.readers.get(start, []))
-        if not alone or start in of.outputs or shape(start) != shape(end):
+        only_chain = all(id(flow.program.equations[j]) in ids for j in flow.readers.get(start, []))
+        if not only_chain or start in flow.outputs or shape(start) != shape(end):
             continue
-        found = Slice((start,), tuple(chain), end)
-        if differentiable(start.aval) and not is_linear(found):
-            return found
+        result = Slice((start,), tuple(chain), end)
+        if differentiable(start.aval) and not is_linear(result):
+            return result
     return None
 
 
 def _elementwise(eqn: JaxprEqn) -> bool:
-    """Whether an equation maps each element by itself; a user's own activation may be a call."""
+    """Return whether an equation is elementwise.
+
+    A call, such as a user's own activation, is if all equations inside it are.
+    """
     known = traits(eqn.primitive)
     if known.call and known.calls in ("", "custom"):
         return all(map(_elementwise, body(eqn).equations))

@@ -1,34 +1,36 @@
-"""Every threshold of a verdict, in one place.
+"""All thresholds of verdicts.
 
-`python -m experiments.health.calibrate` chose them, on other seeds than those that `python -m
-experiments.health.run` judges: each stands between what healthy models reach and what faults do.
-Its table is in experiments/health/README.md.
+Each threshold lies between the values of healthy models and the values at planted faults. They were
+chosen with `python -m experiments.health.calibrate`, on other seeds than `python -m
+experiments.health.run` uses to test them. The table is in experiments/health/README.md.
 """
 
-# An element is flat where its activation's slope is below this: tanh and sigmoid at 3 to 4 from 0.
+# An element is saturated if the slope of its activation is below this: for tanh and sigmoid, at
+# inputs further than 3 to 4 from 0.
 FLAT = 0.02
-# Share of units that are zero, with slope zero, for all examples.
+# A layer is dead if at least this share of its units are zero, with slope zero, for all examples.
 DEAD = 0.98
-# Share of elements that are flat.
+# A layer is saturated if at least this share of its elements are.
 SATURATED = 0.9
-# How often larger, or smaller, a layer's result is to what it reads than with the median of its
-# siblings: layers of the same operation and shape.
+# Largest factor between a layer's gain and the median gain of its siblings. Siblings are layers
+# with the same operation and shape.
 SCALE = 6.0
-# How many siblings, itself included, that median takes.
+# Least number of siblings, including the layer itself, for using their median.
 SIBLINGS = 3
-# The same where there are fewer, beside the median of layers of the same operation.
+# Largest factor to the median of layers with the same operation, if there are too few siblings.
 SCALE_COUSINS = 8.0
-# The same where there are few of those too, beside 1.
+# Largest factor to 1, if there are also too few layers with the same operation.
 SCALE_ALONE = 100.0
-# Of a sum: the smallest operand to the largest, beside the median of its siblings.
+# In a sum: least ratio of smallest to largest operand, relative to the median of its siblings.
 LEAST = 1e-3
-# The norm of the gradient at a layer to the largest at a later one.
+# Least ratio of the gradient norm at a layer to the largest gradient norm at a later layer.
 VANISHED = 1e-5
-# The norm of the gradient at a layer to that at the last.
+# Largest ratio of the gradient norm at a layer to the gradient norm at the last layer.
 EXPLODED = 1e5
-# The cosine between the gradients of neighbours, to that of gradients that have nothing in common.
+# Least ratio of the cosine between gradients of neighbouring examples to the cosine of random
+# gradients.
 SHATTERED = 1.5
-# That cosine at the last layer, below which it says nothing of those before.
+# If that cosine at the last layer is below this, no layer is called shattered.
 TOGETHER = 0.5
-# That of gradients that have nothing in common, above which they are of too few numbers to tell.
+# Largest cosine of random gradients. If it is larger, the gradients have too few elements.
 CHANCE = 0.15

@@ -1,7 +1,8 @@
-"""What is wrong with a layer, by its numbers: a verdict, its reason, and a remedy.
+"""The verdict on each layer, with a reason and a remedy, from its measurements.
 
-A verdict is about the layer itself. A layer that only suffers from another, as all do behind a NaN
-and before a dead layer, is fine, and says because of which one it has such numbers.
+A verdict concerns the layer itself. Some layers have abnormal numbers only because of another one,
+such as the layers after a NaN or the layers before a dead layer. Their verdict is fine, and
+`because` names the layer at fault.
 """
 
 from __future__ import annotations
@@ -12,31 +13,34 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from xform.diagnosis import thresholds as at
+from xform.diagnosis import thresholds
 from xform.diagnosis.row import LayerHealth
 
 FINE = "fine"
 VERDICTS = ("nonfinite", "dead", "saturated", "exploding", "vanishing", "shattered", FINE)
-_FAN_IN = "draw its weights with variance 1 / fan-in (2 / fan-in before a ReLU)"
-_PATH = "add what the block reads to what it makes, as the blocks like it do"
-_GUARD = "bound what the operation reads before it, rather than choose a result behind it"
-_ALIVE = "start its bias at 0, lower the learning rate, or use a leaky ReLU or GELU"
-_SMALLER = f"normalize what it activates, or {_FAN_IN}"
-_SMOOTHER = "lead a path around each block, scaled down with depth, or draw orthogonal weights"
+_FAN_IN = "initialize its weights with variance 1 / fan-in (2 / fan-in before a ReLU)"
+_PATH = "add the block's input to its result (a residual path), as similar blocks do"
+_GUARD = "limit the operation's inputs (jnp.where on its result leaves a NaN in its gradient)"
+_ALIVE = "initialize its bias to 0, lower the learning rate, or use a leaky ReLU or GELU"
+_SMALLER = f"normalize the input of its activation, or {_FAN_IN}"
+_SMOOTHER = (
+    "add a residual path around each block and scale the blocks down with depth, or use orthogonal "
+    "weights"
+)
 
 
 def judged(rows: Sequence[LayerHealth]) -> list[LayerHealth]:
-    """The rows, in the order in which they run, with verdicts."""
+    """Return the rows with verdicts, for rows in execution order without verdicts."""
     faults: dict[int, tuple[str, str, str]] = {}
     for group in ((_nonfinite,), (_units, _scales, _paths, _zeroed), (_drifts, _shattered)):
-        if faults:  # they change the numbers that the next would judge, in other layers too
+        if faults:  # a fault changes the numbers that later groups use, also in other layers
             break
-        for i, *words in (fault for find in group for fault in find(rows)):
-            faults.setdefault(i, (words[0], words[1], words[2]))
+        for i, *texts in (fault for find in group for fault in find(rows)):
+            faults.setdefault(i, (texts[0], texts[1], texts[2]))
     return [_with(rows, i, faults) for i in range(len(rows))]
 
 
-Fault = tuple[int, str, str, str]
+Fault = tuple[int, str, str, str]  # index of the row, verdict, reason, remedy
 Faults = dict[int, tuple[str, str, str]]
 
 
@@ -52,7 +56,7 @@ def _with(rows: Sequence[LayerHealth], i: int, faults: Faults) -> LayerHealth:
 
 
 def _because(rows: Sequence[LayerHealth], i: int, faults: Faults) -> int | None:
-    """The faulty layer from which a layer has numbers that are out of order."""
+    """Return the index of the layer at fault that causes abnormal numbers in row `i`, or None."""
     row = rows[i]
     if row.nonfinite or row.gradient_nonfinite:
         return next(iter(faults), None)
@@ -67,50 +71,58 @@ def _nonfinite(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     forward = next((i for i, r in enumerate(rows) if r.nonfinite), None)
     backward = next((i for i in reversed(range(len(rows))) if rows[i].gradient_nonfinite), None)
     if forward is not None:
-        few = f"{rows[forward].nonfinite:.0f} of its {rows[forward].size} results"
-        yield forward, "nonfinite", f"{few} are NaN or Inf, and none before", _GUARD
+        elements = f"{rows[forward].nonfinite:.0f} of its {rows[forward].size} results"
+        reason = f"{elements} are NaN or Inf, and none in earlier layers"
+        yield forward, "nonfinite", reason, _GUARD
     elif backward is not None:
-        few = f"{rows[backward].gradient_nonfinite:.0f} of its {rows[backward].size} gradients"
-        yield backward, "nonfinite", f"{few} are NaN or Inf, and none of later layers", _GUARD
+        row = rows[backward]
+        elements = f"{row.gradient_nonfinite:.0f} of its {row.size} gradients"
+        reason = f"{elements} are NaN or Inf, and none in later layers"
+        yield backward, "nonfinite", reason, _GUARD
 
 
 def _units(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     for i, row in enumerate(rows):
-        if row.input == 0:  # then what it makes is no fault of its own
+        if row.input == 0:  # its zeros come from an earlier layer
             continue
-        if row.dead is not None and row.dead >= at.DEAD:
+        if row.dead is not None and row.dead >= thresholds.DEAD:
             yield i, "dead", f"{row.dead:.0%} of its units are zero for every example", _ALIVE
-        elif row.saturated is not None and row.saturated >= at.SATURATED:
-            yield i, "saturated", f"{row.saturated:.0%} of its activations are flat", _SMALLER
+        elif row.saturated is not None and row.saturated >= thresholds.SATURATED:
+            reason = f"{row.saturated:.0%} of its activations have a slope near zero"
+            yield i, "saturated", reason, _SMALLER
 
 
 def _scales(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
-    for i, gain, usual, limit in _gains(rows):
-        words = f"its result is {gain:.2g} times what it reads"
-        beside = "" if math.isnan(usual) else f", {usual:.2g} in layers like it"
-        middle = 1.0 if math.isnan(usual) else usual
-        if gain > limit * middle:
-            yield i, "exploding", words + beside, _FAN_IN + ", or normalize or clip its result"
-        elif gain * limit < middle:
-            yield i, "vanishing", words + beside, _FAN_IN + ", or normalize its result"
+    for i, gain, median, limit in _gains(rows):
+        reason = f"it scales its input by {gain:.2g}"
+        if not math.isnan(median):
+            reason += f", similar layers by {median:.2g}"
+        expected = 1.0 if math.isnan(median) else median
+        if gain > limit * expected:
+            yield i, "exploding", reason, _FAN_IN + ", or normalize or clip its result"
+        elif gain * limit < expected:
+            yield i, "vanishing", reason, _FAN_IN + ", or normalize its result"
 
 
 def _gains(rows: Sequence[LayerHealth]) -> Iterator[tuple[int, float, float, float]]:
-    """Of each layer its result to what it reads, what is usual, and how far it may be from that."""
-    kin, cousins = (_grouped(rows, name) for name in ("kin", "operation"))
+    """Yield index, gain, median gain of similar layers, and largest factor between the two.
+
+    The median is NaN if there are too few similar layers; the factor is then relative to 1.
+    """
+    kin, cousins = (_gains_by(rows, name) for name in ("kin", "operation"))
     for i, row in enumerate(rows):
         if not row.gain:
             continue
-        if len(kin[row.kin]) >= at.SIBLINGS:
-            yield i, row.gain, statistics.median(kin[row.kin]), at.SCALE
-        elif len(cousins[row.operation]) >= at.SIBLINGS:
-            yield i, row.gain, statistics.median(cousins[row.operation]), at.SCALE_COUSINS
+        if len(kin[row.kin]) >= thresholds.SIBLINGS:
+            yield i, row.gain, statistics.median(kin[row.kin]), thresholds.SCALE
+        elif len(cousins[row.operation]) >= thresholds.SIBLINGS:
+            yield i, row.gain, statistics.median(cousins[row.operation]), thresholds.SCALE_COUSINS
         else:
-            yield i, row.gain, math.nan, at.SCALE_ALONE
+            yield i, row.gain, math.nan, thresholds.SCALE_ALONE
 
 
-def _grouped(rows: Sequence[LayerHealth], name: str) -> dict[str, list[float]]:
-    """The gains of rows that have something in common."""
+def _gains_by(rows: Sequence[LayerHealth], name: str) -> dict[str, list[float]]:
+    """Return the gains of the rows, grouped by their attribute `name`."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row.gain:
@@ -119,69 +131,73 @@ def _grouped(rows: Sequence[LayerHealth], name: str) -> dict[str, list[float]]:
 
 
 def _paths(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
-    """Layers around which no path leads, as it does around most like them."""
+    """Find layers without a residual path around them, although most similar layers have one."""
     layers = [i for i, r in enumerate(rows) if r.kind == "layer"]
-    around = [i for i in layers if rows[i].bypassed]
-    if not around:
+    bypassed = [i for i in layers if rows[i].bypassed]
+    if not bypassed:
         return
-    alone: list[int] = []
+    without: list[int] = []
     for i in layers:
         kin = [rows[j].bypassed for j in layers if rows[j].kin == rows[i].kin]
-        few = not rows[i].bypassed and 2 * sum(kin) > len(kin)
-        if few and around[0] < i < around[-1]:
-            alone.append(i)
-    for i in alone:
-        # Of the layers of one block the last is where the sum should be.
+        unusual = not rows[i].bypassed and 2 * sum(kin) > len(kin)
+        if unusual and bypassed[0] < i < bypassed[-1]:
+            without.append(i)
+    for i in without:
+        # Report only the last layer of a block, where the sum should be.
         later = [j for j in layers if j > i]
-        if not later or later[0] not in alone:
-            reason = "all that flows through the model goes through it; a path leads around others"
+        if not later or later[0] not in without:
+            reason = "it has no residual path around it, and similar layers have one"
             yield i, "vanishing", reason, _PATH
 
 
 def _zeroed(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
-    """Sums of which one operand is as good as zero, as it is not in those like them."""
+    """Find sums with an operand that is nearly zero, although it is not in similar sums."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row.least is not None:
             groups.setdefault(row.kin, []).append(row.least)
     for i, row in enumerate(rows):
-        if row.least is None or len(groups[row.kin]) < at.SIBLINGS or _starts(rows, i):
+        if row.least is None or len(groups[row.kin]) < thresholds.SIBLINGS:
             continue
-        usual = statistics.median(groups[row.kin])
-        if row.least < at.LEAST * usual and not _silent(rows, i):
-            reason = (
-                f"of what it adds, one is {row.least:.1g} of the other, {usual:.1g} in its like"
-            )
+        if _in_first_iteration(rows, i):
+            continue
+        median = statistics.median(groups[row.kin])
+        if row.least < thresholds.LEAST * median and not _after_zeros(rows, i):
+            sizes = f"its smallest operand is {row.least:.1g} of the largest"
+            reason = f"{sizes}, {median:.1g} in similar sums"
             yield i, "vanishing", reason, _PATH
 
 
-def _silent(rows: Sequence[LayerHealth], i: int) -> bool:
-    """Whether a layer since the last sum makes only zeros: then that is why."""
-    since = range(i - 1, -1, -1)
-    branch = itertools.takewhile(lambda j: rows[j].kind == "layer", since)
+def _after_zeros(rows: Sequence[LayerHealth], i: int) -> bool:
+    """Return whether a layer between the sum before and this sum has only zeros as its result."""
+    earlier = range(i - 1, -1, -1)
+    branch = itertools.takewhile(lambda j: rows[j].kind == "layer", earlier)
     return any(rows[j].activation == 0 for j in branch)
 
 
-def _starts(rows: Sequence[LayerHealth], i: int) -> bool:
-    """Whether a sum is that of a loop's first step, in which a state may be zero."""
+def _in_first_iteration(rows: Sequence[LayerHealth], i: int) -> bool:
+    """Return whether a row is in the first iteration of a loop, where the state may be zero."""
     return bool(rows[i].trip) and all(rows[j].place != rows[i].place for j in range(i))
 
 
 def _shattered(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     layers = [r for r in rows if r.kind == "layer"]
     known = [r for r in layers if r.correlation is not None and r.gradient]
-    if not known or (top := known[-1].correlation or 0.0) < at.TOGETHER:
+    if not known or (top := known[-1].correlation or 0.0) < thresholds.TOGETHER:
         return
     for i, row in enumerate(rows):
         if row not in known or row.correlation is None or row.noise is None:
             continue
-        if row.noise <= at.CHANCE and row.correlation < at.SHATTERED * row.noise < top:
-            noise = f"cosine {row.correlation:.2g}, as noise has, and {top:.2g} at the end"
-            yield i, "shattered", f"gradients of neighbours have {noise}", _SMOOTHER
+        limit = thresholds.SHATTERED * row.noise
+        if row.noise <= thresholds.CHANCE and row.correlation < limit < top:
+            cosine = (
+                f"have cosine {row.correlation:.2g}, like noise, and {top:.2g} at the last layer"
+            )
+            yield i, "shattered", f"gradients of neighbouring examples {cosine}", _SMOOTHER
 
 
 def _drifts(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
-    """Gradients that are lost, or grow, over many layers of which none is at fault alone."""
+    """Find gradients that vanish or explode over many layers, with no single layer at fault."""
     norms = [r.gradient * math.sqrt(r.size) for r in rows]
     known = [i for i, n in enumerate(norms) if n > 0 and rows[i].kind == "layer"]
     if not known:
@@ -190,9 +206,10 @@ def _drifts(rows: Sequence[LayerHealth]) -> Iterator[Fault]:
     for i in reversed(known):
         ratio = norms[i] / most if most else 1.0
         most = max(most, norms[i])
-        if ratio < at.VANISHED:
-            reason = f"its gradient is {ratio:.1g} of that of a later layer"
-            yield i, "vanishing", reason, f"{_FAN_IN}, lead paths around layers, or normalize"
-        elif norms[i] > at.EXPLODED * last:
-            reason = f"its gradient is {norms[i] / last:.1g} times that of the last layer"
+        if ratio < thresholds.VANISHED:
+            reason = f"its gradient has {ratio:.1g} times the norm of a later layer's gradient"
+            yield i, "vanishing", reason, f"{_FAN_IN}, add residual paths, or normalize"
+        elif norms[i] > thresholds.EXPLODED * last:
+            times = f"{norms[i] / last:.1g} times"
+            reason = f"its gradient has {times} the norm of the last layer's gradient"
             yield i, "exploding", reason, f"{_FAN_IN}, clip gradients, or normalize"
