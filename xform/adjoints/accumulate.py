@@ -1,8 +1,8 @@
 """The two orders in which the backward pass can sum adjoints, edge by edge.
 
-The backward pass visits the operations in reverse. In the "pushed" order, an operation whose output
-adjoints are known adds a contribution to the adjoint of each input. In the "pulled" order, a value
-sums the contributions of all operations that read it; their output adjoints are known by then.
+In the "pushed" order, the backward pass visits the operations in reverse, and each operation adds a
+contribution to the adjoint of each of its inputs. In the "pulled" order, it visits the values in
+reverse, and each value sums the contributions of all operations that read it.
 """
 
 from __future__ import annotations

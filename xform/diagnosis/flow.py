@@ -62,9 +62,9 @@ class Region:
     """A region of a program.
 
     Attributes:
-      kind: what its first equation is. "layer": combines a weight with a value of the batch.
-        "inner": a loop, branch or remat region. "join": reads results of several regions. "other":
-        reads no layer's result.
+      kind: what its first equation does. "layer": it combines a weight with a value that depends on
+        the batch. "inner": it is a loop, branch or remat region. "join": it reads results of
+        several regions. "other": it reads no layer's result.
       equations: positions of its equations in the program.
       values: results of its equations.
     """
@@ -167,7 +167,7 @@ class Flow:
     def _paths(self) -> tuple[int, dict[int, bool]]:
         """The number of paths modulo a prime, and for each equation whether some path avoids it.
 
-        A path avoids an equation if the number of paths through it is not the total number.
+        Some path avoids an equation if the number of paths through it is not the total number.
         """
         # Number of paths from the first layers to each value, and to each equation.
         to: dict[Var, int] = {v: 1 for v, m in self.marks.items() if m.data and self._is_input(v)}
@@ -194,10 +194,10 @@ class Flow:
         return total, avoided
 
     def _batch_operands(self, eqn: JaxprEqn) -> int:
-        """Count the operands that layers also read directly from the batch.
+        """Count the operands that depend on the batch alone and that layers also read.
 
-        They are the beginning of a path around the first layers. This is 0 after the last layers,
-        where the loss may compare their results with the same data.
+        Each one begins a path around the first layers. The count is 0 after the last layers, where
+        the loss may compare their results with the same data.
         """
         region_ = self.of(eqn.outvars[0]).region
         if region_ < 0 or not self._followed[region_]:
@@ -351,9 +351,10 @@ def _sliced(mark: Mark, v: Any, length: int) -> Mark:
 
 
 def _loop_flow(prog: Program, marks: list[Mark], consts: int, carries: int) -> Flow:
-    """Return the flow of a loop's body, in which a carry depends on all its earlier values.
+    """Return the flow of a loop's body.
 
-    The flow is repeated with the dependences of the body's outputs until they no longer change.
+    A carry depends on everything that it depends on in some iteration: the flow is repeated, with
+    the dependences of the body's outputs as those of its inputs, until they no longer change.
     """
     while True:
         result = flow(prog, marks)

@@ -97,8 +97,9 @@ class Row:
 
     Attributes:
       layer: the layer.
-      around: for each loop, branch or region around it, outermost first: its position, its trip
-        count if it is a scan, and whether the scan runs in reverse.
+      around: entries (position, trip count, reverse), outermost first. Each loop, branch or region
+        around the layer has two: its own, with a trip count only for a scan; and one with the
+        number of the program inside it, such as the branch.
       place: position of the equation that computes the layer's result.
     """
 

@@ -1,9 +1,9 @@
 """The origin of a NaN or Inf: the first operation that produced one from finite values.
 
-A program runs operation by operation. From an output that is not finite, the search goes back to
-the inputs of each operation, and into loops iteration by iteration, until it finds an operation
-with only finite inputs. An intended infinity, such as that of a mask, does not reach the output as
-a NaN or Inf, so it is not found.
+A program runs operation by operation. The search starts at an output that is not finite. It goes
+back to the inputs of each operation, and into loops iteration by iteration, until it finds an
+operation with only finite inputs. An intended infinity, such as that of a mask, does not make the
+output NaN or Inf, so the search does not reach it.
 """
 
 from __future__ import annotations

@@ -106,9 +106,9 @@ def between(flow: Flow, region: Region, x: Var, out: Var) -> Slice | None:
 
 
 def activation(flow: Flow, region: Region) -> Slice | None:
-    """Return the activation of a region: its first nonlinear elementwise function; None without.
+    """Return the activation of a region, or None.
 
-    All paths through the region must pass through it.
+    This is the first nonlinear elementwise function that all paths through the region pass through.
     """
     inside = set(region.equations)
     for end in region.values:
