@@ -118,14 +118,14 @@ def test_policies() -> None:
     ("words", "text"),
     [
         (["nowhere:f"], "nowhere:f\n  problem: there is no module 'nowhere'\n"
-         "  remedy:  start in the folder that holds it, put that folder on PYTHONPATH, or name the "
+         "  remedy:  run in the folder that has it, put that folder on PYTHONPATH, or name the "
          "file: path/to/nowhere.py:f"),
         (["lonely:g"], "lonely:g\n  problem: the module has no 'g'\n"
          "  remedy:  name a function of it: f"),
         (["lonely:f"], "the arguments of lonely:f\n"
          "  problem: neither lonely:f nor its module has a function `inputs`\n"
          "  remedy:  write one that returns the tuple of arguments, as arrays or "
-         "ShapeDtypeStructs, or name one by --inputs module:name"),
+         "ShapeDtypeStructs, or name one with --inputs module:name"),
         (["written:loss", "--bach", "8"], "the arguments of written:loss, by inputs()\n"
          "  problem: got an unexpected keyword argument 'bach'; it is "
          "inputs(batch: int = 4, dtype='float32')\n"
@@ -147,14 +147,14 @@ def test_policies() -> None:
          "  remedy:  make it a function that returns the tuple of arguments"),
         (["written:loss", "--batch", "-3"], "the arguments of written:loss, by inputs()\n"
          "  problem: it returned the shape (-3, 8)\n"
-         "  remedy:  return shapes of whole numbers from 0"),
+         "  remedy:  return shapes of integers that are not negative"),
         (["written:loss", "--batch", "abc"], "--batch abc\n"
          "  problem: inputs() takes a number there: batch: int = 4\n"
          "  remedy:  give a number, such as --batch 4"),
         (["written:loss", "--inputs", "written:half"],
          "the arguments of written:loss, by --inputs written:half\n"
          "  problem: it returned the shape (2.5, 8)\n"
-         "  remedy:  return shapes of whole numbers from 0"),
+         "  remedy:  return shapes of integers that are not negative"),
     ],
 )  # fmt: skip
 def test_errors(words: list[str], text: str, capsys: pytest.CaptureFixture) -> None:
@@ -193,10 +193,13 @@ def test_errors_of_the_users_code_say_which_line(model: Path) -> None:
         (["plan", "written:loss", "--arg", "batch"], "--arg takes name=value"),
         (["plan", "written:loss", "--argnums", "first"], "'first' is not a position"),
         (["plan", "written:loss", "--donate", "all"], "name positions, as 0,1"),
-        (["plan", "written:loss", "--save", "nowhere/plan.json"], "no folder 'nowhere'"),
+        (
+            ["plan", "written:loss", "--save", "nowhere/plan.json"],
+            "folder 'nowhere' does not exist",
+        ),
         (["plan", "written:loss", "--save", "."], "'.' is not a file"),
         (["plan", "written:loss", "--png", "plan.bmp"], "does not end in .png, .svg or .pdf"),
-        (["memory", "written:loss", "--html", "nowhere/a.html"], "no folder 'nowhere'"),
+        (["memory", "written:loss", "--html", "nowhere/a.html"], "folder 'nowhere' does not exist"),
     ],
 )
 def test_usage(words: list[str], text: str, capsys: pytest.CaptureFixture) -> None:
@@ -235,8 +238,9 @@ def test_plan(tmp_path: Path) -> None:
 def test_the_plan_of_a_step_says_what_was_planned() -> None:
     title, what, arguments, *_ = commands.run(["plan", "written:step", "--no-verify"]).splitlines()
     assert title == "plan of step, min_cut, on cpu"
-    assert (
-        what == "planned: what it differentiates under its argument policy; bytes are of all of it"
+    assert what == (
+        "planned: the derivatives inside it, through its argument policy; bytes are of the whole "
+        "function"
     )
     assert arguments.startswith("arguments: w f32[8,8], x f32[4,8]")
     with pytest.raises(WrongArgument, match="an argument `policy`"):

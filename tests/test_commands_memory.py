@@ -109,7 +109,7 @@ def test_shardings_by_name() -> None:
     assert size("--in-specs", "w=data,x=data") == (w + x) // 2
     words[-1] = "data=2,model=1"
     assert size("--in-specs", "x=data+model") == size("--in-specs", "x=data:model") == w + x // 2
-    with pytest.raises(WrongArgument, match=r"no positional argument .*\n.*of it: w, x"):
+    with pytest.raises(WrongArgument, match=r"no positional argument .*\n.*its arguments: w, x"):
         commands.run([*words, "--in-specs", "y=data"])
     with pytest.raises(WrongArgument, match="the mesh has no axis 'rows'"):
         commands.run([*words, "--in-specs", "x=rows"])

@@ -152,7 +152,8 @@ def test_a_transform_is_what_is_compiled() -> None:
     (["memory", "written:loss", "--in-specs", "x=data,"], "entry 2"),
     (["show", "written:loss", "--passes", "cse,,dce"], "entry 2 of 'cse,,dce' is empty"),
     (["plan", "written:loss", "--donate", "0,,1"], "'0,,1' is not a position"),
-    (["run", "."], "'.' is a folder without a __main__.py: name a script in it, or a module by -m"),
+    (["run", "."],
+     "'.' is a folder without a __main__.py: name a script in it, or a module with -m"),
     (["run", "nowhere.py"], "there is no file 'nowhere.py'"),
 ])  # fmt: skip
 def test_usage(words: list[str], text: str, capsys: pytest.CaptureFixture) -> None:
@@ -175,7 +176,7 @@ def test_a_folder_with_a_main_runs(tmp_path: Path, capsys: pytest.CaptureFixture
      "  remedy:  give part of a name, or a word: cos, cosh, conj\n"),
     (["rules", "--foreign", "nowhere"], "rules --foreign nowhere\n"
      "  problem: there is no module 'nowhere'\n"
-     "  remedy:  name a module that is installed\n"),
+     "  remedy:  name an installed module\n"),
 ])  # fmt: skip
 def test_rules_that_are_not(words: list[str], text: str, capsys: pytest.CaptureFixture) -> None:
     assert failed(capsys, *words) == text
@@ -195,7 +196,7 @@ def test_files_are_refused_before_the_work(name: str, option: str, capsys: pytes
     for where in ("/proc/a.png", "nowhere/a.png", "written.py/a.png"):
         text = failed(capsys, name, option, where, *first, status=2)
         parent = str(Path(where).parent)
-        assert f"{where!r}: there is no folder {parent!r} that can be written to (" in text
+        assert f"{where!r}: the folder {parent!r} does not exist or cannot be written" in text
     if option == "--png":
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         assert failed(capsys, name, option, "a.png", *first) == (

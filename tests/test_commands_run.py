@@ -62,9 +62,9 @@ def test_the_table(run: Run) -> None:
     code, out, err = run(PROGRAM, "--policy", "x", "-m")
     assert (code, out) == (0, "argv ['--policy', 'x', '-m']\n6.0 8.0\n")
     assert err == textwrap.dedent("""\
-        function  line           transform       traced  eager  JAX keeps  kept here  run again  policy
-        loss      program.py:6   value_and_grad       2      0    8.0 KiB    4.0 KiB     0 FLOP  min_cut
-        <lambda>  program.py:22  grad                 0      2                                   not planned: eager
+        function  line           transform       traced  eager  JAX saves  xform saves  recomputed  policy
+        loss      program.py:6   value_and_grad       2      0    8.0 KiB      4.0 KiB      0 FLOP  min_cut
+        <lambda>  program.py:22  grad                 0      2                                      not planned: eager
         """)  # noqa: E501
     assert all(getattr(jax, name) is theirs for name, theirs in everywhere.THEIRS.items())
     assert (sys.argv, sys.path) == (argv, path)
@@ -81,8 +81,8 @@ def test_a_plan_that_fails_fails_no_program(run: Run) -> None:
     code, out, err = run(PROGRAM, options=("--policy", "budget:1B"))
     assert (code, out.splitlines()[-1]) == (0, "6.0 8.0")
     assert "save_everything" in err
-    assert "loss (program.py:6), value_and_grad, 1x everything is saved, as there is no plan: " \
-        "BudgetInfeasible: " in err  # fmt: skip
+    assert "loss (program.py:6), value_and_grad, 1x everything is saved, because planning " \
+        "failed: BudgetInfeasible: " in err  # fmt: skip
 
 
 def test_what_is_left_to_jax(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_an_error_is_the_programs_own(run: Run) -> None:
 def test_exit_codes(run: Run, end: str, code: int, said: str) -> None:
     found, out, err = run(f"import sys\nprint('ran')\n{end}")
     assert (found, out) == (code, "ran\n")
-    assert err.endswith(f"{said}xform: the program differentiated no function\n")
+    assert err.endswith(f"{said}xform: the program did not differentiate any function\n")
 
 
 def test_a_module(

@@ -155,7 +155,7 @@ def test_errors(capsys: pytest.CaptureFixture) -> None:
         show("drawn:loss", "--inputs", "drawn:both.inputs")
     with pytest.raises(FailedFunction, match=r"show\n.*TypeError.*\n.*drawn\.py:\d+ \(wrong\)"):
         show("drawn:wrong", "--transform", "remat")
-    for words, text in ((["--passes", "cse,none"], "none: known are inline, open_regions, fold"),
+    for words, text in ((["--passes", "cse,none"], "unknown pass none; use inline, open_regions"),
                         (["--stablehlo", "--hlo"], "not allowed with"),
                         (["--transform", "hessian"], "invalid choice")):  # fmt: skip
         with pytest.raises(SystemExit) as e:

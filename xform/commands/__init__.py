@@ -1,8 +1,9 @@
-"""The commands of `python -m xform`: each is a file of this folder.
+"""The commands of `python -m xform`. Each command is a file in this folder.
 
-A command's file has `run(args)`, from parsed arguments to the text that is printed, whose docstring
-is its help, and `arguments(parser)`; its name is the file's, with `-` for `_`. To add one, add a
-file. `function.py` reads what commands share: a function, its inputs, a policy.
+The file has `run(args)`, which takes the parsed arguments and returns the text to print, and
+`arguments(parser)`, which adds the options. The docstring of `run` is the command's help. The
+command is named like the file, with `-` for `_`. To add a command, add a file. `function.py` reads
+the options that commands share: a function, its inputs and a policy.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ COMMANDS: dict[str, Any] = {
     m.__name__.rpartition(".")[2].replace("_", "-"): m for m in _MODULES if hasattr(m, "run")
 }
 
-# Where code is not the user's.
+# Paths of code that is not the user's.
 _OTHERS = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
            sysconfig.get_path("stdlib") + os.sep, "<")  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line and print what it says; 0, or 1 after an error of the user's.
+    """Run a command line, print its text and return the exit status.
 
-    A command line that cannot be parsed exits with 2, and `fits` with 3 if the answer is no.
+    The status is 0, or 1 after an error in the request or in the user's code. A command line that
+    cannot be parsed exits with 2. `fits` returns 3 if the function does not fit.
     """
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] != ["run"]:  # a program finds its devices itself
+    if words[:1] != ["run"]:  # there the program initializes JAX itself
         with contextlib.suppress(RuntimeError), hushed():
             jax.devices()
     try:
@@ -47,24 +49,24 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     try:
-        if text:  # a program that was run has said what it has to say
+        if text:  # empty for `run`: the program has printed its own output
             print(text, flush=True)
-    except BrokenPipeError:  # a reader such as `head` has enough
-        # Python flushes once more at its exit.
+    except BrokenPipeError:  # a reader such as `head` has closed the pipe
+        # Python flushes stdout once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
 
 
 def run(argv: list[str] | None = None) -> str:
-    """The text that a command line asks for."""
+    """Run a command line and return the text that it would print."""
     return answer(argv)[0]
 
 
 def answer(argv: list[str] | None = None) -> tuple[str, int]:
-    """The text that a command line asks for, and its exit status.
+    """Run a command line and return its text and its exit status.
 
     Raises:
-      XformError: something is wrong with what was asked for, or with the user's code.
+      XformError: something is wrong with the request, or with the user's code.
     """
     parser = argparse.ArgumentParser(prog="python -m xform", allow_abbrev=False)
     commands: Any = parser.add_subparsers(required=True, metavar="command")
@@ -95,12 +97,12 @@ def answer(argv: list[str] | None = None) -> tuple[str, int]:
             f"python -m xform {args.parser.prog.rpartition(' ')[2]}",
             f"{kind}: {_first_lines(str(error))}",
             where,
-            "mend the function, or what inputs() returns for it",
+            "fix the function, or the arguments that inputs() returns",
         ) from error
 
 
 def _options(args: argparse.Namespace, rest: list[str]) -> dict[str, str | None]:
-    """`--name value`, `--name=value` and `--name` as a dict; of the last one the value is None."""
+    """`--name value`, `--name=value` and `--name` as a dict; the value of a bare name is None."""
     values: dict[str, str | None] = {}
     for word in args.options:
         name, equals, value = word.partition("=")
@@ -122,7 +124,7 @@ def _options(args: argparse.Namespace, rest: list[str]) -> dict[str, str | None]
 
 
 def _blamed(error: BaseException) -> str:
-    """The place in the user's code where an error came from; empty if it came from elsewhere."""
+    """The line of the user's code that an error came from; empty if it came from elsewhere."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -132,9 +134,10 @@ def _blamed(error: BaseException) -> str:
 
 
 def _blame_inputs(error: Exception, args: argparse.Namespace) -> None:
-    """Raise an error of `inputs` if what it returned, which JAX or xform did not take, is why.
+    """Raise `WrongArgument` if `inputs` returned something other than arrays, after a failure.
 
-    A configuration is no array either, and right if its argument is static: only failing tells.
+    A configuration is not an array either, but correct for a static argument. So this is checked
+    only after a failure.
     """
     on = getattr(args, "bound", None)
     if isinstance(error, TypeError | ValueError) and on and (others := on.no_arrays()):
@@ -142,12 +145,12 @@ def _blame_inputs(error: Exception, args: argparse.Namespace) -> None:
             f"the arguments of {on.name}, by {on.source}",
             f"{type(error).__name__}: {_first_lines(str(error))}",
             "",
-            "return arrays or ShapeDtypeStructs, but for static arguments of a jitted function: "
+            "return arrays or ShapeDtypeStructs, except for static arguments of a jitted function; "
             f"{others}",
         ) from error
 
 
 def _first_lines(text: str) -> str:
-    """A message without the long tail that JAX's have."""
+    """The first lines of an error message; JAX's messages are long."""
     head = text.strip().split("\n\n")[0].splitlines()[:8]
     return "\n           ".join(line.strip() for line in head)

@@ -1,4 +1,4 @@
-"""`python -m xform compare`: policies on targets, side by side."""
+"""`python -m xform compare`: compare policies and targets."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from xform.commands.reports import (
 
 
 def run(args: argparse.Namespace) -> str:
-    """What policies take on targets: bytes, FLOPs, estimated time."""
+    """Compare policies and targets: bytes, FLOPs and estimated time."""
     return told(compared(args), args)
 
 
 def compared(args: argparse.Namespace) -> Any:
-    """The comparison that a command line asks for."""
+    """The comparison that the command line requests."""
     on = read_function(args)
     policies = {name: policy(name) for name in args.policy or ["min_cut"]}
     comparison = xform.compare(on.f, *on.args, policies=policies, targets=args.target,
@@ -31,7 +31,7 @@ def compared(args: argparse.Namespace) -> Any:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Add the options of this command."""
     add_function(parser)
     add_policies(parser, "save_everything,min_cut,save_dots,save_nothing")
     add_targets(parser)

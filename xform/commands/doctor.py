@@ -1,4 +1,4 @@
-"""`python -m xform doctor`: what is installed, and which targets work."""
+"""`python -m xform doctor`: list the installed packages, and the targets that work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES = (
 
 
 def run(args: argparse.Namespace) -> str:
-    """What is installed, which targets work here, and what to install for the others."""
+    """List the installed packages, the targets that work here, and what the others need."""
     known = {packages.DISTRIBUTION: packages.own_version()}
     known |= {name: packages.version(name) for name in _PACKAGES}
     targets = [_target(name, args.compile) for name in ("cpu", "cpu:2", *names())]
@@ -39,21 +39,21 @@ def run(args: argparse.Namespace) -> str:
 
 
 def _quieter() -> str:
-    """Advice where JAX reports plugins that find no device, each time that it starts."""
+    """Advice if JAX reports at each start that an installed plugin found no device; else empty."""
     plugins = [name for name in ("libtpu", "jax-cuda12-plugin") if packages.version(name)]
     if not plugins or jax.default_backend() != "cpu" or os.environ.get("JAX_PLATFORMS"):
         return ""
     return (
         f"{' and '.join(plugins)} found no device here. JAX prints errors about that when it "
-        "starts;\nset JAX_PLATFORMS=cpu in your shell to keep it quiet. All targets still compile."
+        "starts;\nset JAX_PLATFORMS=cpu in your shell to avoid them. All targets still compile."
     )
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
-    about = "compile a small function for each target that is installed"
+    """Add the options of this command."""
+    about = "compile a small function for each installed target"
     parser.add_argument("--compile", action="store_true", help=about)
-    parser.add_argument("--json", action="store_true", help="an object")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def _target(name: str, compiled: bool) -> dict[str, Any]:

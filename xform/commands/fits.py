@@ -1,4 +1,4 @@
-"""`python -m xform fits`: whether a function fits a device."""
+"""`python -m xform fits`: check whether a function fits a device."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import xform
 from xform.commands.function import add_function, add_policy, read_function, under
 from xform.commands.reports import add_targets, options
 
-# The exit status of an answer that is no.
+# The exit status if the function does not fit.
 OVER = 3
 
 
 def run(args: argparse.Namespace) -> str:
-    """Whether a function fits a device. Exits with 3 if it does not.
+    """Check whether a function fits a device. Exits with 3 if it does not.
 
-    Without --policy the function is compiled as it is, see `memory`.
+    Without --policy the function is compiled unchanged, see `memory`.
     """
     on = read_function(args)
     report = xform.fits(under(on, args.policy), *on.args, target=args.target, **options(args))
@@ -27,8 +27,8 @@ def run(args: argparse.Namespace) -> str:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Add the options of this command."""
     add_function(parser)
     add_targets(parser, several=False)
     add_policy(parser, None)
-    parser.add_argument("--json", action="store_true", help="the whole report as an object")
+    parser.add_argument("--json", action="store_true", help="print the report as a JSON object")

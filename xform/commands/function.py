@@ -1,13 +1,13 @@
-"""What commands work on: a function, its inputs, a policy.
+"""Read the function, its arguments and the policy of a command line.
 
 A function is named as `module:name` or `path.py:name`. Its arguments come from a function that
-returns them as a tuple: `--inputs module:name` (or a path), or the function's own attribute
-`inputs`, or the function `inputs` of its module, in this order. They are arrays, or
-`jax.ShapeDtypeStruct`s (nothing is allocated for those), in pytrees; anything else is passed on as
-it is. What stands on the command line as
-`--name value` and is no option of the command is a keyword argument of `inputs`, read as Python if
-it can be, as text otherwise; `--arg name=value` says the same, of any name. `--name` alone is True,
-for an argument whose default is True or False.
+returns them as a tuple. That is, in this order: `--inputs module:name` (or a path), the attribute
+`inputs` of the function, or the function `inputs` of its module. The arguments are arrays or
+`jax.ShapeDtypeStruct`s (which allocate nothing) in pytrees. Anything else is passed on unchanged.
+
+An option `--name value` that the command does not have is a keyword argument of `inputs`. The value
+is read as a Python literal if possible, else as text. `--arg name=value` does the same for any
+name. A bare `--name` means True, for an argument whose default is True or False.
 
     # model.py
     def inputs(batch: int = 8):
@@ -40,16 +40,22 @@ from xform.memory.asked import asked
 from xform.transforms.subject import with_policy
 
 ABOUT_POLICIES = (
-    f"{', '.join(policies.NAMED)}, budget:8GiB (of the peak) or saved:8GiB (of what waits for the "
-    "backward pass); open:min_cut, open:budget:8GiB ... dissolve the program's remat regions"
+    f"{', '.join(policies.NAMED)}, budget:8GiB (for the peak) or saved:8GiB (for the values saved "
+    "for the backward pass); open:min_cut, open:budget:8GiB ... also open the program's remat "
+    "regions"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class BoundFunction:
-    """A function and its arguments, and what made those: where it is, and the call.
+    """A function with its arguments.
 
-    `of_batch(batch=n)` makes those of another batch, if `inputs` has an argument of that name.
+    Attributes:
+      name: the reference to the function.
+      source: the origin of the arguments, such as "inputs()".
+      called: the call that made the arguments.
+      of_batch: `of_batch(batch=n)` makes the arguments for another batch; None if `inputs` has no
+        argument `batch`.
     """
 
     name: str
@@ -60,7 +66,7 @@ class BoundFunction:
     of_batch: Callable[..., tuple[Any, ...]] | None = None
 
     def transformed(self, args: argparse.Namespace, policy: Any = None) -> BoundFunction:
-        """The transform that a command line names, by its other options, at these arguments."""
+        """The transform that the command line names, with its arguments."""
         f, values, of_batch = self.f, self.args, self.of_batch
         argnums, has_aux = getattr(args, "argnums", 0), getattr(args, "has_aux", False)
         if args.transform not in ("grad", "value_and_grad") and self.no_arrays():
@@ -74,60 +80,64 @@ class BoundFunction:
         )  # fmt: skip
 
     def named(self, report: Any, note: str) -> Any:
-        """A report, or a comparison, that says what made the arguments."""
+        """A report or comparison, with the call that made the arguments and a note added."""
         asked = dataclasses.replace(report.asked, inputs=self.called, note=note)
         return dataclasses.replace(report, asked=asked)
 
     def headed(self, table: Any, argnums: int | Sequence[int] | None, step: bool = False) -> str:
-        """A table of a derivative, under whose title stands what it is of: arguments, a step."""
+        """A table of a derivative, with lines after its title that describe the arguments.
+
+        `step` says that the function differentiates by itself, under its argument `policy`.
+        """
         by = range(len(self.args)) if argnums is None else argnums
         by = by if isinstance(by, Sequence) else (by,)
-        what = f"differentiated by argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
+        about = f"differentiated by argument{'s' * (len(by) != 1)} {', '.join(map(str, by))}"
         if step:
-            what = (
-                "planned: what it differentiates under its argument policy; bytes are of all of it"
+            about = (
+                "planned: the derivatives inside it, through its argument policy; bytes are of the "
+                "whole function"
             )
         arguments = dataclasses.replace(asked(self.f, self.args, {}), inputs=self.called).given
         title, _, rest = str(table).partition("\n")
-        return f"{title}\n{what}\narguments: {arguments}\n{rest}"
+        return f"{title}\n{about}\narguments: {arguments}\n{rest}"
 
     def in_specs(self, specs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """A PartitionSpec for each argument, of those by name; None for all others."""
+        """A tuple with the PartitionSpec of each argument, from specs by name; None for others."""
         names = argument_names(self.f, len(self.args))
         if unknown := [name for name in specs if name not in names]:
             raise WrongArgument(
                 f"--in-specs {unknown[0]}=...",
                 f"{self.name} has no positional argument of that name",
                 "",
-                f"name arguments of it: {', '.join(names)}",
+                f"use the names of its arguments: {', '.join(names)}",
             )
         return tuple(specs.get(name) for name in names)
 
     def no_arrays(self) -> str:
-        """What is no array among the arguments: a configuration, or a mistake."""
+        """The arguments that are not arrays, as text: configurations or mistakes."""
         others = [(path, x) for path, x in jax.tree.leaves_with_path(self.args)
                   if not (hasattr(x, "dtype") or isinstance(x, numbers.Number))]  # fmt: skip
         return ", ".join(f"{jax.tree_util.keystr(p)} is {type(x).__name__}" for p, x in others)
 
 
 def add_function(parser: argparse.ArgumentParser) -> None:
-    """Options of a command that takes a function: read them with `read_function`."""
+    """Add the options of a command that takes a function; `read_function` reads them."""
     parser.add_argument("function", type=reference, metavar="FUNC", help=FORM)
     parser.add_argument("--inputs", type=reference, metavar="module:name",
-                        help="what returns its arguments, rather than its own or its module's "
-                        "`inputs`")  # fmt: skip
+                        help="the function that returns its arguments (default: its own or its "
+                        "module's `inputs`)")  # fmt: skip
     add_transform(parser)
     parser.add_argument("--arg", action="append", default=[], dest="options", metavar="name=value",
-                        help="a keyword argument of `inputs`; also --name value")  # fmt: skip
+                        help="keyword argument of `inputs`; also --name value")  # fmt: skip
 
 
 def add_policy(parser: argparse.ArgumentParser, default: str | None = "min_cut") -> None:
-    """The option `--policy`: read it with `policy`."""
+    """Add the option `--policy`; `policy` reads it."""
     parser.add_argument("--policy", default=default, metavar="P", help=ABOUT_POLICIES)
 
 
 def read_function(args: argparse.Namespace) -> BoundFunction:
-    """The function that a command line names, or its transform, with its arguments."""
+    """The function that the command line names, or its transform, with its arguments."""
     args.bound = read_as_it_is(args)
     if args.transform:
         args.bound = args.bound.transformed(args)
@@ -135,7 +145,7 @@ def read_function(args: argparse.Namespace) -> BoundFunction:
 
 
 def read_as_it_is(args: argparse.Namespace) -> BoundFunction:
-    """The function that a command line names, whatever its transform, with its arguments."""
+    """The function that the command line names, without its transform, with its arguments."""
     f = resolve(args.function)
     if not callable(f):
         raise WrongArgument(
@@ -154,7 +164,7 @@ def read_as_it_is(args: argparse.Namespace) -> BoundFunction:
             f"--donate {','.join(map(str, args.donate))}",
             f"{args.function} is given {n} argument{'s' * (n != 1)}",
             "",
-            "name positions of those, from 0",
+            "give positions of these arguments, from 0",
         )
     words = ", ".join(f"{k}={v!r}" for k, v in options.items())
     called = f"{args.inputs or 'inputs'}({words})"
@@ -165,7 +175,7 @@ def read_as_it_is(args: argparse.Namespace) -> BoundFunction:
 
 
 def _maker(args: argparse.Namespace, f: Any, source: str) -> Callable[..., Any]:
-    """What makes the arguments: named on the command line, else the function's, or its module's."""
+    """The function that makes the arguments, see the docstring of this module."""
     its_own = getattr(f, "inputs", getattr(module_of(args.function), "inputs", None))
     make = resolve(args.inputs) if args.inputs else its_own
     if make is None:
@@ -174,7 +184,7 @@ def _maker(args: argparse.Namespace, f: Any, source: str) -> Callable[..., Any]:
             f"neither {args.function} nor its module has a function `inputs`",
             "",
             "write one that returns the tuple of arguments, as arrays or ShapeDtypeStructs, or "
-            "name one by --inputs module:name",
+            "name one with --inputs module:name",
         )
     if not callable(make):
         raise WrongArgument(
@@ -189,7 +199,10 @@ def _maker(args: argparse.Namespace, f: Any, source: str) -> Callable[..., Any]:
 def _check_options(
     name: str, make: Callable[..., Any], options: Mapping[str, Any], bare: Set[str], source: str
 ) -> Mapping[str, inspect.Parameter]:
-    """The parameters of `inputs`, which takes these options; the bare ones have no value."""
+    """Check that `inputs` takes these options, and return its parameters.
+
+    The options in `bare` were given without a value.
+    """
     signature = inspect.signature(make)
     try:
         signature.bind(**options)
@@ -208,7 +221,7 @@ def _check_options(
 
 
 def _arguments(name: str, values: Any, source: str) -> tuple[Any, ...]:
-    """The arguments, if they are a tuple, of shapes that there can be."""
+    """The arguments, after checking that they are a tuple and have valid shapes."""
     if not isinstance(values, tuple | list):
         raise WrongArgument(
             f"the arguments of {name}, by {source}",
@@ -222,13 +235,13 @@ def _arguments(name: str, values: Any, source: str) -> tuple[Any, ...]:
             f"the arguments of {name}, by {source}",
             f"it returned the shape {wrong[0]}",
             "",
-            "return shapes of whole numbers from 0",
+            "return shapes of integers that are not negative",
         )
     return tuple(values)
 
 
 def _check_call(name: str, f: Callable[..., Any], values: tuple[Any, ...], source: str) -> None:
-    """Refuse arguments that the function does not take."""
+    """Raise `WrongArgument` if the function does not take these arguments."""
     try:
         inspect.signature(f).bind(*values)
     except TypeError as error:
@@ -239,18 +252,18 @@ def _check_call(name: str, f: Callable[..., Any], values: tuple[Any, ...], sourc
             f"return one value for each argument; it returned {len(values)}",
         ) from error
     except ValueError:
-        pass  # what has no signature is called as it is
+        pass  # a callable without a signature cannot be checked
 
 
 def _size(n: Any) -> bool:
-    """Whether a shape may have this as a size: a symbolic one may be one too."""
+    """Whether this can be a size in a shape; symbolic sizes are allowed."""
     if isinstance(n, int | np.integer):
         return bool(n >= 0)
     return bool(jax.export.is_symbolic_dim(n))
 
 
 def _check_flag(name: str, parameter: inspect.Parameter | None, source: str) -> None:
-    """Refuse an option without a value if the argument is not True or False."""
+    """Raise `WrongArgument` for an option without a value, unless its default is a bool."""
     if parameter is not None and isinstance(parameter.default, bool):
         return
     default = None if parameter is None else parameter.default
@@ -264,7 +277,7 @@ def _check_flag(name: str, parameter: inspect.Parameter | None, source: str) -> 
 
 
 def _check_option(name: str, value: Any, parameter: inspect.Parameter | None, source: str) -> None:
-    """Refuse an option that is no number where one is the default."""
+    """Raise `WrongArgument` if the default is a number and the option is not."""
     default = None if parameter is None else parameter.default
     is_number = lambda x: isinstance(x, int | float) and not isinstance(x, bool)
     if is_number(default) and value is not None and not is_number(value):
@@ -282,7 +295,7 @@ def policy(text: str) -> Any:
 
 
 def under(on: BoundFunction, text: str | None) -> Callable[..., Any]:
-    """The function under the policy that `--policy` names; as it is, if that names none."""
+    """The function under the policy of `--policy`; unchanged if there is none."""
     if text is None:
         return on.f
     f, options = with_policy(on.f, on.args, policy(text), 0)
@@ -290,7 +303,7 @@ def under(on: BoundFunction, text: str | None) -> Callable[..., Any]:
 
 
 def positions(text: str) -> int | Sequence[int] | None:
-    """Positions of arguments: `0`, `0,2`, or `all`."""
+    """Read positions of arguments: `0`, `0,2`, or `all`, which is None."""
     if text == "all":
         return None
     try:

@@ -1,4 +1,4 @@
-"""`python -m xform max-batch`: the largest batch that fits a device."""
+"""`python -m xform max-batch`: find the largest batch that fits a device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from xform.commands.reports import add_targets, options
 
 
 def run(args: argparse.Namespace) -> str:
-    """The largest batch with which a function fits a device, by compiling alone.
+    """Find the largest batch that fits a device, by compiling. Nothing is run.
 
-    If `inputs` has an argument `batch`, it makes the arguments of each batch. Otherwise, or where
-    --batch-axis or --batch-argnums say so, an axis of the arguments is another; without
-    --batch-argnums, that of all arguments that are as long there as the last.
-    Without --policy the function is compiled as it is, see `memory`.
+    If `inputs` has an argument `batch`, it is called for the arguments of each batch. Otherwise, or
+    with --batch-axis or --batch-argnums, one axis of the arguments is resized. Without
+    --batch-argnums, every argument with the same size on that axis as the last one is resized.
+    Without --policy the function is compiled unchanged, see `memory`.
     """
     on = read_function(args)
     by_axis = args.batch_axis is not None or args.batch_argnums != "auto"
@@ -38,16 +38,16 @@ def run(args: argparse.Namespace) -> str:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Add the options of this command."""
     add_function(parser)
     add_targets(parser, several=False)
     add_policy(parser, None)
-    parser.add_argument("--batch-axis", type=int, help="which axis (default: 0)")
+    parser.add_argument("--batch-axis", type=int, help="axis of the batch (default: 0)")
     parser.add_argument("--batch-argnums", type=_argnums, default="auto", metavar="1,2",
-                        help="arguments that have a batch (default: found); or all")  # fmt: skip
+                        help="arguments that have a batch, or all (default: detected)")  # fmt: skip
     parser.add_argument("--multiple-of", type=int, default=1, metavar="N",
-                        help="sizes that are asked for")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="an object")
+                        help="try only multiples of N")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def _argnums(text: str) -> Any:

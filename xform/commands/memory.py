@@ -1,4 +1,4 @@
-"""`python -m xform memory`: what a function takes on a device, and what is live at its peak."""
+"""`python -m xform memory`: report the memory of a function on a device."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from xform.transforms.compare import kept_on
 
 
 def run(args: argparse.Namespace) -> str:
-    """What a function takes on a device, at hand or not, and what is live at its peak.
+    """Report the memory that a function needs on a device, and the buffers at its peak.
 
-    Without --policy the function is compiled as it is. A policy is given to its argument `policy`;
-    one that has none is a loss, whose value_and_grad is compiled under that policy. The first lines
-    say which. Several policies or targets make a table.
+    The device need not be attached. Without --policy the function is compiled unchanged. With
+    --policy, a function with an argument `policy` gets that policy. Any other function is taken as
+    a loss, and its value_and_grad is compiled under the policy. The first lines of the report say
+    what was compiled. Several policies or targets make a table.
     """
     if len(args.target) > 1 or len(args.policy or ()) > 1:
         return told(compared(args), args)
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> str:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Add the options of this command."""
     add_function(parser)
     add_policies(parser, None)
     add_targets(parser)

@@ -1,8 +1,8 @@
-"""The functions that a program differentiates: where they are, what each keeps, what went wrong.
+"""Record the functions that a program differentiates: their lines, saved bytes and failures.
 
-`Met.doors` are those of `everywhere`, but that they write down what they are asked for, and fail
-no program that runs without xform: where planning fails, everything is saved; where a transform of
-xform fails, JAX's is called.
+`Met.doors` are the transforms of `everywhere`, with two additions. They record each use. And a
+program that runs without xform still runs: if planning fails, everything is saved, and if a
+transform of xform fails, JAX's transform is called.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from xform.policies import Policy, said, save_everything
 from xform.source import frame
 from xform.text import columns, human_bytes, human_flops, near
 
-# What returns a function, which does the work when it is called.
+# The transforms that return a function, which does the work when it is called.
 _LATER = ("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "checkpoint",
           "remat")  # fmt: skip
-# A region is no derivative: it is told of only if it is left to JAX.
+# These are not derivatives: the table has them only if they were left to JAX.
 _REGIONS = ("checkpoint", "remat")
-# What is compared of a result, one name for each of its first parts; else all of it.
+# The parts of a result that are compared, from the first; of other transforms the whole result.
 _PARTS = {"value_and_grad": ("value", "gradient"), "jvp": ("value", "tangent"), "vjp": ("value",),
           "linearize": ("value",)}  # fmt: skip
-# How often a function may be wrapped: what says of itself that it wraps itself is not followed.
+# The most wrappers of a function that are followed: a function may claim to wrap itself.
 _DEEPEST = 16
-_HEAD = ("function", "line", "transform", "traced", "eager", "JAX keeps", "kept here", "run again",
-         "policy")  # fmt: skip
+_HEAD = ("function", "line", "transform", "traced", "eager", "JAX saves", "xform saves",
+         "recomputed", "policy")  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -55,14 +55,17 @@ class Row:
     """One function under one transform.
 
     Attributes:
-      traced: how often it was traced; `eager`: how often it ran operation by operation.
-      jax_bytes: what waits for the backward pass if everything is saved; `bytes`: what does here.
-      recompute_flops: FLOPs that are run again.
-      left: how often JAX did it.
-      kept: what is kept, as a table; only if `detailed`.
-      seen: the types of the inputs that it was planned for.
-      notes: what did not go as asked, and how often.
-      apart: by what is compared, the largest difference from JAX's, relative to its largest number.
+      traced: how often it was traced.
+      eager: how often it ran operation by operation.
+      jax_bytes: bytes saved for the backward pass if everything is saved.
+      bytes: bytes that xform saves for the backward pass.
+      recompute_flops: recomputed FLOPs.
+      left: how often it was left to JAX.
+      kept: the table of saved values, if `detailed`.
+      seen: the input types that it was planned for.
+      notes: problems, and how often each occurred.
+      apart: for each compared part, the largest difference from JAX, relative to JAX's largest
+        number.
     """
 
     name: str
@@ -82,15 +85,15 @@ class Row:
     apart: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
 
     def plan(self, problem: Problem, policy: Policy, compiler: Compiler | None) -> Candidate:
-        """Plan, or save everything if that fails; the numbers are those of the largest program."""
+        """Plan, or save everything if that fails, and record the figures of the largest program."""
         try:
             chosen = planned(problem, policy, compiler)
-        except Exception as error:  # whatever it is, the program goes on
+        except Exception as error:  # the program must go on
             policy = save_everything
             chosen = planned(problem, policy)
-            self.notes[f"everything is saved, as there is no plan: {_line(error)}"] += 1
+            self.notes[f"everything is saved, because planning failed: {_line(error)}"] += 1
         types = str(problem.marked.in_avals)
-        if types not in self.seen:  # what runs operation by operation may be planned each time
+        if types not in self.seen:  # a function that runs eagerly is planned at each call
             self.seen.add(types)
             everything = planned(problem, save_everything)
             self._measure(chosen.schedule, waiting_bytes(everything.schedule), policy)
@@ -107,16 +110,16 @@ class Row:
             self.kept = str(residuals_of(schedule, names, title))
 
     def differs(self, by: Any, what: str) -> None:
-        """Take note of a difference from JAX."""
+        """Record a difference from JAX."""
         self.apart[what] = max(self.apart.get(what, 0.0), float(by))
 
     @property
     def place(self) -> str:
         """The function and its line."""
-        return f"{self.name} ({near(self.where) or 'no line is known'})"
+        return f"{self.name} ({near(self.where) or 'unknown line'})"
 
     def cells(self) -> tuple[str, ...]:
-        """The row of the table."""
+        """The cells of this row in the table."""
         size = lambda n: "" if n is None else human_bytes(n)
         recompute = "" if self.recompute_flops is None else human_flops(self.recompute_flops)
         whose = "JAX's" if self.left == self.traced + self.eager else "not planned: eager"
@@ -127,9 +130,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-    """What a program asks of a transform, by its name: it is done by xform, or by JAX.
+    """A use of a transform by the program.
 
-    `by` is the transform that is called for it.
+    Attributes:
+      name: the transform that the program uses.
+      by: the transform that is called for it.
+      f: the function.
+      ours, theirs: do the work, by xform or by JAX.
     """
 
     name: str
@@ -140,12 +147,12 @@ class _Work:
 
 
 class Met:
-    """Every differentiated function that a program meets.
+    """Records every function that a program differentiates.
 
     Args:
-      policy: for each, as for `xform.install`.
-      compared: whether each is given to JAX too, and the results are compared.
-      detailed: whether the values that each keeps are listed, for `save_html`.
+      policy: the policy for all of them, as for `xform.install`.
+      compared: whether JAX's transforms are called too, and the results compared.
+      detailed: whether the saved values of each function are listed, for `save_html`.
     """
 
     def __init__(self, policy: Any = None, compared: bool = False, detailed: bool = False):
@@ -153,10 +160,10 @@ class Met:
         self._policy, self._compared, self._detailed = policy, compared, detailed
 
     def doors(self) -> dict[str, Callable[..., Any]]:
-        """What to put in the place of JAX's transforms."""
+        """The recording transforms that replace JAX's, by name."""
         ours = everywhere.doors(self._policy)
         replacements = {name: self._door(name, name, ours[name]) for name in ours}
-        if self._compared:  # by its value too, which `grad` does not return
+        if self._compared:  # to compare the value too, which `grad` does not return
             both = "value_and_grad"
             replacements["grad"] = _without_value(self._door("grad", both, ours[both]))
         return replacements
@@ -171,7 +178,7 @@ class Met:
                 return self._passes(f, ours, theirs, args, options)
             if by not in _LATER:
                 return self._do(_Work(name, by, f, ours, theirs), args, options)
-            jaxs = theirs(*args, **options)  # or its error, at once
+            jaxs = theirs(*args, **options)  # raises JAX's errors at once
             mine = lambda *xs, **named: ours(*args, **options)(*xs, **named)
             work = _Work(name, by, f, mine, jaxs)
 
@@ -185,7 +192,7 @@ class Met:
         return door
 
     def _passes(self, f: Any, ours: Any, theirs: Any, args: Any, options: Any) -> Any:
-        """The two passes of `fwd_and_bwd`: what one leaves to JAX, so does the other."""
+        """The two passes of `fwd_and_bwd`; if JAX does the forward pass, it does the other too."""
         mine, jaxs = ours(*args, **options), theirs(*args, **options)
         left = [False]
 
@@ -204,7 +211,7 @@ class Met:
         return forward, backward
 
     def _do(self, work: _Work, xs: Any, named: Any, compared: bool = True) -> Any:
-        """What xform makes of it; or JAX, which also says what is wrong if both fail."""
+        """Do the work by xform; if that fails, by JAX, whose errors pass through."""
         row, result, why = self._row(work), None, ""
         try:
             with planning(row.plan):
@@ -236,7 +243,7 @@ class Met:
     def __str__(self) -> str:
         rows = self._shown()
         if not rows:
-            return "xform: the program differentiated no function"
+            return "xform: the program did not differentiate any function"
         lines = [columns([_HEAD, *(r.cells() for r in rows)], right=(3, 4, 5, 6, 7))]
         lines += [f"{r.place}, {r.transform}, {n}x {note}"
                   for r in rows for note, n in r.notes.items()]  # fmt: skip
@@ -247,17 +254,17 @@ class Met:
         return "\n".join(lines)
 
     def save_html(self, path: Path) -> None:
-        """Write all of it as a page for the browser, with what each function keeps."""
+        """Write an HTML page with the table and the saved values of each function."""
         kept = [f"<h2>{html.escape(r.place)}</h2>\n<pre>{html.escape(r.kept)}</pre>"
                 for r in self._shown() if r.kept]  # fmt: skip
-        head = '<!doctype html>\n<meta charset="utf-8">\n<title>What the program kept</title>'
+        head = '<!doctype html>\n<meta charset="utf-8">\n<title>Values saved by the program</title>'
         page = "\n".join([head, f"<pre>{html.escape(str(self))}</pre>", *kept, ""])
         with whole(path) as partial:
             partial.write_text(page, encoding="utf-8")
 
 
 def _without_value(both: Callable[..., Any]) -> Callable[..., Any]:
-    """`grad`, of `value_and_grad`."""
+    """`grad`, made from `value_and_grad`."""
 
     @functools.wraps(everywhere.THEIRS["grad"])
     def grad(*args: Any, **options: Any) -> Any:
@@ -274,7 +281,7 @@ def _without_value(both: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _place(f: Any) -> tuple[str, str]:
-    """A function's name, and its line; or if it is a library's, the user's line that runs now."""
+    """A function's name and line; for a library's function, the user's line that calls it."""
     for _ in range(_DEEPEST):
         f = f.func if isinstance(f, functools.partial) else getattr(f, "__wrapped__", f)
     name = function_name(f)
@@ -285,28 +292,29 @@ def _place(f: Any) -> tuple[str, str]:
 
 
 def _line(error: Exception) -> str:
-    """An error in one line: what xform's say of the problem."""
+    """An error in one line: its type, and the problem that it names."""
     text = getattr(error, "blocked", None) or str(error)
     return " ".join([f"{type(error).__name__}:", *text.strip().splitlines()[:1]])
 
 
 def _compare(row: Row, name: str, ours: Any, theirs: Any) -> None:
-    """Note by how much results differ, when they are known."""
+    """Record by how much results differ, as soon as they are computed."""
     parts = _PARTS.get(name)
     pairs = zip(parts, ours, theirs, strict=False) if parts else [("derivative", ours, theirs)]
     try:
         for what, a, b in pairs:
-            told = functools.partial(row.differs, what=what)
-            jax.debug.callback(told, apart(jax.tree.leaves(a), jax.tree.leaves(b)))
+            record = functools.partial(row.differs, what=what)
+            jax.debug.callback(record, apart(jax.tree.leaves(a), jax.tree.leaves(b)))
     except Exception as error:  # the program goes on
-        row.notes[f"not compared: {_line(error)}"] += 1
+        row.notes[f"could not be compared: {_line(error)}"] += 1
 
 
 def apart(ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
     """The largest difference of two lists of arrays, relative to the largest number in its array.
 
-    What rounding of the largest number of all can make is none: where a gradient is zero but for
-    rounding, as that of a bias that softmax takes away again, two of them have nothing in common.
+    A difference up to the rounding error of the largest number of all arrays counts as 0. For
+    example, the gradient of a bias that softmax cancels is zero except for rounding, and two such
+    gradients have no digit in common.
     """
     differences: list[Any] = []
     for a, b in zip(ours, theirs, strict=True):

@@ -1,4 +1,4 @@
-"""`python -m xform plan`: decide what a backward pass keeps, and ask the compiler."""
+"""`python -m xform plan`: choose what the backward pass saves, and check with the compiler."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from xform.commands.reports import file, picture, wrote
 
 
 def run(args: argparse.Namespace) -> str:
-    """Decide what the backward pass of a function keeps, and ask the compiler."""
+    """Choose the values that the backward pass saves, and compile to verify the plan."""
     on = read_function(args)
     step = takes_policy(on.f, len(on.args))
-    # A transform has used these options.
+    # The transform has used these options already.
     argnums, has_aux = (0, False) if step and args.transform else (args.argnums, args.has_aux)
     plan = xform.plan(on.f, *on.args, policy=policy(args.policy), argnums=argnums, has_aux=has_aux,
                       target=args.target, donate_argnums=args.donate,
@@ -30,27 +30,29 @@ def run(args: argparse.Namespace) -> str:
 
 
 def _data(plan: xform.Plan) -> dict[str, Any]:
-    """A plan as plain data, without the record by which it is applied."""
+    """A plan as plain data, without the record that applies it to a program."""
     numbers = {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan)
                if f.name not in ("rows", "record", "live", "saved")}  # fmt: skip
     return {**numbers, "rows": [dataclasses.asdict(row) for row in plan]}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Add the options of this command."""
     add_function(parser)
     add_policy(parser)
     parser.add_argument("--argnums", type=positions, default=0, metavar="0,1",
-                        help="arguments to differentiate (default: the first); or all")  # fmt: skip
+                        help="arguments to differentiate, or all (default: 0)")  # fmt: skip
     parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
     parser.add_argument("--donate", type=_several, default=(), metavar="0,1",
                         help="arguments whose memory may be reused")  # fmt: skip
-    parser.add_argument("--target", default=None, help="the backend (default: JAX's)")
-    parser.add_argument("--no-verify", action="store_true", help="do not compile")
+    parser.add_argument("--target", default=None,
+                        help="device to plan for (default: JAX's backend)")  # fmt: skip
+    parser.add_argument("--no-verify", action="store_true", help="do not compile the plan")
     parser.add_argument("--png", type=picture, metavar="FILE",
-                        help="draw live bytes over the program")  # fmt: skip
-    parser.add_argument("--save", type=file, metavar="FILE", help="write the plan, to be loaded")
-    parser.add_argument("--json", action="store_true", help="an object with rows")
+                        help="plot the live bytes over the program")  # fmt: skip
+    parser.add_argument("--save", type=file, metavar="FILE",
+                        help="write the plan to a file that can be loaded")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print a JSON object with rows")
 
 
 def _several(text: str) -> tuple[int, ...]:

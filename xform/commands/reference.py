@@ -1,4 +1,4 @@
-"""Names on a command line, `module:name` or `path.py:name`, and the objects that they stand for."""
+"""Resolve references on a command line, `module:name` or `path.py:name`, to objects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORM = "module:name or path.py:name"
 
 
 def reference(text: str) -> str:
-    """The type of an argument that is a name; refused if it cannot be one."""
+    """Check the form of a reference; used as the type of an argument of argparse."""
     module, _, name = text.rpartition(":")
     parts = [] if module.endswith(".py") else module.split(".")
     if not all(part.isidentifier() for part in (*parts, *name.split("."))):
@@ -55,13 +55,13 @@ def module_of(text: str) -> Any:
             text,
             f"there is no module {error.name!r}",
             "",
-            "start in the folder that holds it, put that folder on PYTHONPATH, or name the file: "
+            "run in the folder that has it, put that folder on PYTHONPATH, or name the file: "
             f"path/to/{module.replace('.', '/')}.py:{text.rpartition(':')[2]}",
         ) from None
 
 
 def _from_file(text: str, path: str) -> Any:
-    """The module in a file, which finds other files of its folder as a script does."""
+    """Import the module in a file. As in a script, it can import other files of its folder."""
     if not Path(path).is_file():
         raise WrongArgument(
             text, f"there is no file {path!r}", "", "name a Python file, or a module: module:name"
@@ -69,7 +69,7 @@ def _from_file(text: str, path: str) -> Any:
     folder, file = os.path.split(path)
     if not sys.flags.safe_path and folder not in sys.path:
         sys.path.insert(0, folder)
-    # A module of the same name may be another one, such as Python's own `code` or `test`.
+    # A loaded module of the same name may be another one, such as Python's own `code` or `test`.
     name = file.removesuffix(".py")
     for known in (sys.modules.get(name), sys.modules.get(path)):
         if os.path.realpath(names_of(known).get("__file__") or "") == path:

@@ -1,4 +1,4 @@
-"""What commands about compiled memory share: targets and pictures."""
+"""Options and output that the commands about compiled memory share."""
 
 from __future__ import annotations
 
@@ -18,55 +18,60 @@ from xform.planner.report.picture import figures
 
 
 def add_targets(parser: argparse.ArgumentParser, several: bool = True) -> None:
-    """Options that say what to compile for."""
+    """Add the options of the target: devices, mesh, shardings, capacity and donation."""
     about = "cpu, tpu:v5e:2x2, gpu:h100, gpu:h100:8 ...: see `python -m xform doctor`"
     if several:
         parser.add_argument("--target", type=words, default=[None], metavar="T,T", help=about)
     else:
         parser.add_argument("--target", required=True, metavar="T", help=about)
     parser.add_argument("--mesh", type=_mesh, metavar="data=4,model=4",
-                        help="axes of a mesh of the target's devices")  # fmt: skip
+                        help="names and sizes of the axes of a mesh of the devices")  # fmt: skip
     parser.add_argument("--in-specs", type=_specs, metavar="w=,x=data",
-                        help="the axes of the mesh for the axes of each argument: x=data, "
-                        "x=data:model for two axes, x=:data for the second one, x=data+model for "
-                        "one over both; other arguments are on every device")  # fmt: skip
-    parser.add_argument("--capacity", metavar="14GiB", help="memory of a device, if not all of it")
+                        help="shardings of arguments, by the mesh axis of each of their axes: "
+                        "x=data, x=data:model for two axes, x=:data for the second axis, "
+                        "x=data+model for one axis over both; other arguments are "
+                        "replicated")  # fmt: skip
+    parser.add_argument("--capacity", metavar="14GiB",
+                        help="usable memory of a device (default: all of it)")  # fmt: skip
     parser.add_argument("--donate", type=_numbers, default=(), metavar="0,1",
                         help="arguments whose memory may be reused")  # fmt: skip
 
 
 def add_policies(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """The option for several policies: of a function with a `policy` argument, or of a loss."""
+    """Add the option for several policies."""
     parser.add_argument("--policy", type=words, default=words(default) if default else None,
                         metavar="P,P", help=ABOUT_POLICIES)  # fmt: skip
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """Options for what is written besides the text."""
-    parser.add_argument("--json", action="store_true", help="an object, rather than text")
-    parser.add_argument("--png", type=picture, metavar="FILE", help="a picture (PNG, SVG or PDF)")
-    parser.add_argument("--html", type=file, metavar="FILE", help="a page for the browser")
+    """Add the options for other forms of output."""
+    parser.add_argument("--json", action="store_true", help="print a JSON object instead of text")
+    parser.add_argument("--png", type=picture, metavar="FILE", help="write a plot (PNG, SVG, PDF)")
+    parser.add_argument("--html", type=file, metavar="FILE", help="write an HTML page")
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `memory_analysis` that a command line gives, but for the target."""
+    """The options of `memory_analysis` on the command line, except for the target."""
     specs = None if args.in_specs is None else args.bound.in_specs(args.in_specs)
     values: dict[str, Any] = {"capacity": args.capacity, "mesh": args.mesh, "in_specs": specs}
     values = {k: v for k, v in values.items() if v is not None}
     return values | ({"donate_argnums": args.donate} if args.donate else {})
 
 
-def told(what: Any, args: argparse.Namespace) -> str:
-    """A report, or a comparison, in the forms that a command line asks for."""
-    wanted = ((args.png, what.plot), (args.html, what.save_html))
+def told(report: Any, args: argparse.Namespace) -> str:
+    """Write the requested files of a report or comparison, and return its text or JSON."""
+    wanted = ((args.png, report.plot), (args.html, report.save_html))
     written = [path for path, write in wanted if wrote(path, write, args)]
     if args.json:
-        return json.dumps(what.to_dict(), indent=1)
-    return "\n".join([str(what), *(f"wrote {path}" for path in written)])
+        return json.dumps(report.to_dict(), indent=1)
+    return "\n".join([str(report), *(f"wrote {path}" for path in written)])
 
 
 def wrote(path: Path | None, write: Callable[[Path], None], args: argparse.Namespace) -> bool:
-    """Write a file that may be asked for; if that fails say so, and keep the text."""
+    """Write a file, if one is requested, and return whether that succeeded.
+
+    A failure is printed to stderr and sets the exit status, so that the text is still printed.
+    """
     if path is None:
         return False
     try:
@@ -82,22 +87,22 @@ def wrote(path: Path | None, write: Callable[[Path], None], args: argparse.Names
 
 
 def file(text: str) -> Path:
-    """A file that can be written, as far as is known before the work."""
+    """The path of an output file; checked before the work starts, as a type of argparse."""
     path = Path(text)
     if not text or path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not a file")
-    try:  # permissions alone do not say it of every user and file system
+    try:  # permissions are not reliable for every user and file system
         with tempfile.TemporaryFile(dir=path.parent):
             return path
     except OSError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: there is no folder {str(path.parent)!r} that can be written to "
+            f"{text!r}: the folder {str(path.parent)!r} does not exist or cannot be written to "
             f"({error.strerror})"
         ) from None
 
 
 def picture(text: str) -> Path:
-    """A file whose name says the format of a picture."""
+    """The path of a plot; its suffix selects the format."""
     path = file(text)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise argparse.ArgumentTypeError(f"{text!r} does not end in .png, .svg or .pdf")
@@ -106,7 +111,7 @@ def picture(text: str) -> Path:
 
 
 def words(text: str) -> list[str]:
-    """Words between commas; refused if one of them is empty."""
+    """Split a text at commas; an empty word is an error."""
     several = text.split(",")
     if not all(several):
         raise argparse.ArgumentTypeError(f"entry {several.index('') + 1} of {text!r} is empty")

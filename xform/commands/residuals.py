@@ -1,4 +1,4 @@
-"""`python -m xform residuals`: what a backward pass keeps."""
+"""`python -m xform residuals`: list the values that are saved for the backward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xform.commands.function import add_function, add_policy, policy, positions,
 
 
 def run(args: argparse.Namespace) -> str:
-    """What the backward pass of a function keeps: bytes, trip counts, lines."""
+    """List the values saved for the backward pass of a function: bytes, trip counts, lines."""
     on = read_function(args)
     kept = xform.residuals(on.f, *on.args, policy=policy(args.policy), argnums=args.argnums,
                            has_aux=args.has_aux)  # fmt: skip
@@ -20,10 +20,10 @@ def run(args: argparse.Namespace) -> str:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Add the options of this command."""
     add_function(parser)
     add_policy(parser)
     parser.add_argument("--argnums", type=positions, default=None, metavar="0,1",
                         help="arguments to differentiate (default: all)")  # fmt: skip
     parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
-    parser.add_argument("--json", action="store_true", help="an object with rows")
+    parser.add_argument("--json", action="store_true", help="print a JSON object with rows")

@@ -1,4 +1,4 @@
-"""`python -m xform rules`: each primitive, its rule, its tests."""
+"""`python -m xform rules`: list the primitives, with their derivative rules and tests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from xform.rules.without import ONE_WAY, WITHOUT
 from xform.table import every_rule
 from xform.text import columns
 
-# How each primitive is tested: written from the cases in tests/rules by tests/rules/tested.py.
+# How each primitive is tested. tests/rules/tested.py writes the file from the cases in tests/rules.
 TESTED = Path(__file__).with_name("tested.json")
 
-# What a word says of the three directions.
+# For each word of a rule: whether it can be pushed forward (jvp), pulled back, and transposed.
 _DIRECTIONS = {
     "pointwise": ("yes", "yes", "if linear"),
     "linear": ("yes", "yes", "yes"),
@@ -38,7 +38,7 @@ _COLUMNS = ("primitive", "word", "jvp", "pull", "transpose", "tested", "traits")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What is known of one primitive."""
+    """The rule of one primitive; `reason` says why a direction, or the rule, is missing."""
 
     primitive: str
     word: str
@@ -51,7 +51,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """A row for each primitive that has a rule, or the reason why it has none."""
+    """A row for each primitive, with its rule or with the reason why it has none."""
     tried, rules = json.loads(TESTED.read_text()), every_rule()
     table = []
     for name in sorted(
@@ -62,25 +62,28 @@ def rows() -> list[Row]:
             table.append(Row(name, "-", "no", "no", "no", "no", reason=reason))
             continue
         word = rules[name].word
-        untested = "nothing flows" if word == "constant" else "no"
+        untested = "no derivative" if word == "constant" else "no"
         tested = tried.get(name, untested)
-        ways = dict(zip(("jvp", "pull", "transpose"), _DIRECTIONS[word], strict=True))
+        directions = dict(zip(("jvp", "pull", "transpose"), _DIRECTIONS[word], strict=True))
         missing, reason = ONE_WAY.get(name, ("", ""))
-        ways |= {missing: "no"} if missing else {}
+        directions |= {missing: "no"} if missing else {}
         traits = ", ".join(rules[name].traits.named)
-        table.append(Row(name, word, **ways, tested=tested, traits=traits, reason=reason))
+        table.append(Row(name, word, **directions, tested=tested, traits=traits, reason=reason))
     return table
 
 
 def _holder(primitive: Primitive) -> str:
-    """The module that has a primitive under a name."""
+    """The first loaded module, by name, that has a primitive as an attribute; `-` if none has."""
     modules = sorted(name for name, names in loaded()
                      if any(x is primitive for x in list(names.values())))  # fmt: skip
     return modules[0] if modules else "-"
 
 
 def foreign(modules: Sequence[str]) -> str:
-    """What other libraries told JAX of their primitives, once some modules are imported."""
+    """The table of other libraries' primitives, with the rules that the libraries gave to JAX.
+
+    The `modules` are imported first.
+    """
     for name in modules:
         try:
             importlib.import_module(name)
@@ -89,18 +92,18 @@ def foreign(modules: Sequence[str]) -> str:
                 raise
             raise WrongArgument(
                 f"rules --foreign {name}", f"there is no module {error.name!r}", "",
-                "name a module that is installed",
+                "name an installed module",
             ) from None  # fmt: skip
     primitives = every_foreign()
     yes = lambda table, p: "yes" if p in table else "no"
-    head = ("primitive", "held by", "push", "transpose")
+    head = ("primitive", "module", "jvp", "transpose")
     cells = [head, *[(p.name, _holder(p), yes(ad.primitive_jvps, p),
                       yes(ad.primitive_transposes, p)) for p in primitives]]  # fmt: skip
-    return f"{columns(cells)}\n\n{len(primitives)} with a rule of another library's."
+    return f"{columns(cells)}\n\n{len(primitives)} with a rule of another library."
 
 
 def run(args: argparse.Namespace) -> str:
-    """The table of derivative rules."""
+    """List the derivative rules, or the rules of other libraries' primitives."""
     if args.foreign is not None:
         return foreign(args.foreign)
     every = rows()
@@ -128,11 +131,12 @@ def run(args: argparse.Namespace) -> str:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
-    parser.add_argument("filter", nargs="?", default="", help="part of a name, or a word")
+    """Add the options of this command."""
+    parser.add_argument("filter", nargs="?", default="",
+                        help="part of a primitive's name, or the word of a rule")  # fmt: skip
     parser.add_argument(
         "--foreign", nargs="*", metavar="MODULE",
-        help="primitives of other libraries instead, with the rules that these gave to JAX; the "
-        "modules are imported first",
+        help="list the primitives of other libraries, with the rules that they gave to JAX; import "
+        "these modules first",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="a list of objects")
+    parser.add_argument("--json", action="store_true", help="print a JSON list of objects")

@@ -1,4 +1,4 @@
-"""`python -m xform run`: a program as it is, with xform's transforms in the place of JAX's."""
+"""`python -m xform run`: run an unmodified program with xform's transforms instead of JAX's."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from xform.memory.targets import parse_target
 
 
 def run(args: argparse.Namespace) -> str:
-    """A program as it is, with xform's transforms in the place of JAX's.
+    """Run an unmodified program with xform's transforms instead of JAX's.
 
-    PROGRAM is a script, or with -m a module, with its arguments; options of `run` stand before it.
-    Its output and exit code are its own. At its end, also after an error, stderr gets a table of
-    the functions that it differentiated: how often each was traced or ran operation by operation,
-    what JAX keeps for its backward pass (everything) and what is kept here, what is run again, by
-    which policy, and what was left to JAX, and why. Without --policy each transform does what it
-    does by itself: the default where it is traced, no plan where it runs operation by operation.
+    PROGRAM is a script, or with -m a module, with its arguments; options of `run` come before it.
+    The program's output and exit code do not change. At its end, also after an error, a table of
+    the functions that it differentiated is printed to stderr: how often each was traced or ran
+    operation by operation, how many bytes JAX would save for the backward pass (everything) and how
+    many xform saves, the recomputed work, the policy, and the functions that were left to JAX, with
+    the reason. Without --policy, a traced function is planned by the default policy, and a function
+    that runs operation by operation is not planned.
     """
     module, words = args.module is not None, args.module or args.program
     if not words:
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> str:
         args.parser.error(f"there is no file {words[0]!r}")
     if not module and Path(words[0]).is_dir() and not Path(words[0], "__main__.py").is_file():
         args.parser.error(f"{words[0]!r} is a folder without a __main__.py: name a script in it, "
-                          "or a module by -m")  # fmt: skip
+                          "or a module with -m")  # fmt: skip
     by = None if args.policy is None else policy(args.policy)
     met = Met(by, compared=args.compare, detailed=args.report is not None)
     goal = None if args.target is None else parse_target(args.target)
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> str:
         stack.enter_context(_in_place(met))
         if goal is not None:
             stack.enter_context(goal.planned_for())
-        # Of a budget without `batch=`, which no policy's text can give.
+        # This warning asks for `batch=` of a budget, which the text of a policy cannot give.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "under vmap, budget")
         if module:
@@ -57,31 +58,34 @@ def run(args: argparse.Namespace) -> str:
         else:
             start = lambda: runpy.run_path(os.path.abspath(words[0]), run_name="__main__")
         status = _status(start)
-        with contextlib.suppress(Exception):  # the program's, which it did not wait for
+        with contextlib.suppress(Exception):  # an error in effects that the program left pending
             jax.effects_barrier()
     sys.stdout.flush()
     print(met, file=sys.stderr)
     wrote(args.report, met.save_html, args)
-    args.status = status  # the program's, whatever became of the report
+    args.status = status  # the program's status, even if the report could not be written
     return ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Add the options of this command."""
     parser.add_argument("--policy", metavar="P", help=ABOUT_POLICIES)
-    parser.add_argument("--target", metavar="T", help="what to plan for, if not what it runs on")
+    parser.add_argument("--target", metavar="T",
+                        help="device to plan for (default: the one that it runs on)")  # fmt: skip
     parser.add_argument("--report", type=file, metavar="FILE",
-                        help="a page for the browser, with what each function keeps")  # fmt: skip
+                        help="write an HTML page with the saved values of each "
+                        "function")  # fmt: skip
     parser.add_argument("--compare", action="store_true",
-                        help="let JAX do the same too, and tell how far it differs")  # fmt: skip
+                        help="also run JAX's transforms, and print the largest "
+                        "difference")  # fmt: skip
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
-                        help="a module and its arguments, rather than a script")  # fmt: skip
+                        help="a module and its arguments, instead of a script")  # fmt: skip
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM ...",
                         help="a script and its arguments")  # fmt: skip
 
 
 def _status(start: Callable[[], Any]) -> int:
-    """Run a program to its end: its exit code; what it does not catch is shown as by Python."""
+    """Run a program and return its exit code; an uncaught error is printed as Python would."""
     try:
         start()
     except SystemExit as end:
@@ -97,7 +101,7 @@ def _status(start: Callable[[], Any]) -> int:
 
 
 def _own(trace: TracebackType | None) -> TracebackType | None:
-    """The program's part of a traceback."""
+    """The part of a traceback that belongs to the program."""
     ours = (__file__, "<frozen runpy>", runpy.__file__)
     while trace and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
@@ -106,6 +110,7 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
 
 @contextlib.contextmanager
 def _in_place(met: Met) -> Generator[None]:
+    """Replace JAX's transforms by the recording ones."""
     everywhere.put(met.doors())
     try:
         yield
@@ -115,7 +120,7 @@ def _in_place(met: Met) -> Generator[None]:
 
 @contextlib.contextmanager
 def _as_python_would(module: bool, words: list[str]) -> Generator[None]:
-    """`sys.argv` and `sys.path` as Python sets them for a script, or for a module."""
+    """Set `sys.argv` and `sys.path` as Python does for a script or a module."""
     argv, path = sys.argv, list(sys.path)
     sys.argv = list(words)
     if not sys.flags.safe_path:
@@ -128,9 +133,9 @@ def _as_python_would(module: bool, words: list[str]) -> Generator[None]:
 
 @contextlib.contextmanager
 def _late_options() -> Generator[None]:
-    """Options of JAX that the program puts into the environment before it imports JAX.
+    """Apply JAX's options that the program puts into the environment before it imports JAX.
 
-    JAX has read the environment when it was imported, which here is before the program begins.
+    JAX reads the environment when it is imported. Here that is before the program starts.
     """
     put = os.putenv
 

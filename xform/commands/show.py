@@ -1,4 +1,4 @@
-"""`python -m xform show`: a function's program, from what is traced to what is compiled."""
+"""`python -m xform show`: print the program of a function, as traced, planned or compiled."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ from xform.transforms.inspect import Arguments, point
 
 @dataclasses.dataclass(frozen=True)
 class _Flat:
-    """A function of arrays, which are all that is traced, and their types."""
+    """A function of arrays only, and the types of its arguments."""
 
     f: Callable[..., Any]
     types: list[Any]
 
 
-# How terminals show the colours of values: green, yellow, dim.
+# Terminal codes for the colours of values: green, yellow, dim.
 _CODES: dict[Colour, str] = {"active": "32", "stopped": "33", "constant": "2"}
 
 
 def run(args: argparse.Namespace) -> str:
-    """The program of a function: as traced, split by a transform, after passes, as compiled.
+    """Print the program of a function: as traced, after a transform, after passes, as compiled.
 
-    With --transform grad, value_and_grad, vjp or linearize the joint program is shown too: the
+    With --transform grad, value_and_grad, vjp or linearize, the joint program comes first: the
     forward part, the saved values, the backward part, and the recomputed operations. --stablehlo
     and --hlo show the input and the output of the compiler instead.
 
-    On a terminal, and with --color, the program's values are in colour: green if a derivative in
-    the arguments of --argnums passes through them, yellow if it is stopped (stop_gradient,
-    integers), dim if they are constant. NO_COLOR in the environment is obeyed.
+    On a terminal, or with --color, values are in colour. They are green if a derivative by the
+    arguments of --argnums passes through them, yellow if it is stopped (stop_gradient, integers),
+    and dim if they are constant. The environment variable NO_COLOR turns colours off.
     """
     on = read_as_it_is(args)
     flat = _transformed(on, args)
@@ -92,7 +92,7 @@ def _sections(on: BoundFunction, args: argparse.Namespace, flat: _Flat, steps: S
 
 
 def _listing(on: BoundFunction, args: argparse.Namespace, prog: Program) -> str:
-    """The program as text; in colour, and with what that means, where it is asked for."""
+    """The program as text; if colours are on, with a legend."""
     if not _in_colour(args.color):
         return listing(prog, args.lines)
     given = Arguments(on.args)
@@ -100,7 +100,7 @@ def _listing(on: BoundFunction, args: argparse.Namespace, prog: Program) -> str:
     if args.transform not in (None, "grad", "value_and_grad"):
         argnums = range(len(on.args))
     at = of_call(argnums, len(on.args), "show --argnums")
-    active = {*given.of(at), *range(n, len(prog.inputs))}  # besides, cotangents and tangents
+    active = {*given.of(at), *range(n, len(prog.inputs))}  # and cotangents and tangents
     inputs: list[Colour] = [
         "active" if i in active and differentiable(v.aval) else "constant"
         for i, v in enumerate(prog.inputs)
@@ -112,7 +112,7 @@ def _listing(on: BoundFunction, args: argparse.Namespace, prog: Program) -> str:
 
 
 def _in_colour(asked: bool | None) -> bool:
-    """What was asked for; else on a terminal, unless the environment says no."""
+    """Whether to print in colour: as requested, else on a terminal unless NO_COLOR is set."""
     if asked is not None:
         return asked
     no = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
@@ -125,7 +125,7 @@ def _count(prog: Program) -> str:
 
 
 def _joint(on: BoundFunction, args: argparse.Namespace) -> str:
-    """The joint program that a transform makes, under its policy."""
+    """The joint program of the requested transform, under its policy."""
     if args.transform in ("grad", "value_and_grad"):
         at = point("show", on.f, on.args, args.argnums, args.has_aux)
     else:
@@ -141,12 +141,15 @@ def _joint(on: BoundFunction, args: argparse.Namespace) -> str:
 
 
 def _of_arrays(on: BoundFunction) -> _Flat:
-    """The function of the arrays among its arguments; all others are held as they are."""
+    """A function of only the arrays among the arguments; the other arguments are fixed."""
     return _Flat(*arrays_alone(on.f, on.args))
 
 
 def _transformed(on: BoundFunction, args: argparse.Namespace) -> _Flat:
-    """The function that a transform makes, of arrays only; `vjp` returns cotangents alone."""
+    """The transformed function, of arrays only, without outputs of dtype float0.
+
+    `vjp` returns only the cotangents.
+    """
     if args.transform:
         on = on.transformed(args, policy(args.policy) if args.policy else None)
     flat = _of_arrays(on)
@@ -162,29 +165,29 @@ def _argnums(on: BoundFunction, argnums: int | Sequence[int] | None) -> int | Se
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Add the options of this command."""
     add_function(parser)
     add_policy(parser, default=None)
     parser.add_argument("--argnums", type=positions, default=0, metavar="0,1",
-                        help="what grad differentiates (default: the first); or all")  # fmt: skip
+                        help="arguments to differentiate, or all (default: 0)")  # fmt: skip
     parser.add_argument("--has-aux", action="store_true", help="FUNC returns (output, auxiliary)")
     parser.add_argument("--passes", type=_passes, default=(), metavar="P,Q",
-                        help=f"passes to run in this order, of {', '.join(PASSES)}")  # fmt: skip
+                        help=f"passes to run, in this order: {', '.join(PASSES)}")  # fmt: skip
     parser.add_argument("--print-after-all", action="store_true",
                         help="show the program after each pass")  # fmt: skip
-    parser.add_argument("--lines", action="store_true", help="the user's line for each equation")
+    parser.add_argument("--lines", action="store_true", help="show the line of each equation")
     parser.add_argument("--color", action=argparse.BooleanOptionalAction,
-                        help="whether a derivative passes through values, in colour (default: on "
-                        "a terminal)")  # fmt: skip
+                        help="colour values by whether a derivative passes through them (default: "
+                        "on a terminal)")  # fmt: skip
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--stablehlo", action="store_true", help="what the compiler gets")
-    form.add_argument("--hlo", action="store_true", help="what the compiler makes of it")
-    parser.add_argument("--target", help="what to compile for, with --hlo, at hand or not")
+    form.add_argument("--stablehlo", action="store_true", help="show the compiler's input")
+    form.add_argument("--hlo", action="store_true", help="show the compiler's output")
+    parser.add_argument("--target", help="device to compile for with --hlo, attached or not")
 
 
 def _passes(text: str) -> tuple[str, ...]:
     names = words(text)
     if unknown := [n for n in names if n not in PASSES]:
         known = ", ".join(PASSES)
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {known}")
+        raise argparse.ArgumentTypeError(f"unknown pass {', '.join(unknown)}; use {known}")
     return tuple(names)

@@ -1,4 +1,4 @@
-"""The option `--transform`: the command works on a transform of the function that it names."""
+"""The option `--transform`: a command works on a transform of its function."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from xform.errors import WrongArgument
 from xform.transforms.inspect import Arguments
 
 TRANSFORMS = ("grad", "value_and_grad", "vjp", "jvp", "linearize", "remat")
-# The transforms that take a policy: the one that the command is given.
+# The transforms that take the command's policy.
 _PLANNED = ("grad", "value_and_grad", "vjp")
 Seeds = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 def add_transform(parser: argparse.ArgumentParser) -> None:
-    """The option `--transform`."""
-    parser.add_argument("--transform", choices=TRANSFORMS, help="work on this transform of FUNC")
+    """Add the option `--transform`."""
+    parser.add_argument("--transform", choices=TRANSFORMS, help="use this transform of FUNC")
 
 
 def transformed(name: str, f: Callable[..., Any], args: Sequence[Any], argnums: Any, has_aux: bool,
                 policy: Any = None) -> tuple[Callable[..., Any], Seeds]:  # fmt: skip
-    """A transform of a function, and the arguments that it takes besides the function's own.
+    """A transform of a function, and a function that makes its extra arguments.
 
-    Those are cotangents or tangents, as types, for any arguments of the function. The transforms
-    that differentiate in reverse mode have an argument `policy`, whose default is the given one.
+    The extra arguments are cotangents or tangents, as types, for given arguments of the function.
+    The transforms in reverse mode have an argument `policy`, whose default is `policy`.
 
     Raises:
-      WrongArgument: the function differentiates by itself.
+      WrongArgument: the function has an argument `policy`, so it differentiates by itself.
     """
     n = len(args)
     if takes_policy(f, n):
@@ -79,7 +79,7 @@ def transformed(name: str, f: Callable[..., Any], args: Sequence[Any], argnums: 
 
 def arrays_alone(f: Callable[..., Any], args: Sequence[Any]
                  ) -> tuple[Callable[..., Any], list[Any]]:  # fmt: skip
-    """A function of the arrays among its arguments, whose other arguments are held; their types."""
+    """A function of only the arrays in `args`, with other arguments fixed; and their types."""
     held = Arguments(args)
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
              for x in map(jax.typeof, held.arrays())]  # fmt: skip
@@ -93,7 +93,7 @@ def arrays_alone(f: Callable[..., Any], args: Sequence[Any]
 
 def _named(name: str, f: Any, n: int, call: Callable[[Any, Any], Any], more: Sequence[str],
            policy: Any) -> Callable[..., Any]:  # fmt: skip
-    """A function that says what it is, and how its arguments are called."""
+    """A function that calls `call`, with a readable name and with names of its arguments."""
 
     def run(*xs: Any, policy: Any = policy) -> Any:
         return call(xs, policy)

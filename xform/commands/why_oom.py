@@ -1,4 +1,4 @@
-"""`python -m xform why-oom`: why a function does not fit a device."""
+"""`python -m xform why-oom`: explain why a function does not fit a device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from xform.commands.reports import add_targets, options
 
 
 def run(args: argparse.Namespace) -> str:
-    """Why a function does not fit a device: what is live at its peak, and what would help.
+    """Explain why a function does not fit a device: the buffers at its peak, and advice.
 
-    Without --policy the function is compiled as it is, see `memory`.
+    Without --policy the function is compiled unchanged, see `memory`.
     """
     on = read_function(args)
     f = under(on, args.policy)
@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> str:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Add the options of this command."""
     add_function(parser)
     add_targets(parser, several=False)
     add_policy(parser, None)
