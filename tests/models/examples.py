@@ -1,4 +1,4 @@
-"""Small runs on pictures and on series, for the tests of this folder."""
+"""Small runs on images and on time series, for the tests of this folder."""
 
 import dataclasses
 import io
@@ -34,7 +34,7 @@ OPTIM = OptimConfig(steps=6, warmup=2, learning_rate=1e-2)
 
 
 def data(folder: Path, model: Any) -> Path:
-    """Forty pictures or ten series on disk, for a model."""
+    """Write forty images or ten series to disk, for a model."""
     if isinstance(model, RecurrentConfig | ODEConfig):
         path = folder / "series.npy"
         made = SyntheticSeries(0, 10, 61, FEATURES)
@@ -50,7 +50,7 @@ def data(folder: Path, model: Any) -> Path:
 
 
 def run(folder: Path, model: Any = RESNET, **changes: Any) -> RunConfig:
-    """A run of six steps in `folder`, on data that is written there."""
+    """Return a run of six steps in `folder`, on data that is written there."""
     base: dict[str, Any] = {"optim": OPTIM, "out": folder / "run", "batch": 8}
     base |= {"data": (str(data(folder, model)),), "eval_every": 3, "save_every": 2}
     one: Any = of_model(model)
@@ -63,12 +63,12 @@ def run(folder: Path, model: Any = RESNET, **changes: Any) -> RunConfig:
 
 
 def quiet(config: RunConfig, wish: Resume | None = None) -> Outcome:
-    """Train, and show nothing."""
+    """Train without output."""
     return train(config, Console(file=io.StringIO()), wish)
 
 
 def batches(config: RunConfig, steps: int) -> list[Any]:
-    """Random batches of a run."""
+    """Return random batches of a run."""
     rng = np.random.default_rng(0)
 
     def draw(x: Any) -> np.ndarray:

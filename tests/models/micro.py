@@ -18,7 +18,7 @@ MODEL: Any = dataclasses.replace(TRAINED["tiny"], **SIZES)
 
 
 def run(folder: Path, **changes: Any) -> TextRun:
-    """A run of 12 steps in `folder`, on a text that is written there."""
+    """Return a run of 12 steps in `folder`, on a text that is written there."""
     text = folder / "text"
     text.write_bytes(TEXT)
     base = TextRun(
@@ -35,7 +35,7 @@ def run(folder: Path, **changes: Any) -> TextRun:
 
 
 def losses(out: Path) -> list[tuple[int, float | None, float | None]]:
-    """Step, loss and validation loss of every record of a run, to compare bit for bit."""
+    """Return step, loss and validation loss of every record of a run, to compare bit for bit."""
     return [
         (r["step"], r.get("loss"), r.get("validation_bits_per_byte", r.get("validation_loss")))
         for r in read_records(out / "log.jsonl")

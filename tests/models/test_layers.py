@@ -1,4 +1,4 @@
-"""The packages of `models` import downwards, and of xform what is public alone."""
+"""The packages of `models` import downwards, and only public names of xform."""
 
 import ast
 from pathlib import Path

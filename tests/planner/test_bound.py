@@ -1,4 +1,4 @@
-"""No plan within a budget runs less again than the bound says."""
+"""No plan within a budget recomputes less than the bound."""
 
 import jax.numpy as jnp
 import pytest
@@ -48,7 +48,7 @@ def test_it_is_below_what_is_found(f, of: str) -> None:
         assert 0 <= made.least_flops <= made.recompute_flops
         bounds.append(made.least_flops)
         if of == "saved" and f is unrolled:
-            # A value is saved whole or not at all: it is missed by less than a product.
+            # A value is saved completely or not at all, so the gap is less than a product.
             assert made.recompute_flops - made.least_flops <= 2 * 64 * 32 * 32
     assert bounds == sorted(bounds)
     assert bounds[0] == 0

@@ -1,4 +1,4 @@
-"""Plans from policies: what is kept is what the policy says, and what JAX would keep."""
+"""Plans from policies: they save what the policy says, and what JAX would save."""
 
 import collections
 
@@ -19,7 +19,7 @@ VECTOR = jax.ShapeDtypeStruct((3,), np.float32)
 
 
 def kept(f, *args, policy=None):
-    """Shapes and operations of the computed values that are kept."""
+    """Return shapes and operations of the computed values that are saved."""
     table = xform.residuals(f, *args, policy=policy)
     return collections.Counter((r.type, r.operation) for r in table if r.kind != "argument")
 
@@ -101,7 +101,7 @@ def test_a_loop_keeps_its_carry_and_runs_its_body_again() -> None:
 
 
 def layers(ws, x, scanned=False):
-    """A few layers, with a loss in which there is work too."""
+    """A few layers, with a loss that contains a product too."""
     layer = lambda x, w: (x + jnp.tanh(jnp.sin(jnp.exp(x @ w)) @ w.T), None)
     if scanned:
         x, _ = lax.scan(layer, x, ws)
@@ -113,7 +113,7 @@ def layers(ws, x, scanned=False):
 
 @pytest.mark.parametrize("scanned", [False, True])
 def test_what_keeps_nothing_takes_no_more_than_what_keeps_everything(scanned) -> None:
-    """The forward part that runs again first keeps what a minimum cut says, and no more."""
+    """The recomputed forward part first saves the values on a minimum cut, and nothing else."""
     ws, x = jnp.ones((6, 64, 64)) / 64, jnp.linspace(0, 1, 1024 * 64).reshape(1024, 64)
     f = lambda ws, x: layers(ws, x, scanned)
     temp = lambda g: jax.jit(g).lower(ws, x).compile().memory_analysis().temp_size_in_bytes
@@ -121,12 +121,12 @@ def test_what_keeps_nothing_takes_no_more_than_what_keeps_everything(scanned) ->
     assert temp(ours) <= (1.0 if scanned else 0.7) * temp(theirs)
     for got, want in zip(jax.jit(ours)(ws, x), jax.jit(theirs)(ws, x), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
-    # A cotangent that is not known holds the forward part back that runs again.
+    # An unknown cotangent delays the recomputed forward part.
     ct = jnp.float32(-2)
     pull = jax.jit(lambda ws, x, ct: xform.vjp(f, ws, x, policy=policies.save_nothing)[1](ct))
     for got, want in zip(pull(ws, x, ct), theirs(ws, x), strict=True):
         np.testing.assert_allclose(got, -2 * want, rtol=2e-5, atol=1e-6)
-    # A plan that was recorded is the same.
+    # A recorded plan is the same.
     plan = xform.plan(f, ws, x, argnums=(0, 1), policy=policies.save_nothing)
     assert temp(xform.grad(f, (0, 1), policy=plan)) == temp(ours)
 
@@ -184,7 +184,7 @@ def test_plans_never_change_a_value(policy) -> None:
 
 
 def test_a_row_of_an_array_is_read_where_the_array_is() -> None:
-    """A loop over an array is `unstack` since JAX 0.12: its results are not kept besides it."""
+    """Since JAX 0.12 a loop over an array is `unstack`. Its results are not saved in addition."""
 
     def f(ws, x):
         for w in lax.unstack(ws):

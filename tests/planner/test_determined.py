@@ -1,4 +1,4 @@
-"""A plan is a function of its problem: of no order, process or hash seed."""
+"""A plan depends only on its problem: not on order, process or hash seed."""
 
 from __future__ import annotations
 

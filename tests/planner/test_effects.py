@@ -1,4 +1,4 @@
-"""Effects happen once: a callback is never run again for a backward pass."""
+"""Effects happen once: a callback is never recomputed."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def printed(x):
 
 
 def asked(x):
-    """A callback with a result, which the derivative needs."""
+    """Return the result of a callback, which the derivative needs."""
 
     def answer(x):
         SEEN.append(float(x))

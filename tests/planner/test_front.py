@@ -1,4 +1,4 @@
-"""The staircase: fewer bytes never mean less work, whatever was asked before."""
+"""The Pareto front: fewer bytes never mean less work, whatever was requested before."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

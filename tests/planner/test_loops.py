@@ -1,4 +1,4 @@
-"""Loops taken apart: the same values, and as few kept bytes as can be."""
+"""Restructured loops: the same values, and the fewest possible saved bytes."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ def recurrent(w, x, steps):
 
 
 def final(w, x, steps):
-    """Two loops of which nothing but the last state is read."""
+    """Two loops of which only the last state is read."""
     step = lambda h, x: (jnp.tanh(h @ w + jnp.sin(x)), None)
     h, _ = lax.scan(step, x, steps)
     h, _ = jax.jit(lambda h: lax.scan(step, h, steps, reverse=True))(h)
@@ -70,7 +70,7 @@ def test_unrolled_steps_stay_unrolled(shape, unrolled) -> None:
 
 
 def every(prog: Program) -> list[JaxprEqn]:
-    """The equations of a program, those of loops within after them."""
+    """Return the equations of a program; those of loops inside come after them."""
     return [e for eqn in prog.equations
             for e in (eqn, *(i for inner in bodies(eqn) for i in every(inner)))]  # fmt: skip
 
@@ -82,7 +82,7 @@ def test_a_shape_of_another_length_is_refused() -> None:
 
 
 def kept(shape, state: int, step: int) -> int:
-    """Bytes kept by a shape: the states of all outer trips, and the innermost trips' steps."""
+    """Return the bytes that a shape saves: all outer states, and the innermost steps."""
     total = 0
     for part in shape:
         *outer, inner = part
@@ -107,7 +107,7 @@ def test_the_shape_of_one_level_is_the_best_of_all(length: int, state: int, step
 def test_more_levels_keep_less() -> None:
     sizes = [fold(1000, depth, 1, 3)[1] for depth in range(4)]
     assert sizes == sorted(sizes, reverse=True)
-    # (d + 1) (N r)^(1 / (d + 1)), up to what does not divide.
+    # (d + 1) (N r)^(1 / (d + 1)), up to rounding of the lengths.
     for depth, n in enumerate(sizes):
         assert n <= 1.25 * (depth + 1) * 3000 ** (1 / (depth + 1))
 

@@ -1,4 +1,4 @@
-"""Where every policy comes in: the least work within a budget, of all saved sets that there are."""
+"""The entry of every policy: the least work within a budget, over all possible saved sets."""
 
 import collections
 import dataclasses
@@ -44,7 +44,7 @@ def peak(how) -> int:
 
 
 def everything(f):
-    """The Plans of all saved sets."""
+    """Return the Plans of all saved sets."""
     joint = joint_of(f, W, X)
     values = [v for e in joint.forward for v in e.outvars if v not in joint.free]
     sets = itertools.chain(*(itertools.combinations(values, n) for n in range(len(values) + 1)))
@@ -53,7 +53,7 @@ def everything(f):
 
 
 def with_margin(n: int) -> int:
-    """The least budget that leaves a margin beside so many bytes."""
+    """Return the least budget that leaves a margin beyond so many bytes."""
     return math.ceil(n / (1 - CPU.margin))
 
 
@@ -170,7 +170,7 @@ def test_a_recorded_plan_is_for_loops_of_its_lengths() -> None:
 
 
 def test_the_default_on_a_tpu_saves_products_and_what_products_read() -> None:
-    """What is fused with a product would be there beside it; what products read is rounded."""
+    """A value fused with a product would be in memory too; operands of products are rounded."""
 
     def f(w, x):
         scores = (x @ w + 1.0) @ (x @ w[::-1] + 2.0).T
@@ -188,7 +188,7 @@ def test_the_default_on_a_tpu_saves_products_and_what_products_read() -> None:
 
 
 def test_what_a_loop_stacks_is_the_same_on_each_backend() -> None:
-    """It is written as it is: nothing is there beside it, and nothing is rounded."""
+    """A stacked value is written as it is: without copies, and without rounding."""
     f = lambda w, x: jnp.sum(lax.scan(lambda x, w: (jnp.tanh(x @ w + 1) @ w, None), x, w)[0])
     stacked = []
     for name in ("cpu", "tpu"):

@@ -1,4 +1,4 @@
-"""The errors of budgets that nothing fits: their numbers, counted by hand."""
+"""The errors of budgets that no plan fits: their numbers, counted by hand."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""From decisions to a Plan: what is run again stands before its first use."""
+"""From decisions to a Plan: recomputed equations stand before their first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets of the peak, held against the compiler: kept, monotone, the same in any order."""
+"""Budgets of the peak, checked with the compiler: kept, monotone, the same in any order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_was_compiled_before_changes_no_plan(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_compiled_is_the_whole_program() -> None:
-    """Two programs that differ in what has no derivative, or only in what they return."""
+    """Two programs that differ only in parts without a derivative, or only in their outputs."""
 
     def sums(n: int):
         def body(x, _):
@@ -114,10 +114,10 @@ def test_every_budget_down_to_the_floor_is_kept_and_less_takes_more_work(model, 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch) -> None:
-    """Where it is off by up to a tenth of each plan, and as many plans are compiled as it takes."""
+    """The compiler differs by up to a tenth for each plan, and compilations are unlimited."""
     for limit in ("FIRST", "COMPILES", "_MAX_MISSES"):
         monkeypatch.setattr(search, limit, 1000)
-    monkeypatch.setattr(search, "_NEAR", 1.1 / 0.9)  # the plan and the default, both off by a tenth
+    monkeypatch.setattr(search, "_NEAR", 1.1 / 0.9)  # both plans differ by a tenth
     f, w = attention(3)
     at = point("plan", f, (w, X), 0, False)
     rng, simulated = np.random.default_rng(seed), lambda how: liveness(how, "cpu").total_bytes
@@ -138,7 +138,7 @@ def test_less_takes_more_work_whatever_the_compiler_says(seed: int, monkeypatch)
 
 
 def looped(n: int):
-    """Layers of attention in a loop, wide enough for a host to take what is kept for a while."""
+    """Attention layers in a loop, wide enough for saved values to be offloaded for a while."""
 
     def f(ws, x):
         def body(x, w):
@@ -162,13 +162,13 @@ def layers_in_a_loop():
 
 @pytest.fixture
 def on_a_tpu(layers_in_a_loop):
-    """The same, where plans are made for a chip with a link to its host."""
+    """The same, with plans for a chip with a link to its host."""
     with planned_for("tpu", "TPU v5e"):
         yield layers_in_a_loop
 
 
 def searched(problem, measure, budget: int, *decides):
-    """What is found within a budget, by a compiler that was asked nothing yet."""
+    """Return what is found within a budget by a compiler without cached answers."""
     compiler = Compiler(problem, measure, budget, *decides)
     made = planned(problem, policies.budget(budget), compiler)
     assert compiler.bytes(made) <= budget
@@ -176,7 +176,7 @@ def searched(problem, measure, budget: int, *decides):
 
 
 def test_what_a_compiler_spares_is_learned(on_a_tpu) -> None:
-    """Of plans that send it makes a quarter less than was expected: so less has to run again."""
+    """Plans that offload take a quarter less than predicted, so less has to be recomputed."""
     problem, simulated = on_a_tpu, on_a_tpu.peak
     most = simulated(planned(problem, policies.min_cut).schedule)
     spares = lambda whole: int(simulated(whole.schedule) * (0.75 if whole.work[1] else 1))
@@ -192,9 +192,9 @@ def test_what_a_compiler_spares_is_learned(on_a_tpu) -> None:
     ("once", "each", "off"), [(0.05, 0, 0), (0.02, 0.15, 0.02), (0.1, 0, 0.02)]
 )
 def test_what_a_compiler_adds_to_what_is_sent_is_learned(on_a_tpu, once, each, off) -> None:
-    """A part of the default's peak, and of what is sent; beside that, it is off by a little.
+    """It adds a part of the default's peak and of the offloaded bytes, and a small error.
 
-    As on a TPU, where XLA copies stacks of what is sent into another layout.
+    As on a TPU, where XLA copies stacks of offloaded values into another layout.
     """
     problem, simulated = on_a_tpu, on_a_tpu.peak
     most = simulated(planned(problem, policies.min_cut).schedule)
@@ -236,7 +236,7 @@ def test_where_nothing_may_be_sent_the_plan_is_that_without_a_host(on_a_tpu) -> 
 
 
 def test_a_refusal_names_what_the_compiler_would_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the compiler needs twice what the simulation says, so does the floor."""
+    """If the compiler needs twice what the simulation predicts, so does the floor."""
     f, w = layers(5)
     free = xform.plan(f, w, X)
     said: list[int] = []
@@ -255,7 +255,7 @@ def test_a_refusal_names_what_the_compiler_would_say(monkeypatch: pytest.MonkeyP
 
 
 def test_the_floor_is_one_number() -> None:
-    """For every budget below it, from every door, compiled or simulated."""
+    """It is the same for every budget below it, every entry point, compiled or simulated."""
     f, w = layers(4)
 
     def floors(**how) -> set[int]:
@@ -278,5 +278,5 @@ def test_the_floor_is_one_number() -> None:
         with pytest.raises(errors.BudgetInfeasible) as caught:
             jax.eval_shape(xform.grad(f, policy=policies.budget(0, verify=verify)), w, X)
         assert caught.value.floor_bytes == least[verify]
-    # It can be had, and the one beside it too.
+    # It is feasible, and so is the other one.
     assert peak(f, w, least[True]).compiled_bytes == least[True]

@@ -1,4 +1,4 @@
-"""Loops in parts and in levels: the same values, and as few bytes as any such shape keeps."""
+"""Loops in parts and in levels: the same values, and the fewest bytes of any such shape."""
 
 import itertools
 import math
@@ -50,7 +50,7 @@ def test_a_loop_of_one_trip_is_no_level_but_when_it_is_alone() -> None:
 
 
 def kept(trips: tuple[int, ...], state: int, step: int) -> int:
-    """Bytes of trips within trips: a state for each outer trip, one level at a time."""
+    """Return the bytes of nested iterations: a state for each outer one, one level at a time."""
     *outer, inner = trips
     return sum(outer) * state + inner * step
 

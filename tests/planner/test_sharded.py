@@ -92,7 +92,7 @@ def test_a_budget_is_one_for_each_device(f) -> None:
         one, eighth = (policies.budget(int(part * most) // n, of="saved") for n in (1, 8))
         alone = xform.plan(f, WS, X, policy=one, verify=False)
         shared = xform.plan(f, ws, x, policy=eighth, verify=False)
-        # Weights, which are replicated, are the little that is not shared.
+        # Replicated weights are the small part that is not shared.
         assert shared.saved_bytes <= eighth.bytes
         assert shared.saved_bytes * 8 == pytest.approx(alone.saved_bytes, rel=0.1)
         assert shared.forward_flops == alone.forward_flops
@@ -122,7 +122,7 @@ def test_outputs_and_their_cotangents_stay_sharded() -> None:
 
 @pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
 def test_a_peak_is_met_on_each_device(kind: AxisType) -> None:
-    """Of Auto axes types say nothing, and the compiler does."""
+    """For Auto axes types do not give the sharding; the compiler does."""
     ws, x = on(kind, WS, P(), True), on(kind, X, P("i"), True)
     first = xform.plan(layers, ws, x)
     assert first.compiled_bytes is not None

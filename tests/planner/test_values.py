@@ -18,7 +18,7 @@ QUICK, SLOW = [*range(5), 31], [n for n in range(5, 300) if n != 31]
 
 
 def gradient(f, policy, xs) -> list[np.ndarray] | None:
-    """Cotangents of all inputs, from ones, operation by operation; None if no plan fits."""
+    """Return cotangents of all inputs, operation by operation; None if no plan fits."""
 
     def pulled(*xs):
         y, pull = xform.vjp(f, *xs, policy=policy)
@@ -37,7 +37,7 @@ def gradient(f, policy, xs) -> list[np.ndarray] | None:
 
 
 def saved_at_random(seed: int):
-    """A policy that saves about half of the primitives."""
+    """Return a policy that saves about half of the primitives."""
 
     def policy(prim, *avals, **params) -> bool:
         text = f"{prim.name} {[a.str_short() for a in avals]} {seed}"
@@ -52,7 +52,7 @@ def check(seed: int) -> None:
     random = np.random.default_rng(seed)
     try:
         want = gradient(f, policies.save_everything, xs)
-    except (TypeError, NotImplementedError):  # of an integer program, or what JAX cannot batch
+    except (TypeError, NotImplementedError):  # an integer program, or one that JAX cannot batch
         return
     most = xform.residuals(f, *xs, policy=policies.save_everything).total_bytes
     ways = [policies.budget(int(random.uniform(0, 1) * most), of="saved") for _ in range(2)]
@@ -103,7 +103,7 @@ def test_with_sharded_arguments_on_eight_devices() -> None:
 
 
 def test_in_bfloat16_as_far_as_remat_goes() -> None:
-    """Beside JAX's own remat: both differ from no remat by the rounding of what is run again."""
+    """As in JAX's own remat: both differ from no remat by the rounding of recomputed values."""
     w = jnp.asarray(np.cos(np.arange(64.0)).reshape(8, 8) / 3, jnp.bfloat16)
     x = jnp.asarray(np.sin(np.arange(64.0)).reshape(8, 8), jnp.bfloat16)
     f = lambda w, x: jnp.sum(jnp.tanh(jnp.sin(x @ w) @ w) @ w).astype(jnp.float32)

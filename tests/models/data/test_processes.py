@@ -1,4 +1,4 @@
-"""Two processes read two halves of the batches that one process reads, and put them together."""
+"""Two processes read two halves of the batches of one process, and combine them."""
 
 import json
 import os

@@ -10,7 +10,7 @@ LENGTHS = [[3, 1, 7], [1], [20, 2, 2]]  # of documents, by shard
 
 
 def stream() -> tuple[Stream, list[int]]:
-    """Tokens that count up, and the document of each."""
+    """Return tokens that count up, and the document of each."""
     shards, owners, at, number = [], [], 0, 0
     for lengths in LENGTHS:
         shards.append(Shard(np.arange(at, at + sum(lengths)), np.cumsum(lengths)))

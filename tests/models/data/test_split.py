@@ -1,4 +1,4 @@
-"""Validation is a share of documents, by what they say alone, and never empty."""
+"""Validation is a share of the documents that depends only on their content, and is never empty."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is made by a seed can be learned, and is the same each time."""
+"""Synthetic data of a seed can be learned, and is the same each time."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Documents on disk, in every form that is read, for the tests of this folder."""
+"""Documents on disk, in every format that is read, for the tests of this folder."""
 
 import gzip
 import json
@@ -24,13 +24,13 @@ TEXTS = [" ".join(WORDS[(i * k + k * k) % 10] for k in range(1, 5 + i % 7)) for 
 
 
 def compressed(content: bytes, path: Path) -> None:
-    """A file with zstd's compression, made by Arrow."""
+    """Write a file with zstd compression, by Arrow."""
     with pa.OSFile(str(path), "wb") as raw, pa.CompressedOutputStream(raw, "zstd") as stream:
         stream.write(content)
 
 
 def write(folder: Path, form: str, texts: list[Any] = TEXTS, column: str = "text") -> Path:
-    """One file with texts, in a form of this name."""
+    """Write one file with texts, in the format of this name."""
     path = folder / f"data.{form}"
     lines = "".join(json.dumps({"n": i, column: t}) + "\n" for i, t in enumerate(texts)).encode()
     table = pa.table({"n": range(len(texts)), column: texts})

@@ -27,7 +27,7 @@ def tokens(rows: int = 2, length: int = 17) -> jax.Array:
 
 
 def drawn(config: Any) -> Any:
-    """A model with random weights, made without compiling: norms, biases and variances too."""
+    """Return a model with random weights, norms, biases and variances, made without compiling."""
     generator = np.random.default_rng(0)
     graphdef, state = nnx.split(abstract(config))
 

@@ -1,4 +1,4 @@
-"""Attention a few queries at a time is attention, and never has all scores in memory."""
+"""Attention a few queries at a time equals full attention, and never holds all scores in memory."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def inputs(tokens: int = T) -> tuple[jax.Array, ...]:
 
 
 def by_hand(query: Any, key: Any, value: Any, seen: np.ndarray) -> np.ndarray:
-    """With all scores, in float64, one head at a time."""
+    """Compute it with all scores, in float64, one head at a time."""
     out = np.zeros(query.shape)
     for b, h in np.ndindex(B, H):
         q, k, v = (np.asarray(x[b, :, i], np.float64) for x, i in

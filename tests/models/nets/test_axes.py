@@ -1,4 +1,4 @@
-"""Every parameter says what its axes are, and rules say where they lie."""
+"""Every parameter names its axes, and rules say how they are sharded."""
 
 from typing import Any
 
@@ -84,7 +84,7 @@ def test_what_layers_make_lies_by_the_rules_where_there_is_a_mesh() -> None:
 
 
 def _step() -> tuple[Any, nnx.State, np.ndarray, Any]:
-    """The loss of a small GPT-2, its parameters, and tokens; and JAX's results on one device."""
+    """Return a small GPT-2's loss, parameters and tokens, and JAX's results on one device."""
     graphdef, params = nnx.split(build(MODEL))
     loss = lambda params, tokens: nnx.merge(graphdef, params).loss(tokens)
     tokens = np.arange(4 * 9, dtype=np.int32).reshape(4, 9) % 50

@@ -1,4 +1,4 @@
-"""Tokens that are generated are those that the model says, whatever is cached and batched."""
+"""Generated tokens are the model's likeliest ones, whatever is cached and batched."""
 
 import functools
 from typing import Any
@@ -21,7 +21,7 @@ def model(kind: str) -> Any:
 
 
 def by_hand(kind: str, prompt: np.ndarray, length: int) -> np.ndarray:
-    """The likeliest token each time, by reading all of them again."""
+    """Return the likeliest token each time, by reading all tokens again."""
     graphdef, params = nnx.split(model(kind))
     read = jax.jit(lambda tokens: nnx.merge(graphdef, params)(tokens))
     row = list(prompt)

@@ -1,4 +1,4 @@
-"""ResNet, ViT and U-Net: shapes, and gradients as JAX's."""
+"""ResNet, ViT and U-Net: shapes, and gradients equal to JAX's."""
 
 import dataclasses
 from typing import Any

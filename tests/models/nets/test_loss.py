@@ -1,4 +1,4 @@
-"""The loss in chunks is the loss, in the bytes of a chunk."""
+"""The loss in chunks equals the loss, in the memory of one chunk."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The residual MLP: layouts agree, and gradients at every policy are JAX's."""
+"""The residual MLP: layouts agree, and gradients with every policy are JAX's."""
 
 import dataclasses
 

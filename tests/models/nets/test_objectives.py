@@ -1,4 +1,4 @@
-"""Losses and measures by their formulas, in NumPy."""
+"""Losses and metrics against their formulas in NumPy."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A row of packed documents has the logits, the loss and the gradient of the documents alone."""
+"""A row of packed documents has the logits, loss and gradient of the separate documents."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_documents_are_read_and_judged_as_if_alone(kind: str) -> None:
         return nnx.merge(graphdef, params).loss(tokens, **options)
 
     def expected(params: Any) -> jax.Array:
-        """By the logits of each document: no chunks, no segments."""
+        """Compute it from the logits of each document, without chunks or segments."""
         total, count = jnp.zeros(()), 0
         for document in alone:
             scores = jax.nn.log_softmax(logits(params, document[None, :-1])[0])

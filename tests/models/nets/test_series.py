@@ -1,4 +1,4 @@
-"""LSTM, GRU and the neural ODE: causality, closed forms, and gradients as JAX's."""
+"""LSTM, GRU and the neural ODE: causality, closed forms, and gradients equal to JAX's."""
 
 from typing import Any
 

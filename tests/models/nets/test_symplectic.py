@@ -1,4 +1,4 @@
-"""The symplectic adjoint: the gradient of the steps, in the memory of one evaluation of a field."""
+"""The symplectic adjoint: the gradient of the steps, in the memory of one field evaluation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_states_are_pytrees_and_lanes_are_mapped() -> None:
 
 
 def test_what_is_held_grows_by_a_state_for_each_step() -> None:
-    """And not by what four evaluations of the field keep, as of the steps themselves."""
+    """The residuals of four field evaluations, which the direct gradient saves, are not stacked."""
     types = jax.eval_shape(lambda: inputs(width=16, hidden=256, rows=64))
 
     def temp(loss: Any) -> int:

@@ -1,4 +1,4 @@
-"""GPT-2, Llama and Mixtral against `transformers`, through folders, both ways."""
+"""GPT-2, Llama and Mixtral against `transformers`, loaded and saved in both directions."""
 
 import dataclasses
 from pathlib import Path
@@ -38,7 +38,7 @@ STRETCHED = {
 
 
 def twin(kind: str) -> Any:
-    """A small model of `transformers`, with random weights."""
+    """Return a small model of `transformers` with random weights."""
     if kind == "gpt2":
         config = transformers.GPT2Config(
             vocab_size=SIZES["vocab"],
@@ -60,7 +60,7 @@ def twin(kind: str) -> Any:
 
 
 def answers(other: Any, ids: Any) -> Any:
-    """Logits and loss of a twin."""
+    """Return logits and loss of a twin."""
     x = torch.tensor(np.asarray(ids, np.int64))
     with torch.no_grad():
         return other(x, labels=x)
@@ -79,7 +79,7 @@ def test_logits_and_loss_are_those_of_transformers_both_ways(kind: str, tmp_path
     np.testing.assert_allclose(ours(ids), expected.logits.numpy(), **CLOSE)
     balance = 0.001 if kind == "mixtral" else 0.0  # their default
     loss = ours.loss(ids, chunk=5, balance=balance)
-    # Their experts are counted over all tokens, ours over those from which something is predicted.
+    # Their experts are counted over all tokens, ours only over tokens that predict something.
     np.testing.assert_allclose(loss, expected.loss.numpy(), rtol=2e-4 if balance else 1e-5)
     if balance:
         imbalance = ours.read(ids)[2].imbalance()

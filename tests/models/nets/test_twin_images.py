@@ -26,7 +26,7 @@ def images(side: int, channels: int = 3) -> jax.Array:
 
 
 def answer(twin: Any, x: jax.Array) -> np.ndarray:
-    """What a twin says of images, whose channels stand first there."""
+    """Return a twin's output for images; its channels come first."""
     with torch.no_grad():
         out = twin(torch.tensor(np.asarray(x).transpose(0, 3, 1, 2)))
     return getattr(out, "logits", out).numpy()
@@ -47,7 +47,7 @@ def test_resnet_for_photographs(bottleneck: bool) -> None:
 
 
 def test_resnet_for_small_images() -> None:
-    """The blocks of `transformers`, with the stem and the shortcuts of ResNet-20."""
+    """Compare with the blocks of `transformers`, with ResNet-20's stem and shortcuts."""
 
     class Shortcut(torch.nn.Module):
         def forward(self, x: Any) -> Any:
@@ -67,7 +67,7 @@ def test_resnet_for_small_images() -> None:
 
 
 def same_resnet(ours: Any, twin: Any, x: jax.Array) -> None:
-    """By running statistics, and by those of the batch."""
+    """Compare with running statistics, and with statistics of the batch."""
     ours = fill(ours, names.RESNET, weights(twin))
     np.testing.assert_allclose(
         nnx.view(ours, use_running_average=True)(x), answer(twin, x), **CLOSE
@@ -88,14 +88,14 @@ def test_vit(tmp_path: Path) -> None:
     twin = drawn(transformers.ViTForImageClassification(config))
     with torch.no_grad():  # not of the state's first axis
         twin.vit.embeddings.position_embeddings.normal_()
-    twin.save_pretrained(tmp_path)  # in a file the names are those that everyone knows
+    twin.save_pretrained(tmp_path)  # files use the common names
     source = load_file(tmp_path / "model.safetensors")
     ours = fill(build(ViTConfig(32, 8, 32, 2, 4, 48, 5, chunk=5)), names.VIT, source)
     np.testing.assert_allclose(ours(images(32)), answer(twin, images(32)), **CLOSE)
 
 
 class TorchUNet(torch.nn.Module):
-    """Of PyTorch's own layers, with our names."""
+    """A U-Net of PyTorch's own layers, with our names."""
 
     def __init__(self, channels: int, widths: tuple[int, ...], classes: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the tests of twins share: random weights for a PyTorch module, and its names and arrays."""
+"""Helpers for tests of twins: random weights for a PyTorch module, and its arrays by name."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 
 
 def drawn(twin: Any) -> Any:
-    """All weights random, those of norms too; variances stay above zero."""
+    """Draw all weights at random, including norms; variances stay above zero."""
     torch.manual_seed(0)
     with torch.no_grad():
         for name, x in twin.state_dict().items():
@@ -22,5 +22,5 @@ def drawn(twin: Any) -> Any:
 
 
 def weights(twin: Any) -> dict[str, np.ndarray]:
-    """Copies of a module's arrays."""
+    """Return copies of a module's arrays."""
     return {name: x.numpy().copy() for name, x in twin.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Small runs of each kind by the command line, for tests of processes."""
+"""Small runs of each kind on the command line, for tests of processes."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from tests.models.examples import MODELS, data
 from tests.models.micro import FLAGS, TEXT
 
 COMMON = ["--batch", "8", "--held", "0.2", "--eval-windows", "8", "--warmup", "4"]
-# All that is a function of seed and step, or gathered on the way.
+# Everything that depends on seed and step, or accumulates during the run.
 RESNET20 = ["--preset", "resnet20", *COMMON, "--augment", "--ema", "0.5", "--data", "pictures"]
 EACH = {
     "text": [*FLAGS, "--data", "text"],
@@ -20,7 +20,7 @@ EACH = {
 
 
 def written(folder: Path) -> None:
-    """The data of all of them."""
+    """Write the data of all runs."""
     (folder / "text").write_bytes(TEXT)
     for model in ("resnet", "gru"):
         data(folder, MODELS[model])

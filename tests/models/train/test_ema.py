@@ -1,4 +1,4 @@
-"""A mean of the parameters: what it is, where it lies, and that it is what comes out of a run."""
+"""A moving average of the parameters: its value, its sharding, and that a run returns it."""
 
 import dataclasses
 import io
@@ -69,9 +69,9 @@ def test_it_is_saved_judged_and_what_comes_out(tmp_path: Path) -> None:
     quiet(run(tmp_path / "two", optim=EMA), Resume())
     quiet(run(tmp_path / "plain"))
     expected, found, plain = (losses(tmp_path / n / "run") for n in ("one", "two", "plain"))
-    assert found.pop(2)[2] is not None  # the validation where it stopped
+    assert found.pop(2)[2] is not None  # the validation at the step where it stopped
     assert found == expected
-    # Two programs, of which each rounds its sums in an order of its own.
+    # Two programs round their sums in different orders.
     trained_on, beside = ([a[1] for a in x if a[1] is not None] for x in (expected, plain))
     assert trained_on == pytest.approx(beside, rel=1e-5)
     assert expected[-1][2] != plain[-1][2]

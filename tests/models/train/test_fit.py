@@ -1,4 +1,4 @@
-"""The largest batch is one with which a run begins; with one more it does not."""
+"""A run starts with the largest batch, and does not start with one more."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bytes_of(policy: Any, batch: int) -> int:
 
 
 def total_bytes(step: Any, *types: Any) -> int:
-    """Of a compiled step whose state is donated, as JAX counts them."""
+    """Return the bytes of a compiled step with donated state, as JAX counts them."""
     compiled = jax.jit(step, donate_argnums=0).lower(*types).compile()
     memory: Any = compiled.memory_analysis()
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -87,7 +87,7 @@ def test_none_has_room(policy: Any) -> None:
 
 
 def narrow(folder: Path, **changes: object) -> RunConfig:
-    """A run of so short windows that it has no others."""
+    """Return a run with windows so short that it has no others."""
     return run(folder, model=dataclasses.replace(MODEL, context=1), **changes)
 
 
@@ -124,7 +124,7 @@ OFFLOAD = dataclasses.replace(examples.OPTIM, offload_optimizer=True)
 def test_one_more_has_no_room(
     tmp_path: Path, kind: str, memory: int, mesh: str, optim: OptimConfig
 ) -> None:
-    """As JAX counts the compiled step of a run, and as xform does."""
+    """JAX's count for the compiled step of a run agrees with xform's."""
     short = {"window": 1} if kind == "gru" else {}
     config = examples.run(tmp_path, examples.MODELS[kind], mesh=mesh, optim=optim, **short)
     devices = make_mesh(mesh, optim.offload_optimizer)
@@ -146,7 +146,7 @@ def test_one_more_has_no_room(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_waits_on_the_host_takes_no_room(tmp_path: Path) -> None:
-    """Of a GPU, whose compiler counts its host's memory apart, unlike that of a CPU."""
+    """Tested for a GPU, whose compiler counts host memory separately, unlike a CPU's."""
     target = "gpu:h100"
     if absent := missing(parse_target(target)):
         pytest.skip(f"needs {', '.join(absent)}")
@@ -173,7 +173,7 @@ def test_a_budget_is_of_the_whole_step(tmp_path: Path) -> None:
     assert plan_step(begun, policy_of(config.policy)).total_bytes <= MIB
     report = step_memory(begun, "cpu", None)
     assert report.total_bytes <= MIB
-    if not one.proven:  # eight compilations were too few to know the next
+    if not one.proven:  # eight compilations were too few to prove that the next does not fit
         return
     more = dataclasses.replace(config, batch=one.batch + 1)
     for refused in (lambda: plan_step(more, policy_of(config.policy)),

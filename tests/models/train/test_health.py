@@ -1,4 +1,4 @@
-"""Health of layers while a model trains: of no cost when off, and a file of them when on."""
+"""Health of layers during training: no cost when off, and a file of readings when on."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from tests.models.micro import MODEL, OPTIM, losses, run
 
 
 def test_off_the_compiled_program_is_the_same(tmp_path: Path) -> None:
-    """As text of StableHLO; and a run without health has one program, and no file."""
+    """The StableHLO is the same; a run without health has one program, and no file."""
     one = run(tmp_path)
     args = abstract_state(MODEL, OPTIM), one.batch_type()
     plain = jax.jit(make_step(MODEL, OPTIM)).lower(*args).as_text()

@@ -1,4 +1,4 @@
-"""Every optimizer brings a loss down, decays matrices alone, and starts by the schedule."""
+"""Every optimizer reduces a loss, decays only matrices, and starts by the schedule."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Steps in 16 bits: masters in float32, a loss that is scaled, and losses near those of float32."""
+"""Steps in 16 bits: float32 master weights, a scaled loss, and losses near float32's."""
 
 import dataclasses
 import io
@@ -115,7 +115,7 @@ def test_a_gradient_that_overflows_is_skipped_and_halves_the_scale() -> None:
     assert (float(metrics["skipped"]), float(metrics["loss_scale"])) == (1.0, 2.0**40)
     assert state.loss_scale is not None
     assert float(state.loss_scale.value) == 2.0**39
-    assert float(metrics["loss"]) == pytest.approx(5.5, abs=0.5)  # it is that of no scale
+    assert float(metrics["loss"]) == pytest.approx(5.5, abs=0.5)  # the loss without the scale
     low = dataclasses.replace(state, loss_scale=LossScale(jnp.float32(1024), jnp.int32(1)))
     moved, metrics = step(low, TOKENS)
     assert metrics["skipped"] == 0

@@ -1,4 +1,4 @@
-"""What a run says of itself: perplexity, utilization, memory, TensorBoard's events, a trace."""
+"""The reports of a run: perplexity, utilization, memory, TensorBoard events, a trace."""
 
 import io
 import math
@@ -41,7 +41,7 @@ def test_perplexity_is_of_tokens_and_utilization_of_known_devices(
     for record in records:
         if "loss" in record:
             flops = record["mfu"] * 1e12 * record["seconds"]
-            # Six for each parameter and token, of which those of positions count no products.
+            # Six for each parameter and token; position embeddings have no products.
             tokens = 4 * MODEL.context
             assert flops == pytest.approx(6 * 33_000 * tokens, rel=0.2)
             assert record["peak_bytes"] == 2**20
@@ -52,7 +52,7 @@ def test_perplexity_is_of_tokens_and_utilization_of_known_devices(
 
 
 class Writer:
-    """As `tensorboardX.SummaryWriter`, but it only remembers."""
+    """Like `tensorboardX.SummaryWriter`, but it only records."""
 
     made: ClassVar[list["Writer"]] = []
 

@@ -1,4 +1,4 @@
-"""What batch norms gather: as in a plain loop, on any mesh, in checkpoints, in skipped steps."""
+"""Statistics of batch norms: as in a plain loop, on any mesh, in checkpoints, in skipped steps."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ from tests.models.examples import CLASSES, MODELS, OPTIM, RESNET, batches, quiet
 
 
 def plain_step(model: Any, batch: Any) -> tuple[Any, Any, list[Any]]:
-    """A step as the guides of Flax and Optax write it, of slices one after another.
+    """Run a step as the guides of Flax and Optax write it, for slices one after another.
 
     Returns the parameters after it, the statistics, and the losses of the slices.
     """
@@ -60,13 +60,13 @@ def test_a_step_is_that_of_a_plain_trainer(tmp_path: Path, accumulate: int) -> N
     after, metrics = jax.jit(make_step(RESNET, OPTIM))(init_state(RESNET, OPTIM, 0), batch)
     np.testing.assert_allclose(metrics["loss"], np.mean(losses), rtol=1e-6)
     chex.assert_trees_all_close(after.statistics, statistics, rtol=1e-5, atol=1e-6)
-    # Adam divides by the gradient's size, so that the smallest ones decide the tolerance.
+    # Adam divides by the gradient's size, so the smallest gradients decide the tolerance.
     chex.assert_trees_all_close(after.params, params, rtol=1e-3, atol=2e-5)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainState]:
-    """The folder of a run that was left alone, and its last state."""
+    """Return the folder of an undisturbed run, and its last state."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, quiet(run(folder, accumulate=2, **MORE)).state
 
@@ -77,7 +77,7 @@ MORE: dict[str, Any] = {"augment": True, "optim": dataclasses.replace(OPTIM, ema
 def test_resuming_repeats_every_bit(whole: tuple[Path, TrainState], tmp_path: Path) -> None:
     folder, state = whole
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    # As after a kill in the second epoch: of 32 pictures a step takes 16.
+    # Like after a kill in the second epoch: a step takes 16 of 32 images.
     for step in ("4", "6"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
     again = quiet(run(tmp_path, accumulate=2, **MORE), Resume()).state
@@ -111,7 +111,7 @@ def test_a_model_is_judged_and_comes_out_with_its_statistics(
 
 
 def stepped(config: Any, text: str) -> tuple[list[float], Any]:
-    """Losses of three steps on a mesh, and the state after them."""
+    """Return losses of three steps on a mesh, and the state after them."""
     mesh = make_mesh(text)
     inputs = [on_devices(batch, mesh, axis=1) for batch in batches(config, 3)]
     types = config.batch_type() if mesh is None else inputs[0]
@@ -140,7 +140,7 @@ def stepped(config: Any, text: str) -> tuple[list[float], Any]:
     ],
 )
 def test_on_a_mesh_they_are_of_the_whole_batch(tmp_path: Path, name: str, mesh: str) -> None:
-    """Losses, parameters and statistics are those of one device."""
+    """Losses, parameters and statistics equal those on one device."""
     config = run(tmp_path, MODELS[name], accumulate=2 if name == "resnet" else 1)
     (found, there), (expected, here) = (stepped(config, text) for text in (mesh, ""))
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
@@ -164,7 +164,7 @@ def test_a_step_that_is_skipped_leaves_them(tmp_path: Path) -> None:
 
 
 def test_those_that_are_not_finite_skip_a_step_and_are_not_saved(tmp_path: Path) -> None:
-    """A variance can overflow where what it divides becomes zero, and the loss stays finite."""
+    """A variance can overflow: the normalized value is then zero, and the loss stays finite."""
     (batch,) = batches(run(tmp_path), 1)
     state = init_state(RESNET, OPTIM, 0)
     kernel = lambda path, x: 1e25 * x if "stem" in str(path) and "kernel" in str(path) else x

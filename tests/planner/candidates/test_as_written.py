@@ -1,4 +1,4 @@
-"""Plans with the loops as they are, beside all plans that there are of a small program."""
+"""Plans with unchanged loops, compared with all possible plans of a small program."""
 
 import itertools
 import math

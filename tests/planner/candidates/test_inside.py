@@ -1,4 +1,4 @@
-"""Budgets reach loops wherever they stand: in loops, calls, branches and remat regions."""
+"""Budgets restructure loops inside loops, calls, branches and remat regions."""
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ def in_region_in_loop(w, x):
 
 
 def in_call(w, x):
-    """A call that is too large to be seen through."""
+    """A call that is too large to be inlined."""
 
     @jax.jit
     def f(x, w):
@@ -77,7 +77,7 @@ def in_while(w, x):
 
 PROGRAMS = {f.__name__: f for f in (in_loop, in_branch, in_region, in_region_in_loop, in_call,
                                     in_while)}  # fmt: skip
-# Of the floor of the loops as they are, at most.
+# Upper bounds, relative to the floor with unchanged loops.
 SHARES = {"in_loop": 0.7, "in_branch": 0.85, "in_region": 0.62, "in_region_in_loop": 0.6,
           "in_while": 0.7}  # fmt: skip
 
@@ -96,7 +96,7 @@ def peak(how) -> int:
 
 
 def right(f, whole) -> None:
-    """The gradient is JAX's."""
+    """Check that the gradient is JAX's."""
     run = jax.jit(lambda *xs: evaluate(emitted(whole.schedule), xs)[1:])
     close(tuple(run(W, X, 1.0)), want(f), 1e-12)
 
@@ -174,14 +174,14 @@ def test_a_region_with_a_policy_is_left_alone() -> None:
 
 
 def layers(w, x, policy=None):
-    """Checkpointed layers in a loop, as most training code has them."""
+    """Checkpointed layers in a loop, as in most training code."""
     region = jax.checkpoint(layer, policy=policy)
     return jnp.sum(lax.scan(lambda x, w: (region(x, w), None), x, w)[0] ** 2)
 
 
 def test_a_budget_with_room_saves_more_in_regions_and_the_default_does_not() -> None:
     w, x = jnp.asarray(W, "float32"), jnp.asarray(X, "float32")
-    f = lambda w, x: layers(w, x)  # a loss, whose regions have a policy of their own
+    f = lambda w, x: layers(w, x)  # a loss whose regions have a policy of their own
     planned = lambda policy: xform.plan(f, w, x, argnums=(0, 1), policy=policy)
     default = planned(policies.min_cut)
     assert default.recompute_flops > 0

@@ -1,4 +1,4 @@
-"""Loops of loops: what they keep is counted by hand, and what they compute is the same."""
+"""Loops of loops: their saved bytes are counted by hand, and their values do not change."""
 
 import math
 
@@ -32,7 +32,7 @@ def test_they_keep_less_than_the_loop_as_it_is() -> None:
 
 
 def test_the_outer_loop_keeps_its_states_and_the_inner_one_is_run_again() -> None:
-    """Once more for each level, so far as trips are within others."""
+    """Each level adds one recompute for the iterations inside it."""
     product, state = 2 * 8 * 16 * 16, X.nbytes
     for whole in of(loop(64)):
         outer, *rest = whole.shapes[0]
@@ -40,7 +40,7 @@ def test_the_outer_loop_keeps_its_states_and_the_inner_one_is_run_again() -> Non
         depth = len(outer) - 1
         assert depth >= 1
         again = recompute_flops(whole.schedule)
-        # Two products in a step, and three operations on elements at most.
+        # Two products in a step, and at most three elementwise operations.
         assert 64 * 2 * product <= again <= (depth + 1) * 64 * (2 * product + 4 * X.size)
         assert outer[0] * state <= kept_bytes(whole.schedule) <= (outer[0] + 1) * state
         assert waiting_bytes(whole.schedule) < 64 * state

@@ -1,4 +1,4 @@
-"""Loops that store some states: as many as is said, at the work that revolve needs for them."""
+"""Loops that store the requested number of states, with the work that revolve needs for them."""
 
 import itertools
 
@@ -47,7 +47,7 @@ def test_single_steps_are_run_as_often_as_revolve_runs_them() -> None:
     assert len(single) == 2
     for whole in itertools.chain(*single):
         n = snapshots(whole)
-        # On the way to each state, beyond the first way; and in each step both products.
+        # The steps to each state, after the first forward pass; and both products in each step.
         steps = steps_run(trips, n) - (trips - 1) + trips
         assert recompute_flops(whole.schedule) == steps * 2 * product
         assert kept_bytes(whole.schedule) == (n + 1) * X.nbytes
@@ -59,7 +59,7 @@ def test_single_steps_are_run_as_often_as_revolve_runs_them() -> None:
 def test_chunks_are_as_long_as_what_does_not_fill_them_leaves() -> None:
     shapes = {one[0].shapes.get(0) for one in of(loop(70))}
     assert shapes == {None, ((17, 4), (2,)), ((4, 16), (6,))}
-    # Less than four chunks are none.
+    # There are no plans with fewer than four chunks.
     assert {one[0].shapes.get(0) for one in of(loop(30))} == {None, ((7, 4), (2,))}
 
 

@@ -1,4 +1,4 @@
-"""Loops as two: between the two plans that they are made of, by the same values."""
+"""Loops split in two: between the two plans that they combine, with the same values."""
 
 import jax.numpy as jnp
 import pytest
@@ -17,7 +17,7 @@ X = jnp.ones((8, 16)) / 3
 
 
 def between(f):
-    """The two plans of a function of X, and those between."""
+    """Return two plans of a function of X, and the plans between them."""
     ends = trace(lambda x: [f(x)], X), (True,), (True,)
     joint = analyze(*ends)
     above, below = (schedule(joint, p, backend="cpu") for p in (MinCut(), MinCut(0.0, 0.0)))

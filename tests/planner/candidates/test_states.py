@@ -1,4 +1,4 @@
-"""Loops that have loops inside keep their states alone; what the others keep is what was asked."""
+"""Loops that contain loops save only their states; the other loops save what was requested."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def loss(w, x):
 
 @pytest.fixture
 def base(x64):
-    """The plan of a minimum cut, with its program."""
+    """Return the plan of a minimum cut, with its program."""
     prog = trace(lambda *xs: [loss(*xs)], W, X)
     return prog, schedule(analyze(prog, *MASKS), MinCut(), backend="cpu")
 
@@ -59,7 +59,7 @@ def test_the_outer_loop_keeps_one_state_a_trip_and_nothing_else(base, change) ->
     (inner,) = outer.schedules
     assert inner.kept == ()
     assert any(outer.node.stacked(outer.schedules))
-    # And the last one, which the square outside reads.
+    # And the last state, which the square outside reads.
     least = (OUTER + 1) * X.nbytes
     assert kept_bytes(made) == least < kept_bytes(base[1])
 

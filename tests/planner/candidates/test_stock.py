@@ -62,7 +62,7 @@ def test_at_the_bytes_of_the_author_no_more_is_run_again(mark: str, scanned: boo
 
 
 def test_a_plan_of_the_author_s_own_is_one_of_marked_regions() -> None:
-    """It is replayed on the program as it is marked, and gives JAX's gradient."""
+    """It is replayed on the marked program, and gives JAX's gradient."""
     f = model("one name")
     least = xform.plan(f, W, X, policy=policies.save_everything)
     policy = policies.open_regions(policies.budget(least.compiled_bytes))
@@ -97,7 +97,7 @@ def test_no_stock_policy_draws_random_numbers_again() -> None:
 
 
 def test_names_of_closed_regions_are_left_out() -> None:
-    """A region saves what its author says, so a budget does not ask about its names."""
+    """A region saves what its author decided, so a budget does not try its names."""
     closed = stock(problem(model("one name"), "marked"))
     unnamed = stock(problem(lambda w, x: jnp.sum(jnp.sin(x @ w[0, 0]) ** 2), "marked"))
     assert len(closed) == len(unnamed)

@@ -37,7 +37,7 @@ LEAST = schedule(analyze(*ENDS), MinCut(0.0, 0.0), backend="cpu")
 
 
 def right(whole) -> None:
-    """The gradient is JAX's."""
+    """Check that the gradient is JAX's."""
     prog, xs = emitted(whole.schedule), [W, X, jnp.ones(())]
     got = Machine().run(jax.make_jaxpr(lambda *xs: evaluate(prog, xs))(*xs), xs)[1:]
     want = jax.grad(loss, (0, 1))(W, X)

@@ -1,4 +1,4 @@
-"""The loops that are worth a change: found where a plan meets them, by what they keep."""
+"""The loops that are worth restructuring, chosen by the bytes that they save."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def long(x, w):
 
 
 def several(w, x):
-    """A long loop; one of three trips; one in a loop; and one that carries no derivative."""
+    """A long loop, one of three iterations, one inside a loop, and one without a derivative."""
     count = lax.scan(lambda n, _: (n + 1, None), 0, None, length=50)[0]
     x = long(x, w) + lax.convert_element_type(count, jnp.float32)
     x = lax.scan(lambda x, w: (layer(x, w), None), x, w[:3])[0]

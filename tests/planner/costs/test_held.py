@@ -1,4 +1,4 @@
-"""What a Plan holds, value by value: counted by hand."""
+"""The bytes that a Plan saves, value by value, counted by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ ONE = 3 * 4 * 4
 
 
 def of(f, *args, policy=policies.save_everything):
-    """What is held, by what it is."""
+    """Return the saved bytes by kind."""
     rows = held(schedule(joint_of(f, *args), policy, "cpu"))
     made = lambda r: r.origin[0].primitive.name if r.origin else None
     return sorted((r.kind, made(r), r.loops, r.total_bytes) for r in rows)
@@ -58,7 +58,7 @@ def test_what_a_call_makes_and_reads_is_one_buffer() -> None:
     @jax.jit
     def block(x):
         for _ in range(60):
-            x = jnp.cos(x)  # so long that it stays a call
+            x = jnp.cos(x)  # long enough to stay a call
         return jnp.exp(x)
 
     rows = of(lambda x: jnp.sum(block(x) ** 2), X)
@@ -67,7 +67,7 @@ def test_what_a_call_makes_and_reads_is_one_buffer() -> None:
 
 
 def test_branches_share_as_many_bytes_as_are_handed_over() -> None:
-    """One runs: what both make of one type lies in one place."""
+    """Only one branch runs, so values of one type from both branches share memory."""
     ways = lambda x: jnp.sin(jnp.exp(x)), lambda x: jnp.exp(x @ W)
     joint = joint_of(lambda x: jnp.sum(lax.cond(x[0, 0] > 0, *ways, x)), X)
     how = schedule(joint, policies.save_everything, "cpu")
@@ -118,7 +118,7 @@ def test_states_that_are_stored_on_the_way_say_so() -> None:
     for whole in (first, last):
         (inner,) = next(iter(whole.schedule.inner.values()))
         (row,) = held(whole.schedule)
-        assert row.loops == (inner.snapshots + 1,)  # and the one that it is gone back from
+        assert row.loops == (inner.snapshots + 1,)  # and the state from which it runs backward
         assert (
             row.why == state_why(inner) == "a state of the loop, from which others are recomputed"
         )

@@ -1,4 +1,4 @@
-"""Values that a budget sends to the host: over a link alone, back when they are read."""
+"""Values that a budget offloads: only with a link to the host, and back when they are read."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ SHORT = {
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fast link to the host, which a CPU has not."""
+    """Set a fast link to the host, which a CPU lacks."""
     monkeypatch.setattr("xform.planner.problem.link_of", lambda device: FAST)
 
 
@@ -105,7 +105,7 @@ def test_a_fast_link_takes_what_would_be_run_again(name: str) -> None:
         assert recompute_flops(within(joint, n, None)) > 0
         how = within(joint, n, FAST)
         assert recompute_flops(how) == 0
-        # What fits is saved: no more is sent than is over, to the last value.
+        # Values that fit are saved: no more is offloaded than exceeds the budget, up to one value.
         assert kept_bytes(how) <= n < kept_bytes(how) + aval_bytes(jax.typeof(jnp.asarray(X)))
         assert sent_bytes(how) > before
         before = sent_bytes(how)
@@ -136,7 +136,7 @@ def test_all_that_is_sent_shares_the_link() -> None:
 
 @pytest.mark.parametrize("name", SHORT)
 def test_no_sets_that_fit_need_less_work(name: str) -> None:
-    """Of all that can be saved, sent and run again."""
+    """Compare with all choices of what to save, offload and recompute."""
     joint = joint_of(SHORT[name], jnp.ones((6, 6)), jnp.ones((4, 6)))
     values = [v for e in joint.forward for v in e.outvars if v not in joint.free and v.aval.shape]
     assert len(values) <= 9
@@ -242,7 +242,7 @@ def test_a_peak_counts_what_is_sent_on_a_cpu_alone() -> None:
 
 @pytest.mark.usefixtures("fast")
 def test_a_peak_is_met_by_what_is_sent(monkeypatch) -> None:
-    """Were the peak that of a GPU, whose plans may send values."""
+    """The target is a GPU, whose plans may offload."""
     f = PROGRAMS["unrolled"]
     joint = joint_of(f, WS, X)
     peak = lambda how: liveness(how, "gpu").total_bytes
@@ -271,7 +271,7 @@ def test_a_policy_by_name_and_its_record_send_the_same() -> None:
 
 
 def recurrent(ws, x):
-    """A loop whose states are read on the way back, and whose last state is an output."""
+    """A loop whose states the backward pass reads, and whose last state is an output."""
     step = lambda x, w: (x + jnp.tanh(jnp.sin(x @ w) @ w.T), None)
     return jnp.sum(lax.scan(step, x, jnp.stack(ws))[0] ** 2)
 

@@ -1,4 +1,4 @@
-"""What a Plan comes to, beside the products and the bytes of the program that is emitted for it."""
+"""The costs of a Plan, compared with the products and bytes of the program emitted for it."""
 
 import itertools
 import math
@@ -78,7 +78,7 @@ POLICIES = (MinCut(), MinCut(0.0, 0.0), policies.save_nothing, policies.save_dot
 
 
 class Counting(Machine):
-    """Counts the FLOPs of products that are run."""
+    """Count the FLOPs of products that run."""
 
     flops = 0
 
@@ -103,7 +103,7 @@ def compiled(how: Schedule):
 
 
 def products(how: Schedule) -> int:
-    """FLOPs of the products that are run, forward and backward."""
+    """Return the FLOPs of the products that run, forward and backward."""
     run, xs = compiled(how)
     machine = Counting()
     machine.run(jax.make_jaxpr(run)(*xs), xs)
@@ -124,7 +124,7 @@ def test_work_is_the_products_that_are_run_once_more(name: str) -> None:
 
 
 def test_a_loop_or_a_call_that_is_run_again_counts_whole() -> None:
-    """With what fuses in it: two operations on elements in each step, sixty-two in each call."""
+    """Fused operations count too: two elementwise operations in each step, 62 in each call."""
     joint = joint_of(loops, W, X)
     how = schedule(joint, MinCut(0.0, 0.0), "cpu")
     steps, elements = 6 * 3, ROWS * N
@@ -175,7 +175,7 @@ def test_what_is_sent_is_not_kept_on_the_device() -> None:
 
 
 def test_an_inner_loop_that_is_run_again_waits_for_one_trip() -> None:
-    """Its state and three factors in each of its trips; outside, a state in each, and the last."""
+    """Inside: a state and three factors per iteration; outside: a state each, and the last."""
     how = schedule(joint_of(loops, W, X), MinCut(0.0, 0.0), "cpu")
     assert kept_bytes(how) == (6 + 1) * ONE
     assert waiting_bytes(how) == (6 + 1) * ONE + 3 * (1 + 3) * ONE
@@ -198,7 +198,7 @@ def test_what_is_kept_may_lie_where_a_result_will() -> None:
     assert kept_bytes(how) == x.nbytes
     run, xs = compiled(how)
     took = run.lower(*xs).compile().memory_analysis()
-    # Beside numbers: the sum, and the cotangent of it.
+    # Besides scalars: the sum, and its cotangent.
     assert least_bytes(how, "cpu") - 4 == x.nbytes + x.nbytes
     assert took.temp_size_in_bytes < x.nbytes
 

@@ -1,4 +1,4 @@
-"""What running an equation again costs, beside what the compiler writes to memory."""
+"""The cost of recomputing an equation, compared with what the compiler writes to memory."""
 
 import itertools
 import math
@@ -106,7 +106,7 @@ def test_all_prices_at_once_are_those_one_by_one() -> None:
 
 
 def test_a_statistic_of_a_row_is_saved() -> None:
-    """It is 1 / 64 of the row that it is made of, and to make it again is to pass over the row."""
+    """It has 1/64 of the elements of its row, and recomputing it reads the whole row."""
     f = lambda x: jnp.sum(jnp.sin(x - jnp.mean(x * x, -1, keepdims=True)))
     for columns, saved in ((256, True), (8, False)):
         x = jax.ShapeDtypeStruct((16, columns), jnp.float32)

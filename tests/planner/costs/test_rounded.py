@@ -1,4 +1,4 @@
-"""Which values a compiler may keep with half their bits."""
+"""The values that a compiler may keep with half their bits."""
 
 import jax.numpy as jnp
 import pytest

@@ -1,4 +1,4 @@
-"""Windows of time in which values wait, counted by hand."""
+"""Windows of time in which values are idle, counted by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,19 @@ PRODUCT = 2 * N**3
 
 
 def waits(f, link: Link, *args):
-    """The Joint of a function, and what of it may be sent."""
+    """Return the Joint of a function, and the values that may be offloaded."""
     joint = joint_of(f, *args)
     may = room(schedule(joint, MinCut(), "cpu"), link)
     return joint, may
 
 
 def taking(seconds: float) -> Link:
-    """A link whose way there and back takes so long, whatever is sent; a FLOP takes a second."""
+    """Return a link that takes this long for both ways, for any size; a FLOP takes a second."""
     return Link(1.0, float("inf"), latency_seconds=seconds / 2)
 
 
 def test_a_window_is_the_work_between_two_uses() -> None:
-    """Of three products in a row: a layer's result is read by the gradient of the next weights."""
+    """Three products in a row: the gradient of the next weights reads a layer's result."""
 
     def f(w, x):
         for _ in range(3):
@@ -83,7 +83,7 @@ def test_the_state_of_a_loop_waits_from_its_trip_to_its_way_back() -> None:
         return jnp.sum(lax.scan(step, x, None, length=4)[0])
 
     w = jnp.ones((N, N))
-    # Of a trip: its product, then the cotangents of the state and of the weights, which reads it.
+    # In an iteration: its product, then the cotangents of state and weights; the latter reads it.
     around = 3 / 2 * 3 * PRODUCT
 
     def within(seconds: float) -> bool:

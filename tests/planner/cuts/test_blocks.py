@@ -1,4 +1,4 @@
-"""Blocks: equal ones are one class, and together they cost little more than the optimum."""
+"""Blocks: equal ones form one class, and all together cost little more than the optimum."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ V = np.ones((4, 8), np.float32)
 
 
 def classes(f, *args) -> list[int]:
-    """How many blocks each class has that does real work."""
+    """Return the number of blocks in each class that does real work."""
     joint = joint_of(f, *args)
     found = blocks.classes(schedule(joint, MinCut(), "cpu"))
     works = lambda b: any(
@@ -37,7 +37,7 @@ def classes(f, *args) -> list[int]:
 
 
 def chain(step):
-    """Eight layers, of which one may differ."""
+    """Return eight layers, one of which may differ."""
 
     def f(w, x):
         for i in range(8):
@@ -102,7 +102,7 @@ def test_so_is_one_of_which_more_is_read() -> None:
 
 
 def budgets(joint, parts=(0.8, 0.6, 0.4, 0.2, 0.05)):
-    """How to plan a Joint, its plan of least bytes, and budgets between that and all."""
+    """Return a Joint's planner, its smallest plan, and budgets between that plan and saving all."""
     make = lambda how: schedule(joint, how, "cpu")
     least, most = make(MinCut(0.0, 0.0)), make(MinCut())
     low, high = kept_bytes(least), kept_bytes(most)
@@ -142,7 +142,7 @@ def test_a_large_program_takes_no_more_work_than_by_prices() -> None:
 
 
 def test_large_layers_that_all_differ(monkeypatch) -> None:
-    """Where a class has one block, and where blocks are too large to be solved."""
+    """Each class has one block, and blocks are too large to be solved."""
     f, args = drawn(3)
     joint = joint_of(f, *args)
     _, least, most, sizes = budgets(joint, (0.4,))

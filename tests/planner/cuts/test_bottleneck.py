@@ -1,4 +1,4 @@
-"""What crosses between layers, and that recomputes within them leave less live."""
+"""The values that cross between layers; recomputes within layers leave fewer bytes live."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +29,7 @@ def test_the_residual_stream_crosses_between_blocks() -> None:
             x = x + jnp.tanh(jnp.tile(x @ w[2 * i], 4)).reshape(4, 4, 8).sum(1) @ w[2 * i + 1]
         return jnp.sum(x)
 
-    # Before each second product its operand and `x` cross; after it `x` alone, and at the start.
+    # Before each second product its operand and `x` cross; after it, and at the start, only `x`.
     assert crossing(loss, W, X) == [["float32[4,8]"]] * 4
 
 
@@ -51,7 +51,7 @@ def test_what_all_layers_read_crosses_as_well() -> None:
 
 @pytest.mark.slow
 def test_the_default_starts_no_wave_of_recomputes() -> None:
-    """A chain of sums: without narrow places all its values are made again at once."""
+    """A chain of sums: without narrow places all its values would be recomputed at once."""
 
     def loss(ws, x):
         for w in ws:

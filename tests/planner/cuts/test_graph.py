@@ -1,4 +1,4 @@
-"""What a cut saves is the cheapest of all that could be saved, found by trying all of it."""
+"""A cut saves the cheapest of all possible sets, compared by trying all of them."""
 
 import functools
 import itertools
@@ -41,7 +41,7 @@ def joint_of(f):
 
 
 def cost_of(joint, saved, price) -> float:
-    """Bytes and work of a saved set; infinite if something must not be run again."""
+    """Return bytes and work of a saved set; infinite if a forbidden equation is recomputed."""
     wanted = [v for e in joint.backward for v in e.invars]
     todo = [v for v in wanted if isinstance(v, Var) and v in joint.producer]
     done, again, total = set(), set(), 0.0
@@ -60,7 +60,7 @@ def cost_of(joint, saved, price) -> float:
     return total
 
 
-# Of a FLOP of work: infinite by default; a product here has 12 FLOPs for each of its elements.
+# The price of a FLOP: infinite by default; a product here has 12 FLOPs for each of its elements.
 PRICES = {"no work": math.inf, "dear": 0.6, "cheap": 0.1, "free": 0.0}
 
 
@@ -88,7 +88,7 @@ def test_no_saved_set_is_cheaper(name: str, flop: float) -> None:
 
 
 def again(f, *args, active=(True, True)) -> set[str]:
-    """Primitives that are run again."""
+    """Return the recomputed primitives."""
     how = schedule(
         analyze(trace(lambda *xs: [f(*xs)], *args), active), xform.policies.min_cut, "cpu"
     )

@@ -1,4 +1,4 @@
-"""The solver: what it says is read, and Ctrl-C stops it."""
+"""The solver: its answers are read, and Ctrl-C stops it."""
 
 import _thread
 import itertools
@@ -15,7 +15,7 @@ from xform.planner.cuts.highs import Model
 
 
 def knapsack(n: int, seed: int) -> Model:
-    """What is not taken costs; what is taken has a size."""
+    """Return a knapsack: items left out cost, items taken have a size."""
     random = np.random.default_rng(seed)
     model = Model()
     for cost, size in random.integers(1, 50, (n, 2)):
@@ -44,7 +44,7 @@ def test_it_is_the_least_of_all(seed: int) -> None:
 
 def test_what_has_no_solution_is_none() -> None:
     model = knapsack(3, 0)
-    model.upper = [0.0 if i % 3 == 0 else 1.0 for i in range(9)]  # all is taken
+    model.upper = [0.0 if i % 3 == 0 else 1.0 for i in range(9)]  # all items are taken
     assert model.solve(1.0, model.cost, np.inf) is None
     assert model.solve(1.0, model.cost, np.inf, sure=True) is None
     assert model.bound(1.0, np.inf) is None
@@ -60,7 +60,7 @@ def test_to_be_sure_is_an_error_where_the_solver_stops_early(monkeypatch) -> Non
 
 
 def test_ctrl_c_stops_it() -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     begun = time.perf_counter()
     threading.Timer(0.3, _thread.interrupt_main).start()
     try:

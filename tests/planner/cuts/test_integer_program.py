@@ -1,4 +1,4 @@
-"""The least work within a budget: of all saved sets where they can be tried, and of all prices."""
+"""The least work within a budget, compared with all saved sets where possible, and all prices."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def joint_of(f, *args):
 
 
 def work(joint, saved) -> float:
-    """FLOPs that are run again under a saved set; infinite if something must not be."""
+    """Return the recomputed FLOPs of a saved set; infinite if an equation is forbidden."""
     todo = [v for e in joint.backward for v in reads_of(e, {}) if v in joint.producer]
     done, total = set(), 0.0
     while todo:
@@ -62,7 +62,7 @@ def test_no_saved_set_that_fits_needs_less_work(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_price_gives_less_work_for_its_bytes(name: str) -> None:
-    """Within loops, calls and branches too."""
+    """This holds within loops, calls and branches too."""
     joint = joint_of(PROGRAMS[name], WS, X)
     for price in (1e-3, 3e-2, 0.1, 0.3, 1.0):
         by_price = schedule(joint, MinCut(price, price), "cpu")

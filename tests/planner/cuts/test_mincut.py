@@ -1,4 +1,4 @@
-"""Cuts: as cheap as the best of all cuts, found by trying them."""
+"""Cuts are as cheap as the best of all cuts, found by trying them."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ from xform.planner.cuts.mincut import min_cut
 
 
 def best(n, edges):
-    """The cheapest cut between vertex 0 and vertex n - 1, over all sides, and the smallest side."""
+    """Return the cheapest cut between vertices 0 and n - 1, and the smallest side of one."""
     found = {}
     for bits in itertools.product([False, True], repeat=n - 2):
         side = (False, *bits, True)
@@ -37,7 +37,7 @@ def test_random_graphs(seed: int) -> None:
     found = sum(c for a, b, c in edges if not side[a] and side[b])
     total = sum(c for _, _, c in edges)
     assert found <= cost + len(edges) * total * 2**-30
-    if total < 2**20:  # then no capacity is rounded by as much as one
+    if total < 2**20:  # then rounding changes no capacity by one
         assert tuple(side) == smallest
 
 

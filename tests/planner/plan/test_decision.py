@@ -1,4 +1,4 @@
-"""A Plan's decisions, and plans from decisions: of all that there are for a small program."""
+"""A Plan's decisions, and plans from decisions, for all possible plans of a small program."""
 
 import dataclasses
 import itertools
@@ -65,7 +65,7 @@ def test_whatever_is_chosen_in_a_loop_values_are_the_same() -> None:
         sizes.add(kept_bytes(how))
         if len(saved) in (0, len(values)):
             right(loop, how)
-    # The state in each trip, and in each as many values as are read.
+    # The state in each iteration, and the same number of values in each.
     assert {n % (4 * X.nbytes) for n in sizes} == {0}
     assert min(sizes) == 4 * X.nbytes < max(sizes)
 
@@ -84,7 +84,7 @@ def test_the_decisions_of_a_plan_give_the_plan(f, policy) -> None:
 def test_what_several_nodes_share_is_one_choice() -> None:
     @jax.jit
     def block(x, w):
-        for _ in range(60):  # so long that it stays a call
+        for _ in range(60):  # long enough to stay a call
             x = jnp.sin(x)
         return x @ w
 

@@ -1,4 +1,4 @@
-"""Rows of a Plan: what each costs, against the plans that decide otherwise about that value."""
+"""Rows of a Plan: the cost of each value, compared with plans that decide otherwise about it."""
 
 import dataclasses
 
@@ -46,7 +46,7 @@ def of(f, policy=policies.save_everything):
 
 
 def again(how) -> int:
-    """FLOPs of all that a Plan without nodes runs again, each once, what fuses included."""
+    """Return the recomputed FLOPs of a Plan without nodes, fused operations included."""
     distinct = {id(e): e for e in how.order if id(e) in how.recomputed}
     return sum(equation_flops(bound(e)) for e in distinct.values())
 
@@ -80,7 +80,7 @@ def test_values_of_loops_bear_their_path_and_count_in_all_trips(f, stacked) -> N
     assert row.value.count("scan.") == len(stacked)
     assert row.value.rpartition("/")[2].startswith("cos.")
     assert row.marginal_bytes == trips * ONE
-    # A product, and the cosine of it: what is saved before is the state alone.
+    # A product and its cosine: before them only the state is saved.
     assert row.marginal_flops == trips * (2 * 4 * 8 * 8 + 4 * 8)
     carries = [r.loops for r in rows if "/carry." in r.value]
     assert carries == [stacked]

@@ -1,4 +1,4 @@
-"""Steps as they are added: each once, and those that nobody needs never."""
+"""Steps are added once each, and unused steps never."""
 
 import itertools
 
@@ -17,7 +17,7 @@ X = jnp.ones((3, 5))
 
 
 class Plainly(Adding):
-    """Each equation is a step, as it stands."""
+    """Make each equation a step, unchanged."""
 
     def results(self, eqn, reads):
         return self.step(eqn.primitive, (tuple(reads), self.operation(eqn)), eqn, reads)
@@ -87,7 +87,7 @@ def test_what_no_output_needs_is_left_out_but_for_effects() -> None:
     assert "exp" not in names(flat)
     assert {"sin", "cos"} < set(names(flat))
 
-    # Two prints of one thing are two.
+    # Two prints of one value are two steps.
     def twice(x):
         for _ in range(2):
             jax.debug.print("{}", x[0, 0])

@@ -1,4 +1,4 @@
-"""The order in which groups run: as XLA:CPU schedules the kernels of the same program."""
+"""The order in which groups run equals XLA:CPU's schedule of the same program's kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from xform.planner.simulate.profiles import CPU
 from xform.planner.simulate.steps import Flat
 
 X = jax.ShapeDtypeStruct((256, 256), jnp.float32)
-# What tells kernels apart, by its name here and by XLA's.
+# Operations that tell kernels apart, by our names and XLA's.
 WORDS = {"tanh": "tanh", "sin": "sine", "exp": "exponential", "log": "log", "dot_general": "dot",
          "sub": "subtract", "cos": "cosine"}  # fmt: skip
 
@@ -76,7 +76,7 @@ def run(f) -> tuple[Flat, LoopFusion, list[Group]]:
 
 
 def words(group: Group) -> tuple[str, ...]:
-    """The names of what a group does, those that tell kernels apart."""
+    """Return the operations of a group that tell kernels apart."""
     steps = steps_of(group)
     return tuple(sorted(WORDS[s.does.name] for s in steps if s.does.name in WORDS))
 

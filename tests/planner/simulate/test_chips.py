@@ -1,4 +1,4 @@
-"""Each fact of the compilers of GPUs and TPUs, held against their own buffer assignment."""
+"""Each fact about the compilers of GPUs and TPUs, checked against their buffer assignment."""
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ def test_a_fact_holds(fact: str) -> None:
 
 @pytest.mark.slow
 def test_logits_are_there_once_on_a_tpu() -> None:
-    """Of them the compiler keeps what a loss makes of them, beside them, unless they are saved."""
+    """Unless they are saved, the compiler also keeps the values that a loss computes from them."""
     if absent := missing(parse_target(TPU)):
         pytest.skip(f"needs {', '.join(absent)}")
 

@@ -1,4 +1,4 @@
-"""A program before fusion: as many operations of each kind as XLA is left with."""
+"""A program before fusion has as many operations of each kind as XLA's."""
 
 import collections
 import itertools
@@ -132,5 +132,5 @@ def test_a_trip_slices_what_is_scanned_and_updates_its_stacks() -> None:
     flat = flatten_trip(prog, CPU, eqn, 1, 2)
     found = collections.Counter(names(flat))
     assert found == {"dynamic_slice": 1, "sin": 1, "mul": 1, "exp": 1, "dynamic_update_slice": 2}
-    # What is stacked is not written twice.
+    # A stacked value is not written twice.
     assert [c.bytes for c in flat.outputs] == [ONE, 0, 0]

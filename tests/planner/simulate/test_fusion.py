@@ -1,4 +1,4 @@
-"""What all compilers' fusion has in common: the order of operations, what is read how, views."""
+"""The common parts of all compilers' fusion: order, reads and views."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def flat_of(f, *args, by=CPU) -> Flat:
 
 
 def recursive(step: Step, done: dict[Step, None]) -> dict[Step, None]:
-    """A walk in post order, as it is defined."""
+    """Walk in post order, by the definition."""
     if step not in done:
         for c in step.reads:
             if c.maker:
@@ -61,7 +61,7 @@ def test_a_deep_program_needs_no_recursion() -> None:
     assert len([*post_order([flat.steps[-1]], lambda s: s.reads)]) == 3_000
 
 
-# Of one operation: which of its operands are not read element by element, as its last step.
+# For one operation: the operands that its last step does not read element by element.
 READ = {
     "a sum": (lambda x, y: x + y, []),
     "another type": (lambda x, y: x.astype(jnp.bfloat16), []),

@@ -1,4 +1,4 @@
-"""Fusion by gain: what goes into all that reads it, and what is written."""
+"""Fusion by gain: which operations are fused into all readers, and which are written."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def written(f, *args) -> list[str]:
     return sorted(g.root.does.name for g in fusion.groups if g.root.makes[0] not in fusion.base)
 
 
-# By the rules of XLA's `priority_fusion.cc`, read there: what each program writes.
+# The values that each program writes, by the rules in XLA's `priority_fusion.cc`.
 WRITTEN = {
     "a chain": (lambda x: jnp.exp(jnp.sin(x) * 2 + x), ["exp"]),
     "one with two readers": (lambda x: (jnp.sin(x) + 1, jnp.sin(x) * 2), ["add", "mul"]),

@@ -1,4 +1,4 @@
-"""Products as a GPU runs them: which are merged, and which are cut in parts."""
+"""Products as a GPU runs them: which are merged, and which are split."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def products(flat: Flat) -> list[tuple[int, ...]]:
 
 
 def ordered(flat: Flat) -> bool:
-    """Whether each step follows what makes its operands, and readers are those that read."""
+    """Return whether each step follows the steps that make its operands, and readers are right."""
     place = {s: i for i, s in enumerate(flat.steps)}
     makers = all(place[c.maker] < place[s] for s in flat.steps for c in s.reads if c.maker)
     cells = [*flat.inputs, *itertools.chain(*(s.makes for s in flat.steps))]
@@ -49,7 +49,7 @@ def test_one_that_waits_for_another_is_not_merged_with_it() -> None:
     assert len(products(after)) == 2
     chain = lambda x, v, w: (x @ v, x @ (x @ v), x @ w)
     _, after = of(chain, *[square()] * 3)
-    # The second waits for the first; the third goes with the first.
+    # The second waits for the first; the third is merged with the first.
     assert len(products(after)) == 2
     assert ordered(after)
 

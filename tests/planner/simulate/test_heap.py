@@ -1,4 +1,4 @@
-"""The heap: as XLA:CPU's, whose assignment is read, and by hand."""
+"""The heap, compared with XLA:CPU's assignment and by hand."""
 
 import random
 
@@ -15,13 +15,13 @@ from xform.planner.simulate.liveness import simulate
 
 W = jax.ShapeDtypeStruct((512, 512), jnp.float32)
 X = jax.ShapeDtypeStruct((64, 256), jnp.float32)
-# Of these each leaves something unused between its values.
+# Each of these leaves gaps between its values.
 SEEDS = [4, 14, 22, 24, 27]
 ALLOC, FREE, SHARE = range(3)
 
 
 def chain(seed: int):
-    """A chain of products of many sizes, of which some are read late."""
+    """A chain of products of many sizes, some of which are read late."""
     rng = random.Random(seed)
     sizes = [64 * rng.randint(1, 8) for _ in range(4)]
     steps = [(rng.random(), rng.random(), rng.choice(sizes), rng.random()) for _ in range(24)]
@@ -44,7 +44,7 @@ def compiled(f) -> bytes:
 
 
 def heap_of(module: bytes) -> tuple[list[int], list[Value]]:
-    """The storages of a compiled program, and its values: steps are the events of XLA's heap."""
+    """Return the storages of a compiled program, and its values in steps of XLA's heap events."""
     assignment = Message(module).message(3)
     size = {b.number(1): b.number(2) for b in assignment.messages(1)}
     (trace,) = assignment.messages(4)
@@ -82,13 +82,13 @@ def test_nothing_lies_unused_where_all_values_live_at_once() -> None:
 
 
 def test_what_lies_unused_is_counted() -> None:
-    """The large ones lie at 0, one after the other; of the small ones each is above another."""
+    """The large values are at offset 0, one after the other; each small one is above another."""
     values = [Value(0, 1, 2, 0), Value(1, 3, 5, 1), Value(2, 2, 5, 2), Value(3, 0, 1, 3)]
     assert heap_bytes([64, 256, 64, 256], values, 320) == 384
 
 
 def test_of_two_orders_that_which_takes_less_is_kept() -> None:
-    """By falling size 448 bytes; by falling lifetime the two that live first are at the bottom."""
+    """By falling size: 448 bytes; by falling lifetime the two earliest are at the bottom."""
     values = [Value(0, 3, 5, 0), Value(1, 0, 3, 1), Value(2, 4, 5, 2), Value(3, 0, 3, 3)]
     assert heap_bytes([128, 128, 192, 128], values, 384) == 384
 

@@ -1,4 +1,4 @@
-"""What is run within a library's calls: against the custom fusions that XLA:CPU compiles."""
+"""The contents of library calls, compared with the custom fusions that XLA:CPU compiles."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ PARTS = {"reduce_sum": "reduce", "reduce_max": "reduce", "dot_general": "dot"}
 
 
 def found(f, *args):
-    """The flat program, and the calls in it."""
+    """Return the flat program, and the calls in it."""
     flat = flatten(trace(lambda *xs: jax.tree.leaves(f(*xs)), *args), CPU)
     place = LoopFusion(flat, CPU).place
     return flat, calls(flat, sorted(flat.steps, key=place.__getitem__), CPU)
@@ -47,7 +47,7 @@ ALONE = (jnp.exp, jnp.tanh, jnp.abs, jnp.log1p, jnp.floor, lax.logistic, lax.rsq
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_calls_are_those_of_the_compiler(name: str) -> None:
-    """By the products and reductions in each; products alone, of which nothing hangs, are left."""
+    """Compare the products and reductions in each call, except single products without readers."""
     _, made = found(TAKEN[name], X)
     ours = sorted(parts(s.does.name for s in steps) for steps in made.values())
     theirs = sorted(parts(k.does) for k in kernels(TAKEN[name], X) if k.library)

@@ -1,4 +1,4 @@
-"""The simulated peak: against the compiler's bytes, and by hand where they can be counted."""
+"""The simulated peak, against the compiler's bytes, and by hand where that is possible."""
 
 import statistics
 from typing import Any
@@ -57,7 +57,7 @@ def test_what_is_scattered_into_zeros_and_added_is_scattered_into_the_sum(f) -> 
 
 @pytest.mark.parametrize("donate", [(), (0,), (0, 1)])
 def test_an_output_over_a_donated_argument_is_no_room_for_others(donate: tuple[int, ...]) -> None:
-    """Not before it is written: the argument is there until then."""
+    """Before it is written, the argument occupies the memory."""
 
     def update(w, m, x):
         g = jnp.tanh(jnp.sin(x @ w) @ w) @ w
@@ -122,7 +122,7 @@ def test_equal_bodies_of_loops_are_simulated_once(monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_the_peak_is_predicted() -> None:
-    """Within 3% at the median and 10% at worst; `experiments/planner` has more models."""
+    """The error is 3% at the median and 10% at worst; `experiments/planner` has more models."""
     errors = []
     for make in (mlp, transformer):
         for scan in (True, False):
@@ -136,7 +136,7 @@ def test_the_peak_is_predicted() -> None:
 
 
 def test_a_view_of_constants_alone_is_simulated() -> None:
-    """What picks the least of a window of one element is a constant, and is reshaped."""
+    """The index of the least element of a one-element window is a constant, and is reshaped."""
 
     def f(x):
         x = lax.reduce_window(jnp.sin(x), np.inf, lax.min, (1, 1), (1, 1), "VALID")

@@ -1,4 +1,4 @@
-"""What is written: as many kernels as XLA:CPU compiles, each of as many bytes."""
+"""The simulation has as many kernels as XLA:CPU, each with the same bytes."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from xform.planner.simulate.profiles import CPU, GPU
 from xform.planner.simulate.steps import Step
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-# Less is not worth a look: numbers, and what hangs on them.
+# Smaller values are ignored: scalars, and values that depend on them.
 SMALL = 1024
 
 
@@ -71,7 +71,7 @@ def test_narrow_numbers_and_none_at_all() -> None:
 
 
 def steps_of(group: Group) -> set[Step]:
-    """What is between the values that a group reads and its result."""
+    """Return the steps between the values that a group reads and its result."""
     found, todo = {group.root}, [group.root]
     while todo:
         made = {c.maker for c in todo.pop().reads if c.maker and c not in group.reads}
@@ -157,5 +157,5 @@ def test_a_loop_reads_what_it_takes_in_by_the_steps_that_do_and_in_their_order()
 
 
 def test_what_other_compilers_fuse_needs_no_library() -> None:
-    f = lambda x: jnp.sum(jnp.arctan(x), 1)  # which no version of the library knows
+    f = lambda x: jnp.sum(jnp.arctan(x), 1)  # no version of the library has it
     assert (written(of(f, X)), written(of(f, X, by=GPU))) == ([X.size * 4], [])

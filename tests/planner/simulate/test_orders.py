@@ -1,4 +1,4 @@
-"""Orders that take little memory: valid, of the peak that they say, the best of those tried."""
+"""Orders of low memory: valid, with the reported peak, the best of those tried."""
 
 import itertools
 
@@ -22,7 +22,7 @@ def groups_of(f, *args):
 
 
 def program(seed: int):
-    """Products of values made before, of several sizes; what nothing reads is returned."""
+    """Products of earlier values, of several sizes; unread values are returned."""
     random = np.random.default_rng(seed)
 
     def f(*xs):
@@ -37,7 +37,7 @@ def program(seed: int):
 
 
 def peak(order, base, outputs) -> int:
-    """The most bytes at once: of each group what it makes, and all before that is still read."""
+    """Return the most live bytes: each group's result, and earlier values that are still read."""
     made = [[c for c in g.root.makes if c not in base] for g in order]
     reads = [{base.get(c, c) for c in g.reads} for g in order]
     stay = {base.get(c, c) for c in outputs}

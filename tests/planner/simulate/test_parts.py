@@ -1,4 +1,4 @@
-"""The flat program of a Plan is that of what is emitted for it, step by step."""
+"""The flat program of a Plan equals that of the emitted program, step by step."""
 
 import itertools
 
@@ -90,7 +90,7 @@ def same(how, backend: str) -> None:
 
 
 def _written(flat):
-    """The steps as text, where a value is the place at which it was made."""
+    """Return the steps as text, where a value is the place of its step."""
     names = {id(c): f"i{i}" for i, c in enumerate(flat.inputs)}
     lines = []
     for i, s in enumerate(flat.steps):

@@ -1,4 +1,4 @@
-"""Which operands of a product are copied: by the transposes in what XLA compiles."""
+"""Which operands of a product are copied, compared with the transposes that XLA compiles."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ PRODUCTS = {
 
 
 def dot(text: str, args):
-    """The product that an einsum is, without the transposes before and after it."""
+    """Return the product in an einsum, without the transposes before and after it."""
     left, right = text.partition("->")[0].split(",")
     result = text.partition("->")[2]
     batch = [a for a in left if a in right and a in result]
@@ -72,7 +72,7 @@ def test_orders_are_permutations_and_the_matrices_multiply(name: str) -> None:
     lie = [tuple(range(x.ndim)) for x in (a, b)]
     ways = [orders(eqn, i, lie[i])[0] for i in range(2)]
     assert [sorted(way) for way in ways] == [list(axes) for axes in lie]
-    if not as_matrices(eqn):  # it is one of matrices as it stands
+    if not as_matrices(eqn):  # it is a product of matrices already
         a, b = (np.moveaxis(x, way, lies) for x, way, lies in zip((a, b), ways, lie, strict=True))
         np.testing.assert_allclose(a @ b, f(*xs), rtol=1e-4, atol=1e-5)
         return

@@ -1,4 +1,4 @@
-"""Each fact of XLA:CPU where it counts: the simulation against the compiler's own assignment."""
+"""Each fact about XLA:CPU: the simulation against the compiler's own assignment."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ LOOP = 132
 
 
 def half(x):
-    """What a product reads, so that it is written."""
+    """A value that a product reads, so that it is written."""
     return x @ x
 
 
@@ -31,7 +31,7 @@ def conv(x, w):
 
 
 def pooled(x):
-    """The largest of windows of images, which overlap."""
+    """The maxima of overlapping windows of images."""
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
 
 
@@ -54,7 +54,7 @@ def joined(x):
 
 
 def waiting(x):
-    """What is read by several that wait for a product."""
+    """A value with several readers that wait for a product."""
     y = half(x)
     (z,) = barrier([x], [y])
     h, g = jnp.tanh(z), jnp.tanh(z * 2)
@@ -142,7 +142,7 @@ def test_a_fact_holds(fact: str) -> None:
     seen = simulate(trace(lambda *xs: jax.tree.leaves(f(*xs)), *args), "cpu")
     assert seen.argument_bytes == stats.argument_size_in_bytes
     assert seen.output_bytes == stats.output_size_in_bytes
-    # Of a loop the compiler has a counter, a condition and a table of the state as well.
+    # The compiler adds a counter, a condition and a table of the state to a loop.
     loops = jax.make_jaxpr(f)(*args).pretty_print()
     more = LOOP if any(name in loops for name in ("while[", "scan[", "xform_unpool[")) else 0
     assert abs(stats.temp_size_in_bytes - seen.temp_bytes) <= more

@@ -1,4 +1,4 @@
-"""Cells and steps: things of their own, however equal they look."""
+"""Cells and steps compare by identity, even if they look equal."""
 
 import jax.numpy as jnp
 import pytest
@@ -16,7 +16,7 @@ def step() -> Step:
 
 
 def test_two_values_of_one_type_are_two() -> None:
-    """They are keys: of what is written, of what is in place of what."""
+    """They are keys of dictionaries."""
     one, other = Cell(4, "made", (1,)), Cell(4, "made", (1,))
     assert one != other
     assert len({one, other, one}) == 2
