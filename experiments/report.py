@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from xform.files import whole
+from xform.storage.files import whole
 
 
 def known(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from xform.interpret import emit
 from xform.interpret.joint import Schedule
 from xform.interpret.node import gather, spread
-from xform.ir import Program, trace
+from xform.program.ir import Program, trace
 
 
 def emitted(how: Schedule) -> Program:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from xform import commands, packages
+from xform import commands
 from xform.errors import MissingExtra, WrongArgument
+from xform.introspection import packages
 from xform.memory import targets
 
 MODEL = """

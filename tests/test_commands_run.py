@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from xform import commands, everywhere, table
+from xform import commands, everywhere
 from xform._jax import jax_primitives
 from xform.commands.met import apart
-from xform.ir import forget
+from xform.program.ir import forget
+from xform.registry import table
 
 PROGRAM = """
 import sys

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import xform
-from xform import devices
+from xform.planner import hardware as devices
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -17,12 +17,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import xform
 from xform import commands, errors, passes
-from xform.ir import trace
 from xform.memory import remote
 from xform.memory.lowering import Lowered
 from xform.memory.targets import parse_target
 from xform.planner.cuts import highs
 from xform.planner.cuts.highs import Model
+from xform.program.ir import trace
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 HERE = __file__

@@ -15,7 +15,7 @@ from jax._src.interpreters import ad
 
 import xform
 from xform import everywhere
-from xform.loaded import loaded
+from xform.introspection.loaded import loaded
 
 X = jnp.arange(3.0) + 1
 

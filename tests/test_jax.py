@@ -9,7 +9,8 @@ from jax import lax
 from jax.experimental.scheduling_groups import scheduling_group
 
 import xform
-from xform import _jax, source
+from xform import _jax
+from xform.program import source
 
 
 def _scan_eqn():

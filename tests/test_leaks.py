@@ -15,7 +15,7 @@ import xform
 from xform import policies
 from xform._jax import Jaxpr
 from xform.interpret.joint import Joint, Schedule
-from xform.ir import Program
+from xform.program.ir import Program
 
 Loss = Callable[[Any], Any]
 X = np.ones(4, np.float32)

@@ -3,11 +3,12 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from xform import quiet as quiet  # before anything imports JAX
+from xform.terminal import quiet as quiet
 
 # isort: split
-from xform import errors, extend, packages, passes, policies, rules
+from xform import errors, extend, passes, policies, rules
 from xform.everywhere import install, installed, uninstall
+from xform.introspection import packages
 from xform.jacobians.jacobian import jacobian
 from xform.planner.plan.plan import Plan
 from xform.transforms.checkpoint import checkpoint

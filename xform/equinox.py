@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import jax
 
 from xform._jax import current_trace
-from xform.callables import function_name
 from xform.errors import WrongArgument, WrongTangent
 from xform.interpret.concrete import Pushed
-from xform.packages import required
+from xform.introspection.callables import function_name
+from xform.introspection.packages import required
 from xform.transforms import forward, jacobian, reverse
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.function import Tree, as_tuple

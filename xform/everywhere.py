@@ -16,8 +16,8 @@ from typing import Any
 
 import jax
 
+from xform.introspection.loaded import loaded
 from xform.jacobians import jacobian as jacobians
-from xform.loaded import loaded
 from xform.policies import check
 from xform.transforms import checkpoint, forward, jacobian, reverse
 

@@ -24,9 +24,9 @@ else is known of it: `Traits(fusion="elementwise")` that XLA fuses it, `flops=` 
 """
 
 from xform.interpret.node import Node, Structured
-from xform.table import RULES, add_rule
-from xform.traits import Traits
-from xform.words import bilinear, composite, constant, linear, pointwise
+from xform.registry.table import RULES, add_rule
+from xform.registry.traits import Traits
+from xform.registry.words import bilinear, composite, constant, linear, pointwise
 
 __all__ = [
     "RULES",

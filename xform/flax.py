@@ -21,9 +21,9 @@ from typing import Any
 
 import jax
 
-from xform.callables import function_name
 from xform.errors import NotScalar, WrongArgument
-from xform.packages import required
+from xform.introspection.callables import function_name
+from xform.introspection.packages import required
 from xform.transforms import forward, reverse
 from xform.transforms.checkpoint import checkpoint
 from xform.transforms.function import Tree, as_tuple, distinct, numbers, positions

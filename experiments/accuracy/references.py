@@ -13,7 +13,7 @@ import numpy as np
 from mpmath import mp
 
 from experiments.accuracy.functions import Formula, Function
-from xform.files import whole
+from xform.storage.files import whole
 
 BITS = 200
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from experiments.claims.claim import Claim, Finding, verdict
 from experiments.claims.programs import normal
 from experiments.timing import paired
-from xform.cost import program_flops
+from xform.interpret.cost import program_flops
 
 CHAINS, LONGEST, LARGEST = 3000, 12, 512
 SOURCE = "Griewank and Naumann, Accumulating Jacobians as chained sparse matrix products, 2003"

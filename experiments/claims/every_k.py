@@ -13,7 +13,7 @@ import xform
 from experiments.claims.claim import Claim, Finding, exponent, spread, verdict
 from experiments.claims.programs import normal
 from experiments.timing import paired
-from xform.cost import program_flops
+from xform.interpret.cost import program_flops
 
 ROWS, WIDTH = 1024, 64
 DEPTHS = (4, 16, 64, 256)

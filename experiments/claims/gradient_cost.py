@@ -11,7 +11,7 @@ import xform
 from experiments.claims.claim import Claim, Finding, spread, verdict
 from experiments.claims.programs import PROGRAMS
 from experiments.timing import paired
-from xform.cost import program_flops
+from xform.interpret.cost import program_flops
 
 BOTH, WEIGHTS = "weights and inputs", "weights only"
 KEEP = xform.policies.save_everything

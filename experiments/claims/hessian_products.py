@@ -11,7 +11,7 @@ import xform
 from experiments.claims.claim import Claim, Finding, spread, verdict
 from experiments.claims.programs import PROGRAMS, total_bytes
 from experiments.timing import paired
-from xform.cost import program_flops
+from xform.interpret.cost import program_flops
 
 FORWARD, TWICE = "forward over reverse", "reverse over reverse"
 

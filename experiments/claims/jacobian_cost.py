@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 import xform
 from experiments.claims.claim import Claim, Finding, exponent, verdict
 from experiments.claims.programs import normal
-from xform.cost import program_flops
+from xform.interpret.cost import program_flops
 
 LAYERS, WIDTHS = (4, 8, 16, 32, 64), (16, 32, 64, 128, 256)
 FIXED_LAYERS, FIXED_WIDTH = 16, 64

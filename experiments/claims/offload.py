@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 import xform
 from experiments.claims.claim import Claim, Finding, verdict
-from xform.devices import GPUS, TPUS
+from xform.planner.hardware import GPUS, TPUS
 
 CHIPS = {"tpu:v5e:1x1": TPUS["v5e"], "gpu:a100-80": GPUS["a100-80"], "gpu:h100": GPUS["h100"]}
 TARGET = "gpu:h100"

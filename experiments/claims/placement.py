@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 import xform
 from experiments.claims.claim import Claim, Finding
 from experiments.claims.programs import scanned, scanned_inputs
-from xform.cost import program_flops
+from xform.interpret.cost import program_flops
 
 WIDTH, LENGTH, BATCH, DEPTH = 128, 256, 4, 6
 MIB = 2**20

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import xform
 from experiments.claims.claim import Claim, Finding, spread, verdict
-from xform.devices import GPUS, TPUS, Device
+from xform.planner.hardware import GPUS, TPUS, Device
 
 ROWS, WIDTH, DEPTH = 4096, 512, 8
 DEVICES: dict[str, Device] = {"v5e": TPUS["v5e"], "a100-80": GPUS["a100-80"], "h100": GPUS["h100"]}

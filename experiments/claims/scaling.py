@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 import xform
 from experiments.claims.claim import Claim, Finding, exponent, verdict
 from experiments.claims.programs import PROGRAMS, Made, types
-from xform.cost import program_flops
+from xform.interpret.cost import program_flops
 
 WIDTHS, DEPTHS, BATCH = (64, 128, 256, 512), (2, 4, 8, 16), 32
 KEEP = xform.policies.save_everything

@@ -15,7 +15,7 @@ import jax
 from experiments.fuzz.worker import Result
 from experiments.report import write_table
 from tests.fuzz.cases import Case, load, save
-from xform.table import every_rule
+from xform.registry.table import every_rule
 
 HERE = Path(__file__).parent
 FILE = HERE / f"totals-{'.'.join(jax.__version__.split('.')[:2])}.json"
@@ -25,8 +25,8 @@ _KEPT = 200
 
 def fingerprint() -> str:
     """Return a hash of all files that determine a derivative."""
-    alone = (_XFORM / f"{name}.py" for name in ("arithmetic", "equation", "table", "words"))
-    files = [*(_XFORM / "rules").glob("*.py"), *(_XFORM / "interpret").glob("*.py"), *alone]
+    folders = "program", "registry", "rules", "interpret"
+    files = [path for folder in folders for path in (_XFORM / folder).glob("*.py")]
     total = hashlib.sha256()
     for path in sorted(files):
         total.update(f"{path.relative_to(_XFORM)}\0".encode() + path.read_bytes())

@@ -22,7 +22,7 @@ GROUPS = {
     "planner": "tests.planner",
     "passes": "tests.passes",
     "memory": "tests.memory",
-    "Equinox": ("tests.test_equinox", "tests.test_modules"),
+    "Equinox": ("tests.test_equinox", "tests.introspection.test_modules"),
     "Flax": "tests.test_flax",
     "models": "tests.models",
     "examples in docstrings": "xform.",

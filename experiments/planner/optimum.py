@@ -20,11 +20,11 @@ from experiments.report import write_table
 from tests.interpret.test_checkpoints import fewest
 from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import Joint, analyze
-from xform.ir import trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.cuts.fit import by_prices
 from xform.planner.decide import best, schedule
 from xform.policies import MinCut
+from xform.program.ir import trace
 
 HERE = Path(__file__).parent
 HEAD = ["graphs", "forward equations", "budgets", "exact again, mean", "worst",

@@ -20,12 +20,12 @@ from experiments.bench_step.run import transformer
 from experiments.planner.optimum import joint_of
 from experiments.report import write_table
 from xform.interpret.joint import Joint, analyze
-from xform.ir import trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.cuts import blocks
 from xform.planner.cuts.fit import by_prices
 from xform.planner.decide import best, schedule
 from xform.policies import MinCut
+from xform.program.ir import trace
 
 HERE = Path(__file__).parent
 HEAD = ["program", "equations of the joint", "CPU seconds: trace", "analyze and plan", "all", "GB"]

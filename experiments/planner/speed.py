@@ -16,8 +16,8 @@ import scipy.optimize
 from experiments.bench_step.run import transformer
 from experiments.planner.size import body, chain, count
 from experiments.report import write_table
-from xform.cost import flops
 from xform.errors import BudgetInfeasible
+from xform.interpret.cost import flops
 from xform.planner.costs.outcome import recompute_flops
 from xform.planner.planned import planned
 from xform.policies import Budget, min_cut

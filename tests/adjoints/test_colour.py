@@ -11,7 +11,7 @@ from jax import lax
 from xform import passes
 from xform._jax import Primitive
 from xform.adjoints.colour import Colour, colours, of, outputs_of
-from xform.ir import trace
+from xform.program.ir import trace
 
 X, C = jnp.array([0.4, -0.2, 0.9]), jnp.array(2.0)
 

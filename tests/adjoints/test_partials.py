@@ -26,9 +26,9 @@ from tests.adjoints.programs import (
     vmapped,
 )
 from tests.reference import close
-from xform.cost import flops
 from xform.errors import NotDifferentiable
-from xform.ir import trace
+from xform.interpret.cost import flops
+from xform.program.ir import trace
 
 pytestmark = pytest.mark.usefixtures("x64")
 

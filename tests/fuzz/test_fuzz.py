@@ -22,8 +22,8 @@ from tests.fuzz.in_numpy import IN_NUMPY
 from tests.fuzz.modes import KINDS, Level, order
 from tests.fuzz.source import function
 from xform._jax import jax_primitives as jp
-from xform.ir import bind
-from xform.table import RULES
+from xform.program.ir import bind
+from xform.registry.table import RULES
 
 pytestmark = pytest.mark.usefixtures("x64")
 

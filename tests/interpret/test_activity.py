@@ -10,7 +10,7 @@ from jax.extend.core import jaxprs_in_params
 import xform
 from xform._jax import scan_counts
 from xform.interpret.activity import path
-from xform.ir import trace
+from xform.program.ir import trace
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 

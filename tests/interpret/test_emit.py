@@ -10,8 +10,8 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import xform
-from xform import ir
 from xform.interpret import emit
+from xform.program import ir
 
 
 def mlp(w: jax.Array, x: jax.Array) -> jax.Array:

@@ -13,8 +13,8 @@ from xform._jax import Var
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.node import fork_p, join_p
-from xform.ir import program, trace
 from xform.planner.decide import schedule
+from xform.program.ir import program, trace
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 

@@ -12,7 +12,7 @@ from jax import lax
 
 import xform
 from tests.memory.test_changes import DENSE, dense, descent, stacked
-from xform.text import human_bytes
+from xform.terminal.text import human_bytes
 
 
 def f32(*shape: int) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from xform.memory import answers
 from xform.memory.answers import Answer, answered
-from xform.recent import Recent
+from xform.storage.recent import Recent
 
 ANSWERS = (
     Answer({"temp": 3}, 1.5, b"module\nwith lines\x00"),

@@ -19,7 +19,7 @@ from xform.memory.answers import Answer
 from xform.memory.compilation import compile_for, trace_for
 from xform.memory.lowering import Lowered
 from xform.memory.targets import missing, parse_target
-from xform.recent import Recent
+from xform.storage.recent import Recent
 
 W, X = jax.ShapeDtypeStruct((12, 64, 64), jnp.float32), jax.ShapeDtypeStruct((32, 64), jnp.float32)
 BYTES = {"argument": 100, "output": 50, "temp": 30, "alias": 20, "generated_code": 5,

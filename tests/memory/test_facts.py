@@ -12,7 +12,7 @@ import pytest
 
 import xform
 from tests.memory.test_changes import DENSE, LANGUAGE, dense, descent, i32, language, stacked
-from xform.text import human_bytes
+from xform.terminal.text import human_bytes
 
 
 def f32(*shape: int) -> Any:

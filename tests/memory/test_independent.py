@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 import xform
-from xform.ir import program
 from xform.memory.independent import shown
+from xform.program.ir import program
 
 
 def f32(*shape: int) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from tests.memory.samples import transformer
 from xform.errors import MissingExtra, WrongArgument
 from xform.memory.plot import draw, stacked
-from xform.text import human_bytes
+from xform.terminal.text import human_bytes
 
 
 def tiny(**more: Any) -> dict[str, Any]:

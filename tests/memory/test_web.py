@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.browser import NEEDS_A_BROWSER, Page, check_silence, opened, started
 from tests.memory.samples import HARM, harmful, transformer
 from xform.memory.page import write
-from xform.text import human_bytes
+from xform.terminal.text import human_bytes
 
 pytestmark = NEEDS_A_BROWSER
 SMALL = transformer(8)

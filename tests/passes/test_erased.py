@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xform.ir import trace
 from xform.passes.erased import erased
+from xform.program.ir import trace
 
 X, N = jnp.ones((3, 5)), jnp.ones((3, 5), jnp.int32)
 

@@ -7,7 +7,8 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from xform import ir, passes
+from xform import passes
+from xform.program import ir
 
 X = np.ones((2, 3), np.float32)
 

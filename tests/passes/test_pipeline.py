@@ -8,10 +8,11 @@ from jax import lax
 
 import xform
 from tests.calls import counted
-from xform import ir, passes
+from xform import passes
 from xform.errors import WrongArgument
 from xform.interpret.barrier import barrier
 from xform.passes.base import size
+from xform.program import ir
 
 ALL = passes.Pipeline([p() for p in passes.PASSES.values()])
 X = np.linspace(-1, 1, 4, dtype=np.float32)

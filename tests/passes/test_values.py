@@ -10,8 +10,9 @@ import xform
 from tests.fuzz.evaluate import Machine
 from tests.fuzz.generate import inputs, sample
 from tests.fuzz.source import function
-from xform import ir, passes
+from xform import passes
 from xform.passes import fold
+from xform.program import ir
 
 QUICK, SLOW = range(10), range(10, 200)
 ALL = passes.Pipeline([p() for p in passes.PASSES.values()])

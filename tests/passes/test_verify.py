@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xform import ir, passes
+from xform import passes
 from xform._jax import Literal, Var
 from xform.errors import BrokenPass, WrongArgument
+from xform.program import ir
 
 X = np.ones(3, np.float32)
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xform.ir import trace
 from xform.planner.candidates.as_written import cuts
 from xform.planner.decide import schedule
 from xform.planner.front import Front, Listed, front
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
 from xform.policies import min_cut
+from xform.program.ir import trace
 
 W, X = jnp.ones((24, 8, 8)) / 9, jnp.ones((256, 8))
 

@@ -14,10 +14,10 @@ from tests.parameters import slow
 from tests.reference import close
 from xform import errors, policies
 from xform._jax import JaxprEqn
-from xform.ir import Program, evaluate, trace
 from xform.passes.structured import bodies
 from xform.planner.loops import loops, reshaped
 from xform.planner.shape import fold
+from xform.program.ir import Program, evaluate, trace
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -13,7 +13,6 @@ from jax import lax
 import xform
 from tests.planner.cuts.test_integer_program import joint_of
 from xform import errors, policies
-from xform.ir import trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
 from xform.planner.decide import schedule
 from xform.planner.device import Device, planned_for
@@ -24,6 +23,7 @@ from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
 from xform.planner.simulate.profiles import CPU
 from xform.policies import min_cut
+from xform.program.ir import trace
 
 W, X = jnp.ones((16, 16)) / 17, jnp.ones((64, 16))
 PROGRAMS = {

@@ -12,7 +12,7 @@ from xform.errors import BudgetInfeasible
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.decide import schedule
 from xform.planner.refused import floor_rows, infeasible, over_budget
-from xform.text import human_bytes
+from xform.terminal.text import human_bytes
 
 W, X = jnp.ones((8, 8)), jnp.ones((4, 8))
 

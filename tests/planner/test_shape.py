@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 from xform._jax import scan_p
-from xform.ir import trace
 from xform.planner.shape import fold, in_parts, levels
+from xform.program.ir import trace
 
 STEPS = np.sin(np.arange(36.0, dtype=np.float32)).reshape(12, 3)
 SHAPES = [((12,),), ((1,), (11,)), ((5,), (7,)), ((3, 4),), ((2, 3, 2),), ((2, 5), (2,)),

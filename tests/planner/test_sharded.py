@@ -14,7 +14,7 @@ import xform
 from tests.planner.cuts.test_integer_program import joint_of
 from tests.sharding import mesh, shard
 from xform import policies
-from xform.cost import aval_bytes, device_flops
+from xform.interpret.cost import aval_bytes, device_flops
 from xform.planner.costs.link import Link
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.costs.window import room

@@ -11,8 +11,8 @@ from experiments.accuracy.measure import BAR, Row, rows
 from experiments.accuracy.points import points
 from experiments.accuracy.reasons import REASONS, reason
 from experiments.accuracy.run import FEW, RESULTS, read
-from xform.table import RULES
-from xform.words import Bilinear, Pointwise
+from xform.registry.table import RULES
+from xform.registry.words import Bilinear, Pointwise
 
 # Their derivatives are constants, or their argument is not a number of one type.
 EXACT = {"add_any", "clamp", "nextafter", "name"}

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import xform
 from tests.parameters import slow
 from tests.sharding import BATCH, agree, checked, inputs, mesh, placed, same, shard, total
-from xform.table import every_rule
+from xform.registry.table import every_rule
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -14,7 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 import xform
 from tests.reference import close
 from xform.errors import NotDifferentiable, WrongCotangent
-from xform.ir import trace
+from xform.program.ir import trace
 from xform.rules import custom
 
 WAYS: dict[str, Callable[..., Any]] = {"alone": lambda f: f, "jitted": jax.jit}

@@ -14,7 +14,7 @@ from jax.experimental import hijax
 
 import xform
 from xform.errors import NotDifferentiable, UnsupportedParam, WrongCotangent, WrongTangent
-from xform.hijax import HiPrim, NullAccum, ValAccum
+from xform.program.hijax import HiPrim, NullAccum, ValAccum
 
 NEWER = pytest.mark.skipif(not hasattr(hijax, "HiPrim"), reason="of JAX since 0.11")
 X = jnp.array([0.5, -1.5, 2.0])

@@ -10,8 +10,8 @@ from jax.experimental.custom_partitioning import custom_partitioning
 
 import xform
 from tests.versions import attention
-from xform.cost import program_flops
 from xform.errors import NotDifferentiable
+from xform.interpret.cost import program_flops
 
 X = jnp.array([0.3, -1.2])
 LIKE = jax.ShapeDtypeStruct(X.shape, X.dtype)

@@ -17,7 +17,7 @@ import xform
 from tests.rules.test_rules import CASES, dtypes, ids
 from xform import passes
 from xform._jax import closed
-from xform.table import differentiable
+from xform.registry.table import differentiable
 from xform.testing import Case, cast
 
 Fun = Callable[..., Any]

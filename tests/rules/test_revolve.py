@@ -16,11 +16,11 @@ from tests.reference import close
 from xform.errors import NotDifferentiable
 from xform.interpret.checkpoints import steps_run
 from xform.interpret.joint import analyze
-from xform.ir import evaluate, trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.decide import schedule
 from xform.planner.plan.decision import Decision, decision_of
 from xform.policies import MinCut
+from xform.program.ir import evaluate, trace
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -20,15 +20,15 @@ import xform
 from tests.rules.elsewhere import ELSEWHERE
 from tests.rules.tested import FAMILIES
 from tests.versions import ABSENT, NEW
-from xform import table
 from xform._jax import Primitive, mlir, registered
-from xform.cost import equation_flops
 from xform.errors import MissingRule, UnsupportedParam, WrongRule
+from xform.interpret.cost import equation_flops
 from xform.planner.costs.recompute import fusible
+from xform.registry import table
+from xform.registry.table import every_rule
+from xform.registry.traits import REDUCTION, UNKNOWN
 from xform.rules.without import ONE_WAY, WITHOUT
-from xform.table import every_rule
 from xform.testing import check_rule
-from xform.traits import REDUCTION, UNKNOWN
 
 MODULES = [importlib.import_module(f"tests.rules.cases.{family}") for family in FAMILIES]
 TRIED = {case.primitive for module in MODULES for case in module.CASES}
@@ -224,7 +224,9 @@ FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.relative_to(PACKAGE).part
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_sets_of_primitives_stand_in_the_registry_only(path: Path) -> None:
-    assert not list(collections_of_names(path)), "make it a trait of the rules: see xform/traits.py"
+    assert not list(collections_of_names(path)), (
+        "make it a trait of the rules: see xform/registry/traits.py"
+    )
     compared = re.findall(r"primitive\.name (?:==|!=|in|not in) .*\"", path.read_text())
     assert not compared, "compare Primitive objects: somebody else's may have the same name"
 

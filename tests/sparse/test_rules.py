@@ -12,8 +12,8 @@ from jax import lax
 
 import xform
 from tests.rules.test_rules import CASES, heavy, marks
-from xform.arithmetic import differentiable
-from xform.table import Rule, every_rule
+from xform.program.arithmetic import differentiable
+from xform.registry.table import Rule, every_rule
 from xform.testing import Case, cast
 
 

@@ -9,7 +9,7 @@ from jax.scipy import special, stats
 
 import xform
 from tests.reference import close, grads_agree
-from xform.arithmetic import is_number
+from xform.program.arithmetic import is_number
 
 X = np.array([0.3, -0.7, 1.1], np.float32)
 F0 = jax.dtypes.float0

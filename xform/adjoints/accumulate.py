@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from xform.adjoints.parts import Edge, Operation, Step, Value
-from xform.arithmetic import Value as Array
-from xform.ir import gather
+from xform.program.arithmetic import Value as Array
+from xform.program.ir import gather
 
 Adjoints = dict[int, Array]
 Flows = dict[int, Array]

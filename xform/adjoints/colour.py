@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
-from xform.arithmetic import differentiable
 from xform.errors import MissingRule, UnsupportedParam
-from xform.ir import Program
 from xform.passes.listing import programs
-from xform.table import lookup
+from xform.program.arithmetic import differentiable
+from xform.program.ir import Program
+from xform.registry.table import lookup
 
 Colour = Literal["constant", "stopped", "active"]
 COLOURS: tuple[Colour, ...] = ("constant", "stopped", "active")

@@ -17,11 +17,11 @@ from xform.adjoints.page import write
 from xform.adjoints.parts import Edge, Operation, Step, Value, measure
 from xform.adjoints.printed import dot, text
 from xform.adjoints.walk import Recorder
-from xform.arithmetic import differentiable
-from xform.callables import argument_names, check_callable, function_name
 from xform.errors import WrongArgument
-from xform.ir import gather
-from xform.modules import shaped
+from xform.introspection.callables import argument_names, check_callable, function_name
+from xform.introspection.modules import shaped
+from xform.program.arithmetic import differentiable
+from xform.program.ir import gather
 from xform.transforms.check import check_output, check_scalar
 from xform.transforms.function import call, function, positions
 

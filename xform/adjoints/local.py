@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform.adjoints.parts import Partial, Pull, norm
-from xform.arithmetic import Value as Array
+from xform.program.arithmetic import Value as Array
 
 _MAX_ENTRIES = 4096  # a larger Jacobian is not formed: its norm is estimated
 _PROBES = 8  # number of random cotangents for the estimate

@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 from xform.adjoints.printed import headline, local_derivatives, partial_said, said
-from xform.files import whole
 from xform.memory.page import assembled, part
-from xform.text import near
+from xform.storage.files import whole
+from xform.terminal.text import near
 
 _SCRIPTS = ("steps", "layout", "picture", "values", "graph")
 

@@ -14,12 +14,12 @@ from jax import lax
 from xform._jax import staging, zeros
 from xform.adjoints.perturb import Mark, run
 from xform.adjoints.sites import Site, listed, sites
-from xform.arithmetic import Value
-from xform.callables import check_callable, function_name
 from xform.errors import NotDifferentiable, WrongArgument
 from xform.interpret.activity import path
-from xform.ir import seldom_collected, trace
+from xform.introspection.callables import check_callable, function_name
 from xform.policies import check, min_cut, save_everything
+from xform.program.arithmetic import Value
+from xform.program.ir import seldom_collected, trace
 from xform.transforms.check import check_output, check_scalar
 from xform.transforms.function import Function, Tree, call, function
 from xform.transforms.inspect import Arguments

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from xform.adjoints.colour import Colour
-from xform.arithmetic import Value as Array
+from xform.program.arithmetic import Value as Array
 
 Pull = Callable[[Sequence[Array]], Sequence[Array]]
 

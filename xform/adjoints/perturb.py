@@ -17,13 +17,13 @@ from jax import lax
 
 from xform._jax import JaxprEqn, Var, scan_counts, zeros
 from xform.adjoints.sites import Path, bodies, kind, level
-from xform.arithmetic import Value, differentiable
-from xform.equation import scan_options, switch
 from xform.errors import NotDifferentiable
-from xform.ir import Program, bind, environment, read, trace, write
 from xform.passes.structured import sharding
+from xform.program.arithmetic import Value, differentiable
+from xform.program.equation import scan_options, switch
+from xform.program.ir import Program, bind, environment, read, trace, write
+from xform.program.source import frame, name_stack, source
 from xform.rules.call import mark as region
-from xform.source import frame, name_stack, source
 
 Values = dict[int, Value]
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xform.text import columns, near
+from xform.terminal.text import columns, near
 
 # The pen of Graphviz for each colour of a value.
 _PENS = {"active": "darkgreen", "stopped": "darkorange", "constant": "gray50"}

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn, Var, cond_p, jaxprs_of, jit_p, name_p, scan_p
-from xform.arithmetic import differentiable
 from xform.errors import NotDifferentiable, WrongArgument, WrongDtype
-from xform.ir import Program, program
 from xform.passes.inline import opened, small
 from xform.passes.structured import body, called, placed
-from xform.source import frame
-from xform.table import traits
-from xform.text import near
+from xform.program.arithmetic import differentiable
+from xform.program.ir import Program, program
+from xform.program.source import frame
+from xform.registry.table import traits
+from xform.terminal.text import near
 
 # The way to a nested program, from the outermost program inwards: at each level, the position of
 # the equation, and the number of the program among the programs that the equation holds.

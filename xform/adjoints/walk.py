@@ -16,13 +16,13 @@ from xform._jax import JaxprEqn, Literal, Var, cond_p, name_p, scan_counts, scan
 from xform.adjoints.colour import Colour, made_by
 from xform.adjoints.local import partials_of
 from xform.adjoints.parts import Edge, Operation, Pull, Value
-from xform.arithmetic import Value as Array
-from xform.ir import Program, bind, evaluate, gather, program, read, spread, trace
 from xform.passes.inline import small
 from xform.passes.listing import Names, literal, operation, programs
 from xform.passes.structured import body, called, region
-from xform.source import frame, name_stack, source
-from xform.table import traits
+from xform.program.arithmetic import Value as Array
+from xform.program.ir import Program, bind, evaluate, gather, program, read, spread, trace
+from xform.program.source import frame, name_stack, source
+from xform.registry.table import traits
 from xform.transforms.reverse import vjp
 
 Scope = tuple[str, ...]

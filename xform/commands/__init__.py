@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from xform.errors import FailedFunction, WrongArgument, XformError
-from xform.quiet import hushed
+from xform.terminal.quiet import hushed
 
 _MODULES = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
 COMMANDS: dict[str, Any] = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
-from xform import packages
+from xform.introspection import packages
 from xform.memory.compilation import compile_for
 from xform.memory.targets import install, missing, names, parse_target
-from xform.text import columns, human_bytes
+from xform.terminal.text import columns, human_bytes
 
 _PACKAGES = (
     "jax", "jaxlib", "numpy", "scipy", "flax", "optax", "matplotlib", "rich", "libtpu",

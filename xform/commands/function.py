@@ -32,10 +32,10 @@ import jax.export
 import numpy as np
 
 from xform import policies
-from xform.callables import argument_names
 from xform.commands.reference import FORM, module_of, reference, resolve
 from xform.commands.transform import add_transform, arrays_alone, transformed
 from xform.errors import WrongArgument
+from xform.introspection.callables import argument_names
 from xform.memory.asked import asked
 from xform.transforms.subject import with_policy
 

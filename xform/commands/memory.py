@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 import xform
-from xform.callables import takes_policy
 from xform.commands.compare import compared
 from xform.commands.function import add_function, policy, read_function
 from xform.commands.reports import (
@@ -15,6 +14,7 @@ from xform.commands.reports import (
     options,
     told,
 )
+from xform.introspection.callables import takes_policy
 from xform.transforms.compare import kept_on
 
 

@@ -21,9 +21,8 @@ import jax.numpy as jnp
 
 from xform import everywhere
 from xform._jax import staging
-from xform.callables import function_name
-from xform.files import whole
 from xform.interpret.joint import Schedule
+from xform.introspection.callables import function_name
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import recompute_flops, waiting_bytes
@@ -33,8 +32,9 @@ from xform.planner.planning import planning
 from xform.planner.problem import Problem
 from xform.planner.report.residuals import residuals_of
 from xform.policies import Policy, said, save_everything
-from xform.source import frame
-from xform.text import columns, human_bytes, human_flops, near
+from xform.program.source import frame
+from xform.storage.files import whole
+from xform.terminal.text import columns, human_bytes, human_flops, near
 
 # The transforms that return a function, which does the work when it is called.
 _LATER = ("grad", "value_and_grad", "jacfwd", "jacrev", "jacobian", "hessian", "checkpoint",

@@ -8,9 +8,9 @@ import json
 from typing import Any
 
 import xform
-from xform.callables import takes_policy
 from xform.commands.function import add_function, add_policy, policy, positions, read_function
 from xform.commands.reports import file, picture, wrote
+from xform.introspection.callables import takes_policy
 
 
 def run(args: argparse.Namespace) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xform.errors import WrongArgument
-from xform.loaded import names_of
+from xform.introspection.loaded import names_of
 
 FORM = "module:name or path.py:name"
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from xform._jax import Primitive, ad, registered
 from xform.errors import WrongArgument
-from xform.loaded import loaded
+from xform.introspection.loaded import loaded
+from xform.registry.table import every_rule
 from xform.rules.foreign import every_foreign
 from xform.rules.without import ONE_WAY, WITHOUT
-from xform.table import every_rule
-from xform.text import columns
+from xform.terminal.text import columns
 
 # How each primitive is tested. tests/rules/tested.py writes the file from the cases in tests/rules.
 TESTED = Path(__file__).with_name("tested.json")

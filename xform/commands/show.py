@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from xform.adjoints.colour import COLOURS, Colour, colours, of
-from xform.arithmetic import differentiable
 from xform.commands.function import (
     BoundFunction,
     add_function,
@@ -24,14 +23,15 @@ from xform.commands.function import (
 from xform.commands.reports import words
 from xform.commands.transform import arrays_alone
 from xform.interpret.joint import analyze
-from xform.ir import Program, trace
 from xform.memory.printed import compiled_text, stablehlo_text
 from xform.passes import PASSES, Pipeline, Step, listing
 from xform.passes.base import size
 from xform.planner.decide import schedule
 from xform.planner.report.shown import shown
 from xform.policies import said
-from xform.text import columns
+from xform.program.arithmetic import differentiable
+from xform.program.ir import Program, trace
+from xform.terminal.text import columns
 from xform.transforms.function import positions as of_call
 from xform.transforms.inspect import Arguments, point
 

@@ -11,8 +11,8 @@ import jax
 
 import xform
 from xform._jax import tangent_aval
-from xform.callables import argument_names, function_name, takes_policy
 from xform.errors import WrongArgument
+from xform.introspection.callables import argument_names, function_name, takes_policy
 from xform.transforms.inspect import Arguments
 
 TRANSFORMS = ("grad", "value_and_grad", "vjp", "jvp", "linearize", "remat")

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xform.arithmetic import Value
 from xform.curvature.matrices import Matrix, matrix
 from xform.curvature.vectors import (
     dot,
@@ -24,6 +23,7 @@ from xform.curvature.vectors import (
     wide,
 )
 from xform.errors import WrongArgument
+from xform.program.arithmetic import Value
 from xform.transforms.function import Tree
 from xform.transforms.within import run_within
 

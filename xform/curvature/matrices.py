@@ -14,9 +14,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from xform.arithmetic import Value
-from xform.callables import check_callable
 from xform.errors import WrongArgument
+from xform.introspection.callables import check_callable
+from xform.program.arithmetic import Value
 from xform.transforms.forward import jvp, linearize
 from xform.transforms.function import Tree
 from xform.transforms.jacobian import hvp

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xform.arithmetic import Value
-from xform.callables import check_callable
 from xform.curvature.matrices import Distribution, Matrix, Product, fisher, matrix
 from xform.curvature.vectors import dot, norm, plus, real_vector, scaled, unwrapped
 from xform.errors import WrongArgument
+from xform.introspection.callables import check_callable
+from xform.program.arithmetic import Value
 from xform.transforms.function import Tree, as_array
 from xform.transforms.reverse import grad
 from xform.transforms.within import run_within

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import jax
 
-from xform.callables import check_callable
 from xform.curvature.matrices import Distribution, GaussNewton, Matrix, fisher
 from xform.curvature.vectors import real_vector, unwrapped
+from xform.introspection.callables import check_callable
 from xform.transforms.function import Tree, as_tuple
 from xform.transforms.within import run_within
 

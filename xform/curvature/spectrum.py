@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xform.arithmetic import Value
 from xform.curvature.matrices import Matrix, Product, matrix
 from xform.curvature.vectors import (
     accumulator,
@@ -27,6 +26,7 @@ from xform.curvature.vectors import (
 )
 from xform.errors import WrongArgument
 from xform.planner.report.picture import BLUE, axes, save
+from xform.program.arithmetic import Value
 from xform.transforms.function import Tree
 from xform.transforms.within import run_within
 

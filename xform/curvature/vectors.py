@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xform.arithmetic import Value, common_dtype
 from xform.errors import WrongArgument, WrongDtype
+from xform.program.arithmetic import Value, common_dtype
 from xform.transforms.function import Tree, as_array, as_tuple
 
 

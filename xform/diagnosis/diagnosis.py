@@ -15,8 +15,6 @@ import numpy as np
 from jax.tree_util import keystr
 
 from xform._jax import Var
-from xform.arithmetic import Value
-from xform.callables import argument_names, function_name
 from xform.diagnosis import readings
 from xform.diagnosis.flow import Mark
 from xform.diagnosis.layers import Layer, Level, Row, level
@@ -26,7 +24,9 @@ from xform.diagnosis.report import Report
 from xform.diagnosis.row import LayerHealth
 from xform.diagnosis.verdict import judged
 from xform.errors import WrongArgument
-from xform.ir import lifted, trace
+from xform.introspection.callables import argument_names, function_name
+from xform.program.arithmetic import Value
+from xform.program.ir import lifted, trace
 from xform.transforms.check import check_inputs, check_output, check_scalar
 from xform.transforms.function import Call, Tree, as_array
 from xform.transforms.reverse import value_and_grad

@@ -13,14 +13,14 @@ from functools import cached_property
 from typing import Any
 
 from xform._jax import JaxprEqn, Literal, Var, has_effects, scan_counts
-from xform.arithmetic import differentiable
 from xform.errors import NotDifferentiable
-from xform.ir import Atom, Program
 from xform.passes.inline import opened
 from xform.passes.structured import bodies, body, called, region
-from xform.source import frame
-from xform.table import rule_of, traits
-from xform.words import Linear
+from xform.program.arithmetic import differentiable
+from xform.program.ir import Atom, Program
+from xform.program.source import frame
+from xform.registry.table import rule_of, traits
+from xform.registry.words import Linear
 
 # Index of a parameter, and the number of its leading axes that the loops around scan over.
 Weight = tuple[int, int]

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xform.arithmetic import Value
-from xform.callables import check_callable
 from xform.diagnosis.diagnosis import ASKED, Diagnosis, Readings
 from xform.diagnosis.nonfinite import Origin, finite, origin
 from xform.diagnosis.report import Report
 from xform.errors import WrongArgument
-from xform.ir import trace
-from xform.modules import inexact, opened
+from xform.introspection.callables import check_callable
+from xform.introspection.modules import inexact, opened
 from xform.policies import save_everything
+from xform.program.arithmetic import Value
+from xform.program.ir import trace
 from xform.transforms.function import Tree
 from xform.transforms.reverse import value_and_grad
 

@@ -15,12 +15,12 @@ from functools import cached_property
 from typing import Any
 
 from xform._jax import JaxprEqn, Var
-from xform.arithmetic import differentiable
 from xform.diagnosis.flow import Flow, Mark, Region, flow
 from xform.diagnosis.slices import Slice, activation, between, is_linear
-from xform.ir import Program
 from xform.memory.attribute import scope
-from xform.source import frame
+from xform.program.arithmetic import differentiable
+from xform.program.ir import Program
+from xform.program.source import frame
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
-from xform.arithmetic import Value
 from xform.diagnosis.flow import calls_opened
 from xform.interpret.emit import BACKWARD
-from xform.ir import Atom, Program, bind, environment, evaluate, program, read, write
 from xform.passes.structured import bodies, body, region
-from xform.source import frame, name_stack
-from xform.text import near
+from xform.program.arithmetic import Value
+from xform.program.ir import Atom, Program, bind, environment, evaluate, program, read, write
+from xform.program.source import frame, name_stack
+from xform.terminal.text import near
 
 
 @dataclasses.dataclass(frozen=True)

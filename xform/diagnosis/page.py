@@ -9,9 +9,9 @@ import string
 from collections.abc import Callable, Sequence
 
 from xform.diagnosis.row import LayerHealth
-from xform.files import whole
 from xform.memory.page import digest, source_line
-from xform.text import near
+from xform.storage.files import whole
+from xform.terminal.text import near
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: light-dark(#1a202c, #e8eaf0);

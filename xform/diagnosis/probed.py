@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
-from xform.arithmetic import Value
 from xform.diagnosis.layers import Layer, Level, Row
-from xform.equation import scan_options, switch
-from xform.ir import bind, environment, evaluate, program, read, write
-from xform.source import name_stack, source
+from xform.program.arithmetic import Value
+from xform.program.equation import scan_options, switch
+from xform.program.ir import bind, environment, evaluate, program, read, write
+from xform.program.source import name_stack, source
 
 # A function of a layer, of a function that returns the values of its program, and of its sink. It
 # returns the value to use as the layer's result.

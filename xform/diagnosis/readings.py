@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import Var
-from xform.arithmetic import Value
 from xform.diagnosis.layers import Layer
 from xform.diagnosis.thresholds import FLAT
+from xform.program.arithmetic import Value
 
 Read = Callable[[Var], Value]  # returns the value of a variable
 # Readings of the result in the forward pass, and of its cotangent in the backward pass.

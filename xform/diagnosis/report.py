@@ -12,8 +12,8 @@ from typing import Any
 from xform.diagnosis import page, plot
 from xform.diagnosis.nonfinite import Origin
 from xform.diagnosis.row import LayerHealth
-from xform.files import whole
-from xform.text import columns, near
+from xform.storage.files import whole
+from xform.terminal.text import columns, near
 
 # With more rows than this, only the rows at fault, rows near them, and the first and last are
 # printed.

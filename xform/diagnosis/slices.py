@@ -10,14 +10,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from xform._jax import JaxprEqn, Var
-from xform.arithmetic import Value, differentiable
 from xform.diagnosis.flow import Flow, Region
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.pullback import pullback
-from xform.ir import Program
 from xform.passes.structured import body
-from xform.table import traits
+from xform.program.arithmetic import Value, differentiable
+from xform.program.ir import Program
+from xform.registry.table import traits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -23,13 +23,13 @@ from xform._jax import (
     named,
     zeros,
 )
-from xform.arithmetic import Value
 from xform.interpret.node import gather, join_p, spread, within
-from xform.ir import Atom, Mask, Program, trace
 from xform.passes.dce import live
-from xform.recent import Recent
-from xform.table import rule_of
-from xform.words import Apart
+from xform.program.arithmetic import Value
+from xform.program.ir import Atom, Mask, Program, trace
+from xform.registry.table import rule_of
+from xform.registry.words import Apart
+from xform.storage.recent import Recent
 
 # `joint.Joint` and `joint.Schedule`. This module is imported by `joint`, so it cannot import them.
 Joint = Any

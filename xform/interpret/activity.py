@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 
 from xform._jax import Var
-from xform.ir import Mask, Program
-from xform.table import lookup, rule_of
+from xform.program.ir import Mask, Program
+from xform.registry.table import lookup, rule_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,12 +22,12 @@ from jax import lax
 from jax.dtypes import prng_key
 
 from xform._jax import JaxprEqn, Primitive, ShapedArray, ad, batching, mlir
-from xform.arithmetic import Value, differentiable
-from xform.ir import Mask, gather, spread
-from xform.reach import EACH
-from xform.table import declare
-from xform.traits import Traits
-from xform.words import Apart
+from xform.program.arithmetic import Value, differentiable
+from xform.program.ir import Mask, gather, spread
+from xform.registry.reach import EACH
+from xform.registry.table import declare
+from xform.registry.traits import Traits
+from xform.registry.words import Apart
 
 Where = Literal["everywhere", "cpu", "gpu", "cpu and tpu", "cpu and gpu", "accelerators"]
 _BACKENDS: dict[Where, tuple[str, ...]] = {

@@ -30,10 +30,10 @@ import numpy as np
 from jax import lax
 
 from xform._jax import zeros
-from xform.arithmetic import Value
 from xform.interpret.lanes import keep, predicate, some, store
 from xform.interpret.node import gather
-from xform.ir import Mask
+from xform.program.arithmetic import Value
+from xform.program.ir import Mask
 
 States = list[Value]
 Step = Callable[[Value, States], States]

@@ -27,16 +27,16 @@ from xform._jax import (
     set_current_trace,
     trace_of,
 )
-from xform.arithmetic import NUMPY, Value, all_arrayed
+from xform._jax.mutable import is_mutable
 from xform.errors import DerivativeLost
-from xform.hijax import settled
 from xform.interpret.reference import refer
-from xform.ir import Mask, apply, environment, evaluate, read, trace
-from xform.mutable import is_mutable
-from xform.references import MAKERS
-from xform.source import frame
-from xform.table import Rule, lookup, rule_of
-from xform.words import Bilinear, Linear, Pointwise
+from xform.program.arithmetic import NUMPY, Value, all_arrayed
+from xform.program.hijax import settled
+from xform.program.ir import Mask, apply, environment, evaluate, read, trace
+from xform.program.references import MAKERS
+from xform.program.source import frame
+from xform.registry.table import Rule, lookup, rule_of
+from xform.registry.words import Bilinear, Linear, Pointwise
 
 Mark = Any
 Results = tuple[Sequence[Value], Sequence[Mark]]

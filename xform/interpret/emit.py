@@ -14,7 +14,6 @@ from typing import Any
 import jax
 
 from xform._jax import JaxprEqn, Var, name_p, staging
-from xform.arithmetic import Value
 from xform.interpret import walk
 from xform.interpret.absent import narrowed
 from xform.interpret.barrier import Where, barrier
@@ -22,8 +21,9 @@ from xform.interpret.joint import Schedule
 from xform.interpret.materialize import materialize
 from xform.interpret.node import fork_p, gather, spread, there
 from xform.interpret.wait import Wait
-from xform.ir import Atom, Mask, Program, bind, read
-from xform.source import name_stack, source
+from xform.program.arithmetic import Value
+from xform.program.ir import Atom, Mask, Program, bind, read
+from xform.program.source import name_stack, source
 
 BACKWARD, TANGENT, RECOMPUTE = "xform(backward)", "xform(tangent)", "xform(recompute)"
 SAVED = "xform(saved: {})"

@@ -28,7 +28,6 @@ from xform._jax import (
     staging,
     tangent_aval,
 )
-from xform.arithmetic import Value
 from xform.errors import WrongCotangent
 from xform.interpret.absent import Groups, Part, start_p, unmarked
 from xform.interpret.activity import path
@@ -37,14 +36,15 @@ from xform.interpret.jvp import jvp
 from xform.interpret.logs import collected
 from xform.interpret.node import Node, fork_p, gather, join_p, released, spread
 from xform.interpret.pullback import pullback
-from xform.ir import Mask, Program, trace
 from xform.passes.dce import live
 from xform.passes.erased import erased, reshaped
 from xform.passes.inline import opened, small
 from xform.passes.simplify import Simplify
-from xform.recent import Recent
-from xform.source import frame
-from xform.table import traits
+from xform.program.arithmetic import Value
+from xform.program.ir import Mask, Program, trace
+from xform.program.source import frame
+from xform.registry.table import traits
+from xform.storage.recent import Recent
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

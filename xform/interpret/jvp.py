@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xform._jax import JaxprEqn, Var
-from xform.arithmetic import Value
 from xform.interpret.activity import path
 from xform.interpret.node import Structured
-from xform.ir import Mask, Program, apply, bind, environment, read, write
-from xform.source import name_stack, source
-from xform.table import Rule, lookup
-from xform.words import Composite
+from xform.program.arithmetic import Value
+from xform.program.ir import Mask, Program, apply, bind, environment, read, write
+from xform.program.source import name_stack, source
+from xform.registry.table import Rule, lookup
+from xform.registry.words import Composite
 
 
 def jvp(prog: Program, args: Sequence[Value], tangents: Sequence[Value], split: bool = False,

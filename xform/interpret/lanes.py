@@ -20,10 +20,10 @@ import numpy as np
 from jax import lax
 
 from xform._jax import Primitive, ad, batching, mlir, zeros
-from xform.arithmetic import Value
 from xform.errors import NotDifferentiable
-from xform.traits import UNFUSED
-from xform.words import constant, linear
+from xform.program.arithmetic import Value
+from xform.registry.traits import UNFUSED
+from xform.registry.words import constant, linear
 
 some_p, keep_p = Primitive("some_lane"), Primitive("keep_lane")
 store_p, final_p = Primitive("store_lanes"), Primitive("loop_result")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 
 from xform._jax import JaxprEqn, Var
-from xform.arithmetic import differentiable
 from xform.errors import NotLinear
 from xform.interpret.barrier import barrier_p
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.node import fork_p, join_p
-from xform.ir import Mask
 from xform.passes.dce import live
-from xform.source import frame
-from xform.table import lookup
+from xform.program.arithmetic import differentiable
+from xform.program.ir import Mask
+from xform.program.source import frame
+from xform.registry.table import lookup
 
 
 def check_linear(schedule: Schedule, active: Mask) -> None:

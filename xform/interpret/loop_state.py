@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from xform._jax import Var
 from xform.interpret.joint import Joint, Schedule
 from xform.interpret.node import gather
-from xform.ir import Atom
 from xform.passes.dce import live
+from xform.program.ir import Atom
 
 _NONE: Mapping[Var, Var] = {}
 

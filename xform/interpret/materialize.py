@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import Primitive, ad, batching, mlir
-from xform.arithmetic import Value
 from xform.interpret.barrier import Where, holds, lowered_plainly, opaque_true
-from xform.reach import EACH
-from xform.traits import Traits
-from xform.words import linear
+from xform.program.arithmetic import Value
+from xform.registry.reach import EACH
+from xform.registry.traits import Traits
+from xform.registry.words import linear
 
 materialize_p = Primitive("xform_materialize")
 materialize_p.def_impl(lambda x, where: x)

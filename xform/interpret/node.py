@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xform._jax import JaxprEqn, Primitive, ShapedArray, Trace, Tracer, cotangent_aval, tangent_aval
-from xform.arithmetic import Value, instantiate
-from xform.fingerprint import fingerprint, parameters
 from xform.interpret.logs import log_without
-from xform.ir import Mask, Program, apply
-from xform.ir import gather as gather
-from xform.ir import spread as spread
-from xform.source import frame
-from xform.table import Rule
+from xform.program.arithmetic import Value, instantiate
+from xform.program.fingerprint import fingerprint, parameters
+from xform.program.ir import Mask, Program, apply
+from xform.program.ir import gather as gather
+from xform.program.ir import spread as spread
+from xform.program.source import frame
+from xform.registry.table import Rule
 
 # `joint.Joint` and `joint.Schedule`, which contain nodes: a Node only passes them on.
 Joint = Any

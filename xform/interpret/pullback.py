@@ -19,16 +19,16 @@ from xform._jax import (
     trace_of,
     zeros,
 )
-from xform.arithmetic import Value, add, arrayed, differentiable
 from xform.errors import WrongCotangent
-from xform.hijax import is_vector, operation
 from xform.interpret.activity import path
 from xform.interpret.node import Pull, Structured, gather, spread
 from xform.interpret.staged import Split, stage
-from xform.ir import Atom, Mask, Program, apply, bind, environment, read, write
-from xform.source import frame, name_stack, source
-from xform.table import Rule, lookup, traits
-from xform.words import Composite
+from xform.program.arithmetic import Value, add, arrayed, differentiable
+from xform.program.hijax import is_vector, operation
+from xform.program.ir import Atom, Mask, Program, apply, bind, environment, read, write
+from xform.program.source import frame, name_stack, source
+from xform.registry.table import Rule, lookup, traits
+from xform.registry.words import Composite
 
 
 def pullback(prog: Program, active: Mask, wanted: Mask, args: Sequence[Value],

@@ -9,7 +9,7 @@ import jax
 
 from xform._jax import Primitive, Trace, Tracer, set_current_trace, trace_of
 from xform.errors import NotDifferentiable
-from xform.references import Cell, apply, involves
+from xform.program.references import Cell, apply, involves
 
 
 class Reference(Tracer[Any]):

@@ -24,7 +24,7 @@ from xform.interpret.barrier import Where
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.wait import is_work
 from xform.interpret.written import plain
-from xform.table import traits
+from xform.registry.table import traits
 
 # Operations through which the chain of a cotangent continues.
 _SUMS = lax.add_p, lax.sub_p, jax_primitives.add_jaxvals_p

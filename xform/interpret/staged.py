@@ -12,8 +12,8 @@ from typing import Any
 import jax
 
 from xform._jax import Primitive, Trace, Tracer, current_trace, set_current_trace, trace_of
-from xform.arithmetic import Value
-from xform.ir import trace
+from xform.program.arithmetic import Value
+from xform.program.ir import trace
 
 
 class Split(Trace):

@@ -9,12 +9,12 @@ from typing import Any
 from jax import lax
 
 from xform._jax import JaxprEqn, Var, broadcast_in_dim_p
-from xform.cost import aval_bytes
-from xform.hijax import is_vector
 from xform.interpret.barrier import EARLY, Where, holdable
+from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule, reads_of
 from xform.passes.structured import body
-from xform.table import traits
+from xform.program.hijax import is_vector
+from xform.registry.table import traits
 
 # On CPU, recomputes that are not work may merge with the forward part, up to this fraction of the
 # recomputed and saved bytes.

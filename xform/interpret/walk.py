@@ -19,8 +19,8 @@ from xform.interpret.node import fork_p, gather, join_p, spread
 from xform.interpret.shared import shared
 from xform.interpret.wait import Wait, Waits, waits
 from xform.interpret.written import written
-from xform.ir import Mask, Program
 from xform.passes.dce import live
+from xform.program.ir import Mask, Program
 
 # Values by variable: arrays, tracers, or the values of another back end.
 Environment = dict[Var, Any]

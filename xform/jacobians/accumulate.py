@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import Var, cotangent_aval, tangent_aval, weak_as
-from xform.arithmetic import Value, common_dtype
-from xform.ir import environment, read
 from xform.jacobians.chain import Order, Product, Sweep
 from xform.jacobians.segments import Chain, Segment
 from xform.jacobians.units import Linear, of_rows, of_units
 from xform.jacobians.work import linear
+from xform.program.arithmetic import Value, common_dtype
+from xform.program.ir import environment, read
 
 # The Jacobian by output leaf and input leaf; each block has shape `[*output, *input]`.
 Leaves = list[list[Value]]

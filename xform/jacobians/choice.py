@@ -7,9 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xform.arithmetic import Value
-from xform.budgets import Budget
-from xform.cost import size
+from xform.interpret.cost import size
 from xform.jacobians.accumulate import Leaves, accumulate
 from xform.jacobians.chain import Link, Order, Sweep, best, forward, reverse
 from xform.jacobians.segments import Chain, chain
@@ -17,6 +15,8 @@ from xform.jacobians.work import links
 from xform.passes.inline import Inline
 from xform.planner.device import in_bytes
 from xform.policies import check, save_nothing
+from xform.policies.budgets import Budget
+from xform.program.arithmetic import Value
 from xform.transforms.function import Function
 from xform.transforms.within import compiled_bytes, first_within
 

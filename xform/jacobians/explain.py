@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from xform._jax import itemsize
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 from xform.jacobians.chain import Link, Order, Product, Sweep, forward, reverse
 from xform.jacobians.choice import Choice
 from xform.jacobians.segments import Segment
-from xform.source import frame
-from xform.text import columns, human_bytes, human_flops, near
+from xform.program.source import frame
+from xform.terminal.text import columns, human_bytes, human_flops, near
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,11 +10,8 @@ import jax
 import numpy as np
 
 from xform._jax import staging
-from xform.arithmetic import differentiable, float0_zeros
-from xform.budgets import Budget, Fit
-from xform.callables import check_callable
 from xform.errors import WrongArgument
-from xform.ir import seldom_collected
+from xform.introspection.callables import check_callable
 from xform.jacobians.accumulate import Leaves, swept
 from xform.jacobians.choice import choose
 from xform.jacobians.explain import Explanation, explained
@@ -22,6 +19,9 @@ from xform.jacobians.scalars import eliminated
 from xform.jacobians.units import vary
 from xform.passes.inline import Inline
 from xform.policies import check
+from xform.policies.budgets import Budget, Fit
+from xform.program.arithmetic import differentiable, float0_zeros
+from xform.program.ir import seldom_collected
 from xform.transforms.check import check_input, check_output_types
 from xform.transforms.forward import linearize
 from xform.transforms.function import Tree, call, function, numbers, partial

@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import JaxprEqn, Var
-from xform.arithmetic import Value, common_dtype, differentiable
-from xform.cost import size
 from xform.errors import WrongArgument
 from xform.interpret.activity import path
+from xform.interpret.cost import size
 from xform.interpret.jvp import push
-from xform.ir import Mask, Program, bind, environment, gather, read, trace
 from xform.jacobians.accumulate import Leaves, Parts, split
 from xform.jacobians.elimination import Edge, Elimination, Graph, fewest
 from xform.passes.inline import Inline
-from xform.source import frame, name_stack, source
-from xform.table import lookup, traits
-from xform.words import Bilinear, Linear, Pointwise
+from xform.program.arithmetic import Value, common_dtype, differentiable
+from xform.program.ir import Mask, Program, bind, environment, gather, read, trace
+from xform.program.source import frame, name_stack, source
+from xform.registry.table import lookup, traits
+from xform.registry.words import Bilinear, Linear, Pointwise
 
 # Maximum number of edges: for larger programs, scalar elimination is not practical.
 MOST = 50_000

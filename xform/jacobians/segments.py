@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import Var
-from xform.cost import size
+from xform._jax.meshes import explicit
 from xform.interpret.activity import path
-from xform.ir import Atom, Mask, Program
-from xform.meshes import explicit
+from xform.interpret.cost import size
 from xform.planner.costs.recompute import fusible
+from xform.program.ir import Atom, Mask, Program
 
 # Maximum number of segments. If there are more cuts, those with the fewest elements are used.
 MOST = 128

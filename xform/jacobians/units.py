@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform._jax import JaxprEqn, ShapedArray, Var, dot_general_p, weak_as
-from xform.arithmetic import Value
-from xform.ir import Program, bind, read, trace, write
 from xform.passes.inline import Inline
+from xform.program.arithmetic import Value
+from xform.program.ir import Program, bind, read, trace, write
 from xform.transforms.linear_map import varying
 
 # Maps the leaves of one vector to the leaves of its image.

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from xform._jax import Var, cotangent_aval, tangent_aval
-from xform.arithmetic import Value
-from xform.cost import equation_flops
 from xform.errors import XformError
-from xform.fingerprint import fingerprint
 from xform.interpret.barrier import barrier_p
-from xform.ir import evaluate, trace
+from xform.interpret.cost import equation_flops
 from xform.jacobians.chain import Link
 from xform.jacobians.segments import Chain, Segment
 from xform.jacobians.units import meets_first, of_rows, stacked, vary
 from xform.passes.dce import live
 from xform.passes.inline import Inline
+from xform.program.arithmetic import Value
+from xform.program.fingerprint import fingerprint
+from xform.program.ir import evaluate, trace
 from xform.transforms.forward import linearize
 from xform.transforms.reverse import vjp
 

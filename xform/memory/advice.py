@@ -6,7 +6,7 @@ from typing import Any
 
 from xform.memory.changes import changes
 from xform.memory.facts import facts, largest
-from xform.text import human_bytes
+from xform.terminal.text import human_bytes
 
 # The advice leaves out anything below this fraction of the total.
 _SMALLEST_FRACTION = 0.02

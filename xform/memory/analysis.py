@@ -12,11 +12,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from xform.budgets import bytes_of
-from xform.callables import check_callable
+from xform.introspection.callables import check_callable
 from xform.memory.asked import asked, short
 from xform.memory.compilation import compile_for
 from xform.memory.report import MemoryReport
+from xform.policies.budgets import bytes_of
 
 
 def memory_analysis(

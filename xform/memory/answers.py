@@ -16,9 +16,9 @@ from pathlib import Path
 
 import jax
 
-from xform.files import whole
-from xform.packages import version
-from xform.recent import Recent
+from xform.introspection.packages import version
+from xform.storage.files import whole
+from xform.storage.recent import Recent
 
 _FORMAT = "xform answer 1"
 # Packages and environment variables that an answer depends on, beside the program and the target.

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from xform._jax import ShapedArray
-from xform.callables import argument_names, derived
+from xform.introspection.callables import argument_names, derived
 from xform.policies import as_code, min_cut, said
-from xform.text import human_bytes
+from xform.terminal.text import human_bytes
 
 # At most this many arguments are listed by name; the others are summed up.
 _MOST_NAMED = 8

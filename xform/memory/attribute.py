@@ -32,7 +32,7 @@ from xform.interpret.emit import BACKWARD, RECOMPUTE
 from xform.memory.buffers import COUNTED, DEVICE, Assignment, Buffer, Storage
 from xform.memory.hlo import Index, Instruction
 from xform.memory.origin import Flow
-from xform.text import near
+from xform.terminal.text import near
 
 FRAGMENTATION = "fragmentation"
 

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from xform.callables import argument_names
 from xform.errors import BudgetInfeasible, WrongArgument
+from xform.introspection.callables import argument_names
+from xform.introspection.modules import compilable, holding
 from xform.memory.lowering import is_jitted, jitted
-from xform.modules import compilable, holding
 
 Argnums = int | Sequence[int] | str | None
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from xform.memory.attribute import Row
 from xform.memory.independent import Batch
-from xform.text import human_bytes, several
+from xform.terminal.text import human_bytes, several
 
 ARGUMENTS = ("argument", "parameter", "optimizer state")
 MADE = ("activation", "recompute", "temporary")

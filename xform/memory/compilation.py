@@ -13,12 +13,11 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
-from xform import alive
 from xform._jax import closed, compiler_options
-from xform.callables import function_name
-from xform.cost import flops
 from xform.errors import CompilationFailed
-from xform.ir import Program, program
+from xform.interpret.cost import flops
+from xform.introspection.callables import function_name
+from xform.introspection.modules import compilable, holding
 from xform.memory import buffers
 from xform.memory.answers import Answer, answered
 from xform.memory.lowering import (
@@ -33,8 +32,9 @@ from xform.memory.lowering import (
 from xform.memory.remote import compile_there, read
 from xform.memory.targets import Target, check_installed, parse_target
 from xform.memory.worker import compile_and_read
-from xform.modules import compilable, holding
-from xform.text import human_bytes, parse_bytes
+from xform.program.ir import Program, program
+from xform.terminal import alive
+from xform.terminal.text import human_bytes, parse_bytes
 
 # "... required for HLO temporaries (39.00G) exceeds ...", "Used 24.00G of 15.75G hbm".
 _SIZES = re.compile(r"(?:\(|Used )(?P<size>\d+(?:\.\d+)?)(?P<unit>[KMGT])(?:\) exceeds| of )")

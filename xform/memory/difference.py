@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from xform.text import columns, human_bytes
+from xform.terminal.text import columns, human_bytes
 
 # The kinds of bytes in a report, in printing order.
 KINDS = ("argument", "output", "temp", "alias", "total", "constant", "host", "vmem", "code")

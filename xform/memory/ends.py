@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from xform._jax import JaxprEqn
-from xform.cost import shape
-from xform.reach import Each
+from xform.interpret.cost import shape
+from xform.registry.reach import Each
+from xform.registry.table import traits
 from xform.rules.contract import rest
-from xform.table import traits
 
 # For each axis of an operand: its axis in the result; or a number >= the result's number of axes if
 # it is summed, equal for axes that are summed together; or None if it is needed whole.

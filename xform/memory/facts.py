@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from xform.memory.attribute import Row
 from xform.memory.changes import ARGUMENTS, MADE
 from xform.memory.updates import waiting
-from xform.text import human_bytes, several
+from xform.terminal.text import human_bytes, several
 
 # The most source lines that a fact lists.
 _MOST = 3

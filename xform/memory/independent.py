@@ -20,15 +20,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from xform._jax import JaxprEqn, Var, cond_p, scan_counts, scan_p, while_p
-from xform.cost import shape
-from xform.ir import Atom, Program, program
+from xform.interpret.cost import shape
 from xform.memory.attribute import part
 from xform.memory.axes import Axes, Factors, twice
 from xform.memory.ends import ends
 from xform.passes.structured import body
-from xform.reach import Each
-from xform.table import rule_of, traits
-from xform.words import Bilinear, Linear
+from xform.program.ir import Atom, Program, program
+from xform.registry.reach import Each
+from xform.registry.table import rule_of, traits
+from xform.registry.words import Bilinear, Linear
 
 _RESHAPES = frozenset(("reshape", "squeeze", "expand_dims"))
 _SUMS = frozenset(("add", "add_any", "sub"))

@@ -16,10 +16,10 @@ from jax import export
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from xform._jax import argument_names, closed, compiler_options, jaxprs_of
-from xform.callables import written
 from xform.errors import WrongArgument, XformError
+from xform.introspection.callables import written
 from xform.memory.targets import Target
-from xform.source import frame
+from xform.program.source import frame
 
 Axes = list[tuple[int, str, str]]
 # How JAX's messages begin if a program cannot be lowered without the device.

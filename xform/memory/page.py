@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from xform.errors import WrongArgument
-from xform.files import whole
 from xform.memory.categories import CATEGORIES, REST, category
+from xform.storage.files import whole
 
 _SCRIPTS = ("data", "dom", "timeline", "treemap", "table", "difference", "page")
 # The start of a source line's text: `file.py:line`.

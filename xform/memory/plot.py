@@ -12,7 +12,7 @@ import numpy as np
 from xform.memory.categories import CATEGORIES, REST, category
 from xform.memory.treemap import Box, squarify
 from xform.planner.report.picture import plain, save, sheet
-from xform.text import BYTES, human_bytes, unit_of
+from xform.terminal.text import BYTES, human_bytes, unit_of
 
 _ASKED = "MemoryReport.plot"
 _WIDTH, _HEIGHT = 10.0, 9.0

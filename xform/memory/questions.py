@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from xform import alive
-from xform.callables import check_callable, function_name
 from xform.errors import BudgetInfeasible, WrongArgument
+from xform.introspection.callables import check_callable, function_name
 from xform.memory.analysis import memory_analysis
 from xform.memory.batch import Argnums, by_axis, by_inputs
 from xform.memory.report import MemoryReport
 from xform.memory.targets import missing, parse_target
-from xform.text import columns, human_bytes
+from xform.terminal import alive
+from xform.terminal.text import columns, human_bytes
 
 MOST_COMPILES = 8
 # The most bytes by which a compiler rounds the size of a program that it refuses.

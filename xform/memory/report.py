@@ -22,7 +22,7 @@ from xform.memory.phases import Phase, phases
 from xform.memory.plot import draw
 from xform.memory.roles import role
 from xform.memory.traffic import Collective, collectives, moved_bytes
-from xform.text import columns, human_bytes, human_flops, human_seconds
+from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
 _ASKED = ("compiled", "transform", "policy", "code", "given", "planned", "note")
 # Kinds of bytes that are printed only if they are not 0.

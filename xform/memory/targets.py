@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from xform.devices import GPUS, TPUS, Device, Gpu, Tpu, known
 from xform.errors import MissingExtra, WrongArgument
-from xform.packages import extra
+from xform.introspection.packages import extra
 from xform.planner.device import planned_for
+from xform.planner.hardware import GPUS, TPUS, Device, Gpu, Tpu, known
 
 # TPU slices that messages suggest, by the number of axes of the interconnect.
 _SLICES = {2: "1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16", 3: "1x1x1, 2x2x1, 2x2x2, 2x2x4, 4x4x4"}

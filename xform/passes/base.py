@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform.errors import WrongArgument
-from xform.ir import Program, evaluate, gather, seldom_collected, spread, trace
 from xform.passes.builder import inside
 from xform.passes.structured import bodies
 from xform.passes.verify import verify
+from xform.program.ir import Program, evaluate, gather, seldom_collected, spread, trace
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn, Var
-from xform.ir import Atom, Program
 from xform.passes.structured import nested
+from xform.program.ir import Atom, Program
 
 
 class Builder:

@@ -6,11 +6,11 @@ import dataclasses
 from typing import Any, ClassVar
 
 from xform._jax import JaxprEqn, Literal
-from xform.fingerprint import literal, operation
-from xform.ir import Program
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
 from xform.passes.pure import pure
+from xform.program.fingerprint import literal, operation
+from xform.program.ir import Program
 
 
 @dataclasses.dataclass(frozen=True)

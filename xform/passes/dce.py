@@ -7,10 +7,10 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any, ClassVar
 
 from xform._jax import JaxprEqn, Var, has_effects, scan_counts, scan_p, while_p
-from xform.ir import Mask, Program, gather
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
 from xform.passes.structured import bodies, reads, rebuilt
+from xform.program.ir import Mask, Program, gather
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from xform._jax import JaxprEqn, Literal, Tracer, itemsize
-from xform.ir import Atom, Program, bind
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
 from xform.passes.pure import pure
-from xform.table import traits
+from xform.program.ir import Atom, Program, bind
+from xform.registry.table import traits
 
 
 @dataclasses.dataclass(frozen=True)

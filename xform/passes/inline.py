@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from xform._jax import JaxprEqn, Literal, Var
-from xform.ir import Atom, Program
 from xform.passes.base import Pass
 from xform.passes.structured import body, called, placed
-from xform.source import within
-from xform.table import rule_of, traits
+from xform.program.ir import Atom, Program
+from xform.program.source import within
+from xform.registry.table import rule_of, traits
 
 # Returns the program that replaces an equation; None keeps the equation.
 Opens = Callable[[JaxprEqn], Program | None]

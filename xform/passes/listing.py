@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from xform._jax import JaxprEqn, Literal
-from xform.ir import Program, program
-from xform.source import frame
-from xform.text import columns, near
+from xform.program.ir import Program, program
+from xform.program.source import frame
+from xform.terminal.text import columns, near
 
 # The label of each nested program, by the parameter that holds it.
 _LABELS = {"jaxpr": "body", "call_jaxpr": "body", "cond_jaxpr": "condition", "body_jaxpr": "body"}

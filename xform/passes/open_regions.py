@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from xform.ir import Program
 from xform.passes.base import Pass
 from xform.passes.inline import opened
 from xform.passes.structured import body, region
+from xform.program.ir import Program
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from xform._jax import JaxprEqn, has_effects, jaxprs_of
-from xform.ir import Program, program
-from xform.table import traits
+from xform.program.ir import Program, program
+from xform.registry.table import traits
 
 
 def pure(eqn: JaxprEqn) -> bool:

@@ -18,11 +18,11 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, Literal, Primitive
-from xform.ir import Atom, Program, trace
 from xform.passes.base import Pass
 from xform.passes.builder import Builder
 from xform.passes.erased import number
-from xform.source import name_stack, source
+from xform.program.ir import Atom, Program, trace
+from xform.program.source import name_stack, source
 
 Producers = Mapping[Any, JaxprEqn]
 

@@ -14,10 +14,10 @@ import jax
 from jax import lax
 
 from xform._jax import JaxprEqn, Primitive, Var, callee, cond_p, jit_p, scan_counts, scan_p, while_p
-from xform.equation import scan_options, switch
-from xform.ir import Mask, Program, evaluate, gather, program, spread, trace
-from xform.source import name_stack, source
-from xform.table import traits
+from xform.program.equation import scan_options, switch
+from xform.program.ir import Mask, Program, evaluate, gather, program, spread, trace
+from xform.program.source import name_stack, source
+from xform.registry.table import traits
 
 
 def body(eqn: JaxprEqn) -> Program:

@@ -7,10 +7,10 @@ from typing import Any
 
 from xform._jax import JaxprEqn, Literal, Var, has_effects
 from xform.errors import BrokenPass
-from xform.ir import Program, bind, trace
 from xform.passes.listing import Names, line
 from xform.passes.structured import bodies
-from xform.source import frame
+from xform.program.ir import Program, bind, trace
+from xform.program.source import frame
 
 
 def verify(before: Program, after: Program, name: str = "") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.cuts.integer_program import MOST, IntegerProgram, size
 from xform.planner.problem import Problem

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from xform.budgets import Regions
 from xform.interpret.joint import Schedule
 from xform.planner.costs.outcome import recompute_flops, sent_bytes
 from xform.planner.loops import Shapes
+from xform.policies.budgets import Regions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 
-from xform import alive
-from xform.fingerprint import fingerprint, text_of
 from xform.interpret.joint import Schedule
-from xform.naming import digest
 from xform.planner.candidate import Candidate
 from xform.planner.plan.decision import decision_of
 from xform.planner.plan.record import record
 from xform.planner.problem import Problem
-from xform.recent import Recent
+from xform.program.fingerprint import fingerprint, text_of
+from xform.program.naming import digest
+from xform.storage.recent import Recent
+from xform.terminal import alive
 
 # Limits on the plans that are compiled for a budget, besides the default: FIRST until one of them
 # fits, COMPILES in total. Four of the smallest plans are compiled before a budget is refused.

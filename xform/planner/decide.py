@@ -23,10 +23,9 @@ from typing import Any
 import numpy as np
 
 from xform._jax import Var, has_effects, while_p
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p
-from xform.ir import Mask, seldom_collected
 from xform.passes.dce import live
 from xform.planner.costs.held import held_bytes, token
 from xform.planner.costs.recompute import Prices, fusible
@@ -40,9 +39,10 @@ from xform.planner.plan.plan import Plan
 from xform.planner.schedule import by_decision, by_policy, scheduled
 from xform.planner.simulate.liveness import liveness
 from xform.policies import Budget, MinCut, Policy, check, min_cut, save_everything
-from xform.recent import Recent
-from xform.regions import of_region
-from xform.source import frame
+from xform.policies.regions import of_region
+from xform.program.ir import Mask, seldom_collected
+from xform.program.source import frame
+from xform.storage.recent import Recent
 
 Inner = dict[Node, tuple[Schedule, ...]]
 

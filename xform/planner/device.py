@@ -13,9 +13,9 @@ from typing import Any
 
 import jax
 
-from xform.budgets import Fit
-from xform.devices import known
+from xform.planner.hardware import known
 from xform.policies import Policy, min_cut
+from xform.policies.budgets import Fit
 
 _other: Any = jax.make_user_context(None)
 

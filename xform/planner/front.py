@@ -15,9 +15,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from xform import alive
 from xform._jax import scan_counts
-from xform.cost import equation_flops
+from xform.interpret.cost import equation_flops
 from xform.interpret.joint import Schedule
 from xform.interpret.node import bound
 from xform.passes.dce import live
@@ -31,6 +30,7 @@ from xform.planner.candidates.worth import PlannedLoop, inner_loops, large_loops
 from xform.planner.costs.recompute import fusible
 from xform.planner.loops import loops
 from xform.planner.problem import Problem
+from xform.terminal import alive
 
 Fits = Callable[[Candidate], bool]
 

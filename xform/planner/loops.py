@@ -14,12 +14,12 @@ from typing import Any
 import jax
 
 from xform._jax import JaxprEqn, scan_p
-from xform.ir import Program, bind, environment, evaluate, read, trace, write
 from xform.passes.inline import small
 from xform.passes.structured import bodies, body, rebuilt, region
 from xform.planner.shape import Shape, in_parts, levels
+from xform.program.ir import Program, bind, environment, evaluate, read, trace, write
+from xform.program.source import name_stack, source
 from xform.rules.call import mark
-from xform.source import name_stack, source
 
 Shapes = Mapping[int, Shape]
 

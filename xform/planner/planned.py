@@ -6,10 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from xform import alive
 from xform.errors import BudgetInfeasible, OtherProgram
 from xform.interpret.joint import Schedule
-from xform.ir import Program
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.costs.outcome import waiting_bytes
@@ -24,8 +22,10 @@ from xform.planner.refused import over_budget
 from xform.planner.search import compiled, simulated
 from xform.planner.simulate.profiles import profile
 from xform.policies import Budget, MinCut, Policy, check, min_cut
-from xform.regions import opening
-from xform.source import frame
+from xform.policies.regions import opening
+from xform.program.ir import Program
+from xform.program.source import frame
+from xform.terminal import alive
 
 
 def planned(problem: Problem, policy: Policy, compiler: Compiler | None = None) -> Candidate:

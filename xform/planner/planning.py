@@ -14,7 +14,7 @@ from xform.planner.costs.outcome import recompute_flops
 from xform.planner.planned import planned
 from xform.planner.problem import Problem
 from xform.policies import Policy
-from xform.text import human_flops, human_seconds
+from xform.terminal.text import human_flops, human_seconds
 
 # Plans a problem under a policy. The compiler, if it is not None, measures the plans.
 Planner = Callable[[Problem, Policy, Compiler | None], Candidate]

@@ -9,9 +9,7 @@ import dataclasses
 from types import MappingProxyType
 from typing import Any
 
-from xform.budgets import Regions
 from xform.interpret.joint import Joint, Schedule, analyze
-from xform.ir import Mask, Program
 from xform.passes.open_regions import OpenRegions
 from xform.planner.candidate import Candidate
 from xform.planner.costs.link import Link, link_of
@@ -19,6 +17,8 @@ from xform.planner.decide import schedule
 from xform.planner.device import Device, here
 from xform.planner.loops import Shapes, reshaped
 from xform.planner.simulate.liveness import liveness
+from xform.policies.budgets import Regions
+from xform.program.ir import Mask, Program
 
 _AS_WRITTEN: Shapes = MappingProxyType[int, Any]({})
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from xform.cost import aval_bytes
 from xform.errors import BudgetInfeasible
+from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.report.residuals import Residual, residuals_of
 from xform.policies import Budget
-from xform.text import human_bytes
+from xform.terminal.text import human_bytes
 
 
 def over_budget(smallest: Schedule, budget: Budget, least: int) -> BudgetInfeasible:

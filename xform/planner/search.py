@@ -22,7 +22,7 @@ from xform.planner.problem import Problem
 from xform.planner.refused import infeasible
 from xform.planner.simulate.profiles import profile
 from xform.policies import Budget
-from xform.text import human_bytes
+from xform.terminal.text import human_bytes
 
 # Before the last of the FIRST tries, the learned excess of plans is multiplied by this factor.
 _LAST_ROOM = 1.5

@@ -23,7 +23,7 @@ from typing import Any
 from jax import lax
 
 from xform._jax import JaxprEqn, scan_counts
-from xform.equation import apply, scan_options
+from xform.program.equation import apply, scan_options
 
 # The consecutive parts of a loop, each as trip counts of nested loops, outermost first.
 Shape = tuple[tuple[int, ...], ...]

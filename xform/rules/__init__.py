@@ -1,5 +1,6 @@
 """The library's own rules. Importing this package fills `table.RULES`."""
 
+from xform.registry.table import loaded
 from xform.rules import (
     branch,
     call,
@@ -29,7 +30,6 @@ from xform.rules import (
     while_loop,
     window,
 )
-from xform.table import loaded
 
 loaded(foreign.elsewhere)
 

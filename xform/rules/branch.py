@@ -13,18 +13,18 @@ from typing import Any
 import jax
 
 from xform._jax import JaxprEqn, cotangent_aval, tangent_aval, zeros
-from xform.arithmetic import Value, instantiate
-from xform.cost import flops
-from xform.equation import switch
 from xform.interpret import emit
 from xform.interpret.absent import moved
 from xform.interpret.activity import path
+from xform.interpret.cost import flops
 from xform.interpret.joint import Schedule, analyze, wrong_dtype
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, spread, there, within
-from xform.ir import Mask, Program, evaluate, program, trace
-from xform.table import declare
-from xform.traits import Traits
+from xform.program.arithmetic import Value, instantiate
+from xform.program.equation import switch
+from xform.program.ir import Mask, Program, evaluate, program, trace
+from xform.registry.table import declare
+from xform.registry.traits import Traits
 
 
 def _branches(eqn: JaxprEqn) -> list[Program]:

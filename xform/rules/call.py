@@ -14,9 +14,8 @@ import jax
 from jax import lax
 
 from xform._jax import JaxprEqn, closed, inlines, primitives, staging, weak_as
-from xform.arithmetic import Value, all_arrayed
+from xform._jax.mutable import is_mutable
 from xform.errors import NotDifferentiable, XformError
-from xform.hijax import settle_all
 from xform.interpret import emit
 from xform.interpret.absent import part
 from xform.interpret.activity import path
@@ -24,12 +23,13 @@ from xform.interpret.joint import Joint, analyze, compiled
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, spread
 from xform.interpret.pullback import pullback
-from xform.ir import Mask, Program, evaluate, lifted, program, trace
-from xform.mutable import is_mutable
 from xform.passes.structured import body, called, placed, sharding
-from xform.source import frame
-from xform.table import declare
-from xform.traits import Traits
+from xform.program.arithmetic import Value, all_arrayed
+from xform.program.hijax import settle_all
+from xform.program.ir import Mask, Program, evaluate, lifted, program, trace
+from xform.program.source import frame
+from xform.registry.table import declare
+from xform.registry.traits import Traits
 
 # In a traced program, a body with this many equations stays a function of its own. If operations
 # run one by one, every call that the user compiles stays a call.

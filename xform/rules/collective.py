@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 
 from xform._jax import zeros
-from xform.arithmetic import Value
-from xform.traits import COLLECTIVE, EXCHANGE, UNFUSED, VIEW
-from xform.words import composite, constant, linear
+from xform.program.arithmetic import Value
+from xform.registry.traits import COLLECTIVE, EXCHANGE, UNFUSED, VIEW
+from xform.registry.words import composite, constant, linear
 
 Axes = Any
 Groups = Any

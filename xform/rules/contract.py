@@ -15,16 +15,16 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from xform import cost
 from xform._jax import JaxprEqn
-from xform.arithmetic import Value, add, cotangent_sharding
-from xform.cost import shape
 from xform.errors import UnsupportedParam
-from xform.ir import Mask, apply
-from xform.reach import Along, Linked, Links, Values, nonzeros, places, window
-from xform.table import declare
-from xform.traits import Traits
-from xform.words import Bilinear, bilinear
+from xform.interpret import cost
+from xform.interpret.cost import shape
+from xform.program.arithmetic import Value, add, cotangent_sharding
+from xform.program.ir import Mask, apply
+from xform.registry.reach import Along, Linked, Links, Values, nonzeros, places, window
+from xform.registry.table import declare
+from xform.registry.traits import Traits
+from xform.registry.words import Bilinear, bilinear
 
 Axes = Sequence[int]
 

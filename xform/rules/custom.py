@@ -27,19 +27,19 @@ from xform._jax import (
     tangent_aval,
     zeros,
 )
-from xform.arithmetic import Value, all_arrayed, arrayed, differentiable, instantiate
-from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.interpret.absent import together
+from xform.interpret.cost import flops
 from xform.interpret.jvp import jvp
 from xform.interpret.logs import log
 from xform.interpret.node import Structured, gather, spread
 from xform.interpret.pullback import NOTHING, pull_of_jvp, pullback
-from xform.ir import Mask, apply, program, trace
 from xform.passes.structured import body
-from xform.source import frame
-from xform.table import declare
-from xform.traits import FOREIGN, Traits
+from xform.program.arithmetic import Value, all_arrayed, arrayed, differentiable, instantiate
+from xform.program.ir import Mask, apply, program, trace
+from xform.program.source import frame
+from xform.registry.table import declare
+from xform.registry.traits import FOREIGN, Traits
 
 
 def _with_zeros(values: Sequence[Value], avals: Sequence[Any], symbolic: bool) -> list[Value]:

@@ -16,15 +16,15 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from xform._jax import JaxprEqn, cotangent_aval
-from xform.arithmetic import Value, all_arrayed, differentiable, instantiate
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, Whole, gather, spread, there, within
-from xform.ir import Mask, Program, apply, evaluate, program, trace
-from xform.table import declare
-from xform.traits import Traits
+from xform.program.arithmetic import Value, all_arrayed, differentiable, instantiate
+from xform.program.ir import Mask, Program, apply, evaluate, program, trace
+from xform.registry.table import declare
+from xform.registry.traits import Traits
 
 
 class CustomVmap(Structured):

@@ -12,8 +12,10 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, jax_primitives
-from xform.cost import factorization
 from xform.errors import UnsupportedParam
+from xform.interpret.cost import factorization
+from xform.registry.traits import Traits
+from xform.registry.words import composite
 from xform.rules.linalg import (
     adjoint,
     columns,
@@ -25,8 +27,6 @@ from xform.rules.linalg import (
     solve,
     where,
 )
-from xform.traits import Traits
-from xform.words import composite
 
 
 def unsupported(name: str, what: str) -> UnsupportedParam:

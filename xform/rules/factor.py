@@ -13,7 +13,9 @@ import numpy as np
 from jax import lax
 
 from xform._jax import jax_primitives
-from xform.cost import factorization
+from xform.interpret.cost import factorization
+from xform.registry.traits import Traits
+from xform.registry.words import composite, constant
 from xform.rules.linalg import (
     adjoint,
     dot,
@@ -30,8 +32,6 @@ from xform.rules.linalg import (
     where,
 )
 from xform.rules.reduce import defined_by
-from xform.traits import Traits
-from xform.words import composite, constant
 
 
 def _cholesky(xs: Any, dxs: Any):

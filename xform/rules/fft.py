@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from xform import cost
 from xform._jax import JaxprEqn
-from xform.cost import shape
-from xform.reach import Along, Links, linked
-from xform.traits import Traits
-from xform.words import linear
+from xform.interpret import cost
+from xform.interpret.cost import shape
+from xform.registry.reach import Along, Links, linked
+from xform.registry.traits import Traits
+from xform.registry.words import linear
 
 
 def _transpose(ct: Any, x: Any, *, fft_type: lax.FftType, fft_lengths: tuple[int, ...]):

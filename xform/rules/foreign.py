@@ -21,16 +21,16 @@ from xform._jax import (
     tangent_aval,
     zeros,
 )
-from xform.arithmetic import Value
 from xform.errors import NotDifferentiable
-from xform.hijax import is_lost
 from xform.interpret.node import Structured
 from xform.interpret.pullback import pull_of_jvp
-from xform.ir import Mask
+from xform.program.arithmetic import Value
+from xform.program.hijax import is_lost
+from xform.program.ir import Mask
+from xform.program.source import frame
+from xform.registry.table import RULES, Rule
+from xform.registry.traits import UNKNOWN
 from xform.rules.custom import none_if_zero, with_zeros
-from xform.source import frame
-from xform.table import RULES, Rule
-from xform.traits import UNKNOWN
 
 
 class Foreign(Structured):

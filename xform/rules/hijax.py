@@ -14,14 +14,17 @@ from typing import Any, ClassVar
 import jax
 
 from xform._jax import JaxprEqn, cotangent_aval, tangent_aval
-from xform.arithmetic import Value, add
 from xform.errors import NotDifferentiable, WrongCotangent
-from xform.hijax import NullAccum, ValAccum, brings, is_lost, kind, operation
 from xform.interpret.absent import together
 from xform.interpret.logs import log
 from xform.interpret.node import Pull, Structured
 from xform.interpret.pullback import NOTHING, check_cotangent, pull_of_jvp, pullback
-from xform.ir import Mask, apply, program, trace
+from xform.program.arithmetic import Value, add
+from xform.program.hijax import NullAccum, ValAccum, brings, is_lost, kind, operation
+from xform.program.ir import Mask, apply, program, trace
+from xform.program.source import frame
+from xform.registry.table import declare
+from xform.registry.traits import Traits
 from xform.rules.custom import (
     closes_over,
     indexable,
@@ -32,9 +35,6 @@ from xform.rules.custom import (
     refuse_push,
     with_zeros,
 )
-from xform.source import frame
-from xform.table import declare
-from xform.traits import Traits
 
 
 class _Sum(ValAccum):

@@ -19,14 +19,14 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform import cost
 from xform._jax import JaxprEqn, zeros
-from xform.arithmetic import Value, constant_like
 from xform.errors import NotDifferentiable
+from xform.interpret import cost
+from xform.program.arithmetic import Value, constant_like
+from xform.registry.table import declare
+from xform.registry.traits import none
+from xform.registry.words import Linear, composite, linear
 from xform.rules import indices as where
-from xform.table import declare
-from xform.traits import none
-from xform.words import Linear, composite, linear
 
 Numbers = lax.ScatterDimensionNumbers
 

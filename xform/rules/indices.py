@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn
-from xform.cost import shape
-from xform.reach import Along, Linked, Links, Moved, Paired, Rows, Values, kept, places
-from xform.traits import MOVEMENT, Count, Traits
+from xform.interpret.cost import shape
+from xform.registry.reach import Along, Linked, Links, Moved, Paired, Rows, Values, kept, places
+from xform.registry.traits import MOVEMENT, Count, Traits
 
 # Slices.
 

@@ -12,15 +12,15 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform import cost
 from xform._jax import JaxprEqn, jax_primitives, zeros
-from xform.arithmetic import Value, instantiate
-from xform.cost import shape
+from xform.interpret import cost
+from xform.interpret.cost import shape
 from xform.interpret.pullback import pullback
-from xform.ir import Mask, apply, trace
-from xform.reach import Along, Links, linked
-from xform.table import Rule, declare
-from xform.traits import Traits
+from xform.program.arithmetic import Value, instantiate
+from xform.program.ir import Mask, apply, trace
+from xform.registry.reach import Along, Links, linked
+from xform.registry.table import Rule, declare
+from xform.registry.traits import Traits
 
 HIGHEST = lax.Precision.HIGHEST
 

@@ -8,12 +8,12 @@ from typing import Any
 from jax.custom_derivatives import linear_call
 
 from xform._jax import JaxprEqn, cotangent_aval
-from xform.arithmetic import Value, add, instantiate
 from xform.interpret.jvp import jvp
 from xform.interpret.pullback import pullback
-from xform.ir import Mask, evaluate, program
-from xform.table import Rule, declare
-from xform.traits import Traits
+from xform.program.arithmetic import Value, add, instantiate
+from xform.program.ir import Mask, evaluate, program
+from xform.registry.table import Rule, declare
+from xform.registry.traits import Traits
 
 
 class LinearCall(Rule):

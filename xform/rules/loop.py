@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 from jax import lax
 
 from xform._jax import JaxprEqn, Var, cotangent_aval, has_effects, scan_counts
-from xform.arithmetic import Value, add, instantiate
-from xform.cost import flops
-from xform.equation import scan_options
 from xform.interpret import emit
 from xform.interpret.absent import moved
 from xform.interpret.activity import path
+from xform.interpret.cost import flops
 from xform.interpret.joint import Joint, Schedule, analyze, with_types
 from xform.interpret.jvp import jvp
 from xform.interpret.loop_state import needed
 from xform.interpret.node import Node, Schedules, Structured, gather, spread, there, within
-from xform.ir import Atom, Mask, Program, program
 from xform.passes.dce import live
+from xform.program.arithmetic import Value, add, instantiate
+from xform.program.equation import scan_options
+from xform.program.ir import Atom, Mask, Program, program
+from xform.registry.table import declare
+from xform.registry.traits import Traits
 from xform.rules import revolve
-from xform.table import declare
-from xform.traits import Traits
 
 
 def _either(a: Sequence[bool], b: Sequence[bool]) -> Mask:

@@ -13,15 +13,15 @@ from typing import Any
 import jax
 
 from xform._jax import JaxprEqn, compute_on, linear_part, tagged
-from xform.arithmetic import Value, instantiate
 from xform.interpret.activity import path
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, spread, there
-from xform.ir import Mask, program
+from xform.program.arithmetic import Value, instantiate
+from xform.program.ir import Mask, program
+from xform.registry.table import declare
+from xform.registry.traits import Traits
 from xform.rules.call import CallNode, Inline
-from xform.table import declare
-from xform.traits import Traits
 
 # A mark takes an equation, a function of pytrees, and the memory spaces of the function's outputs
 # (a prefix of their tree). It returns the function with the mark of the equation.

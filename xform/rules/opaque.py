@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn
-from xform.arithmetic import Value
-from xform.cost import flops
 from xform.errors import NotDifferentiable
-from xform.ir import Mask, program
-from xform.source import frame
-from xform.table import Rule, declare
-from xform.traits import FOREIGN, UNFUSED, Traits
-from xform.words import constant
+from xform.interpret.cost import flops
+from xform.program.arithmetic import Value
+from xform.program.ir import Mask, program
+from xform.program.source import frame
+from xform.registry.table import Rule, declare
+from xform.registry.traits import FOREIGN, UNFUSED, Traits
+from xform.registry.words import constant
 
 
 class Opaque(Rule):

@@ -24,12 +24,12 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, primitives, weak_as, zeros
-from xform.arithmetic import Over, Value, arrayed, constant_like, like, reduce_like
-from xform.equation import apply
-from xform.reach import EACH, Moved
-from xform.table import declare
-from xform.traits import CONVERSION, DEAR, ELEMENTWISE, MOVEMENT, Traits
-from xform.words import Linear, bilinear, composite, constant, linear, pointwise
+from xform.program.arithmetic import Over, Value, arrayed, constant_like, like, reduce_like
+from xform.program.equation import apply
+from xform.registry.reach import EACH, Moved
+from xform.registry.table import declare
+from xform.registry.traits import CONVERSION, DEAR, ELEMENTWISE, MOVEMENT, Traits
+from xform.registry.words import Linear, bilinear, composite, constant, linear, pointwise
 
 C = constant_like
 LOG2_LOG2 = math.log2(math.log(2))

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform.traits import MOVEMENT, RANDOM, UNFUSED, Traits, none
-from xform.words import constant, pointwise
+from xform.registry.traits import MOVEMENT, RANDOM, UNFUSED, Traits, none
+from xform.registry.words import constant, pointwise
 
 constant("random_seed", known=("impl",), traits=Traits(random=True, flops=none))
 constant("random_wrap", known=("impl",), traits=UNFUSED)

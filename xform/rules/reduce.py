@@ -18,15 +18,15 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform import cost
 from xform._jax import JaxprEqn, jax_primitives, zeros
-from xform.arithmetic import cotangent_sharding
-from xform.cost import shape
+from xform.interpret import cost
+from xform.interpret.cost import shape
 from xform.interpret.jvp import jvp
-from xform.ir import evaluate, program, trace
-from xform.reach import Along, Links, kept, linked
-from xform.traits import REDUCTION, Traits
-from xform.words import composite, constant, linear
+from xform.program.arithmetic import cotangent_sharding
+from xform.program.ir import evaluate, program, trace
+from xform.registry.reach import Along, Links, kept, linked
+from xform.registry.traits import REDUCTION, Traits
+from xform.registry.words import composite, constant, linear
 
 
 def _reduced(eqn: JaxprEqn) -> list[list[Links]]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from xform._jax import JaxprEqn
 from xform.errors import NotDifferentiable
-from xform.ir import Mask
-from xform.source import frame
-from xform.table import Rule, declare
-from xform.traits import Traits, none
+from xform.program.ir import Mask
+from xform.program.source import frame
+from xform.registry.table import Rule, declare
+from xform.registry.traits import Traits, none
 
 
 class Outside(Rule):

@@ -16,14 +16,14 @@ import numpy as np
 from jax import lax
 
 from xform._jax import Var, cotangent_aval
-from xform.arithmetic import Value, instantiate
 from xform.interpret import emit
 from xform.interpret.checkpoints import States, back, known, places
 from xform.interpret.joint import Schedule
 from xform.interpret.lanes import final, store
 from xform.interpret.node import gather, spread, there
-from xform.ir import Mask
-from xform.source import frame
+from xform.program.arithmetic import Value, instantiate
+from xform.program.ir import Mask
+from xform.program.source import frame
 
 
 def forward(node: Any, schedule: Schedule, n: int, xs: Sequence[Value], used: Mask):

@@ -16,12 +16,12 @@ from jax.experimental import multihost_utils
 from jax.experimental.layout import with_layout_constraint
 
 from xform._jax import JaxprEqn, primitives
-from xform.arithmetic import Value, cotangent_sharding, reduce_like
-from xform.ir import Mask, gather
-from xform.reach import EACH, Moved, Moves
-from xform.table import declare
-from xform.traits import CONVERSION, MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
-from xform.words import Apart, Linear, constant, linear, pointwise
+from xform.program.arithmetic import Value, cotangent_sharding, reduce_like
+from xform.program.ir import Mask, gather
+from xform.registry.reach import EACH, Moved, Moves
+from xform.registry.table import declare
+from xform.registry.traits import CONVERSION, MARK, MOVEMENT, UNFUSED, VIEW, Traits, none
+from xform.registry.words import Apart, Linear, constant, linear, pointwise
 
 
 def back(ct: Value, x: Value) -> Value:

@@ -25,22 +25,22 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from xform._jax import JaxprEqn, axes_of, cotangent_aval, staging, tangent_aval
-from xform.arithmetic import Value, constant_like, instantiate, laid
-from xform.cost import flops
 from xform.errors import NotDifferentiable
-from xform.fingerprint import fingerprint
 from xform.interpret import emit
 from xform.interpret.absent import part
 from xform.interpret.activity import path
 from xform.interpret.concrete import Known
+from xform.interpret.cost import flops
 from xform.interpret.joint import Joint, Schedule, analyze, compiled
 from xform.interpret.jvp import jvp
 from xform.interpret.node import Node, Schedules, Structured, gather, spread, there
-from xform.ir import Atom, Mask, Program, evaluate, program, trace
-from xform.recent import Recent
-from xform.source import frame
-from xform.table import declare
-from xform.traits import Traits
+from xform.program.arithmetic import Value, constant_like, instantiate, laid
+from xform.program.fingerprint import fingerprint
+from xform.program.ir import Atom, Mask, Program, evaluate, program, trace
+from xform.program.source import frame
+from xform.registry.table import declare
+from xform.registry.traits import Traits
+from xform.storage.recent import Recent
 
 
 class _Devices:

@@ -16,12 +16,12 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn
-from xform.arithmetic import Value, add, reduce_like
 from xform.errors import NotDifferentiable
-from xform.ir import Mask, apply
+from xform.program.arithmetic import Value, add, reduce_like
+from xform.program.ir import Mask, apply
+from xform.registry.table import Rule, declare
+from xform.registry.words import composite
 from xform.rules.reduce import defined_by
-from xform.table import Rule, declare
-from xform.words import composite
 
 Bind = Callable[..., Value]
 

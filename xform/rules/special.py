@@ -11,10 +11,10 @@ import math
 import jax
 from jax import lax
 
-from xform.arithmetic import Value, constant_like
 from xform.errors import NotDifferentiable
-from xform.traits import DEAR, PLAIN
-from xform.words import pointwise
+from xform.program.arithmetic import Value, constant_like
+from xform.registry.traits import DEAR, PLAIN
+from xform.registry.words import pointwise
 
 C = constant_like
 

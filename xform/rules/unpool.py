@@ -21,7 +21,7 @@ from jax import lax
 from xform._jax import JaxprEqn, Primitive, ad, batching, jax_primitives, mlir
 from xform.interpret.barrier import lowered_plainly, no_mesh, plain
 from xform.interpret.materialize import materialize
-from xform.ir import Program, trace
+from xform.program.ir import Program, trace
 
 Sizes = Sequence[int]
 

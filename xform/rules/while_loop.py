@@ -13,13 +13,12 @@ from typing import Any
 import jax
 
 from xform._jax import JaxprEqn, Var, cotangent_aval, weak_as
-from xform.arithmetic import Value, instantiate
-from xform.cost import flops
 from xform.errors import NotDifferentiable
 from xform.interpret import emit
 from xform.interpret.absent import moved
 from xform.interpret.activity import path
 from xform.interpret.checkpoints import SNAPSHOTS, States, back, in_lanes, sweep
+from xform.interpret.cost import flops
 from xform.interpret.joint import Joint, Schedule, analyze, with_types
 from xform.interpret.jvp import jvp
 from xform.interpret.lanes import final, while_loop
@@ -35,11 +34,12 @@ from xform.interpret.node import (
     there,
     within,
 )
-from xform.ir import Mask, Program, evaluate, program
 from xform.passes.dce import live
-from xform.source import frame
-from xform.table import declare
-from xform.traits import Traits
+from xform.program.arithmetic import Value, instantiate
+from xform.program.ir import Mask, Program, evaluate, program
+from xform.program.source import frame
+from xform.registry.table import declare
+from xform.registry.traits import Traits
 
 # Effects that a recomputed step may repeat. Its own prints run once; those of an inner loop repeat.
 _REPEATABLE = frozenset(("NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"))

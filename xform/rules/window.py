@@ -16,17 +16,17 @@ import jax
 import numpy as np
 from jax import lax
 
-from xform import cost
 from xform._jax import JaxprEqn, jax_primitives, zeros
-from xform.cost import shape
+from xform.interpret import cost
+from xform.interpret.cost import shape
 from xform.interpret.pullback import pullback
-from xform.ir import program, trace
-from xform.reach import Along, Links, linked, nonzeros, window
-from xform.reach import places as rows_of
+from xform.program.ir import program, trace
+from xform.registry.reach import Along, Links, linked, nonzeros, window
+from xform.registry.reach import places as rows_of
+from xform.registry.traits import Traits
+from xform.registry.words import composite, linear
 from xform.rules.reduce import Combine, defined_by, elementwise
 from xform.rules.unpool import gather, lowered, unpool, unpool_p
-from xform.traits import Traits
-from xform.words import composite, linear
 
 Sizes = Sequence[int]
 

@@ -13,14 +13,14 @@ from jax.experimental import sparse as jax_sparse
 from scipy import sparse
 
 from xform._jax import Tracer
-from xform.callables import function_name, written
 from xform.errors import NotDifferentiable, WrongArgument, WrongDtype
-from xform.ir import gather
-from xform.recent import Recent
+from xform.introspection.callables import function_name, written
+from xform.program.ir import gather
 from xform.sparse.coloring import Coloring, color_hessian, color_jacobian
 from xform.sparse.forest import solved
 from xform.sparse.pattern import Pattern, pattern_of
 from xform.sparse.sparsity import dense, subject
+from xform.storage.recent import Recent
 from xform.transforms.forward import jvp
 from xform.transforms.function import partial, positions
 from xform.transforms.reverse import grad, vjp

@@ -15,14 +15,14 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, Literal, Tracer, Var, has_effects
-from xform.arithmetic import differentiable, scale
-from xform.cost import shape
 from xform.errors import NotDifferentiable
-from xform.ir import Atom, Mask, Program, apply, bind, environment, gather, read, spread
-from xform.reach import Each, Linked, Moved, Paired
-from xform.source import name_stack
-from xform.table import Rule, rule_of, traits
-from xform.words import Bilinear, Pointwise
+from xform.interpret.cost import shape
+from xform.program.arithmetic import differentiable, scale
+from xform.program.ir import Atom, Mask, Program, apply, bind, environment, gather, read, spread
+from xform.program.source import name_stack
+from xform.registry.reach import Each, Linked, Moved, Paired
+from xform.registry.table import Rule, rule_of, traits
+from xform.registry.words import Bilinear, Pointwise
 
 Values = Sequence[Any]
 

@@ -19,7 +19,12 @@ import numpy as np
 from jax import lax
 
 from xform._jax import JaxprEqn, Var, tangent_aval, zeros
-from xform.arithmetic import (
+from xform.errors import WrongDtype
+from xform.interpret.cost import shape
+from xform.interpret.jvp import jvp, push
+from xform.introspection.callables import check_callable, function_name
+from xform.passes.inline import opened
+from xform.program.arithmetic import (
     Value,
     add,
     constant_like,
@@ -28,11 +33,7 @@ from xform.arithmetic import (
     like,
     scale,
 )
-from xform.callables import check_callable, function_name
-from xform.cost import shape
-from xform.errors import WrongDtype
-from xform.interpret.jvp import jvp, push
-from xform.ir import (
+from xform.program.ir import (
     Mask,
     Program,
     apply,
@@ -45,12 +46,11 @@ from xform.ir import (
     trace,
     write,
 )
-from xform.passes.inline import opened
-from xform.source import name_stack, source
+from xform.program.source import name_stack, source
+from xform.registry.table import Rule, lookup
+from xform.registry.words import Bilinear, Linear, Pointwise
 from xform.sparse.walk import opens
-from xform.table import Rule, lookup
 from xform.transforms.function import as_array, numbers, partial, positions
-from xform.words import Bilinear, Linear, Pointwise
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from xform.callables import check_callable
 from xform.errors import WrongArgument
+from xform.introspection.callables import check_callable
 from xform.sparse.coloring import HESSIAN, JACOBIAN, ORDERS
 from xform.sparse.compressed import Sparse
 from xform.transforms.function import numbers

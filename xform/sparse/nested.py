@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from xform._jax import JaxprEqn, cond_p, scan_counts, scan_p, while_p
-from xform.cost import shape
-from xform.ir import Program, evaluate, program, trace
+from xform.interpret.cost import shape
+from xform.program.ir import Program, evaluate, program, trace
 from xform.sparse import sets as S
 from xform.sparse.known import Facts
 from xform.sparse.sets import Sets

@@ -11,13 +11,13 @@ import numpy as np
 from scipy import sparse
 
 from xform._jax import Tracer, has_effects
-from xform.arithmetic import differentiable
-from xform.callables import check_callable, function_name
-from xform.cost import shape, size
 from xform.errors import NotDifferentiable, WrongArgument
-from xform.ir import Mask, Program, gather, lifted, spread, trace
+from xform.interpret.cost import shape, size
+from xform.introspection.callables import check_callable, function_name
 from xform.policies import save_everything
-from xform.source import frame
+from xform.program.arithmetic import differentiable
+from xform.program.ir import Mask, Program, gather, lifted, spread, trace
+from xform.program.source import frame
 from xform.sparse import sets as S
 from xform.sparse.nested import walk
 from xform.sparse.pattern import Pattern, pattern_from

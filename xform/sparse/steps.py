@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from xform._jax import JaxprEqn
-from xform.arithmetic import differentiable
-from xform.cost import shape
-from xform.reach import Along, Each, Linked, Links, Moved, Paired
+from xform.interpret.cost import shape
+from xform.program.arithmetic import differentiable
+from xform.registry.reach import Along, Each, Linked, Links, Moved, Paired
 from xform.sparse import sets as S
 from xform.sparse.known import Facts
 from xform.sparse.sets import Sets

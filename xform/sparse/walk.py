@@ -15,22 +15,22 @@ import jax
 import numpy as np
 
 from xform._jax import JaxprEqn, Primitive, Var, cotangent_aval, tangent_aval
-from xform.arithmetic import differentiable
-from xform.cost import shape
 from xform.errors import MissingRule, NotDifferentiable, UnsupportedParam
+from xform.interpret.cost import shape
 from xform.interpret.jvp import push
 from xform.interpret.node import Structured
-from xform.ir import Mask, Program, bind, gather, lifted, spread, trace
 from xform.passes.inline import opened
 from xform.passes.structured import body
 from xform.policies import save_everything
+from xform.program.arithmetic import differentiable
+from xform.program.ir import Mask, Program, bind, gather, lifted, spread, trace
+from xform.registry.table import Rule, rule_of, traits
+from xform.registry.words import Composite
 from xform.sparse import sets as S
 from xform.sparse.known import Facts, Known, active_equations, reach_of
 from xform.sparse.sets import Sets
 from xform.sparse.steps import Some, dense, step
-from xform.table import Rule, rule_of, traits
 from xform.transforms.reverse import vjp
-from xform.words import Composite
 
 # How deeply the derivative of a primitive is followed if it contains the same primitive.
 _LEVELS = 2

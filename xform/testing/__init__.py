@@ -19,9 +19,9 @@ import numpy as np
 from jax import lax
 
 import xform
-from xform.arithmetic import differentiable
-from xform.callables import check_callable, function_name
 from xform.errors import WrongArgument
+from xform.introspection.callables import check_callable, function_name
+from xform.program.arithmetic import differentiable
 from xform.testing.asked import check_modes, check_outputs, check_point
 from xform.testing.comparisons import (
     Comparison,

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from xform.arithmetic import differentiable
 from xform.errors import WrongArgument
+from xform.program.arithmetic import differentiable
 
 
 def check_modes(asked: str, modes: Collection[str], known: Sequence[str]) -> None:

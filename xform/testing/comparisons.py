@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xform.arithmetic import differentiable, float0_zeros
 from xform.errors import WrongRule
+from xform.program.arithmetic import differentiable, float0_zeros
 
 Fun = Callable[..., Any]
 STEP = 1e-5  # of central differences in 64 bits: they are then good to about 1e-9

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 import xform
-from xform.callables import check_callable, function_name
 from xform.errors import WrongArgument
+from xform.introspection.callables import check_callable, function_name
 from xform.testing.asked import check_modes, check_outputs, check_point, check_precision
 from xform.testing.comparisons import Comparison, Fun, differences, direction, dot
 from xform.transforms.function import as_tuple

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from xform._jax import Primitive, closed
-from xform.arithmetic import differentiable
-from xform.table import RULES, Rule, rule_of
+from xform.program.arithmetic import differentiable
+from xform.registry.table import RULES, Rule, rule_of
 
 
 @contextmanager

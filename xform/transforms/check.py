@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xform.arithmetic import differentiable
 from xform.errors import NotScalar, WrongDtype
-from xform.hijax import is_vector
-from xform.modules import nnx_module
+from xform.introspection.modules import nnx_module
+from xform.program.arithmetic import differentiable
+from xform.program.hijax import is_vector
 from xform.transforms.function import Tree, as_array
 
 

@@ -12,11 +12,11 @@ import jax
 
 from xform import policies
 from xform._jax import closed
-from xform.callables import check_callable, function_name, written
 from xform.errors import WrongArgument
-from xform.recent import Recent
-from xform.regions import of_region
+from xform.introspection.callables import check_callable, function_name, written
+from xform.policies.regions import of_region
 from xform.rules.call import mark
+from xform.storage.recent import Recent
 from xform.transforms.function import as_array, numbers
 from xform.transforms.planned_regions import tagged
 

@@ -13,10 +13,8 @@ from typing import Any
 
 import jax
 
-from xform import alive
-from xform.budgets import Budget, Fit, bytes_of
-from xform.callables import check_callable, function_name
 from xform.errors import BudgetInfeasible, NotOneDerivative, WrongArgument
+from xform.introspection.callables import check_callable, function_name
 from xform.memory.analysis import memory_analysis
 from xform.memory.asked import Asked, asked
 from xform.memory.page import write
@@ -27,7 +25,17 @@ from xform.planner.plan.plan import Plan
 from xform.planner.planning import timed
 from xform.planner.report.picture import BLUE, ORANGE, axes, save
 from xform.policies import as_code, check, min_cut, said
-from xform.text import BYTES, FLOPS, columns, human_bytes, human_flops, human_seconds, unit_of
+from xform.policies.budgets import Budget, Fit, bytes_of
+from xform.terminal import alive
+from xform.terminal.text import (
+    BYTES,
+    FLOPS,
+    columns,
+    human_bytes,
+    human_flops,
+    human_seconds,
+    unit_of,
+)
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
 from xform.transforms.reverse import Policy

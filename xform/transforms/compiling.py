@@ -17,16 +17,16 @@ from jax.dtypes import float0
 from jax.sharding import AxisType
 
 from xform._jax import AbstractValue, ShapedArray, Tracer, batched, cotangent_aval
-from xform.arithmetic import Value, float0_zeros
-from xform.budgets import Budget
+from xform._jax.meshes import argument
 from xform.errors import UnknownShardings
 from xform.interpret import emit
-from xform.meshes import argument
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.device import here, in_bytes, target
 from xform.policies import Policy
-from xform.source import frame
+from xform.policies.budgets import Budget
+from xform.program.arithmetic import Value, float0_zeros
+from xform.program.source import frame
 from xform.transforms.function import Function
 from xform.transforms.linear_map import Planned
 

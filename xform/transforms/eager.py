@@ -26,8 +26,6 @@ from xform._jax import (
     tangent_aval,
     zeros,
 )
-from xform.arithmetic import Value, all_arrayed, differentiable, is_number, reduce_like, scale
-from xform.equation import Applied
 from xform.interpret.concrete import Mark, Marked, Pushed, Results, Watch
 from xform.interpret.jvp import push
 from xform.interpret.logs import collected, log_without
@@ -35,16 +33,25 @@ from xform.interpret.node import Node, Pull, Token, fork_p, gather, join_p, spre
 from xform.interpret.pullback import NOTHING, back, check_cotangent, pull_of_jvp
 from xform.interpret.pullback import vjp as pull_equation
 from xform.interpret.staged import Split, stage
-from xform.ir import Mask, Program, evaluate, lifted
 from xform.passes.dce import live
 from xform.planner.decide import schedule
+from xform.program.arithmetic import (
+    Value,
+    all_arrayed,
+    differentiable,
+    is_number,
+    reduce_like,
+    scale,
+)
+from xform.program.equation import Applied
+from xform.program.ir import Mask, Program, evaluate, lifted
+from xform.program.source import frame
+from xform.registry.table import Rule
+from xform.registry.words import Bilinear, Pointwise
 from xform.rules.custom import no_forward_mode, pull_by_rule, push_by_rule, split_by_rule
-from xform.source import frame
-from xform.table import Rule
 from xform.transforms.function import Call, Signature, Tree, as_array, check_outputs
 from xform.transforms.linear_map import Part, Pullback, Pushforward, dense
 from xform.transforms.residuals import Primals
-from xform.words import Bilinear, Pointwise
 
 
 class _Direct(Split):

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 
 from xform._jax import has_effects, staging, tangent_aval
-from xform.arithmetic import Value, all_arrayed
 from xform.errors import MissingRule, UnsupportedParam
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.jvp import jvp as interpret
-from xform.ir import seldom_collected
 from xform.planner.decide import schedule
+from xform.program.arithmetic import Value, all_arrayed
+from xform.program.ir import seldom_collected
 from xform.transforms import eager
 from xform.transforms.function import Call, Tree, as_tuple, call, function
 from xform.transforms.linear_map import Planned, Pushforward, check_tangents, dense

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import Tracer
-from xform.arithmetic import Value, differentiable
-from xform.callables import check_callable, function_name, written
+from xform._jax.mutable import is_mutable
 from xform.errors import WrongArgument, WrongDtype
-from xform.ir import Mask, Program, lifted, trace
-from xform.modules import inexact, opened
-from xform.mutable import is_mutable
+from xform.introspection.callables import check_callable, function_name, written
+from xform.introspection.modules import inexact, opened
 from xform.planner.problem import Problem
+from xform.program.arithmetic import Value, differentiable
+from xform.program.ir import Mask, Program, lifted, trace
 from xform.transforms.prefix import flags
 
 Tree = Any

@@ -11,8 +11,8 @@ import jax.ref
 from jax.tree_util import Partial
 
 from xform._jax import Tracer, cotangent_aval, is_reference
-from xform.arithmetic import Value
 from xform.errors import NotDifferentiable, WrongArgument
+from xform.program.arithmetic import Value
 from xform.transforms.function import Signature, Tree
 from xform.transforms.marks import wishes
 from xform.transforms.residuals import argument_name

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
-from xform.callables import argument_names, check_callable
 from xform.interpret.node import gather, spread
-from xform.modules import shaped
+from xform.introspection.callables import argument_names, check_callable
+from xform.introspection.modules import shaped
 from xform.planner.candidate import Candidate
 from xform.planner.device import in_bytes
 from xform.planner.planned import planned

@@ -12,9 +12,9 @@ import numpy as np
 from jax import lax
 
 from xform._jax import staging, weak_as
-from xform.arithmetic import Value, common_dtype
 from xform.errors import WrongArgument, WrongDtype
 from xform.policies import save_everything
+from xform.program.arithmetic import Value, common_dtype
 from xform.transforms.check import check_input, check_inputs, check_output
 from xform.transforms.forward import jvp
 from xform.transforms.function import (

@@ -16,15 +16,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from xform._jax import cotangent_aval, is_reference, staging, tangent_aval, zeros
-from xform.arithmetic import Value, all_arrayed, differentiable, float0_zeros, is_number, laid
 from xform.errors import WrongCotangent, WrongTangent
-from xform.hijax import is_vector
 from xform.interpret import emit
 from xform.interpret.activity import path
 from xform.interpret.joint import Schedule
 from xform.interpret.logs import collected, log_without
 from xform.interpret.node import gather, spread
-from xform.ir import Mask, seldom_collected
+from xform.program.arithmetic import (
+    Value,
+    all_arrayed,
+    differentiable,
+    float0_zeros,
+    is_number,
+    laid,
+)
+from xform.program.hijax import is_vector
+from xform.program.ir import Mask, seldom_collected
 from xform.transforms.function import Function, Signature, Tree, as_array
 from xform.transforms.gradient_refs import reference_argument, with_refs
 from xform.transforms.prefix import mirrored

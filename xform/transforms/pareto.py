@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 
-from xform import alive, policies
-from xform.callables import function_name
+from xform import policies
 from xform.errors import BudgetInfeasible, WrongArgument
+from xform.introspection.callables import function_name
 from xform.planner.plan.plan import Plan
 from xform.planner.report.pareto import Pareto, Point
+from xform.terminal import alive
 from xform.transforms.function import Tree
 from xform.transforms.plan import plan
 

@@ -8,10 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xform import alive
-from xform.budgets import Budget, Fit
-from xform.callables import function_name
-from xform.cost import flops
+from xform.interpret.cost import flops
+from xform.introspection.callables import function_name
 from xform.memory.targets import Target, parse_target
 from xform.planner.bound import least_flops
 from xform.planner.candidate import Candidate
@@ -26,7 +24,9 @@ from xform.planner.report.rows import rows_of
 from xform.planner.simulate.liveness import liveness
 from xform.policies import check, min_cut
 from xform.policies import said as called
-from xform.regions import opening
+from xform.policies.budgets import Budget, Fit
+from xform.policies.regions import opening
+from xform.terminal import alive
 from xform.transforms.function import Tree
 from xform.transforms.reverse import Policy
 from xform.transforms.subject import Subject, subject

@@ -17,16 +17,16 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from xform._jax import JaxprEqn, Var, name_p, scan_counts, scan_p
-from xform.arithmetic import differentiable
-from xform.equation import scan_options
 from xform.errors import BudgetInfeasible
 from xform.interpret.joint import Schedule, analyze
 from xform.interpret.node import fork_p
-from xform.ir import Program, bind, environment, program, read, write
 from xform.planner.decide import schedule
 from xform.policies import TAG, Budget, MinCut, Tagged
-from xform.source import name_stack, source
-from xform.table import rule_of
+from xform.program.arithmetic import differentiable
+from xform.program.equation import scan_options
+from xform.program.ir import Program, bind, environment, program, read, write
+from xform.program.source import name_stack, source
+from xform.registry.table import rule_of
 
 
 def tagged(jaxpr: Any, policy: MinCut | Budget) -> tuple[Any, Tagged]:

@@ -8,7 +8,7 @@ from typing import Any
 from jax.tree_util import flatten_one_level, treedef_is_leaf
 
 from xform.errors import WrongArgument
-from xform.ir import Mask
+from xform.program.ir import Mask
 
 
 def mirrored(tree: Any, leaves: Sequence[Any]) -> Any:

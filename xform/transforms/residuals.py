@@ -14,9 +14,9 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
-from xform.arithmetic import Value
 from xform.errors import WrongArgument
-from xform.ir import Mask
+from xform.program.arithmetic import Value
+from xform.program.ir import Mask
 from xform.transforms.function import Signature
 from xform.transforms.marks import NotNeeded, NotSaveable
 from xform.transforms.prefix import mirrored

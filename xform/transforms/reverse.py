@@ -13,16 +13,16 @@ import numpy as np
 from jax import lax
 
 from xform._jax import batched, staging, zeros
-from xform.arithmetic import Value, cotangent_sharding
-from xform.budgets import Budget, Fit
-from xform.callables import check_callable, mark
 from xform.interpret import emit
 from xform.interpret.joint import analyze
 from xform.interpret.linear import check_linear
-from xform.ir import Mask, seldom_collected
+from xform.introspection.callables import check_callable, mark
 from xform.planner.decide import schedule
 from xform.planner.planning import planner
 from xform.policies import check, min_cut
+from xform.policies.budgets import Budget, Fit
+from xform.program.arithmetic import Value, cotangent_sharding
+from xform.program.ir import Mask, seldom_collected
 from xform.transforms import eager
 from xform.transforms.check import check_input, check_inputs, check_output, check_scalar
 from xform.transforms.compiling import compiler_for

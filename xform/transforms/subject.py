@@ -17,16 +17,13 @@ from typing import Any
 import jax
 
 from xform._jax import cotangent_aval
-from xform.budgets import Regions
-from xform.callables import function_name, takes_policy, written
-from xform.cost import aval_bytes
+from xform._jax.meshes import argument
 from xform.errors import NotOneDerivative, WrongArgument
-from xform.fingerprint import fingerprint, text_of
+from xform.interpret.cost import aval_bytes
 from xform.interpret.node import gather
-from xform.ir import Mask, program
+from xform.introspection.callables import function_name, takes_policy, written
 from xform.memory.compilation import Compilation, compile_for, trace_for
 from xform.memory.targets import Target
-from xform.meshes import argument
 from xform.planner.candidate import Candidate
 from xform.planner.compiler import Compiler
 from xform.planner.planned import planned
@@ -34,6 +31,9 @@ from xform.planner.planning import planner, planning
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness, simulate
 from xform.policies import Policy, min_cut
+from xform.policies.budgets import Regions
+from xform.program.fingerprint import fingerprint, text_of
+from xform.program.ir import Mask, program
 from xform.transforms.function import Tree, numbers, partial, positions
 from xform.transforms.inspect import Arguments, At, point
 from xform.transforms.reverse import grad, value_and_grad, vjp

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 import jax
 
-from xform import alive
 from xform._jax import staging
-from xform.budgets import Budget
 from xform.errors import BudgetInfeasible
-from xform.ir import evaluate, lifted, trace
 from xform.planner.device import in_bytes
 from xform.policies import check, min_cut, save_nothing
-from xform.text import human_bytes
+from xform.policies.budgets import Budget
+from xform.program.ir import evaluate, lifted, trace
+from xform.terminal import alive
+from xform.terminal.text import human_bytes
 
 Way = TypeVar("Way")
 

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from xform.ir import trace
 from xform.planner.candidates.as_written import _at_prices, cuts
 from xform.planner.costs.link import Link
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
 from xform.planner.plan.decision import Decision
 from xform.planner.problem import Problem
 from xform.policies import MinCut, min_cut
+from xform.program.ir import trace
 
 W, X = jnp.ones((8, 8)) / 9, jnp.ones((16, 8))
 

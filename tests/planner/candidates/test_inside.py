@@ -12,7 +12,6 @@ from tests.parameters import slow
 from tests.reference import close
 from xform import errors, policies
 from xform.interpret.joint import analyze
-from xform.ir import evaluate, trace
 from xform.planner.candidates.as_written import cuts
 from xform.planner.candidates.nested import nested
 from xform.planner.candidates.snapshots import stored
@@ -27,6 +26,7 @@ from xform.planner.plan.record import record
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
 from xform.policies import MinCut
+from xform.program.ir import evaluate, trace
 
 TRIPS = 12
 W = np.cos(np.arange(TRIPS * 16.0)).reshape(TRIPS, 4, 4) / 2

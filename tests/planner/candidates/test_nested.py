@@ -6,10 +6,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from tests.planner.candidates.test_whole import ENDS, LEAST, TRIPS, right
-from xform.ir import trace
 from xform.planner.candidates.nested import nested
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
 from xform.planner.problem import Problem
+from xform.program.ir import trace
 
 W, X = jnp.eye(16), jnp.ones((8, 16)) / 3
 

@@ -8,10 +8,10 @@ from jax import lax
 
 from tests.planner.candidates.test_whole import ENDS, right
 from xform.interpret.checkpoints import steps_run
-from xform.ir import trace
 from xform.planner.candidates.snapshots import stored
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, waiting_bytes
 from xform.planner.problem import Problem
+from xform.program.ir import trace
 
 W, X = jnp.eye(16), jnp.ones((8, 16)) / 3
 

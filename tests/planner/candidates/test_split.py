@@ -6,12 +6,12 @@ from jax import lax
 
 from tests.planner.candidates.test_whole import ENDS, LEAST, MOST, TRIPS, right
 from xform.interpret.joint import analyze
-from xform.ir import trace
 from xform.planner.candidates.split import split
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.policies import MinCut
+from xform.program.ir import trace
 
 X = jnp.ones((8, 16)) / 3
 

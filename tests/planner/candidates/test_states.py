@@ -8,16 +8,16 @@ from jax import lax
 
 from tests.emitted import emitted
 from tests.reference import close
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import analyze
 from xform.interpret.node import gather
-from xform.ir import evaluate, trace
 from xform.planner.candidates.states import all_states, outer_states
 from xform.planner.candidates.worth import planned_loops
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.decide import schedule
 from xform.planner.plan.decision import edited
 from xform.policies import MinCut
+from xform.program.ir import evaluate, trace
 
 W = np.cos(np.arange(48.0)).reshape(3, 4, 4) / 2
 X = np.sin(np.arange(32.0)).reshape(8, 4)

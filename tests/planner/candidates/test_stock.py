@@ -10,9 +10,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 import xform
 from xform import policies
-from xform.ir import trace
 from xform.planner.candidates.stock import stock
 from xform.planner.problem import Problem
+from xform.program.ir import trace
 
 SAVE = jax.checkpoint_policies
 MARKS = {

@@ -10,7 +10,6 @@ from tests.emitted import emitted
 from tests.fuzz.evaluate import Machine
 from xform import policies
 from xform.interpret.joint import analyze
-from xform.ir import evaluate, trace
 from xform.planner.candidate import Candidate
 from xform.planner.candidates.nested import nested
 from xform.planner.candidates.snapshots import stored
@@ -20,6 +19,7 @@ from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.planner.simulate.liveness import liveness
 from xform.policies import MinCut, save_everything
+from xform.program.ir import evaluate, trace
 
 TRIPS = 24
 W, X = jnp.ones((TRIPS, 16, 16)) / 17, jnp.ones((8, 16)) / 3

@@ -6,7 +6,6 @@ import numpy as np
 from jax import lax
 
 from xform.interpret.joint import analyze
-from xform.ir import trace
 from xform.planner.candidates.worth import (
     at_places,
     inner_loops,
@@ -21,6 +20,7 @@ from xform.planner.decide import schedule
 from xform.planner.loops import loops, reshaped
 from xform.planner.problem import Problem
 from xform.policies import MinCut
+from xform.program.ir import trace
 
 W, X = np.ones((12, 4, 4), np.float32) / 3, np.ones((32, 4), np.float32)
 MASKS = (True, True), (True,)

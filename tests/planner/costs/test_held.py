@@ -11,11 +11,11 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
 from xform.interpret import emit
 from xform.interpret.joint import analyze
-from xform.ir import trace
 from xform.planner.candidates.snapshots import stored
 from xform.planner.costs.held import held, held_bytes, state_why
 from xform.planner.decide import schedule
 from xform.planner.problem import Problem
+from xform.program.ir import trace
 
 W, X = jnp.ones((4, 4)) / 5, jnp.ones((3, 4))
 ONE = 3 * 4 * 4

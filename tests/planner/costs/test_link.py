@@ -21,7 +21,7 @@ from tests.planner.cuts.test_integer_program import joint_of, work
 from tests.reference import close
 from tests.sharding import mesh
 from xform import policies
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 from xform.planner.costs.link import Link, link_of
 from xform.planner.costs.outcome import kept_bytes, recompute_flops, sent_bytes
 from xform.planner.costs.window import room
@@ -247,7 +247,7 @@ def test_a_peak_is_met_by_what_is_sent(monkeypatch) -> None:
     joint = joint_of(f, WS, X)
     peak = lambda how: liveness(how, "gpu").total_bytes
     asked = budget(int(0.93 * peak(schedule(joint, policies.min_cut, "cpu")) / (1 - GPU.margin)))
-    prog = xform.ir.trace(lambda *xs: [f(xs[:6], xs[6])], *map(jnp.asarray, (*WS, X)))
+    prog = xform.program.ir.trace(lambda *xs: [f(xs[:6], xs[6])], *map(jnp.asarray, (*WS, X)))
     args = prog, (True,) * 7, (True,)
     with planned_for("gpu"):
         found = planned(Problem(*args), asked).schedule

@@ -14,7 +14,6 @@ from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
 from xform.interpret import emit
 from xform.interpret.joint import Schedule, analyze
-from xform.ir import evaluate, trace
 from xform.planner.candidates.snapshots import stored
 from xform.planner.costs.outcome import (
     kept_bytes,
@@ -26,6 +25,7 @@ from xform.planner.costs.outcome import (
 from xform.planner.decide import schedule
 from xform.planner.problem import Problem
 from xform.policies import MinCut
+from xform.program.ir import evaluate, trace
 
 N, ROWS = 8, 4
 W, X = jnp.ones((6, N, N)) / 9, jnp.ones((ROWS, N))

@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 import xform
-from xform.ir import trace
 from xform.planner.costs.recompute import Prices, fusible, price, repeatable
+from xform.program.ir import trace
 
 N = 128
 X = jax.ShapeDtypeStruct((N, N), jnp.float32)

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from tests.planner.cuts.test_integer_program import joint_of
-from xform.cost import equation_flops
+from xform.interpret.cost import equation_flops
 from xform.planner.costs.link import Link
 from xform.planner.costs.window import room
 from xform.planner.decide import schedule

@@ -8,11 +8,11 @@ from jax import lax
 import xform
 from xform import policies
 from xform.interpret.joint import analyze
-from xform.ir import trace
 from xform.planner.cuts.bottleneck import bottlenecks
 from xform.planner.decide import schedule
 from xform.planner.simulate.liveness import liveness
 from xform.policies import MinCut
+from xform.program.ir import trace
 
 W = np.zeros((6, 8, 8), np.float32)
 X = np.zeros((4, 8), np.float32)

@@ -13,12 +13,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 import xform
 from xform._jax import Var
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import analyze
-from xform.ir import trace
 from xform.planner.costs.recompute import price
 from xform.planner.cuts.graph import Graph
 from xform.planner.decide import schedule
+from xform.program.ir import trace
 
 X, W = jax.ShapeDtypeStruct((4, 6), np.float32), jax.ShapeDtypeStruct((6, 6), np.float32)
 

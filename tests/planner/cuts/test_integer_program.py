@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tests.planner.cuts.test_fit import PROGRAMS, WS, X
-from xform.cost import aval_bytes, equation_flops
+from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import analyze, reads_of
-from xform.ir import trace
 from xform.planner.costs.outcome import kept_bytes, recompute_flops
 from xform.planner.costs.recompute import fusible, repeatable
 from xform.planner.decide import schedule
 from xform.policies import MinCut, budget
+from xform.program.ir import trace
 
 SHORT = {
     "two layers": lambda w, x: jnp.sum(jnp.tanh(jnp.sin(x @ w) @ w) @ w),

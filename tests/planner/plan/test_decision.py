@@ -12,11 +12,11 @@ from jax import lax
 from tests.emitted import emitted
 from tests.planner.cuts.test_integer_program import joint_of
 from xform.interpret.node import fork_p
-from xform.ir import evaluate
 from xform.planner.costs.outcome import kept_bytes
 from xform.planner.decide import schedule
 from xform.planner.plan.decision import Decision, decision_of
 from xform.policies import MinCut, min_cut, save_everything
+from xform.program.ir import evaluate
 
 W, X = jnp.cos(jnp.arange(16.0)).reshape(4, 4) / 2, jnp.sin(jnp.arange(12.0)).reshape(3, 4)
 

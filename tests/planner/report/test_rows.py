@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tests.planner.cuts.test_integer_program import joint_of
 from xform import policies
-from xform.cost import equation_flops
+from xform.interpret.cost import equation_flops
 from xform.interpret.node import bound
 from xform.planner.decide import schedule
 from xform.planner.plan.decision import decision_of

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from xform import policies
-from xform.ir import trace
 from xform.planner.planned import planned
 from xform.planner.problem import Problem
 from xform.planner.report.shown import shown
+from xform.program.ir import trace
 
 X = jax.ShapeDtypeStruct((4,), jnp.float32)
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from xform.fingerprint import operation
-from xform.ir import Program, trace
 from xform.planner.simulate.adding import Adding, Operation
 from xform.planner.simulate.profiles import CPU, GPU, Profile
 from xform.planner.simulate.steps import Flat
+from xform.program.fingerprint import operation
+from xform.program.ir import Program, trace
 
 X = jnp.ones((3, 5))
 

@@ -6,11 +6,11 @@ import pytest
 from jax import lax
 
 import xform
-from xform.ir import trace
 from xform.memory.compilation import compile_for
 from xform.memory.targets import missing, parse_target
 from xform.planner.simulate.liveness import simulate
 from xform.planner.simulate.profiles import tiled
+from xform.program.ir import trace
 
 GPU, TPU = "gpu:h100", "tpu:v5e:1x1"
 SQUARE = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)

@@ -10,10 +10,10 @@ from jax import lax
 
 from tests.kernels import kernels
 from xform.interpret.barrier import barrier
-from xform.ir import trace
 from xform.planner.simulate.flat import counts, flatten, flatten_trip
 from xform.planner.simulate.profiles import CPU, GPU, TPU
 from xform.planner.simulate.steps import Flat
+from xform.program.ir import trace
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 ONE = 64 * 64 * 4

@@ -7,13 +7,13 @@ import pytest
 from jax import lax
 
 from xform.interpret.barrier import barrier
-from xform.ir import trace
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.fusion import pointwise, post_order, spoiled, spoiled_operands
 from xform.planner.simulate.gain import GainFusion
 from xform.planner.simulate.loop_fusion import LoopFusion
 from xform.planner.simulate.profiles import CPU, GPU
 from xform.planner.simulate.steps import Flat, Step
+from xform.program.ir import trace
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 from tests.calls import counted
-from xform.ir import trace
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.gain import GainFusion
 from xform.planner.simulate.profiles import GPU
+from xform.program.ir import trace
 
 X = jax.ShapeDtypeStruct((512, 512), jnp.float32)
 

@@ -5,11 +5,11 @@ import itertools
 import jax
 import jax.numpy as jnp
 
-from xform.ir import trace
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.gemms import as_run
 from xform.planner.simulate.profiles import CPU, GPU
 from xform.planner.simulate.steps import Flat
+from xform.program.ir import trace
 
 
 def of(f, *args, by=GPU) -> tuple[Flat, Flat]:

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from xform.ir import trace
 from xform.memory import buffers
 from xform.memory.compilation import compile_for
 from xform.memory.proto import Message
 from xform.planner.simulate.heap import Value, heap_bytes
 from xform.planner.simulate.liveness import simulate
+from xform.program.ir import trace
 
 W = jax.ShapeDtypeStruct((512, 512), jnp.float32)
 X = jax.ShapeDtypeStruct((64, 256), jnp.float32)

@@ -6,12 +6,12 @@ import pytest
 from jax import lax
 
 from tests.kernels import kernels
-from xform.ir import trace
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.library import calls
 from xform.planner.simulate.liveness import simulate
 from xform.planner.simulate.loop_fusion import LoopFusion
 from xform.planner.simulate.profiles import CPU
+from xform.program.ir import trace
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 PARTS = {"reduce_sum": "reduce", "reduce_max": "reduce", "dot_general": "dot"}

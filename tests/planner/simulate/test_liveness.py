@@ -12,9 +12,9 @@ from jax import lax
 import xform
 from experiments.bench_step.run import mlp, transformer
 from xform import policies
-from xform.ir import trace
 from xform.planner.simulate import liveness
 from xform.planner.simulate.liveness import simulate
+from xform.program.ir import trace
 
 N = 256
 SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)

@@ -7,12 +7,12 @@ from jax import lax
 
 from tests.calls import counted
 from tests.kernels import kernels
-from xform.ir import trace
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.fusion import Group
 from xform.planner.simulate.loop_fusion import LoopFusion
 from xform.planner.simulate.profiles import CPU, GPU
 from xform.planner.simulate.steps import Step
+from xform.program.ir import trace
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 # Smaller values are ignored: scalars, and values that depend on them.

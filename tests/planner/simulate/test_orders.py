@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.calls import counted
-from xform.ir import trace
 from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.gain import GainFusion
 from xform.planner.simulate.orders import _Orders, least_memory
 from xform.planner.simulate.profiles import GPU
+from xform.program.ir import trace
 
 
 def groups_of(f, *args):

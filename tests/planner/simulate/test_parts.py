@@ -10,7 +10,6 @@ from jax import lax
 from tests.emitted import emitted
 from xform import policies
 from xform.interpret.joint import analyze
-from xform.ir import trace
 from xform.planner.candidates.nested import nested
 from xform.planner.candidates.snapshots import stored
 from xform.planner.decide import schedule
@@ -19,6 +18,7 @@ from xform.planner.simulate.flat import flatten
 from xform.planner.simulate.parts import flatten_plan
 from xform.planner.simulate.profiles import profile
 from xform.policies import MinCut
+from xform.program.ir import trace
 
 W, X = jnp.ones((6, 16, 16)) / 9, jnp.ones((8, 16))
 

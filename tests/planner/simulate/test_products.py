@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xform.ir import trace
 from xform.planner.simulate.products import (
     as_matrices,
     channels_last,
@@ -15,6 +14,7 @@ from xform.planner.simulate.products import (
     outer,
     shape,
 )
+from xform.program.ir import trace
 
 
 def array(*sizes: int):

@@ -7,9 +7,9 @@ from jax import lax
 
 import xform
 from xform.interpret.barrier import barrier
-from xform.ir import trace
 from xform.planner.simulate.liveness import simulate
 from xform.planner.simulate.profiles import CPU, GPU, TPU, profile
+from xform.program.ir import trace
 
 N = 256
 SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)

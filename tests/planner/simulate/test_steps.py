@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import pytest
 
-from xform.ir import trace
 from xform.planner.simulate.steps import Cell, Flat, Step, repeat_p, wait_p
-from xform.table import RULES, traits
+from xform.program.ir import trace
+from xform.registry.table import RULES, traits
 
 
 def step() -> Step:

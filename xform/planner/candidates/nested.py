@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
 from xform.planner.candidate import Candidate

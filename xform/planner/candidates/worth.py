@@ -7,12 +7,12 @@ from collections.abc import Container, Iterator, Mapping
 
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node
-from xform.ir import Program
 from xform.planner.costs.held import held_bytes, token
 from xform.planner.costs.outcome import kept_bytes, waiting_bytes
 from xform.planner.loops import Shapes, inside, loops, origins, reshaped
 from xform.planner.problem import Problem
 from xform.policies import MinCut
+from xform.program.ir import Program
 
 # A loop is large if it saves more than this share of all saved bytes.
 _MIN_SHARE = 0.05

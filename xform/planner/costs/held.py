@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from xform._jax import JaxprEqn, Var, name_p
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Joint, Schedule
 from xform.interpret.node import Node, fork_p, gather
 from xform.policies import TAG

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from xform._jax import Offloadable
-from xform.devices import known
 from xform.planner.device import Device
+from xform.planner.hardware import known
 
 # The offload that a budget uses, in the form in which policies by name state it.
 HOST = Offloadable(src="device", dst="pinned_host")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from xform._jax import JaxprEqn
-from xform.cost import aval_bytes, equation_flops
 from xform.interpret.checkpoints import steps_run
+from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node, bound, fork_p, gather, join_p
 from xform.passes.dce import live

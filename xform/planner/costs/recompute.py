@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from xform._jax import JaxprEqn
-from xform.cost import aval_bytes, equation_bytes, equation_flops
+from xform.interpret.cost import aval_bytes, equation_bytes, equation_flops
 from xform.interpret.node import bound
 from xform.passes.structured import body
-from xform.table import traits
+from xform.registry.table import traits
 
 # Price of each byte that a recomputed equation passes over, in bytes of saved values.
 _FUSED, _REDUCED = 1 / 1024, 1 / 64

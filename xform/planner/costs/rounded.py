@@ -12,7 +12,7 @@ from jax.lax import Precision
 
 from xform._jax import JaxprEqn, Var, conv_general_dilated_p, dot_general_p
 from xform.interpret.joint import Joint
-from xform.table import traits
+from xform.registry.table import traits
 
 
 def rounded(joint: Joint) -> frozenset[Var]:

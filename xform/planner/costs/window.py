@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from xform._jax import JaxprEqn, Var, scan_p
-from xform.cost import aval_bytes, device_flops
+from xform.interpret.cost import aval_bytes, device_flops
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.passes.dce import live

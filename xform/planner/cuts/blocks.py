@@ -23,14 +23,14 @@ import numpy as np
 import scipy  # its parts are imported when they are first used
 
 from xform._jax import JaxprEqn, Var
-from xform.fingerprint import lines
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p, join_p
 from xform.passes.dce import live
 from xform.planner.cuts.bottleneck import bottlenecks, roots_of
 from xform.planner.cuts.integer_program import MOST, IntegerProgram, Point, size
 from xform.planner.plan.decision import Decision
-from xform.recent import Recent
+from xform.program.fingerprint import lines
+from xform.storage.recent import Recent
 
 # How many solutions are computed for each class of blocks, beside the two ends.
 _POINTS = 16

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from xform._jax import Var, name_p
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Joint
 from xform.passes.dce import live
 from xform.planner.costs.recompute import fusible

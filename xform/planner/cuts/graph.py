@@ -25,14 +25,14 @@ from functools import cached_property
 import numpy as np
 
 from xform._jax import JaxprEqn, Var, name_p
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node
-from xform.naming import digest
 from xform.passes.dce import live
 from xform.planner.costs.recompute import fusible
 from xform.planner.cuts.mincut import min_cut
-from xform.recent import Recent
+from xform.program.naming import digest
+from xform.storage.recent import Recent
 
 _SOURCE, _SINK = 0, 1
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from xform._jax import Var, name_p, while_p
-from xform.cost import aval_bytes, equation_flops
+from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Joint, Schedule, reads_of
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.planner.costs.held import held_bytes

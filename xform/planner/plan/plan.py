@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xform._jax import Primitive
-from xform.budgets import Regions
 from xform.errors import WrongArgument
-from xform.files import whole
 from xform.interpret.joint import Joint
 from xform.planner.plan.decision import Decision
 from xform.planner.plan.record import Record
@@ -23,7 +21,9 @@ from xform.planner.report.picture import draw
 from xform.planner.report.rows import Row
 from xform.planner.shape import Shape
 from xform.policies import min_cut
-from xform.text import columns, human_bytes, human_flops, human_seconds, near
+from xform.policies.budgets import Regions
+from xform.storage.files import whole
+from xform.terminal.text import columns, human_bytes, human_flops, human_seconds, near
 
 _FORMAT = "xform plan 6"
 

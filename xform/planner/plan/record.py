@@ -1,7 +1,7 @@
 """A Plan's decisions as plain data, and back, for the same program.
 
-Programs are written as one line for each equation, see `xform.fingerprint`; decisions by the
-numbers of forward values, in the order in which they are made. What is equal is written once: a
+Programs are written as one line for each equation, see `xform.program.fingerprint`; decisions by
+the numbers of forward values, in the order in which they are made. What is equal is written once: a
 layer that is called 96 times has one program and, if it keeps the same, one decision.
 """
 
@@ -13,15 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from xform._jax import Offloadable, Var
-from xform.budgets import Regions
 from xform.errors import OtherProgram
-from xform.fingerprint import listing
 from xform.interpret.joint import Joint
 from xform.interpret.node import Node, fork_p
 from xform.planner.plan.decision import Decision
 from xform.planner.plan.difference import difference
 from xform.planner.shape import Shape
-from xform.source import frame
+from xform.policies.budgets import Regions
+from xform.program.fingerprint import listing
+from xform.program.source import frame
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xform.planner.report.picture import BLUE, ORANGE, axes, save
-from xform.text import columns, human_bytes, human_flops, human_seconds
+from xform.terminal.text import columns, human_bytes, human_flops, human_seconds
 
 # Labels of points that are nearer than this part of an axis would cover each other.
 _NEAR = 0.03

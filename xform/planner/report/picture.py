@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from xform.errors import MissingExtra, WrongArgument
-from xform.files import whole
-from xform.packages import extra
-from xform.text import human_bytes
+from xform.introspection.packages import extra
+from xform.storage.files import whole
+from xform.terminal.text import human_bytes
 
 _MIB = 2**20
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"

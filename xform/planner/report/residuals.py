@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
 from xform.interpret.node import bound, gather
 from xform.planner.costs.held import Held, held
-from xform.source import frame
-from xform.text import columns, human_bytes, near
+from xform.program.source import frame
+from xform.terminal.text import columns, human_bytes, near
 
 
 @dataclasses.dataclass(frozen=True)

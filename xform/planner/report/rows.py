@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from xform._jax import JaxprEqn, Literal, Var, name_p
-from xform.cost import aval_bytes, equation_flops
+from xform.interpret.cost import aval_bytes, equation_flops
 from xform.interpret.joint import Schedule, reads_of
 from xform.interpret.node import Node, bound, fork_p
 from xform.planner.costs.held import state_why
 from xform.policies import TAG
-from xform.source import frame
+from xform.program.source import frame
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from xform._jax import JaxprEqn, Var
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 from xform.interpret.joint import Schedule
 from xform.interpret.node import Node, fork_p, gather, join_p
 from xform.passes.dce import live
 from xform.passes.listing import Names, line, place
-from xform.text import columns, human_bytes
+from xform.terminal.text import columns, human_bytes
 
 
 def shown(schedule: Schedule, lines: bool = False, word: str = "backward") -> str:

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import jax
 
 from xform._jax import JaxprEqn, Literal, Primitive, Var, has_effects
-from xform.fingerprint import literal, operation
-from xform.ir import Program
 from xform.planner.simulate.products import shape
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import Cell, Flat, Step
-from xform.table import traits
-from xform.traits import Traits
+from xform.program.fingerprint import literal, operation
+from xform.program.ir import Program
+from xform.registry.table import traits
+from xform.registry.traits import Traits
 
 T = TypeVar("T")
 

@@ -29,12 +29,10 @@ from xform._jax import (
     scan_p,
     while_p,
 )
-from xform.cost import aval_bytes
-from xform.fingerprint import typed
 from xform.interpret.barrier import barrier_p, holds
+from xform.interpret.cost import aval_bytes
 from xform.interpret.lanes import final_p, keep_p, some_p, store_p
 from xform.interpret.materialize import materialize_p
-from xform.ir import Program
 from xform.passes.erased import erased
 from xform.passes.structured import body
 from xform.planner.simulate.adding import Adding
@@ -48,7 +46,9 @@ from xform.planner.simulate.products import (
 )
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import Cell, Flat, repeat_p, wait_p
-from xform.traits import Traits
+from xform.program.fingerprint import typed
+from xform.program.ir import Program
+from xform.registry.traits import Traits
 
 add_any_p = jax_primitives.add_jaxvals_p
 # The `devices` of a `device_put` between memories of one device.

@@ -17,7 +17,7 @@ from xform._jax import Primitive, dot_general_p
 from xform.planner.simulate.products import batch_and_summed
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import Cell, Flat, Step
-from xform.table import traits
+from xform.registry.table import traits
 
 # The numbers of parts into which a product may be split.
 _PARTS = tuple(2**i for i in range(12))

@@ -27,10 +27,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from xform._jax import JaxprEqn, jaxprs_of, scan_p, while_p
-from xform.fingerprint import fingerprint
 from xform.interpret.joint import Schedule
 from xform.interpret.node import gather
-from xform.ir import Atom, Mask, Program, program, seldom_collected
 from xform.planner.simulate.breadth_first import breadth_first
 from xform.planner.simulate.flat import counts, flatten, flatten_trip
 from xform.planner.simulate.gain import GainFusion
@@ -41,7 +39,9 @@ from xform.planner.simulate.orders import least_memory
 from xform.planner.simulate.parts import flatten_plan
 from xform.planner.simulate.profiles import Profile, profile
 from xform.planner.simulate.steps import Cell, Flat, Step
-from xform.recent import Recent
+from xform.program.fingerprint import fingerprint
+from xform.program.ir import Atom, Mask, Program, program, seldom_collected
+from xform.storage.recent import Recent
 
 # The peaks of loop bodies. Many plans of one program have equal loop bodies.
 _BODY_PEAKS: Recent[tuple[str, int, int, str], int] = Recent(4_096)

@@ -14,17 +14,17 @@ from typing import Any
 import jax
 
 from xform._jax import JaxprEqn, Var
-from xform.fingerprint import typed
 from xform.interpret import walk
 from xform.interpret.barrier import Where, barrier, holds
 from xform.interpret.emit import send
 from xform.interpret.joint import Schedule
 from xform.interpret.node import gather, spread
 from xform.interpret.wait import Wait
-from xform.ir import Mask, Program, trace
 from xform.planner.simulate.flat import Flattening
 from xform.planner.simulate.profiles import Profile
 from xform.planner.simulate.steps import Cell, Flat
+from xform.program.fingerprint import typed
+from xform.program.ir import Mask, Program, trace
 
 
 def flatten_plan(schedule: Schedule, profile: Profile) -> Flat:

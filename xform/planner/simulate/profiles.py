@@ -12,7 +12,7 @@ import math
 
 import jax
 
-from xform.cost import aval_bytes
+from xform.interpret.cost import aval_bytes
 
 
 @dataclasses.dataclass(frozen=True)

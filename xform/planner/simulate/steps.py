@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from xform._jax import JaxprEqn, Primitive
-from xform.traits import Traits
+from xform.registry.traits import Traits
 
 # Primitives of the simulation only: a broadcast, and a barrier that only delays a value or keeps
 # it in memory.

@@ -1,0 +1,89 @@
+"""What xform reads from a function: whether it is a derivative, and where it was written."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import xform
+from xform.errors import WrongArgument, WrongDtype
+from xform.introspection.callables import (
+    Derived,
+    argument_names,
+    check_callable,
+    derived,
+    takes_policy,
+    written,
+)
+
+X = jnp.ones(3)
+
+
+def loss(w, *xs, policy=None):
+    return jnp.sum(w) + sum(map(jnp.sum, xs))
+
+
+def text(x):
+    return "a text"
+
+
+def several(x):
+    yield x
+
+
+def test_what_a_transform_made_is_known_by_itself_and_jitted() -> None:
+    g = xform.grad(loss, (0, 1), policy=xform.policies.save_dots)
+    assert derived(g) == Derived("grad", (0, 1), xform.policies.save_dots)
+    assert derived(jax.jit(g)) == derived(g)
+    assert derived(xform.value_and_grad(loss)) == Derived("value_and_grad", 0, None)
+
+    @functools.wraps(g)
+    def step(*args):
+        return g(*args)
+
+    for f in (loss, step, jnp.sin, functools.partial(loss, X), 3):
+        assert derived(f) is None
+
+
+def test_arguments() -> None:
+    assert argument_names(loss, 3) == ["w", "xs[0]", "xs[1]"]
+    assert argument_names(print, 1) == ["args[0]"]
+    assert takes_policy(loss, 1)
+    assert not takes_policy(lambda policy: policy, 1)
+    assert not takes_policy(several, 1)
+
+
+def test_the_place() -> None:
+    assert re.fullmatch(r".*test_callables\.py:\d+ \(loss\)", written(loss))
+    assert written(xform.grad(loss)) == written(jax.jit(loss)) == written(loss)
+    assert written(jnp.sin) == written(3) == "" or "jax" in written(jnp.sin)
+
+
+@pytest.mark.parametrize("use", [
+    lambda f: xform.memory_analysis(f, X),
+    lambda f: xform.memory_analysis(f, X, target="cpu:2"),
+    lambda f: xform.plan(f, X),
+    lambda f: xform.residuals(f, X),
+    lambda f: xform.grad(f)(X),
+    lambda f: jax.jit(xform.grad(f))(X),
+    lambda f: xform.vjp(f, X),
+    lambda f: xform.compare(f, X, policies=[None]),
+])  # fmt: skip
+def test_what_returns_no_arrays(use) -> None:
+    with pytest.raises((WrongArgument, WrongDtype)) as caught:
+        use(text)
+    assert "it returned a value of type str, which is no array" in str(caught.value)
+    assert "(text)" in caught.value.where
+    with pytest.raises(WrongArgument, match="several is a generator function") as caught:
+        use(several)
+    assert "(several)" in caught.value.where
+
+
+def test_a_coroutine() -> None:
+    async def later(x):
+        return x
+
+    with pytest.raises(WrongArgument, match="later is a coroutine function"):
+        check_callable(later, "grad")

@@ -1,0 +1,396 @@
+"""Access to JAX's internals: all imports from jax.core, jax.extend and jax.interpreters.
+
+The differences between JAX 0.10.2 and 0.12 are handled here:
+
+- `closed`: in 0.11, ClosedJaxpr was replaced by a Jaxpr with `consts`;
+- `pull_custom_vjp`: since 0.11, the backward function of a custom_vjp also returns a log;
+- `scan_counts`: in 0.11, scan's `num_consts`, `num_carry` became the trees `ft_in`, `ft_out`;
+- `compute_on`: in 0.11, `compute_on2` was renamed to `compute_on`, and replaced the older function;
+- `current_trace`: in 0.12, no operation runs within `take_current_trace`;
+- `inlines`: in 0.11, a jit's `inline` became an enumeration;
+- `callee`: in 0.11, the parameters with the bodies of a composite and of an `eval_jaxpr` were
+  renamed;
+- `tagged`, `linear_part`: in 0.12, the metadata of a call became one parameter, with a second one
+  for the linear part of its derivative.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import api_util
+from jax.ad_checkpoint import Offloadable
+from jax.core import AbstractValue, ShapedArray, Trace, Tracer
+from jax.custom_derivatives import SymbolicZero
+from jax.experimental import compute_on as _compute_on
+from jax.experimental import scheduling_groups as _groups
+from jax.experimental import xla_metadata as _metadata
+from jax.extend import linear_util, source_info_util
+from jax.extend.core import (
+    AbstractToken,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    jaxprs_in_params,
+    new_jaxpr_eqn,
+    set_current_trace,
+    take_current_trace,
+)
+from jax.extend.core import primitives as jax_primitives
+from jax.extend.core.primitives import (
+    broadcast_in_dim_p,
+    cond_p,
+    conv_general_dilated_p,
+    dot_general_p,
+    jit_p,
+    name_p,
+    scan_p,
+    while_p,
+)
+from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.ref import AbstractRef
+from jaxlib import xla_client
+
+from xform._jax.meshes import on_mesh_of
+from xform._jax.mutable import argument_type, type_alone
+from xform.introspection.loaded import names_of
+
+__all__ = [
+    "AbstractToken", "AbstractValue", "JVPTracer", "Jaxpr", "JaxprEqn", "Literal", "Offloadable",
+    "Primitive", "ShapedArray", "SymbolicZero", "Trace", "Tracer", "Var", "ad", "argument_names",
+    "axes_of", "batching", "behind", "broadcast_in_dim_p", "callee", "closed", "compiler_options",
+    "compute_on", "cond_p", "context", "conv_general_dilated_p", "cotangent_aval", "current_trace",
+    "dot_general_p", "equation", "has_effects", "hlo_text", "inlines", "is_jaxpr", "is_reference",
+    "is_silent", "is_zero", "itemsize", "jax_primitives", "jaxprs_of", "jit_p", "linear_part",
+    "mlir", "name_p", "named", "perturbed", "policy_answer", "primitives", "pull_custom_vjp",
+    "registered", "scan_counts", "scan_p", "set_current_trace", "source_info_util", "staging",
+    "tagged", "tangent_aval", "trace_of", "traced", "weak_as", "while_p", "zeros",
+]  # fmt: skip
+
+JVPTracer: Any = ad.JVPTracer
+
+# Wraps a function, like `compute_on2` in 0.10.
+compute_on: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compute_on
+
+
+def closed(jaxpr: Any) -> tuple[Jaxpr, Sequence[Any]]:
+    """The open jaxpr and the constants of a Jaxpr or a ClosedJaxpr."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def is_jaxpr(x: Any) -> bool:
+    """Whether `x` is a Jaxpr or a ClosedJaxpr."""
+    return isinstance(x, Jaxpr | ClosedJaxpr)
+
+
+def traced(f: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Jaxpr, Sequence[Any]]:
+    """The jaxpr of a function of flat arguments, and the values that it closed over.
+
+    The jaxpr's first variables stand for these values: constvars, or leading inputs since 0.11.
+    `jax.make_jaxpr` is not used: for a small function, it spends more time on pytrees and names
+    than on tracing.
+    """
+    info = api_util.debug_info("xform", f, (), {})
+    flat = linear_util.wrap_init(lambda *xs: jax.tree.leaves(f(*xs)), debug_info=info)
+    jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(
+        flat.with_unknown_names(), list(map(argument_type, args))
+    )
+    return jaxpr, consts
+
+
+def compiler_options(traced: Any) -> dict[str, Any]:
+    """The `compiler_options` of the `jax.jit` that returned this `Traced`."""
+    return dict(getattr(traced, "_params", {}).get("compiler_options_kvs", ()))
+
+
+def hlo_text(module: bytes) -> str:
+    """The text of a serialized HloModuleProto."""
+    client: Any = xla_client
+    return client.XlaComputation(module).as_hlo_text()
+
+
+def argument_names(jaxpr: Any) -> list[str]:
+    """The names of a jaxpr's inputs, as paths such as `params['w']`."""
+    opened = closed(jaxpr)[0]
+    return [str(name) for name in opened.debug_info.safe_arg_names(len(opened.invars))]
+
+
+def jaxprs_of(eqn: JaxprEqn) -> list[Any]:
+    """The jaxprs in the parameters of an equation."""
+    return list(jaxprs_in_params(eqn.params))
+
+
+def _names_axis(effect: Any) -> bool:
+    """Whether an effect only records the use of a named axis, and is not a side effect."""
+    return type(effect).__name__ == "NamedAxisEffect"
+
+
+def has_effects(eqn: JaxprEqn) -> bool:
+    """Whether an equation has side effects. Communication between devices is not one."""
+    return not all(map(_names_axis, eqn.effects))
+
+
+def axes_of(jaxpr: Any) -> set[Any]:
+    """The named axes that a jaxpr uses: in collectives and in `axis_index`."""
+    opened = closed(jaxpr)[0]
+    effects: Any = opened.effects
+    axes = {e.name for e in effects if _names_axis(e)}
+    return axes.union(*(axes_of(j) for eqn in opened.eqns for j in jaxprs_of(eqn)))
+
+
+def callee(params: dict[str, Any], name: str) -> Any:
+    """The called program of a call, from the parameter `name` or `call_jaxpr`; None if absent."""
+    return params.get(name, params.get("call_jaxpr"))
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """The numbers of constants and of carried values among a scan's inputs."""
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def inlines(params: dict[str, Any]) -> bool:
+    """Whether a jit has `inline=True`. Since 0.11 it is an enumeration, and each member is true."""
+    inline = params["inline"]
+    return inline if isinstance(inline, bool) else inline.name in ("JAX_EARLY", "JAX_LATE")
+
+
+def tagged(f: Callable[..., Any], params: dict[str, Any]) -> Callable[..., Any]:
+    """`f` wrapped in an `xla_metadata_call` with the metadata of `params`."""
+    if "xla_metadata" not in params:
+        return _groups.xla_metadata_call(f, **{k: v for k, v in params.items() if k != "jaxpr"})
+    module: Any = _metadata
+    linear = params["ad_metadata"]
+    linear = linear if linear == "same" else dict(linear)
+    return module.xla_metadata_call2(f, dict(params["xla_metadata"]), ad_metadata=linear)
+
+
+def linear_part(eqn: JaxprEqn) -> JaxprEqn:
+    """An equation with the metadata for the linear part of its derivative, separate since 0.12."""
+    if (linear := eqn.params.get("ad_metadata", "same")) == "same":
+        return eqn
+    return eqn.replace(params={**eqn.params, "xla_metadata": linear, "ad_metadata": "same"})
+
+
+def tangent_aval(aval: Any) -> Any:
+    """The type of a tangent of a value of type `aval`; float0 for integers."""
+    return aval.to_tangent_aval()
+
+
+def cotangent_aval(aval: Any) -> Any:
+    """The type of a cotangent of a value of type `aval`.
+
+    It equals the tangent's type, except for values that are sums over a mesh axis.
+    """
+    return aval.to_ct_aval()
+
+
+def itemsize(dtype: Any) -> int:
+    """Bytes of an element, also of an extended dtype, such as that of PRNG keys."""
+    if not hasattr(dtype, "itemsize"):
+        physical = dtype._rules.physical_element_aval(dtype)
+        return physical.size * physical.dtype.itemsize
+    return dtype.itemsize
+
+
+def zeros(aval: Any) -> Any:
+    """Zeros of type `aval`: shape, dtype, sharding and varying manual axes.
+
+    The mesh is that of `aval`: a value that a `shard_map` closes over has the outer mesh.
+    """
+    with on_mesh_of(aval):
+        return ad.zeros_like_aval(aval)
+
+
+def pull_custom_vjp(
+    bwd: Any, residuals: Sequence[Any], cts: Sequence[Any]
+) -> tuple[list[Any], Any]:
+    """Call the backward function of a custom_vjp: its cotangents, and its log (None in 0.10)."""
+    out = bwd.call_wrapped(*residuals, *cts)
+    logs = len(out) == 2 and isinstance(out[0], list | tuple)
+    return (list(out[0]), out[1]) if logs else (list(out), None)
+
+
+def is_zero(x: Any) -> bool:
+    """Whether a custom rule returned a symbolic zero."""
+    return isinstance(x, SymbolicZero | ad.Zero)
+
+
+# Wrapper functions of JAX: the variable of the closure that holds the wrapped function.
+_WRAPPERS = {
+    "_memoize.<locals>.memoized": "fn",
+    "DynamicJaxprTrace.process_custom_jvp_call.<locals>.jvp_jaxpr_thunk": "jvp",
+    "DynamicJaxprTrace.process_custom_vjp_call.<locals>.fwd_jaxpr_from_zeros": "fwd",
+    "DynamicJaxprTrace.process_custom_vjp_call.<locals>.out_trees_": "out_trees",
+    "lift_jvp.<locals>.jvp": "jvp_jaxpr_fun",
+    "lift_fwd.<locals>.fwd": "fwd_jaxpr_thunk",
+    "transformation_with_aux2.<locals>.<lambda>": "out_store",
+    "linear_call.<locals>.transpose_thunk": "",  # the full closure without tracers (for messages)
+}
+
+
+def behind(f: Any) -> Any:
+    """The user's function inside a wrapper of JAX; `f` itself if it is not a wrapper.
+
+    JAX wraps the rules of custom functions in new objects at each trace or bind. Two wrappers of
+    the same function are equivalent, if they skip the same constants and transform the arguments
+    in the same way; so these are returned too.
+    """
+    if not (getattr(f, "__module__", "") or "").startswith("jax."):
+        return f
+    if type(f).__name__ == "WrappedFun":
+        transforms = [(g, args) for g, args in f.transforms
+                      if g.__name__ != "_handle_consts_in_bwd" or any(args)]  # fmt: skip
+        return (f.f, tuple(transforms), f.params) if transforms or f.params else f.f
+    if getattr(f, "__qualname__", "") not in _WRAPPERS or not f.__closure__:
+        return f
+    cells = zip(f.__code__.co_freevars, f.__closure__, strict=True)
+    closure = {name: cell.cell_contents for name, cell in cells}
+    if not _WRAPPERS[f.__qualname__]:
+        return tuple(v for k, v in closure.items() if k not in ("residual_args", "linear_args"))
+    inner, skipped = closure[_WRAPPERS[f.__qualname__]], closure.get("num_consts", 0)
+    return (skipped, inner) if skipped else inner
+
+
+def is_silent(x: Any) -> bool:
+    """Whether an object is irrelevant to what a program computes.
+
+    These are traces, debug information, and storage for output trees.
+    """
+    silent = ("DebugInfo", "Store", "EqualStore")
+    kind = type(x)
+    return isinstance(x, Trace) or (kind.__module__.startswith("jax.") and kind.__name__ in silent)
+
+
+def context(ctx: Any) -> dict[str, Any]:
+    """The non-default fields of an equation's context, such as mesh, compute type, metadata."""
+    default = {"threefry_partitionable": "True", "remove_size_one_mesh_axis": "False",
+               "cur_layout_mode": "LayoutMode.AUTO", "no_collectives": "frozenset()"}  # fmt: skip
+    fields = {k: getattr(ctx, k, None) for k in type(ctx).__slots__ if not k.startswith("__")}
+    return {
+        k: v
+        for k, v in fields.items()
+        if k != "configs" and str(v) != default.get(k, "None") and not getattr(v, "empty", False)
+    }
+
+
+def is_reference(aval: Any) -> bool:
+    """Whether a type is that of a mutable reference."""
+    return isinstance(aval, AbstractRef)
+
+
+def policy_answer(answer: Any) -> bool | Offloadable | None:
+    """A checkpoint policy's answer as True (save), False (recompute) or an Offloadable.
+
+    None if JAX does not accept the answer, such as a number or a NumPy boolean.
+    """
+    if isinstance(answer, bool | Offloadable):
+        return answer
+    return {"SaveableType": True, "RecomputeType": False}.get(type(answer).__name__)
+
+
+def primitives() -> dict[str, Primitive]:
+    """The primitives in `jax.extend.core.primitives`, by name."""
+    public = {k: getattr(jax_primitives, k) for k in dir(jax_primitives) if k.endswith("_p")}
+    return {p.name: p for p in public.values()}
+
+
+def named(name: str) -> Primitive | None:
+    """JAX's own primitive of this name; None if no loaded module of JAX holds one.
+
+    Only some of JAX's primitives are public, so all loaded modules of JAX are searched. A primitive
+    of the same name in another library is not returned.
+    """
+    if name not in _OWN:
+        for module in sys.modules.keys() - _SEEN:
+            names = names_of(sys.modules[module]) if f"{module}.".startswith("jax.") else {}
+            if not getattr(names.get("__spec__"), "_initializing", False):
+                _SEEN.add(module)
+            own = [x for x in [*names.values()] if isinstance(x, Primitive)]
+            _OWN.update((p.name, p) for p in own)
+    return _OWN.get(name)
+
+
+_OWN: dict[str, Primitive] = {}
+_SEEN: set[str] = set()  # the modules that were searched
+
+
+def registered() -> set[str]:
+    """Names of JAX's primitives that are public or have a derivative in JAX.
+
+    Primitives of modules that are not imported yet are missing. Primitives that other libraries
+    (Flax) register are left out.
+    """
+    known = {*ad.primitive_jvps, *ad.primitive_transposes}
+    return {*primitives(), *(p.name for p in known if named(p.name) is p)}
+
+
+def equation(prim: Primitive, inputs: Sequence[Var], params: dict[str, Any],
+             outputs: list[Var] | None = None) -> JaxprEqn:  # fmt: skip
+    """An equation that applies a primitive to variables, with the current source position.
+
+    Pass `outputs` if they are known: abstract evaluation takes longer than most operations.
+    """
+    effects: Any = set()
+    if outputs is None:
+        avals, effects = prim.abstract_eval(*[v.aval for v in inputs], **params)
+        avals = avals if prim.multiple_results else [avals]
+        outputs = [Var(type_alone(a)) for a in avals]
+    return new_jaxpr_eqn(list(inputs), outputs, prim, params, effects, source_info_util.current())
+
+
+def current_trace() -> Any:
+    """The trace in which operations run now."""
+    with take_current_trace() as trace:
+        return trace
+
+
+def trace_of(x: Any) -> Any:
+    """The trace that a tracer belongs to; None for a plain value."""
+    return x._trace if isinstance(x, Tracer) else None
+
+
+def batched(x: Any) -> bool:
+    """Whether a value is a batched tracer of `vmap`."""
+    return type(trace_of(x)).__name__ == "BatchTrace"
+
+
+def staging() -> bool:
+    """Whether operations are staged (under `jit`, in a loop body) rather than run.
+
+    The current trace may be that of `vmap` or another transform, which passes operations on to its
+    parent trace.
+    """
+    trace = current_trace()
+    while trace is not None:
+        if type(trace).__name__ == "DynamicJaxprTrace":
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def weak_as(x: Any, aval: Any) -> Any:
+    """`x` with the weak type of `aval`. lax has no public function for this."""
+    weak = getattr(aval, "weak_type", False)
+    if weak == getattr(jax.typeof(x), "weak_type", False):
+        return x
+    convert = jax_primitives.convert_element_type_p
+    return convert.bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
+
+
+def perturbed(aval: Any) -> Tracer[Any]:
+    """A tracer of type `aval`, for code that tests whether a value may have a tangent.
+
+    `jax.closure_convert` does, and recognizes only JAX's own tracers.
+    """
+    tracer = object.__new__(partial_eval.DynamicJaxprTracer)
+    tracer.aval = aval
+    return tracer

@@ -1,0 +1,136 @@
+"""The cost of a program: bytes of its values, FLOPs of its equations times their trip counts.
+
+FLOPs are counted from the program, because the compiler counts the body of a loop only once. One
+elementwise operation on one element is one FLOP, whatever the operation (`exp` like `add`) and the
+dtype (complex like real). Moving data takes no FLOPs. Equations that no output depends on are not
+counted, because the compiler drops them. FLOPs are summed over all devices. Bytes are per device,
+as far as the types of the values tell their sharding.
+
+| equation | FLOPs |
+| --- | --- |
+| elementwise, and everything not listed below | 1 per output element |
+| reduction, cumulative sum | 1 per input element |
+| dot, convolution | 2 per multiply-add; the taps of a window that fall on padding do not count |
+| scan | length x body |
+| while | condition and body once: the trip count is not known |
+| cond | the most expensive branch |
+| jit, remat, custom rules | the body |
+| shard_map | body x number of devices that it is mapped over |
+| fft | 5 N log2 N, half of it for real data (Frigo and Johnson, "The design and implementation of FFTW3", 2005) |
+| matrix factorizations | Golub and Van Loan, "Matrix Computations", 4th edition |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from xform._jax import JaxprEqn, itemsize
+from xform.passes.dce import live
+from xform.passes.structured import body
+from xform.program.hijax import is_vector
+from xform.program.ir import Program, program
+from xform.registry.table import traits
+
+
+def aval_bytes(aval: Any) -> int:
+    """Bytes of a value of type `aval` on each device; 0 for float0 and for tokens.
+
+    A type that is sharded over explicit axes counts the bytes of one shard. Within `shard_map`,
+    types are those of one device. For axes that the compiler decides about (`Auto`), types do not
+    tell the sharding, and the full value counts. A PRNG key counts its key data. A 4-bit integer
+    counts a whole byte, as JAX stores it.
+    """
+    if is_vector(aval):
+        return sum(map(aval_bytes, aval.lo_ty()))
+    dtype = getattr(aval, "dtype", None)
+    return 0 if dtype is None else math.prod(aval.shape) * itemsize(dtype) // _shards(aval)
+
+
+def _shards(aval: Any) -> int:
+    """The number of shards of a value, as far as its type tells."""
+    sharding = getattr(aval, "sharding", None)
+    if sharding is None or sharding.mesh.empty:
+        return 1
+    sizes = sharding.mesh.shape
+    parts = sharding.spec.partitions
+    axes = (a for part in parts for a in (part if isinstance(part, tuple) else (part,)))
+    return math.prod(sizes[a] for a in axes if a in sizes)
+
+
+def program_flops(f: Callable[..., Any], *args: Any) -> int:
+    """FLOPs of `f` at `args`, which are arrays or `jax.ShapeDtypeStruct`s in pytrees.
+
+    The module's docstring has the table of counts.
+
+    Cost: one trace of `f`. Nothing is compiled or allocated.
+
+    >>> from xform.interpret.cost import program_flops
+    >>> program_flops(jnp.dot, jnp.ones((2, 3)), jnp.ones((3, 4)))
+    48
+    """
+    return flops(program(jax.make_jaxpr(f)(*args)))
+
+
+def flops(prog: Program) -> int:
+    """FLOPs of a program. The count is cached on the program."""
+    if "flops" not in prog.cache:
+        prog.cache["flops"] = sum(equation_flops(e) for e in live(prog.equations, prog.outputs))
+    return prog.cache["flops"]
+
+
+def equation_flops(eqn: JaxprEqn) -> int:
+    """FLOPs of one equation, including its nested programs."""
+    known = traits(eqn.primitive)
+    if known.flops is not None:
+        return int(known.flops(eqn))
+    if known.call:
+        return flops(body(eqn))
+    if known.fusion == "movement":
+        return 0
+    return operand_size(eqn) if known.fusion == "reduction" else sum(map(size, eqn.outvars))
+
+
+def equation_bytes(eqn: JaxprEqn) -> float:
+    """Bytes of memory traffic that a recompute of one equation costs."""
+    known = traits(eqn.primitive)
+    if known.bytes is not None:
+        return known.bytes(eqn)
+    return sum(aval_bytes(v.aval) for v in
+               (eqn.invars if known.fusion == "reduction" else eqn.outvars))  # fmt: skip
+
+
+def device_flops(eqn: JaxprEqn) -> float:
+    """FLOPs of one equation per device, if the work is split into as many parts as the values."""
+    return equation_flops(eqn) / max(_shards(v.aval) for v in (*eqn.invars, *eqn.outvars))
+
+
+# Helpers for the FLOP counts in the rules of primitives.
+
+
+def shape(v: Any) -> tuple[int, ...]:
+    """The shape of a variable's type; `(0,)` (no elements) for a type without a shape."""
+    return getattr(v.aval, "shape", (0,))
+
+
+def size(v: Any) -> int:
+    """The number of elements of a variable."""
+    return math.prod(shape(v))
+
+
+def operand_size(eqn: JaxprEqn) -> int:
+    """The number of elements of the first input."""
+    return size(eqn.invars[0])
+
+
+def factorization(cost: Callable[[int, int], float]) -> Callable[[JaxprEqn], float]:
+    """FLOPs of a matrix factorization: `cost(longer side, shorter side)` for each matrix."""
+
+    def count(eqn: JaxprEqn) -> float:
+        *batch, a, b = shape(eqn.invars[0])
+        return math.prod(batch) * cost(max(a, b), min(a, b))
+
+    return count

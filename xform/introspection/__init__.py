@@ -1,0 +1,1 @@
+"""What Python says of functions, modules and installed packages."""

@@ -1,0 +1,112 @@
+"""Facts about a user's function: argument names, source line, the transform that returned it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from xform.errors import WrongArgument
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """The transform of xform that returned a function.
+
+    Attributes:
+      transform: its name, such as "grad".
+      argnums: position or positions of the differentiated arguments.
+      policy: the argument `policy` of the transform; None is the default.
+    """
+
+    transform: str
+    argnums: Any
+    policy: Any
+
+
+_DERIVED: weakref.WeakKeyDictionary[Any, Derived] = weakref.WeakKeyDictionary()
+
+
+def mark(f: Callable[..., Any], transform: str, argnums: Any, policy: Any) -> None:
+    """Record that a transform of xform returned `f`."""
+    _DERIVED[f] = Derived(transform, argnums, policy)
+
+
+def derived(f: Any) -> Derived | None:
+    """The transform of xform that returned `f`, also if `f` is wrapped in `jax.jit`; else None.
+
+    >>> import xform
+    >>> from xform.introspection.callables import derived
+    >>> derived(jax.jit(xform.grad(jnp.sin))).transform, derived(jnp.sin)
+    ('grad', None)
+    """
+    while hasattr(f, "lower") and hasattr(f, "__wrapped__"):
+        f = f.__wrapped__
+    try:
+        return _DERIVED.get(f)
+    except TypeError:  # `f` has no weak references, or no hash
+        return None
+
+
+def function_name(f: Any) -> str:
+    """The name of a function, or the class name of a callable object without a name.
+
+    >>> import functools
+    >>> from xform.introspection.callables import function_name
+    >>> function_name(jnp.mean), function_name(functools.partial(jnp.mean))
+    ('mean', 'partial')
+    """
+    return getattr(f, "__name__", type(f).__name__)
+
+
+def argument_names(f: Callable[..., Any], n: int) -> list[str]:
+    """The names of the first `n` positional arguments of a function.
+
+    >>> from xform.introspection.callables import argument_names
+    >>> argument_names(lambda w, *xs: w, 3)
+    ['w', 'xs[0]', 'xs[1]']
+    """
+    try:
+        bound = inspect.signature(f).bind_partial(*range(n)).arguments
+    except (TypeError, ValueError):
+        return [f"argument {i}" for i in range(n)]
+    several = ([f"{k}[{i}]" for i in range(len(v))] if isinstance(v, tuple) else [k]
+               for k, v in bound.items())  # fmt: skip
+    return [name for names in several for name in names]
+
+
+def takes_policy(f: Callable[..., Any], n: int) -> bool:
+    """Whether a function has an argument `policy` that is not among its first `n` positional ones.
+
+    >>> from xform.introspection.callables import takes_policy
+    >>> takes_policy(lambda x, policy=None: x, 1), takes_policy(lambda x: x, 1)
+    (True, False)
+    """
+    try:
+        signature = inspect.signature(f)
+        return "policy" in signature.parameters.keys() - signature.bind_partial(*range(n)).arguments
+    except (TypeError, ValueError):  # no signature, or too few arguments: the call raises an error
+        return False
+
+
+def written(f: Any) -> str:
+    """`file:line (function)` of a function's definition; empty if unknown."""
+    code = getattr(inspect.unwrap(f), "__code__", None) if callable(f) else None
+    return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})" if code else ""
+
+
+def check_callable(f: Any, asked: str) -> None:
+    """Raise an error if `f` is not callable, or is a generator or coroutine function."""
+    if not callable(f):
+        raise WrongArgument(asked, f"{f!r} is not callable", "", "pass a function of arrays")
+    if inspect.isgeneratorfunction(f) or inspect.iscoroutinefunction(f):
+        kind = "generator" if inspect.isgeneratorfunction(f) else "coroutine"
+        raise WrongArgument(
+            asked,
+            f"{getattr(f, '__name__', 'it')} is a {kind} function: calling it returns a {kind}, "
+            "not arrays",
+            written(f),
+            "pass a function that returns arrays, without yield or async",
+        )

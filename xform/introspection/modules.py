@@ -1,0 +1,154 @@
+"""Static parts of arguments: leaves that are not arrays, and are not traced.
+
+Activation functions, strings and flags are leaves of an Equinox module. Every transform keeps them
+as they are, like Equinox's own filtered transforms. In other arguments that are differentiated,
+such leaves are errors. A function that is only compiled may have them anywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xform.errors import WrongArgument
+from xform.introspection.loaded import names_of
+
+Tree = Any
+
+
+def inexact(x: Any) -> bool:
+    """Whether a leaf of a module is differentiated: a JAX array of floats or complex numbers."""
+    return isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, np.inexact)
+
+
+def shaped(x: Any) -> bool:
+    """Whether a leaf can be an input of a traced function: an array or a `ShapeDtypeStruct`."""
+    return isinstance(x, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+
+
+def opened(f: Callable[..., Any], args: Sequence[Tree], inputs: Callable[[Any], bool]
+           ) -> tuple[Callable[..., Any], tuple[Tree, ...]]:  # fmt: skip
+    """Take the static leaves out of the Equinox modules in `args`.
+
+    Args:
+      f: a function.
+      args: its arguments.
+      inputs: whether a leaf of a module is an input; all other leaves are static.
+
+    Returns:
+      `f` with the static leaves put back into the modules of its arguments, and the arguments with
+      None in place of these leaves. Without static leaves, `f` and `args` are returned unchanged.
+    """
+    if _module_type() is None:
+        return f, tuple(args)
+    leaves, tree = jax.tree.flatten(tuple(args), is_leaf=_is_module)
+    pairs = [_partition(x, inputs) if _is_module(x) else (x, None) for x in leaves]
+    if not jax.tree.leaves([static for _, static in pairs]):
+        return f, tuple(args)
+
+    @functools.wraps(f, updated=())
+    def with_static(*args: Tree, **kwargs: Any) -> Any:
+        values = zip(tree.flatten_up_to(args), pairs, strict=True)
+        return f(*tree.unflatten([_combine(x, static) for x, (_, static) in values]), **kwargs)
+
+    return with_static, tree.unflatten([dynamic for dynamic, _ in pairs])
+
+
+def compilable(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str, Tree]
+               ) -> tuple[Callable[..., Any], Sequence[Tree], Mapping[str, Tree]]:  # fmt: skip
+    """`f` and its arguments for `jax.jit`, with the static leaves of Equinox modules taken out.
+
+    Modules in the outputs keep only their arrays.
+
+    Raises:
+      WrongArgument: `f` is an `equinox.filter_jit` that donates arguments.
+    """
+    if _module_type() is None:
+        return f, args, kwargs
+    if _is_module(f) and (getattr(f, "donate_first", False) or getattr(f, "donate_rest", False)):
+        raise WrongArgument(
+            "memory of a function returned by equinox.filter_jit",
+            "it donates arguments, but which arrays it donates cannot be read from outside",
+            "",
+            "pass the function without equinox.filter_jit, and donate_argnums",
+        )
+    call = lambda args, kwargs: f(*args, **kwargs)
+    with_static, (args, kwargs) = opened(call, (tuple(args), dict(kwargs)), shaped)
+
+    @functools.wraps(f, updated=())
+    def run(*args: Tree, **kwargs: Tree) -> Tree:
+        arrays = lambda x: _partition(x, shaped)[0] if _is_module(x) else x
+        return jax.tree.map(arrays, with_static(args, kwargs), is_leaf=_is_module)
+
+    return run, args, kwargs
+
+
+def holding(f: Callable[..., Any], args: Sequence[Tree], kwargs: Mapping[str, Tree]
+            ) -> tuple[Callable[..., Any], Sequence[Tree], Mapping[str, Tree]]:  # fmt: skip
+    """Take the static leaves, such as strings, configurations and functions, out of all arguments.
+
+    Returns `f` with these leaves put back into its arguments, and the arguments with None in their
+    place. Without static leaves, everything is returned unchanged.
+    """
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    static = [_is_static(x) for x in leaves]
+    if not any(static):
+        return f, args, kwargs
+
+    @functools.wraps(f, updated=())
+    def with_static(*args: Tree, **kwargs: Tree) -> Tree:
+        dynamic = iter(jax.tree.leaves((args, kwargs)))
+        full = [x if on else next(dynamic) for x, on in zip(leaves, static, strict=True)]
+        args, kwargs = tree.unflatten(full)
+        return f(*args, **kwargs)
+
+    dynamic = [None if on else x for x, on in zip(leaves, static, strict=True)]
+    args, kwargs = tree.unflatten(dynamic)
+    return with_static, args, kwargs
+
+
+def _is_static(x: Any) -> bool:
+    """Whether JAX does not accept a leaf as an array or as the type of one."""
+    if shaped(x):
+        return False
+    try:
+        jax.typeof(x)
+    except TypeError:
+        return not hasattr(x, "__jax_array__")
+    return False
+
+
+def _module_type() -> Any:
+    """`equinox.Module`; None if Equinox is not loaded."""
+    return names_of(sys.modules.get("equinox")).get("Module")
+
+
+def nnx_module(tree: Tree) -> Any:
+    """The first Flax NNX module in a tree, or None."""
+    kind = names_of(sys.modules.get("flax.nnx")).get("Module")
+    if kind is None:
+        return None
+    is_one = lambda x: isinstance(x, kind)
+    return next(filter(is_one, jax.tree.leaves(tree, is_leaf=is_one)), None)
+
+
+def _is_module(x: Any) -> bool:
+    return isinstance(x, _module_type())
+
+
+def _partition(module: Tree, inputs: Callable[[Any], bool]) -> tuple[Tree, Tree]:
+    """Split a module into inputs and static leaves: two trees, with None for the other part."""
+    leaves, tree = jax.tree.flatten(module)
+    pairs = [(x, None) if inputs(x) else (None, x) for x in leaves]
+    return tree.unflatten([a for a, _ in pairs]), tree.unflatten([b for _, b in pairs])
+
+
+def _combine(dynamic: Tree, static: Tree) -> Tree:
+    """The inverse of `_partition`."""
+    either = lambda a, b: b if a is None else a
+    return jax.tree.map(either, dynamic, static, is_leaf=lambda x: x is None)

@@ -1,0 +1,1 @@
+"""A traced function as data: equations, programs, names, fingerprints and arithmetic."""

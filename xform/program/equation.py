@@ -1,0 +1,87 @@
+"""Equations of a jaxpr: read inputs from an environment, bind primitives, write outputs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from xform._jax import JaxprEqn, Literal, Primitive, Var, equation
+from xform.program.source import name_stack, source
+
+Atom = Var | Literal
+
+
+class Applied:
+    """The equation of an operation that is differentiated eagerly. It is built on demand.
+
+    Building a `JaxprEqn` takes as long as a small operation takes to run. Most rules read only the
+    primitive, the parameters and the output types, which are known without it.
+    """
+
+    def __init__(self, primitive: Primitive, params: dict[str, Any], avals: Sequence[Any],
+                 outputs: list[Var] | None):  # fmt: skip
+        self.primitive, self.params, self._avals = primitive, params, avals
+        if outputs is not None:
+            self.outvars = outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._equation, name)
+
+    @functools.cached_property
+    def _equation(self) -> JaxprEqn:
+        outputs = self.__dict__.get("outvars")
+        return equation(self.primitive, list(map(Var, self._avals)), self.params, outputs)
+
+
+def read(env: dict[Var, Any], atom: Atom) -> Any:
+    """The value of a variable or literal."""
+    if not isinstance(atom, Literal):
+        return env[atom]
+    # A bool is the only literal of JAX that is a plain Python value without a dtype.
+    return np.bool_(atom.val) if isinstance(atom.val, bool) else atom.val
+
+
+def write(env: dict[Var, Any], variables: Iterable[Var], values: Sequence[Any]) -> None:
+    """Set the values of variables in an environment."""
+    env.update(zip(variables, values, strict=True))
+
+
+def bind(eqn: JaxprEqn, args: Sequence[Any], outer: Any = None) -> list[Any]:
+    """Bind an equation's primitive to `args`, in its source context; returns a list of outputs.
+
+    `outer` is the current name stack. Pass it when many equations are bound in a row.
+    """
+    with source(eqn, name_stack() if outer is None else outer), eqn.ctx.manager:
+        return apply(eqn, args)
+
+
+def apply(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+    """Like `bind`, but in the current source context, which the caller has set."""
+    prim = eqn.primitive
+    out = prim.bind(*args, **prim.get_bind_params(eqn.params))
+    return list(out) if prim.multiple_results else [out]
+
+
+def scan_options(params: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments with which `lax.scan` makes a scan like the one with these parameters."""
+    names = ("length", "reverse", "unroll", "_split_transpose")
+    return {k: params[k] for k in names if k in params}
+
+
+def switch(params: dict[str, Any], index: Any, branches: Sequence[Callable[..., Any]],
+           *operands: Any) -> Any:  # fmt: skip
+    """Make a cond with new branches that selects like the given one: by index, or by platform.
+
+    `lax.platform_dependent` selects by platform. Branches for other platforms are never compiled,
+    and may not be compilable.
+    """
+    if (platforms := params.get("branches_platforms")) is None:
+        return lax.switch(index, branches, *operands)
+    pairs = list(zip(platforms, branches, strict=True))
+    by_name = {name: branch for names, branch in pairs for name in names or ()}
+    default = next((branch for names, branch in pairs if names is None), None)
+    return lax.platform_dependent(*operands, default=default, **by_name)

@@ -1,0 +1,390 @@
+"""Fingerprints: texts that are equal for equal programs only.
+
+A fingerprint is the key for cached compiler results, for plans on disk, and for finding equal
+blocks and equal equations. It covers the primitive of each equation, every parameter, the context
+of the trace, the type of every value (with sharding, memory space, weak type and varying axes), and
+the content of constants. Line numbers and variable names are not part of it.
+
+Plain values, and objects built from plain values, have the same text in every process. An object
+whose equality cannot be decided gets a number that is valid in this process only, so it equals only
+itself.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import enum
+import functools
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from xform._jax import (
+    JaxprEqn,
+    Literal,
+    Primitive,
+    ShapedArray,
+    Tracer,
+    behind,
+    closed,
+    context,
+    is_jaxpr,
+    is_silent,
+    named,
+)
+from xform.program.ir import Atom, Program
+from xform.program.naming import (
+    digest,
+    from_library,
+    is_importable,
+    itself,
+    name_of,
+    once,
+    primitive_name,
+)
+
+# `id`s of the enclosing objects, outermost first, to detect an object that contains itself.
+_Outer = tuple[int, ...]
+
+_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), type(...), range))
+# Functions in a reduction (`__reduce_ex__`) that create an object from its class.
+_NEW: Any = (copyreg.__newobj__, copyreg.__newobj_ex__)  # pyright: ignore[reportAttributeAccessIssue]
+# Maximum size in bytes of an object whose only state are its attributes.
+_BARE = object.__basicsize__ + 16
+
+
+def fingerprint(prog: Program) -> str:
+    """A text that only equal programs share. Cost: linear in equations; cached on the program."""
+    if "fingerprint" not in prog.cache:
+        consts = (text_of(x) for _, x in prog.consts)
+        prog.cache["fingerprint"] = digest((*listing(prog), *consts))
+    return prog.cache["fingerprint"]
+
+
+def listing(prog: Program) -> tuple[str, ...]:
+    """The lines of a program: equations, inputs, constants, outputs. Cached on the program.
+
+    Constants are listed by type, like inputs, not by content.
+    """
+    if "listing" not in prog.cache:
+        consts = [v for v, _ in prog.consts]
+        rows = _listing(prog.inputs, consts, prog.equations, prog.outputs)
+        prog.cache["listing"] = tuple(rows)
+    return prog.cache["listing"]
+
+
+def _listing(inputs: Sequence[Any], consts: Sequence[Any], equations: Sequence[JaxprEqn],
+             outputs: Sequence[Atom]) -> Iterator[str]:  # fmt: skip
+    variables = dict.fromkeys((*inputs, *consts))
+    names = {v: f"i{n}" for n, v in enumerate(variables)}
+    yield from lines(equations, names)
+    yield " ".join(("inputs", *(f"{names[v]}:{typed(v.aval)}" for v in inputs)))
+    yield " ".join(("constants", *(f"{names[v]}:{typed(v.aval)}" for v in consts)))
+    yield " ".join(("outputs", *(_atom(v, names) for v in outputs)))
+
+
+def lines(equations: Iterable[JaxprEqn], names: dict[Any, str]) -> Iterator[str]:
+    """Iterate over equations as text, one line each. Variables are named in order of appearance.
+
+    `names` has the names of variables that are already known, and is extended with new ones.
+    """
+    for eqn in equations:
+        reads = [_atom(v, names) for v in eqn.invars]
+        for v in eqn.outvars:
+            names[v] = f"v{len(names)}"
+        yield f"{operation(eqn)} {' '.join(reads)}"
+
+
+def _atom(v: Atom, names: dict[Any, str]) -> str:
+    if isinstance(v, Literal):
+        return literal(v)
+    if v not in names:  # defined outside these equations
+        names[v] = f"v{len(names)}"
+        return f"{names[v]}:{typed(v.aval)}"
+    return names[v]
+
+
+def operation(eqn: JaxprEqn) -> str:
+    """An equation without its inputs, as text: primitive, parameters, types of outputs."""
+    outputs = " ".join([typed(v.aval) for v in eqn.outvars])
+    return f"{outputs} = {primitive_name(eqn.primitive)}[{parameters(eqn)}]"
+
+
+def literal(v: Literal) -> str:
+    """A literal as text, with its type. It is taken by its bits, as -0.0 == 0.0 and NaN != NaN."""
+    plain = isinstance(getattr(v.aval, "dtype", None), np.dtype)
+    value = np.asarray(v.val) if plain else v.val
+    return f"{(_number(value) if plain else '') or text_of(value)}:{typed(v.aval)}"
+
+
+def parameters(eqn: JaxprEqn) -> str:
+    """The parameters of an equation, and the context of its trace, as text.
+
+    For JAX's own primitives, parameters that are None are left out: whether an equation lists them
+    depends on the version of JAX and on how the primitive was bound. For other primitives, a
+    missing parameter may mean something else than None.
+    """
+    skip_none = named(eqn.primitive.name) is eqn.primitive
+    params = sorted(eqn.params.items())
+    texts = [f"{k}={text_of(v)}" for k, v in params if v is not None or not skip_none]
+    where = once(eqn.ctx, _context)
+    if where and _mesh_in_types(eqn):
+        where = _context(eqn.ctx, mesh=False)
+    return ", ".join([*texts, where] if where else texts)
+
+
+def _mesh_in_types(eqn: JaxprEqn) -> bool:
+    """Whether a type of an input or output has the mesh of the equation's context.
+
+    Then the mesh of the context is ignored. Whether it is set depends on which call traced a
+    function of JAX first, because JAX caches its traces.
+    """
+    mesh = getattr(eqn.ctx, "cur_abstract_mesh", None)
+    types = (v.aval for v in (*eqn.outvars, *eqn.invars))
+    return any(getattr(getattr(t, "sharding", None), "mesh", None) == mesh for t in types)
+
+
+def _context(ctx: Any, mesh: bool = True) -> str:
+    unusual = {k: v for k, v in context(ctx).items() if mesh or k != "cur_abstract_mesh"}
+    return f"in {_pairs(unusual, ())}" if unusual else ""
+
+
+def typed(aval: Any) -> str:
+    """The type of a value as text."""
+    return once(aval, _typed)
+
+
+def _typed(aval: Any) -> str:
+    if type(aval) is not ShapedArray:
+        return _reduced(aval, (id(aval),))
+    # Attributes that equal those of a value without a mesh, in device memory, are left out.
+    default = ShapedArray(aval.shape, aval.dtype).__getnewargs_ex__()[1]
+    more = {k: v for k, v in aval.__getnewargs_ex__()[1].items() if v != default[k]}
+    dims = ",".join(str(n) if type(n) is int else text_of(n) for n in aval.shape)
+    name = f"{'~' if aval.weak_type else ''}{_dtype(aval.dtype)}[{dims}]"
+    return f"{name}{{{_pairs(more, ())}}}" if more else name
+
+
+def text_of(x: Any, outer: _Outer = ()) -> str:
+    """A text that only equal values share. It includes the type, so 1, 1.0 and True differ.
+
+    The text is the same in every process for plain data and for objects built from it: arrays,
+    enums, dataclasses, functions (by code and closure), programs, JAX's own types.
+    """
+    kind = type(x)
+    if kind in _PLAIN:
+        return repr(x)
+    if kind is tuple:
+        inner = ", ".join([text_of(v, outer) for v in x])
+        return f"({inner},)" if len(x) == 1 else f"({inner})"
+    if isinstance(x, np.dtype):
+        return f"dtype {_dtype(x)}"
+    if is_jaxpr(x):
+        return once(x, _nested)
+    if id(x) in outer:
+        return f"<what is {len(outer) - outer.index(id(x))} levels up>"
+    return _compound(x, (*outer, id(x)))
+
+
+def _compound(x: Any, outer: _Outer) -> str:
+    """The text of a value that may contain other values."""
+    kind = type(x)
+    if isinstance(x, np.ndarray | np.generic):
+        return _array(x, outer)
+    if isinstance(x, jax.Array):
+        return itself(x) if isinstance(x, Tracer) else once(x, _device_array)
+    if isinstance(x, enum.Enum):
+        return f"{name_of(kind)}.{x.name}" if x.name else f"{name_of(kind)}({x.value!r})"
+    if isinstance(x, Primitive):
+        return primitive_name(x)
+    if kind is ShapedArray:
+        return typed(x)
+    if isinstance(x, jax.Device):
+        return f"<{x.platform} {x.device_kind!r} {x.id} of process {x.process_index}>"
+    if isinstance(x, NamedSharding | Mesh | AbstractMesh):
+        return once(x, _mesh_or_sharding)
+    if isinstance(x, type | types.ModuleType):
+        return name_of(x)
+    if is_silent(x):
+        return name_of(kind)
+    if (rule := _unwrapped(x)) is not x:
+        return f"rule {text_of(rule, outer)}"
+    if hasattr(kind, "__fingerprint__"):
+        return f"{name_of(kind)}{text_of(x.__fingerprint__(), outer)}"
+    if kind is list:
+        return f"[{_several(x, outer)}]"
+    if kind in (set, frozenset):
+        return f"{kind.__name__}{{{', '.join(sorted(text_of(v, outer) for v in x))}}}"
+    if kind in (dict, types.MappingProxyType):
+        return f"{kind.__name__}{{{_pairs(x, outer)}}}"
+    if isinstance(x, jax.tree_util.PyTreeDef):
+        inside = text_of(x.node_data(), outer), _several(x.children(), outer)
+        return f"tree({inside[0]}, [{inside[1]}], {x.num_leaves})"
+    return _function(x, outer) if callable(x) else _object(x, outer)
+
+
+def _function(x: Any, outer: _Outer) -> str:
+    """The text of a function: its name, code, defaults and closure.
+
+    A function that cannot be imported by its name, such as a lambda, includes the globals it reads.
+    """
+    if isinstance(x, types.MethodType):
+        return f"method({text_of(x.__self__, outer)}, {text_of(x.__func__, outer)})"
+    if isinstance(x, functools.partial):
+        arguments = f"({_several(x.args, outer)}), {{{_pairs(x.keywords, outer)}}}"
+        return f"{name_of(type(x))}({text_of(x.func, outer)}, {arguments})"
+    known = is_importable(x)
+    if known and (from_library(x) or not isinstance(x, types.FunctionType)):
+        return name_of(x)
+    if not isinstance(x, types.FunctionType):
+        return _object(x, outer)
+    cells = [_cell_content(c) for c in x.__closure__ or ()]
+    names = () if known or from_library(x) else _global_names(x.__code__)
+    values = {k: x.__globals__[k] for k in names if k in x.__globals__}
+    texts = text_of((x.__defaults__, x.__kwdefaults__, cells), outer), _pairs(values, outer)
+    return f"{x.__module__}.{x.__qualname__}#{digest((once(x.__code__, _code), *texts))}"
+
+
+def _unwrapped(x: Any) -> Any:
+    """The user's function inside all wrappers of JAX."""
+    while (inner := behind(x)) is not x:
+        x = inner
+    return x
+
+
+def _cell_content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet filled
+        return ...
+
+
+def _code(code: types.CodeType) -> str:
+    """The text of a code object, without its line numbers."""
+    consts = [
+        once(c, _code) if isinstance(c, types.CodeType) else text_of(c) for c in code.co_consts
+    ]
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    table = getattr(code, "co_exceptiontable", b"")
+    return digest((repr(code.co_code), *consts, repr(names), repr(counts), repr(table)))
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """The names that a code object, or a nested one, may read from its module."""
+    inner = (_global_names(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return {*code.co_names}.union(*inner)
+
+
+def _object(x: Any, outer: _Outer) -> str:
+    """The text of an object by its fields, or else by its reduction; see `_reduced`."""
+    kind = type(x)
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return f"{name_of(kind)}({_several(x, outer)})"
+    if dataclasses.is_dataclass(x):
+        fields = {f.name: getattr(x, f.name) for f in dataclasses.fields(x) if hasattr(x, f.name)}
+        return f"{name_of(kind)}({_pairs(fields, outer)})"
+    return _reduced(x, outer)
+
+
+def _reduced(x: Any, outer: _Outer) -> str:
+    """The text of an object by its `__reduce_ex__`, the data from which a copy would be made.
+
+    This applies if its class defines equality, or is JAX's own: JAX's parameters are immutable. Any
+    other object gets a number.
+    """
+    kind = type(x)
+    if kind.__eq__ is object.__eq__ and kind.__module__.partition(".")[0] != "jax":
+        return itself(x)
+    try:
+        reduction = x.__reduce_ex__(4)
+    except Exception:  # a class may raise anything
+        return itself(x)
+    if not isinstance(reduction, tuple):
+        return itself(x)
+    make, args, *more = reduction
+    parts = [_part(kind, x) for x in more if x is not None]
+    if make in _NEW:
+        # The class has state, but its reduction has none, so equality cannot be decided.
+        slots = any(vars(c).get("__slots__") for c in kind.__mro__)
+        if len(args) == 1 and not parts and (slots or kind.__basicsize__ > _BARE):
+            return itself(x)
+        args = args[1:]
+    else:
+        args = make, args
+    return f"{name_of(kind)}({_several((*args, *parts), outer)})"
+
+
+def _part(kind: type, x: Any) -> Any:
+    """One part of a reduction, such as the attributes, without the values of cached properties."""
+    if isinstance(x, Iterator):
+        return list(x)
+    if not isinstance(x, dict):
+        return x
+    cached = functools.cached_property
+    return {k: v for k, v in x.items() if not isinstance(getattr(kind, str(k), None), cached)}
+
+
+def _array(x: Any, outer: _Outer = ()) -> str:
+    """The text of a NumPy array, by its content."""
+    if x.dtype.hasobject:
+        return f"array({x.shape}, {text_of(x.tolist(), outer)})"
+    kind = f"{type(x).__name__} {_dtype(x.dtype)}"
+    if number := _number(x):
+        return f"{kind}({number})"
+    return f"{kind}[{','.join(map(str, x.shape))}]#{digest([x.tobytes()])}"
+
+
+def _number(x: Any) -> str:
+    """The text of a scalar number; empty for arrays and for NaN, which has many bit patterns."""
+    value = x.item() if x.ndim == 0 else None
+    return repr(value) if isinstance(value, int | float) and value == value else ""
+
+
+def _mesh_or_sharding(x: Any) -> str:
+    """A short text of a mesh, or of a sharding over a mesh."""
+    mesh, kind = getattr(x, "mesh", x), type(x).__name__
+    triples = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    axes = ", ".join(f"{name}={size} {type_.name}" for name, size, type_ in triples)
+    spec = f"{text_of(x.spec.partitions)} on " if isinstance(x, NamedSharding) else ""
+    return f"{kind}({spec}{axes})#{digest([_reduced(x, (id(x),))])[:16]}"
+
+
+def _device_array(x: jax.Array) -> str:
+    """The text of a JAX array, by content and sharding; a number if it cannot be read here."""
+    try:
+        with jax.ensure_compile_time_eval():
+            keys = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+            value = np.asarray(jax.random.key_data(x) if keys else x)
+    except (RuntimeError, TypeError):  # deleted, or on the devices of several processes
+        return itself(x)
+    return f"{typed(jax.typeof(x))}:{_array(value)} on {text_of(x.sharding)}"
+
+
+def _dtype(dtype: Any) -> str:
+    if not isinstance(dtype, np.dtype):
+        return text_of(dtype)
+    plain = dtype.fields is None and dtype.isnative
+    return dtype.name if plain else f"{dtype.str}{dtype.descr}"
+
+
+def _nested(jaxpr: Any) -> str:
+    """The text of a nested program."""
+    opened, consts = closed(jaxpr)
+    rows = _listing(opened.invars, opened.constvars, opened.eqns, opened.outvars)
+    return f"program#{digest((*rows, *map(text_of, consts)))}"
+
+
+def _several(values: Iterable[Any], outer: _Outer) -> str:
+    return ", ".join([text_of(v, outer) for v in values])
+
+
+def _pairs(values: Mapping[Any, Any], outer: _Outer) -> str:
+    pairs = ((k if type(k) is str else text_of(k, outer), v) for k, v in values.items())
+    return ", ".join(sorted(f"{k}={text_of(v, outer)}" for k, v in pairs))

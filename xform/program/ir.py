@@ -1,0 +1,159 @@
+"""Programs: traced functions as data.
+
+A `Program` holds the equations of a jaxpr. `trace` makes one from a function, and `program` from a
+jaxpr, such as the body of a loop. `evaluate` runs it: it binds the equations in the current trace,
+so it works eagerly, under `jit`, under `vmap` and inside other transforms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from xform._jax import JaxprEqn, Var, closed, traced
+from xform._jax.mutable import input_type
+from xform.program.equation import Atom as Atom
+from xform.program.equation import apply as apply
+from xform.program.equation import bind as bind
+from xform.program.equation import read as read
+from xform.program.equation import write as write
+from xform.program.hijax import settle
+from xform.program.references import makes_references, pure
+from xform.program.source import name_stack
+from xform.storage.recent import Recent
+
+Mask = tuple[bool, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A traced function: its `equations` compute `outputs` from `inputs`, in order.
+
+    `consts` pairs variables with the values that the function closed over. `cache` holds data that
+    was derived from this program (its Joints, for example). Programs compare by identity.
+    """
+
+    inputs: tuple[Var, ...]
+    consts: tuple[tuple[Var, Any], ...]
+    equations: tuple[JaxprEqn, ...]
+    outputs: tuple[Atom, ...]
+    cache: dict[Any, Any] = dataclasses.field(default_factory=Recent, repr=False)
+
+    @property
+    def in_avals(self) -> list[Any]:
+        return [v.aval for v in self.inputs]
+
+    @property
+    def in_types(self) -> list[Any]:
+        """Types to trace the program with: `in_avals`, plus the initial state of mutable values."""
+        return [input_type(v) for v in self.inputs]
+
+    @property
+    def out_avals(self) -> list[Any]:
+        return [v.aval for v in self.outputs]
+
+
+_PROGRAMS: weakref.WeakKeyDictionary[Any, Program] = weakref.WeakKeyDictionary()
+
+
+def program(jaxpr: Any) -> Program:
+    """The Program of a Jaxpr or ClosedJaxpr. It is cached for as long as the jaxpr lives."""
+    prog = _PROGRAMS.get(jaxpr)
+    if prog is None:
+        prog = _PROGRAMS[jaxpr] = _read(*closed(jaxpr))
+    return prog
+
+
+def forget() -> None:
+    """Clear the cache of `program`, when data derived from the Programs is no longer valid."""
+    _PROGRAMS.clear()
+
+
+def lifted(prog: Program) -> tuple[Program, list[Any]]:
+    """The program with its constants as leading inputs, and the values of these constants."""
+    inputs = (*(v for v, _ in prog.consts), *prog.inputs)
+    return Program(inputs, (), prog.equations, prog.outputs), [x for _, x in prog.consts]
+
+
+def _read(jaxpr: Any, consts: Sequence[Any]) -> Program:
+    if makes_references(jaxpr):
+        jaxpr, consts = closed(pure(jaxpr, consts))
+    variables = (*jaxpr.constvars, *jaxpr.invars)
+    n = len(consts)
+    pairs = tuple(zip(variables[:n], consts, strict=True))
+    return Program(variables[n:], pairs, tuple(map(settle, jaxpr.eqns)), tuple(jaxpr.outvars))
+
+
+def trace(f: Callable[..., Any], *args: Any) -> Program:
+    """The Program of `f` at `args` (values or types). `f` takes and returns flat sequences."""
+    with seldom_collected():
+        return _read(*traced(f, args))
+
+
+# Garbage collection threshold while tracing: new objects between two collections.
+_SELDOM = 50_000
+
+
+@contextlib.contextmanager
+def seldom_collected(on: bool = True) -> Generator[None]:
+    """Collect garbage less often in the body: nearly all objects of a trace or a plan stay alive.
+
+    At 100,000 equations, garbage collection would take a third of the time. It is not disabled, so
+    the garbage of a user's function is still collected. Pass `on=False` where operations run
+    eagerly: there a reference cycle may hold large arrays.
+    """
+    young, *older = gc.get_threshold()
+    raised = on and 0 < young < _SELDOM
+    if raised:
+        gc.set_threshold(_SELDOM, *older)
+    try:
+        yield
+    finally:
+        if raised:
+            gc.set_threshold(young, *older)
+
+
+def evaluate(prog: Program, args: Sequence[Any]) -> list[Any]:
+    """Run a program; returns its outputs as a list. Values are dropped after their last use."""
+    env = environment(prog, args)
+    drop = last_uses(prog.equations, prog.outputs)
+    outer = name_stack()
+    for eqn in prog.equations:
+        write(env, eqn.outvars, bind(eqn, [read(env, v) for v in eqn.invars], outer))
+        for v in drop.get(id(eqn), ()):
+            env.pop(v, None)
+    return [read(env, v) for v in prog.outputs]
+
+
+def environment(prog: Program, args: Sequence[Any]) -> dict[Var, Any]:
+    """A dict from the variables of a program's inputs and constants to their values."""
+    env = dict(prog.consts)
+    env.update(zip(prog.inputs, args, strict=True))
+    return env
+
+
+def last_uses(equations: Sequence[JaxprEqn], outputs: Sequence[Atom]) -> dict[int, list[Var]]:
+    """A dict from the `id` of each equation to the variables that nothing reads after it."""
+    seen = {v for v in outputs if isinstance(v, Var)}
+    drop: dict[int, list[Var]] = {}
+    for eqn in reversed(equations):
+        for v in (*eqn.outvars, *eqn.invars):
+            if isinstance(v, Var) and v not in seen:
+                seen.add(v)
+                drop.setdefault(id(eqn), []).append(v)
+    return drop
+
+
+def spread(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """The values, in order, at the positions where `mask` is True; None elsewhere."""
+    rest = iter(values)
+    return [next(rest) if on else None for on in mask]
+
+
+def gather(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """The values at the positions where `mask` is True: the inverse of `spread`."""
+    return [v for v, on in zip(values, mask, strict=True) if on]

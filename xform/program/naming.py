@@ -1,0 +1,115 @@
+"""Stable names for Python objects, as a part of fingerprints.
+
+A class, a function or a primitive that a module holds is named after the module and the attribute.
+That name is the same in every process. Any other object gets a number that is valid in this process
+only.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import sys
+import types
+import uuid
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from xform._jax import Primitive, named
+from xform.introspection.loaded import loaded, names_of
+
+_LIBRARIES = ("builtins", "copyreg", "jax", "jaxlib", "numpy")
+
+
+def primitive_name(primitive: Primitive) -> str:
+    """The name of a primitive; for one that is not JAX's, with the module that holds it."""
+    return once(primitive, _primitive_name)
+
+
+def _primitive_name(primitive: Primitive) -> str:
+    name = primitive.name
+    if named(name) is primitive:
+        return name
+    places = sorted(
+        f"{module}.{k}" for module, names in loaded() for k, v in [*names.items()] if v is primitive
+    )
+    if not places or _claims.setdefault(places[0], weakref.ref(primitive))() is not primitive:
+        return f"{name}@{itself(primitive)}"
+    return f"{name}@{places[0]}"
+
+
+def name_of(x: Any) -> str:
+    """The name of a class, function or module; with a number if it cannot be imported by it."""
+    if isinstance(x, types.ModuleType):
+        return f"module {x.__name__}" if sys.modules.get(x.__name__) is x else itself(x)
+    name = f"{x.__module__}.{x.__qualname__}"
+    return _unique_name(name, x) if is_importable(x) else f"{name} {itself(x)}"
+
+
+def is_importable(x: Any) -> bool:
+    """Whether an object can be imported by its module and qualified name."""
+    at: Any = sys.modules.get(getattr(x, "__module__", None) or "")
+    for part in getattr(x, "__qualname__", "").split("."):
+        at = names_of(at).get(part)
+    return at is not None and at is x
+
+
+def from_library(x: Any) -> bool:
+    """Whether an object belongs to Python, NumPy or JAX. They never define a name twice."""
+    return (x.__module__ or "").partition(".")[0] in _LIBRARIES
+
+
+def _unique_name(name: str, x: Any) -> str:
+    """`name` for the first object that had it; with a number for a later one.
+
+    A notebook cell that is run twice defines two objects of the same name.
+    """
+    if not from_library(x) and _claims.setdefault(name, weakref.ref(x))() is not x:
+        return f"{name} {itself(x)}"
+    return name
+
+
+def itself(x: Any) -> str:
+    """A name that no other object has, in any process."""
+    return once(x, lambda _: f"<{_PROCESS}:{next(_numbers)}>", keep=True)
+
+
+_claims: dict[str, weakref.ref[Any]] = {}
+_numbers = itertools.count()
+_PROCESS = uuid.uuid4().hex[:12]
+# By `id` of an object: a reference to the object, and its text.
+_texts: dict[int, tuple[Callable[[], Any], str]] = {}
+
+
+def once(x: Any, make: Callable[[Any], str], keep: bool = False) -> str:
+    """The text `make(x)` of an immutable object `x`, cached while `x` lives.
+
+    If `x` does not support weak references, the text is cached only with `keep`, and `x` is never
+    freed.
+    """
+    known = _texts.get(id(x))
+    if known is not None and known[0]() is x:
+        return known[1]
+    text = make(x)
+    try:
+        _texts[id(x)] = weakref.ref(x, functools.partial(_forget, id(x))), text
+    except TypeError:
+        if keep:
+            _texts[id(x)] = (lambda: x), text
+    return text
+
+
+def _forget(key: int, ref: Any) -> None:
+    if key in _texts and _texts[key][0] is ref:
+        del _texts[key]
+
+
+def digest(parts: Iterable[str | bytes]) -> str:
+    """A hash of a sequence of texts, 32 hexadecimal digits of SHA-256."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        hasher.update(b"%d:" % len(data) + data)
+    return hasher.hexdigest()[:32]

@@ -1,0 +1,247 @@
+"""Remove mutable references (`jax.new_ref`) from a program: their contents become plain values.
+
+This applies to references that a differentiated function creates. The program is evaluated with a
+`Cell` for each reference: `ref[...]` reads the cell, and `ref[...] = x` replaces its value. A
+nested program that uses the reference takes its value as an input and returns the new value. The
+result is an ordinary program. References from outside the function are left unchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import checkpoint, lax  # JAX's own, whatever `xform.install` puts in its place
+
+from xform._jax import (
+    JaxprEqn,
+    Primitive,
+    closed,
+    cond_p,
+    jit_p,
+    named,
+    scan_counts,
+    scan_p,
+    while_p,
+)
+from xform.errors import NotDifferentiable
+from xform.program.equation import bind, read, scan_options, switch, write
+from xform.program.hijax import settle
+from xform.program.place import accumulated, content, replaced
+from xform.program.source import frame, name_stack, source
+
+Value = Any
+
+
+@dataclasses.dataclass(eq=False)
+class Cell:
+    """The current value of a reference.
+
+    `constant`: no derivative passes through it (a reference of kind "no_grad_no_remat").
+    """
+
+    value: Value
+    constant: bool = False
+
+    def put(self, value: Value) -> None:
+        """Replace the value."""
+        self.value = lax.stop_gradient(value) if self.constant else value
+
+
+def makes_references(jaxpr: Any) -> bool:
+    """Whether a jaxpr creates references, not counting nested programs."""
+    return any(eqn.primitive in MAKERS for eqn in jaxpr.eqns)
+
+
+def pure(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    """A jaxpr that computes the same without references, for one that creates references."""
+    run = lambda *args: _run(jaxpr, consts, args)
+    inputs = (*jaxpr.constvars, *jaxpr.invars)[len(consts) :]
+    return jax.make_jaxpr(run)(*[v.aval for v in inputs])
+
+
+def involves(primitive: Primitive, args: Sequence[Any]) -> bool:
+    """Whether an operation creates a reference, or has a cell among its arguments."""
+    return primitive in MAKERS or any(isinstance(x, Cell) for x in args)
+
+
+def apply(primitive: Primitive, params: dict[str, Any], args: Sequence[Any],
+          where: str = "") -> list[Any]:  # fmt: skip
+    """Run an operation that `involves` references; updates the cells among `args`."""
+    name = primitive.name
+    if primitive in _OPERATIONS:
+        return _OPERATIONS[primitive](params, *args)
+    if primitive not in _PROGRAMS:
+        raise NotDifferentiable(
+            f"derivative of a program in which {name} uses a mutable reference",
+            f"xform does not support references as arguments of {name}",
+            where,
+            f"read the reference first, pass the value to {name}, and write the result back",
+        )
+    cells = list(dict.fromkeys(x for x in args if isinstance(x, Cell)))
+    outs, values = _PROGRAMS[primitive](params, list(args), cells)
+    for cell, value in zip(cells, values, strict=True):
+        cell.value = value
+    return list(outs)
+
+
+def _run(jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
+    """Evaluate a jaxpr; updates the cells among its inputs."""
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    outer = name_stack()
+    for eqn in map(settle, jaxpr.eqns):
+        xs = [read(env, v) for v in eqn.invars]
+        write(env, eqn.outvars, _apply_equation(eqn, xs, outer))
+    return [read(env, v) for v in jaxpr.outvars]
+
+
+def _apply_equation(eqn: JaxprEqn, xs: Sequence[Value], outer: Any) -> list[Value]:
+    if not involves(eqn.primitive, xs):
+        return bind(eqn, xs, outer)
+    with source(eqn, outer), eqn.ctx.manager:
+        return apply(eqn.primitive, eqn.params, xs, frame(eqn))
+
+
+# Operations on one reference.
+
+
+def _new(params: dict[str, Any], value: Value) -> list[Any]:
+    cell = Cell(None, params["kind"] == "no_grad_no_remat")
+    cell.put(value)
+    return [cell]
+
+
+def _empty(params: dict[str, Any]) -> list[Any]:
+    ty = params["ty"]
+    return [Cell(lax.full(ty.shape, 0, ty.dtype))]
+
+
+def _get(params: dict[str, Any], cell: Cell, *indices: Value) -> list[Any]:
+    return [content(cell.value, jax.tree.unflatten(params["tree"], indices))]
+
+
+def _swap(params: dict[str, Any], cell: Cell, value: Value, *indices: Value) -> list[Any]:
+    transforms = jax.tree.unflatten(params["tree"], indices)
+    before = content(cell.value, transforms)
+    cell.put(replaced(cell.value, transforms, value))
+    return [before]
+
+
+def _addupdate(params: dict[str, Any], cell: Cell, value: Value, *indices: Value) -> list[Any]:
+    transforms = jax.tree.unflatten(params["tree"], indices)
+    cell.put(accumulated(cell.value, transforms, value))
+    return []
+
+
+# Operations with nested programs: the values of the cells become inputs and outputs of these.
+
+_Function = Callable[..., tuple[list[Value], list[Value]]]
+
+
+def _as_function(jaxpr: Any, args: Sequence[Any], cells: Sequence[Cell]) -> _Function:
+    """A nested program as a function `(inputs, cell values) -> (outputs, new cell values)`.
+
+    `args` shows which inputs are cells. The function ignores its inputs at these positions.
+    """
+    opened, consts = closed(jaxpr)
+    places = [cells.index(x) if isinstance(x, Cell) else None for x in args]
+
+    def run(args: Sequence[Value], values: Sequence[Value]):
+        fresh = [Cell(v, c.constant) for v, c in zip(values, cells, strict=True)]
+        inputs = [x if i is None else fresh[i] for x, i in zip(args, places, strict=True)]
+        return _run(opened, consts, inputs), [c.value for c in fresh]
+
+    return run
+
+
+def _without_cells(args: Sequence[Any]) -> list[Any]:
+    return [None if isinstance(x, Cell) else x for x in args]
+
+
+def _values(cells: Sequence[Cell]) -> list[Value]:
+    return [c.value for c in cells]
+
+
+def _call(params: dict[str, Any], args: list[Any], cells: list[Cell]):
+    body = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+    run = _as_function(body, args, cells)
+    if "name" in params:
+        run.__name__ = params["name"]
+        return jax.jit(run)(_without_cells(args), _values(cells))
+    if "policy" in params:
+        run = checkpoint(run, policy=params["policy"], prevent_cse=params["prevent_cse"])
+    return run(_without_cells(args), _values(cells))
+
+
+def _cond(params: dict[str, Any], args: list[Any], cells: list[Cell]):
+    index, *operands = args
+    branches = [_as_function(b, operands, cells) for b in params["branches"]]
+    return switch(params, index, branches, _without_cells(operands), _values(cells))
+
+
+def _while(params: dict[str, Any], args: list[Any], cells: list[Cell]):
+    a = params["cond_nconsts"]
+    b = a + params["body_nconsts"]
+    carry = args[b:]
+    cond = _as_function(params["cond_jaxpr"], [*args[:a], *carry], cells)
+    body = _as_function(params["body_jaxpr"], [*args[a:b], *carry], cells)
+    before, inside = _without_cells(args[:a]), _without_cells(args[a:b])
+    return lax.while_loop(
+        lambda state: cond([*before, *state[0]], state[1])[0][0],
+        lambda state: body([*inside, *state[0]], state[1]),
+        (list(carry), _values(cells)),
+    )
+
+
+def _scan(params: dict[str, Any], args: list[Any], cells: list[Cell]):
+    """A scan. A cell among the scanned inputs is scanned along its first axis."""
+    n_consts, n_carry = scan_counts(params)
+    a, b = n_consts, n_consts + n_carry
+    consts, carry, seq = _without_cells(args[:a]), args[a:b], args[b:]
+    sliced = [x for x in seq if isinstance(x, Cell)]
+    whole = [c for c in cells if c not in sliced]
+    run = _as_function(params["jaxpr"], args, [*whole, *sliced])
+
+    def step(state: Any, x: Any) -> Any:
+        carry, values = state
+        seq, slices = x
+        outs, after = run([*consts, *carry, *seq], [*values, *slices])
+        k = len(whole)
+        return (outs[:n_carry], after[:k]), (outs[n_carry:], after[k:])
+
+    start, xs = (list(carry), _values(whole)), (_without_cells(seq), _values(sliced))
+    (carry, values), (ys, slices) = lax.scan(step, start, xs, **scan_options(params))
+    after = dict(zip([*whole, *sliced], [*values, *slices], strict=True))
+    return [*carry, *ys], [after[c] for c in cells]
+
+
+def _run_state(params: dict[str, Any], *values: Value) -> list[Any]:
+    """Run a program whose inputs are all references; returns their final values."""
+    cells = [Cell(v) for v in values]
+    _run(params["jaxpr"], (), cells)
+    return _values(cells)
+
+
+_new_p, _empty_p, _run_state_p = named("new_ref"), named("empty_ref"), named("run_state")
+MAKERS = (_new_p, _empty_p, _run_state_p)
+_OPERATIONS: dict[Primitive | None, Callable[..., list[Any]]] = {
+    _new_p: _new,
+    _empty_p: _empty,
+    named("free_ref"): lambda params, cell: [],
+    named("freeze"): lambda params, cell: [cell.value],
+    named("get"): _get,
+    named("swap"): _swap,
+    named("addupdate"): _addupdate,
+    _run_state_p: _run_state,
+}
+_PROGRAMS: dict[Primitive | None, Callable[..., Any]] = {
+    jit_p: _call,
+    named("closed_call"): _call,
+    named("core_call"): _call,
+    named("remat2"): _call,
+    cond_p: _cond,
+    while_p: _while,
+    scan_p: _scan,
+}

@@ -1,0 +1,1 @@
+"""The table of primitives: the rule of each, and its traits."""

@@ -1,0 +1,218 @@
+"""The registry of rules: the derivative and the traits of each primitive.
+
+A rule belongs to a Primitive object, not to a name: a user's primitive "sin" is not JAX's. The
+library's own rules give JAX's primitives by name. The object is looked up when the rule is
+declared or, if JAX loads the primitive later (kernels, sparse arrays), on first use.
+`xform.registry.words` has the functions that declare rules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from xform._jax import JaxprEqn, Primitive, named
+from xform.errors import MissingRule, UnsupportedParam, WrongRule
+from xform.program.arithmetic import Value, differentiable
+from xform.program.ir import Mask, Program, forget
+from xform.program.source import frame
+from xform.registry.traits import PLAIN, UNKNOWN, Traits
+
+Formula = Callable[..., Any]
+R = TypeVar("R", bound="Rule")
+RULES: dict[Primitive, Rule] = {}
+# By name: rules of primitives that JAX has not loaded yet, or that only other versions of JAX have.
+LATER: dict[str, Rule] = {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rule:
+    """The rule of one primitive: its derivative and its traits.
+
+    Attributes:
+      name: name of the primitive.
+      word: how the derivative is declared, such as "linear"; see `xform.registry.words`.
+      formulas: functions that compute the derivative.
+      used: for each formula, the parameters of the primitive that it takes.
+      known: parameters that the rule supports; None: parameters are not checked.
+      traits: properties besides the derivative.
+      own: whether it is one of the library's own rules.
+    """
+
+    name: str
+    word: str
+    formulas: tuple[Formula, ...] = ()
+    used: dict[Formula, tuple[str, ...]] = dataclasses.field(default_factory=dict, repr=False)
+    known: frozenset[str] | None = None
+    traits: Traits = PLAIN
+    own: bool = False
+    users: ClassVar[bool] = False  # the rule calls a user's backward function
+    numbers: ClassVar[bool] = False  # the rule takes Python numbers, not converted to arrays
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        """Which outputs depend differentiably on the active inputs."""
+        if self.word == "constant" or True not in active:
+            return (False,) * len(eqn.outvars)
+        return tuple([differentiable(v.aval) for v in eqn.outvars])
+
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        """Which active inputs the wanted outputs may depend on."""
+        return active
+
+    def inlined(self, eqn: JaxprEqn, staged: bool) -> Program | None:
+        """The program to inline in place of a call; None: the call stays.
+
+        `staged`: whether the call is part of a traced computation, rather than run eagerly.
+        """
+        return None
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]
+             ) -> Sequence[Value]:  # fmt: skip
+        """Tangents `dys` of the outputs, given inputs `xs`, outputs `ys` and input tangents `dxs`.
+
+        A tangent may be None, a symbolic zero.
+        """
+        raise NotImplementedError
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask) -> Sequence[Value]:  # fmt: skip
+        """Cotangents of the inputs, given inputs `xs`, outputs `ys` and output cotangents `cts`.
+
+        A cotangent may be None, a symbolic zero; those of inputs that are not `active` are None.
+        """
+        raise NotImplementedError
+
+    def check(self, eqn: JaxprEqn) -> None:
+        """Raise an error if the equation has a parameter that this rule does not support."""
+        if self.known is None or eqn.params.keys() <= self.known:
+            return
+        for name, value in eqn.params.items():
+            neutral = value is None or value is False or (isinstance(value, tuple) and not value)
+            if name not in self.known and not neutral:
+                raise UnsupportedParam(
+                    f"derivative of {eqn.primitive.name}",
+                    f"its rule does not support the parameter {name}={value!r}",
+                    frame(eqn),
+                    "declare a rule with xform.extend that takes it as a keyword-only argument",
+                )
+
+    def call(self, formula: Formula, eqn: JaxprEqn, *args: Any) -> Any:
+        """Call a formula with `args` and the parameters of the equation that it takes."""
+        used = self.used[formula]
+        if not used:
+            return formula(*args)
+        return formula(*args, **{k: eqn.params[k] for k in used if k in eqn.params})
+
+
+def declare(kind: type[R], primitive: Primitive | str, word: str,
+            formulas: Sequence[Formula], traits: Traits = PLAIN,
+            known: Iterable[str] | None = (), **fields: Any) -> R:  # fmt: skip
+    """Add a rule of class `kind`. It supports the parameters `known`, and those its formulas take.
+
+    A formula takes a parameter of the primitive as a keyword-only argument of the same name.
+    """
+    used = {f: _keywords(f) for f in formulas}
+    name = primitive if isinstance(primitive, str) else primitive.name
+    every = None if known is None else frozenset(known).union(*used.values())
+    return add_rule(primitive, kind(name, word, tuple(formulas), used, every, traits, **fields))
+
+
+def _keywords(f: Formula) -> tuple[str, ...]:
+    params = inspect.signature(f).parameters.values()
+    return tuple(p.name for p in params if p.kind is p.KEYWORD_ONLY)
+
+
+def add_rule(primitive: Primitive | str, rule: R) -> R:
+    """Add the rule of a primitive, or replace the previous one (a notebook cell run twice).
+
+    Args:
+      primitive: the Primitive, or the name of one of JAX's own primitives.
+      rule: an instance of a subclass of `Rule`, usually of `xform.extend.Structured`, whose
+        docstring has an example.
+
+    Returns:
+      The rule.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules, or JAX has no primitive of that
+        name.
+    """
+    if isinstance(primitive, str):
+        own, rule = named(primitive), dataclasses.replace(rule, own=True)
+        if own is None:
+            if _elsewhere is not None:
+                raise WrongRule(
+                    f"declaration of a rule for {primitive!r}",
+                    "JAX has no primitive of that name, or has not loaded it yet",
+                    "",
+                    "pass the Primitive object",
+                )
+            LATER[primitive] = rule
+            return rule
+        primitive = own
+    before = rule_of(primitive)
+    if before is not None:
+        if before.own:
+            raise WrongRule(
+                f"declaration of a rule for {primitive.name}",
+                "xform has a rule for that primitive",
+                "",
+                "bind a primitive of your own, or wrap the call in jax.custom_jvp or "
+                "jax.custom_vjp",
+            )
+        forget()
+    RULES[primitive] = rule
+    return rule
+
+
+_elsewhere: Callable[[Primitive], Rule | None] | None = None
+
+
+def loaded(elsewhere: Callable[[Primitive], Rule | None]) -> None:
+    """Call this once all of the library's own rules are declared.
+
+    From then on `add_rule` refuses names that JAX does not have. `elsewhere` returns rules for
+    primitives that have none in the registry.
+    """
+    global _elsewhere
+    _elsewhere = elsewhere
+
+
+def rule_of(primitive: Primitive) -> Rule | None:
+    """The rule of a primitive, if it has one."""
+    rule = RULES.get(primitive)
+    if rule is None and primitive.name in LATER and named(primitive.name) is primitive:
+        rule = RULES[primitive] = LATER.pop(primitive.name)
+    return _elsewhere(primitive) if rule is None and _elsewhere is not None else rule
+
+
+def every_rule() -> dict[str, Rule]:
+    """All rules by name of the primitive, also of primitives that are not loaded. For listings.
+
+    If several primitives share a name, the library's own rule is returned.
+    """
+    rules = sorted((*LATER.values(), *RULES.values()), key=lambda rule: rule.own)
+    return {rule.name: rule for rule in rules}
+
+
+def traits(primitive: Primitive) -> Traits:
+    """The traits of a primitive; `UNKNOWN` if it has no rule."""
+    rule = rule_of(primitive)
+    return UNKNOWN if rule is None else rule.traits
+
+
+def lookup(eqn: JaxprEqn) -> Rule:
+    """The rule of an equation's primitive; checks that it supports the equation's parameters."""
+    rule = rule_of(eqn.primitive)
+    if rule is None:
+        raise MissingRule(
+            f"derivative of {eqn.primitive.name}",
+            f"xform has no rule for the primitive {eqn.primitive.name!r}",
+            frame(eqn),
+            "declare one with xform.extend (pointwise, linear, bilinear, composite), wrap the call "
+            "in jax.custom_vjp, or cut it off with jax.lax.stop_gradient",
+        )
+    rule.check(eqn)
+    return rule

@@ -1,0 +1,305 @@
+"""Functions that declare rules. Each stands for one form of derivative.
+
+| word | formula | push (forward mode) and pull (reverse mode) |
+| --- | --- | --- |
+| `pointwise(p, d1, d2, ...)` | `di(y, *x)`: elementwise partial derivative | both multiply |
+| `linear(p, transpose)` | `transpose(ct, *x)`: cotangents of linear inputs | push is `p` |
+| `bilinear(p, lhs, rhs)` | `lhs(ct, a, b)`, `rhs(ct, a, b)`: two transposes | product rule |
+| `constant(p, ...)` | none: the derivative is zero wherever it exists | symbolic zeros |
+| `composite(p, jvp)` | `jvp(primals, tangents)` in JAX operations | pull is derived from it |
+| `Structured` | a class, for a primitive with nested programs | see `interpret.node` |
+| `opaque` | none: a kernel, a callback | raise an error |
+
+In formulas, `y` is the output, `x` or `a, b` the inputs, `ct` a cotangent, `d...` a tangent, and
+`None` a symbolic zero. A formula takes parameters of the equation as keyword-only arguments. Any
+other parameter must be neutral (None, False or empty), else `UnsupportedParam` is raised. So a
+parameter that a new version of JAX adds is never ignored silently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from xform._jax import JaxprEqn, Primitive, cotangent_aval, is_reference, zeros
+from xform.program.arithmetic import (
+    Value,
+    add,
+    differentiable,
+    instantiate,
+    like,
+    reduce_like,
+    scale,
+)
+from xform.program.equation import apply
+from xform.program.ir import Mask, gather, spread
+from xform.registry.table import Formula, Rule, declare
+from xform.registry.traits import ELEMENTWISE, PLAIN, Traits
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pointwise(Rule):
+    """An elementwise primitive. The formulas are partial derivatives `di(y, *x)`.
+
+    A plain 1 or -1 costs no multiplication. A tuple of factors is applied one by one. So the
+    residuals are the factors, which may be inputs or saved anyway, and not their product.
+    """
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        (y,) = ys
+        terms = [
+            scale(dx, self.call(d, eqn, y, *xs))
+            for d, dx in zip(self.formulas, dxs, strict=True)
+            if dx is not None
+        ]
+        return [like(add(terms), y)]
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        (y,), (ct,) = ys, cts
+        return [
+            reduce_like(scale(ct, self.call(d, eqn, y, *xs)), x) if on else None
+            for d, x, on in zip(self.formulas, xs, active, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Linear(Rule):
+    """A primitive that is linear in the inputs at `over` (None: in every differentiable input).
+
+    The formula is the transpose.
+    """
+
+    over: tuple[int, ...] | None = None
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        if self.over is None and all([dx is not None for dx in dxs]):
+            return apply(eqn, dxs)
+
+        def argument(i: int, x: Value, dx: Value) -> Value:
+            if self.over is not None and i not in self.over:
+                return x
+            if dx is not None:
+                return dx
+            constant = self.over is None and not differentiable(jax.typeof(x))
+            return x if constant else zeros(jax.typeof(x))
+
+        return apply(
+            eqn, [argument(i, x, dx) for i, (x, dx) in enumerate(zip(xs, dxs, strict=True))]
+        )
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        # Zeros for integer outputs are integers: data movement operations do not accept float0.
+        kind = lambda aval: cotangent_aval(aval) if differentiable(aval) else aval
+        full = instantiate(cts, eqn.outvars, kind=kind)
+        ct = full if eqn.primitive.multiple_results else full[0]
+        out = self.call(self.formulas[0], eqn, ct, *xs)
+        if not isinstance(out, list | tuple):
+            first = self.over[0] if self.over else 0
+            out = [out if i == first else None for i in range(len(xs))]
+        return [o if on else None for o, on in zip(out, active, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Apart(Linear):
+    """A primitive that returns its operands unchanged, such as `optimization_barrier`.
+
+    Symbolic zeros among tangents and cotangents stay symbolic zeros.
+    """
+
+    def passed(self, eqn: JaxprEqn) -> Mask:
+        """Which operands are returned. The outputs are these operands in the same order."""
+        return tuple([not is_reference(v.aval) for v in eqn.invars])
+
+    def narrowed(self, params: dict[str, Any], on: Mask) -> dict[str, Any]:
+        """The parameters of the equation for some of the returned operands."""
+        return params
+
+    def turned(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The parameters of the transposed equation."""
+        return params
+
+    def part(self, eqn: JaxprEqn, on: Mask) -> JaxprEqn:
+        """The equation for some of the returned operands only."""
+        places = zip(eqn.invars, spread(on, self.passed(eqn)), strict=True)
+        inputs = [v for v, kept in places if kept is not False]
+        params = self.narrowed(eqn.params, on)
+        return eqn.replace(invars=inputs, outvars=gather(eqn.outvars, on), params=params)
+
+    def active(self, eqn: JaxprEqn, active: Mask) -> Mask:
+        pairs = zip(gather(active, self.passed(eqn)), eqn.outvars, strict=True)
+        return tuple([on and differentiable(v.aval) for on, v in pairs])
+
+    def useful(self, eqn: JaxprEqn, active: Mask, wanted: Mask) -> Mask:
+        pairs = zip(active, spread(wanted, self.passed(eqn)), strict=True)
+        return tuple([on and want is True for on, want in pairs])
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        return self._bound(eqn, eqn.params, gather(dxs, self.passed(eqn)))
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        return spread(self._bound(eqn, self.turned(eqn.params), cts), self.passed(eqn))
+
+    def _bound(self, eqn: JaxprEqn, params: dict[str, Any], values: Sequence[Value]) -> list[Value]:
+        on = tuple([v is not None for v in values])
+        out = eqn.primitive.bind(*gather(values, on), **self.narrowed(params, on))
+        return spread(out, on)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bilinear(Rule):
+    """A product: the formula `lhs(ct, a, b)` is the transpose in `a`, `rhs(ct, a, b)` in `b`."""
+
+    def push(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], dxs: Sequence[Value]):
+        (a, b), (da, db) = xs, dxs
+        terms = [] if da is None else apply(eqn, [da, b])
+        return [add([*terms, *([] if db is None else apply(eqn, [a, db]))])]
+
+    def pull(self, eqn: JaxprEqn, xs: Sequence[Value], ys: Sequence[Value], cts: Sequence[Value],
+             active: Mask):  # fmt: skip
+        return [
+            reduce_like(self.call(f, eqn, cts[0], *xs), x) if on else None
+            for f, x, on in zip(self.formulas, xs, active, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Composite(Rule):
+    """A primitive whose formula is a jvp; `interpret` transposes its linear part."""
+
+    def jvp(self, eqn: JaxprEqn, xs: Sequence[Value], dxs: Sequence[Value]):
+        """Outputs and their tangents; binds the primitive if the formula returns no outputs."""
+        ys, dys = self.call(self.formulas[0], eqn, xs, dxs)
+        return apply(eqn, xs) if ys is None else ys, dys
+
+
+def pointwise(primitive: Primitive | str, *partials: Formula, traits: Traits = ELEMENTWISE) -> Rule:
+    """Declare an elementwise primitive by a partial derivative `di(y, *x)` for each input.
+
+    Args:
+      primitive: the Primitive; it returns one array, of the shape that its inputs broadcast to.
+      *partials: for each input a function of the output and the inputs. It returns the partial
+        derivative as an array, 1, -1, or a tuple of factors. Parameters of the primitive are
+        keyword-only arguments.
+      traits: other properties; the default says that XLA fuses the primitive.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> half_p = Primitive("half")
+    >>> _, _ = half_p.def_impl(lambda x: x / 2), half_p.def_abstract_eval(lambda x: x)
+    >>> _ = xform.extend.pointwise(half_p, lambda y, x: jnp.full_like(x, 0.5))
+    >>> float(xform.grad(half_p.bind)(3.0))
+    0.5
+    """
+    return declare(Pointwise, primitive, "pointwise", partials, traits)
+
+
+def linear(primitive: Primitive | str, transpose: Formula, over: tuple[int, ...] | None = None,
+           traits: Traits = PLAIN) -> Rule:  # fmt: skip
+    """Declare a primitive that is linear in its array inputs.
+
+    Args:
+      primitive: the Primitive.
+      transpose: `transpose(ct, *x)` returns one cotangent (of the first linear input), or a list
+        for all inputs with None for those without a cotangent; `ct` is a list if the primitive has
+        `multiple_results`.
+      over: positions of the linear inputs; None: every input of a float or complex dtype.
+      traits: other properties.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> flip_p = Primitive("flip")
+    >>> _, _ = flip_p.def_impl(lambda x: x[::-1]), flip_p.def_abstract_eval(lambda x: x)
+    >>> _ = xform.extend.linear(flip_p, lambda ct, x: flip_p.bind(ct))
+    >>> xform.vjp(flip_p.bind, jnp.arange(2.0))[1](jnp.array([3.0, 4.0]))[0].tolist()
+    [4.0, 3.0]
+    """
+    return declare(Linear, primitive, "linear", [transpose], traits, over=over)
+
+
+def bilinear(
+    primitive: Primitive | str, lhs: Formula, rhs: Formula, traits: Traits = PLAIN
+) -> Rule:
+    """Declare a primitive that is linear in each of its two inputs, with the other one fixed.
+
+    Args:
+      primitive: the Primitive.
+      lhs: `lhs(ct, a, b)` returns the cotangent of `a`.
+      rhs: `rhs(ct, a, b)` returns the cotangent of `b`.
+      traits: other properties.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> times_p = Primitive("times")
+    >>> _, _ = times_p.def_impl(lambda a, b: a * b), times_p.def_abstract_eval(lambda a, b: a)
+    >>> times = lambda ct, a, b: times_p.bind(ct, b)
+    >>> _ = xform.extend.bilinear(times_p, times, lambda ct, a, b: times_p.bind(a, ct))
+    >>> tuple(map(float, xform.grad(times_p.bind, argnums=(0, 1))(jnp.float32(2), jnp.float32(5))))
+    (5.0, 2.0)
+    """
+    return declare(Bilinear, primitive, "bilinear", [lhs, rhs], traits)
+
+
+def constant(*primitives: Primitive | str, known: Iterable[str] | None = None,
+             traits: Traits = PLAIN) -> None:  # fmt: skip
+    """Declare primitives whose derivative is zero wherever it exists.
+
+    Examples are rounding, comparisons and integer operations.
+
+    Args:
+      *primitives: any number of Primitives.
+      known: the parameters that they may have; None: any.
+      traits: other properties, shared by all of them.
+
+    Raises:
+      WrongRule: a primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> rank_p = Primitive("rank")
+    >>> _ = rank_p.def_impl(lambda x: jnp.float32(x.ndim))
+    >>> _ = rank_p.def_abstract_eval(lambda x: x.update(shape=()))
+    >>> xform.extend.constant(rank_p)
+    >>> xform.grad(lambda x: rank_p.bind(x) * x.sum())(jnp.ones(2)).tolist()
+    [1.0, 1.0]
+    """
+    for p in primitives:
+        declare(Rule, p, "constant", [], traits, known)
+
+
+def composite(primitive: Primitive | str, jvp: Formula, traits: Traits = PLAIN) -> Rule:
+    """Declare a primitive by a jvp that is written in JAX operations.
+
+    Args:
+      primitive: the Primitive.
+      jvp: `jvp(primals, tangents, **params)` returns a list of outputs and a list of their
+        tangents, None for zero. Its linear part is transposed for the pullback. The outputs must
+        equal those of the primitive bit for bit: bind it, or return None for the list of outputs.
+      traits: other properties.
+
+    Raises:
+      WrongRule: the primitive has one of the library's own rules.
+
+    >>> from jax.extend.core import Primitive
+    >>> norm_p = Primitive("norm")
+    >>> _ = norm_p.def_impl(lambda x: jnp.sqrt(jnp.vdot(x, x)))
+    >>> _ = norm_p.def_abstract_eval(lambda x: x.update(shape=()))
+    >>> def norm_jvp(primals, tangents):
+    ...     (x,), (dx,) = primals, tangents
+    ...     y = norm_p.bind(x)
+    ...     return [y], [jnp.vdot(x, dx) / y]
+    >>> _ = xform.extend.composite(norm_p, norm_jvp)
+    >>> [round(float(g), 3) for g in xform.grad(norm_p.bind)(jnp.array([3.0, 4.0]))]
+    [0.6, 0.8]
+    """
+    return declare(Composite, primitive, "composite", [jvp], traits)

@@ -1,0 +1,1 @@
+"""Files that appear whole, and caches that cannot grow."""

@@ -1,0 +1,45 @@
+"""Atomic writing of files: a file appears complete, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+from xform.errors import FileNotWritten
+
+
+@contextlib.contextmanager
+def whole(path: str | os.PathLike[str]) -> Generator[Path]:
+    """Yield a temporary path, with the suffix of `path`; move it to `path` if the body succeeds.
+
+    Raises:
+      FileNotWritten: the file cannot be written.
+
+    >>> import os, tempfile
+    >>> from xform.storage.files import whole
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with whole(f"{folder}/plan.json") as partial:
+    ...         _ = partial.write_text("{}")
+    ...     os.listdir(folder)
+    ['plan.json']
+    """
+    target = Path(path)
+    # In the same folder: a file can atomically replace another only within one file system.
+    partial = target.with_name(f".{target.stem}.{os.getpid()}.partial{target.suffix}")
+    try:
+        yield partial
+        partial.replace(target)
+    except OSError as error:
+        if error.filename not in (str(partial), partial):  # an error about another file
+            raise
+        raise FileNotWritten(
+            f"writing {target}",
+            f"{type(error).__name__}: {error.strerror}",
+            "",
+            "choose a file in an existing folder that is writable",
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):  # for example, the folder does not exist
+            partial.unlink(missing_ok=True)

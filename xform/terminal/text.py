@@ -1,0 +1,158 @@
+"""Plain text tables, and human-readable numbers."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
+
+
+def human_bytes(n: int | None) -> str:
+    """A byte count in B, KiB, MiB, GiB or TiB; None is shown as "not known".
+
+    >>> from xform.terminal.text import human_bytes
+    >>> human_bytes(512), human_bytes(1536), human_bytes(3 * 2**30), human_bytes(None)
+    ('512 B', '1.5 KiB', '3.0 GiB', 'not known')
+    """
+    if n is None:
+        return "not known"
+    return _scaled(n, 1024, BYTES)
+
+
+def parse_bytes(text: str) -> int:
+    """Parse a byte count with an optional unit: `6 GiB`, `1.5GB`, `512 MB`, `1000`, `1e9`.
+
+    KiB, MiB, ... are powers of 1024; KB, MB, ... are powers of 1000. Raises ValueError if the text
+    is not a byte count.
+
+    >>> from xform.terminal.text import parse_bytes
+    >>> parse_bytes("1.5 KiB"), parse_bytes("2MB")
+    (1536, 2000000)
+    """
+    number = r"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
+    match = re.fullmatch(rf"\s*({number})\s*(?:([KMGT])(i?))?B?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is not a number of bytes")
+    number, prefix, binary = match.groups()
+    base = 1024 if binary else 1000
+    bytes = float(number) * base ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0)
+    if math.isinf(bytes):
+        raise ValueError(f"{text!r} is too large")
+    return round(bytes)
+
+
+def byte_count(amount: float | str) -> int:
+    """Convert a whole number or a string to a byte count.
+
+    Raises ValueError or TypeError for anything else, and for negative numbers.
+
+    >>> from xform.terminal.text import byte_count
+    >>> byte_count(16e9), byte_count("1e9")
+    (16000000000, 1000000000)
+    """
+    if isinstance(amount, bool):
+        raise TypeError(f"{amount!r} is not a number of bytes")
+    if isinstance(amount, str):
+        n = parse_bytes(amount)
+    elif isinstance(amount, float | np.floating):
+        if not float(amount).is_integer():
+            raise ValueError(f"{amount!r} is not a whole number")
+        n = int(amount)
+    else:
+        n = operator.index(amount)
+    if n < 0:
+        raise ValueError(f"{amount!r} is negative")
+    return n
+
+
+def human_flops(n: int) -> str:
+    """A FLOP count in powers of 1000: `1.5 GFLOP`."""
+    return _scaled(n, 1000, FLOPS)
+
+
+def human_seconds(seconds: float) -> str:
+    """A time in s, ms or us.
+
+    >>> from xform.terminal.text import human_seconds
+    >>> human_seconds(2.5), human_seconds(0.0123)
+    ('2.5 s', '12.3 ms')
+    """
+    for unit, scale in (("s", 1), ("ms", 1e3)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.1f} {unit}"
+    return f"{seconds * 1e6:.1f} us"
+
+
+def unit_of(n: float, base: int, units: Sequence[str]) -> tuple[str, int]:
+    """The unit in which to write `n`, and its size in the first unit.
+
+    >>> from xform.terminal.text import BYTES, unit_of
+    >>> unit_of(3 * 2**20, 1024, BYTES)
+    ('MiB', 1048576)
+    """
+    power = 0
+    # A number that would be rounded up to the base is shown in the next unit.
+    while abs(n) / base**power >= base - 0.05 and power < len(units) - 1:
+        power += 1
+    return units[power], base**power
+
+
+def _scaled(n: int, base: int, units: Sequence[str]) -> str:
+    unit, one = unit_of(n, base, units)
+    return f"{n} {unit}" if one == 1 else f"{n / one:.1f} {unit}"
+
+
+def several(names: Sequence[str], most: int = 3) -> str:
+    """The first `most` names as a text, and the number of the others.
+
+    >>> from xform.terminal.text import several
+    >>> several(["w", "b"]), several(["a", "b", "c", "d", "e"])
+    ('w, b', 'a, b, c and 2 more')
+    """
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def near(where: str) -> str:
+    """`file:line (function)` with the path relative to the current folder, if that is shorter."""
+    path, line, rest = where.rpartition(".py:")
+    if not path or path.startswith("<"):
+        return where
+    return min(path, os.path.relpath(path), key=len) + line + rest
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Format rows of cells as aligned lines. `right`: indices of right-aligned columns.
+
+    >>> from xform.terminal.text import columns
+    >>> print(columns([["argument", "8 B"], ["temp", "512 B"]], right=[1]))
+    argument    8 B
+    temp      512 B
+    """
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            pad + cell if i in right else cell + pad
+            for i, (cell, pad) in enumerate(
+                (cell, " " * (width - _width(cell)))
+                for cell, width in zip(row, widths, strict=True)
+            )
+        ).rstrip()
+        for row in rows
+    )
+
+
+# Escape sequences that set a terminal's colour.
+_ANSI = re.compile("\x1b\\[[0-9;]*m")
+
+
+def _width(cell: str) -> int:
+    """The number of terminal columns that a text takes."""
+    return len(_ANSI.sub("", cell)) if "\x1b" in cell else len(cell)
