@@ -117,7 +117,7 @@ class Node(abc.ABC):
         self.seeded, self.results = seeded, results
 
     def __fingerprint__(self) -> Any:
-        """Return what identifies the node, see `xform.fingerprint`."""
+        """Return what identifies the node, see `xform.program.fingerprint`."""
         joints = [(j.active, j.seeded, fingerprint(j.program)) for j in self.joints]
         eqn = self.eqn.primitive, parameters(self.eqn)
         return eqn, self.seeded, self.results, self.push, self.policy, joints

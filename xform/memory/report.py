@@ -136,7 +136,7 @@ class MemoryReport:
 
     @property
     def flops(self) -> int:
-        """FLOPs of the whole program over all devices, with trip counts; see `xform.cost`."""
+        """FLOPs of the whole program on all devices; a loop counts each of its iterations."""
         return self.compilation.flops
 
     @property

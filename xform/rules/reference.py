@@ -1,6 +1,6 @@
 """References from outside the differentiated function: their values are constants.
 
-References that the function makes itself are already values here (`xform.references`).
+References that the function makes itself are already values here (`xform.program.references`).
 """
 
 from __future__ import annotations
