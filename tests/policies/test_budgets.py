@@ -136,7 +136,7 @@ def test_a_device_that_is_here_says_what_a_program_can_take(monkeypatch) -> None
 def test_of_one_example_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     device(monkeypatch, 2 * free())
     xs = np.stack([X, X])
-    with pytest.warns(UserWarning, match=r"under vmap, auto bounds .* pass fit\(..., batch=n\)"):
+    with pytest.warns(UserWarning, match=r"under vmap, auto limits .* pass fit\(..., batch=n\)"):
         jax.jit(jax.vmap(xform.grad(loss, policy="auto"), (None, 0))).trace(WS, xs)
     jax.jit(jax.vmap(xform.grad(loss, policy=policies.fit(batch=2)), (None, 0))).trace(WS, xs)
 
