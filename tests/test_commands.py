@@ -103,13 +103,15 @@ def test_policies() -> None:
     assert function.policy("saved:1000") == policies.budget(1000, of="saved")
     assert kept("written:loss", "--policy", "save_nothing")["total_bytes"] == 0
     assert kept("written:loss", "--policy", "save_dots")["total_bytes"] == 4 * 8 * 4
-    with pytest.raises(WrongArgument, match=r"--policy some\n.*not known\n.*budget:8GiB"):
+    with pytest.raises(
+        WrongArgument, match=r"--policy some\n.*no policy has this name\n.*budget:8GiB"
+    ):
         function.policy("some")
     with pytest.raises(WrongArgument, match=r"budget\('8 apples'\)"):
         function.policy("budget:8 apples")
     for before, now in (("default", "min_cut"), ("full", "save_nothing"), ("dots", "save_dots"),
                         ("everything", "save_everything")):  # fmt: skip
-        with pytest.raises(WrongArgument, match=f"now called '{now}'\n  remedy:  give {now}"):
+        with pytest.raises(WrongArgument, match=f"now called '{now}'\n  remedy:  use {now}"):
             function.policy(before)
 
 

@@ -78,22 +78,22 @@ joint program of drawn:loss, save_dots
 inputs a:f32[4,8] b:f32[3,8,8]
 forward
   c:f32[4,8] = scan[length=3] a b
-    body of 3 trips, 1 of its carry saved in each, forward: d:f32[4,8] e:f32[8,8]
-      f:f32[4,8] = dot_general[preferred_element_type=float32] d e                 {saved}
+    body of 3 trips, 1 carry value saved in each, forward: d:f32[4,8] e:f32[8,8]
+      f:f32[4,8] = dot_general[preferred_element_type=float32] d e                {saved}
       g:f32[4,8] = tanh f
       h:f32[4,8] = mul g 3.0
     return h
   i:f32[] = reduce_sum[axes=(0,1)] c
-saved: what loops and calls keep; read where they are: b:f32[3,8,8]
+saved: values inside loops and calls; read in place: b:f32[3,8,8]
 backward, of j:f32[]
   k:f32[4,8] = broadcast_in_dim[shape=(4,8)] j
   l:f32[4,8] m:f32[3,8,8] = scan[length=3] k
-    body of 3 trips, 1 of its carry saved in each, backward: n:f32[4,8]
+    body of 3 trips, 1 carry value saved in each, backward: n:f32[4,8]
       o:f32[4,8] = mul n 3.0
-      g:f32[4,8] = tanh f                                                          run AGAIN
-      p:f32[4,8] = add 1.0 g                                                       run AGAIN
-      q:f32[4,8] = sub 1.0 g                                                       run AGAIN
-      r:f32[4,8] = mul q p                                                         run AGAIN
+      g:f32[4,8] = tanh f                                                         RECOMPUTED
+      p:f32[4,8] = add 1.0 g                                                      RECOMPUTED
+      q:f32[4,8] = sub 1.0 g                                                      RECOMPUTED
+      r:f32[4,8] = mul q p                                                        RECOMPUTED
       s:f32[4,8] = mul o r
       t:f32[4,8] = dot_general[preferred_element_type=float32] s e
       u:f32[8,8] = dot_general[preferred_element_type=float32] s d

@@ -108,7 +108,7 @@ def test_the_texts() -> None:
             "  problem: it is neither a position nor a sequence of positions\n"
             "  remedy:  give positions of arguments, such as argnums=0 or argnums=(0, 2)"),
         lambda: xform.grad(f, policy=xform.policies.budget): (
-            "policy=budget\n  problem: it makes policies, and is none\n"
+            "policy=budget\n  problem: it is a function that returns a policy, not a policy\n"
             "  remedy:  call it, such as policy=budget('6 GiB')"),
         lambda: xform.remat(f, static_argnames=7): (
             "checkpoint with static_argnames=7\n"

@@ -113,7 +113,7 @@ step for target='gpu:h100'
         ValueError,
         """\
 <Plan of <lambda>, min_cut>
-  problem: it was made for another program; they differ first at equation 0: the plan has \
+  problem: it was made for another program; the first difference is at equation 0: the plan has \
 `float32[3] = sin[] i0`, the program `float32[3] = cos[] i0`
   where:   HERE
   remedy:  make a new plan with xform.plan for this function, these shapes and dtypes, and the \

@@ -113,23 +113,24 @@ def test_no_numbers_of_bytes(amount: object) -> None:
 
 def test_a_batch_is_a_number() -> None:
     for batch in (True, 0, 1.5, "8"):
-        assert f"batch={batch!r} is no number of examples" in message(
+        assert f"batch={batch!r} is not a number of examples" in message(
             lambda: policies.budget(8, batch=batch)  # noqa: B023
         )
 
 
 REMEDIES = {
-    "6 GiB": "write xform.policies.budget('6 GiB')",
-    600000: "write xform.policies.budget(600000)",
-    16e9: "write xform.policies.budget(16000000000.0)",
-    "1e9": "write xform.policies.budget('1e9')",
-    "save_dots": "take xform.policies.save_dots",
-    "dots": "take xform.policies.save_dots",
-    "budget:6GiB": "write xform.policies.parse('budget:6GiB'), which reads what command lines take",
-    "open:min_cut": "write xform.policies.parse('open:min_cut'), which reads what command lines "
-    "take",
-    "six": "take one of xform.policies or jax.checkpoint_policies",
-    True: "take one of xform.policies or jax.checkpoint_policies",
+    "6 GiB": "use xform.policies.budget('6 GiB')",
+    600000: "use xform.policies.budget(600000)",
+    16e9: "use xform.policies.budget(16000000000.0)",
+    "1e9": "use xform.policies.budget('1e9')",
+    "save_dots": "use xform.policies.save_dots",
+    "dots": "use xform.policies.save_dots",
+    "budget:6GiB": "use xform.policies.parse('budget:6GiB'), which reads policies as command lines "
+    "do",
+    "open:min_cut": "use xform.policies.parse('open:min_cut'), which reads policies as command "
+    "lines do",
+    "six": "use one of xform.policies or jax.checkpoint_policies",
+    True: "use one of xform.policies or jax.checkpoint_policies",
 }
 # Every public function that takes a policy.
 TAKERS = {
@@ -167,9 +168,9 @@ def test_texts_that_name_no_policy() -> None:
     assert message(lambda: policies.parse(3)) == (
         "policies.parse(3)\n"
         "  problem: it has type int, and must be text such as 'save_dots'\n"
-        "  remedy:  write xform.policies.budget(3)"
+        "  remedy:  use xform.policies.budget(3)"
     )
-    assert "a policy needs no parsing" in message(lambda: policies.parse(policies.save_dots))
+    assert "or use the policy as it is" in message(lambda: policies.parse(policies.save_dots))
     for text in ("", "open:", "budget:", "saved:six", "open:open:", "nothing", "budget"):
         message(lambda: policies.parse(text))  # noqa: B023
 
@@ -200,11 +201,11 @@ def dotted(precision):
 
 @pytest.mark.parametrize(("then", "now", "argnums", "said"), [
     (scanned(jnp.tanh, 3), scanned(jnp.sin, 3), 0,
-     "both have `float32[4,3] = scan`, with other bodies, options or arguments"),
+     "both have `float32[4,3] = scan`, with different bodies, options or arguments"),
     (scanned(jnp.tanh, 3), scanned(jnp.tanh, 5), 0,
      "the plan has `float32[4,3] = scan`, the program `float32[4,5] = scan`"),
     (scanned(jnp.tanh, 3), scanned(jnp.tanh, 3), 1,
-     "both have `float32[4,3] = scan`, with other bodies, options or arguments"),
+     "both have `float32[4,3] = scan`, with different bodies, options or arguments"),
     (dotted("highest"), dotted("high"), 0, "dot_general with `"),
 ], ids=["body", "shape", "argnums", "option"])  # fmt: skip
 def test_a_plan_of_another_program(then, now, argnums, said) -> None:
@@ -213,7 +214,7 @@ def test_a_plan_of_another_program(then, now, argnums, said) -> None:
     made = xform.plan(f, *args, verify=False)
     gradient = jax.jit(xform.grad(g, argnums, policy=made))
     lines = message(lambda: gradient(*others), errors.OtherProgram).splitlines()
-    start = "  problem: it was made for another program; they differ first at equation 0: "
+    start = "  problem: it was made for another program; the first difference is at equation 0: "
     assert lines[1].startswith(start)
     assert said in lines[1]
     assert len(lines[1]) < 330

@@ -136,7 +136,7 @@ def test_what_is_no_policy_is_refused_early() -> None:
     ):
         with pytest.raises(WrongArgument, match="a policy is a callable"):
             use("dots")
-    with pytest.raises(WrongArgument, match=r"remedy:  take xform\.policies\.save_dots$"):
+    with pytest.raises(WrongArgument, match=r"remedy:  use xform\.policies\.save_dots$"):
         policies.check("dots")
 
 
@@ -191,8 +191,8 @@ def test_an_answer_that_jax_does_not_know(answer: object) -> None:
     with pytest.raises(WrongArgument):
         xform.residuals(f, x, policy=policy)
     text = str(caught.value)
-    assert text.startswith(f"policy=<lambda>\n  problem: it answered {answer!r}, of type ")
-    assert text.endswith("answer True (save), False (recompute) or a jax.ad_checkpoint.Offloadable")
+    assert text.startswith(f"policy=<lambda>\n  problem: it returned {answer!r}, of type ")
+    assert text.endswith("return True (save), False (recompute) or a jax.ad_checkpoint.Offloadable")
 
 
 MAKERS = {
@@ -220,13 +220,13 @@ def test_what_makes_a_policy_is_none(maker: object) -> None:
         lambda: policies.save_from_both_policies(maker, policies.save_dots),
     )
     for door in doors:
-        with pytest.raises(WrongArgument, match="it makes policies, and is none"):
+        with pytest.raises(WrongArgument, match="returns a policy, not a policy"):
             door()
 
 
 def test_a_policy_that_answers_a_policy_was_not_called() -> None:
     given = lambda *_, **params: policies.save_dots
-    with pytest.raises(WrongArgument, match="call it: what it returns is a policy"):
+    with pytest.raises(WrongArgument, match="call it first: it returns a policy"):
         xform.residuals(jnp.sin, jax.ShapeDtypeStruct((3,), np.float32), policy=given)
 
 

@@ -79,13 +79,13 @@ def test_formats_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("report.docx", "'docx' is no format of pictures"), ("report", "has no suffix")],
+    [("report.docx", "'docx' is not an image format"), ("report", "has no suffix")],
 )
 def test_a_format_that_is_not_known_is_refused(name: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(WrongArgument) as caught:
         draw(tiny(), tmp_path / name)
     assert problem in str(caught.value)
-    assert "remedy:  end the name in .png, .svg or .pdf" in str(caught.value)
+    assert "remedy:  end the file name in .png, .svg or .pdf" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -144,7 +144,7 @@ def test_of_one_example_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_region_is_refused() -> None:
     with pytest.raises(errors.WrongArgument, match="no peak of its own"):
         xform.remat(loss, policy="auto")
-    with pytest.raises(errors.WrongArgument, match="decides for a whole program"):
+    with pytest.raises(errors.WrongArgument, match="decides about a whole program"):
         policies.save_from_both_policies(policies.save_dots, "auto")
 
 

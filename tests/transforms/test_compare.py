@@ -169,5 +169,7 @@ def test_a_report_says_how_long_planning_took_and_what_is_run_again() -> None:
     found = xform.compare(loss, *args, policies=[None, xform.policies.budget("1 MiB")])
     default, budget = (entry.report.asked.planned for entry in found)
     assert re.fullmatch(r"0 FLOP recomputed, planned in .*s", default)
-    assert re.fullmatch(r"\S+ \S+ run again.* beside 4.2 MFLOP forward, planned in .*s", budget)
+    assert re.fullmatch(
+        r"\S+ \S+ recomputed.*, 4.2 MFLOP in the forward pass, planned in .*s", budget
+    )
     assert f"planned: {budget}" in str([*found][1].report)

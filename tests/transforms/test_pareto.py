@@ -49,4 +49,4 @@ def test_it_says_how_long_planning_took_and_how_little_could_be_run_again() -> N
     assert all(p.least_flops is None or p.least_flops <= p.recompute_flops for p in curve)
     assert next(iter(curve)).least_flops == 0
     head = str(curve).splitlines()[1].split("  ")
-    assert {"at least", "planned in"} <= {word.strip() for word in head}
+    assert {"lower bound", "planned in"} <= {word.strip() for word in head}

@@ -146,8 +146,8 @@ class Front:
         high, low = self.peak(above.schedule), self.peak(below.schedule)
         parts = split(self._problem, above.schedule, below.schedule)
         yield from self._pareto(
-            w for w in parts
-            if above.work < w.work < below.work and low < self.peak(w.schedule) < high
+            c for c in parts
+            if above.work < c.work < below.work and low < self.peak(c.schedule) < high
         )  # fmt: skip
 
     def _by_work(self) -> Iterator[Candidate]:
@@ -158,9 +158,9 @@ class Front:
         if not loops(self._problem.program):
             yield from flat
             return
-        least_bytes = self._least_loop_flops()
+        least_flops = self._least_loop_flops()
         for candidate in flat:
-            if candidate.work[0] >= least_bytes:
+            if candidate.work[0] >= least_flops:
                 flat = itertools.chain([candidate], flat)
                 break
             yield candidate

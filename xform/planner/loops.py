@@ -50,10 +50,10 @@ def free_region(eqn: JaxprEqn) -> bool:
     return region(eqn) and eqn.params["policy"] is None
 
 
-def inside(prog: Program, place: int) -> range:
-    """The indices in `loops(prog)` of all loops inside the loop with the index `place`."""
-    (steps,) = _programs(loops(prog)[place])
-    return range(place + 1, place + 1 + len(loops(steps)))
+def inside(prog: Program, index: int) -> range:
+    """The indices in `loops(prog)` of all loops inside the loop with this index."""
+    (steps,) = _programs(loops(prog)[index])
+    return range(index + 1, index + 1 + len(loops(steps)))
 
 
 def reshaped(prog: Program, shapes: Shapes) -> Program:
@@ -70,11 +70,11 @@ def reshaped(prog: Program, shapes: Shapes) -> Program:
 
 
 def _evaluate(prog: Program, shapes: Shapes, args: Sequence[Any]) -> list[Any]:
-    env, outer, place = environment(prog, args), name_stack(), 0
+    env, outer, index = environment(prog, args), name_stack(), 0
     for eqn in prog.equations:
         xs, n = [read(env, v) for v in eqn.invars], sum(1 for _ in _loops(eqn))
-        own = _subset(shapes, place, n)
-        place += n
+        own = _subset(shapes, index, n)
+        index += n
         outs = _reshape_equation(eqn, own, xs, outer) if own else bind(eqn, xs, outer)
         write(env, eqn.outvars, outs)
     return [read(env, v) for v in prog.outputs]
@@ -87,12 +87,12 @@ def _subset(shapes: Shapes, first: int, n: int) -> Shapes:
 
 def _reshape_equation(eqn: JaxprEqn, shapes: Shapes, xs: Sequence[Any], outer: Any) -> list[Any]:
     """The outputs of an equation whose loops have the new `shapes`."""
-    place = int(eqn.primitive is scan_p)
+    index = int(eqn.primitive is scan_p)
     new: list[Program] = []
     for inner in _programs(eqn):
         n = len(loops(inner))
-        new.append(reshaped(inner, _subset(shapes, place, n)))
-        place += n
+        new.append(reshaped(inner, _subset(shapes, index, n)))
+        index += n
     if small(eqn) is not None:
         return evaluate(new[0], xs)
     with source(eqn, outer), eqn.ctx.manager:
@@ -116,15 +116,15 @@ def origins(prog: Program, shapes: Shapes) -> list[tuple[int, int, int]]:
     A loop that is split has several parts; a part that is nested has several levels, the outermost
     being 0.
     """
-    places: list[tuple[int, int, int]] = []
-    place = 0
-    while place < len(loops(prog)):
-        within = inside(prog, place)
-        (steps,) = _programs(loops(prog)[place])
-        inner_shapes = _subset(shapes, place + 1, len(within))
-        inner = [(i + place + 1, k, level) for i, k, level in origins(steps, inner_shapes)]
-        for k, trips in enumerate(shapes.get(place, ((1,),))):
-            places += [(place, k, level) for level in range(levels(trips))]
-            places += inner
-        place = within.stop
-    return places
+    origin_of: list[tuple[int, int, int]] = []
+    index = 0
+    while index < len(loops(prog)):
+        within = inside(prog, index)
+        (steps,) = _programs(loops(prog)[index])
+        inner_shapes = _subset(shapes, index + 1, len(within))
+        inner = [(i + index + 1, k, level) for i, k, level in origins(steps, inner_shapes)]
+        for k, trips in enumerate(shapes.get(index, ((1,),))):
+            origin_of += [(index, k, level) for level in range(levels(trips))]
+            origin_of += inner
+        index = within.stop
+    return origin_of

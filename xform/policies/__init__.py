@@ -1,8 +1,8 @@
-"""Remat policies: which values a backward pass keeps.
+"""Remat policies: which values a backward pass saves.
 
-A policy answers, for one equation, whether its outputs are saved. Those here are JAX's, by xform's
-names; each is also a callable of JAX's protocol (`policy(primitive, *avals, **params)`), so that
-`jax.checkpoint` takes them, and anything that `jax.checkpoint` takes is taken by xform.
+A policy says, for one equation, whether its outputs are saved. This module has JAX's policies under
+xform's names, and xform's own. Each is a callable of JAX's protocol (`policy(primitive, *avals,
+**params)`). So `jax.checkpoint` accepts them, and xform accepts any policy of `jax.checkpoint`.
 
 >>> import xform
 >>> xform.policies.save_only_these_names("hidden") == xform.policies.save_only_these_names("hidden")
@@ -51,14 +51,14 @@ __all__ = [
 ]
 
 Answer = bool | Offloadable
-# What the names of `Tagged` start with.
+# The prefix of the names that `Tagged` gives to values.
 TAG = "xform saves "
 Policy = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Constantly:
-    """One answer for every value."""
+    """A policy that gives the same answer for every value."""
 
     name: str
     answer: bool
@@ -73,7 +73,7 @@ class Constantly:
 
 @dataclasses.dataclass(frozen=True)
 class Dots:
-    """Matrix products (and convolutions, unless `batch` is False) are saved or offloaded."""
+    """Save or offload matrix products; if `batch`, also batched products and convolutions."""
 
     name: str
     batch: bool = True
@@ -92,16 +92,16 @@ class Dots:
 
 @dataclasses.dataclass(frozen=True)
 class Tagged:
-    """A policy that decides for a whole region, and the names that it gave to what it saves.
+    """A policy that decides for a whole region, with the names that it gave to the saved values.
 
-    xform's transforms plan by the first; JAX's save the names.
+    xform's transforms use the policy `planned`; JAX's transforms save the values with these names.
     """
 
     planned: MinCut | Budget
     names: frozenset[str]
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> Answer:
-        """Whether a value bears one of the names."""
+        """Whether the equation gives a value one of the names."""
         return prim is name_p and params["name"] in self.names
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class Tagged:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """Values named by `checkpoint_name`: `saved`, `offloaded`, or all but the `excluded`."""
+    """A policy by names (`checkpoint_name`): `saved`, `offloaded`, or all but the `excluded`."""
 
     saved: frozenset[str] = frozenset()
     offloaded: frozenset[str] = frozenset()
@@ -137,7 +137,7 @@ class Names:
 
 @dataclasses.dataclass(frozen=True)
 class Either:
-    """Saved if one of two policies saves it."""
+    """A policy that saves a value if one of two policies saves it."""
 
     one: Policy
     other: Policy
@@ -148,7 +148,7 @@ class Either:
         if not all(isinstance(a, bool) for a in answers):
             raise WrongArgument(
                 "save_from_both_policies",
-                "one of the two policies offloads values; 'either' has no meaning for that",
+                "one of the two policies offloads values, which cannot be combined with saving",
                 "",
                 "write one callable policy that returns True, False or an Offloadable",
             )
@@ -156,15 +156,15 @@ class Either:
 
 
 save_everything = Constantly("save_everything", True)
-"""Everything that the backward pass reads is saved."""
+"""Save everything that the backward pass reads."""
 save_nothing = Constantly("save_nothing", False)
-"""Nothing but the arguments is saved; on a whole function, loops keep their carries."""
+"""Save nothing but the arguments. The loops of a whole function still save their carries."""
 save_dots = Dots("save_dots")
-"""Results of matrix products and convolutions are saved."""
+"""Save the results of matrix products and convolutions."""
 save_dots_with_no_batch_dims = Dots("save_dots_with_no_batch_dims", batch=False)
-"""Results of matrix products without batch dimensions are saved."""
+"""Save the results of matrix products without batch dimensions."""
 
-# Those that need no arguments, by their names: so a command line calls them too.
+# The policies without arguments, by the names that command lines use too.
 NAMED: dict[str, Policy] = {
     "min_cut": min_cut,
     "save_everything": save_everything,
@@ -173,8 +173,8 @@ NAMED: dict[str, Policy] = {
     "save_nothing": save_nothing,
     "auto": fit(),
 }
-# What command lines called some of them before.
-_BEFORE = {
+# Names of earlier versions, with the current ones.
+_OLD_NAMES = {
     "default": "min_cut",
     "everything": "save_everything",
     "dots": "save_dots",
@@ -199,19 +199,19 @@ def save_and_offload_only_these_names(
     offload_src: str,
     offload_dst: str,
 ) -> Names:
-    """Save some names on the device and move others to `offload_dst` until they are needed.
+    """Save values with some names on the device, and offload others to `offload_dst`.
 
-    Memories are JAX's kinds, such as "device" and "pinned_host". XLA:CPU has one memory only.
+    The memories are JAX's kinds, such as "device" and "pinned_host". XLA:CPU has only one.
     """
     asked = "save_and_offload_only_these_names"
     saved, offloaded = names_which_can_be_saved, names_which_can_be_offloaded
     saved, offloaded = _names(asked, saved), _names(asked, offloaded)
-    if both := saved & offloaded:
+    if in_both := saved & offloaded:
         raise WrongArgument(
             asked,
-            f"{sorted(both)} stand in both lists",
+            f"{sorted(in_both)} are in both lists",
             "",
-            "name each value once: saved or offloaded",
+            "put each name into one list: saved or offloaded",
         )
     _names(asked, (offload_src, offload_dst))
     return Names(
@@ -222,7 +222,7 @@ def save_and_offload_only_these_names(
 
 
 def offload_dots_with_no_batch_dims(offload_src: str, offload_dst: str) -> Dots:
-    """Move matrix products without batch dimensions to `offload_dst`; recompute the rest."""
+    """Offload matrix products without batch dimensions to `offload_dst`; recompute the rest."""
     _names("offload_dots_with_no_batch_dims", (offload_src, offload_dst))
     where = Offloadable(src=offload_src, dst=offload_dst)
     return Dots("offload_dots_with_no_batch_dims", batch=False, answer=where)
@@ -235,39 +235,39 @@ def save_from_both_policies(one: Policy, other: Policy) -> Either:
         if isinstance(policy, Budget | Fit):
             raise WrongArgument(
                 "save_from_both_policies",
-                f"{policy!r} decides for a whole program, not for one value after the other",
+                f"{policy!r} decides about a whole program, not about one value at a time",
                 "",
-                "give the budget alone, or two policies that answer for each value",
+                "use the budget alone, or two policies that decide about one value at a time",
             )
     return Either(one, other)
 
 
 def _names(asked: str, names: Any) -> frozenset[str]:
-    """Names of values; a text alone, or a list among them, is not meant."""
-    several = not isinstance(names, str) and isinstance(names, Iterable)
-    wrong = [n for n in names if not isinstance(n, str)] if several else [names]
-    if wrong:
+    """Check that `names` is a sequence of strings, and not one string; return them as a set."""
+    is_list = not isinstance(names, str) and isinstance(names, Iterable)
+    invalid = [n for n in names if not isinstance(n, str)] if is_list else [names]
+    if invalid:
         raise WrongArgument(
-            asked, f"{wrong[0]!r} stands where names are meant", "", "give each name as a string"
+            asked, f"{invalid[0]!r} is not a name of a value", "", "give each name as a string"
         )
     return frozenset(names)
 
 
 def said(policy: Any) -> str:
-    """What a policy is called."""
+    """The name of a policy."""
     return getattr(policy, "__name__", repr(policy))
 
 
 def as_code(policy: Any) -> str:
-    """A policy as Python, exact to the byte; empty for one that Python has no short text for.
+    """The policy as Python source, exact to the byte; "" if it has no short source.
 
     >>> from xform.policies import as_code, budget, save_dots
     >>> as_code(save_dots), as_code(budget("1 kB", of="saved"))
     ('xform.policies.save_dots', "xform.policies.budget(1000, of='saved')")
     """
     if opening(policy) == "open":
-        inside = as_code(dataclasses.replace(policy, regions="marked"))
-        return inside and f"xform.policies.open_regions({inside})"
+        inner = as_code(dataclasses.replace(policy, regions="marked"))
+        return inner and f"xform.policies.open_regions({inner})"
     if isinstance(policy, Budget):
         return f"xform.policies.budget({policy.bytes}{policy.options})"
     names = (name for name, known in NAMED.items() if policy == known)
@@ -275,10 +275,10 @@ def as_code(policy: Any) -> str:
 
 
 def ask(policy: Policy, eqn: JaxprEqn) -> Answer:
-    """A policy's answer for one equation.
+    """Return a policy's answer for one equation.
 
     Raises:
-      WrongArgument: it is none of JAX's, which raises a TypeError there.
+      WrongArgument: the answer is not one that JAX accepts; JAX raises a TypeError for it.
     """
     return _answer(policy, eqn.primitive, [v.aval for v in eqn.invars], eqn.params, eqn)
 
@@ -290,30 +290,30 @@ def _answer(policy: Policy, prim: Primitive, avals: Sequence[Any], params: Mappi
         return known
     raise WrongArgument(
         f"policy={said(policy)}",
-        f"it answered {answer!r}, of type {type(answer).__name__}, for {prim.name}",
+        f"it returned {answer!r}, of type {type(answer).__name__}, for {prim.name}",
         frame(eqn) if eqn else "",
-        "call it: what it returns is a policy" if callable(answer) else
-        "answer True (save), False (recompute) or a jax.ad_checkpoint.Offloadable",
+        "call it first: it returns a policy" if callable(answer) else
+        "return True (save), False (recompute) or a jax.ad_checkpoint.Offloadable",
     )  # fmt: skip
 
 
 def parse(text: str, asked: str = "") -> Policy:
-    """The policy that a text names, as on command lines, for what was `asked`.
+    """Return the policy that a text names, as on command lines; `asked` is the request, for errors.
 
     Raises:
-      WrongArgument: it names none; one that it named before is answered with the new name.
+      WrongArgument: no policy has this name; for an old name, the message has the new one.
 
     >>> from xform.policies import parse
     >>> parse("save_dots"), parse("saved:2GiB")
     (save_dots, budget('2.0 GiB', of='saved'))
     """
-    given: Any = text
-    if not isinstance(given, str):
+    value: Any = text
+    if not isinstance(value, str):
         raise WrongArgument(
-            asked or f"policies.parse({given!r})",
-            f"it has type {type(given).__name__}, and must be text such as 'save_dots'",
+            asked or f"policies.parse({value!r})",
+            f"it has type {type(value).__name__}, and must be text such as 'save_dots'",
             "",
-            _as_budget(given) or "give the name of a policy; a policy needs no parsing",
+            _suggest_budget(value) or "give the name of a policy, or use the policy as it is",
         )
     kind, colon, amount = text.partition(":")
     if kind in ("budget", "saved") and colon:
@@ -322,20 +322,20 @@ def parse(text: str, asked: str = "") -> Policy:
         return NAMED[text]
     if kind == "open" and colon:
         return open_regions(parse(amount, asked))
-    now = _BEFORE.get(text)
+    current_name = _OLD_NAMES.get(text)
     raise WrongArgument(
         asked or f"the policy {text!r}",
-        f"it is now called {now!r}" if now else "it is not known",
+        f"it is now called {current_name!r}" if current_name else "no policy has this name",
         "",
-        f"give {now}"
-        if now
-        else f"give {', '.join(NAMED)}, budget:8GiB (of the peak) or "
-        "saved:8GiB (of what waits for the backward pass)",
+        f"use {current_name}"
+        if current_name
+        else f"use {', '.join(NAMED)}, budget:8GiB (of the peak) or "
+        "saved:8GiB (of the values saved for the backward pass)",
     )
 
 
 def check(policy: Any) -> Policy:
-    """The policy itself (None: save everything; "auto": `fit()`), or an error if it is none."""
+    """Return the policy (None: save everything; "auto": `fit()`), or raise if it is not one."""
     if policy is None or policy is jax.checkpoint_policies.everything_saveable:
         return save_everything
     if isinstance(policy, str) and policy == "auto":
@@ -347,43 +347,43 @@ def check(policy: Any) -> Policy:
             f"policy={policy!r}",
             "a policy is a callable of a primitive, its input types and parameters",
             "",
-            _as_policy(policy) or "take one of xform.policies or jax.checkpoint_policies",
+            _suggest_policy(policy) or "use one of xform.policies or jax.checkpoint_policies",
         )
-    given = next((given for maker, given in _MAKERS.items() if policy is maker), None)
-    if given is not None or isinstance(policy, type):
+    example = next((example for factory, example in _FACTORIES.items() if policy is factory), None)
+    if example is not None or isinstance(policy, type):
         raise WrongArgument(
             f"policy={policy.__name__}",
-            "it makes policies, and is none",
+            "it is a function that returns a policy, not a policy",
             "",
-            f"call it, such as policy={policy.__name__}({'...' if given is None else given})",
+            f"call it, such as policy={policy.__name__}({'...' if example is None else example})",
         )
     return policy
 
 
-def _as_policy(given: Any) -> str:
-    """How to write the policy that a text or a number stands for; empty if it stands for none."""
-    if not isinstance(given, str):
-        return _as_budget(given)
-    if (now := _BEFORE.get(given, given)) in NAMED:
-        return f"take xform.policies.{now}"
+def _suggest_policy(value: Any) -> str:
+    """How to write the policy that a string or a number means; "" if it means none."""
+    if not isinstance(value, str):
+        return _suggest_budget(value)
+    if (current_name := _OLD_NAMES.get(value, value)) in NAMED:
+        return f"use xform.policies.{current_name}"
     try:
-        parse(given)
+        parse(value)
     except WrongArgument:
-        return _as_budget(given)
-    return f"write xform.policies.parse({given!r}), which reads what command lines take"
+        return _suggest_budget(value)
+    return f"use xform.policies.parse({value!r}), which reads policies as command lines do"
 
 
-def _as_budget(given: Any) -> str:
-    """How to write a number of bytes as a policy; empty for anything else."""
+def _suggest_budget(value: Any) -> str:
+    """How to write a number of bytes as a policy; "" for anything else."""
     try:
-        byte_count(given)
+        byte_count(value)
     except (TypeError, ValueError):
         return ""
-    return f"write xform.policies.budget({given!r})"
+    return f"use xform.policies.budget({value!r})"
 
 
-# What makes a policy, xform's and JAX's, with what it is given.
-_MAKERS: dict[Any, str] = {
+# Functions that return a policy, xform's and JAX's, with example arguments.
+_FACTORIES: dict[Any, str] = {
     budget: "'6 GiB'",
     fit: "",
     save_only_these_names: "'name'",

@@ -1,8 +1,8 @@
-"""Budgets: policies that are given as bytes, rather than as what is to be saved.
+"""Budgets: policies that are a number of bytes, rather than a choice of saved values.
 
-`budget("8 GiB")` bounds the peak of the whole differentiated function, `budget("2 GiB",
-of="saved")` what waits for its backward pass, and `fit()`, which the text "auto" stands for, bounds
-the peak by the memory of the device that is planned for.
+`budget("8 GiB")` bounds the peak memory of a differentiated function. `budget("2 GiB",
+of="saved")` bounds the values saved for its backward pass. `fit()`, which "auto" stands for, bounds
+the peak by the device's memory.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _SOLVERS = ("auto", "exact")
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The least work run again that fits a number of bytes.
+    """A policy that recomputes least within a number of bytes.
 
-    Asked for one primitive, in JAX's protocol, it saves nothing.
+    When called for one primitive, as JAX calls a policy, it saves nothing.
 
     Attributes:
-      bytes: how many.
-      of: "peak" for arguments, outputs and all that is live between, "saved" for what waits for the
+      bytes: the number of bytes.
+      of: "peak" for arguments, outputs and temporary memory; "saved" for the values saved for the
         backward pass.
       solver: "auto" or "exact".
-      batch: how many examples shared the bytes that were given; None if that was not said.
-      device: the device whose memory it is; empty if the bytes were given.
-      regions: "marked", or "open" where remat regions are dissolved, see `policies.open_regions`.
-      verify: whether the compiler decides under `jit` which plans fit a peak.
+      batch: the number of examples that shared the given bytes; None if it was not given.
+      device: the device whose memory the budget is; empty if the bytes were given.
+      regions: "marked", or "open" to dissolve remat regions, see `policies.open_regions`.
+      verify: whether the compiler decides, under `jit`, which plans fit a budget of the peak.
     """
 
     bytes: int
@@ -51,7 +51,7 @@ class Budget:
 
     @property
     def options(self) -> str:
-        """The arguments of `budget` that differ from its defaults, as a call has them."""
+        """The arguments of `budget` that differ from its defaults, as source code."""
         of = f", of={self.of!r}" if self.of != "peak" else ""
         return of if self.verify else f"{of}, verify=False"
 
@@ -63,14 +63,14 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A budget of the peak that is the memory of the device that is planned for.
+    """A budget of the peak: the memory of the device that the plan is for.
 
-    Asked for one primitive, in JAX's protocol, it saves nothing.
+    When called for one primitive, as JAX calls a policy, it saves nothing.
 
     Attributes:
-      reserve: bytes of that memory that are left to others.
-      batch: how many examples share it; None if that was not said.
-      regions: as of a budget.
+      reserve: bytes of that memory that the derivative must not use.
+      batch: the number of examples that share the memory; None if it was not given.
+      regions: as for `Budget`.
     """
 
     reserve: int = 0
@@ -86,14 +86,14 @@ class Fit:
         return of_regions(self.regions, text)
 
     def within(self, capacity: int, device: str) -> Budget:
-        """The budget on a device of so many bytes."""
+        """The budget on a device with `capacity` bytes of memory."""
         left = max(capacity - self.reserve, 0)
         return Budget(left // (self.batch or 1), batch=self.batch, device=device,
                       regions=self.regions)  # fmt: skip
 
 
 def of_regions(regions: Regions, text: str) -> str:
-    """What a policy is called that opens regions, or leaves them as they are marked."""
+    """The name of a policy, given the name `text` of the same policy with marked regions."""
     return f"open_regions({text})" if regions == "open" else text
 
 
@@ -101,45 +101,48 @@ def budget(
     amount: float | str, of: str = "peak", batch: int | None = None, solver: str = "auto",
     verify: bool = True,
 ) -> Budget:  # fmt: skip
-    """Fit a derivative into so many bytes, and run the least work again.
+    """Return a policy that fits a derivative into a number of bytes and recomputes least.
 
-    On a GPU or TPU whose link to its host is known (`planner/costs/link.py`), values may wait in
-    the host's memory, `pinned_host`, rather than be run again: those that are idle for longer than
-    their way there and back, as many as the link carries in the time of the forward pass. Their
-    bytes are not counted. So may the states that a scan keeps in each trip; each is sent in its
-    trip. What is inside branches and `remat` regions, the few states from which a loop is run
-    again, and programs that are not solved exactly stay on the device.
+    On a GPU or TPU with a known link to its host (`planner/costs/link.py`), values may also be
+    offloaded to the host's memory, `pinned_host`, instead of being recomputed. A value is offloaded
+    only if it is idle for longer than the transfer there and back, and only as many values as the
+    link carries in the time of the forward pass. Offloaded bytes do not count. The states that a
+    scan saves in each iteration can be offloaded too, each in its own iteration. These stay on the
+    device: values inside branches and `remat` regions, the few states from which a loop is
+    recomputed, and all values of programs that are not solved exactly.
 
-    A budget of the peak may save more in `remat` regions that have no policy of their own, and take
-    loops apart in them; what a region's policy says holds under each budget.
+    A budget of the peak may save more inside `remat` regions without a policy, and may split and
+    nest the loops in them. A region's own policy holds under every budget.
 
     Args:
       amount: bytes on each device, such as `16e9`, or a string with a unit: `"6 GiB"`, `"500 MB"`.
-      of: what is bounded. `"peak"`: arguments, outputs and all that is live between, of the
-        derivative that is given this policy, by itself; a program around it counts only in
-        `xform.plan`. A `remat` region has no peak of its own, and takes `"saved"` only.
-        `"saved"`: the values that are computed and wait for the backward pass
-        (`xform.residuals(...).total_bytes`), not the arguments, the outputs, or what the backward
-        pass has in work.
-      batch: how many examples share the bytes. Under `vmap` a function is planned for one example:
-        give the size of the batch. Without it, the bytes are those of one example there, and a
-        warning says so. What all examples share counts for each of them in a peak.
-      solver: `"exact"` to solve programs of any size by integer programming (within the limits of
-        HiGHS: minutes from 10,000 equations on); `"auto"` does so up to 3,000 equations.
-      verify: whether the compiler decides under `jit` which plans fit a peak. Otherwise, and under
-        `vmap`, inside a `shard_map` and outside `jit`, the peak is simulated, with a margin of 1%
-        on a CPU and 5% elsewhere if there is such a plan. `xform.plan` has its own `verify`.
+      of: what the budget bounds. `"peak"`: arguments, outputs and temporary memory of the
+        derivative that has this policy. The program around the derivative counts only in
+        `xform.plan`. A `remat` region has no peak of its own and takes only `"saved"`.
+        `"saved"`: the values that are computed and saved for the backward pass
+        (`xform.residuals(...).total_bytes`), without the arguments, the outputs, and the temporary
+        memory of the backward pass.
+      batch: how many examples share the bytes. Under `vmap` a function is planned for one example,
+        so give the size of the batch. Without it, the bytes are for one example, and a warning says
+        so. In a budget of the peak, values that all examples share count once for each example.
+      solver: `"exact"` to solve programs of any size by integer programming (HiGHS takes minutes
+        from 10,000 equations on); `"auto"` does so up to 3,000 equations.
+      verify: whether the compiler decides, under `jit`, which plans fit a budget of the peak.
+        Otherwise the peak is simulated, with a margin of 1% on a CPU and 5% elsewhere if a plan is
+        small enough. It is also simulated under `vmap`, inside a `shard_map` and outside `jit`.
+        `xform.plan` has its own `verify`.
 
     Returns:
-      A policy. Planning with it raises `errors.BudgetInfeasible`, with the floor, if no plan fits.
+      A policy. If no plan fits, planning raises `errors.BudgetInfeasible`, with the
+      smallest bytes found as `floor_bytes`.
 
     Raises:
-      WrongArgument: the amount is negative or no number of bytes, or another argument is unusable.
+      WrongArgument: `amount` is negative or not a number of bytes, or another argument is invalid.
 
-    Cost: planning solves an integer program of the size of the program (a second for 24 unrolled
-    transformer layers), or, beyond 3,000 equations, one for each of its distinct blocks and some
-    forty minimum cuts; for a peak, some fifty plans are made, and simulated until one fits. With
-    `verify`, the derivative is compiled under eight plans at most, each once in a process.
+    Cost: planning solves one integer program as large as the program (a second for 24 unrolled
+    transformer layers). Beyond 3,000 equations it solves one for each distinct block, and some
+    forty minimum cuts. A budget of the peak makes some fifty plans and simulates them until one
+    fits. With `verify`, at most eight plans are compiled, each once in a process.
 
     >>> import xform
     >>> xform.policies.budget("1.5 MiB")
@@ -150,37 +153,38 @@ def budget(
     asked = f"budget({amount!r})"
     n = bytes_of(amount, asked)
     if of == "residuals":
-        raise WrongArgument(asked, "of='residuals' is now called of='saved'", "", "give of='saved'")
+        raise WrongArgument(asked, "of='residuals' is now called of='saved'", "", "use of='saved'")
     for name, value, known in (("of", of, _OF), ("solver", solver, _SOLVERS)):
         if value not in known:
             raise WrongArgument(
-                asked, f"{name}={value!r} is not known", "", f"give one of {', '.join(known)}"
+                asked, f"unknown {name}={value!r}", "", f"use one of {', '.join(map(repr, known))}"
             )
     _check_batch(asked, batch)
     return Budget(n // (batch or 1), of, solver, batch, verify=verify)
 
 
 def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:
-    """Fit a derivative into the memory of the device that is planned for.
+    """Return a policy that fits a derivative into the memory of the device that the plan is for.
 
-    It is a `budget` of the peak, arguments and outputs included. That memory is what the backend
-    reports of a device that is here, what is known of the kind of one that is not, and in
-    `xform.compare` and commands what `capacity` says. Where it is not known, as of a CPU, nothing
-    is bounded, and the default is taken: `min_cut`. `policy="auto"` stands for `fit()`.
+    It is a `budget` of the peak, arguments and outputs included. The device's memory is the number
+    that the backend reports for a device of this process, or the known number for another kind of
+    device; `xform.compare` and the commands take it from `capacity`. If it is unknown, as on a CPU,
+    nothing is bounded and the default policy `min_cut` is used. `policy="auto"` means `fit()`.
 
     Args:
-      reserve: bytes of it, or a string such as `"2 GiB"`, that are left to what is around the
-        differentiated function, such as the state of an optimizer: inside a `jit` nothing is known
-        of that. `xform.compare` and `python -m xform memory` see to it without.
-      batch: how many examples share it, under `vmap`; as for `budget`.
+      reserve: bytes of that memory, or a string such as `"2 GiB"`, for everything outside the
+        differentiated function, such as an optimizer's state, which is unknown inside a `jit`.
+        `xform.compare` and `python -m xform memory` count it without a reserve.
+      batch: how many examples share the memory under `vmap`, as for `budget`.
 
     Returns:
-      A policy. Planning with it raises `errors.BudgetInfeasible`, with the floor, if nothing fits.
+      A policy. If no plan fits, planning raises `errors.BudgetInfeasible`, with the
+      smallest bytes found as `floor_bytes`.
 
     Raises:
-      WrongArgument: `reserve` is no number of bytes, or `batch` no number of examples.
+      WrongArgument: `reserve` is not a number of bytes, or `batch` not a number of examples.
 
-    Cost: that of a `budget` of the peak; where the default fits, of one simulation.
+    Cost: as for a `budget` of the peak; one simulation if the default fits.
 
     >>> import xform
     >>> xform.policies.fit(reserve="2 GiB")
@@ -193,7 +197,7 @@ def fit(reserve: float | str = 0, batch: int | None = None) -> Fit:
 
 
 def bytes_of(amount: float | str, asked: str) -> int:
-    """Bytes from a number or a string, or an error that names the request."""
+    """Convert a number or a string to bytes; errors name the request `asked`."""
     try:
         return byte_count(amount)
     except (TypeError, ValueError):
@@ -206,8 +210,8 @@ def bytes_of(amount: float | str, asked: str) -> int:
 
 
 def _check_batch(asked: str, batch: Any) -> None:
-    whole = isinstance(batch, int | np.integer) and not isinstance(batch, bool)
-    if batch is not None and (not whole or batch < 1):
+    is_integer = isinstance(batch, int | np.integer) and not isinstance(batch, bool)
+    if batch is not None and (not is_integer or batch < 1):
         raise WrongArgument(
-            asked, f"batch={batch!r} is no number of examples", "", "give a positive integer"
+            asked, f"batch={batch!r} is not a number of examples", "", "give a positive integer"
         )

@@ -1,4 +1,4 @@
-"""`min_cut`: the policy that saves the fewest bytes, the default where programs are compiled."""
+"""`min_cut`: the policy that saves the fewest bytes. It is the default for compiled programs."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from xform.policies.budgets import Regions, of_regions
 
 @dataclasses.dataclass(frozen=True)
 class MinCut:
-    """The fewest bytes, where running work again has a price.
+    """A policy that minimizes the saved bytes plus the price of the recomputed work.
 
-    It decides for a whole program at once; asked for one primitive, in JAX's protocol, it saves
-    products and convolutions.
+    It decides for a whole program at once. When called for one primitive, as JAX calls a policy, it
+    saves products and convolutions.
 
     Attributes:
-      price: of a FLOP of work that does not fuse, in bytes. Infinite: it is never run again.
-      then: the price after the part `at` of each program, which is between 0 and 1.
-      written: the price of saving what would else be fused and not written to memory, for each of
-        its bytes; of two values as large, that of a product is then saved.
-      apart: of a program's narrow places, in order, every second (2), third (3) and so on is one at
-        which saving what crosses costs nothing; 1: all are, 0: none is.
-      free: whether it decides in remat regions too whose author gave no policy, which else save
+      price: the price, in bytes, of recomputing a FLOP of work that does not fuse. If it is
+        infinite, such work is never recomputed.
+      then: the price after the fraction `at` of each program.
+      at: a fraction of the program, between 0 and 1.
+      written: an extra price, for each byte, of saving a value that would otherwise be fused and
+        never written to memory. So of two values of equal size, the result of a product is saved.
+      apart: which bottlenecks of a program are free to save: 0 none, 1 all, 2 every second one, 3
+        every third one, and so on, in order.
+      free: whether the cut also decides inside remat regions without a policy, which otherwise save
         nothing.
-      regions: "marked" where remat regions are what their authors made them, "open" where they are
-        dissolved first, see `open_regions`.
-      rounds: whether the compiler rounds what products read, and keeps half the bits where nothing
-        else reads it: then a value that products alone read is priced by half its bytes.
+      regions: "marked" to keep remat regions, "open" to dissolve them first, see `open_regions`.
+      rounds: whether the compiler rounds the operands of products to half their bits, and stores
+        only the rounded value if nothing else reads it. If so, a value that only products read
+        costs half its bytes.
     """
 
     price: float = math.inf
@@ -42,7 +44,7 @@ class MinCut:
     rounds: bool = False
 
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> bool:
-        """Whether a primitive is one that is costly to run again."""
+        """Whether a primitive is expensive to recompute: a product or a convolution."""
         return prim in (dot_general_p, conv_general_dilated_p)
 
     def __repr__(self) -> str:
@@ -51,4 +53,7 @@ class MinCut:
 
 
 min_cut = MinCut(apart=2)
-"""The fewest bytes such that only what XLA fuses is run again, and what crosses between layers."""
+"""The default. It recomputes only operations that XLA fuses, and saves the fewest bytes for that.
+
+Values at every second bottleneck of the program, such as between layers, are free to save.
+"""

@@ -1,4 +1,4 @@
-"""What policies of whole programs are to remat regions: those that open them, those of one."""
+"""Policies and remat regions: policies that open regions, and the policy of a single region."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from xform.policies.min_cut import MinCut, min_cut
 
 
 def opening(policy: Any) -> Regions:
-    """Whether a policy, or a plan, opens regions, or leaves them as they are marked."""
+    """Whether a policy or a plan dissolves remat regions: "open" if so, else "marked"."""
     return getattr(policy, "regions", "marked")
 
 
 def open_regions(policy: Callable[..., Any] | str = min_cut) -> MinCut | Budget | Fit:
-    """The policy for a program without its remat regions, across which it then decides.
+    """Return a policy that ignores the remat regions of a program and decides across them.
 
-    A region that its author marked, by `jax.checkpoint`, `nn.remat` or `xform.remat`, saves by
-    default what the author said, under each policy. Here marks are dissolved, with their policies,
-    in loops, branches and calls too; those in custom rules stay. As text: `open:min_cut`,
-    `open:budget:8GiB`.
+    By default a region that its author marked, with `jax.checkpoint`, `nn.remat` or `xform.remat`,
+    saves what the author chose, under every policy. This policy dissolves the regions and their
+    policies first, also in loops, branches and calls. Regions inside custom rules stay. As text:
+    `open:min_cut`, `open:budget:8GiB`.
 
     Args:
-      policy: `min_cut`, a budget, or `fit()`, which is "auto" too.
+      policy: `min_cut`, a budget, or `fit()`, also as "auto".
 
     Raises:
-      WrongArgument: another policy; it answers for one value after the other, in a region too.
+      WrongArgument: `policy` is another policy. Those decide about one value at a time, so they
+        apply inside a region too.
 
     >>> import xform
     >>> layer = lambda w, x: jax.checkpoint(lambda x: jnp.sin(jnp.sin(x @ w) @ w))(x).sum()
@@ -45,24 +46,25 @@ def open_regions(policy: Callable[..., Any] | str = min_cut) -> MinCut | Budget 
         return dataclasses.replace(policy, regions="open")
     raise WrongArgument(
         f"open_regions({policy!r})",
-        "it answers for one value after the other, and does not decide for a whole program",
+        "this policy decides about one value at a time, not about a whole program",
         "",
-        "give min_cut, a budget or fit(); or write the function without jax.checkpoint",
+        "use min_cut, a budget or fit(); or write the function without jax.checkpoint",
     )
 
 
 def of_region(policy: Callable[..., Any], where: str = "") -> Callable[..., Any]:
-    """The policy of a remat region itself, or an error if it can only be that of a function.
+    """Return the policy of a remat region; `where` is the region's source line, for errors.
 
     Raises:
-      WrongArgument: it is a budget of the peak, "auto", or opens regions.
+      WrongArgument: the policy is only for whole functions: a budget of the peak, "auto", or a
+        policy that opens regions.
     """
     if opening(policy) == "open":
         raise WrongArgument(
             f"remat with policy={policy!r}",
-            "regions are opened in a whole program, not within one of them",
+            "a policy that opens regions is for a whole function, not for one region",
             where,
-            "give this policy to what differentiates the whole, such as xform.grad",
+            "pass this policy to the transform of the whole function, such as xform.grad",
         )
     peak = isinstance(policy, Fit) or (isinstance(policy, Budget) and policy.of == "peak")
     if not peak:
@@ -70,8 +72,8 @@ def of_region(policy: Callable[..., Any], where: str = "") -> Callable[..., Any]
     saved = budget(policy.bytes, of="saved") if isinstance(policy, Budget) else "another policy"
     raise WrongArgument(
         f"remat with policy={policy!r}",
-        "a region has no peak of its own: what it saves waits beside what all others save",
+        "a region has no peak of its own: its saved values are live together with all others",
         where,
-        f"give {saved} to bound what each call of the region saves, or give this policy to what "
-        f"differentiates the whole: xform.grad(f, policy={policy!r})",
+        f"use {saved} to bound what each call of the region saves, or pass this policy to the "
+        f"transform of the whole function: xform.grad(f, policy={policy!r})",
     )

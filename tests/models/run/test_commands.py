@@ -83,7 +83,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--data", "text", "--learning-rate", "nan"], "--learning-rate is nan, and must be above"),
         (["--data", "text", "--seed", 2**64], "and must be at most 4294967295"),
         (["--data", "text", "--policy", "budget:3apples"], "not a number of bytes"),
-        (["--data", "text", "--policy", "save_dotz"], "--policy save_dotz: it is not known"),
+        (["--data", "text", "--policy", "save_dotz"], "save_dotz: no policy has this name"),
         (["--data", "text", "--policy", "budget:1KiB"], "the lowest peak of a step"),
         (["--data", "text", "--policy", "plan:none.json"], "cannot read the plan none.json"),
         (["--data", "text", "--policy", "plan:text"], "the file holds no plan"),

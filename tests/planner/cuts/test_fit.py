@@ -169,7 +169,7 @@ def test_a_region_has_no_peak_of_its_own(policy) -> None:
 
 @pytest.mark.parametrize("other", [policies.save_dots, policies.budget(1)])
 def test_a_budget_is_not_asked_for_one_value_after_the_other(other) -> None:
-    with pytest.raises(errors.WrongArgument, match="decides for a whole program"):
+    with pytest.raises(errors.WrongArgument, match="decides about a whole program"):
         policies.save_from_both_policies(other, policies.budget("1 MiB", of="saved"))
 
 

@@ -83,7 +83,7 @@ def test_it_says_why() -> None:
         assert row.type in said
         assert "test_plan.py" in said
         assert ("spare" if row.decision == "RECOMPUTE" else "cost") in said
-    with pytest.raises(errors.WrongArgument, match="similar ones are"):
+    with pytest.raises(errors.WrongArgument, match="similar names: "):
         made.explain("nothing like it")
 
 
@@ -106,7 +106,7 @@ def test_rows_are_a_table_in_which_equal_ones_are_a_line() -> None:
     saved = sum(r.marginal_bytes for r in made)
     assert bytes_line.startswith(f"{saved / 1024:.1f} KiB saved, peak")
     assert bytes_line.endswith("not compiled")
-    assert work_line.startswith("0 FLOP run again beside")
+    assert work_line.startswith("0 FLOP recomputed, ")
 
 
 def test_the_last_lines_say_what_is_known() -> None:
@@ -115,8 +115,8 @@ def test_the_last_lines_say_what_is_known() -> None:
     assert "1000 B compiled as grad by argument 0 (+10.0%)" in said(compiled_bytes=1000)[0]
     assert said(refused=True)[0].endswith("refused by the compiler")
     assert "(" not in said()[1]
-    assert "(how little it could be is not known)" in said(least_flops=0)[1]
-    assert "(the least within this budget)" in said(least_flops=50)[1]
+    assert "(no useful lower bound)" in said(least_flops=0)[1]
+    assert "(the minimum within this budget)" in said(least_flops=50)[1]
     assert "(at least 20 FLOP within this budget)" in said(least_flops=20)[1]
     assert "planned in" not in said()[1]
     assert "planned in 2" in said(seconds=2.0)[1]
@@ -131,13 +131,13 @@ def test_what_is_offloaded_is_counted_apart() -> None:
     assert ", 12.0 KiB offloaded, peak" in str(made)
     assert made.saved_bytes == 0
     (product, *_) = (r for r in made if r.decision == "OFFLOAD")
-    assert "saving it would take 1.0 KiB, making it again" in made.explain(product.value)
+    assert "saving it would take 1.0 KiB, recomputing it" in made.explain(product.value)
 
 
 def test_a_value_is_explained_by_the_users_name() -> None:
     made = planned(policy=policies.save_only_these_names("layer 2", "layer 4"))
     assert "SAVE" in made.explain("layer 2")
-    with pytest.raises(errors.WrongArgument, match=r"similar ones are .*layer"):
+    with pytest.raises(errors.WrongArgument, match=r"similar names: .*layer"):
         made.explain("layer 22")
 
 
@@ -162,7 +162,7 @@ def test_whom_it_does_not_decide_for_it_answers_as_min_cut() -> None:
 def test_of_nothing() -> None:
     empty = planned(lambda x: 0.0, jnp.zeros((0, 3)))
     assert (len(empty), empty.saved_bytes, empty.recompute_flops, empty.shapes()) == (0, 0, 0, {})
-    with pytest.raises(errors.WrongArgument, match="similar ones are none"):
+    with pytest.raises(errors.WrongArgument, match="similar names: none"):
         empty.explain("x")
 
 

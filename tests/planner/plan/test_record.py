@@ -82,7 +82,7 @@ def test_another_program_is_refused_with_the_first_difference() -> None:
     with pytest.raises(errors.OtherProgram) as caught:
         made.decision(other, "a plan")
     said = str(caught.value)
-    assert "differ first at equation" in said
+    assert "first difference is at equation" in said
     assert "sin[" in said
     assert "cos[" in said
     assert "test_record.py" in said

@@ -49,48 +49,48 @@ def put(*path: Any, to: Any) -> Callable[[Any], None]:
 DECISION = "record", "decisions", 0
 CHANGED = {
     "another version": (put("format", to="xform plan 1"),
-                        "its format is 'xform plan 1', not 'xform plan 6'"),
-    "no version": (put("format", to=KeyError), "its format is None, not 'xform plan 6'"),
-    "a part is missing": (put("live", to=KeyError), "the plan has no live"),
-    "a part too many": (put("more", to=1), "the plan has more, which no plan has"),
+                        "the format is 'xform plan 1', not 'xform plan 6'"),
+    "no version": (put("format", to=KeyError), "the format is None, not 'xform plan 6'"),
+    "a part is missing": (put("live", to=KeyError), "plan.live is missing"),
+    "a part too many": (put("more", to=1), "plan has the unknown field 'more'"),
     "a text for a number": (put("saved_bytes", to="7"),
-                            "the plan.saved_bytes is '7', not a whole number"),
+                            "plan.saved_bytes is '7', not a whole number"),
     "a fraction": (put("predicted_bytes", to=1.5),
-                   "the plan.predicted_bytes is 1.5, not a whole number"),
-    "a truth for a number": (put("compiles", to=True), "the plan.compiles is True, not a whole "
+                   "plan.predicted_bytes is 1.5, not a whole number"),
+    "a truth for a number": (put("compiles", to=True), "plan.compiles is True, not a whole "
                              "number"),
     "neither a number nor null": (put("compiled_bytes", to="7"),
-                                  "the plan.compiled_bytes is '7', not a whole number or null"),
-    "a number for a name": (put("function", to=3), "the plan.function is 3, not a text"),
-    "rows that are none": (put("rows", to={}), "the plan.rows is {}, not a list"),
-    "a row that is none": (put("rows", 0, to=3), "the plan.rows[0] is 3, not an object"),
+                                  "plan.compiled_bytes is '7', not a whole number or null"),
+    "a number for a name": (put("function", to=3), "plan.function is 3, not a text"),
+    "rows that are none": (put("rows", to={}), "plan.rows is {}, not a list"),
+    "a row that is none": (put("rows", 0, to=3), "plan.rows[0] is 3, not an object"),
     "a row without bytes": (put("rows", 0, "trip_bytes", to=KeyError),
-                            "the plan.rows[0] has no trip_bytes"),
+                            "plan.rows[0].trip_bytes is missing"),
     "a shape of texts": (put("rows", 0, "shape", to=["8"]),
-                         "the plan.rows[0].shape[0] is '8', not a whole number"),
+                         "plan.rows[0].shape[0] is '8', not a whole number"),
     "no decisions": (put("record", "decisions", to=[]),
-                   "the plan.record.decisions is [], not a list of one decision at least"),
+                   "plan.record.decisions is [], not a list of at least one decision"),
     "no programs": (put("record", "programs", to=[]),
-                    "the plan.record.decisions[0].program names 1: there are 0 programs"),
+                    "plan.record.decisions[0].program refers to 1, but there are 0 programs"),
     "no snapshots": (put(*DECISION, "snapshots", to=KeyError),
-                     "the plan.record.decisions[0] has no snapshots"),
+                     "plan.record.decisions[0].snapshots is missing"),
     "no state stored": (put(*DECISION, "snapshots", to=0),
-                        "the plan.record.decisions[0].snapshots is 0, not a positive number"),
+                        "plan.record.decisions[0].snapshots is 0, not a positive number"),
     "a negative value": (put(*DECISION, "saved", to=[-1]),
-                         "the plan.record.decisions[0].saved names -1, which is negative"),
+                         "plan.record.decisions[0].saved refers to -1, which is negative"),
     "a program that is not there": (put(*DECISION, "program", to=9),
-                                    "the plan.record.decisions[0].program names 9: there are 2 "
+                                    "plan.record.decisions[0].program refers to 9, but there are 2 "
                                     "programs"),
     "a decision of itself": (put(*DECISION, "nodes", to={"0": [0]}),
-                           "the plan.record.decisions[0].nodes.0 names 0: there are 0 decisions "
-                           "before it"),
+                           "plan.record.decisions[0].nodes.0 refers to 0, but there are 0 "
+                           "decisions before it"),
     "a place that is none": (put(*DECISION, "nodes", to={"-1": []}),
-                             "a name in the plan.record.decisions[0].nodes is '-1', not a place in "
+                             "a key of plan.record.decisions[0].nodes is '-1', not an index in "
                              "the program"),
     "one memory": (put(*DECISION, "offloaded", to={"0": ["device"]}),
-                   "the plan.record.decisions[0].offloaded.0 is ['device'], not two memories"),
+                   "plan.record.decisions[0].offloaded.0 is ['device'], not two memories"),
     "a loop of no trips": (put("record", "loops", to={"0": [[0]]}),
-                           "the plan.record.loops.0 is [(0,)], not positive trips"),
+                           "plan.record.loops.0 is [(0,)], not positive trip counts"),
 }  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def test_a_plan_that_was_changed(name: str, written: dict[str, Any], tmp_path: P
     assert str(caught.value) == (
         f"Plan.load({str(path)!r})\n"
         f"  problem: the file holds no plan: {problem}\n"
-        "  remedy:  pass a file that Plan.save wrote, with this version of xform"
+        "  remedy:  pass a file that Plan.save of this version of xform wrote"
     )
 
 
@@ -123,9 +123,9 @@ def test_a_file_that_is_cut_short_or_is_no_json(written: dict[str, Any], tmp_pat
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda data: last(data).update(saved=[999]), "it keeps the value 999 of a program that"),
+        (lambda data: last(data).update(saved=[999]), "it saves value 999, but the program has"),
         (lambda data: last(data).update(offloaded={"999": ["device", "pinned_host"]}),
-         "it keeps the value 999 of a program that"),
+         "it saves value 999, but the program has"),
         (lambda data: last(data).update(nodes={"999": [0]}), "it has 1 decisions for equation 999"),
         (lambda data: last(data).update(nodes={k: [0, 0] for k in last(data)["nodes"]}),
          "it has 2 decisions for equation"),

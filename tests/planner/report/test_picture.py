@@ -40,7 +40,7 @@ def test_areas_are_live_bytes_and_the_peak_is_marked(tmp_path, drawn) -> None:
     assert heights(work) == {0.0, 1.0, 3.0, 4.0, 2.0}
     (text,) = ax.texts
     assert (text.get_text(), text.xy) == ("peak 4.0 MiB", (1, 4.0))
-    assert ax.get_title("left") == "f, min_cut\n7.0 MiB of arguments and outputs beside"
+    assert ax.get_title("left") == "f, min_cut\nplus 7.0 MiB of arguments and outputs"
 
 
 @pytest.mark.parametrize("live", [[], [0], [0, 0]])
@@ -56,7 +56,7 @@ def test_the_suffix_is_the_format(tmp_path) -> None:
         path = tmp_path / f"a{suffix}"
         save(axes("f.plot")[0], "f.plot", path)
         assert path.read_bytes().startswith(start)
-    for name, problem in (("a.docx", "'docx' is no format of pictures"), ("a", "has no suffix")):
+    for name, problem in (("a.docx", "'docx' is not an image format"), ("a", "has no suffix")):
         with pytest.raises(WrongArgument, match=problem):
             save(axes("f.plot")[0], "f.plot", tmp_path / name)
         assert not (tmp_path / name).exists()

@@ -278,7 +278,7 @@ def test_it_prints_and_becomes_data() -> None:
     assert re.split("  +", head.strip()) == HEAD
     assert "dot_general 'product'" in rows[0] + rows[1]
     assert f"test_residuals.py:{line('product')}" in rows[0] + rows[1]
-    assert total == "1.2 KiB kept, 1.2 KiB of arguments read where they are"
+    assert total == "1.2 KiB kept, 1.2 KiB of arguments read in place"
     data = table.to_dict()
     assert data["total_bytes"] == table.total_bytes == 10 * VALUE
     assert [r["total_bytes"] for r in data["rows"]] == [r.total_bytes for r in table]
@@ -297,7 +297,7 @@ def test_rows_are_sorted_and_equal_ones_are_one_line() -> None:
 def test_nothing_kept_and_nothing_read() -> None:
     table = xform.residuals(lambda x: 2 * x, X)
     assert (len(table), table.total_bytes) == (0, 0)
-    assert str(table).endswith("0 B kept, 0 B of arguments read where they are")
+    assert str(table).endswith("0 B kept, 0 B of arguments read in place")
 
 
 def test_errors() -> None:

@@ -61,11 +61,13 @@ def all_states(body_policy: MinCut, slots: Mapping[Node, int]) -> Change:
 
 
 def _states(node: Node, current: Schedule, change: Change) -> Decision:
+    """Save the states of a loop and its loop-invariant values only; `change` its inner loops."""
     hoisted = frozenset(gather(current.kept, node.hoisted(current)))
     return dataclasses.replace(edited(current, change), saved=hoisted, offloaded={})
 
 
 def _around_loops(node: Node, current: Schedule) -> bool:
+    """Whether a node is a loop that contains a loop."""
     return node.loop and len(node.joints) == 1 and _holds_loop(current)
 
 

@@ -80,7 +80,7 @@ def large_loops(problem: Problem) -> dict[int, PlannedLoop]:
 def inner_loops(problem: Problem) -> dict[int, PlannedLoop]:
     """The loops inside other loops or regions that save a large share, by index.
 
-    The share is of all bytes that wait at once if the rest of the program saves least.
+    The share is of the bytes that the plan with the fewest saved bytes holds.
     """
     planned = planned_loops(problem.schedule(MinCut()), problem.program)
     inner = {i: loop for i, loop in planned.items() if loop.inner}

@@ -1,1 +1,1 @@
-"""Decisions as data, and the public `Plan` that holds them."""
+"""The public `Plan`, and the decisions that it stores as data."""

@@ -1,4 +1,4 @@
-"""A Schedule's decisions alone: which values each Joint keeps, in a tree with the Joints' nodes."""
+"""The decisions of a Schedule alone: which values each Joint saves, as a tree like the Joints'."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from xform.interpret.node import Node
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decision:
-    """What is kept of one Joint, and of the Joints of its nodes.
+    """The saved values of one Joint, and of the Joints inside it.
 
-    A policy for `decide.schedule` that decides for a whole Joint. A node whose token is not kept is
-    run again; one that is not among `inner` decides for itself. `snapshots` and `asked` are those
-    of a `Schedule`.
+    It is a policy for `decide.schedule` that decides for a whole Joint.
+
+    Attributes:
+      saved: the saved values. A node (loop, branch or call) whose token is not among them is
+        recomputed as a whole.
+      inner: the decisions for the Joints of each node. A node that is missing decides for itself.
+      offloaded: the values that are offloaded, with their memories.
+      snapshots: how many states a loop stores; None if it saves values in every iteration. As in
+        `Schedule`.
+      asked: whether a policy chose the saved values, rather than a cut. As in `Schedule`.
     """
 
     saved: frozenset[Var]
@@ -27,7 +34,7 @@ class Decision:
 
 
 def decision_of(schedule: Schedule) -> Decision:
-    """The decisions of a Schedule; a Schedule that several nodes share gives one Decision."""
+    """The decisions of a Schedule. Nodes that share a Schedule share its Decision."""
     if "decision" not in schedule.cache:
         inner = {
             node: tuple(map(decision_of, schedules)) for node, schedules in schedule.inner.items()
@@ -39,9 +46,10 @@ def decision_of(schedule: Schedule) -> Decision:
 
 
 def edited(schedule: Schedule, change: Callable[[Node, Schedule], Decision | None]) -> Decision:
-    """The decisions of a Schedule, but for what `change` decides of the programs of some nodes.
+    """The decisions of a Schedule, replaced by those of `change` for some nodes.
 
-    Where it decides nothing, the programs of nodes within are asked about in turn.
+    `change` takes a node and the Schedule of one of its programs. If it returns None, it is called
+    for the nodes inside that program.
     """
     decisions: dict[tuple[Node, Schedule], Decision] = {}
 
@@ -53,5 +61,5 @@ def edited(schedule: Schedule, change: Callable[[Node, Schedule], Decision | Non
     inner = {
         node: tuple(of(node, p) for p in schedules) for node, schedules in schedule.inner.items()
     }
-    same = decision_of(schedule)
-    return same if inner == same.inner else dataclasses.replace(same, inner=inner)
+    original = decision_of(schedule)
+    return original if inner == original.inner else dataclasses.replace(original, inner=inner)

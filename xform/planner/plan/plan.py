@@ -1,4 +1,4 @@
-"""`Plan`: what the backward pass of one function keeps, decided; prints, plots, saves itself."""
+"""`Plan`: which values the backward pass of a function saves; it prints, plots and saves itself."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ _FORMAT = "xform plan 6"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """What is kept for the backward pass of a function, and what is run again.
+    """Which values the backward pass of a function saves, recomputes and offloads.
 
-    A policy: `xform.grad(f, policy=plan)` does as the plan says, without a solver, for the function
-    and the types that it was made for. Prints as a table, iterates over its rows.
+    A plan is a policy: `xform.grad(f, policy=plan)` follows it, without a solver, for the function
+    and the types that it was made for. It prints as a table and iterates over its rows.
 
     Attributes:
-      function: what it was made for.
-      policy: the policy that it was made by, as text.
+      function: the name of the function that the plan is for.
+      policy: the policy that chose the plan, as text.
       target: the backend.
-      rows: one for each value that the backward pass reads and that is saved or run again.
-      saved_bytes: bytes that wait for the backward pass, on each device.
+      rows: one for each value that the backward pass reads and that is saved or recomputed.
+      saved_bytes: bytes of the values saved for the backward pass, on each device.
       forward_flops: FLOPs of the function itself.
-      recompute_flops: FLOPs of products, convolutions, loops and calls that are run again.
-      predicted_bytes: arguments, outputs and the peak of temporary bytes by the simulation, on each
-        device; what is sharded over `Auto` axes counts whole.
-      compiled_bytes: the same by the compiler, of the `derivative`; None if the plan was not
-        verified, or the compiler refused it without saying its size.
-      compiles: how many programs were compiled to find it.
-      live, saved: temporary bytes at each step of the program, and those of them that wait.
+      recompute_flops: FLOPs of the recomputed products, convolutions, loops and calls.
+      predicted_bytes: simulated peak on each device: arguments, outputs and temporary memory. The
+        sharding of values over `Auto` axes is unknown, so these values count in full.
+      compiled_bytes: the compiler's peak of `derivative` on each device; None if the plan was not
+        verified, or if the compiler refused it without a size.
+      compiles: how many programs were compiled to find the plan.
+      live, saved: temporary bytes at each step of the program, and the saved bytes among them.
       record: the decisions, for this program.
-      refused: the compiler refused it, and did not say its size.
-      least_flops: what each plan within the budget runs again at least, if it runs no step of a
-        loop twice again; 0 if nothing is known of it, None if there was no budget.
-      seconds: how long planning took, without compilations; 0 if it was read from a file.
-      compile_seconds: how long the compilations for it took.
+      refused: whether the compiler refused the program without a size.
+      least_flops: a lower bound on the FLOPs that a plan within the budget recomputes, if it
+        recomputes each step of a loop at most once; 0 if no bound is known, None without a budget.
+      seconds: the time of planning, without compilations; 0 if the plan was read from a file.
+      compile_seconds: the time of the compilations.
       derivative: the function that is compiled, such as "grad by argument 0".
 
     >>> loss = lambda w, x: jnp.sum(jnp.tanh(x @ w))
@@ -91,51 +91,51 @@ class Plan:
         return len(self.rows)
 
     def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> Any:
-        """The answer of `min_cut`, in JAX's protocol, for whom a plan does not decide."""
+        """The answer of `min_cut`: JAX's protocol has one value at a time, a plan has all."""
         return min_cut(prim, *avals, **params)
 
     @property
     def offloaded_bytes(self) -> int:
-        """Bytes that wait for the backward pass in the memory of the host, for each device."""
+        """Bytes of the values offloaded to the host's memory, for each device."""
         return sum(r.marginal_bytes for r in self.rows if r.decision == "OFFLOAD")
 
     @property
     def regions(self) -> Regions:
-        """Whether remat regions were "open" where it was made, or as they are "marked"."""
+        """Whether the plan dissolves remat regions ("open") or keeps them ("marked")."""
         return self.record.regions
 
     def decide(self, joint: Joint) -> Decision:
-        """The decisions for a Joint; `OtherProgram` if it is not the one that was planned."""
+        """The decisions for a Joint. Raises OtherProgram if it is not the one that was planned."""
         return self.record.decision(joint, repr(self))
 
     def shapes(self) -> dict[int, Shape]:
-        """The shapes of the program's loops, by their place, where they are not as written."""
+        """The new shapes of the loops that are split or nested, by their index in the program."""
         return {int(i): tuple(map(tuple, shape)) for i, shape in self.record.loops.items()}
 
     def explain(self, value: str) -> str:
-        """Why one value is saved or not, with what the other decision would cost.
+        """Explain why a value is saved or not, and what the opposite decision would cost.
 
         Args:
-          value: a name from the table's first column, or the name that `checkpoint_name` gave.
+          value: a name from the first column of the table, or a name given by `checkpoint_name`.
 
         Raises:
-          WrongArgument: the plan has no such value; similar names are shown.
+          WrongArgument: the plan has no such value; the message lists similar names.
         """
         name = str(value)
-        rows = [r for r in self.rows if name in (r.value, r.operation, _given(r))]
+        rows = [r for r in self.rows if name in (r.value, r.operation, _user_name(r))]
         if not rows:
-            names = [n for r in self.rows for n in (r.value, _given(r)) if n]
-            like = difflib.get_close_matches(name, names, 3, 0.3) or names[:3]
+            names = [n for r in self.rows for n in (r.value, _user_name(r)) if n]
+            similar = difflib.get_close_matches(name, names, 3, 0.3) or names[:3]
             raise WrongArgument(
                 f"explain({value!r})",
                 f"no value of {self!r} has this name",
                 "",
-                f"print the plan for the names; similar ones are {', '.join(like) or 'none'}",
+                f"print the plan to see the names; similar names: {', '.join(similar) or 'none'}",
             )
-        return "\n".join(map(_explained, rows))
+        return "\n".join(map(_explain_row, rows))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw live bytes over the program, with what is saved in colour; PNG, SVG or PDF."""
+        """Draw the live bytes over the program, saved values in colour, as PNG, SVG or PDF."""
         draw(
             path,
             f"{self.function}, {self.policy}",
@@ -145,13 +145,13 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data, without times: equal plans have equal files."""
+        """The plan as plain data, without times, so that equal plans have equal files."""
         data = dataclasses.asdict(self)
         del data["seconds"], data["compile_seconds"]
         return {"format": _FORMAT, **data}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON. The file appears whole, or not at all."""
+        """Write the plan as JSON. A failure leaves no partial file."""
         with whole(path) as partial:
             partial.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
@@ -160,28 +160,28 @@ class Plan:
         """Read a plan that `save` wrote.
 
         Raises:
-          WrongArgument: the file holds no plan, or one of a format that this version does not know.
-          OSError: it cannot be read.
+          WrongArgument: the file holds no plan, or a plan in another version's format.
+          OSError: the file cannot be read.
         """
         try:
             data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-            known = data.pop("format", None) if isinstance(data, dict) else None
-            if known != _FORMAT:
-                raise ValueError(f"its format is {known!r}, not {_FORMAT!r}")
+            file_format = data.pop("format", None) if isinstance(data, dict) else None
+            if file_format != _FORMAT:
+                raise ValueError(f"the format is {file_format!r}, not {_FORMAT!r}")
             return read(cls, data)
         except (ValueError, RecursionError) as error:
             raise WrongArgument(
                 f"Plan.load({str(path)!r})",
                 f"the file holds no plan: {error}",
                 "",
-                "pass a file that Plan.save wrote, with this version of xform",
+                "pass a file that Plan.save of this version of xform wrote",
             ) from error
 
     def __repr__(self) -> str:
         return f"<Plan of {self.function}, {self.policy}>"
 
     def __str__(self) -> str:
-        head = [
+        header = [
             "value",
             "decision",
             "bytes",
@@ -192,17 +192,17 @@ class Plan:
             "FLOPs each",
             "why",
         ]
-        # Equal rows, as of the layers of an unrolled model, are one line.
+        # Equal rows, such as those of the layers of an unrolled model, share one line.
         groups: dict[Any, list[Row]] = collections.defaultdict(list)
         for r in self.rows:
             groups[dataclasses.replace(r, value="", marginal_flops=0)].append(r)
         lines = sorted(groups.values(), key=lambda rows: -sum(r.marginal_bytes for r in rows))
-        table = columns([head, *map(_line, lines)], right=(2, 3, 4, 7))
+        table = columns([header, *map(_line, lines)], right=(2, 3, 4, 7))
         compiled = "refused by the compiler" if self.refused else "not compiled"
         if self.compiled_bytes is not None:
             error = self.predicted_bytes / max(self.compiled_bytes, 1) - 1
-            what = f" as {self.derivative}" if self.derivative else ""
-            compiled = f"{human_bytes(self.compiled_bytes)} compiled{what} ({error:+.1%})"
+            compiled_as = f" as {self.derivative}" if self.derivative else ""
+            compiled = f"{human_bytes(self.compiled_bytes)} compiled{compiled_as} ({error:+.1%})"
         sent = f", {human_bytes(n)} offloaded" if (n := self.offloaded_bytes) else ""
         return "\n".join([
             f"plan of {self.function}, {self.policy}, on {self.target}",
@@ -214,28 +214,28 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """A line: the work that is run again, the least that it could be, and the time it took.
+        """One line: recomputed FLOPs, their lower bound, forward FLOPs, and the time it took.
 
-        The times of planning and of the compilations for it stand apart.
+        The time of planning excludes the compilations, whose time is given separately.
         """
-        took = f", planned in {human_seconds(self.seconds)}" if self.seconds else ""
+        times = f", planned in {human_seconds(self.seconds)}" if self.seconds else ""
         if self.seconds and self.compiles:
             programs = f"{self.compiles} program{'s' * (self.compiles > 1)}"
-            took += f", {programs} compiled in {human_seconds(self.compile_seconds)}"
-        again = f"{human_flops(self.recompute_flops)} run again{self._at_least()}"
-        return f"{again} beside {human_flops(self.forward_flops)} forward{took}"
+            times += f", {programs} compiled in {human_seconds(self.compile_seconds)}"
+        work = f"{human_flops(self.recompute_flops)} recomputed{self._bound_text()}"
+        return f"{work}, {human_flops(self.forward_flops)} in the forward pass{times}"
 
-    def _at_least(self) -> str:
+    def _bound_text(self) -> str:
         if self.least_flops is None or not self.recompute_flops:
             return ""
         if not self.least_flops:
-            return " (how little it could be is not known)"
+            return " (no useful lower bound)"
         if self.least_flops >= self.recompute_flops:
-            return " (the least within this budget)"
+            return " (the minimum within this budget)"
         return f" (at least {human_flops(self.least_flops)} within this budget)"
 
 
-def _given(row: Row) -> str:
+def _user_name(row: Row) -> str:
     return row.operation.removeprefix("name '").removesuffix("'")
 
 
@@ -254,17 +254,18 @@ def _line(rows: list[Row]) -> list[str]:
     ]
 
 
-def _explained(row: Row) -> str:
+def _explain_row(row: Row) -> str:
     trips = f" x {' x '.join(map(str, row.loops))} trips" if row.loops else ""
     size = f"{row.type}{trips}, {human_bytes(row.marginal_bytes)}"
     flops = human_flops(row.marginal_flops)
     if row.decision == "RECOMPUTE":
         other = f"saving it would take {human_bytes(row.marginal_bytes)} and spare {flops}"
     elif row.decision == "OFFLOAD":
-        other = f"saving it would take {human_bytes(row.marginal_bytes)}, making it again {flops}"
+        size_on_device = human_bytes(row.marginal_bytes)
+        other = f"saving it would take {size_on_device}, recomputing it {flops}"
     else:
-        other = f"making it again would free {human_bytes(row.marginal_bytes)} and cost {flops}"
+        other = f"recomputing it would free {human_bytes(row.marginal_bytes)} and cost {flops}"
     return (
-        f"{row.value}: {row.decision}\n  {size}, made by {row.operation} at {near(row.where)}\n"
+        f"{row.value}: {row.decision}\n  {size}, computed by {row.operation} at {near(row.where)}\n"
         f"  {row.why}; {other}"
     )

@@ -1,8 +1,9 @@
-"""A Plan's decisions as plain data, and back, for the same program.
+"""Convert a Plan's decisions to plain data, and back for the same program.
 
-Programs are written as one line for each equation, see `xform.program.fingerprint`; decisions by
-the numbers of forward values, in the order in which they are made. What is equal is written once: a
-layer that is called 96 times has one program and, if it keeps the same, one decision.
+A program is written as one line for each equation (see `xform.program.fingerprint`). Decisions
+refer to forward values by number, in the order of their computation. Equal programs and equal
+decisions are written once: a layer that is called 96 times has one program and, if it always saves
+the same values, one decision.
 """
 
 from __future__ import annotations
@@ -26,16 +27,21 @@ from xform.program.source import frame
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Decisions for one program, as JSON has them.
+    """Decisions for one program, in types that JSON has.
 
     Attributes:
-      programs: of each Joint, its equations as lines, its inputs and outputs.
-      decisions: for each Decision, its program, the numbers of its saved values, the numbers and
-        memories of its offloaded values (inputs, which are states of a loop, after all others), the
-        decisions of its nodes by the place of their equation, how many states its loop stores, and
-        whether a policy was asked. The last Decision is that of the whole function.
-      loops: shapes of loops, by their place in the program, that are taken apart before all else.
-      regions: "open" if the program is that without its remat regions.
+      programs: for each Joint, its equations, inputs and outputs as lines of text.
+      decisions: one dict for each Decision. The last one is that of the whole function. The keys:
+        "program", the index of its program;
+        "saved", the numbers of the saved values;
+        "offloaded", the numbers of the offloaded values and their two memories (inputs, such as
+        the states of a loop, are numbered after all other values);
+        "nodes", the decisions of its nodes, by the index of their equation;
+        "snapshots", how many states its loop stores; and
+        "asked", whether a policy chose the saved values.
+      loops: the new shapes of loops that are split or nested, by their index in the program. They
+        are applied before the decisions.
+      regions: "open" if remat regions are dissolved in the program.
     """
 
     programs: tuple[tuple[str, ...], ...]
@@ -44,8 +50,12 @@ class Record:
     regions: Regions = "marked"
 
     def decision(self, joint: Joint, asked: str) -> Decision:
-        """The Decision for a Joint; `OtherProgram`, with the first difference, if it is another."""
-        return _Reading(self, asked).decision(len(self.decisions) - 1, joint)
+        """The Decision for a Joint; `asked` names the plan in errors.
+
+        Raises:
+          OtherProgram: the Joint is not the recorded one; the message has the first difference.
+        """
+        return _Reader(self, asked).decision(len(self.decisions) - 1, joint)
 
 
 def record(
@@ -54,17 +64,21 @@ def record(
     shapes: Mapping[int, Shape],
     regions: Regions = "marked",
 ) -> Record:
-    """The Record of a Decision for a Joint, of a program with such loops and remat regions.
+    """The Record of a Decision for a Joint.
 
-    Linear in equations.
+    `shapes` and `regions` say how the program's loops and remat regions were changed before.
+
+    Cost: linear in the number of equations.
     """
-    writing = _Writing()
+    writing = _Writer()
     writing.add(decision, joint)
     loops = {str(i): [list(part) for part in shape] for i, shape in shapes.items()}
     return Record(tuple(writing.programs), tuple(writing.decisions), loops, regions)
 
 
-class _Writing:
+class _Writer:
+    """Collects the programs and decisions of a Record, each distinct one once."""
+
     def __init__(self) -> None:
         self.programs: list[tuple[str, ...]] = []
         self.decisions: list[dict[str, Any]] = []
@@ -76,11 +90,11 @@ class _Writing:
         key = decision, joint
         if key not in self._decisions:
             if joint not in self._joints:
-                self._joints[joint] = _place(self.programs, self._programs, lines(joint))
+                self._joints[joint] = _index_of(self.programs, self._programs, lines(joint))
             number = _numbers(joint)
-            at = {id(e): i for i, e in enumerate(joint.forward)}
+            positions = {id(e): i for i, e in enumerate(joint.forward)}
             nodes = {
-                str(at[id(e)]): [
+                str(positions[id(e)]): [
                     self.add(c, j)
                     for c, j in zip(decision.inner[node], node.joints, strict=True)
                 ]
@@ -98,37 +112,39 @@ class _Writing:
                 "snapshots": decision.snapshots,
                 "asked": decision.asked,
             }  # fmt: skip
-            # The whole function's comes last, and so is never one of another.
-            self._decisions[key] = _place(self.decisions, self._decisions, row)
+            # Inner decisions are added first, so the last one is that of the whole function.
+            self._decisions[key] = _index_of(self.decisions, self._decisions, row)
         return self._decisions[key]
 
 
-def _place(rows: list[Any], places: dict[Any, int], row: Any) -> int:
-    """Where a row stands; it is added if it is not there."""
+def _index_of(rows: list[Any], indices: dict[Any, int], row: Any) -> int:
+    """The index of a row in `rows`; a new row is appended."""
     key = repr(row)
-    if key not in places:
-        places[key] = len(rows)
+    if key not in indices:
+        indices[key] = len(rows)
         rows.append(row)
-    return places[key]
+    return indices[key]
 
 
-class _Reading:
-    def __init__(self, of: Record, asked: str):
-        self.of, self.asked = of, asked
-        self._made: dict[tuple[int, Joint], Decision] = {}
+class _Reader:
+    """Turns the rows of a Record into Decisions, and checks that the programs match."""
+
+    def __init__(self, of: Record, plan_text: str):
+        self.of, self.plan_text = of, plan_text
+        self._cache: dict[tuple[int, Joint], Decision] = {}
 
     def decision(self, i: int, joint: Joint) -> Decision:
-        if (i, joint) in self._made:
-            return self._made[i, joint]
+        if (i, joint) in self._cache:
+            return self._cache[i, joint]
         row = self.of.decisions[i]
         self._check(self.of.programs[row["program"]], joint)
         values = [*_numbers(joint)]
         inner: dict[Node, tuple[Decision, ...]] = {}
         self._check_values(len(values) - len(joint.inputs), row["saved"])
         self._check_values(len(values), map(int, row["offloaded"]))
-        for at, numbers in row["nodes"].items():
-            node = self._node(joint, int(at), len(numbers))
-            pairs = zip(numbers, node.joints, strict=True)
+        for index, decision_numbers in row["nodes"].items():
+            node = self._node(joint, int(index), len(decision_numbers))
+            pairs = zip(decision_numbers, node.joints, strict=True)
             inner[node] = tuple(self.decision(n, j) for n, j in pairs)
         decision = Decision(
             frozenset(values[n] for n in row["saved"]),
@@ -137,35 +153,36 @@ class _Reading:
             row["snapshots"],
             row.get("asked", False),
         )
-        self._made[i, joint] = decision
+        self._cache[i, joint] = decision
         return decision
 
-    def _check_values(self, count: int, numbers: Iterable[int]) -> None:
-        for n in numbers:
+    def _check_values(self, count: int, decision_numbers: Iterable[int]) -> None:
+        for n in decision_numbers:
             if n >= count:
-                raise self._damaged(f"it keeps the value {n} of a program that makes {count}")
+                raise self._damaged(f"it saves value {n}, but the program has {count} values")
 
-    def _node(self, joint: Joint, at: int, count: int) -> Node:
-        eqn = joint.forward[at] if at < len(joint.forward) else None
+    def _node(self, joint: Joint, index: int, count: int) -> Node:
+        eqn = joint.forward[index] if index < len(joint.forward) else None
         if eqn is None or eqn.primitive is not fork_p or len(eqn.params["node"].joints) != count:
             raise self._damaged(
-                f"it has {count} decisions for equation {at}, which takes none such"
+                f"it has {count} decisions for equation {index}, which does not hold as many "
+                "programs"
             )
         return eqn.params["node"]
 
     def _damaged(self, blocked: str) -> OtherProgram:
-        remedy = "make a new plan with xform.plan, and keep the file as Plan.save writes it"
-        return OtherProgram(self.asked, blocked, "", remedy)
+        remedy = "make a new plan with xform.plan, and do not edit the file that Plan.save writes"
+        return OtherProgram(self.plan_text, blocked, "", remedy)
 
     def _check(self, recorded: Sequence[str], joint: Joint) -> None:
         equations = joint.program.equations
         pairs = itertools.zip_longest(recorded, lines(joint), equations)
-        for i, (then, now, eqn) in enumerate(pairs):
-            if then != now:
+        for i, (old, new, eqn) in enumerate(pairs):
+            if old != new:
                 raise OtherProgram(
-                    self.asked,
-                    f"it was made for another program; they differ first at equation {i}: "
-                    f"{difference(then or '', now or '')}",
+                    self.plan_text,
+                    f"it was made for another program; the first difference is at equation {i}: "
+                    f"{difference(old or '', new or '')}",
                     frame(eqn) if eqn is not None else "",
                     "make a new plan with xform.plan for this function, these shapes and dtypes, "
                     "and the same argnums",
@@ -173,15 +190,15 @@ class _Reading:
 
 
 def _numbers(joint: Joint) -> dict[Var, int]:
-    """Forward values, numbered in the order in which they are made; the inputs come last."""
+    """The numbers of forward values: in the order of their computation, then the inputs."""
     values = [v for eqn in joint.forward for v in eqn.outvars]
     return {v: i for i, v in enumerate((*values, *joint.inputs))}
 
 
 def lines(joint: Joint) -> tuple[str, ...]:
-    """The equations of a Joint as text; equal for equal programs, whatever made them.
+    """The equations of a Joint as text. Equal programs have equal text.
 
-    What its program closes over is there by type: decisions do not depend on values.
+    Captured constants appear by type only: decisions do not depend on their values.
     """
     ends = "derivative", joint.active, joint.seeded, joint.push
     return (*listing(joint.program), " ".join(map(str, ends)))

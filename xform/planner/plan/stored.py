@@ -1,6 +1,7 @@
-"""A Plan's JSON, read back: every part of the type that it was written with.
+"""Read the JSON of a Plan and check the type of every part.
 
-What is missing, of another type, or names what is not there is a ValueError that says where it is.
+A part that is missing, has another type, or refers to something that does not exist is a ValueError
+that names its place in the data.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from xform.planner.plan.record import Record
 
-_WORDS = {
+_TYPE_NAMES = {
     int: "a whole number",
     float: "a number",
     str: "a text",
@@ -23,7 +24,7 @@ _WORDS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Row:
+class _DecisionRow:
     """One row of a Record's decisions."""
 
     program: int
@@ -34,11 +35,13 @@ class _Row:
     asked: bool = False
 
 
-def read(kind: Any, data: Any, at: str = "the plan") -> Any:
-    """Data of JSON as a dataclass, or as what one of its fields holds.
+def read(kind: Any, data: Any, at: str = "plan") -> Any:
+    """Convert JSON data to the type `kind`: a dataclass, or the type of a field of one.
+
+    `at` is the place of the data, for errors.
 
     Raises:
-      ValueError: with the place in the data, and what should be there.
+      ValueError: the data has another type; the message has the place and what is expected.
     """
     if kind is Any:
         return data
@@ -57,9 +60,9 @@ def read(kind: Any, data: Any, at: str = "the plan") -> Any:
     if origin is typing.Literal:
         _expect(data in inner, at, data, " or ".join(map(repr, inner)))
         return data
-    several = inner if origin is types.UnionType else (kind,)
-    # A truth value is no number.
-    _expect(type(data) in several, at, data, " or ".join(_WORDS[k] for k in several))
+    allowed = inner if origin is types.UnionType else (kind,)
+    # By type, not isinstance: a bool is not a number here.
+    _expect(type(data) in allowed, at, data, " or ".join(_TYPE_NAMES[k] for k in allowed))
     return data
 
 
@@ -68,9 +71,9 @@ def _fields(kind: Any, data: Any, at: str) -> Any:
     hints = typing.get_type_hints(kind)
     needed = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
     for name in sorted(needed - data.keys()):
-        raise ValueError(f"{at} has no {name}")
+        raise ValueError(f"{at}.{name} is missing")
     for name in sorted(data.keys() - hints.keys()):
-        raise ValueError(f"{at} has {name}, which no plan has")
+        raise ValueError(f"{at} has the unknown field {name!r}")
     return kind(**{k: read(hints[k], x, f"{at}.{k}") for k, x in data.items()})
 
 
@@ -81,36 +84,36 @@ def _expect(holds: bool, at: str, data: Any, what: str) -> None:
 
 
 def _check(record: Record, at: str) -> None:
-    """Decisions name programs, values and decisions that are there, the last one all others."""
-    _expect(bool(record.decisions), f"{at}.decisions", [], "a list of one decision at least")
+    """Check that the decisions refer to existing programs and to decisions before them."""
+    _expect(bool(record.decisions), f"{at}.decisions", [], "a list of at least one decision")
     for i, row in enumerate(record.decisions):
-        here = f"{at}.decisions[{i}]"
-        decision: _Row = read(_Row, row, here)
-        _below(len(record.programs), [decision.program], f"{here}.program", "programs")
-        _below(None, decision.saved, f"{here}.saved", "values")
-        _places(decision.offloaded, f"{here}.offloaded")
-        _places(decision.nodes, f"{here}.nodes")
+        row_at = f"{at}.decisions[{i}]"
+        decision: _DecisionRow = read(_DecisionRow, row, row_at)
+        _check_indices(len(record.programs), [decision.program], f"{row_at}.program", "programs")
+        _check_indices(None, decision.saved, f"{row_at}.saved", "values")
+        _check_keys(decision.offloaded, f"{row_at}.offloaded")
+        _check_keys(decision.nodes, f"{row_at}.nodes")
         for k, where in decision.offloaded.items():
-            _expect(len(where) == 2, f"{here}.offloaded.{k}", list(where), "two memories")
+            _expect(len(where) == 2, f"{row_at}.offloaded.{k}", list(where), "two memories")
         for k, numbers in decision.nodes.items():
-            _below(i, numbers, f"{here}.nodes.{k}", "decisions before it")
+            _check_indices(i, numbers, f"{row_at}.nodes.{k}", "decisions before it")
         snapshots = decision.snapshots is None or decision.snapshots > 0
-        _expect(snapshots, f"{here}.snapshots", decision.snapshots, "a positive number")
+        _expect(snapshots, f"{row_at}.snapshots", decision.snapshots, "a positive number")
     shapes = read(dict[str, tuple[tuple[int, ...], ...]], record.loops, f"{at}.loops")
-    _places(shapes, f"{at}.loops")
+    _check_keys(shapes, f"{at}.loops")
     for k, shape in shapes.items():
         trips = all(n > 0 for part in shape for n in part) and all(shape)
-        _expect(bool(shape) and trips, f"{at}.loops.{k}", list(shape), "positive trips")
+        _expect(bool(shape) and trips, f"{at}.loops.{k}", list(shape), "positive trip counts")
 
 
-def _places(table: Mapping[str, Any], at: str) -> None:
+def _check_keys(table: Mapping[str, Any], at: str) -> None:
     for k in table:
-        _expect(k.isdecimal(), f"a name in {at}", k, "a place in the program")
+        _expect(k.isdecimal(), f"a key of {at}", k, "an index in the program")
 
 
-def _below(end: int | None, numbers: Sequence[int], at: str, of: str) -> None:
+def _check_indices(end: int | None, numbers: Sequence[int], at: str, of: str) -> None:
     for n in numbers:
         if n < 0:
-            raise ValueError(f"{at} names {n}, which is negative")
+            raise ValueError(f"{at} refers to {n}, which is negative")
         if end is not None and n >= end:
-            raise ValueError(f"{at} names {n}: there are {end} {of}")
+            raise ValueError(f"{at} refers to {n}, but there are {end} {of}")

@@ -1,1 +1,1 @@
-"""Plans as tables, text and pictures."""
+"""Reports of plans as tables, text and pictures."""

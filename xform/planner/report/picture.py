@@ -1,4 +1,4 @@
-"""Pictures, and that of a plan. matplotlib is loaded when one is drawn: xform does not need it."""
+"""Plots with matplotlib, and the plot of a plan. matplotlib is imported only to draw."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"
 
 
 def sheet(asked: str, width: float, height: float) -> Any:
-    """An empty figure, with nothing of the user's matplotlib touched."""
+    """An empty figure. The user's matplotlib state does not change."""
     return figures(asked).Figure(figsize=(width, height), dpi=130, layout="constrained")
 
 
 def figures(asked: str) -> Any:
-    """The module of matplotlib's figures; `MissingExtra` where matplotlib is not installed."""
+    """The module `matplotlib.figure`. Raises MissingExtra if matplotlib is not installed."""
     try:
         return importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -36,7 +36,7 @@ def figures(asked: str) -> Any:
 
 
 def axes(asked: str, width: float = 8.4, height: float = 4.6) -> tuple[Any, Any]:
-    """A figure with one plot in it, and that plot."""
+    """A new figure with one plot, and that plot."""
     figure = sheet(asked, width, height)
     ax = figure.add_subplot()
     plain(ax)
@@ -44,20 +44,20 @@ def axes(asked: str, width: float = 8.4, height: float = 4.6) -> tuple[Any, Any]
 
 
 def plain(ax: Any) -> None:
-    """The style of a plot: a faint grid behind it, and no box."""
+    """Style a plot: a faint grid behind the data, no box around it."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25)
     ax.set_axisbelow(True)
 
 
 def save(figure: Any, asked: str, path: str | os.PathLike[str]) -> None:
-    """Write a figure, in the format that the file's name says."""
-    if (kind := Path(path).suffix[1:].lower()) not in figure.canvas.get_supported_filetypes():
+    """Write a figure in the format of the file's suffix."""
+    if (suffix := Path(path).suffix[1:].lower()) not in figure.canvas.get_supported_filetypes():
         raise WrongArgument(
             f"{asked}({str(path)!r})",
-            f"{kind!r} is no format of pictures" if kind else "the name of the file has no suffix",
+            f"{suffix!r} is not an image format" if suffix else "the file name has no suffix",
             "",
-            "end the name in .png, .svg or .pdf",
+            "end the file name in .png, .svg or .pdf",
         )
     with whole(path) as partial:
         figure.savefig(partial)
@@ -66,17 +66,21 @@ def save(figure: Any, asked: str, path: str | os.PathLike[str]) -> None:
 def draw(
     path: str | os.PathLike[str], title: str, live: Sequence[int], saved: Sequence[int], fixed: int
 ) -> None:
-    """Live bytes over the steps of a program, of which `saved` wait for the backward pass.
+    """Draw the live bytes at each step of a program, with the `saved` bytes among them.
 
-    `fixed` bytes are arguments and outputs, which are there all the time.
+    `fixed` is the bytes of arguments and outputs, which are live at all steps.
     """
     figure, ax = axes("Plan.plot")
-    at = range(len(live))
+    steps = range(len(live))
     mib = lambda values: [v / _MIB for v in values]
-    both = [min(s, n) for s, n in zip(saved, live, strict=True)]
-    kind: dict[str, Any] = {"step": "post", "linewidth": 0}
-    ax.fill_between(at, mib(both), color=BLUE, label="saved for the backward pass", **kind)
-    ax.fill_between(at, mib(both), mib(live), color=GREY, label="in work", **kind)
+    saved_live = [min(s, n) for s, n in zip(saved, live, strict=True)]
+    style: dict[str, Any] = {"step": "post", "linewidth": 0}
+    ax.fill_between(
+        steps, mib(saved_live), color=BLUE, label="saved for the backward pass", **style
+    )
+    ax.fill_between(
+        steps, mib(saved_live), mib(live), color=GREY, label="other temporary values", **style
+    )
     if live:
         peak = max(live)
         i = live.index(peak)
@@ -90,8 +94,8 @@ def draw(
         )
         ax.plot([i], [peak / _MIB], "o", color=ORANGE, markersize=5)
         ax.set_ylim(0, 1.15 * peak / _MIB or 1)
-    ax.set_title(f"{title}\n{human_bytes(fixed)} of arguments and outputs beside", loc="left")
-    ax.set_xlabel("step of the compiled program, in the order in which it runs")
+    ax.set_title(f"{title}\nplus {human_bytes(fixed)} of arguments and outputs", loc="left")
+    ax.set_xlabel("step of the compiled program, in execution order")
     ax.set_ylabel("temporary MiB")
     ax.legend(frameon=False, loc="upper left")
     save(figure, "Plan.plot", path)

@@ -1,4 +1,4 @@
-"""The table of residuals: which values the backward part reads, and where they come from."""
+"""The table of residuals: the values that the backward pass reads, and where they come from."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from xform.terminal.text import columns, human_bytes, near
 
 @dataclasses.dataclass(frozen=True)
 class Residual:
-    """One value that waits for the backward pass.
+    """One value that is held for the backward pass.
 
     Attributes:
-      kind: "kept" (computed and saved), "carry" (a loop's state, saved at the start of each trip),
-        "shared" (kept by one branch of a cond in memory that a row of another branch counts), or
-        "argument" (an input that is read where it is; nothing is allocated for it).
-      type: shape and dtype in one trip, as JAX writes them: `float32[4,8]`.
-      shape: of the value in one trip.
-      dtype: its dtype.
-      trip_bytes: bytes of one trip, on each device.
-      loops: trip counts of the loops that stack it, outermost first; empty outside loops.
-      operation: the primitive that made it; for an argument, which one it is.
-      name: the name that `checkpoint_name` gave it, or "".
-      where: the user's line that made it, `file:line (function)`, inside loop bodies and calls.
-      why: why it is kept.
-      memory: "device", or the memory it is offloaded to.
+      kind: "kept" (computed and saved), "carry" (a loop's state, saved at the start of each
+        iteration), "shared" (saved by one branch of a cond, in memory that the row of another
+        branch already counts), or "argument" (an input, which needs no new memory).
+      type: shape and dtype in one iteration, as JAX writes them: `float32[4,8]`.
+      shape: the shape in one iteration.
+      dtype: the dtype.
+      trip_bytes: bytes of one iteration, on each device.
+      loops: trip counts of the loops that stack the value, outermost first; empty outside loops.
+      operation: the primitive that computes the value; for an argument, its name.
+      name: the name that `checkpoint_name` gave the value, or "".
+      where: the user's line, `file:line (function)`, that computes the value, also inside loop
+        bodies and calls.
+      why: why the value is saved.
+      memory: "device", or the memory that the value is offloaded to.
     """
 
     kind: str
@@ -53,12 +54,12 @@ class Residual:
 
     @property
     def trips(self) -> int:
-        """How many times it is stored: the product of `loops`."""
+        """How many iterations store the value: the product of `loops`."""
         return math.prod(self.loops)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all trips."""
+        """Bytes of all iterations."""
         return self.trip_bytes * self.trips
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,11 +69,11 @@ class Residual:
 
 @dataclasses.dataclass(frozen=True)
 class Residuals:
-    """What a backward pass keeps: rows by falling size, arguments last. Prints as a table.
+    """The values that are held for a backward pass. Prints as a table.
 
     Attributes:
       title: the function and its policy.
-      rows: one for each value.
+      rows: one for each value, by falling size, arguments last.
     """
 
     title: str
@@ -86,12 +87,12 @@ class Residuals:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes kept on the device beside the arguments."""
+        """Saved bytes on the device, without the arguments."""
         return sum(r.total_bytes for r in self._kept if r.memory == "device")
 
     @property
     def offloaded_bytes(self) -> int:
-        """Bytes kept in other memories; on a CPU, which has one, they are beside the others."""
+        """Saved bytes in other memories. A CPU has one memory, so there they are in addition."""
         return sum(r.total_bytes for r in self._kept if r.memory != "device")
 
     @property
@@ -100,11 +101,11 @@ class Residuals:
 
     @property
     def argument_bytes(self) -> int:
-        """Bytes of the arguments that the backward pass reads where they are."""
+        """Bytes of the arguments that the backward pass reads."""
         return sum(r.total_bytes for r in self.rows if r.kind == "argument")
 
     def to_dict(self) -> dict[str, Any]:
-        """Title, totals and rows as plain data."""
+        """The title, totals and rows as plain data."""
         return {
             "title": self.title,
             "total_bytes": self.total_bytes,
@@ -114,13 +115,23 @@ class Residuals:
         }
 
     def __str__(self) -> str:
-        head = ["bytes", "values", "trips", "per trip", "type", "kind", "operation", "where", "why"]
-        # Equal rows, as of the layers of an unrolled model, are one line.
-        lines = [head, *(_line(r, n) for r, n in collections.Counter(self.rows).items())]
+        header = [
+            "bytes",
+            "values",
+            "trips",
+            "per trip",
+            "type",
+            "kind",
+            "operation",
+            "where",
+            "why",
+        ]
+        # Equal rows, such as those of the layers of an unrolled model, share one line.
+        lines = [header, *(_line(r, n) for r, n in collections.Counter(self.rows).items())]
         total = f"{human_bytes(self.total_bytes)} kept"
         if self.offloaded_bytes:
             total += f", {human_bytes(self.offloaded_bytes)} offloaded"
-        read = f"{human_bytes(self.argument_bytes)} of arguments read where they are"
+        read = f"{human_bytes(self.argument_bytes)} of arguments read in place"
         return f"{self.title}\n{columns(lines, right=(0, 1, 2, 3))}\n{total}, {read}"
 
 
@@ -139,10 +150,10 @@ def _line(r: Residual, count: int) -> list[str]:
 
 
 def residuals_of(schedule: Schedule, inputs: Sequence[str], title: str) -> Residuals:
-    """The Residuals of a whole function's Schedule; `inputs` names the inputs of its program."""
-    named = gather(list(zip(schedule.joint.inputs, inputs, strict=True)), schedule.reads)
+    """The Residuals of a whole function's Schedule; `inputs` are the names of its inputs."""
+    argument_names = gather(list(zip(schedule.joint.inputs, inputs, strict=True)), schedule.reads)
     why = "the backward pass reads it"
-    arguments = [_row(Held("argument", v.aval, None, why), name) for v, name in named]
+    arguments = [_row(Held("argument", v.aval, None, why), name) for v, name in argument_names]
     size = lambda row: -row.total_bytes
     kept = [_row(value) for value in held(schedule)]
     return Residuals(title, (*sorted(kept, key=size), *sorted(arguments, key=size)))
@@ -151,10 +162,10 @@ def residuals_of(schedule: Schedule, inputs: Sequence[str], title: str) -> Resid
 def _row(value: Held, operation: str = "") -> Residual:
     eqn, name = value.origin or (None, "")
     if eqn is not None:
-        prim = bound(eqn)
-        operation = prim.primitive.name
+        equation = bound(eqn)
+        operation = equation.primitive.name
         if operation == "jit":
-            operation = f"jit({prim.params['name']})"
+            operation = f"jit({equation.params['name']})"
     return Residual(
         kind=value.kind,
         shape=tuple(value.aval.shape),

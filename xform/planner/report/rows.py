@@ -1,4 +1,4 @@
-"""The rows of a plan: each value is saved, offloaded or made again, at some cost."""
+"""The rows of a Plan: each value that the backward pass reads, its decision, and what it costs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ class Row:
     """One value that the backward pass reads.
 
     Attributes:
-      value: its name in the plan: the loops and calls that it is in, its operation, and the place
-        of that in the program, as in `scan.4/dot_general.17`.
+      value: its name in the plan, such as `scan.4/dot_general.17`: the loops and calls around it,
+        its operation, and the index of the operation in the program.
       decision: "SAVE", "RECOMPUTE" or "OFFLOAD".
-      shape, dtype: in one trip.
-      trip_bytes: bytes of one trip, on each device.
-      loops: trip counts of the loops that stack it, outermost first.
-      operation: the primitive that makes it, with the name that `checkpoint_name` gave.
-      where: the user's line, `file:line (function)`, inside loop bodies and calls.
-      why: why it is kept, or not.
-      marginal_flops: for a saved value, what making it again would add; for a recomputed one, what
-        saving it would spare. All trips together, over all devices.
+      shape: the shape in one iteration.
+      dtype: the dtype.
+      trip_bytes: bytes of one iteration, on each device.
+      loops: trip counts of the loops that stack the value, outermost first.
+      operation: the primitive that computes the value, or the name given by `checkpoint_name`.
+      where: the user's line, `file:line (function)`, also inside loop bodies and calls.
+      why: why the value is saved or not.
+      marginal_flops: for a saved value, the FLOPs that recomputing it would add; for a recomputed
+        value, the FLOPs that saving it would spare. In all iterations, on all devices.
     """
 
     value: str
@@ -52,18 +53,18 @@ class Row:
 
     @property
     def marginal_bytes(self) -> int:
-        """Bytes of all trips: those that it takes, or that saving it would take."""
+        """Bytes of all iterations: what the saved value takes, or would take if it were saved."""
         return self.trip_bytes * math.prod(self.loops)
 
 
 def rows_of(schedule: Schedule) -> list[Row]:
-    """The rows of a whole function's Schedule, by falling bytes."""
+    """The rows of a whole function's Schedule, from the most to the fewest bytes."""
     return sorted(_rows(schedule, "", (), 1), key=lambda r: (-r.marginal_bytes, r.value))
 
 
-def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], times: int) -> Iterator[Row]:
-    """Of a Schedule that runs so many `times`; its values are stacked over `loops`."""
-    inside = _Inside(schedule, times)
+def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], runs: int) -> Iterator[Row]:
+    """The rows of a Schedule that runs `runs` times; `loops` stack its values."""
+    marginal = _MarginalFlops(schedule, runs)
     kept = set(schedule.kept)
     for i, eqn in enumerate(schedule.joint.forward):
         node = eqn.params["node"] if eqn.primitive is fork_p else None
@@ -71,24 +72,27 @@ def _rows(schedule: Schedule, path: str, loops: tuple[int, ...], times: int) -> 
         for v in eqn.outvars[: -1 if node else None]:
             if v in kept:
                 decision = "OFFLOAD" if v in schedule.offloaded else "SAVE"
-                yield _row(name, decision, v, eqn, loops, schedule.why[v], inside.spared_by(v))
-            elif v in inside.wanted and id(eqn) in schedule.recomputed and aval_bytes(v.aval):
-                why = "cheaper to run again than to keep"
-                yield _row(name, "RECOMPUTE", v, eqn, loops, why, inside.served(v))
+                why, flops = schedule.why[v], marginal.flops_to_recompute(v)
+                yield _row(name, decision, v, eqn, loops, why, flops)
+            elif (
+                v in marginal.read_values and id(eqn) in schedule.recomputed and aval_bytes(v.aval)
+            ):
+                why = "cheaper to recompute than to save"
+                yield _row(name, "RECOMPUTE", v, eqn, loops, why, marginal.flops_if_saved(v))
         if node is not None and node in schedule.inner:
-            # What a loop that is run again keeps lasts for one trip of those around it.
-            around = loops if eqn.outvars[-1] in kept else ()
-            yield from _node(node, schedule.inner[node], name, around, times)
+            # If the loop itself is recomputed, its saved values are held for one outer iteration.
+            outer_loops = loops if eqn.outvars[-1] in kept else ()
+            yield from _node(node, schedule.inner[node], name, outer_loops, runs)
 
 
-def _node(node: Node, schedules: Sequence[Schedule], name: str, loops: tuple[int, ...], times: int
+def _node(node: Node, schedules: Sequence[Schedule], name: str, loops: tuple[int, ...], runs: int
           ) -> Iterator[Row]:  # fmt: skip
-    inner = (*loops, node.trips) if node.loop and node.trips > 1 else loops
+    body_loops = (*loops, node.trips) if node.loop and node.trips > 1 else loops
     if schedules[0].snapshots is not None:
-        inner = ()  # what is kept lasts for one step
+        body_loops = ()  # saved values are held for one step
     for k, p in enumerate(schedules):
         branch = f"[{k}]" if len(schedules) > 1 else ""
-        yield from _rows(p, f"{name}{branch}/", inner, times * node.trips * node.device_count)
+        yield from _rows(p, f"{name}{branch}/", body_loops, runs * node.trips * node.device_count)
     for i, n in enumerate(node.copies(schedules)):
         if n:
             v = schedules[0].joint.inputs[i]
@@ -99,10 +103,10 @@ def _node(node: Node, schedules: Sequence[Schedule], name: str, loops: tuple[int
 
 def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...], why: str,
          flops: int) -> Row:  # fmt: skip
-    called = bound(eqn)
-    operation = called.primitive.name
-    if called.primitive is name_p and not called.params["name"].startswith(TAG):
-        operation = f"name '{called.params['name']}'"
+    equation = bound(eqn)
+    operation = equation.primitive.name
+    if equation.primitive is name_p and not equation.params["name"].startswith(TAG):
+        operation = f"name '{equation.params['name']}'"
     return Row(
         name,
         decision,
@@ -117,56 +121,56 @@ def _row(name: str, decision: str, v: Any, eqn: JaxprEqn, loops: tuple[int, ...]
     )
 
 
-class _Inside:
-    """Marginal FLOPs within one Schedule, all trips together."""
+class _MarginalFlops:
+    """Marginal FLOPs within one Schedule that runs `runs` times."""
 
-    def __init__(self, schedule: Schedule, trips: int):
-        self.schedule, self.trips = schedule, trips
-        self.at_hand = {*schedule.kept, *schedule.joint.inputs}
+    def __init__(self, schedule: Schedule, runs: int):
+        self.schedule, self.runs = schedule, runs
+        self.available = {*schedule.kept, *schedule.joint.inputs}
         forward = {id(e) for e in schedule.joint.forward}
-        self.wanted = {
+        self.read_values = {
             v for e in schedule.order if id(e) not in forward for v in reads_of(e, schedule.inner)
         }.union(v for v in schedule.joint.backward_outputs if isinstance(v, Var))
 
-    def spared_by(self, v: Var) -> int:
-        """FLOPs that making a saved value again would add."""
-        makers: dict[int, JaxprEqn] = {}
+    def flops_to_recompute(self, v: Var) -> int:
+        """FLOPs that recomputing a saved value would add."""
+        added: dict[int, JaxprEqn] = {}
         todo = [v]
         while todo:
             eqn = self.schedule.joint.producer[todo.pop()]
-            if id(eqn) not in makers and id(eqn) not in self.schedule.recomputed:
-                makers[id(eqn)] = eqn
+            if id(eqn) not in added and id(eqn) not in self.schedule.recomputed:
+                added[id(eqn)] = eqn
                 todo += [
                     u
                     for u in eqn.invars
                     if not isinstance(u, Literal)
                     and u in self.schedule.joint.producer
-                    and u not in self.at_hand
+                    and u not in self.available
                 ]
-        return self.trips * sum(map(_flops, makers.values()))
+        return self.runs * sum(map(_flops, added.values()))
 
-    def served(self, v: Var) -> int:
-        """FLOPs of what is run again for one value only."""
-        dropped: dict[int, JaxprEqn] = {}
+    def flops_if_saved(self, v: Var) -> int:
+        """FLOPs of the recomputed equations that serve only the value `v`."""
+        unneeded: dict[int, JaxprEqn] = {}
         todo = [self.schedule.joint.producer[v]]
         while todo:
             eqn = todo.pop()
-            if id(eqn) in dropped or id(eqn) not in self.schedule.recomputed:
+            if id(eqn) in unneeded or id(eqn) not in self.schedule.recomputed:
                 continue
             readers = (r for u in eqn.outvars if u is not v for r in self._readers.get(u, ()))
-            if any(r not in dropped for r in readers):
+            if any(r not in unneeded for r in readers):
                 continue
-            dropped[id(eqn)] = eqn
+            unneeded[id(eqn)] = eqn
             todo += [
                 self.schedule.joint.producer[u]
                 for u in reads_of(eqn, self.schedule.inner)
-                if u in self.schedule.joint.producer and u not in self.at_hand
+                if u in self.schedule.joint.producer and u not in self.available
             ]
-        return self.trips * sum(map(_flops, dropped.values()))
+        return self.runs * sum(map(_flops, unneeded.values()))
 
     @cached_property
     def _readers(self) -> dict[Var, list[int]]:
-        """For each value, who reads it in the backward part; -1 for what returns it."""
+        """For each value, the `id`s of the equations that read it; -1 if it is returned."""
         readers: dict[Var, list[int]] = {}
         for eqn in self.schedule.order:
             for v in reads_of(eqn, self.schedule.inner):

@@ -1,7 +1,7 @@
-"""A joint program under a plan as text: the forward part, what is saved, the backward part.
+"""Print a joint program and its Schedule: the forward part, the saved values, the backward part.
 
-What is nested in a loop or call stands below it, in both parts: the forward part of its body where
-it runs forward, the backward part where it runs back.
+The body of a loop or call is indented below it. Its forward part appears in the forward part of the
+program, its backward part in the backward part.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from xform.terminal.text import columns, human_bytes
 
 
 def shown(schedule: Schedule, lines: bool = False, word: str = "backward") -> str:
-    """A whole function's Joint under its Schedule; `lines` adds the user's lines.
+    """Return the text of a whole function's Joint and its Schedule.
 
-    Behind an equation of the forward part stands what of it is saved, and why; behind one of the
-    backward part, that it is run again, or made again because that is free.
+    `lines` adds the user's source lines. `word` names the backward part. A note after a forward
+    equation says whether its value is saved, and why. A note after an equation of the backward part
+    says whether it is recomputed.
     """
     names, joint = Names(), schedule.joint
     inputs = names.typed(joint.inputs)
@@ -44,8 +45,8 @@ def _saved(schedule: Schedule, names: Names) -> str:
     values = [v for v in schedule.kept if schedule.joint.producer[v].primitive is not fork_p]
     read = names.typed(gather(schedule.joint.inputs, schedule.reads))
     parts = [names.typed(values)] if values else []
-    parts += ["what loops and calls keep"] if len(values) < len(schedule.kept) else []
-    return "; ".join([*parts, *([f"read where they are: {read}"] if read else [])]) or "nothing"
+    parts += ["values inside loops and calls"] if len(values) < len(schedule.kept) else []
+    return "; ".join([*parts, *([f"read in place: {read}"] if read else [])]) or "nothing"
 
 
 def _forward(schedule: Schedule, names: Names, indent: str) -> Iterator[list[str]]:
@@ -60,8 +61,8 @@ def _forward(schedule: Schedule, names: Names, indent: str) -> Iterator[list[str
         outputs = names.typed(eqn.outvars[:-1])
         called = line(node.eqn.replace(invars=eqn.invars, outvars=[]), names)
         yield _row(f"{indent}{outputs} = {called}", note, node.eqn)
-        for head, inner in _bodies(node, schedule.inner[node]):
-            yield _row(f"{indent}  {head}, forward: {names.typed(inner.joint.inputs)}")
+        for heading, inner in _bodies(node, schedule.inner[node]):
+            yield _row(f"{indent}  {heading}, forward: {names.typed(inner.joint.inputs)}")
             yield from _forward(inner, names, f"{indent}    ")
             yield _row(f"{indent}  return {' '.join(map(names, inner.joint.outputs))}")
 
@@ -76,8 +77,8 @@ def _why(schedule: Schedule, v: Var) -> str:
 def _backward(schedule: Schedule, names: Names, indent: str, word: str) -> Iterator[list[str]]:
     forward = {id(eqn) for eqn in schedule.joint.forward}
     for eqn in schedule.order:
-        again = "run AGAIN" if id(eqn) in schedule.recomputed else "again, which is free"
-        note = again if id(eqn) in forward else ""
+        recompute_note = "RECOMPUTED" if id(eqn) in schedule.recomputed else "recomputed for free"
+        note = recompute_note if id(eqn) in forward else ""
         if eqn.primitive not in (fork_p, join_p):
             yield _row(indent + line(eqn, names), note, eqn)
             continue
@@ -86,24 +87,25 @@ def _backward(schedule: Schedule, names: Names, indent: str, word: str) -> Itera
         inputs = eqn.invars[1 + len(node.eqn.invars) :] if back else eqn.invars
         called = line(node.eqn.replace(invars=list(inputs), outvars=[]), names)
         outputs = names.typed(eqn.outvars if back else eqn.outvars[:-1])
-        way = "" if back else " forward"
-        yield _row(f"{indent}{outputs} ={way} {called}", note, node.eqn)
-        for head, inner in _bodies(node, schedule.inner[node]) if back else ():
+        direction = "" if back else " forward"
+        yield _row(f"{indent}{outputs} ={direction} {called}", note, node.eqn)
+        for heading, inner in _bodies(node, schedule.inner[node]) if back else ():
             joint = inner.joint
-            yield _row(f"{indent}  {head}, {word}: {names.typed(joint.seeds)}")
+            yield _row(f"{indent}  {heading}, {word}: {names.typed(joint.seeds)}")
             yield from _backward(inner, names, f"{indent}    ", word)
             yield _row(f"{indent}  return {' '.join(map(names, joint.backward_outputs))}")
 
 
 def _bodies(node: Node, schedules: Sequence[Schedule]) -> Iterator[tuple[str, Schedule]]:
-    """The Schedules of a node, each with a heading that names its program."""
+    """Yield each Schedule of a node with a heading, such as "body of 12 trips"."""
     for k, inner in enumerate(schedules):
-        head = f"branch {k}" if len(schedules) > 1 else "body"
+        heading = f"branch {k}" if len(schedules) > 1 else "body"
         if node.loop:
             stored = sum(n > 0 for n in node.copies(schedules))
-            head += f" of {node.trips} trips" if node.trips > 1 else ""
-            head += f", {stored} of its carry saved in each" if stored else ""
-        yield head, inner
+            heading += f" of {node.trips} trips" if node.trips > 1 else ""
+            values = "values" if stored > 1 else "value"
+            heading += f", {stored} carry {values} saved in each" if stored else ""
+        yield heading, inner
 
 
 def _row(text: str, note: str = "", eqn: JaxprEqn | None = None) -> list[str]:
